@@ -43,15 +43,16 @@ SEEN_ON = 2  # nodes on which a fast contender is tried whether it sees what was
 
 
 def measure(options: Options, peers: Sequence[Contender] = PEERS) -> Iterator[Finding]:
-    with fleet(options.nodes) as nodes, _prepared(nodes) as expected:
+    with fleet(options.nodes) as nodes, prepared(nodes) as expected:
         yield from _measured(nodes, expected, options, peers)
     if os.geteuid() == 0:
-        with light(options.nodes, AWAY) as nodes, _prepared(nodes) as expected:
+        with light(options.nodes, AWAY) as nodes, prepared(nodes) as expected:
             yield _far(nodes, expected, options)
 
 
 @contextmanager
-def _prepared(nodes: Nodes) -> Iterator[list[Expected]]:
+def prepared(nodes: Nodes) -> Iterator[list[Expected]]:
+    """What is expected of these nodes, with its files on them meanwhile."""
     folder = f"/tmp/gpuprov-benchmark-{nodes.port}-{nodes.names[0]}"  # noqa: S108 - on the nodes
     expected = expectations.prepared(nodes, folder)
     try:

@@ -32,6 +32,11 @@ GOALS = {
     "drift.node": Goal("`drift`, node CPU", 2.5, against="`python3 -I -S -c pass` over ssh"),
     "drift.wall": Goal("`drift`, wall time", 1.3, against="`python3 -c pass` over ssh, as many at a time"),
     "drift.memory": Goal("`drift`, memory at 10,000 nodes", 200, "MB"),
+    "workers.controller": Goal("`drift` behind workers, CPU of the controller", 0.1, against="F"),
+    "workers.total": Goal(
+        "the same, CPU of controller, workers and mesh", 1.3, against="`drift` without workers"
+    ),
+    "workers.wall": Goal("the same with two workers, wall time", 0.6, against="`drift` without workers"),
     "status.watch": Goal("`status --watch`, controller CPU of a round", 0.35, against="F"),
     "watch.acted": Goal("`watch` of 1,000 nodes, from a fault to a spare that takes jobs", 30, "s"),
     "replace.slowest": Goal("the same, the slowest of 100 trials on light nodes", 30, "s"),

@@ -164,12 +164,12 @@ def options_of(chosen: argparse.Namespace, folder: Path) -> Options:
     return Options(folder, chosen.nodes or nodes, chosen.rounds or rounds, chosen.quick, chosen.peers)
 
 
-def as_installed() -> None:
+def as_installed(package: Path = Path(__file__).parent.parent / "provision") -> None:
     """Have our modules compiled, as pip does when it installs them: in a checkout where Python may not write
     beside them (PYTHONDONTWRITEBYTECODE), every command would compile them again, which no user pays."""
     import compileall
 
-    compileall.compile_dir(str(Path(__file__).parent.parent / "provision"), quiet=2)
+    compileall.compile_dir(str(package), quiet=2)
 
 
 def clean_up_on_sigterm() -> None:

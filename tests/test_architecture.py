@@ -25,11 +25,7 @@ NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, a
 
 # Each library is known by as few files as can be; what it changes, they change.
 OWNERS = {
-    "ansible_runner": {
-        "remote/ansible/runner.py",
-        "remote/workers/worker_entry.py",
-        "remote/workers/worker_runs.py",
-    },
+    "ansible_runner": {"remote/ansible/runner.py"},
     "cryptography": {"desired/receptor.py", "remote/workers/sealed.py", "validate/launch.py"},
     "jinja2": {"desired/templating/__init__.py", "report/html.py"},
     "kubernetes": {"remote/schedulers/kubernetes/cluster.py"},

@@ -13,6 +13,7 @@ from benchmarks.costs import gpuprov as command_line
 from benchmarks.expected import Expected
 from benchmarks.nodes import Nodes
 from benchmarks.peers.contender import CONNECTIONS, Contender, Work
+from benchmarks.results import as_installed
 
 ROLE = "benchmark"
 RELEASES = ("debian 12", "debian 13", "ubuntu 22.04", "ubuntu 24.04")
@@ -34,6 +35,7 @@ def installed(folder: Path, expected: Sequence[Expected]) -> Path:
         releases = [release for release in RELEASES if release.startswith(family)]
         (role / "vars" / f"{family}.yml").write_text(json.dumps({f"__{ROLE}_releases": releases}))
     (role / "expect.yml").write_text(json.dumps([_promise(one, role) for one in expected], indent=1))
+    as_installed(package)
     return place
 
 
@@ -52,8 +54,15 @@ def _promise(one: Expected, role: Path) -> dict[str, object]:
 
 def make(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
     place = installed(folder, expected)
-    inventory = nodes.inventory(folder, gpuprov_roles=[ROLE])
-    words = ("--inventory", str(inventory), "--json", "--connections", str(CONNECTIONS))
+    return drift(nodes, place, nodes.inventory(folder, gpuprov_roles=[ROLE]), folder)
+
+
+def drift(
+    nodes: Nodes, place: Path, inventory: Path, folder: Path, connections: int | None = CONNECTIONS
+) -> Work:
+    """`drift` of the gpuprov at `place`; without a number of connections as many as it chooses."""
+    words = ["--inventory", str(inventory), "--json"]
+    words += [] if connections is None else ["--connections", str(connections)]
     around = {**environment(folder), "PYTHONPATH": str(place)}
     return Work(command_line("drift", *words), folder, lambda cost: differences(cost, nodes), around)
 

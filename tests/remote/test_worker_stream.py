@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import resource
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from provision import paths
 from provision.errors import GpuprovError
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.protocol import NodeError
+from provision.remote.protocol import ANSWER_LIMIT, NodeError
 from provision.remote.workers import (
     Link,
     Worker,
@@ -25,6 +28,7 @@ from provision.remote.workers import (
     worker_runs,
     worker_stream,
 )
+from provision.remote.workers.worker_stream import BadStreamError
 from tests.support.receptor import TLS_CLIENT, StandIn
 from tests.support.scripted_worker import HOSTS, Script, event, lines, whole
 
@@ -376,8 +380,8 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
 
     names = [f"gpu-{number}" for number in range(6)]
     said = [
-        answer(1, "gpu-0", output="aGVsbG8=", seconds=0.5),
-        answer(2, "gpu-0", output="dHdpY2U=", seconds=0.5),
+        answer(1, "gpu-0", output=worker_stream.packed(b"hello"), seconds=0.5),
+        answer(2, "gpu-0", output=worker_stream.packed(b"twice"), seconds=0.5),
         answer(3, "gpu-1", output="!!", seconds="long"),
         answer(4, "gpu-2", output=["x"]),
         answer(5, "gpu-3", error=["auth", "no key\x1b[2J", "add one"]),
@@ -398,3 +402,36 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
     assert (found["gpu-3"][0].kind, found["gpu-3"][0].what) == ("auth", "no key [2J")
     assert list(left) == ["gpu-5"]  # another worker may ask it
     assert "worker rack-1: it did not answer for this node" in left["gpu-5"].what
+
+
+def test_what_a_node_printed_comes_back_as_it_was() -> None:
+    for printed in (b"", b"an answer\n" * 1000, bytes(range(256)), b"\xff" * ANSWER_LIMIT):
+        assert worker_stream.unpacked(worker_stream.packed(printed)) == printed
+
+
+def bomb(mebibytes: int) -> str:
+    """So much of nothing, compressed."""
+    deflate = zlib.compressobj(9)
+    pieces = [deflate.compress(bytes(1 << 20)) for _ in range(mebibytes)]
+    return base64.b64encode(b"".join(pieces) + deflate.flush()).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        7,
+        "",
+        "no base64!",
+        base64.b64encode(b"not compressed").decode(),
+        worker_stream.packed(b"an answer\n" * 1000)[:-8],
+        worker_stream.packed(bytes(ANSWER_LIMIT + 1)),
+        bomb(512),
+    ],
+    ids=["nothing", "a number", "empty", "other text", "not compressed", "cut", "too much", "a bomb"],
+)
+def test_what_no_node_can_have_printed_is_refused(text: Any) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BadStreamError):
+        worker_stream.unpacked(text)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024

@@ -318,9 +318,9 @@ PROGRAM = os.environ.get("GPUPROV_TEST_RECEPTOR") or shutil.which("receptor")
 
 @dataclass
 class RealMesh:
-    """Receptors of this machine: the controller and each other worker know the first one alone, over TLS.
-    Units run `command`, signed. `address`: of the first worker; `inside`: what runs a program where that
-    Receptor is."""
+    """Receptors of this machine: all others connect to `hub`, the first worker where none is named, over
+    TLS. Units run `command`, signed. `address`: of the hub; `inside`: what runs a program where that Receptor
+    is."""
 
     folder: Path
     command: Path
@@ -328,10 +328,12 @@ class RealMesh:
     address: str = "127.0.0.1"
     inside: Mapping[str, Sequence[str]] = field(default_factory=dict)
     program: str = PROGRAM or "receptor"
+    hub: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.port = free_port()
+        self.hub = self.hub or self.workers[0]
         self.run("--cert-init", "commonname=test", "bits=2048", "outcert=ca.crt", "outkey=ca.key")
         for name in (CONTROLLER, *self.workers):
             self.certify(name)
@@ -343,7 +345,11 @@ class RealMesh:
         for name in (*self.workers, CONTROLLER):
             (self.folder / f"{name}.yml").write_text(json.dumps(self.config(name)))
             self.begin(name)
-        self.wait()
+        try:
+            self.wait()
+        except BaseException:
+            self.end()
+            raise
 
     def wait(self) -> None:
         """Until the controller has a way to every worker."""
@@ -414,7 +420,7 @@ class RealMesh:
             {"tls-client": {"name": TLS_CLIENT, **own, "rootcas": authority}},
             {"control-service": control},
         ]
-        if name == self.workers[0]:
+        if name == self.hub:
             listener = {"port": self.port, "bindaddr": self.address, "tls": "server"}
             config.append({"tcp-listener": listener})
         else:

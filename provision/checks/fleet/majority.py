@@ -109,10 +109,10 @@ def compare(voters: Mapping[str, Voter]) -> Comparison:
 
 def _groups(fact: ComparedFact, members: Mapping[str, Voter]) -> list[dict[str, Voter]]:
     """The nodes to compare in this fact: those that agree in what it depends on."""
-    groups: dict[str, dict[str, Voter]] = defaultdict(dict)
+    groups: dict[tuple[str, ...], dict[str, Voter]] = defaultdict(dict)
     for name, voter in members.items():
         if fact.declared_by.isdisjoint(voter.declared) and fact.fact not in voter.ignored:
-            groups[_key([_value(within, voter) for within in fact.within])][name] = voter
+            groups[tuple(_key(_value(within, voter)) for within in fact.within)][name] = voter
     return list(groups.values())
 
 
@@ -122,7 +122,8 @@ def _value(name: str, voter: Voter) -> Any:
 
 
 def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    """Equal for equal values of equal types. (No JSON begins with a quotation mark but a text's.)"""
+    return f'"{value}' if type(value) is str else json.dumps(value, sort_keys=True)
 
 
 def _vote(
@@ -136,8 +137,9 @@ def _vote(
         if value is None:
             silent[name] = _problem(fact.source, voter.problems)
         else:
-            values.setdefault(_key(value), value)
-            sides[_key(value)].append(name)
+            key = _key(value)
+            values.setdefault(key, value)
+            sides[key].append(name)
     answered = sum(map(len, sides.values()))
     ranked = sorted(sides.items(), key=lambda side: -len(side[1]))
     agree = len(ranked[0][1]) if ranked else 0

@@ -70,5 +70,21 @@ def _majority(report: DriftReport) -> dict[str, Any] | None:
 
 
 def render(report: DriftReport) -> str:
-    """The document as text."""
-    return json.dumps(document(report), indent=1, default=str) + "\n"
+    """The document as text, a line for each entry."""
+    lines = (f" {json.dumps(key)}: {_entries(value)}" for key, value in document(report).items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _entries(value: Any) -> str:
+    """A value of the document, each entry of a list or an object on a line of its own."""
+    if value and isinstance(value, dict):
+        inside = ",\n".join(f"  {json.dumps(key)}: {_line(each)}" for key, each in value.items())
+        return "{\n" + inside + "\n }"
+    if value and isinstance(value, list):
+        return "[\n" + ",\n".join(f"  {_line(each)}" for each in value) + "\n ]"
+    return _line(value)
+
+
+def _line(value: Any) -> str:
+    # Without indent it is Python's C encoder that writes.
+    return json.dumps(value, default=str)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 import queue
 import threading
@@ -143,6 +141,6 @@ def _output(data: Mapping[str, Any]) -> tuple[bytes | NodeError, float]:
     if isinstance(error, list) and len(error) == 3 and error[0] in KINDS:
         return NodeError(error[0], one_line(str(error[1])), one_line(str(error[2]))), took
     try:
-        return base64.b64decode(data["output"], validate=True), took
-    except (KeyError, TypeError, ValueError, binascii.Error):
+        return worker_stream.unpacked(data["output"]), took
+    except (KeyError, worker_stream.BadStreamError):
         return NodeError("garbage", "its worker's answer is not understood", "run again"), took

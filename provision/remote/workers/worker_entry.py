@@ -23,8 +23,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_runner.streaming import Worker
-
 from provision import paths
 from provision.errors import GpuprovError
 from provision.fleet import Node
@@ -46,8 +44,6 @@ _NO_DISK = 74  # the exit status when answers cannot be written (EX_IOERR of sys
 class _Output:
     """Standard output as it was, in sealed frames: what else prints here goes to stderr."""
 
-    name = "controller"
-
     def __init__(self, key: bytes) -> None:
         self._file = os.dup(1)
         os.dup2(2, 1)
@@ -62,10 +58,8 @@ class _Output:
             if len(self._gathered) > _GATHERED:
                 self._send()
 
-    def flush(self) -> None:
-        """Nothing: what is gathered goes within _FLUSH, and with `close`."""
-
     def close(self) -> None:
+        """Send what is gathered, which else goes within _FLUSH."""
         with self._lock:
             self._send()
 
@@ -106,15 +100,37 @@ def _end_soon(status: int) -> None:
 _ending: list[int] = []  # the exit status, once it was asked to end
 
 
-class _Speaker(Worker):  # type: ignore[misc]
-    """ansible-runner's worker, as far as it speaks: events, signs of life, the end. It starts nothing."""
+class _Stream:
+    """Lines as `ansible-runner worker` writes them, a sign of life where nothing was said for a while. (Its
+    own class would do it, and cost half of the start of a unit: its imports.)"""
 
     def __init__(self, output: _Output) -> None:
-        super().__init__(
-            _output=output, keepalive_seconds=worker_stream.BEAT, private_data_dir="/nonexistent"
-        )
+        self._output = output
+        self._writing = threading.Lock()
+        self._wrote = time.monotonic()
+        threading.Thread(target=self._keep_alive, daemon=True).start()
+
+    def event_handler(self, said: Mapping[str, Any]) -> None:
+        line = json.dumps(said).encode() + b"\n"
+        with self._writing:
+            self._output.write(line)
+            self._wrote = time.monotonic()
+
+    def _keep_alive(self) -> None:
+        while True:
+            left = self._wrote + worker_stream.BEAT - time.monotonic()
+            if left > 0:
+                time.sleep(left)
+            else:
+                self.event_handler({"event": "keepalive", "counter": 0, "uuid": 0})
+
+
+class _Speaker(_Stream):
+    """What a unit says: events, signs of life, the end."""
+
+    def __init__(self, output: _Output) -> None:
+        super().__init__(output)
         self._events = 0
-        self._begin_keepalive()
 
     def begin(self) -> None:
         """Say that work begins, and wait until that is written: what says nothing has done nothing."""
@@ -132,7 +148,7 @@ class _Speaker(Worker):  # type: ignore[misc]
         if isinstance(said, NodeError):
             data["error"] = [said.kind, said.what, said.fix]
         else:
-            data["output"] = base64.b64encode(said).decode()
+            data["output"] = worker_stream.packed(said)
         self._events += 1
         about = {"event": worker_stream.OUTPUT, "counter": self._events, "uuid": f"output-{self._events}"}
         self.event_handler({**about, "event_data": data})
@@ -147,8 +163,8 @@ class _Speaker(Worker):  # type: ignore[misc]
     def end(self, trouble: str = "") -> None:
         """Say how it ended, with the number of events, so that a cut stream is known for one."""
         status = {"status": "error", "job_explanation": trouble} if trouble else {"status": "successful"}
-        self.status_handler({**status, "gpuprov_events": self._events}, None)
-        self.finished_callback(None)
+        self.event_handler({**status, "gpuprov_events": self._events})
+        self.event_handler({"eof": True})
 
 
 def _keep_limits(about: Mapping[str, Any]) -> None:

@@ -9,16 +9,19 @@ Ansible's events have.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import hashlib
 import importlib.metadata
 import json
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from provision import __version__, paths
-from provision.remote.protocol import one_line
+from provision.remote.protocol import ANSWER_LIMIT, one_line
 from provision.remote.workers import sealed
 
 HELLO = "@gpuprov-worker "  # then a JSON object: what the worker consists of
@@ -87,6 +90,24 @@ def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
             "install the same build of gpuprov on both",
         )
     return "", ""
+
+
+def packed(output: bytes | bytearray) -> str:
+    """What a node printed, for an event. Compressed: each byte goes through two Receptors and several
+    encryptions. Each alone: together, the size would say something of what others printed."""
+    return base64.b64encode(zlib.compress(output, level=1)).decode("ascii")
+
+
+def unpacked(text: Any) -> bytes:
+    """The same again. Raises BadStreamError for what is none, and for more than a node may print."""
+    inflate = zlib.decompressobj()
+    try:
+        output = inflate.decompress(base64.b64decode(text, validate=True), ANSWER_LIMIT + 1)
+    except (TypeError, ValueError, binascii.Error, zlib.error):
+        raise BadStreamError("what a node printed did not arrive whole") from None
+    if not inflate.eof or len(output) > ANSWER_LIMIT:
+        raise BadStreamError("what a node printed did not arrive whole, or is larger than it may be")
+    return output
 
 
 class Reader:

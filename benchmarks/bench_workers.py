@@ -1,0 +1,240 @@
+"""What workers save a controller, and what they cost: `gpuprov drift` alone and behind two of them, in turns.
+
+Controller, workers, their Receptors and the nodes share this machine, so CPU is counted for each of them
+apart; the controller's is that of the command and of its Receptor together. Wall time is compared on nodes
+that are far away, from workers too. On a fleet of thousands it is the number of connections that decides
+there; on two cores it is the cores, long before. So each process gets few connections, and nodes as many
+turns as LARGE nodes have with the usual number; and the same is measured with that number, for comparison.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.bench_drift import converged, prepared, said, sees
+from benchmarks.expected import Expected
+from benchmarks.nodes import FailedError, Nodes, fleet, light
+from benchmarks.peers import gpuprov
+from benchmarks.peers.contender import CONNECTIONS, Contender, Work
+from benchmarks.peers.plain_ssh import FLOOR
+from benchmarks.results import Finding, Options, Result, Table, number, ratios, spread
+from benchmarks.worker_mesh import WORKERS, WorkerMesh, worker_mesh
+from provision.remote.ssh.fanout import MOST
+from provision.text import many
+from tests.support.receptor import CONTROLLER
+
+AWAY = 0.1  # seconds in each direction, from the controller to the nodes, and from the workers to them
+LARGE = 10_000  # nodes: the fleet whose turns are taken
+TURNS = LARGE / MOST
+FAR = 8  # connections of each process there: with 16 for each of two workers both cores are nearly full
+FLOOR_NODES = 200  # `ssh host true` costs a node the same on each number of them
+LEAST = 1.0  # ms of CPU that a worker spends on a node at least, if it is the one that asks it
+ALONE, BEHIND = "gpuprov drift", "gpuprov drift behind two workers"
+
+
+def measure(options: Options) -> Iterator[Finding]:
+    with worker_mesh() as mesh:
+        with fleet(options.nodes) as nodes, prepared(nodes) as expected:
+            yield from _cpu(nodes, expected, mesh, options)
+        if os.geteuid() == 0:
+            connections = 1 if options.quick else FAR
+            count = options.nodes if options.quick else round(TURNS * connections)
+            with light(count, AWAY) as nodes, prepared(nodes) as expected:
+                yield from _wall(nodes, expected, mesh, options, connections)
+
+
+def contenders(mesh: WorkerMesh, connections: int | None) -> tuple[Contender, Contender]:
+    """`drift` of one controller, and of one with workers; each process that asks nodes opens so many
+    connections at most."""
+
+    def alone(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
+        place = gpuprov.installed(folder, expected)
+        inventory = nodes.inventory(folder, gpuprov_roles=[gpuprov.ROLE])
+        return gpuprov.drift(nodes, place, inventory, folder, connections)
+
+    def behind(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
+        place = gpuprov.installed(folder, expected)
+        mesh.use(place)
+        inventory = mesh.inventory(nodes, folder, gpuprov_roles=[gpuprov.ROLE])
+        return gpuprov.drift(nodes, place, inventory, folder, connections)
+
+    return Contender(ALONE, alone), Contender(BEHIND, behind)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One run: seconds of CPU of the command's own processes, of the controller's Receptor, and of the
+    workers with theirs; and wall time."""
+
+    command: float
+    receptor: float
+    workers: float
+    wall: float
+
+    @property
+    def controller(self) -> float:
+        return self.command + self.receptor
+
+    @property
+    def total(self) -> float:
+        return self.controller + self.workers
+
+
+Runs = Mapping[str, list[Spent]]
+
+
+def spent_by(name: str, work: Work, nodes: Nodes, mesh: WorkerMesh | None) -> Spent:
+    """Run it. Raises FailedError unless each node is as declared, and every worker asked its part of them."""
+    before = mesh.cpu() if mesh else {}
+    cost = converged(name, work, nodes)
+    after = mesh.cpu() if mesh else {}
+    spent = {one: after[one] - before[one] for one in after}
+    receptor = spent.pop(CONTROLLER, 0.0)
+    share = len(nodes.names) // len(WORKERS)
+    idle = [worker for worker, seconds in spent.items() if seconds * 1000 < LEAST * share]
+    if idle:
+        raise FailedError(f"{', '.join(idle)} asked no nodes: {spent}")
+    return Spent(cost.controller, receptor, sum(spent.values()), cost.wall)
+
+
+def _in_turns(
+    nodes: Nodes,
+    expected: Sequence[Expected],
+    mesh: WorkerMesh,
+    folder: Path,
+    rounds: int,
+    connections: int | None,
+    before: Callable[[], None] = lambda: None,
+) -> Runs:
+    """Both, once a round. `before`: at the beginning of each round."""
+    alone, behind = contenders(mesh, connections)
+    works = {each: each.make(nodes, expected, _new(folder, each.name), False) for each in (alone, behind)}
+    runs: dict[str, list[Spent]] = {alone.name: [], behind.name: []}
+    for turn in range(rounds):
+        before()
+        for each, work in works.items():
+            said(f"round {turn + 1} of {rounds}: {each.name}, {many(len(nodes.names), 'node')}")
+            through = mesh if each is behind else None
+            runs[each.name].append(spent_by(each.name, work, nodes, through))
+    return runs
+
+
+def _sees(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, folder: Path) -> None:
+    _, behind = contenders(mesh, CONNECTIONS)
+    said(f"does {behind.name} see what differs?")
+    sees(behind, nodes.first(len(WORKERS)), expected, folder)
+
+
+def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options) -> Iterator[Finding]:
+    folder = _new(options.folder, "near")
+    _sees(nodes, expected, mesh, _new(folder, "seen"))
+    some = nodes.first(FLOOR_NODES)
+    floor = FLOOR.make(some, expected, _new(folder, "floor"), False)
+    floors: list[float] = []  # seconds a node
+
+    def measure_floor() -> None:
+        said(f"{FLOOR.name}, {many(len(some.names), 'node')}")
+        floors.append(converged(FLOOR.name, floor, some).controller / len(some.names))
+
+    runs = _in_turns(nodes, expected, mesh, folder, options.rounds, CONNECTIONS, measure_floor)
+    alone, behind = runs[ALONE], runs[BEHIND]
+    count = len(nodes.names)
+    what = f"{_what(expected, nodes)} behind two workers"
+    yield Result(
+        "workers.controller",
+        what,
+        "`ssh host true`",
+        ratios([one.controller / count for one in behind], floors),
+        f"The command and the controller's Receptor together. Nodes: {nodes.kind}.",
+    )
+    yield Result(
+        "workers.total",
+        f"{what}: controller, workers and their Receptors",
+        "`gpuprov drift` without workers",
+        ratios([one.total for one in behind], [one.total for one in alone]),
+    )
+    rows: dict[str, Sequence[float]] = {
+        FLOOR.name: [second * count for second in floors],
+        f"{ALONE}, no workers": [one.total for one in alone],
+        "behind two workers: the command": [one.command for one in behind],
+        "the controller's Receptor": [one.receptor for one in behind],
+        "both workers and their Receptors": [one.workers for one in behind],
+        "all of it": [one.total for one in behind],
+    }
+    yield Table(
+        f"`drift` of {count:,} nodes behind two workers: CPU a node",
+        ("", "ms", "of F"),
+        tuple(
+            (
+                name,
+                spread(tuple(second / count * 1000 for second in seconds)),
+                f"{number(median(seconds) / median(floors) / count)}x",
+            )
+            for name, seconds in rows.items()
+        ),
+    )
+
+    least = _in_turns(
+        nodes.first(len(WORKERS)), expected, mesh, _new(folder, "least"), options.rounds, CONNECTIONS
+    )
+    yield Table(
+        f"`drift` of {len(WORKERS)} nodes, one for each worker: what a mesh costs at least",
+        ("", "CPU s of the controller", "CPU s of all", "wall s"),
+        tuple(
+            (
+                name,
+                spread(tuple(one.controller for one in runs)),
+                spread(tuple(one.total for one in runs)),
+                spread(tuple(one.wall for one in runs)),
+            )
+            for name, runs in least.items()
+        ),
+    )
+
+
+def _wall(
+    nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options, connections: int
+) -> Iterator[Finding]:
+    folder = _new(options.folder, "far")
+    _sees(nodes, expected, mesh, _new(folder, "seen"))
+    few = _in_turns(nodes, expected, mesh, _new(folder, "few"), options.rounds, connections)
+    away = f"{_what(expected, nodes)} that are far away, {AWAY} s in each direction"
+    yield Result(
+        "workers.wall",
+        f"{away}; the controller, or each of two workers, opens {many(connections, 'connection')} at a time",
+        "`gpuprov drift` without workers",
+        _wall_ratios(few),
+        f"So nodes take as many turns as {LARGE:,} with the usual {MOST} connections.",
+    )
+    usual = _in_turns(nodes, expected, mesh, _new(folder, "usual"), options.rounds, None)
+    yield Table(
+        f"`drift` of {len(nodes.names)} nodes that are {AWAY} s away in each direction: seconds",
+        ("connections of each", "no workers", "two workers", "ratio"),
+        tuple(
+            (
+                label,
+                *(spread(tuple(one.wall for one in runs[name])) for name in (ALONE, BEHIND)),
+                f"{number(median(_wall_ratios(runs)))}x",
+            )
+            for label, runs in ((str(connections), few), (f"as usual, {MOST} at most", usual))
+        ),
+        (f"Nodes, controller and workers share {len(os.sched_getaffinity(0))} cores here.",),
+    )
+
+
+def _wall_ratios(runs: Runs) -> tuple[float, ...]:
+    return ratios([one.wall for one in runs[BEHIND]], [one.wall for one in runs[ALONE]])
+
+
+def _what(expected: Sequence[Expected], nodes: Nodes) -> str:
+    return f"`gpuprov drift` of {len(expected)} expectations on {len(nodes.names):,} nodes"
+
+
+def _new(folder: Path, name: str) -> Path:
+    place = folder / name.replace(" ", "-")
+    place.mkdir()
+    return place
