@@ -34,7 +34,7 @@ class Sku:
     @property
     def vendor(self) -> str:
         """Whose it is, by its PCI ids."""
-        return VENDORS[self.pci_ids[0].partition(":")[0]][0]
+        return VENDORS[self.pci_ids[0].partition(":")[0]]
 
 
 @functools.cache

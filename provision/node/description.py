@@ -24,7 +24,7 @@ def describe_gpus(facts: Any, products: Any) -> Any:
     known = [products.get(pci_id) or {} for pci_id in ids]
     skus = {product.get("sku") for product in known}
     product = known[0] if len(skus) == 1 else {}
-    vendors = {VENDORS[vendor][0] for vendor in (pci_id[:4] for pci_id in ids) if vendor in VENDORS}
+    vendors = {VENDORS[vendor] for vendor in (pci_id[:4] for pci_id in ids) if vendor in VENDORS}
     architectures = {product.get("architecture") for product in known}
     return {
         "vendor": vendors.pop() if len(vendors) == 1 else MIXED if vendors else None,

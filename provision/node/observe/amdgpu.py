@@ -8,7 +8,7 @@ says why, and they are not zero.
 from provision.node.observe.files import ReadError, link_target, names_in, read_line, read_text
 from provision.node.observe.probe import FAMILIES, whole_family
 from provision.node.observe.system import PCI_FUNCTIONS, as_number, pci_id
-from provision.node.observe.vendors import AMD, gpu_part
+from provision.node.observe.vendors import AMD, gpu_part, number_in
 
 MODULE = "/sys/module/amdgpu"
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -84,7 +84,7 @@ def slot_of(folder, address):
     parents = (link_target(folder[:-1]) or "").split("/")
     for parent in reversed(parents[:-1] if parents[-1:] == [address] else []):
         above = "%s/%s/" % (PCI_FUNCTIONS, parent)
-        if (read_line(above + "vendor") or "").lower() != "0x" + AMD:
+        if number_in(above + "vendor") != AMD:
             break
         slot = above
     return slot
@@ -123,7 +123,7 @@ def kfd_memory(folder):
 
 
 def xgmi_links(row):
-    """Links to all other GPUs, of the driver's row (`00 01 01 01`), and to how many of them there are some."""
+    """Links to all other GPUs, of the driver's row (`00 01 01 01`), and to how many there are some."""
     try:
         numbers = [int(cell, 16) for cell in (row or "").split()]
     except ValueError:
@@ -182,7 +182,7 @@ def amdgpu_devices():
     found = []
     for address in names_in(PCI_FUNCTIONS):
         folder = "%s/%s/" % (PCI_FUNCTIONS, address)
-        if (read_line(folder + "vendor") or "").lower() == "0x" + AMD and gpu_part(folder) == "gpu":
+        if number_in(folder + "vendor") == AMD and gpu_part(folder) == "gpu":
             found.append(amdgpu_device(address, computing))
     return found
 

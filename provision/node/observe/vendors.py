@@ -4,36 +4,34 @@ base that knows vendors; what a vendor's driver says is in a family of its own (
 from provision.node.observe.files import link_target, read_line
 
 AMD = "1002"
+VENDORS = {"10de": "nvidia", AMD: "amd"}
 # Processing accelerators (1200) are all of AMD's Instinct GPUs since the MI300s. Those before are display
 # controllers (0380), as Radeon cards and the graphics of processors are: they are known by their device.
 AMD_ACCELERATOR = "0x1200"
 AMD_OLDER = ("738c", "738e", "7408", "740c", "740f", "7410")  # MI100, MI250X, MI250, MI210 and its function
 
 
-def nvidia_part(_folder, kind):
-    """Of an NVIDIA function whether it is a `gpu` or a `switch` (NVSwitch), by its class; else None."""
-    if kind[:4] == "0x03":
+def part_of(vendor, device, kind):
+    """What a function of the PCI bus is to us: `gpu`, `switch` (NVSwitch), or None. `vendor` and `device` as
+    in 10de:2330, `kind` its class as sysfs has it."""
+    if VENDORS.get(vendor) == "nvidia":
+        return "gpu" if kind[:4] == "0x03" else "switch" if kind[:6] == "0x0680" else None
+    if vendor == AMD and (kind[:6] == AMD_ACCELERATOR or device in AMD_OLDER):
         return "gpu"
-    return "switch" if kind[:6] == "0x0680" else None
+    return None
 
 
-def amd_part(folder, kind):
-    """Whether a function of AMD's is an Instinct `gpu`; else None.
-
-    A host that lends parts of its GPUs to guests sees those functions, too: they are no GPUs more."""
-    device = (read_line(folder + "device") or "").lower().replace("0x", "")
-    if kind[:6] != AMD_ACCELERATOR and device not in AMD_OLDER:
-        return None
-    return None if link_target(folder + "physfn") else "gpu"
-
-
-# PCI vendor -> (its name here, what tells its parts)
-VENDORS = {"10de": ("nvidia", nvidia_part), AMD: ("amd", amd_part)}
+def number_in(path):
+    """A number in sysfs without its 0x."""
+    return (read_line(path) or "").lower().replace("0x", "")
 
 
 def gpu_part(folder):
-    """What a function of the PCI bus (its folder in sysfs) is to us: `gpu`, `switch`, or None."""
-    vendor = (read_line(folder + "vendor") or "").lower().replace("0x", "")
+    """`part_of` of the function whose folder in sysfs this is.
+
+    A host that lends parts of its GPUs to guests sees those functions, too: they are no GPUs more."""
+    vendor = number_in(folder + "vendor")
     if vendor not in VENDORS:
         return None
-    return VENDORS[vendor][1](folder, (read_line(folder + "class") or "").lower())
+    part = part_of(vendor, number_in(folder + "device"), (read_line(folder + "class") or "").lower())
+    return None if part and link_target(folder + "physfn") else part
