@@ -36,7 +36,7 @@ def function(tree: Tree, address: str, path: str = "", **files: object) -> None:
 
 
 def gpu(tree: Tree, address: str = GPU, path: str = PATH, **files: object) -> None:
-    mine = {
+    mine: dict[str, Any] = {
         **{"vendor": "0x1002", "device": "0x74a1", "class": "0x120000"},
         **{"current_link_speed": "32.0 GT/s PCIe", "current_link_width": 16},
         **{"max_link_speed": "32.0 GT/s PCIe", "max_link_width": 16},
@@ -68,7 +68,7 @@ def topology(tree: Tree, node: int, location: int, simds: int, size: int) -> Non
 def server(tree: Tree) -> Tree:
     """One MI300X in a slot that trained at half its width, below a switch of the server's."""
     amd = {"vendor": "0x1002", "class": "0x060400"}
-    narrow = {"current_link_width": 8, "max_link_width": 16}
+    narrow: dict[str, Any] = {"current_link_width": 8, "max_link_width": 16}
     speed = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
     function(tree, SWITCH, vendor="0x1000", current_link_width=4, **{"class": "0x060400"})
     function(tree, UPPER, **amd, **narrow, **speed)

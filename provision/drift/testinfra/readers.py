@@ -1,7 +1,8 @@
 """The testinfra reader of each family of facts: testinfra's modules, and `host.run` where it has none.
 
 Nothing here knows the program that gpuprov sends to nodes; only the names of the facts (docs/facts.md) and
-what of the PCI bus is a GPU are shared. Where both would have to read the same file in the same way, another source is taken.
+what of the PCI bus is a GPU are shared. Where both would have to read the same file in the same way, another
+source is taken.
 """
 
 from __future__ import annotations
@@ -181,8 +182,8 @@ class Reader:
         return len(self.pci_functions("gpu"))
 
     def pci_functions(self, part: str) -> list[str]:
-        """The PCI ids of the functions that are a `gpu` or a `switch`, in address order: 10de:2330. What a GPU
-        has for guests is none."""
+        """The PCI ids of the functions that are a `gpu` or a `switch`, in address order: 10de:2330. Those that
+        a GPU has for guests are not among them."""
         script = (
             "cd /sys/bus/pci/devices && for d in *; do test -e $d/class && test ! -e $d/physfn && "
             "echo $d $(cat $d/class $d/vendor $d/device); done; true"

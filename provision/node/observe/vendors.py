@@ -11,7 +11,7 @@ AMD_ACCELERATOR = "0x1200"
 AMD_OLDER = ("738c", "738e", "7408", "740c", "740f", "7410")  # MI100, MI250X, MI250, MI210 and its function
 
 
-def part_of(vendor, device, kind):
+def part_of(vendor: str, device: str, kind: str) -> "str | None":
     """What a function of the PCI bus is to us: `gpu`, `switch` (NVSwitch), or None. `vendor` and `device` as
     in 10de:2330, `kind` its class as sysfs has it."""
     if VENDORS.get(vendor) == "nvidia":
