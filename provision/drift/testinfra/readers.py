@@ -182,8 +182,8 @@ class Reader:
         return len(self.pci_functions("gpu"))
 
     def pci_functions(self, part: str) -> list[str]:
-        """The PCI ids of the functions that are a `gpu` or a `switch`, in address order: 10de:2330. Those that
-        a GPU has for guests are not among them."""
+        """The PCI ids of the functions that are a `gpu` or a `switch`, in address order: 10de:2330. Those
+        that a GPU has for guests are not among them."""
         script = (
             "cd /sys/bus/pci/devices && for d in *; do test -e $d/class && test ! -e $d/physfn && "
             "echo $d $(cat $d/class $d/vendor $d/device); done; true"
