@@ -9,7 +9,7 @@ from typing import Any
 from provision.desired.skus import all_skus
 from provision.text import many, one_line
 
-FACTS = frozenset({"amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm"})
+FACTS = frozenset({"amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "amd_smi.gpus"})
 _WORDS = 80  # letters of one text of a node
 _NAMED = 4  # GPUs named one by one
 _NO_LINK = ("Unknown", "Unknown speed")
@@ -20,11 +20,11 @@ Device = Mapping[str, Any]
 def seen(gpuprov_node: Mapping[str, Any], facts: Mapping[str, Any], problems: Mapping[str, str]) -> str:
     """All that is known of the node's GPUs, in one line."""
     unread = [f"{name} unread ({problems[name]})" for name in sorted(FACTS & problems.keys())]
-    return ", ".join([*_software(facts), *_hardware(gpuprov_node, _devices(facts)), *unread])
+    return ", ".join([*_software(facts), *_hardware(gpuprov_node, facts), *unread])
 
 
-def _devices(facts: Mapping[str, Any]) -> list[Device]:
-    found = facts.get("amdgpu.devices")
+def _devices(facts: Mapping[str, Any], name: str = "amdgpu.devices") -> list[Device]:
+    found = facts.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
@@ -37,7 +37,8 @@ def _software(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"ROCm {version}" if version else "no ROCm in /opt/rocm"
 
 
-def _hardware(gpuprov_node: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[str]:
+def _hardware(gpuprov_node: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
+    devices = _devices(facts)
     if not devices:
         return
     sku = all_skus().get(str(gpuprov_node["gpu"].get("sku")))
@@ -51,7 +52,24 @@ def _hardware(gpuprov_node: Mapping[str, Any], devices: Sequence[Device]) -> Ite
     yield from _alike(devices, _errors)
     yield from _alike(devices, _pages)
     yield from _of_some(devices, _without_driver)
+    yield from _told(devices, facts)
     yield from _of_some(devices, _unread)
+
+
+def _told(devices: Sequence[Device], facts: Mapping[str, Any]) -> Iterator[str]:
+    """What amd-smi says beside: of all that are on the bus it should list each."""
+    if "amd_smi.gpus" not in facts:
+        return
+    listed = _devices(facts, "amd_smi.gpus")
+    if facts["amd_smi.gpus"] is None:
+        yield "no amd-smi"
+        return
+    known = {_text(one.get("address")) for one in listed}
+    silent = [_text(one.get("address")) for one in devices if _text(one.get("address")) not in known]
+    if silent:
+        yield f"amd-smi does not list {_named(silent)}"
+    yield from _alike(listed, _power)
+    yield from _alike(listed, _ecc)
 
 
 def _alike(devices: Sequence[Device], words: Callable[[Device], str]) -> Iterator[str]:
@@ -126,6 +144,17 @@ def _without_driver(one: Device) -> str:
 
 def _unread(one: Device) -> str:
     return f"unread: {_text(one.get('unread'))}" if one.get("unread") else ""
+
+
+def _power(one: Device) -> str:
+    limit, most = _number(one.get("power_limit_w")), _number(one.get("power_limit_max_w"))
+    if not limit:  # the second die of a module has none of its own
+        return ""
+    return f"power limit {limit} W" + (f" of {most} W" if most and most != limit else "") + " each"
+
+
+def _ecc(one: Device) -> str:
+    return "ECC of memory off" if one.get("memory_ecc") == "DISABLED" else ""
 
 
 def _number(value: Any) -> int | None:

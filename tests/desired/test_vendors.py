@@ -74,6 +74,34 @@ def test_many_gpus_are_not_all_named() -> None:
     assert "3 bad pages of memory (0000:10:00.0 and 6 more)" in text
 
 
+def smi(address: str = "0000:05:00.0", **values: Any) -> dict[str, Any]:
+    """The same GPU, as amd_smi.gpus has it."""
+    return {
+        "address": address,
+        "power_limit_w": 750,
+        "power_limit_max_w": 750,
+        "memory_ecc": "ENABLED",
+        **values,
+    }
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ([smi(), smi("0000:26:00.0")], "power limit 750 W each"),
+        ([smi()], "amd-smi does not list 0000:26:00.0"),
+        ([], "amd-smi does not list 0000:05:00.0 0000:26:00.0"),
+        (None, "no amd-smi"),
+        ([smi(), smi("0000:26:00.0", power_limit_w=500)], "power limit 500 W of 750 W each (0000:26:00.0)"),
+        ([smi(), smi("0000:26:00.0", memory_ecc="DISABLED")], "ECC of memory off (0000:26:00.0)"),
+    ],
+)
+def test_what_amd_smi_says_beside(listed: Any, words: str) -> None:
+    text = said(device(), device("0000:26:00.0"), **{"amd_smi.gpus": listed})
+    assert text.endswith(words) or f"{words}, " in text
+    assert words not in said(device(), device("0000:26:00.0"))
+
+
 def test_two_dies_are_one_module() -> None:
     dies = [device(f"0000:c{n}:00.0", memory_bytes=68702699520, compute_units=110) for n in range(8)]
     text = said(*dies, ids=("1002:7408",) * 8)
@@ -154,7 +182,7 @@ def test_the_selftest_does_not_begin_on_it(monkeypatch: pytest.MonkeyPatch) -> N
 # Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
 PLACES = {
     *("provision/desired/amd.py", "provision/desired/vendors.py"),
-    *("provision/node/observe/amdgpu.py", "provision/node/observe/vendors.py"),
+    *(f"provision/node/observe/{name}.py" for name in ("amd_smi", "amdgpu", "vendors")),
     *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
     *("provision/data/skus/mi325x.yml", "provision/data/skus/mi355x.yml"),
     "provision/node/modules/node_facts.py",  # which lists every family of facts

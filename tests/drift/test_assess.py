@@ -106,7 +106,7 @@ def test_gpus_that_no_role_provisions_are_looked_at_and_refused_with_what_was_se
     gpu = {"address": "0000:05:00.0", "driver": "amdgpu", "memory_bytes": 206141652992, "uncorrected": 3}
     pci = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
     nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": pci, "amdgpu.devices": [gpu]}})
-    late = {"gpu-01": {"amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm"}}
+    late = {"gpu-01": {"amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "amd_smi.gpus"}}
     answer = nodes._answer
 
     def second(node: Node, asked: set[str]) -> Observation:

@@ -211,7 +211,7 @@ def test_gpus_that_no_check_knows_are_described_and_never_pass(machines: Machine
         "1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — driver amdgpu 6.10.5"
     )
     assert {node for node, _ in machines.played} == {"gpu-01"}
-    assert [sorted(asked)[:1] for asked in machines.asked[1:]] == [["amdgpu.devices"]]
+    assert [sorted(asked)[:1] for asked in machines.asked[1:]] == [["amd_smi.gpus"]]
     assert campaign.rejudge(folder) == from_json(report)
     (kept,) = (
         node for node in map(json.loads, (folder / "facts.jsonl").read_text().splitlines()) if node["error"]
