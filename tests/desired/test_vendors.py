@@ -42,8 +42,8 @@ def said(*devices: dict[str, Any], ids: tuple[str, ...] = (), **facts: Any) -> s
 
 def test_what_is_alike_is_said_once() -> None:
     assert said(device(), device("0000:26:00.0")) == (
-        "driver amdgpu 6.10.5, ROCm 6.3.3-74, 192 GiB each, 304 compute units each, PCIe 32.0 GT/s x16, "
-        "7 xGMI links to 7 GPUs each, 0 uncorrected errors"
+        "driver amdgpu 6.10.5, ROCm 6.3.3-74, 0 uncorrected errors, PCIe 32.0 GT/s x16, 192 GiB each, "
+        "304 compute units each, 7 xGMI links to 7 GPUs each"
     )
 
 
@@ -52,12 +52,12 @@ def test_what_is_alike_is_said_once() -> None:
     [
         ({"uncorrected": 2, "blocks": "umc ue 2"}, "2 uncorrected errors (umc ue 2) (0000:26:00.0)"),
         ({"uncorrected": None, "unread": "umc: x"}, "uncorrected errors not counted (0000:26:00.0)"),
-        ({"uncorrected": None, "unread": "umc: x"}, "0000:26:00.0 unread: umc: x"),
+        ({"uncorrected": None, "unread": "umc: x"}, "unread: umc: x (0000:26:00.0)"),
         ({"bad_pages": 1}, "1 bad page of memory (0000:26:00.0)"),
         ({"link_width": 8}, "PCIe 32.0 GT/s x8 of x16 (0000:26:00.0)"),
         ({"link_speed": "Unknown"}, "PCIe link unknown (0000:26:00.0)"),
         ({"xgmi_links": 6, "xgmi_peers": 6}, "6 xGMI links to 6 GPUs each (0000:26:00.0)"),
-        ({"driver": None}, "0000:26:00.0 not taken by the driver amdgpu"),
+        ({"driver": None}, "not taken by the driver amdgpu (0000:26:00.0)"),
         ({"memory_bytes": None}, "memory unknown (0000:26:00.0)"),
         ({"compute_units": None}, "not in the topology of the compute driver (0000:26:00.0)"),
         ({"compute_partition": "CPX", "memory_partition": "NPS4"}, "CPX/NPS4 (0000:26:00.0)"),
@@ -66,6 +66,7 @@ def test_what_is_alike_is_said_once() -> None:
 def test_what_differs_is_said_of_its_gpu(differs: dict[str, Any], words: str) -> None:
     text = said(device(), device("0000:26:00.0", **differs))
     assert words in text
+    assert text.index(words) < text.index("driver amdgpu 6.10.5")  # reports cut long lines
     assert words.partition(" (")[0] not in said(device(), device("0000:26:00.0"))
 
 
@@ -98,14 +99,27 @@ def smi(address: str = "0000:05:00.0", **values: Any) -> dict[str, Any]:
 )
 def test_what_amd_smi_says_beside(listed: Any, words: str) -> None:
     text = said(device(), device("0000:26:00.0"), **{"amd_smi.gpus": listed})
-    assert text.endswith(words) or f"{words}, " in text
+    assert f"{words}, " in f"{text}, "
     assert words not in said(device(), device("0000:26:00.0"))
 
 
 def test_two_dies_are_one_module() -> None:
     dies = [device(f"0000:c{n}:00.0", memory_bytes=68702699520, compute_units=110) for n in range(8)]
     text = said(*dies, ids=("1002:7408",) * 8)
-    assert "4 modules of 2 GPUs, 63.98 GiB each, 110 compute units each" in text
+    assert "4 modules of 2 GPUs" in text
+    assert "63.98 GiB each, 110 compute units each" in text
+
+
+def test_the_dies_of_a_module_may_have_different_links() -> None:
+    dies = [
+        device(f"0000:c{n}:00.0", device_id="1002:7408", xgmi_links=6 + n % 2, xgmi_peers=3) for n in range(8)
+    ]
+    assert said(*dies, ids=("1002:7408",) * 8).endswith("xGMI to 3 GPUs each")
+
+
+def test_what_holds_for_none_is_said_of_all() -> None:
+    text = said(*(device(f"0000:{n}5:00.0", link_width=8, uncorrected=None) for n in range(8)))
+    assert text.startswith("uncorrected errors not counted, PCIe 32.0 GT/s x8 of x16, driver amdgpu")
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "many", [None, "x"], [{"address": 7, "uncorrected": "0"}], [{}]])
@@ -124,7 +138,7 @@ def test_what_could_not_be_read_is_said() -> None:
     node = stack.describe_node(base("1002:74a1"))
     reason = {"amdgpu.devices": "no answer within 8 s"}
     assert vendors.seen(node, {"amdgpu.loaded_version": None}, reason) == (
-        "driver amdgpu not loaded, amdgpu.devices unread (no answer within 8 s)"
+        "amdgpu.devices unread (no answer within 8 s), driver amdgpu not loaded"
     )
 
 
@@ -167,9 +181,9 @@ def test_no_check_runs_on_it_whatever_was_declared(declared: dict[str, Any]) -> 
     facts = {**base("1002:74a1"), "amdgpu.devices": [device(uncorrected=1)]}
     node = node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), declared)
     assert node.error.startswith(
-        "1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — 192 GiB"
+        "1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — 1 uncorrected error, "
     )
-    assert "1 uncorrected error" in node.error
+    assert "192 GiB each" in node.error
     assert (node.missing_gpus, node.without_gpus) == (False, False)
 
 

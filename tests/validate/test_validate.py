@@ -207,9 +207,8 @@ def test_gpus_that_no_check_knows_are_described_and_never_pass(machines: Machine
     assert code == ExitCode.INCOMPLETE
     assert verdicts(report) == {"gpu-01": "pass", "gpu-02": "error"}
     error = report["nodes"][1]["error"]
-    assert error.startswith(
-        "1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — driver amdgpu 6.10.5"
-    )
+    assert error.startswith("1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — ")
+    assert "driver amdgpu 6.10.5" in error
     assert {node for node, _ in machines.played} == {"gpu-01"}
     assert [sorted(asked)[:1] for asked in machines.asked[1:]] == [["amd_smi.gpus"]]
     assert campaign.rejudge(folder) == from_json(report)
