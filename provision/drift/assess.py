@@ -121,6 +121,19 @@ class Assessment:
         return {node: said.trouble for node, said in self.observations.items() if said.trouble}
 
     @property
+    def host_only(self) -> dict[str, str]:
+        """Node → what was seen of its GPUs, where roles for the host alone are compared: none provisions
+        them."""
+        found = {}
+        for name in self.drifts:
+            machine, said = self.described[name], self.observations[name]
+            if vendors.only_observed(machine):
+                words = [vendors.cannot(machine, "provision")]
+                words += filter(None, [vendors.seen(machine, said.facts, said.problems)])
+                found[name] = " — ".join(words)
+        return found
+
+    @property
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Node → the roles it takes part in: all, or those of its `gpuprov_roles`; those to be removed."""
         order = roles_in_order()

@@ -11,7 +11,8 @@ import pytest
 
 from provision.desired import expectations, inventory, stack
 from provision.desired.templating import resolve
-from provision.drift import assess
+from provision.drift import assess, drift_report, drift_text
+from provision.drift.formats import text as text_format
 from provision.errors import CompatibilityError, StackError
 from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
@@ -136,6 +137,15 @@ def test_the_host_of_such_gpus_is_compared_where_only_its_roles_take_part() -> N
     nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": pci}})
     seen = assess.assess(fleet(gpu_01=declared), {}, observe=nodes.observe)
     assert (seen.refused, seen.drifts) == ({}, {"gpu-01": []})
+    words = (
+        "compared without its GPUs: 1 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet"
+    )
+    (line, _) = drift_text.trouble(seen.refused, seen.troubles, seen.host_only)
+    assert line.startswith(f"gpu-01  {words}")
+    report = drift_report.make(seen)
+    (note,) = (each for each in drift_report.findings(report) if each.rule == "gpus/observed")
+    assert (note.level, note.text.startswith(words)) == ("note", True)
+    assert words in text_format.render(report)
 
 
 def test_hardware_that_is_not_what_the_inventory_says_is_drift() -> None:
