@@ -125,9 +125,9 @@ class Assessment:
         """Node → what was seen of its GPUs, where roles for the host alone are compared: none provisions
         them."""
         found = {}
-        for name in self.drifts:
-            machine, said = self.described[name], self.observations[name]
-            if vendors.only_observed(machine):
+        for name, machine in self.described.items():
+            if name in self.drifts and vendors.only_observed(machine):
+                said = self.observations[name]
                 words = [vendors.cannot(machine, "provision")]
                 words += filter(None, [vendors.seen(machine, said.facts, said.problems)])
                 found[name] = " — ".join(words)
