@@ -38,7 +38,11 @@ COMPARING = {
     "startswith", "endswith", "find", "rfind", "index", "rindex", "partition", "rpartition", "split",
     "rsplit", "count", "removeprefix", "removesuffix", "get", "findtext", "findall",
 }  # fmt: skip
-SEARCHING = {"labelled", "units_shown"}  # functions of ours that look in their first argument for the others
+SEARCHING = {
+    "labelled",
+    "units_shown",
+    "within",
+}  # functions of ours that look in their first argument for the others
 
 
 def constants(node: ast.AST) -> Iterator[str]:

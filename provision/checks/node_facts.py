@@ -10,7 +10,7 @@ from typing import Any
 from provision.checks import thresholds
 from provision.checks.check import CheckNode
 from provision.checks.thresholds import Threshold
-from provision.desired.skus import NO_GPU, NO_GPU_FIX, NO_GPU_ON_PURPOSE
+from provision.desired import vendors
 from provision.errors import InventoryError
 
 # What a check may know of a node's variables. Never all of them: there are passwords among them.
@@ -94,8 +94,12 @@ def node_facts_of(
             f"gpuprov_expected_gpus of {name} is {expected!r}", "give the number of GPUs, without quotes"
         )
     none_wanted = "gpuprov_expected_gpus" in variables and not expected
-    error = "" if gpuprov_node["gpu"]["count"] or none_wanted else f"{NO_GPU} → {NO_GPU_FIX}"
+    none = f"{vendors.NO_GPU} → {vendors.NO_GPU_FIX}"
+    error = "" if gpuprov_node["gpu"]["count"] or none_wanted else none
     missing = bool(error and expected)
     if error and not missing:
-        error += f"; {NO_GPU_ON_PURPOSE}"
+        error += f"; {vendors.NO_GPU_ON_PURPOSE}"
+    if vendors.only_observed(gpuprov_node):
+        said = [vendors.cannot(gpuprov_node, "check"), vendors.seen(gpuprov_node, facts, problems)]
+        error = f"{' — '.join(filter(None, said))} → {vendors.LEAVE_OUT}"
     return NodeFacts(name, facts, gpuprov_node, variables, error, missing_gpus=missing, problems=problems)

@@ -334,7 +334,7 @@ def of_sku(sku: str) -> Capacities:
         return {}
     data = shipped.load_mapping(f"skus/{sku}")
     able = {"memory": float(data["memory_mib"])}
-    pcie, nvlink = data["pcie"], data["nvlink"]
+    pcie, nvlink, xgmi = data["pcie"], data.get("nvlink"), data.get("xgmi", {})
     slot = _PCIE_X16.get(pcie["gen"], 0.0) * pcie["width"] / 16
     if slot and sku not in _HOST_BY_NVLINK:
         able["pcie"] = slot
@@ -342,6 +342,8 @@ def of_sku(sku: str) -> Capacities:
         able["nvlinks"] = float(nvlink["links"])
         able["nvlink"] = nvlink["gbs_per_link"] / 2
         able["peer"] = able["nvlinks"] * able["nvlink"]
+    elif "links_per_pair" in xgmi:
+        able["peer"] = xgmi["links_per_pair"] * xgmi["gbs_per_link"] / 2
     elif slot:
         able["peer"] = able["pcie"]
     return _one(_with_far_pair(able, switched=data["fabric"] != "none"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.desired import skus, versions
+from provision.desired import vendors, versions
 from provision.desired.role import Role, all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, frozen
@@ -234,7 +234,16 @@ def _product(subject: Subject) -> str:
 def _has_gpu(rule: Mapping[str, Any], subject: Subject) -> Said:
     if subject.gpu("count") or subject.get(rule["unless_false"]) in (False, None):
         return None
-    return skus.NO_GPU, f"{skus.NO_GPU_FIX}; {skus.NO_GPU_ON_PURPOSE}"
+    return vendors.NO_GPU, f"{vendors.NO_GPU_FIX}; {vendors.NO_GPU_ON_PURPOSE}"
+
+
+def _gpus_of_vendor(_rule: Mapping[str, Any], subject: Subject) -> Said:
+    """Roles for the host alone may do their work on a machine whose GPUs no role provisions."""
+    if subject.node is None or not vendors.only_observed(subject.node):
+        return None
+    if not any(subject.uses(role) for name, role in all_roles().items() if name not in vendors.HOST_ROLES):
+        return None
+    return vendors.cannot(subject.node, "provision"), f"{vendors.LEAVE_OUT}, {vendors.HOST_ONLY}"
 
 
 def _supported_release(_rule: Mapping[str, Any], subject: Subject) -> Said:
@@ -266,6 +275,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
     "flavour_by_sku": functools.partial(_flavour, "sku"),
     "floor_by_architecture": _floor_by_architecture,
     "floor_by_major": _floor_by_major,
+    "gpus_of_vendor": _gpus_of_vendor,
     "has_gpu": _has_gpu,
     "known_branch": _known_branch,
     "known_release": _known_release,
@@ -281,6 +291,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
 # These judge a machine, the others judge versions alone.
 NEED_NODE = frozenset(
     {"below_by_architecture", "flavour_by_architecture", "flavour_by_sku", "floor_by_architecture", "has_gpu"}
+    | {"gpus_of_vendor"}
     | {"said_by_role", "supported_release", "value_by_os"}
 )
 

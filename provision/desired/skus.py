@@ -9,18 +9,15 @@ from typing import Any
 
 from provision import shipped
 from provision.errors import StackError
+from provision.node.observe.vendors import VENDORS
 
-NO_GPU = "no NVIDIA GPU on the PCI bus"
-NO_GPU_FIX = "check power and seating (lspci -d 10de:)"
-NO_GPU_ON_PURPOSE = (
-    "none on purpose: leave it out with --nodes, or set nvidia_driver_require_gpu: false and "
-    "gpuprov_expected_gpus: 0"
-)
+PROVISIONED = "nvidia"  # whose GPUs the roles provision and the checks measure
 
 
 @dataclass(frozen=True)
 class Sku:
-    """One GPU product. `memory_mib` as nvidia-smi prints it.
+    """One GPU product. `memory_mib` as the vendor's tool prints it; `memory_mib`, `compute_units` (0: not
+    stated) and `power_w` are of one device, of which a module may hold several.
 
     `fabric`: what its usual baseboard connects the GPUs with (nvswitch, nvlink5, imex, none)."""
 
@@ -31,6 +28,13 @@ class Sku:
     memory_mib: int
     fabric: str
     power_w: int
+    devices_per_module: int = 1
+    compute_units: int = 0
+
+    @property
+    def vendor(self) -> str:
+        """Whose it is, by its PCI ids."""
+        return VENDORS[self.pci_ids[0].partition(":")[0]]
 
 
 @functools.cache
@@ -50,6 +54,8 @@ def _read(sku: str) -> Sku:
             memory_mib=data["memory_mib"],
             fabric=data["fabric"],
             power_w=data["power_w"],
+            devices_per_module=data.get("devices_per_module", 1),
+            compute_units=data.get("compute_units", 0),
         )
     except (KeyError, TypeError) as trouble:
         file = shipped.file_of(f"skus/{sku}")
@@ -59,9 +65,11 @@ def _read(sku: str) -> Sku:
 
 
 def kinds() -> tuple[tuple[str | None, str], ...]:
-    """Every (architecture, fabric) a node may have, unknown hardware included."""
+    """Every (architecture, fabric) a node that roles provision may have, unknown hardware included."""
     seen: dict[tuple[str | None, str], None] = {(None, "none"): None, (None, "nvswitch"): None}
     for sku in all_skus().values():
+        if sku.vendor != PROVISIONED:
+            continue
         seen[sku.architecture, "none"] = None
         seen[sku.architecture, sku.fabric] = None
     return tuple(seen)

@@ -7,7 +7,16 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from provision.desired import compatibility, health_program, inventory, lockfile, removal, stack, variables
+from provision.desired import (
+    compatibility,
+    health_program,
+    inventory,
+    lockfile,
+    removal,
+    stack,
+    variables,
+    vendors,
+)
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.desired.templating import resolve
@@ -110,6 +119,19 @@ class Assessment:
     def troubles(self) -> dict[str, str]:
         """The same in words for people, which begin with the node's state."""
         return {node: said.trouble for node, said in self.observations.items() if said.trouble}
+
+    @property
+    def host_only(self) -> dict[str, str]:
+        """Node → what was seen of its GPUs, where roles for the host alone are compared: none provisions
+        them."""
+        found = {}
+        for name, machine in self.described.items():
+            if name in self.drifts and vendors.only_observed(machine):
+                said = self.observations[name]
+                words = [vendors.cannot(machine, "provision")]
+                words += filter(None, [vendors.seen(machine, said.facts, said.problems)])
+                found[name] = " — ".join(words)
+        return found
 
     @property
     def roles(self) -> dict[str, tuple[str, ...]]:
@@ -245,15 +267,17 @@ class _Judge:
             else:
                 against = compatibility.check_node(view, described, name)
                 against = against or lockfile.uncovered(view, described, name)
+            missing = vendors.facts_of(described) - observation.facts.keys()
+            missing = frozenset(fact for fact in missing if not _excused(fact, observation.problems))
             if against:
                 self._refused[name] = against
             else:
                 expected = removal.of_view(view, remove, described) if remove else of_node(view, described)
                 self._expected[name] = expected
-                missing = _missing(expected, observation)
-                if missing:
-                    self.missing[name], self._first[name] = missing, observation
-                    return
+                missing |= _missing(expected, observation)
+            if missing:
+                self.missing[name], self._first[name] = missing, observation
+                return
         self._finish(observation)
 
     def join(self, late: Observation) -> None:
@@ -264,6 +288,8 @@ class _Judge:
         name = observation.node
         observation = _with_sku(observation, self._described.get(name), self._pool)
         self._observations[name] = observation
+        if name in self._refused:
+            self._refused[name] = _with_seen(self._refused[name], self._described[name], observation)
         found: list[Drift] = []
         if name in self._expected and observation.error is None:
             found = self._drifts[name] = drifts(self._expected[name], observation)
@@ -280,6 +306,16 @@ class _Judge:
             refused=_ordered(self._refused, chosen),
             drifts=_ordered(self._drifts, chosen),
         )
+
+
+def _with_seen(
+    refused: list[Refusal], described: Mapping[str, Any], observation: Observation
+) -> list[Refusal]:
+    """Of GPUs that are only looked at, what was seen."""
+    seen = vendors.seen(described, observation.facts, observation.problems)
+    return [
+        replace(one, what=f"{one.what} — {seen}") if seen and one.rule == "vendor" else one for one in refused
+    ]
 
 
 def _ordered(found: Mapping[str, Item], order: Collection[str]) -> dict[str, Item]:

@@ -186,6 +186,8 @@ def findings(report: DriftReport) -> list[Finding]:
         for refusal in refusals:
             text = refusal.what.removeprefix(f"{node}: ")
             add(f"refused/{refusal.rule}", [node], "error", text, refusal.fix)
+    for node, what in seen.host_only.items():
+        add("gpus/observed", [node], "note", f"compared without its GPUs: {what}", "no role provisions them")
     for node, why in seen.troubles.items():
         add("node/unreachable", [node], "warning", why, "its state is unknown")
     for node, standings in report.standings.items():

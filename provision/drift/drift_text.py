@@ -35,8 +35,11 @@ def without(document: Any, secrets: Collection[str]) -> Any:
     return masked(document, occurring(document, secrets) if len(secrets) > FEW else secrets)
 
 
-def trouble(refused: Mapping[str, list[Refusal]], troubles: Mapping[str, str]) -> list[str]:
-    """What is to be said of nodes that are refused, unreachable or unreadable, equal words once."""
+def trouble(
+    refused: Mapping[str, list[Refusal]], troubles: Mapping[str, str], host_only: Mapping[str, str]
+) -> list[str]:
+    """What is to be said of nodes that are refused, unreachable, unreadable or looked at in part, equal words
+    once."""
     lines = []
     said: dict[tuple[str, str, str], list[str]] = {}
     for node, refusals in refused.items():
@@ -45,6 +48,8 @@ def trouble(refused: Mapping[str, list[Refusal]], troubles: Mapping[str, str]) -
             said.setdefault(key, []).append(node)
     for (what, fix, source), nodes in said.items():
         lines += [f"{fold(nodes)}  refused: {what}", f"      {fix} [{source}]"]
+    for what, nodes in grouped(host_only):
+        lines.append(f"{fold(nodes)}  compared without its GPUs: {what}")
     for _, nodes in grouped({node: why.replace(node, "") for node, why in troubles.items()}):
         lines.append(f"{fold(nodes)}  {troubles[nodes[0]]}")
     return [*lines, ""] if lines else []

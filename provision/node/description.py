@@ -3,6 +3,10 @@ module node_facts."""
 
 from typing import Any
 
+from provision.node.observe.vendors import VENDORS
+
+MIXED = "mixed"  # in place of a vendor's name: GPUs of several in one machine
+
 
 def describe(facts: Any, products: Any) -> Any:
     """`products`: PCI id -> {sku, architecture, fabric, product_names} of the product that has it."""
@@ -14,13 +18,16 @@ def describe(facts: Any, products: Any) -> Any:
 
 
 def describe_gpus(facts: Any, products: Any) -> Any:
-    """GPUs of several products have no SKU (`sku` is None); `architecture` is given if they share it."""
+    """GPUs of several products have no SKU (`sku` is None); `architecture` is given if they share it.
+    `vendor` is None without GPUs."""
     ids = sorted({str(device.get("device_id", "")).lower() for device in facts.get("gpu.pci") or ()})
     known = [products.get(pci_id) or {} for pci_id in ids]
     skus = {product.get("sku") for product in known}
     product = known[0] if len(skus) == 1 else {}
+    vendors = {VENDORS[vendor] for vendor in (pci_id[:4] for pci_id in ids) if vendor in VENDORS}
     architectures = {product.get("architecture") for product in known}
     return {
+        "vendor": vendors.pop() if len(vendors) == 1 else MIXED if vendors else None,
         "sku": product.get("sku"),
         "count": int(facts.get("gpu.count") or 0),
         "architecture": architectures.pop() if len(architectures) == 1 else None,

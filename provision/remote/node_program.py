@@ -16,7 +16,7 @@ from typing import Any
 
 from provision import paths
 
-_BEFORE = ("files", "probe", "system")
+_BEFORE = ("files", "probe", "vendors", "system")
 _AFTER = ("answer",)
 _OURS = re.compile(
     r"^from provision\.node\.(?:\w+\.)?(?P<file>\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE

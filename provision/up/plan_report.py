@@ -72,7 +72,7 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool
             "",
         ]
     said += diagnosis.section(seen.causes(), seen.arguments)
-    said += drift_text.trouble(seen.refused, seen.troubles)
+    said += drift_text.trouble(seen.refused, seen.troubles, seen.host_only)
     idle = [name for name, node in made.nodes.items() if node.as_declared]
     if idle:
         what = f"without anything of {', '.join(seen.remove)}" if seen.remove else "as declared"
@@ -86,7 +86,10 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
     What would not fit into a summary of GitHub is counted."""
     busy = sum(len(wave) for wave in made.waves)
     groups = _groups(made, diff)
-    told = [*diagnosis.lines(seen.causes(), seen.arguments), *drift_text.trouble(seen.refused, seen.troubles)]
+    told = [
+        *diagnosis.lines(seen.causes(), seen.arguments),
+        *drift_text.trouble(seen.refused, seen.troubles, seen.host_only),
+    ]
     trouble = _as_list(told)
     some = trouble[: drift_text.fitting([[line] for line in trouble], drift_text.SUMMARY // 4)]
     more = [f"- and {len(trouble) - len(some)} more"] if len(some) < len(trouble) else []

@@ -7,7 +7,7 @@ the programs that were running, and `--resume` goes on after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from provision.checks.check import KERNEL_LOG_DELTA, Raw
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.checks.node_facts import NodeFacts, for_checks, node_facts_of
-from provision.desired import stack
+from provision.desired import stack, vendors
 from provision.errors import ExitCode, RunFolderError, StackError
 from provision.fleet import Fleet
 from provision.remote.observe import Observation, observe
@@ -172,6 +172,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
     )
+    found |= _of_vendors(run, fleet, found)
     loads = bool(set(run.asked) - set(registry.select("quick")))
     busy = with_jobs(run.settings.schedulers, list(fleet.nodes)) if loads else {}
     for name in fleet.nodes:
@@ -183,6 +184,35 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
             node_history.note_look(run.folder, name, run.known[name])
         if node.error:
             progress.done(f"{name}: {node.trouble}", count=len(run.asked))
+
+
+def _of_vendors(run: _Run, fleet: Fleet, found: Mapping[str, Observation]) -> dict[str, Observation]:
+    """What there is to say of GPUs that are only looked at: asked of their nodes, in a second round trip."""
+    asked = {}
+    for name, first in found.items():
+        if first.error is None and (facts := vendors.facts_of(stack.describe_node(first.facts))):
+            asked[name] = facts
+    if not asked:
+        return {}
+    late = observe(
+        [fleet.nodes[name] for name in asked],
+        asked,
+        timeout=run.settings.timeout or 60.0,
+        connections=run.settings.connections,
+        vault_password_files=run.settings.vault_password_files,
+    )
+    return {
+        name: replace(
+            found[name],
+            facts={**found[name].facts, **late[name].facts},
+            problems={**found[name].problems, **late[name].problems, **_unanswered(late[name], asked[name])},
+        )
+        for name in asked
+    }
+
+
+def _unanswered(late: Observation, asked: Collection[str]) -> dict[str, str]:
+    return dict.fromkeys(asked, late.trouble) if late.error is not None else {}
 
 
 def seen_of(observation: Observation, variables: Mapping[str, Any]) -> NodeFacts:

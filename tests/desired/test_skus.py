@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from provision import shipped
 from provision.desired import skus, stack
 
 
 def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
-    devices = [
-        {"address": f"0000:{number:02x}", "device_id": f"10de:{each}"} for number, each in enumerate(ids)
-    ]
+    """`ids`: of NVIDIA's devices, or of others with their vendor."""
+    whole = [each if ":" in each else f"10de:{each}" for each in ids]
+    devices = [{"address": f"0000:{number:02x}", "device_id": each} for number, each in enumerate(whole)]
     return {"gpu.count": len(ids), "gpu.pci": devices, "gpu.nvswitch_count": switches}
 
 
@@ -30,6 +31,12 @@ def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
         (facts("2330", "26b9"), None, None, "none"),
         (facts("2330", "ffff"), None, None, "none"),
         (facts("ffff"), None, None, "none"),
+        (facts(*["1002:74a1"] * 8), "mi300x", "cdna3", "none"),
+        (facts("1002:74B5"), "mi300x", "cdna3", "none"),  # in a guest
+        (facts(*["1002:7408"] * 8), "mi250x", "cdna2", "none"),
+        (facts(*["1002:75a3"] * 8), "mi355x", "cdna4", "none"),
+        (facts("1002:74a1", "1002:74a5"), None, "cdna3", "none"),
+        (facts("1002:75a0"), None, None, "none"),
         (facts(), None, None, "none"),
         ({}, None, None, "none"),
     ],
@@ -43,12 +50,56 @@ def test_no_two_products_share_a_pci_id_and_all_are_described() -> None:
     ids = [pci_id for sku in skus.all_skus().values() for pci_id in sku.pci_ids]
     assert len(ids) == len(set(ids))
     for sku in skus.all_skus().values():
-        assert all(pci_id.startswith("10de:") and pci_id == pci_id.lower() for pci_id in sku.pci_ids)
+        assert {pci_id.partition(":")[0] for pci_id in sku.pci_ids} in ({"10de"}, {"1002"})
+        assert all(pci_id == pci_id.lower() for pci_id in sku.pci_ids)
         assert sku.fabric in ("nvswitch", "nvlink5", "imex", "none")
         assert sku.memory_mib > 1000
         assert sku.power_w > 10
 
 
+@pytest.mark.parametrize(
+    ("seen", "vendor"),
+    [
+        (facts("2330", "26b9"), "nvidia"),
+        (facts("ffff"), "nvidia"),
+        (facts("1002:74a1"), "amd"),
+        (facts("1002:ffff"), "amd"),
+        (facts("1002:74a1", "2330"), "mixed"),
+        (facts(), None),
+    ],
+)
+def test_whose_gpus_a_machine_has(seen: dict[str, Any], vendor: str | None) -> None:
+    assert stack.describe_node(seen)["gpu"]["vendor"] == vendor
+
+
+@pytest.mark.parametrize("sku", [sku for sku, known in skus.all_skus().items() if known.vendor == "amd"])
+def test_an_instinct_is_described_in_the_form_of_the_others(sku: str) -> None:
+    data = shipped.load_mapping(f"skus/{sku}")
+    known = skus.all_skus()[sku]
+    assert known.architecture in ("cdna2", "cdna3", "cdna4")
+    assert known.compute_units > 100
+    assert known.fabric == "none"  # their links are between the GPUs themselves
+    assert all(name.upper().startswith("AMD INSTINCT ") for name in known.product_names)
+    stated = {name for names in data["sources"] for name in names.split(", ")}
+    assert {"product_names", "pci_ids", "memory_mib", "xgmi", "pcie", "power_w", "compute_units"} <= stated
+    assert data["xgmi"]["links"] * data["xgmi"]["gbs_per_link"] >= 300
+    peers = data["gpus_per_node"] - 1
+    assert data["xgmi"].get("links_per_pair", 0) in (0, data["xgmi"]["links"] / peers)
+
+
+def test_a_die_of_an_mi250_is_half_a_module() -> None:
+    known = skus.all_skus()
+    assert {name for name, sku in known.items() if sku.devices_per_module == 2} == {"mi250", "mi250x"}
+    assert known["mi250x"].memory_mib == known["mi210"].memory_mib  # the same die
+    assert known["mi250x"].power_w < known["mi210"].power_w
+
+
+def test_all_of_nvidias_say_what_links_they_have() -> None:
+    for sku, known in skus.all_skus().items():
+        assert ("nvlink" in shipped.load_mapping(f"skus/{sku}")) == (known.vendor == "nvidia")
+
+
 def test_every_kind_of_machine_is_thought_of() -> None:
     kinds = set(skus.kinds())
+    assert "cdna3" not in {architecture for architecture, _ in kinds}  # no role provisions them
     assert {("hopper", "nvswitch"), ("hopper", "none"), ("blackwell", "nvlink5"), (None, "none")} <= kinds

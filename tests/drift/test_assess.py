@@ -11,7 +11,8 @@ import pytest
 
 from provision.desired import expectations, inventory, stack
 from provision.desired.templating import resolve
-from provision.drift import assess
+from provision.drift import assess, drift_report, drift_text
+from provision.drift.formats import text as text_format
 from provision.errors import CompatibilityError, StackError
 from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
@@ -100,6 +101,51 @@ def test_a_node_in_trouble_is_named_and_the_others_go_on() -> None:
     assert [each.rule for each in seen.refused["gpu-02"]] == ["no-gpu"]
     assert seen.drifts == {"gpu-03": []}
     assert said == ["gpu-01", "gpu-02", "gpu-03"]
+
+
+def test_gpus_that_no_role_provisions_are_looked_at_and_refused_with_what_was_seen() -> None:
+    gpu = {"address": "0000:05:00.0", "driver": "amdgpu", "memory_bytes": 206141652992, "uncorrected": 3}
+    pci = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
+    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": pci, "amdgpu.devices": [gpu]}})
+    late = {"gpu-01": {"amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "amd_smi.gpus"}}
+    answer = nodes._answer
+
+    def second(node: Node, asked: set[str]) -> Observation:
+        """What a node was not asked it does not say."""
+        found = answer(node, asked)
+        return replace(
+            found, facts={name: each for name, each in found.facts.items() if name in asked | BASE.keys()}
+        )
+
+    nodes._answer = second  # type: ignore[method-assign]
+    seen = assess.assess(fleet(gpu_01={}, gpu_02={}), {}, observe=nodes.observe)
+    assert nodes.asked[1:] == [late]  # the other node is asked once, and nothing of the kind
+    assert not late["gpu-01"] & nodes.asked[0]["gpu-02"]
+    (refusal,) = seen.refused["gpu-01"]
+    assert refusal.what.startswith(
+        "gpu-01: 1 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet — "
+    )
+    assert "192 GiB" in refusal.what
+    assert "3 uncorrected errors" in refusal.what
+    assert seen.drifts == {"gpu-02": []}
+    assert seen.observations["gpu-01"].facts["gpu.sku"] == "mi300x"
+
+
+def test_the_host_of_such_gpus_is_compared_where_only_its_roles_take_part() -> None:
+    pci = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
+    declared = {"gpuprov_roles": ["host_settings"], "gpuprov_sku": "mi300x"}
+    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": pci}})
+    seen = assess.assess(fleet(gpu_01=declared), {}, observe=nodes.observe)
+    assert (seen.refused, seen.drifts) == ({}, {"gpu-01": []})
+    words = (
+        "compared without its GPUs: 1 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet"
+    )
+    (line, _) = drift_text.trouble(seen.refused, seen.troubles, seen.host_only)
+    assert line.startswith(f"gpu-01  {words}")
+    report = drift_report.make(seen)
+    (note,) = (each for each in drift_report.findings(report) if each.rule == "gpus/observed")
+    assert (note.level, note.text.startswith(words)) == ("note", True)
+    assert words in text_format.render(report)
 
 
 def test_hardware_that_is_not_what_the_inventory_says_is_drift() -> None:

@@ -130,6 +130,15 @@ def test_the_machine_is_told_without_our_observer() -> None:
     assert found["gpu.pci"] == [{"device_id": "10de:2330"}]
 
 
+def test_gpus_of_another_vendor_are_seen_without_our_observer_too() -> None:
+    functions = ("05 0x120000 0x1002 0x74a1", "26 0x038000 0x1002 0x740f", "02 0x030000 0x1002 0x744c")
+    pci = "".join(f"0000:{each[:2]}:00.0 {each[3:]}\n" for each in functions)
+    host = Host(
+        {"/etc/os-release": "ID=debian\n"}, **{"uname": (0, "6"), "/boot": (0, ""), "/sys/bus/pci": (0, pci)}
+    )
+    assert base_facts(Reader(host))["gpu.pci"] == [{"device_id": "1002:74a1"}, {"device_id": "1002:740f"}]
+
+
 def reached(monkeypatch: pytest.MonkeyPatch, **variables: Any) -> tuple[str, dict[str, Any]]:
     asked: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr("testinfra.get_host", lambda spec, **more: asked.append((spec, more)))

@@ -197,6 +197,28 @@ def test_a_node_declared_without_gpus_has_no_check_of_gpus(machines: Machines, v
     assert campaign.rejudge(folder) == from_json(report)
 
 
+def test_gpus_that_no_check_knows_are_described_and_never_pass(machines: Machines, validate: Any) -> None:
+    gpu = {"address": "0000:05:00.0", "driver": "amdgpu", "memory_bytes": 206141652992, "uncorrected": 0}
+    pci = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
+    known = {"amdgpu.devices": [gpu], "amdgpu.loaded_version": "6.10.5", "amdgpu.rocm": None}
+    machines.add("gpu-01")
+    machines.add("gpu-02", **{"gpu.count": 1, "gpu.pci": pci}, **known)
+    code, report, folder = validate()
+    assert code == ExitCode.INCOMPLETE
+    assert verdicts(report) == {"gpu-01": "pass", "gpu-02": "error"}
+    error = report["nodes"][1]["error"]
+    assert error.startswith("1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — ")
+    assert "driver amdgpu 6.10.5" in error
+    assert {node for node, _ in machines.played} == {"gpu-01"}
+    assert [sorted(asked)[:1] for asked in machines.asked[1:]] == [["amd_smi.gpus"]]
+    assert campaign.rejudge(folder) == from_json(report)
+    (kept,) = (
+        node for node in map(json.loads, (folder / "facts.jsonl").read_text().splitlines()) if node["error"]
+    )
+    assert kept["facts"]["amdgpu.devices"] == [gpu]
+    assert kept["gpuprov_node"]["gpu"]["vendor"] == "amd"
+
+
 def test_a_reboot_during_the_run_is_not_a_pass(machines: Machines, validate: Any) -> None:
     machines.boot_id = "boot-2"
     code, report, _ = validate("--stage", "quick")

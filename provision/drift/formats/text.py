@@ -21,7 +21,7 @@ def render(report: DriftReport) -> str:
         *diagnosis.section(report.causes, report.seen.arguments),
         *_validation(report),
     ]
-    lines += drift_text.trouble(seen.refused, seen.troubles)
+    lines += drift_text.trouble(seen.refused, seen.troubles, seen.host_only)
     lines += totals(report)
     if report.run_folder:
         lines.append(f"run folder {report.run_folder}")

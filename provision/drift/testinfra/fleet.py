@@ -124,7 +124,7 @@ def base_facts(reader: Reader) -> dict[str, Any]:
     debian, redhat = {"debian", "ubuntu"}.intersection(kin), {"rhel", "fedora", "centos"}.intersection(kin)
     running = host.check_output("uname -r")
     kernels = host.run("ls -1 /boot | sed -n 's/^vmlinuz-//p' | sort -V").stdout.split()
-    gpus = reader.pci_functions("0x03")
+    gpus = reader.pci_functions("gpu")
     return {
         "os.id": release.get("ID"),
         "os.version_id": release.get("VERSION_ID"),
@@ -135,5 +135,5 @@ def base_facts(reader: Reader) -> dict[str, Any]:
         "kernel.boot_release": kernels[-1] if kernels else running,
         "gpu.count": len(gpus),
         "gpu.pci": [{"device_id": device} for device in gpus],
-        "gpu.nvswitch_count": len(reader.pci_functions("0x0680")),
+        "gpu.nvswitch_count": len(reader.pci_functions("switch")),
     }

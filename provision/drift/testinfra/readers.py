@@ -1,7 +1,8 @@
 """The testinfra reader of each family of facts: testinfra's modules, and `host.run` where it has none.
 
-Nothing here knows the program that gpuprov sends to nodes; only the names of the facts (docs/facts.md) are
-shared. Where both would have to read the same file in the same way, another source is taken.
+Nothing here knows the program that gpuprov sends to nodes; only the names of the facts (docs/facts.md) and
+what of the PCI bus is a GPU are shared. Where both would have to read the same file in the same way, another
+source is taken.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import re
 import subprocess
 import tempfile
 from typing import Any
+
+from provision.node.observe.vendors import part_of
 
 # Each is read by the method of its name.
 _FAMILIES = frozenset(
@@ -176,17 +179,25 @@ class Reader:
     def gpu(self, rest: str) -> Any:
         if rest != "count":
             raise Unreadable(f"gpu.{rest} is computed by gpuprov, and no tool prints it")
-        return len(self.pci_functions("0x03"))
+        return len(self.pci_functions("gpu"))
 
-    def pci_functions(self, kind: str) -> list[str]:
-        """The PCI ids of NVIDIA's functions whose class begins with `kind`, in address order: 10de:2330."""
+    def pci_functions(self, part: str) -> list[str]:
+        """The PCI ids of the functions that are a `gpu` or a `switch`, in address order: 10de:2330. Those
+        that a GPU has for guests are not among them."""
         script = (
-            "cd /sys/bus/pci/devices && for d in *; do test -e $d/class && "
+            "cd /sys/bus/pci/devices && for d in *; do test -e $d/class && test ! -e $d/physfn && "
             "echo $d $(cat $d/class $d/vendor $d/device); done; true"
         )
         rows = [line.split() for line in self.host.check_output(script).splitlines()]
-        found = [row for row in rows if len(row) == 4 and row[2] == "0x10de" and row[1].startswith(kind)]
-        return [f"10de:{row[3].removeprefix('0x')}" for row in sorted(found)]
+        numbers = [
+            (address, kind, *(number.removeprefix("0x") for number in (vendor, device)))
+            for address, kind, vendor, device in (row for row in rows if len(row) == 4)
+        ]
+        return [
+            f"{vendor}:{device}"
+            for _, kind, vendor, device in sorted(numbers)
+            if part_of(vendor, device, kind) == part
+        ]
 
     def secure_boot(self, rest: str) -> Any:
         if rest != "enabled" or not self.host.exists("mokutil"):

@@ -6,7 +6,7 @@ DOCUMENTATION = r"""
 module: node_facts
 short_description: Look at a GPU node
 description:
-  - Describes a machine (its system, its kernels, its NVIDIA GPUs and how they are joined), and reads the
+  - Describes a machine (its system, its kernels, its GPUs and how they are joined), and reads the
     facts that it is asked for by name. Needs no tool and no driver for the description.
   - A fact that does not exist on the machine is null. One that could not be read is in C(problems), never
     null.
@@ -75,6 +75,7 @@ ansible_facts:
         os: {id: debian, version_id: "13", codename: trixie, family: debian, arch: x86_64}
         kernel: {release: 6.12.107+deb13-amd64, boot_release: 6.12.107+deb13-amd64}
         gpu:
+          vendor: nvidia
           sku: h100-sxm
           count: 8
           architecture: hopper
@@ -90,6 +91,8 @@ from provision.node.products import PRODUCTS  # noqa: E402
 
 from provision.node.description import describe  # noqa: E402
 from provision.node.observe import (  # noqa: E402
+    amd_smi,
+    amdgpu,
     certificate,
     clock,
     container,
@@ -125,6 +128,8 @@ from provision.node.observe.answer import answer  # noqa: E402
 
 # Each knows facts by itself; named here, they are sent along to the node.
 READERS = (
+    amd_smi,
+    amdgpu,
     certificate,
     clock,
     container,

@@ -16,7 +16,7 @@ from provision.node.observe.files import (
     read_text,
 )
 from provision.node.observe.probe import FAMILIES, whole_family
-from provision.node.observe.system import NVIDIA
+from provision.node.observe.vendors import gpu_part
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 DMI_NAMES = ("sys_vendor", "product_name")
@@ -68,10 +68,10 @@ def buses_below(address, config):
 
 
 def is_endpoint_of_interest(folder):
-    """Whether it is an NVIDIA GPU (display class), or a network card that does RDMA."""
+    """Whether it is a GPU, or a network card that does RDMA."""
+    if gpu_part(folder) == "gpu":
+        return True
     kind = (read_line(folder + "class") or "").lower()
-    if kind[:4] == "0x03":
-        return (read_line(folder + "vendor") or "").lower() == NVIDIA
     return kind[:6] == "0x0207" or (kind[:4] == "0x02" and bool(names_in(folder + "infiniband")))
 
 

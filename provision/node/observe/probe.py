@@ -74,8 +74,9 @@ def whole_family(functions, tools=None):
 
 
 def find_tool(name):
-    for folder in TOOL_FOLDERS:
-        path = at(folder + "/" + name)
+    """Where a tool is, by its name or its whole path."""
+    for folder in [""] if name[:1] == "/" else TOOL_FOLDERS:
+        path = at(folder + "/" + name.lstrip("/"))
         if os.access(path, os.X_OK):
             return path
     raise ReadError("%s is not installed" % name)

@@ -3,8 +3,9 @@
 import os
 
 from provision.node.observe.files import ReadError, at, names_in, read_line, read_text
+from provision.node.observe.vendors import gpu_part
 
-NVIDIA = "0x10de"
+PCI_FUNCTIONS = "/sys/bus/pci/devices"
 
 
 def settings_in(path):
@@ -116,14 +117,12 @@ def pci_id(folder, prefix):
 def probe_gpu():
     gpus = []
     switches = 0
-    for address in names_in("/sys/bus/pci/devices"):
-        folder = "/sys/bus/pci/devices/%s/" % address
-        if (read_line(folder + "vendor") or "").lower() != NVIDIA:
-            continue
-        kind = (read_line(folder + "class") or "").lower()[:6]
-        if kind == "0x0680":
+    for address in names_in(PCI_FUNCTIONS):
+        folder = "%s/%s/" % (PCI_FUNCTIONS, address)
+        part = gpu_part(folder)
+        if part == "switch":
             switches += 1
-        if kind[:4] == "0x03":
+        if part == "gpu":
             gpus.append(
                 {
                     "address": address,

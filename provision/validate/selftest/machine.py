@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.checks.node_facts import NodeFacts, node_facts_of
-from provision.desired import stack
+from provision.desired import stack, vendors
 from provision.errors import GpuprovError
 from provision.paths import PLAYBOOKS
 from provision.remote import node_program
@@ -43,6 +43,8 @@ def look(facts: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
             "no NVIDIA GPU on the PCI bus of this machine",
             "run it on a GPU machine; on one, look at `lspci -d 10de:` and at the GPUs' seats and power",
         )
+    if vendors.only_observed(node.gpuprov_node):
+        raise SelftestError(vendors.cannot(node.gpuprov_node, "check"), "run it on a machine with other GPUs")
     return node
 
 

@@ -1,0 +1,52 @@
+"""What gpuprov can do with the GPUs of each vendor, and what is said of those with which it can only look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from provision.desired import amd
+from provision.desired.skus import PROVISIONED
+from provision.node.description import MIXED
+
+NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
+# Roles for the host alone, whatever GPUs it has.
+HOST_ROLES = ("host_settings", "rdma", "package_lock")
+
+NO_GPU = "no NVIDIA GPU on the PCI bus"
+NO_GPU_FIX = "check power and seating (lspci -d 10de:)"
+NO_GPU_ON_PURPOSE = (
+    "none on purpose: leave it out with --nodes, or set nvidia_driver_require_gpu: false and "
+    "gpuprov_expected_gpus: 0"
+)
+
+# What to ask of a node whose GPUs are of a vendor that is only looked at.
+_FACTS: Mapping[str, frozenset[str]] = {"amd": amd.FACTS}
+LEAVE_OUT = "leave it out with --nodes"
+HOST_ONLY = f"or list its roles for the host alone as gpuprov_roles: [{', '.join(HOST_ROLES)}]"
+
+
+def only_observed(gpuprov_node: Mapping[str, Any]) -> bool:
+    """Whether the machine has GPUs that gpuprov can neither provision nor check yet."""
+    return gpuprov_node["gpu"].get("vendor") not in (None, PROVISIONED)
+
+
+def facts_of(gpuprov_node: Mapping[str, Any]) -> frozenset[str]:
+    """The facts that say what can be said of such GPUs; none for others."""
+    return _FACTS.get(str(gpuprov_node["gpu"].get("vendor")), frozenset())
+
+
+def cannot(gpuprov_node: Mapping[str, Any], what: str) -> str:
+    """One line for a machine with such GPUs: `8 AMD Instinct MI300X: observed; gpuprov cannot provision AMD
+    GPUs yet`. `what`: provision or check."""
+    gpu = gpuprov_node["gpu"]
+    if gpu.get("vendor") == MIXED:
+        return f"GPUs of several vendors ({', '.join(gpu['pci_ids'])}): observed; gpuprov cannot {what} them"
+    whose = NAMES[gpu["vendor"]]
+    name = next(iter(gpu.get("product_names", ())), f"{whose} GPUs ({', '.join(gpu['pci_ids'])})")
+    return f"{gpu['count']} {name}: observed; gpuprov cannot {what} {whose} GPUs yet"
+
+
+def seen(gpuprov_node: Mapping[str, Any], facts: Mapping[str, Any], problems: Mapping[str, str]) -> str:
+    """What was read of such GPUs, in one line; empty where there is nothing to say."""
+    return amd.seen(gpuprov_node, facts, problems) if gpuprov_node["gpu"].get("vendor") == "amd" else ""

@@ -1,0 +1,70 @@
+"""What amd-smi says of the GPUs that the driver answers for: `amd_smi.gpus`, one entry each in its order.
+
+The same GPUs are in amdgpu.devices, read without it: one that amd-smi does not list is on the bus, and no
+program can use it. ROCm 6 prints a list, later ones the list below `gpu_data`; the limits of power moved.
+"""
+
+import os
+
+from provision.node.observe.files import at
+from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
+
+AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi")
+STATIC = ("static", "--asic", "--bus", "--limit", "--vram", "--ras", "--json")
+
+
+def amount(value):
+    """The whole number in {"value": 750, "unit": "W"}, or of a bare one; None for `N/A`."""
+    number = value.get("value") if isinstance(value, dict) else value
+    return int(number) if isinstance(number, (int, float)) and abs(number) < 1e15 else None
+
+
+def within(entry, *names):
+    """What is below these names in nested dictionaries; None where one is missing."""
+    for name in names:
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    return entry
+
+
+def of_amd_smi(entry):
+    """An entry of `amd-smi static`, flat."""
+    limit = within(entry, "limit")
+    current = within(limit, "ppt0", "socket_power_limit") or within(limit, "socket_power")
+    most = within(limit, "ppt0", "max_power_limit") or within(limit, "max_power")
+    name, state = within(entry, "asic", "market_name"), within(entry, "ras", "ecc_block_state", "UMC")
+    return {
+        "address": str(within(entry, "bus", "bdf")).lower(),
+        "name": name if isinstance(name, str) else None,
+        "memory_mib": amount(within(entry, "vram", "size")),  # it prints MB, and means this
+        "power_limit_w": amount(current),
+        "power_limit_max_w": amount(most),
+        "memory_ecc": state if isinstance(state, str) else None,
+    }
+
+
+def parse_static(names, output):
+    import json  # only nodes with such GPUs pay for it
+
+    # Warnings may stand before the document: WARNING: User is missing the following required groups: render
+    starts = [place for place in (output.find("\n" + sign) for sign in "[{") if place >= 0]
+    text = "\n" + output if output[:1] in ("[", "{") else output[min(starts) :] if starts else ""
+    try:
+        found = json.JSONDecoder().raw_decode(text.lstrip())[0]
+    except ValueError:
+        raise answered("amd-smi", output) from None
+    entries = found.get("gpu_data") if isinstance(found, dict) else found
+    if not isinstance(entries, list) or not all(
+        isinstance(within(entry, "bus", "bdf"), str) for entry in entries
+    ):
+        raise answered("amd-smi", output)
+    return {name: [of_amd_smi(entry) for entry in entries] for name in names}
+
+
+def amd_smi_probe(name):
+    for path in AMD_SMI:
+        if os.access(at(path), os.X_OK):
+            return Probe([name], command=[path, *STATIC], parse=parse_static)
+    return Probe([name], read=lambda: {name: None})
+
+
+FAMILIES["amd_smi"] = whole_family({}, tools={"gpus": amd_smi_probe})

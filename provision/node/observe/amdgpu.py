@@ -1,0 +1,196 @@
+"""What the driver amdgpu says of AMD's Instinct GPUs, from sysfs alone: neither ROCm nor a tool is needed.
+
+`amdgpu.devices` has one entry for each GPU on the PCI bus, in address order; a die of an MI250 module is one.
+Of a value that the driver does not give, the entry has None; of counters that it does not give now, `unread`
+says why, and they are not zero.
+"""
+
+from provision.node.observe.files import ReadError, link_target, names_in, read_line, read_text
+from provision.node.observe.probe import FAMILIES, whole_family
+from provision.node.observe.system import PCI_FUNCTIONS, as_number, pci_id
+from provision.node.observe.vendors import AMD, gpu_part, number_in
+
+MODULE = "/sys/module/amdgpu"
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+ROCM_VERSION = "/opt/rocm/.info/version"
+RAS_KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
+COUNTS = "_err_count"  # umc_err_count: each block of the GPU has a file of its own
+
+
+def amdgpu_version():
+    """The driver's own version; the kernel's release where it is part of the kernel; None when not loaded."""
+    if not names_in(MODULE):
+        return None
+    return read_line(MODULE + "/version") or "kernel " + (
+        read_line("/proc/sys/kernel/osrelease") or "unknown"
+    )
+
+
+def counted(text):
+    """What a file of error counts says, by its words: {"ue": 0, "ce": 3}. Raises ReadError where it counts
+    nothing: `Query currently inaccessible`, while the GPU is being reset."""
+    counts = {}
+    for line in text.splitlines():
+        word, colon, number = line.partition(": ")
+        if not colon or word not in RAS_KINDS or not number.strip().isdigit():
+            raise ReadError(line.strip()[:80] or "an empty line")
+        counts[word] = int(number)
+    if "ue" not in counts:
+        raise ReadError("no count of uncorrected errors")
+    return counts
+
+
+def ras_counters(folder, unread):
+    """The errors of a GPU by kind over all its blocks, and `blocks`, those that have some. Why one counted
+    nothing is added to `unread`; a total is then of the others, and None instead of zero."""
+    totals = {}
+    blocks = []
+    files = [name for name in names_in(folder + "ras") if name[-len(COUNTS) :] == COUNTS]
+    for name in files:
+        block = name[: -len(COUNTS)]
+        try:
+            counts = counted(read_text(folder + "ras/" + name) or "")
+        except ReadError as reason:
+            unread.append("%s: %s" % (block, reason))
+            continue
+        for word in counts:
+            totals[word] = totals.get(word, 0) + counts[word]
+        blocks += ["%s %s %d" % (block, word, counts[word]) for word in counts if counts[word]]
+    if not files:
+        unread.append("the driver gives no error counters")
+    silent = None if unread else 0
+    found = {kind: totals[word] or silent if word in totals else None for word, kind in RAS_KINDS.items()}
+    return dict(found, blocks=", ".join(blocks))
+
+
+def bad_pages(folder, unread):
+    """Pages of memory found bad, and how many of them the driver has not reserved (yet)."""
+    try:
+        text = read_text(folder + "ras/gpu_vram_bad_pages", 1024 * 1024)
+    except ReadError as reason:
+        unread.append("bad pages: %s" % reason)
+        text = None
+    if text is None:
+        return {"bad_pages": None, "bad_pages_in_use": None}
+    flags = [line.rpartition(":")[2].strip() for line in text.splitlines() if line.strip()]
+    # 0x00000001 : 0x00001000 : R  (reserved; P is pending, F could not be reserved)
+    return {"bad_pages": len(flags), "bad_pages_in_use": len([flag for flag in flags if flag != "R"])}
+
+
+def slot_of(folder, address):
+    """The folder of the function that is plugged into the slot: AMD's GPUs are behind bridges of their own,
+    between which the link is always a full one."""
+    slot = folder
+    parents = (link_target(folder[:-1]) or "").split("/")
+    for parent in reversed(parents[:-1] if parents[-1:] == [address] else []):
+        above = "%s/%s/" % (PCI_FUNCTIONS, parent)
+        if number_in(above + "vendor") != AMD:
+            break
+        slot = above
+    return slot
+
+
+def kfd_properties():
+    """{PCI address: {compute_units, memory_bytes, partitions}} of the GPUs that programs can compute with."""
+    found = {}
+    for name in names_in(KFD_NODES):
+        folder = "%s/%s/" % (KFD_NODES, name)
+        text = read_text(folder + "properties") or ""
+        values = dict(line.split(None, 1) for line in text.splitlines() if len(line.split()) == 2)
+        simds, each = as_number(values.get("simd_count")), as_number(values.get("simd_per_cu"))
+        place = as_number(values.get("location_id"))
+        if not simds or not each or place is None:
+            continue  # a processor
+        domain = as_number(values.get("domain")) or 0
+        place &= 0xFFFF  # above are the numbers of partitions
+        address = "%04x:%02x:%02x.%d" % (domain, place >> 8, place >> 3 & 31, place & 7)
+        known = found.setdefault(address, {"compute_units": 0, "memory_bytes": 0, "partitions": 0})
+        known["compute_units"] += simds // each
+        known["memory_bytes"] += kfd_memory(folder)
+        known["partitions"] += 1
+    return found
+
+
+def kfd_memory(folder):
+    """Bytes of all memory banks of a node of the topology."""
+    total = 0
+    for name in names_in(folder + "mem_banks"):
+        for line in (read_text("%smem_banks/%s/properties" % (folder, name)) or "").splitlines():
+            words = line.split()
+            if words[:1] == ["size_in_bytes"]:
+                total += as_number(words[-1]) or 0
+    return total
+
+
+def xgmi_links(row):
+    """Links to all other GPUs, of the driver's row (`00 01 01 01`), and to how many there are some."""
+    try:
+        numbers = [int(cell, 16) for cell in (row or "").split()]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        return {"xgmi_links": None, "xgmi_peers": None}
+    return {"xgmi_links": sum(numbers), "xgmi_peers": len([number for number in numbers if number])}
+
+
+def amdgpu_device(address, computing):
+    folder = "%s/%s/" % (PCI_FUNCTIONS, address)
+    slot = slot_of(folder, address)
+    unread = []
+
+    def given(name, place=folder):
+        # The driver refuses some of its files while the GPU is being reset.
+        try:
+            return read_line(place + name) or None
+        except ReadError as reason:
+            unread.append("%s: %s" % (name, reason))
+            return None
+
+    entry = {
+        "address": address,
+        "device_id": pci_id(folder, ""),
+        "driver": (link_target(folder + "driver") or "").rpartition("/")[2] or None,
+        "name": given("product_name"),
+        "serial": given("serial_number"),
+        "unique_id": given("unique_id"),
+        "vbios": given("vbios_version"),
+        "memory_bytes": as_number(given("mem_info_vram_total")),
+        "compute_partition": given("current_compute_partition"),
+        "memory_partition": given("current_memory_partition"),
+        "compute_units": None,
+        "partitions": None,
+        "link_speed": given("current_link_speed", slot),
+        "link_speed_max": given("max_link_speed", slot),
+        "link_width": as_number(given("current_link_width", slot)),
+        "link_width_max": as_number(given("max_link_width", slot)),
+        "pcie_replays": as_number(given("pcie_replay_count")),
+    }
+    known = computing.get(address)
+    if known:
+        entry.update(compute_units=known["compute_units"], partitions=known["partitions"])
+        # An MI300A has no memory of its own; what the driver lets it use is in the topology alone.
+        entry["memory_bytes"] = entry["memory_bytes"] or known["memory_bytes"] or None
+    entry.update(xgmi_links(given("xgmi_num_links")))
+    entry.update(ras_counters(folder, unread))
+    entry.update(bad_pages(folder, unread))
+    return dict(entry, unread="; ".join(unread))
+
+
+def amdgpu_devices():
+    """One entry for each GPU of AMD's, whether the driver has it or not."""
+    computing = kfd_properties()
+    found = []
+    for address in names_in(PCI_FUNCTIONS):
+        folder = "%s/%s/" % (PCI_FUNCTIONS, address)
+        if number_in(folder + "vendor") == AMD and gpu_part(folder) == "gpu":
+            found.append(amdgpu_device(address, computing))
+    return found
+
+
+FAMILIES["amdgpu"] = whole_family(
+    {
+        "loaded_version": amdgpu_version,
+        "devices": amdgpu_devices,
+        "rocm": lambda: read_line(ROCM_VERSION) or None,
+    }
+)

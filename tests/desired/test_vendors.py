@@ -1,0 +1,218 @@
+"""GPUs that gpuprov can only look at: what is said of them, and that nothing is done to their nodes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.checks.node_facts import node_facts_of
+from provision.desired import compatibility, stack, vendors
+from provision.errors import GpuprovError
+from provision.validate.selftest import machine
+from tests.support.observed import debian
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def device(address: str = "0000:05:00.0", **values: Any) -> dict[str, Any]:
+    """A healthy MI300X, as amdgpu.devices has it."""
+    usual = {
+        **{"address": address, "driver": "amdgpu", "memory_bytes": 206141652992, "compute_units": 304},
+        **{"compute_partition": "SPX", "memory_partition": "NPS1", "partitions": 1},
+        **{"link_speed": "32.0 GT/s PCIe", "link_width": 16, "link_width_max": 16},
+        **{"xgmi_links": 7, "xgmi_peers": 7, "uncorrected": 0, "blocks": "", "bad_pages": 0, "unread": ""},
+    }
+    return {**usual, **values}
+
+
+def base(*ids: str) -> dict[str, Any]:
+    pci = [{"address": f"0000:{number:02x}:00.0", "device_id": each} for number, each in enumerate(ids)]
+    return {**debian("13", "trixie", "6.12.0"), "gpu.count": len(ids), "gpu.pci": pci}
+
+
+def said(*devices: dict[str, Any], ids: tuple[str, ...] = (), **facts: Any) -> str:
+    node = stack.describe_node(base(*(ids or ["1002:74a1"] * len(devices))))
+    known = {"amdgpu.loaded_version": "6.10.5", "amdgpu.rocm": "6.3.3-74", "amdgpu.devices": list(devices)}
+    return vendors.seen(node, {**known, **facts}, {})
+
+
+def test_what_is_alike_is_said_once() -> None:
+    assert said(device(), device("0000:26:00.0")) == (
+        "driver amdgpu 6.10.5, ROCm 6.3.3-74, 0 uncorrected errors, PCIe 32.0 GT/s x16, 192 GiB each, "
+        "304 compute units each, 7 xGMI links to 7 GPUs each"
+    )
+
+
+@pytest.mark.parametrize(
+    ("differs", "words"),
+    [
+        ({"uncorrected": 2, "blocks": "umc ue 2"}, "2 uncorrected errors (umc ue 2) (0000:26:00.0)"),
+        ({"uncorrected": None, "unread": "umc: x"}, "uncorrected errors not counted (0000:26:00.0)"),
+        ({"uncorrected": None, "unread": "umc: x"}, "unread: umc: x (0000:26:00.0)"),
+        ({"bad_pages": 1}, "1 bad page of memory (0000:26:00.0)"),
+        ({"link_width": 8}, "PCIe 32.0 GT/s x8 of x16 (0000:26:00.0)"),
+        ({"link_speed": "Unknown"}, "PCIe link unknown (0000:26:00.0)"),
+        ({"xgmi_links": 6, "xgmi_peers": 6}, "6 xGMI links to 6 GPUs each (0000:26:00.0)"),
+        ({"driver": None}, "not taken by the driver amdgpu (0000:26:00.0)"),
+        ({"memory_bytes": None}, "memory unknown (0000:26:00.0)"),
+        ({"compute_units": None}, "not in the topology of the compute driver (0000:26:00.0)"),
+        ({"compute_partition": "CPX", "memory_partition": "NPS4"}, "CPX/NPS4 (0000:26:00.0)"),
+    ],
+)
+def test_what_differs_is_said_of_its_gpu(differs: dict[str, Any], words: str) -> None:
+    text = said(device(), device("0000:26:00.0", **differs))
+    assert words in text
+    assert text.index(words) < text.index("driver amdgpu 6.10.5")  # reports cut long lines
+    assert words.partition(" (")[0] not in said(device(), device("0000:26:00.0"))
+
+
+def test_many_gpus_are_not_all_named() -> None:
+    text = said(device("0000:01:00.0"), *(device(f"0000:{n}0:00.0", bad_pages=3) for n in range(1, 8)))
+    assert "3 bad pages of memory (0000:10:00.0 and 6 more)" in text
+
+
+def smi(address: str = "0000:05:00.0", **values: Any) -> dict[str, Any]:
+    """The same GPU, as amd_smi.gpus has it."""
+    return {
+        "address": address,
+        "power_limit_w": 750,
+        "power_limit_max_w": 750,
+        "memory_ecc": "ENABLED",
+        **values,
+    }
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ([smi(), smi("0000:26:00.0")], "power limit 750 W each"),
+        ([smi()], "amd-smi does not list 0000:26:00.0"),
+        ([], "amd-smi does not list 0000:05:00.0 0000:26:00.0"),
+        (None, "no amd-smi"),
+        ([smi(), smi("0000:26:00.0", power_limit_w=500)], "power limit 500 W of 750 W each (0000:26:00.0)"),
+        ([smi(), smi("0000:26:00.0", memory_ecc="DISABLED")], "ECC of memory off (0000:26:00.0)"),
+    ],
+)
+def test_what_amd_smi_says_beside(listed: Any, words: str) -> None:
+    text = said(device(), device("0000:26:00.0"), **{"amd_smi.gpus": listed})
+    assert f"{words}, " in f"{text}, "
+    assert words not in said(device(), device("0000:26:00.0"))
+
+
+def test_two_dies_are_one_module() -> None:
+    dies = [device(f"0000:c{n}:00.0", memory_bytes=68702699520, compute_units=110) for n in range(8)]
+    text = said(*dies, ids=("1002:7408",) * 8)
+    assert "4 modules of 2 GPUs" in text
+    assert "63.98 GiB each, 110 compute units each" in text
+
+
+def test_the_dies_of_a_module_may_have_different_links() -> None:
+    dies = [
+        device(f"0000:c{n}:00.0", device_id="1002:7408", xgmi_links=6 + n % 2, xgmi_peers=3) for n in range(8)
+    ]
+    assert said(*dies, ids=("1002:7408",) * 8).endswith("xGMI to 3 GPUs each")
+
+
+def test_what_holds_for_none_is_said_of_all() -> None:
+    text = said(*(device(f"0000:{n}5:00.0", link_width=8, uncorrected=None) for n in range(8)))
+    assert text.startswith("uncorrected errors not counted, PCIe 32.0 GT/s x8 of x16, driver amdgpu")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "many", [None, "x"], [{"address": 7, "uncorrected": "0"}], [{}]])
+def test_a_strange_answer_of_a_node_is_no_healthy_gpu(wrong: Any) -> None:
+    text = said(device(), **{"amdgpu.devices": wrong})
+    assert "0 uncorrected" not in text
+
+
+def test_what_a_node_says_moves_no_cursor_and_has_an_end() -> None:
+    text = said(device(blocks="\x1b[2J" + "x" * 5000, uncorrected=1))
+    assert text.isprintable()
+    assert len(text) < 400
+
+
+def test_what_could_not_be_read_is_said() -> None:
+    node = stack.describe_node(base("1002:74a1"))
+    reason = {"amdgpu.devices": "no answer within 8 s"}
+    assert vendors.seen(node, {"amdgpu.loaded_version": None}, reason) == (
+        "amdgpu.devices unread (no answer within 8 s), driver amdgpu not loaded"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (["1002:74a1"] * 8, "8 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet"),
+        (["1002:75a0"], "1 AMD GPUs (1002:75a0): observed; gpuprov cannot provision AMD GPUs yet"),
+        (
+            ["10de:2330", "1002:74a1"],
+            "GPUs of several vendors (1002:74a1, 10de:2330): observed; gpuprov cannot",
+        ),
+    ],
+)
+def test_a_machine_with_gpus_that_no_role_knows_is_refused(ids: list[str], words: str) -> None:
+    (refusal,) = compatibility.check_node({}, stack.describe_node(base(*ids)), "gpu-01")
+    assert refusal.rule == "vendor"
+    assert refusal.what.startswith(f"gpu-01: {words}")
+    assert "gpuprov_roles: [host_settings, rdma, package_lock]" in refusal.fix
+
+
+@pytest.mark.parametrize(
+    ("roles", "refused"),
+    [
+        (list(vendors.HOST_ROLES), False),
+        ([], False),
+        (["host_settings", "nvidia_driver"], True),
+        (["validation_tools"], True),
+        (["container_toolkit"], True),
+    ],
+)
+def test_its_host_may_be_provisioned_alone(roles: list[str], refused: bool) -> None:
+    node = stack.describe_node(base("1002:74a1"))
+    rules = [found.rule for found in compatibility.check_node({"gpuprov_roles": roles}, node, "gpu-01")]
+    assert rules == (["vendor"] if refused else [])
+
+
+@pytest.mark.parametrize("declared", [{}, {"gpuprov_expected_gpus": 8}, {"gpuprov_expected_gpus": 0}])
+def test_no_check_runs_on_it_whatever_was_declared(declared: dict[str, Any]) -> None:
+    facts = {**base("1002:74a1"), "amdgpu.devices": [device(uncorrected=1)]}
+    node = node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), declared)
+    assert node.error.startswith(
+        "1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — 1 uncorrected error, "
+    )
+    assert "192 GiB each" in node.error
+    assert (node.missing_gpus, node.without_gpus) == (False, False)
+
+
+def test_the_selftest_does_not_begin_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_observed", lambda _: (base("1002:74a1"), {}))
+    with pytest.raises(GpuprovError, match="gpuprov cannot check AMD GPUs yet"):
+        machine.look(frozenset(), {})
+
+
+# Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
+PLACES = {
+    *("provision/desired/amd.py", "provision/desired/vendors.py"),
+    *(f"provision/node/observe/{name}.py" for name in ("amd_smi", "amdgpu", "vendors")),
+    *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
+    *("provision/data/skus/mi325x.yml", "provision/data/skus/mi355x.yml"),
+    "provision/node/modules/node_facts.py",  # which lists every family of facts
+}
+# Other things of the same maker, its processors and network cards, and Debian's name of an architecture.
+OTHERS = re.compile(r"amd64|\bamd_iommu\b|\bAMD-Vi\b|\bAMD EPYC\b|AuthenticAMD|Pensando", re.I)
+
+
+def test_nothing_else_names_the_second_vendor() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "provision", "roles"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    named = re.compile(r"(?<![a-z])amd(?![a-z])|amdgpu|radeon|instinct|rocm|\b1002:7", re.I)
+    found = set()
+    for name in tracked:
+        file = ROOT / name
+        if file.is_file() and named.search(OTHERS.sub("", file.read_text("utf-8", "replace"))):
+            found.add(name)
+    assert found == PLACES
