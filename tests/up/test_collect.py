@@ -143,6 +143,44 @@ def test_a_unit_that_still_runs_is_waited_for(standing: StandIn, monkeypatch: py
     assert nothing_left(run, standing, record)
 
 
+def test_what_receptor_has_not_brought_yet_is_waited_for(
+    standing: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets a unit's state and its output one by one, after a cut or a restart the latter later."""
+    for name in ("_LOOK", "_POLL"):
+        monkeypatch.setattr(units, name, 0.1)
+    run, record = killed(standing)
+    (unit,) = standing.units.values()
+    whole_answer = (unit.folder / "stdout").read_bytes()
+    (unit.folder / "stdout").write_bytes(whole_answer[:20])
+    unit.size = lambda: len(whole_answer)  # type: ignore[method-assign]
+
+    def bring() -> None:
+        time.sleep(1.5)
+        (unit.folder / "stdout").write_bytes(whole_answer)
+
+    thread = threading.Thread(target=bring)
+    thread.start()
+    said = collected(run)
+    thread.join()
+    assert "(it came to its end)" in said[-1]
+    assert len(list(run.read("events"))) == 2
+    assert nothing_left(run, standing, record)
+
+
+def test_what_never_comes_is_not_waited_for_for_ever(
+    standing: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.remote.workers.assignment.RETURN", 0.5)
+    for name in ("_LOOK", "_POLL"):
+        monkeypatch.setattr(units, name, 0.1)
+    run, _ = killed(standing)
+    (unit,) = standing.units.values()
+    unit.size = lambda: 1 << 20  # type: ignore[method-assign]
+    (unit.folder / "stdout").write_bytes((unit.folder / "stdout").read_bytes()[:20])
+    assert "exit status 0" in collected(run)[-1]
+
+
 def test_what_cannot_be_read_any_more_is_ended_and_said(standing: StandIn) -> None:
     run, record = killed(standing)
     sealed.forget(record.label)  # its key was in memory

@@ -239,15 +239,17 @@ class Unit:
             self._away = time.monotonic()
 
     def _decided(self) -> bool:
-        complete = self._state.get("StateName") in COMPLETE
-        size = self._state.get("StdoutSize")
-        all_read = not isinstance(size, int) or self._stream.position >= size
         silent = time.monotonic() - self._heard
-        return (
-            (complete and (all_read or silent > _LOOK))
-            or silent > assignment.SILENCE
-            or self._ending is not None
-        )
+        return self._complete() or silent > assignment.SILENCE or self._ending is not None
+
+    def _complete(self) -> bool:
+        """Whether it has ended, and no more will come of what it printed. Receptor gets that apart from the
+        state: after a cut or a restart much later, and not at all once the unit was told to end."""
+        size = self._state.get("StdoutSize")
+        behind = isinstance(size, int) and self._stream.position < size
+        patience = assignment.RETURN if self._ending is None else _LOOK
+        quiet = time.monotonic() - max(self._heard, self._away)
+        return self._state.get("StateName") in COMPLETE and not (behind and quiet <= patience)
 
     def _over(self) -> Ended | None:
         """How it ended, if it has."""
@@ -261,7 +263,7 @@ class Unit:
             if trouble:
                 return Ended(End.LOST, causes.failed(self._way.worker, trouble))
             return Ended(End.DONE)
-        if self._state.get("StateName") not in COMPLETE:
+        if not self._complete():
             return None
         if self._confirmed:
             return Ended(End.LOST, self._silent())
