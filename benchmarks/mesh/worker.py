@@ -157,7 +157,7 @@ class Process:
         if output is None:
             data["error"] = ["unreachable", f"{node} did not answer within 10 s", "is it powered on?"]
         else:
-            data["output"] = base64.b64encode(output).decode()
+            data["output"] = worker_stream.packed(output)
         about = {"event": worker_stream.OUTPUT, "counter": number, "uuid": f"output-{number}"}
         return {**about, "event_data": data}
 
