@@ -315,9 +315,6 @@ def test_validate_drift_lock_and_status_are_the_controllers(lab: Lab, alone: Alo
     assert {node["verdict"] for node in report["nodes"]} == {"pass"}
     kept = (lasting(json.loads(desk.kept("validate", "report.json"))) for desk in (mesh, alone.desk))
     assert not list(differing(*kept))
-    undo(lab, ["gpu-03", "gpu-11"])
-    found = both(alone, mesh, ExitCode.DRIFT, "drift", "--nodes", "gpu_nodes")
-    assert {row["node"] for row in found["drifts"]} == {"gpu-03", "gpu-11"}
     locks = []
     with alone.sees_all() as desk:
         for one in (desk, mesh):
@@ -327,6 +324,9 @@ def test_validate_drift_lock_and_status_are_the_controllers(lab: Lab, alone: Alo
             locks.append(yaml.safe_load(text)["groups"])
     assert locks[0] == locks[1]
     assert locks[0][0]["packages"]
+    undo(lab, ["gpu-03", "gpu-11"])
+    found = both(alone, mesh, ExitCode.DRIFT, "drift", "--nodes", "gpu_nodes")
+    assert {row["node"] for row in found["drifts"]} == {"gpu-03", "gpu-11"}
     lab.node("gpu-12").fault("gpu_lost", gpu=3)
     try:
         for name in NODES:
@@ -342,8 +342,10 @@ def test_a_burn_in_is_the_controllers(alone: Alone, mesh: Desk) -> None:
     with alone.sees_all() as desk:
         for one in (desk, mesh):
             words = ("--profile", f"{HOME}/short.yml", "--nodes", "gpu_nodes")
-            done = one.call("burnin", *words, "--json")
+            done = one.call("burnin", *words)
             assert done.returncode == ExitCode.OK, said(done)
+            name = one.node.run(f"ls {one.runs} | grep 'Z-burnin$' | tail -n 1").stdout.strip()
+            done = one.call("burnin", "collect", name, "--remove", "--json")
             records.append(json.loads(done.stdout))
     alone_record, shared = (
         {node["node"]: (node["verdict"], node["checks"], node["not_measured"]) for node in record["nodes"]}
@@ -385,7 +387,6 @@ def test_a_mesh_cut_in_half_for_five_minutes_loses_nothing(lab: Lab, controller:
     assert set(desk.outcomes().values()) <= {"done", "as declared"}
     assert desk.changes()
     assert set(desk.changes().values()) == {1}, "a task that changes something ran twice"
-    assert "worker-b" in said(done)
     for worker in WORKERS:
         left = lab.node(worker).as_root("ls -A /run/receptor/data/*/").stdout
         assert not left.strip(), "a unit is left"

@@ -387,11 +387,19 @@ class RealMesh:
         until(lambda: name not in self.routes(), 90)
 
     def again(self, name: str, config: list[dict[str, Any]]) -> None:
-        """Have it begin anew, with this configuration."""
+        """Have it begin anew, with this configuration, until the controller has heard of it."""
         self.stop(name)
         (self.folder / f"{name}.yml").write_text(json.dumps(config))
+        before = self._advertised(name)
         self.begin(name)
         self.wait()
+        # What work it takes, and whether signed, comes apart from the routes.
+        until(lambda: self._advertised(name) != before, 90)
+
+    def _advertised(self, name: str) -> str:
+        """When it last said what it offers."""
+        status = Control(self.socket).status()
+        return next((str(one["Time"]) for one in status["Advertisements"] or () if one["NodeID"] == name), "")
 
     def routes(self) -> set[str]:
         """The workers that the controller has a way to."""
