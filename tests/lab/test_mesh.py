@@ -327,7 +327,7 @@ def test_validate_drift_lock_and_status_are_the_controllers(lab: Lab, alone: Alo
     undo(lab, ["gpu-03", "gpu-11"])
     found = both(alone, mesh, ExitCode.DRIFT, "drift", "--nodes", "gpu_nodes")
     assert {row["node"] for row in found["drifts"]} == {"gpu-03", "gpu-11"}
-    lab.node("gpu-12").fault("gpu_lost", gpu=3)
+    lab.node("gpu-12").fault("gpu_off_bus", gpu=3)
     try:
         for name in NODES:
             lab.node(name).as_root("systemctl start gpuprov-node-health.service")
