@@ -13,6 +13,18 @@ from pathlib import Path
 from provision.errors import ExitCode
 from tests.lab.gpuprov_up import ROOT
 
+LOOK_AND_BURN = """\
+summary: a look and a burn, for tools that are simulated
+minutes: 30
+sample_seconds: 60
+space_mib: 64
+ramp_steps: 1
+abort: {gpu_celsius: 120, xids: fatal}
+segments:
+  - {name: look, kind: load, checks: [gpu_inventory], repeat: 1}
+  - {name: heat, kind: soak, checks: [gpu_burn], minutes: 2, step_minutes: 2}
+"""
+
 
 class Burnins:
     """One inventory, one profile, and the folders of the machines that know of its burn-ins."""

@@ -24,6 +24,7 @@ import yaml
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab import installed
+from tests.lab.burnins import LOOK_AND_BURN
 from tests.lab.gpuprov_up import said
 from tests.lab.images import Images
 from tests.lab.installed import GPUPROV, PYTHON
@@ -48,17 +49,6 @@ mv {home}/.ssh/part-01 {home}/.ssh/known_hosts
 rm {home}/.ssh/login
 chmod 0600 {home}/.ssh/*
 chown {user}:{user} {home}/.ssh/*
-"""
-PROFILE = """\
-summary: a look and a burn, for tools that are simulated
-minutes: 30
-sample_seconds: 60
-space_mib: 64
-ramp_steps: 1
-abort: {gpu_celsius: 120, xids: fatal}
-segments:
-  - {name: look, kind: load, checks: [gpu_inventory], repeat: 1}
-  - {name: heat, kind: soak, checks: [gpu_burn], minutes: 2, step_minutes: 2}
 """
 # What two runs of the same never have in common.
 PASSING = frozenset(
@@ -193,7 +183,7 @@ def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         list(threads.map(lambda machine: installed.install(machine, archive), machines))
     login(lab, CONTROLLER, "ops", HOME)
     machines[0].as_root(f"groupadd {GROUP} && usermod --append --groups {GROUP} ops")
-    machines[0].run(f"cat > {HOME}/short.yml", said=PROFILE)
+    machines[0].run(f"cat > {HOME}/short.yml", said=LOOK_AND_BURN)
     with apart(lab):
         yield machines[0]
 

@@ -21,7 +21,7 @@ import yaml
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab import gpu_programs
-from tests.lab.burnins import Burnins
+from tests.lab.burnins import LOOK_AND_BURN, Burnins
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import running_lab
 from tests.lab.worker_machines import (
@@ -68,17 +68,8 @@ grep -rlaFf /dev/shm/patterns /home /root /tmp /var/log /run /etc
 rm /dev/shm/patterns
 """
 
-PROFILE = """\
-summary: a look and a burn, for tools that are simulated
-minutes: 30
-sample_seconds: 60
-space_mib: 64
-ramp_steps: 1
-abort: {gpu_celsius: 120, xids: fatal}
-segments:
-  - {name: look, kind: load, checks: [gpu_inventory], repeat: 1}
-  - {name: heat, kind: soak, checks: [gpu_burn], minutes: 2, step_minutes: 2}
-  - {name: between, kind: fleet, checks: [pair_bandwidth], minutes: 10, attended: only}
+PROFILE = f"""\
+{LOOK_AND_BURN}  - {{name: between, kind: fleet, checks: [pair_bandwidth], minutes: 10, attended: only}}
 """
 # What two runs of the same never have in common.
 PASSING = frozenset(
