@@ -34,7 +34,8 @@ def seen(gpuprov_node: Mapping[str, Any], facts: Mapping[str, Any], problems: Ma
     if devices and isinstance(facts.get("amd_smi.gpus"), list):
         answering = {_text(one.get("address")) for one in listed}
         silent = [address for address in _addresses(devices) if address not in answering]
-        conspicuous += [f"amd-smi does not list {_named(silent)}"] * bool(silent)
+        if silent:
+            conspicuous.append(f"amd-smi does not list {_named(silent)}")
     for entries, words in (*((devices, each) for each in _OF_DRIVER), *((listed, each) for each in _OF_TOOL)):
         groups: dict[_Said, list[Device]] = {}
         for one in entries:
@@ -156,10 +157,11 @@ def _ecc(one: Device) -> _Said:
     return _Said("ECC of memory off" if one.get("memory_ecc") == "DISABLED" else "", conspicuous=True)
 
 
-_OF_DRIVER: tuple[Callable[[Device], _Said], ...] = (
-    *(_errors, _pages, _without_driver, _link, _memory, _units, _partitions, _xgmi, _unread),
-)
-_OF_TOOL: tuple[Callable[[Device], _Said], ...] = (_ecc, _power)
+_Words = Callable[[Device], _Said]
+_OF_DRIVER: Sequence[_Words] = [
+    _errors, _pages, _without_driver, _link, _memory, _units, _partitions, _xgmi, _unread
+]  # fmt: skip
+_OF_TOOL: Sequence[_Words] = [_ecc, _power]
 
 
 def _number(value: Any) -> int | None:
