@@ -166,6 +166,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
             self._links,
             {name: (asked.program(name), asked.program(name, ANSIBLE_BYTES)) for name in self._away},
             asked.take,
+            self._say,
             timeout=self._timeout,
             connections=self._connections,
             vault_password_files=self._files,

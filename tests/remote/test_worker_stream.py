@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import resource
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -202,6 +203,67 @@ def test_a_worker_that_was_changed_after_its_greeting_opens_nothing(play: Play) 
     assert "worker rack-1: it was changed" in outcomes["gpu-01"].message
 
 
+class Booted(Script):
+    """A worker that boots after it was greeted: it has another key, and can open nothing that was sealed
+    for the former one."""
+
+    booted = False
+
+    def __call__(self, given: bytes) -> bytes:
+        if self.booted or b'{"hello"' in given:
+            return super().__call__(given)
+        self.booted = True
+        refusal = {"kind": "key", "what": "it was started anew since it greeted", "fix": "run again"}
+        return f"{worker_stream.REFUSED}{json.dumps(refusal)}\n".encode()
+
+
+def submitted(standing: StandIn) -> int:
+    return sum("submit" in line for line in standing.asked)
+
+
+def test_a_worker_that_booted_after_its_greeting_is_greeted_again(standing: StandIn, play: Play) -> None:
+    outcomes = play(Booted(lines(*whole())))
+    assert {one.status for one in outcomes.values()} == {"ok"}
+    assert submitted(standing) == 4  # a greeting and a unit that is refused, twice
+
+
+def test_a_greeting_is_remembered_by_the_next_command(
+    standing: StandIn, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for units_so_far in (2, 3):  # a greeting and a unit; a unit
+        monkeypatch.setattr(mesh, "_meshes", {})  # as in another process
+        assert {one.status for one in play(Script(lines(*whole()))).values()} == {"ok"}
+        assert submitted(standing) == units_so_far
+
+
+def damaged(file: Path) -> None:
+    file.write_text('{"a": [1', encoding="utf-8")
+
+
+def of_another_gpuprov(file: Path) -> None:
+    file.write_text(file.read_text(encoding="utf-8").replace(worker_stream.digest(), "0" * 16))
+
+
+def an_hour_old(file: Path) -> None:
+    known = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({name: {**said, "until": time.time() - 1} for name, said in known.items()}))
+
+
+@pytest.mark.parametrize("spoilt", [damaged, of_another_gpuprov, an_hour_old])
+def test_a_greeting_that_cannot_be_relied_on_is_asked_for_again(
+    standing: StandIn,
+    play: Play,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoilt: Callable[[Path], None],
+) -> None:
+    play(Script(lines(*whole())))
+    spoilt(tmp_path / "gpuprov" / "greetings.json")
+    monkeypatch.setattr(mesh, "_meshes", {})
+    assert {one.status for one in play(Script(lines(*whole()))).values()} == {"ok"}
+    assert submitted(standing) == 4
+
+
 # Receptor 1.5.5's texts, and what is said of them.
 TLS = "TLS error connecting to remote service: CRYPTO_ERROR 0x12a (local)"
 REFUSALS = {
@@ -323,9 +385,14 @@ def test_a_unit_that_hangs_is_ended(standing: StandIn, monkeypatch: pytest.Monke
         return script(given)
 
     standing.said["rack-1"] = hangs
-    outcomes = worker_runs.run_playbook(one, OBSERVE, HOSTS)
+    heard: list[str] = []
+    outcomes = worker_runs.run_playbook(
+        one, OBSERVE, HOSTS, on_event=lambda said: heard.append(said.result.get("detail", ""))
+    )
     assert {one.status for one in outcomes.values()} == {"unreachable"}
     assert "worker rack-1: it was not heard of for" in outcomes["gpu-01"].message
+    silent = [line for line in heard if line.startswith("worker rack-1: not heard of for ")]
+    assert [line.rpartition(": ")[2] for line in silent] == ["its work is ended"]
     assert any(line.startswith("work cancel") for line in standing.asked)
     assert standing.units == {}
 
@@ -393,6 +460,7 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
         share(standing, Script(lines(*said, status, {"eof": True})), {name: {} for name in names}),
         dict.fromkeys(names, ("a", "b")),
         lambda name, output, _seconds: found.setdefault(name, []).append(output),
+        print,
         timeout=5,
         connections=2,
     )

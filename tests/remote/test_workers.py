@@ -90,7 +90,10 @@ def meshed(request: pytest.FixtureRequest, standing: StandIn, real: RealMesh | N
 
 
 def nothing_left(made: Mesh, state: Path) -> bool:
-    files = [path for path in (state / "gpuprov").rglob("*") if path.is_file()]
+    """Of units; what workers said of themselves is remembered."""
+    files = [
+        path for path in (state / "gpuprov").rglob("*") if path.is_file() and path.name != "greetings.json"
+    ]
     return not files and (not made.units if isinstance(made, StandIn) else not made.left())
 
 
@@ -437,14 +440,24 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
 
     thread = threading.Thread(target=cut)
     thread.start()
-    outcomes = partitions.run_sharded(OBSERVE, hosts)
+    said: list[str] = []
+    outcomes = partitions.run_sharded(
+        OBSERVE, hosts, on_event=lambda one: said.append(one.result.get("detail", ""))
+    )
     thread.join()
+    lines = [line for line in said if line.startswith("worker worker-a: ")]
+    silent = r"worker worker-a: not heard of for \d+ s \(the mesh has no way to it\)"
     if others:
+        (line,) = lines
+        assert re.fullmatch(rf"{silent}: others go on with its nodes after \d+ s more", line)
         assert outcomes["gpu-01"].status == "unreachable"
         assert "worker worker-a: it was not heard of for" in outcomes["gpu-01"].message
         until(lambda: not any(alive(pid) for pid in at_work), 5)
     else:
         assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+        first, last = lines
+        assert re.fullmatch(rf"{silent}, and nobody else reaches its nodes: waiting \d+ s more", first)
+        assert re.fullmatch(r"worker worker-a: heard of again, after \d+ s", last)
 
 
 # --- the locks of nodes ---

@@ -1,7 +1,7 @@
 """The mesh as this process knows it: which workers can be used now, and who gets which nodes.
 
 A worker can be used when the mesh has a way to it, its Receptor allows our work, and it consists of what we
-do: all that is asked once in a process, of all workers at the same time, before anything is sent to one.
+do: all that is asked before anything is sent to one, of all workers at the same time, and remembered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.remote.protocol import NodeError
-from provision.remote.workers import Link, Worker, assignment, causes, leftovers, units, worker_stream
+from provision.remote.workers import (
+    Link,
+    Worker,
+    assignment,
+    causes,
+    greetings,
+    leftovers,
+    units,
+    worker_stream,
+)
 from provision.remote.workers.control import Control, ControlError
 from provision.remote.workers.units import Way
 
@@ -136,8 +145,18 @@ class Mesh:
             return causes.no_receptor(name, error)
         if refused is not None:
             return refused
-        route = functools.partial(self.has_route, name)
-        way = Way(self._control, self._tls_client, self._controller, name, worker.socket, route=route)
+        again = functools.partial(self._ask, worker)
+        way = replace(self._way(worker), again=again)
+        key = greetings.recalled(*_identity(way))
+        return again() if key is None else replace(way, public_key=key)
+
+    def _way(self, worker: Worker) -> Way:
+        route = functools.partial(self.has_route, worker.name)
+        return Way(self._control, self._tls_client, self._controller, worker.name, worker.socket, route=route)
+
+    def _ask(self, worker: Worker) -> Way | NodeError:
+        """Greet it, whatever is remembered."""
+        name, way = worker.name, self._way(worker)
         said, trouble = units.hello(way, HELLO)
         if said is None or trouble is not None:
             return trouble or causes.of_words(name, b"")
@@ -146,7 +165,10 @@ class Mesh:
             return NodeError("python", f"worker {name}: {what}", fix)
         if said.get("socket"):
             return causes.no_socket(name, str(said["socket"]))
-        return replace(way, public_key=str(said.get("key")))
+        way = replace(way, public_key=str(said.get("key")), again=functools.partial(self._ask, worker))
+        greetings.remember(way.public_key, *_identity(way))
+        self._greeted[name] = (time.monotonic() + _KEPT, way)
+        return way
 
     def _not_in_mesh(self, worker: str) -> NodeError | None:
         """Why nothing can be sent to it, as far as our Receptor knows. Raises ControlError."""
@@ -184,6 +206,10 @@ class Mesh:
             routes = frozenset(table) if isinstance(table, Mapping) else frozenset()
             self._routes = (time.monotonic(), routes)
         return worker in routes
+
+
+def _identity(way: Way) -> tuple[str, ...]:
+    return way.control.path, way.tls_client, way.controller, way.worker, way.socket
 
 
 _meshes: dict[tuple[str, str], Mesh] = {}

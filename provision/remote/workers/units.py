@@ -42,10 +42,12 @@ class End(enum.Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a unit ended. `error`: why, where it did not come to its end."""
+    """How a unit ended. `error`: why, where it did not come to its end. `changed`: its worker is not as it
+    was when it was greeted."""
 
     end: End
     error: NodeError | None = None
+    changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,13 @@ class Job:
     hosts: Collection[str]
     seconds: float
     alone: bool
+    say: Callable[[str], None] = lambda _line: None  # told when its worker falls silent, and speaks again
 
 
 @dataclass(frozen=True)
 class Way:
     """How a worker is reached: by which Receptor of ours, with which TLS settings of it; what its hello said,
-    and where it finds its own Receptor."""
+    and where it finds its own Receptor. `again`: greet it once more."""
 
     control: Control
     tls_client: str
@@ -72,11 +75,22 @@ class Way:
     socket: str
     public_key: str = ""
     route: Callable[[], bool] = lambda: True
+    again: Callable[[], Way | NodeError] | None = None
 
 
 def carry(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended:
     """Have a worker do this job, and `take` what it says, in this thread. Once `stopping` is true it is
     ended. Whatever is raised by `take`, the unit is ended and removed."""
+    ended = _carried(way, job, take, stopping)
+    if not ended.changed or way.again is None or stopping():
+        return ended
+    anew = way.again()
+    if isinstance(anew, NodeError):
+        return Ended(End.NOT_BEGUN, anew)
+    return _carried(anew, job, take, stopping)
+
+
+def _carried(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended:
     book = register.current()
     try:
         record, key = book.begin(
@@ -98,7 +112,7 @@ def carry(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended
         book.gone(record)
         return Ended(End.NOT_BEGUN, NodeError("garbage", f"worker {way.worker}: {error}", ""))
     stream = reader(record, key, take)
-    return Unit(way, book, record, stream, stopping).carry(payload)
+    return Unit(way, book, record, stream, stopping, job.say).carry(payload)
 
 
 def reader(record: Record, key: bytes, take: Take) -> worker_stream.Reader:
@@ -143,7 +157,10 @@ class Unit:
         record: Record,
         stream: worker_stream.Reader,
         stopping: Callable[[], bool],
+        say: Callable[[str], None] = lambda _line: None,
     ) -> None:
+        self._say = say
+        self._silence_said = False
         self._way = way
         self._book = book
         self.record = record
@@ -220,6 +237,7 @@ class Unit:
                 data = results.read(_POLL)
                 now = time.monotonic()
                 if data:
+                    self._say_it_speaks(now)
                     self._heard = now
                     self._stream.feed(data)
                     if self._stream.position > _EACH * (4 + len(self.record.nodes)):
@@ -256,7 +274,8 @@ class Unit:
         if self._stream.whole:
             refusal = self._stream.refusal
             if refusal is not None:
-                return Ended(End.NOT_BEGUN, causes.refused(self._way.worker, refusal))
+                changed = refusal.get("kind") in ("key", "python")
+                return Ended(End.NOT_BEGUN, causes.refused(self._way.worker, refusal), changed)
             trouble = self._stream.trouble()
             if trouble.startswith(worker_stream.STOPPED):
                 return Ended(End.LOST, causes.stopped(self._way.worker, trouble))
@@ -291,9 +310,36 @@ class Unit:
         if fate is Fate.LEFT:
             return Ended(End.LEFT, causes.left(self._way.worker, now - self._heard, self.record.deadline))
         if fate is not Fate.LOST:
+            self._say_it_is_silent(known, now)
             time.sleep(0.2)
             return None
         return Ended(End.LOST, self._silent())
+
+    def _say_it_is_silent(self, known: Known, now: float) -> None:
+        silent = now - known.heard
+        if self._silence_said or silent <= assignment.SILENCE:
+            return
+        self._silence_said = True
+        what = f"worker {self._way.worker}: not heard of for {silent:.0f} s"
+        if self._ending is not None:
+            what += ": its work is ended"
+        elif known.route:
+            left = assignment.RETURN - (now - known.away)
+            what += f", and reached again since: waiting up to {left:.0f} s for a word of it"
+        elif known.lease is not None:
+            left = known.lease + assignment.MARGIN - silent
+            what += f" (the mesh has no way to it): others go on with its nodes after {left:.0f} s more"
+        else:
+            left = assignment.PATIENCE - silent
+            what += (
+                f" (the mesh has no way to it), and nobody else reaches its nodes: waiting {left:.0f} s more"
+            )
+        self._say(what)
+
+    def _say_it_speaks(self, now: float) -> None:
+        if self._silence_said:
+            self._silence_said = False
+            self._say(f"worker {self._way.worker}: heard of again, after {now - self._heard:.0f} s")
 
     def _silent(self) -> NodeError:
         seconds = time.monotonic() - self._heard

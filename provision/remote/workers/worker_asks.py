@@ -27,7 +27,8 @@ Programs = Mapping[str, tuple[str, str]]
 class Away:
     """The nodes that workers ask, each to be run its programs: the text for a connection of its own, and
     the one for nodes that only Ansible reaches. What workers say is taken in the thread that calls `gather`
-    and `finish`, once for every node; what a lost worker left, another one asks."""
+    and `finish`, once for every node, and `say` is told there of one that falls silent; what a lost worker
+    left, another one asks."""
 
     def __init__(
         self,
@@ -35,9 +36,12 @@ class Away:
         links: Mapping[str, Link],
         programs: Programs,
         take: Take,
+        say: Callable[[str], None],
         **options: Any,
     ) -> None:
         self._take = take
+        self._say = say
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._interrupts = Interrupts()
         self._done: queue.SimpleQueue[tuple[str, bytes | NodeError, float]] = queue.SimpleQueue()
         self._left = set(hosts)
@@ -56,7 +60,7 @@ class Away:
             self._done.put((node, output, seconds))
 
         def work(share: Share) -> Left:
-            return ask(share, programs, take, interrupts=self._interrupts, **options)
+            return ask(share, programs, take, self._lines.put, interrupts=self._interrupts, **options)
 
         try:
             shares, stranded = mesh.assigned(hosts, links)
@@ -77,6 +81,8 @@ class Away:
         self._thread.join(_REMOVAL)  # and nothing of their units is left
 
     def gather(self, wait: float = 0.0) -> None:
+        while not self._lines.empty():
+            self._say(self._lines.get())
         while self._left:
             try:
                 node, output, seconds = self._done.get(timeout=wait) if wait else self._done.get_nowait()
@@ -96,6 +102,7 @@ def ask(
     share: Share,
     programs: Programs,
     take: Take,
+    say: Callable[[str], None],
     *,
     timeout: float,
     connections: int,
@@ -127,7 +134,7 @@ def ask(
                 take(name, *_output(data))
 
     stop = Stop(timeout * rounds + _SPARE, interrupts or Interrupts())
-    job = Job("look", transmitted(said), hosts, timeout * rounds + _SPARE, share.alone)
+    job = Job("look", transmitted(said), hosts, timeout * rounds + _SPARE, share.alone, say)
     ended = units.carry(share.way, job, answered, stop.wanted)
     why = ended.error or NodeError("hung", f"worker {share.worker}: it did not answer for this node", "")
     return {} if stop.interrupted else dict.fromkeys(sorted(left), why)

@@ -85,9 +85,13 @@ def run_playbook(
             except BaseException as error:
                 stop.error = stop.error or error  # raised when the worker has ended its Ansible
 
+        def say(line: str) -> None:
+            if on_event is not None and stop.error is None:
+                on_event(Event("said", "", "", "", {"detail": line}))
+
         locks = held_locks.of(share.hosts)
         payload = transmitted({**about, "inventory": share.hosts, "locks": locks})
-        job = Job(name, payload, share.hosts, (stop.left() or _LONGEST) + _AFTER, share.alone)
+        job = Job(name, payload, share.hosts, (stop.left() or _LONGEST) + _AFTER, share.alone, say)
         ended = units.carry(share.way, job, take, stop.wanted)
         try:
             some, left = _outcomes(share, tally, ended, stop, playbook)
