@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.lab.lab_nodes import Lab, LabNode, running_lab
 FREEZER = Path("/sys/fs/cgroup/freezer")
 RUN = "systemctl start gpuprov-node-health.service"
 ENABLED = {"node_health_enabled": True}
+HANGS = float(os.environ.get("GPUPROV_TEST_HANGS", "200"))  # seconds for which nvidia-smi hangs
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -234,6 +236,35 @@ def test_a_program_that_hangs_is_one_finding_and_one_process(lab: Lab, node: Lab
         time.sleep(0.2)
     node.as_root(RUN)
     assert health(node)["verdict"] == "pass", counted(health(node))
+
+
+@pytest.mark.timeout(HANGS + 900)
+def test_while_a_program_hangs_nothing_piles_up_and_afterwards_the_node_is_well_without_help(
+    lab: Lab, node: LabNode, frozen: Any
+) -> None:
+    """As the timer runs it, every minute; nobody touches the node."""
+    node.fault("tool_hang", tool="nvidia-smi")
+    end = time.monotonic() + 130
+    while not smi(lab):
+        assert time.monotonic() < end, "nvidia-smi was never started"
+        time.sleep(0.1)
+    (hung,) = smi(lab)
+    frozen(hung)
+    begun = time.monotonic()
+    while (past := time.monotonic() - begun) < HANGS:
+        assert smi(lab) == [hung]
+        told = health(node)
+        findings = [row for row in told["findings"] if row["state"] == "active" and row["verdict"] != "skip"]
+        if past > 130:  # the run that it hangs in has ended, and one more
+            assert (told["verdict"], len(findings)) == ("error", 1), counted(told)
+            assert told["seconds"] < 10, "nothing waits for it any more"
+        time.sleep(5)
+    node.heal()
+    frozen.thaw()
+    end = time.monotonic() + 200
+    while (told := health(node))["verdict"] != "pass":
+        assert time.monotonic() < end, counted(told)
+        time.sleep(2)
 
 
 def test_it_goes_without_a_trace(lab: Lab, operator: Operator) -> None:
