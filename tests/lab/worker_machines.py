@@ -39,8 +39,9 @@ ROLE = {
 UNDO = "rm -f /etc/sysctl.d/*gpuprov*"
 # A node has Debian 13's packages; its Receptor is one static program.
 _DOWNLOAD = """\
+set -e
 cd $(mktemp -d)
-apt-get -qq download receptor >&2
+apt-get -qq -o Acquire::Retries=3 download receptor >&2
 dpkg-deb --fsys-tarfile receptor_*.deb | tar -xO ./usr/bin/receptor | base64 -w0
 """
 
