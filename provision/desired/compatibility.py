@@ -239,7 +239,7 @@ def _has_gpu(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 def _gpus_of_vendor(_rule: Mapping[str, Any], subject: Subject) -> Said:
     """Roles for the host alone may do their work on a machine whose GPUs no role provisions."""
-    if subject.node is None or not vendors.only_observed(subject.node):
+    if subject.node is None or not vendors.not_provisioned(subject.node):
         return None
     if not any(subject.uses(role) for name, role in all_roles().items() if name not in vendors.HOST_ROLES):
         return None

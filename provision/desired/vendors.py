@@ -1,4 +1,4 @@
-"""What gpuprov can do with the GPUs of each vendor, and what is said of those with which it can only look."""
+"""What gpuprov can do with the GPUs of each vendor, and what is said of those with which it cannot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from provision.desired.skus import PROVISIONED
 from provision.node.description import MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
+CHECKED = ("nvidia", "amd")  # whose GPUs the checks measure
+LOADED = ("nvidia",)  # and under load: burn-in, selftest
 # Roles for the host alone, whatever GPUs it has.
 HOST_ROLES = ("host_settings", "rdma", "package_lock")
 
@@ -27,8 +29,23 @@ HOST_ONLY = f"or list its roles for the host alone as gpuprov_roles: [{', '.join
 
 
 def only_observed(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Whether the machine has GPUs that gpuprov can neither provision nor check yet."""
+    """Whether the machine has GPUs that no check measures: those of several vendors together."""
+    return gpuprov_node["gpu"].get("vendor") not in (None, *CHECKED)
+
+
+def not_loaded(gpuprov_node: Mapping[str, Any]) -> bool:
+    """Whether the machine has GPUs that no test of gpuprov's puts under load yet."""
+    return gpuprov_node["gpu"].get("vendor") not in (None, *LOADED)
+
+
+def not_provisioned(gpuprov_node: Mapping[str, Any]) -> bool:
+    """Whether the machine has GPUs that no role provisions."""
     return gpuprov_node["gpu"].get("vendor") not in (None, PROVISIONED)
+
+
+def not_measured(gpuprov_node: Mapping[str, Any]) -> str:
+    """The line of a check that was not built for the machine's GPUs."""
+    return f"not measured on {NAMES.get(gpuprov_node['gpu'].get('vendor'), 'these')} GPUs yet"
 
 
 def facts_of(gpuprov_node: Mapping[str, Any]) -> frozenset[str]:

@@ -126,7 +126,7 @@ class Assessment:
         them."""
         found = {}
         for name, machine in self.described.items():
-            if name in self.drifts and vendors.only_observed(machine):
+            if name in self.drifts and vendors.not_provisioned(machine):
                 said = self.observations[name]
                 words = [vendors.cannot(machine, "provision")]
                 words += filter(None, [vendors.seen(machine, said.facts, said.problems)])

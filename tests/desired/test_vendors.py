@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from provision.burnin import campaign
 from provision.checks.node_facts import node_facts_of
 from provision.desired import compatibility, stack, vendors
 from provision.errors import GpuprovError
@@ -177,20 +178,36 @@ def test_its_host_may_be_provisioned_alone(roles: list[str], refused: bool) -> N
 
 
 @pytest.mark.parametrize("declared", [{}, {"gpuprov_expected_gpus": 8}, {"gpuprov_expected_gpus": 0}])
-def test_no_check_runs_on_it_whatever_was_declared(declared: dict[str, Any]) -> None:
-    facts = {**base("1002:74a1"), "amdgpu.devices": [device(uncorrected=1)]}
+def test_no_check_runs_on_a_machine_with_gpus_of_several_vendors(declared: dict[str, Any]) -> None:
+    facts = base("1002:74a1", "10de:2330")
     node = node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), declared)
-    assert node.error.startswith(
-        "1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — 1 uncorrected error, "
+    assert node.error == (
+        "GPUs of several vendors (1002:74a1, 10de:2330): observed; gpuprov cannot check them → "
+        "leave it out with --nodes"
     )
-    assert "192 GiB each" in node.error
     assert (node.missing_gpus, node.without_gpus) == (False, False)
+
+
+def test_checks_run_on_a_machine_with_the_second_vendors_gpus() -> None:
+    facts = base("1002:74a1")
+    assert node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), {}).error == ""
 
 
 def test_the_selftest_does_not_begin_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_observed", lambda _: (base("1002:74a1"), {}))
-    with pytest.raises(GpuprovError, match="gpuprov cannot check AMD GPUs yet"):
+    with pytest.raises(GpuprovError, match="gpuprov cannot load AMD GPUs yet"):
         machine.look(frozenset(), {})
+
+
+def test_a_burn_in_leaves_it_out_with_a_line() -> None:
+    facts = base("1002:74a1")
+    node = campaign._that_burns(node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), {}))
+    assert node.error == (
+        "1 AMD Instinct MI300X: observed; gpuprov cannot burn in AMD GPUs yet → leave it out with --nodes"
+    )
+    other = base("10de:2330")
+    known = node_facts_of("gpu-02", other, {}, stack.describe_node(other), {})
+    assert campaign._that_burns(known) is known
 
 
 # Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
@@ -200,9 +217,17 @@ PLACES = {
     *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
     *("provision/data/skus/mi325x.yml", "provision/data/skus/mi355x.yml"),
     "provision/node/modules/node_facts.py",  # which lists every family of facts
+    # The checks: what of them is AMD's has a folder of its own; these hold its place among all.
+    *(f"provision/checks/{name}.py" for name in ("table", "on_node/parts")),
+    *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
+    "provision/runs/fingerprint.py",
+    *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250x", "300x", "325x", "355x")),
+    "provision/data/majority.yml",
+    # Where its programs are.
+    *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
 }
-# The simulator, which knows both vendors.
-LAB = ("provision/lab/",)
+# The simulator, which knows both vendors, and the checks of AMD's GPUs.
+LAB = ("provision/lab/", "provision/checks/amd/")
 # Other things of the same maker, its processors and network cards, and Debian's name of an architecture.
 OTHERS = re.compile(r"amd64|\bamd_iommu\b|\bAMD-Vi\b|\bAMD EPYC\b|AuthenticAMD|Pensando", re.I)
 

@@ -7,6 +7,9 @@ event's number.
 
 EVENTS = {
     "ring_timeout": "ring comp_1.0.0 timeout, signaled seq=4210, emitted seq=4212",
+    "ring_recovered": "ring comp_1.0.1 timeout, but soft recovered",
+    "firmware_stuck": "SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012 "
+    "SMN_C2PMSG_82:0x00000005",
     "fence_timeout": "qcm fence wait loop timeout expired",
     "page_fault": "[gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:8 pasid:32770)",
     "poison": "Poison is created",

@@ -1,5 +1,7 @@
 """What one of AMD's GPUs says of itself right now: its identity, sensors, links and error counters."""
 
+import time
+
 import noise
 
 from amd.products import BLOCKS
@@ -22,21 +24,28 @@ def identity(node, gpu) -> dict:
 
 
 def links(node, gpu) -> list:
-    """How many xGMI links the GPU has to each of the node's GPUs, itself included (none), by slot."""
+    """How many xGMI links the GPU has to each of the node's GPUs, itself included (none), by slot: those that
+    trained at boot."""
     own = gpu["slot"]
     return [_between(node, own, other["slot"]) for other in node.gpus]
 
 
 def _between(node, a: int, b: int) -> int:
     low, high = min(a, b), max(a, b)
-    if low == high or node.fault("xgmi_down", a=low, b=high):
+    if low == high or node.fault("xgmi_down", a=low, b=high, since="boot"):
         return 0
     return node.sku["wired"].get((low, high), 0)
 
 
-def wired(node, a: int, b: int) -> int:
-    """How many links there are between two GPUs of this machine when all of them are up."""
-    return node.sku["wired"].get((min(a, b), max(a, b)), 0)
+def link_states(node, gpu) -> list:
+    """Up or down, of each of the GPU's links in their order."""
+    own, found = gpu["slot"], []
+    for other in node.gpus:
+        low, high = min(own, other["slot"]), max(own, other["slot"])
+        gone = other not in answering(node)
+        down = gone or node.fault("xgmi_down", a=low, b=high)
+        found += ["D" if down else "U"] * node.sku["wired"].get((low, high), 0)
+    return found
 
 
 def errors(node, gpu) -> dict:
@@ -108,12 +117,15 @@ def pcie(node, gpu) -> dict:
     """The slot's link: lanes and generation, now and at most, and replays."""
     slot, best = gpu["slot"], node.sku["pcie"]
     lanes = node.given("pcie_wired", "width", 16)
-    storm = node.given("pcie_replays", "count", 0, gpu=slot)
+    storm, replays = node.fault("pcie_replays", gpu=slot), 0
+    if storm:
+        minutes = (time.time() - storm.get("since", time.time())) * node.speed / 60.0
+        replays = int(storm["count"] * (1 + max(0.0, minutes)))
     return {
         "width": min(node.given("pcie_width", "width", lanes, gpu=slot), lanes),
         "width_max": lanes,
         "generation": min(node.given("pcie_gen", "gen", best, gpu=slot), best),
-        "replays": storm + node.given("pcie_replays_old", "count", 0, gpu=slot),
+        "replays": replays + node.given("pcie_replays_old", "count", 0, gpu=slot),
     }
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 
 from amd import readings, smi_links, smi_values
 
@@ -21,6 +22,7 @@ NO_GPU = (
 NO_GROUPS = (
     "WARNING: User is missing the following required groups: render, video. Please add user to these groups."
 )
+SECONDS = 0.1  # for each GPU: it looks twice, to say for how long something held the clocks down
 # The library's version for ROCm releases, by the changelog of amdsmi; others get that of the last one before.
 LIBRARY = [((6, 0), "23.4.2"), ((6, 2), "24.6.3"), ((6, 3), "24.7.1"), ((6, 4), "25.3.0"), ((7, 0), "26.0.0"),
            ((7, 1), "26.1.0"), ((7, 2), "26.2.1")]  # fmt: skip
@@ -42,17 +44,25 @@ def amd_smi(node, arguments: list) -> int:
         print(NO_GPU, file=sys.stderr)
         return 255
     if command not in _COMMANDS:
-        said = f"AMDSMI_STATUS: Invalid command: {command}. Run '--help' for more info."
-        print(f"{said} Error code: -2", file=sys.stderr)
-        return 254
+        return _refused(f"Command '{command}' is invalid. Run '--help' for more info.", -1, as_json)
     if not node.privileged() and not {"render", "video"} <= _groups():
         print(NO_GROUPS)
+    unknown = [word for word in words[1:] if command == "xgmi" and release < _NEWER.get(word, (0,))]
+    if unknown:
+        return _refused(f"Parameter '{unknown[0]}' is invalid. Run '--help' for more info.", -2, as_json)
+    time.sleep(SECONDS * len(gpus) / node.speed)
     entries = _COMMANDS[command](node, gpus, words[1:], release)
     if as_json:
         nested = isinstance(entries, list) and release >= (6, 4) and command in _NESTED
         print(json.dumps({_NESTED[command]: entries} if nested else entries, indent=4))
     else:
         print("\n\n".join(_text(entry) for entry in entries))
+    return 0
+
+
+def _refused(message: str, code: int, as_json: bool) -> int:
+    """As amdsmi_cli_exceptions.py has it: on stdout, and the program ends as if all were well."""
+    print(json.dumps({"error": message, "code": code}) if as_json else f"{message} Error code: {code}")
     return 0
 
 
@@ -148,6 +158,7 @@ def _process(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of
 
 # Below which name the GPUs stand from ROCm 6.4 on; commands that are not here print a list for ever.
 _NESTED = {"static": "gpu_data", "metric": "gpu_data", "topology": "gpu_data"}
+_NEWER = {"-l": (6, 4), "--link-status": (6, 4)}  # options, and the first release that has them
 _COMMANDS = {
     "list": _list,
     "static": smi_values.static,

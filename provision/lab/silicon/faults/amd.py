@@ -30,7 +30,14 @@ FAULTS = {
             number("count", 1, 1, 4096, "pages"),
         ],
     ),
-    "xgmi_down": ("AMD: the xGMI links between two GPUs are down", [gpu("one", "a"), gpu("other", "b")]),
+    "xgmi_down": (
+        "AMD: an xGMI link between two GPUs is down",
+        [
+            gpu("one", "a"),
+            gpu("other", "b"),
+            choice("since", "later", ["later", "boot"], "boot: it did not train, and is in no topology"),
+        ],
+    ),
     "gpu_reset": (
         "AMD: the driver reset a GPU",
         [gpu(), choice("result", "succeeded", ["succeeded", "failed"], "how it ended")],
