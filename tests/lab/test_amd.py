@@ -1,5 +1,5 @@
-"""Nodes with AMD's GPUs: `up` from bare, again, to another release and back; every promise of AMD's roles
-broken once; each role taken off again; the roles in a plain playbook.
+"""Nodes with AMD's GPUs: `up` from bare, again, to another release and back; their checks; every promise of
+AMD's roles broken once; each role taken off again; the roles in a plain playbook.
 
 What the packages and the GPUs are: provision/lab/README.md.
 """
@@ -89,6 +89,37 @@ def test_what_is_installed_is_found_where_programs_look_for_it(lab: Lab) -> None
         shell = "bash --login -c 'command -v amd-smi; readlink -f /opt/rocm'"
         assert node.run(shell).stdout.split() == ["/opt/rocm/bin/amd-smi", "/opt/rocm-7.2.3"], node.name
         assert "6.16.13" in node.as_root("amd-smi version || /opt/rocm/bin/amd-smi version").stdout
+
+
+def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, lab: Lab) -> None:
+    def checked() -> dict[str, tuple[str, list[str]]]:
+        """Of each node the verdict, and what was warned of, failed or left unanswered."""
+        done = operator.call("validate", "--stage", "quick", "--json", timeout=600)
+        return {
+            node["name"]: (
+                node["verdict"],
+                [
+                    f"{finding['device']}: {finding['message']}"
+                    for check in node["checks"]
+                    for finding in check["findings"]
+                    if finding["verdict"] in ("warn", "fail", "error") and finding["device"].startswith("gpu")
+                ],
+            )
+            for node in json.loads(done.stdout)["nodes"]
+        }
+
+    assert {name: bad for name, (_, bad) in checked().items()} == {"amd-01": [], "amd-02": []}
+    lab.node("amd-01").fault("ecc_uncorrectable", gpu=3, count=2)
+    lab.node("amd-02").fault("gpu_off_bus", gpu=5)
+    try:
+        found = checked()
+    finally:
+        for node in lab.nodes:
+            node.heal()
+    assert [verdict for verdict, _ in found.values()] == ["fail", "fail"]
+    for name, device in (("amd-01", "gpu3"), ("amd-02", "gpu5")):
+        assert found[name][1], name
+        assert {line.partition(":")[0] for line in found[name][1]} == {device}, found[name]
 
 
 def test_another_release_and_back_with_a_reboot_each(operator: Operator, lab: Lab) -> None:
