@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import document
-from benchmarks.detection import catalogue, machine, perturb_report, perturb_trial, repeats, report, trial
+from benchmarks.detection import (
+    amd_report,
+    catalogue,
+    catalogue_amd,
+    machine,
+    perturb_report,
+    perturb_trial,
+    repeats,
+    report,
+    trial,
+)
 from benchmarks.detection.trial import HEALTHY, Trial
 
 GRADED_FOR_EACH = 4  # graded trials for each clear one
@@ -63,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.perturbed:
         return perturbed(options.perturbed, options.jobs, options.write)
+    if options.amd:
+        return of_amd(options.amd, options.jobs, options.write)
     if options.repeats:
         return repeated(options.repeats, options.jobs, options.write)
     seeds = _seeds(options.seeds)
@@ -101,6 +113,22 @@ def perturbed(count: int, jobs: int, written: Path | None) -> int:
     return 1 if perturb_report.misses(found) else 0
 
 
+def of_amd(seeds: int, jobs: int, written: Path | None) -> int:
+    """Nodes with AMD's GPUs: each class with so many fixed seeds, and ten times as many healthy nodes."""
+    asked = [Trial(key, seed) for key in catalogue_amd.ENTRIES for seed in range(seeds)]
+    asked += [Trial(catalogue_amd.HEALTHY, seed) for seed in range(10 * seeds)]
+    found = list(outcomes(asked, jobs))
+    text = amd_report.lines(
+        found, f"`python -m benchmarks.detection --amd {seeds}`: {len(found)} simulated nodes."
+    )
+    print("\n".join(text))
+    wrong = amd_report.misses(found)
+    print("\n".join(wrong))
+    if written:
+        document.put(written, text, amd_report.BEGIN, amd_report.END)
+    return 70 if any(one["trouble"] for one in found) else 1 if wrong else 0
+
+
 def repeated(nodes: int, jobs: int, written: Path | None) -> int:
     """How many runs a slow GPU needs to be found, alone and in a fleet."""
     text = repeats.lines(repeats.outcomes(nodes, jobs), nodes)
@@ -122,6 +150,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few healthy nodes, no graded severities")
     parser.add_argument(
         "--perturbed", type=int, metavar="N", help="instead: N outputs perturbed at random, with fixed seeds"
+    )
+    parser.add_argument(
+        "--amd",
+        type=int,
+        metavar="N",
+        help="instead: nodes with AMD's GPUs, N of each class, with fixed seeds",
     )
     parser.add_argument(
         "--repeats",

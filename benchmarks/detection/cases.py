@@ -10,6 +10,7 @@ from typing import Any
 SKUS = ("h100-sxm", "h200-sxm", "b200", "a100-sxm-80", "l40s")
 GPUS = 8  # of each of these machines
 IMEX = ("gb200",)  # compute trays of an NVL72 rack
+AMD = ("mi300x", "mi250x")  # with AMD's GPUs, eight each
 FOUR = (*IMEX, "a100-pcie-80")  # with four GPUs
 FABRIC = ("h100-sxm", "h200-sxm", "b200", "a100-sxm-80")
 LINKS = {"h100-sxm": 18, "h200-sxm": 18, "b200": 18, "a100-sxm-80": 12}

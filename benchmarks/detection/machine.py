@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import tree
-from benchmarks.detection.cases import FABRIC, IMEX
+from benchmarks.detection.cases import AMD, FABRIC, IMEX
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.virtual_time import Program
 from provision.checks.check import Command
@@ -26,7 +26,7 @@ from provision.remote import node_program
 from provision.remote import protocol as answer
 from provision.validate.selftest.measure import runner
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin:/opt/rocm/bin"
 LISTENS = 0.1  # seconds until a program that serves another listens
 CAP = 2 * 1024 * 1024  # bytes kept of each stream of a program, as on a node
 
@@ -107,7 +107,10 @@ class Machine:
         name = "nvidia-imex" if sku in IMEX else "nvidia-fabricmanager-580"
         joined = sku in (*FABRIC, *IMEX) and manager != "none"
         package = (name, manager or f"{driver}-1") if joined else None
-        tree.lay_out(self.root, driver, library or driver, module, package)
+        if sku in AMD:
+            tree.lay_out_amd(self.root, tree.AMDGPU if driver == tree.DRIVER else driver, module)
+        else:
+            tree.lay_out(self.root, driver, library or driver, module, package)
         words = ["--dir", str(self.state), "--sku", sku, "--name", name, "--seed", str(seed), "--speed", "1"]
         self.lab("new", *words, *(["--network", network] if network else []))
         self._mount()

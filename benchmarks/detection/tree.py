@@ -10,6 +10,7 @@ from provision.lab.elf import kernel_module, shared_library
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 DRIVER = "580.126.09"
+AMDGPU, ROCM = "6.12.12", "6.4.1-83"
 RELEASE = """\
 PRETTY_NAME="Debian GNU/Linux 13 (trixie)"
 ID=debian
@@ -27,13 +28,7 @@ Version: {version}
 def lay_out(root: Path, driver: str, library: str, module: str, package: tuple[str, str] | None) -> None:
     """A node's files: a driver with this user space, whose module is `loaded`, `none` or on the `blacklist`;
     the `package` (name, version) of fabric manager or IMEX, if there is one; Docker, and a scratch disk."""
-    write(root, "etc/os-release", RELEASE)
-    write(root, "proc/sys/kernel/random/boot_id", "00000000-0000-4000-8000-000000000001\n")
-    write(root, "usr/share/gpu-burn/compare.ptx", "")
-    write(root, "usr/bin/dockerd", "")
-    for folder in ("dev/shm", "scratch"):
-        (root / folder).mkdir(parents=True)
-    write(root, "var/lib/dpkg/status", PACKAGE.format(name=package[0], version=package[1]) if package else "")
+    _system(root, PACKAGE.format(name=package[0], version=package[1]) if package else "")
     libraries = root / "usr/lib/x86_64-linux-gnu"
     libraries.mkdir(parents=True)
     for name, version in (
@@ -49,10 +44,32 @@ def lay_out(root: Path, driver: str, library: str, module: str, package: tuple[s
         write(root, "etc/modprobe.d/blacklist-nouveau.conf", lines)
     if module != "loaded":
         return
+    _modules(root, driver, MODULES)
+
+
+def lay_out_amd(root: Path, driver: str, module: str) -> None:
+    """A node's files: AMD's driver, whose module is `loaded` or `none`, and ROCm."""
+    _system(root, "")
+    write(root, "opt/rocm/.info/version", f"{ROCM}\n")
+    if module == "loaded":
+        _modules(root, driver, ("amdgpu",))
+
+
+def _system(root: Path, packages: str) -> None:
+    write(root, "etc/os-release", RELEASE)
+    write(root, "proc/sys/kernel/random/boot_id", "00000000-0000-4000-8000-000000000001\n")
+    write(root, "usr/share/gpu-burn/compare.ptx", "")
+    write(root, "usr/bin/dockerd", "")
+    for folder in ("dev/shm", "scratch"):
+        (root / folder).mkdir(parents=True)
+    write(root, "var/lib/dpkg/status", packages)
+
+
+def _modules(root: Path, driver: str, names: tuple[str, ...]) -> None:
     release = platform.release()
     place = root / "lib/modules" / release / "updates/dkms"
     place.mkdir(parents=True)
-    for name in MODULES:
+    for name in names:
         (place / f"{name}.ko").write_bytes(_module(name, driver, release))
 
 
@@ -70,4 +87,4 @@ def _library(name: str) -> bytes:
 
 @functools.cache
 def _module(name: str, driver: str, release: str) -> bytes:
-    return kernel_module(name, driver, "open", release, [] if name == "nvidia" else ["nvidia"])
+    return kernel_module(name, driver, "open", release, [] if name in ("nvidia", "amdgpu") else ["nvidia"])

@@ -11,8 +11,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.detection import fleets
-from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
+from benchmarks.detection import catalogue_amd, fleets
+from benchmarks.detection.cases import (
+    AMD,
+    FLAGGED,
+    FOUR,
+    SKUS,
+    Case,
+    Expected,
+    FleetCase,
+    draw_case,
+    generator,
+)
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from provision.checks import node_judge, registry
@@ -27,6 +37,7 @@ from provision.checks.table import STAGES
 from provision.desired import stack
 
 HEALTHY = "healthy"
+EVERY = {**ENTRIES, **catalogue_amd.ENTRIES}
 NAME = "node-1"
 DECLARED: Mapping[str, Any] = {
     "gpuprov_expected_gpus": 8,
@@ -44,7 +55,7 @@ OPTIONS: Mapping[str, Any] = {"burn_seconds": 60, "timeout": None}
 
 @dataclass(frozen=True)
 class Trial:
-    """What to try: a key of the catalogue or `healthy`, and the seed that decides the rest."""
+    """What to try: a key of the catalogues, `healthy` or `amd-healthy`, and a seed that decides the rest."""
 
     key: str
     seed: int
@@ -87,10 +98,11 @@ def run(trial: Trial) -> dict[str, Any]:
 
 def _run(trial: Trial, outcome: Outcome) -> None:
     rng = generator(trial.key, trial.seed, trial.graded)
-    if trial.key == HEALTHY:
-        outcome.sku, case = rng.choice(SKUS), Case()
+    healthy = {HEALTHY: SKUS, catalogue_amd.HEALTHY: AMD}
+    if trial.key in healthy:
+        outcome.sku, case = rng.choice(healthy[trial.key]), Case()
     else:
-        entry = ENTRIES[trial.key]
+        entry = EVERY[trial.key]
         drawn, case = draw_case(entry, rng, graded=trial.graded)
         outcome.sku = drawn.sku
         outcome.severity = drawn.severity if entry.clear or entry.graded else None
@@ -157,7 +169,7 @@ def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rn
     outcome.innocent = 0 if outcome.blamed else max(0, len(failures) - len(expected.devices))
 
 
-@functools.lru_cache(maxsize=len(SKUS))
+@functools.lru_cache(maxsize=len(SKUS) + len(AMD))
 def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
     """Healthy nodes of this SKU; those of one block of seeds are the same."""
     return tuple(_companions(sku, Case(), "peer", sku, block))
@@ -166,6 +178,9 @@ def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
 def looked(one: Machine, asked: Sequence[str], declared: Mapping[str, Any]) -> NodeFacts:
     """What is observed of a node for these checks, beside what is declared of it."""
     facts, problems = one.observe(registry.facts_for(asked))
+    vendor = stack.describe_node(facts)["gpu"]["vendor"]
+    if late := registry.facts_of_vendor(asked, vendor):
+        facts, problems = map(dict.__or__, (facts, problems), one.observe(late))
     return node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from provision.checks import registry
-from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output, Raw
+from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Command, Measurement, Output, Raw
 from provision.checks.gpu import gpu_answers, gpu_inventory
 from provision.checks.health import CheckResult, NodeHealth, roll_up
 from provision.checks.host import kernel_incidents, kernel_log
@@ -20,15 +20,24 @@ from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
 from provision.checks.suspects import reconciled
 from provision.checks.thresholds import Threshold
+from provision.desired import vendors
 from provision.errors import ParseError
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
     """The check's programs, within the user's time; after a load on GPUs each of them is asked to answer."""
-    commands = list(CHECKS[check].commands(node, options))
-    if commands and node.gpu_count and gpu_answers.loads(CHECKS[check].NEEDS):
+    chosen = _check(check, node)
+    if chosen is None:
+        return []
+    commands = list(chosen.commands(node, options))
+    if commands and node.gpu_count and gpu_answers.loads(chosen.NEEDS):
         commands.append(gpu_answers.command())
     return within(commands, options.get("timeout"))
+
+
+def _check(check: str, node: CheckNode) -> Check | None:
+    """The check as this node's GPUs want it; None where nothing was built for them."""
+    return CHECKS.of_vendor(check, node.gpuprov_node["gpu"].get("vendor"))
 
 
 def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
@@ -82,7 +91,10 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
     if node.without_gpus:
         skipped = Finding(raw.check, Verdict.SKIP, "node", "declared to have no GPU, and has none")
         return _result(raw.check, [skipped], [], raw)
-    check = CHECKS[raw.check]
+    check = _check(raw.check, node.check_node)
+    if check is None:
+        skipped = Finding(raw.check, Verdict.SKIP, "node", vendors.not_measured(node.gpuprov_node))
+        return _result(raw.check, [skipped], [], raw)
     measurements: list[Measurement] = []
     try:
         if raw.error:
@@ -111,7 +123,8 @@ def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> lis
     if output.not_started:
         return [unmeasured(raw.check, output.not_started, action="fix configuration")]
     gpus = kernel_incidents.devices(node.check_node)
-    events = kernel_incidents.named(kernel_log.events(output.stdout.splitlines()), gpus)
+    events = kernel_log.events(output.stdout.splitlines())
+    events = kernel_incidents.named(kernel_incidents.of_its_gpus(node.check_node, events), gpus)
     found = kernel_incidents.judge(raw.check, events, own_test=True)
     if output.truncated:
         what = "the kernel wrote more than its buffer holds during this test: errors may be lost"

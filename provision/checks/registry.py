@@ -33,7 +33,14 @@ class Checks(Mapping[str, T]):
         return self._ours | self.own
 
     def __getitem__(self, name: str) -> T:
-        return cast("T", (self._ours.get(name) or self.own[name]).load())
+        return cast("T", self._entry(name).load())
+
+    def of_vendor(self, name: str, vendor: str | None) -> T | None:
+        """The check as nodes with this vendor's GPUs take it; None where nothing was built for them."""
+        return cast("T | None", self._entry(name).load_for(vendor))
+
+    def _entry(self, name: str) -> Entry:
+        return self._ours.get(name) or self.own[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._ours or name in self.own
@@ -83,6 +90,14 @@ def facts_for(asked: Iterable[str]) -> frozenset[str]:
     """The facts that these checks read: the look before them asks for all at once."""
     checks = (PAIRS[name] if name in PAIRS else CHECKS[name] for name in asked)
     return frozenset(fact for check in checks for fact in getattr(check, "FACTS", ()))
+
+
+def facts_of_vendor(asked: Iterable[str], vendor: str | None) -> frozenset[str]:
+    """The facts that these checks read beside, where a node has this vendor's GPUs: they are asked of such
+    nodes alone, once it is known that they are."""
+    known = facts_for(asked := tuple(asked))
+    checks = ((PAIRS if name in PAIRS else CHECKS).of_vendor(name, vendor) for name in asked)
+    return frozenset(fact for check in checks for fact in getattr(check, "FACTS", ())) - known
 
 
 def of_pairs(asked: Iterable[str]) -> tuple[str, ...]:

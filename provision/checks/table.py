@@ -6,6 +6,10 @@ NVIDIA's diagnostic, which is heat too. No wait to cool down is needed: a collec
 and what heats stands behind all that it could disturb.
 
 A check's module is imported when the check is used: a drift of a fleet needs the ids of all, and no module.
+
+A module is for NVIDIA's GPUs. `amd` names the one for AMD's, with the same id, metrics and verdicts; it is
+SAME where no GPU takes part, and empty where nothing was built for them: that check is then a skip, with a
+line that says so.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ Scope = Literal["node", "pair", "group"]
 # for their name.
 Stage = Literal["quick", "standard", "burnin", "pairs", "group", "by name"]
 STAGES: tuple[Stage, ...] = ("quick", "standard", "burnin")
+SAME = "same"  # in place of a module: the check looks at no GPU, whosever they are
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One check. `scope`: what its findings are about. `module`: where it is below this package. Of
-    a user's own check `own` is the check itself, and `source` its distribution, `gpuprov-own-check 1.0`.
+    """One check. `scope`: what its findings are about. `module`: where it is below this package, `amd`: where
+    it is for nodes with AMD's GPUs. Of a user's own check `own` is the check itself, and `source` its
+    distribution, `gpuprov-own-check 1.0`.
     """
 
     id: str
@@ -33,17 +39,25 @@ class Entry:
     module: str = ""
     own: Any = None
     source: str = ""
+    amd: str = ""
 
     def load(self) -> Any:
         """The check."""
         return self.own or importlib.import_module(f"{__package__}.{self.module}")
 
+    def load_for(self, vendor: str | None) -> Any:
+        """The check as nodes with this vendor's GPUs take it; None where nothing was built for them. Whether
+        a user's own check fits is its author's to know."""
+        if vendor != "amd" or self.own is not None or self.amd == SAME:
+            return self.load()
+        return importlib.import_module(f"{__package__}.{self.amd}") if self.amd else None
+
 
 BUILT_IN = (
-    Entry("gpu_inventory", "node", "quick", "gpu.gpu_inventory"),
-    Entry("versions", "node", "quick", "host.versions"),
-    Entry("host_health", "node", "quick", "host.host_health"),
-    Entry("network_ports", "node", "quick", "network.network_ports"),
+    Entry("gpu_inventory", "node", "quick", "gpu.gpu_inventory", amd="amd.gpu_inventory"),
+    Entry("versions", "node", "quick", "host.versions", amd="amd.versions"),
+    Entry("host_health", "node", "quick", "host.host_health", amd="amd.host_health"),
+    Entry("network_ports", "node", "quick", "network.network_ports", amd=SAME),
     Entry("rdma_loopback", "node", "standard", "network.rdma_loopback"),
     Entry("memory_bandwidth", "node", "standard", "gpu.memory_bandwidth"),
     Entry("p2p_bandwidth", "pair", "standard", "gpu.p2p_bandwidth"),
@@ -52,12 +66,12 @@ BUILT_IN = (
     Entry("nccl_reduce_scatter", "group", "standard", "nccl.nccl_reduce_scatter"),
     Entry("nccl_alltoall", "group", "standard", "nccl.nccl_alltoall"),
     Entry("nccl_network", "group", "standard", "nccl.nccl_network"),
-    Entry("disk_speed", "node", "standard", "host.disk_speed"),
+    Entry("disk_speed", "node", "standard", "host.disk_speed", amd=SAME),
     Entry("ddp_scaling", "node", "standard", "nccl.ddp_scaling"),
     Entry("gpu_burn", "node", "standard", "gpu.gpu_burn"),
     Entry("dcgm_diag", "node", "standard", "gpu.dcgm_diag"),
-    Entry("pair_bandwidth", "pair", "pairs", "pairs.write_bw"),
-    Entry("pair_latency", "pair", "pairs", "pairs.write_lat"),
+    Entry("pair_bandwidth", "pair", "pairs", "pairs.write_bw", amd=SAME),
+    Entry("pair_latency", "pair", "pairs", "pairs.write_lat", amd=SAME),
     Entry("nccl_pair", "pair", "by name", "pairs.nccl_pair"),
     Entry("nccl_group", "group", "group", "pairs.nccl_group"),
 )

@@ -59,10 +59,13 @@ def result(fleet: FleetHealth, node: NodeHealth, declared: Node) -> kubernetes.R
     absent = missing(fleet, node)
     if verdict in (Verdict.PASS, Verdict.WARN, Verdict.SKIP) and (absent or node.error or node.unreachable):
         verdict = Verdict.ERROR
+    sku = str(node.facts.get("sku") or "")
     return kubernetes.Result(
         verdict=verdict.value,
-        sku=str(node.facts.get("sku") or ""),
-        stack=stack.node_stack(declared, {}).name,
+        sku=sku,
+        stack=stack.node_stack(
+            declared, {"gpuprov_sku": sku} if sku else {}
+        ).name,  # the default is a vendor's
         validated_at=fleet.finished or fleet.started,
         message=f"{_found(node, verdict, absent)} (run {fleet.run_id})",
     )

@@ -10,14 +10,15 @@ from typing import Any
 from provision import shipped
 from provision.errors import StackError
 
-_KEYS = frozenset({"fact", "from", "pick", "per", "within", "declared_as", "why"})
+_KEYS = frozenset({"fact", "from", "pick", "per", "within", "declared_as", "vendor", "why"})
 
 
 @dataclass(frozen=True)
 class ComparedFact:
     """One fact nodes of a kind share. `source` is the observed fact it is read from, `pick` the key of its
     entries, `per` what an entry stands for (GPU, card), `within` the facts in which nodes must agree to be
-    compared; a node that declares one of `declared_by` is not compared."""
+    compared; a node that declares one of `declared_by` is not compared. `vendor`: only nodes with this
+    vendor's GPUs are asked for it; empty: all are."""
 
     fact: str
     source: str
@@ -26,6 +27,7 @@ class ComparedFact:
     within: tuple[str, ...]
     declared_by: frozenset[str]
     why: str
+    vendor: str = ""
 
     def value(self, facts: Mapping[str, Any]) -> Any:
         """What a node's facts say: a scalar, or a list when its GPUs (cards) differ; None for no answer."""
@@ -60,13 +62,14 @@ def compared_facts() -> Mapping[str, ComparedFact]:
             within=tuple(entry.get("within", ())),
             declared_by=frozenset({fact, source, *entry.get("declared_as", ())}),
             why=str(entry["why"]),
+            vendor=str(entry.get("vendor", "")),
         )
     return found
 
 
 @functools.cache
 def facts_to_ask() -> frozenset[str]:
-    """The observed facts that the comparison needs."""
-    facts = compared_facts()
+    """The observed facts that the comparison needs of every node."""
+    facts = {name: fact for name, fact in compared_facts().items() if not fact.vendor}
     within = {name for fact in facts.values() for name in fact.within if name not in facts}
     return frozenset({fact.source for fact in facts.values()} | within)

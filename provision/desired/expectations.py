@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import yamlfile
-from provision.desired import skus, versions
+from provision.desired import node_roles, skus, versions
 from provision.desired.role import OF_FILES, Promise, Role, all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, Tracked, frozen
@@ -98,7 +98,7 @@ def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> lis
 
     def compute(mentioned: set[str]) -> list[Expectation]:
         found: list[Expectation] = []
-        for role in _roles_of(declared, mentioned):
+        for role in _roles_of(declared, mentioned, gpuprov_node):
             one = functools.partial(_promised, role, declared, gpuprov_node)
             found += _of_role[role.name].get(declared, where, one, mentioned)
         return found + _of_hardware(declared, mentioned)
@@ -150,12 +150,11 @@ def _shipped() -> int:
     return id(all_roles())
 
 
-def _roles_of(declared: Mapping[str, Any], mentioned: set[str]) -> list[Role]:
-    """The node's roles: all, or those its `gpuprov_roles` lists."""
-    mentioned.add("gpuprov_roles")
-    roles = all_roles()
-    chosen = declared.get("gpuprov_roles")
-    return [role for name, role in roles.items() if chosen is None or name in chosen]
+def _roles_of(
+    declared: Mapping[str, Any], mentioned: set[str], gpuprov_node: Mapping[str, Any] | None = None
+) -> list[Role]:
+    mentioned.update(node_roles.VARIABLES)
+    return node_roles.roles_of(declared, gpuprov_node)
 
 
 def renderer_for(
@@ -172,13 +171,17 @@ def renderer_for(
 
 def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:
     """Every kind of machine a role could meet, as gpuprov_node would describe it."""
+    vendor = role.vendor or skus.DEFAULT_VENDOR
     for (os_id, family, version), (architecture, fabric), arch in itertools.product(
-        dict.fromkeys(role.releases()), skus.kinds(), ("x86_64", "aarch64")
+        dict.fromkeys(role.releases()), skus.kinds(vendor), ("x86_64", "aarch64")
     ):
         yield {
             "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": arch},
             "kernel": {"release": KERNEL, "boot_release": KERNEL},
-            "gpu": {"sku": None, "count": 8, "architecture": architecture, "fabric": fabric, "pci_ids": []},
+            "gpu": {
+                **{"vendor": vendor, "sku": None, "count": 8, "architecture": architecture},
+                **{"fabric": fabric, "pci_ids": []},
+            },
         }
 
 

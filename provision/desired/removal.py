@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from provision.desired import lockfile
+from provision.desired import lockfile, node_roles
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, facts_to_ask, of_node, renderer_for
 from provision.desired.role import all_roles
@@ -22,7 +22,7 @@ from provision.errors import StackError, UsageError
 from provision.nearest import did_you_mean
 
 _WHY = "the role is removed"
-_REBOOT = ("driver", "module")  # families of what the kernel has in memory until the machine boots
+_REBOOT = ("driver", "module", "amdgpu")  # families of what the kernel has in memory until the machine boots
 _UNCHANGED = ("restart_required", "core_stale")  # attributes that have to be true after a removal, too
 _THINGS = ("package", "file", "module", "service", "driver")  # families of which a role may promise absence
 _lists: defaultdict[tuple[str, str], RenderCache[list[str]]] = defaultdict(RenderCache)
@@ -62,7 +62,7 @@ def asked(view: View, remove: Sequence[str]) -> frozenset[str]:
 def kept(view: View, remove: Collection[str], node: Mapping[str, Any]) -> dict[str, list[str]]:
     """`packages` and `files` that the node's other roles promise."""
     found: dict[str, set[str]] = {"packages": set(), "files": set()}
-    for promised in of_node(_with(view, _others(view, remove) - {lockfile.ROLE}), node):
+    for promised in of_node(_with(view, _others(view, remove, node) - {lockfile.ROLE}), node):
         family = {"package": "packages", "file": "files"}.get(promised.fact.partition(".")[0])
         if family and not _absence(promised):
             found[family].add(_item(promised.fact))
@@ -72,7 +72,7 @@ def kept(view: View, remove: Collection[str], node: Mapping[str, Any]) -> dict[s
 def refusals(view: View, remove: Sequence[str], node: Mapping[str, Any], name: str) -> list[Refusal]:
     """Why these roles must not be taken off the node: others build on them, or the lock file wants them."""
     found = []
-    others = _others(view, remove)
+    others = _others(view, remove, node)
     for role in remove:
         users = [
             each for each in all_roles() if each in others and role in _listed(each, "needs", view, node)
@@ -105,10 +105,9 @@ def _without(view: View, remove: Collection[str]) -> View:
     return _with(view, remove).new_child({f"{role}_enabled": True for role in remove})
 
 
-def _others(view: View, remove: Collection[str]) -> set[str]:
+def _others(view: View, remove: Collection[str], node: Mapping[str, Any]) -> set[str]:
     """The roles the node keeps."""
-    chosen = view.get("gpuprov_roles")
-    wanted = set(all_roles() if chosen is None else chosen) - set(remove)
+    wanted = {role.name for role in node_roles.roles_of(view, node)} - set(remove)
     known = all_roles()
     # A role that is off until it is declared has its `false` among its defaults.
     defaults = {role: known[role].defaults.get(f"{role}_enabled") for role in wanted if role in known}
@@ -168,6 +167,8 @@ def _reversed(promised: Expectation) -> Iterator[Expectation]:
         fact = f"fabric.{'imex' if attribute.startswith('imex') else 'manager'}_version"
     elif family == "driver":
         gone = None
+    elif fact == "amdgpu.loaded_version":
+        fact = "amdgpu.dkms_version"  # the kernel's own driver may take its place
     elif family == "module" and promised.reboot:
         gone = False
     elif family == "container" and item == "cdi":

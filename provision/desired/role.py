@@ -44,6 +44,12 @@ class Role:
     vars: Mapping[str, Mapping[str, Any]]
     promises: tuple[Promise, ...]
 
+    @property
+    def vendor(self) -> str | None:
+        """Whose GPUs it is for (`__<role>_vendor` of `vars/main.yml`); None: any machine's."""
+        vendor = self.vars.get("main", {}).get(f"__{self.name}_vendor")
+        return None if vendor is None else str(vendor)
+
     def own_vars(self, os: Mapping[str, Any]) -> Mapping[str, Any]:
         """What it keeps for itself: `vars/main.yml`, and over it `vars/<os.id>.yml` if there is one, else
         `vars/<os.family>.yml`."""

@@ -11,7 +11,7 @@ from provision import shipped
 from provision.errors import StackError
 from provision.node.observe.vendors import VENDORS
 
-PROVISIONED = "nvidia"  # whose GPUs the roles provision and the checks measure
+DEFAULT_VENDOR = "nvidia"  # whose GPUs a node is taken to have before it was looked at
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,13 @@ def _read(sku: str) -> Sku:
         ) from None
 
 
-def kinds() -> tuple[tuple[str | None, str], ...]:
-    """Every (architecture, fabric) a node that roles provision may have, unknown hardware included."""
-    seen: dict[tuple[str | None, str], None] = {(None, "none"): None, (None, "nvswitch"): None}
+def kinds(vendor: str = DEFAULT_VENDOR) -> tuple[tuple[str | None, str], ...]:
+    """Every (architecture, fabric) a node with this vendor's GPUs may have, unknown hardware included."""
+    seen: dict[tuple[str | None, str], None] = {(None, "none"): None}
+    if vendor == DEFAULT_VENDOR:
+        seen[None, "nvswitch"] = None
     for sku in all_skus().values():
-        if sku.vendor != PROVISIONED:
+        if sku.vendor != vendor:
             continue
         seen[sku.architecture, "none"] = None
         seen[sku.architecture, sku.fabric] = None

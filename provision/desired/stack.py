@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.desired import service_hosts, skus, variables
+from provision.desired import node_roles, service_hosts, skus, variables
 from provision.errors import StackError
 from provision.fleet import Node
 from provision.nearest import did_you_mean
 from provision.node import description
 
-DEFAULT = "r580-cuda12.9"
+# Of each vendor, the stack of a node that declares none.
+DEFAULTS = {"nvidia": "r580-cuda12.9", "amd": "amdgpu30.30-rocm7.2"}
+DEFAULT = DEFAULTS["nvidia"]
 _KEYS = frozenset({"name", "summary", "sources", "variables"})
 
 
@@ -69,9 +71,14 @@ def _read(file: Path) -> Stack:
     return Stack(data["name"], str(data.get("summary", "")), chosen, file)
 
 
-def node_stack(node: Node, overrides: Mapping[str, Any]) -> Stack:
-    """The stack a node declares through the inventory variable `gpuprov_stack`, or the default one."""
-    name = overrides.get("gpuprov_stack", node.variables.get("gpuprov_stack", DEFAULT))
+def node_stack(
+    node: Node, overrides: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None
+) -> Stack:
+    """The stack a node declares through the inventory variable `gpuprov_stack`, or the default one of the
+    vendor whose GPUs it has (`gpuprov_node`: what it is; None before that is known)."""
+    said = {**node.variables, **overrides}
+    usual = DEFAULTS.get(node_roles.vendor_of(said, gpuprov_node), DEFAULT)
+    name = said.get("gpuprov_stack", usual)
     if not isinstance(name, str) or "{{" in name:
         raise StackError(
             f"{node.name}: gpuprov_stack must be plain text, not {name!r}", f"for example {DEFAULT}"
@@ -81,7 +88,11 @@ def node_stack(node: Node, overrides: Mapping[str, Any]) -> Stack:
 
 def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Stack < inventory < overrides: what is handed to Ansible for this node (role defaults not included)."""
-    said = {**node_stack(node, overrides).variables, **node.variables, **overrides}
+    stacks = [node_stack(node, overrides)]
+    if "gpuprov_stack" not in node.variables and "gpuprov_stack" not in overrides:
+        stacks = [load(name) for name in DEFAULTS.values()]  # of whose GPUs is not known yet; no names meet
+    said = {name: value for each in stacks for name, value in each.variables.items()}
+    said |= {**node.variables, **overrides}
     return service_hosts.declared(node, said, overrides)
 
 

@@ -19,7 +19,7 @@ from provision.node_names import fold
 # What an inventory may say to gpuprov itself; the rest are options of the roles' argument specs.
 OWN = {
     "gpuprov_stack": "the set of versions: a shipped stack's name, or a path to a file like it",
-    "gpuprov_roles": "the roles this node takes part in; all when absent",
+    "gpuprov_roles": "the roles this node takes part in; absent: those for any machine and for its GPUs",
     "gpuprov_sku": "the GPU product this node must have",
     "gpuprov_expected_gpus": "how many GPUs this node must have; with 0 only pairs of nodes are measured",
     "gpuprov_pcie_width": "lanes the slots of its GPUs are wired with, where that is fewer than 16",

@@ -1,4 +1,4 @@
-"""What gpuprov can do with the GPUs of each vendor, and what is said of those with which it can only look."""
+"""What gpuprov can do with the GPUs of each vendor, and what is said of those with which it cannot."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.desired import amd
-from provision.desired.skus import PROVISIONED
 from provision.node.description import MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
+CHECKED = ("nvidia", "amd")  # whose GPUs the checks measure
+LOADED = ("nvidia",)  # and under load: burn-in, selftest
 # Roles for the host alone, whatever GPUs it has.
 HOST_ROLES = ("host_settings", "rdma", "package_lock")
 
@@ -20,6 +21,16 @@ NO_GPU_ON_PURPOSE = (
     "gpuprov_expected_gpus: 0"
 )
 
+# Of each vendor, what is said of a node without one of its GPUs.
+WITHOUT: Mapping[str, tuple[str, str]] = {
+    "nvidia": (NO_GPU, f"{NO_GPU_FIX}; {NO_GPU_ON_PURPOSE}"),
+    "amd": (
+        "no AMD Instinct GPU on the PCI bus",
+        "check power and seating (lspci -d 1002:); none on purpose: leave it out with --nodes, or set "
+        "amdgpu_driver_require_gpu: false and gpuprov_expected_gpus: 0",
+    ),
+}
+
 # What to ask of a node whose GPUs are of a vendor that is only looked at.
 _FACTS: Mapping[str, frozenset[str]] = {"amd": amd.FACTS}
 LEAVE_OUT = "leave it out with --nodes"
@@ -27,8 +38,31 @@ HOST_ONLY = f"or list its roles for the host alone as gpuprov_roles: [{', '.join
 
 
 def only_observed(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Whether the machine has GPUs that gpuprov can neither provision nor check yet."""
-    return gpuprov_node["gpu"].get("vendor") not in (None, PROVISIONED)
+    """Whether the machine has GPUs that no check measures: those of several vendors together."""
+    return gpuprov_node["gpu"].get("vendor") not in (None, *CHECKED)
+
+
+def not_loaded(gpuprov_node: Mapping[str, Any]) -> bool:
+    """Whether the machine has GPUs that no test of gpuprov's puts under load yet."""
+    return gpuprov_node["gpu"].get("vendor") not in (None, *LOADED)
+
+
+def not_provisioned(gpuprov_node: Mapping[str, Any]) -> bool:
+    """Whether the machine has GPUs that no role provisions: those of several vendors together."""
+    return gpuprov_node["gpu"].get("vendor") not in (None, *NAMES)
+
+
+def gpus(gpuprov_node: Mapping[str, Any]) -> str:
+    """The machine's GPUs, which are of one vendor: `8 AMD Instinct MI300X`."""
+    gpu = gpuprov_node["gpu"]
+    unknown = f"{NAMES[gpu['vendor']]} GPUs ({', '.join(gpu['pci_ids'])})"
+    name = next(iter(gpu.get("product_names", ())), unknown)
+    return f"{gpu['count']} {name}"
+
+
+def not_measured(gpuprov_node: Mapping[str, Any]) -> str:
+    """The line of a check that was not built for the machine's GPUs."""
+    return f"not measured on {NAMES.get(gpuprov_node['gpu'].get('vendor'), 'these')} GPUs yet"
 
 
 def facts_of(gpuprov_node: Mapping[str, Any]) -> frozenset[str]:
@@ -42,9 +76,7 @@ def cannot(gpuprov_node: Mapping[str, Any], what: str) -> str:
     gpu = gpuprov_node["gpu"]
     if gpu.get("vendor") == MIXED:
         return f"GPUs of several vendors ({', '.join(gpu['pci_ids'])}): observed; gpuprov cannot {what} them"
-    whose = NAMES[gpu["vendor"]]
-    name = next(iter(gpu.get("product_names", ())), f"{whose} GPUs ({', '.join(gpu['pci_ids'])})")
-    return f"{gpu['count']} {name}: observed; gpuprov cannot {what} {whose} GPUs yet"
+    return f"{gpus(gpuprov_node)}: observed; gpuprov cannot {what} {NAMES[gpu['vendor']]} GPUs yet"
 
 
 def seen(gpuprov_node: Mapping[str, Any], facts: Mapping[str, Any], problems: Mapping[str, str]) -> str:

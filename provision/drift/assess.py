@@ -12,13 +12,14 @@ from provision.desired import (
     health_program,
     inventory,
     lockfile,
+    node_roles,
     removal,
     stack,
     variables,
     vendors,
 )
 from provision.desired.compatibility import Refusal
-from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
+from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node
 from provision.desired.templating import resolve
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
@@ -126,7 +127,7 @@ class Assessment:
         them."""
         found = {}
         for name, machine in self.described.items():
-            if name in self.drifts and vendors.only_observed(machine):
+            if name in self.drifts and vendors.not_provisioned(machine):
                 said = self.observations[name]
                 words = [vendors.cannot(machine, "provision")]
                 words += filter(None, [vendors.seen(machine, said.facts, said.problems)])
@@ -135,14 +136,12 @@ class Assessment:
 
     @property
     def roles(self) -> dict[str, tuple[str, ...]]:
-        """Node → the roles it takes part in: all, or those of its `gpuprov_roles`; those to be removed."""
-        order = roles_in_order()
+        """Node → the roles it takes part in, or those to be removed."""
         if self.remove:
             return dict.fromkeys(self.declared, self.remove)
-        chosen = {node: declared.get("gpuprov_roles") for node, declared in self.declared.items()}
         return {
-            node: order if names is None else tuple(role for role in order if role in names)
-            for node, names in chosen.items()
+            node: tuple(role.name for role in node_roles.roles_of(declared, self.described.get(node)))
+            for node, declared in self.declared.items()
         }
 
     def hosts(self, described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -267,8 +266,10 @@ class _Judge:
             else:
                 against = compatibility.check_node(view, described, name)
                 against = against or lockfile.uncovered(view, described, name)
-            missing = vendors.facts_of(described) - observation.facts.keys()
-            missing = frozenset(fact for fact in missing if not _excused(fact, observation.problems))
+            missing: frozenset[str] = frozenset()
+            if any(one.rule == "vendor" for one in against):
+                missing = vendors.facts_of(described) - observation.facts.keys()
+                missing = frozenset(fact for fact in missing if not _excused(fact, observation.problems))
             if against:
                 self._refused[name] = against
             else:

@@ -37,6 +37,12 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (r"driver\.flavour", _Words("NVIDIA kernel module", "is loaded")),
     (r"driver\.mismatch", _Words("NVIDIA module and library of two versions", _FOUND)),
     (r"dkms\.nvidia\.failed", _Words("failed DKMS builds of the NVIDIA module", _FOUND)),
+    (r"amdgpu\.loaded_version", _Words("AMD GPU driver", "is loaded")),
+    (r"amdgpu\.dkms_version", _Words("AMD's own GPU driver", "is loaded")),
+    (r"amdgpu\.installed_version", _Words("AMD GPU driver for the next boot", _INSTALLED)),
+    (r"dkms\.amdgpu\.failed", _Words("failed DKMS builds of the amdgpu module", _FOUND)),
+    (r"group\.(.+)\.exists", _Words(r"group \1", yes="present", no="absent")),
+    (r"group\.(.+)\.members", _Words(r"members of the group \1", _FOUND)),
     (r"kernel\.headers", _Words("kernel headers", "are installed")),
     (r"kernel\.initramfs_stale", _Words("initramfs", yes="out of date", no="up to date")),
     (
@@ -135,7 +141,7 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (_PORT + r"\.traffic_class", _Words(r"traffic class of RDMA port \1", _SET)),
     (_PORT + r"\.sm_seen", _Words(r"subnet manager of RDMA port \1", yes="there", no="not there")),
     (r"pci\.acs_harmful", _Words("PCIe bridges that redirect GPU traffic (ACS)", _FOUND)),
-    (r"gpu\.count", _Words("NVIDIA GPUs", _FOUND)),
+    (r"gpu\.count", _Words("GPUs", _FOUND)),
     (r"gpu\.sku", _Words("GPU product", "is found")),
 )
 _PATTERNS = [(re.compile(pattern), words) for pattern, words in _TABLE]

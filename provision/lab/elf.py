@@ -15,14 +15,19 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 _REL, _DYN = 1, 3
 _PROGBITS, _STRTAB, _DYNAMIC, _SYMTAB = 1, 3, 6, 2
 _HEADER = 64
-# What each flavour of NVIDIA's module declares, which is how the two are told apart on disk.
-LICENSES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA"}
+# What each flavour of NVIDIA's module declares, which is how the two are told apart on disk; and amdgpu's.
+LICENSES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA", "gpl": "GPL and additional rights"}
+# What the hardware asks for at boot.
+ALIASES = {
+    "nvidia": "pci:v000010DEd*sv*sd*bc03sc02i00*",
+    "amdgpu": "pci:v00001002d*sv*sd*bc12sc00i00*",
+}
 
 
 def kernel_module(name: str, version: str, flavour: str, kernel: str, depends: Sequence[str] = ()) -> bytes:
     """A relocatable object that says it is module `name` at `version`, built for `kernel`; it holds no code.
 
-    `flavour` is `open` or `proprietary`; it decides the license, as in NVIDIA's own modules.
+    `flavour` is `open`, `proprietary`, as NVIDIA's own modules, or `gpl`; it decides the license.
     """
     underscored = name.replace("-", "_")
     lines = {
@@ -34,8 +39,8 @@ def kernel_module(name: str, version: str, flavour: str, kernel: str, depends: S
         "name": underscored,
         "vermagic": f"{kernel} SMP preempt mod_unload modversions ",
     }
-    if name == "nvidia":
-        lines = {"alias": "pci:v000010DEd*sv*sd*bc03sc02i00*", **lines}
+    if name in ALIASES:
+        lines = {"alias": ALIASES[name], **lines}
     modinfo = b"".join(f"{key}={value}".encode() + b"\0" for key, value in lines.items())
     # depmod wants a symbol table, be it empty: one null symbol, and the empty string that names it.
     sections = [

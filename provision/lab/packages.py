@@ -1,12 +1,12 @@
 """Reads fixtures/*.yml: which fixture packages there are, in which versions, with which files.
 
-They have the names, versions, dependencies and file layout of NVIDIA's own repository for Debian (and of a
-site's repository of validation tools), so that the roles take their production path. Library files are tiny
-ELF objects, tools run the simulated ones.
+They have the names, versions, dependencies and file layout of NVIDIA's own repository for Debian (of AMD's
+repositories, and of a site's repository of validation tools), so that the roles take their production path.
+Library files are tiny ELF objects, tools run the simulated ones.
 
 - name: nvidia-utils                 # placeholders are usable in every text: {version} 1:580.95.05-1,
   versions: ["580.95.05-1"]          # {upstream} 580.95.05, {branch} 580, {kernel_release} (uname -r), {name}
-  repository: cuda                   # cuda, toolkit, tools or doca
+  repository: cuda                   # cuda, toolkit, tools, doca, or one of AMD's: rocm/7.2.3
   distributions: [debian]            # debian, ubuntu; both unless said
   architecture: amd64                # or all
   depends: ["libnvidia-ml1 (= {version})"]      # and the other relations: recommends, conflicts, provides…
@@ -17,6 +17,7 @@ ELF objects, tools run the simulated ones.
     /usr/lib/libx.so.1: {link: libx.so.{upstream}}
     /usr/lib/libx.so.{upstream}: {elf: true, soname: libx.so.1}
     /lib/modules/{kernel_release}/updates/dkms/nvidia.ko: {kernel_module: nvidia, flavour: open, depends: []}
+                                                            # and version, where it is not the package's
   conffiles: [/etc/x.conf]
   scripts: {postinst: "#!/bin/sh\\nexit 0\\n"}   # also preinst, prerm, postrm
 """
@@ -32,7 +33,9 @@ from provision.errors import LabError
 from provision.lab.debfile import Deb, PackedFile
 from provision.lab.elf import LICENSES, kernel_module, shared_library
 
-REPOSITORIES = ("cuda", "toolkit", "tools", "doca")
+# AMD has one for each release.
+AMD = ("amdgpu/6.4.4", "amdgpu/30.20.1", "amdgpu/30.30.3", "rocm/6.4.4", "rocm/7.2.3", "graphics/7.2.3")
+REPOSITORIES = ("cuda", "toolkit", "tools", "doca", *AMD)
 DISTRIBUTIONS = ("debian", "ubuntu")
 _RELATIONS = (
     "pre-depends",
@@ -197,6 +200,7 @@ def packed_file(spec: Any, path: str, words: Mapping[str, str], where: str) -> P
         return PackedFile(text.encode(), 0o755)
     module, flavour = fill(spec["kernel_module"]), spec.get("flavour", "open")
     if flavour not in LICENSES:
-        raise LabError(f"{where}: flavour {flavour!r} is neither open nor proprietary", "correct it")
+        raise LabError(f"{where}: flavour {flavour!r} is none of {', '.join(LICENSES)}", "correct it")
     depends = spec.get("depends", [] if module == "nvidia" else ["nvidia"])
-    return PackedFile(kernel_module(module, words["upstream"], flavour, words["kernel_release"], depends))
+    version = str(spec.get("version", words["upstream"]))
+    return PackedFile(kernel_module(module, version, flavour, words["kernel_release"], depends))

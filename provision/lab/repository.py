@@ -8,6 +8,7 @@ Laid out as the originals, so that a role's production path is taken with only U
     libnvidia-container/stable/deb/amd64/  flat; key libnvidia-container/gpgkey (stable/rpm/x86_64: rpm)
     tools/                                 flat; key tools/site.asc (tools/el9: rpm)
     doca/3.2.1/debian13/x86_64/            flat; key GPG-KEY-Mellanox.pub there (doca/3.2.1/rhel9/x86_64: rpm)
+    amd/                                   AMD's server (amd_repository.py)
     system/el9/                            the RHEL family's own packages, as far as roles ask for them
 """
 
@@ -25,7 +26,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from provision.lab import debfile, elf, packages, rpm_packages, rpm_repository, rpmfile, signing
+from provision.lab import (
+    amd_repository,
+    debfile,
+    elf,
+    packages,
+    rpm_packages,
+    rpm_repository,
+    rpmfile,
+    signing,
+)
 from provision.lab.command import waiting_lock
 from provision.lab.debfile import Deb
 from provision.lab.places import CACHE, PACKAGES
@@ -78,6 +88,7 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
             *((f"el{n}", f"rhel{n}") for n in rpm_packages.MAJORS),
         )
     },
+    "amd": {"": Layout(amd_repository.TOP, amd_repository.KEY)},
     "system": {f"el{n}": Layout(f"system/el{n}", "system/RPM-GPG-KEY") for n in rpm_packages.MAJORS},
 }
 ORIGINS = {
@@ -90,6 +101,7 @@ _MODULAR = ("8", "9")  # RHEL 10 has no module streams
 OFFERED = {
     **{name: f"nvidia_repository_{name}" for name in ("cuda", "toolkit", "tools")},
     "doca": "rdma_doca",
+    "amd": "amd_repository",
 }
 
 
@@ -140,7 +152,8 @@ def _families(releases: Iterable[str]) -> tuple[str, ...]:
 def content_key(source: Path, kernel: str, families: Iterable[str] = ("debian", "ubuntu")) -> str:
     """A name for what would be built: it changes with the fixtures, our code, the kernel and the families."""
     digest = hashlib.sha256(f"{kernel} {' '.join(families)}".encode())
-    for module in (debfile, elf, packages, signing, rpmfile, rpm_packages, rpm_repository):
+    modules = (amd_repository, debfile, elf, packages, signing, rpmfile, rpm_packages, rpm_repository)
+    for module in modules:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     # When there is none, read_packages says so.
@@ -161,12 +174,19 @@ def _build(
                 debs = packages.read_packages(source, kernel, family)
                 say(f"building {sum(map(len, debs.values()))} fixture packages for {family}")
                 for name, some in debs.items():
-                    _write_apt(www, home, keys[name], name, family, some)
+                    if not amd_repository.is_amds(name):
+                        _write_apt(www, home, keys[name], name, family, some)
+                    elif family == "ubuntu":  # Debian has the same
+                        amd_repository.write_apt(www, home, keys["amd"], name, some)
             else:
                 rpms = rpm_packages.read_rpms(source, kernel, family.removeprefix("el"))
                 say(f"building {sum(map(len, rpms.values()))} fixture packages for {family}")
                 for name, made in rpms.items():
-                    _write_rpm(www / LAYOUTS[name][family].folder, home, keys[name], made, family)
+                    if amd_repository.is_amds(name):
+                        folder_of = amd_repository.rpm_folder(name, family)
+                        _write_rpm(www / folder_of, home, keys["amd"], made, family)
+                    else:
+                        _write_rpm(www / LAYOUTS[name][family].folder, home, keys[name], made, family)
         for name, places in LAYOUTS.items():
             for place in places.values():
                 (www / place.key).parent.mkdir(parents=True, exist_ok=True)

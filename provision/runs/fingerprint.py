@@ -35,6 +35,14 @@ PARTS: Mapping[str, tuple[str, str | None]] = {
     "nccl.version (rpm)": ("package.libnccl.version", None),
 }
 FACTS = frozenset(fact for fact, _ in PARTS.values())
+# Besides, of nodes with one vendor's GPUs, where they were asked for it: what nobody asked is not compared.
+OF_VENDORS: Mapping[str, tuple[str, str | None]] = {
+    "amdgpu.loaded_version": ("amdgpu.loaded_version", None),
+    "amdgpu.rocm": ("amdgpu.rocm", None),
+    "amdgpu.unique_id": ("amdgpu.devices", "unique_id"),
+    "amdgpu.vbios": ("amdgpu.devices", "vbios"),
+}
+_WITHOUT_GPUS = frozenset({"network_ports", "disk_speed"})
 
 _SOFTWARE = frozenset(
     {"driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"}
@@ -92,10 +100,16 @@ def from_record(record: Mapping[str, Any]) -> Fingerprint:
 
 
 def of(facts: Mapping[str, Any], problems: Mapping[str, str]) -> Fingerprint:
-    """The fingerprint in what a node answered. A fact that is in neither mapping was not answered."""
+    """The fingerprint in what a node answered. A fact that is in neither mapping was not answered; one of a
+    vendor's was not asked for."""
     values: dict[str, Any] = {}
     unknown: dict[str, str] = {}
-    for part, (fact, key) in PARTS.items():
+    asked = {
+        part: place
+        for part, place in OF_VENDORS.items()
+        if place[0] in facts or place[0] in problems or place[0].partition(".")[0] in problems
+    }
+    for part, (fact, key) in {**PARTS, **asked}.items():
         if fact in facts:
             found = facts[fact]
             if key is not None and isinstance(found, list):
@@ -148,8 +162,12 @@ def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
     What could not be read then or cannot be read now is a reason too: nobody knows that it is the same.
     """
     found = []
-    for part in PARTS:
-        if part not in depends(check):
+    known = [{*one.values, *one.unknown} for one in (then, now)]
+    both = (
+        () if check in _WITHOUT_GPUS else [part for part in OF_VENDORS if all(part in one for one in known)]
+    )
+    for part in (*PARTS, *both):
+        if part in PARTS and part not in depends(check):
             continue
         if part in now.unknown:
             found.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))

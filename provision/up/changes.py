@@ -156,7 +156,7 @@ def transition(package: PackageChange) -> str:
         Change.UNKNOWN: "could not be read",
         Change.REMOVE: before,
         Change.INSTALL: after if package.after else "in the offered version",
-        Change.REPLACE: f"{before} → {after}",
+        Change.REPLACE: f"{before} → {after if package.after else 'the offered version'}",
         Change.REPAIR: f"{before} installed again" if package.before else "installed again",
         Change.HOLD: f"{before} stays, held from now on" if package.before else "held",
         Change.RELEASE: f"{before} stays, no longer held",

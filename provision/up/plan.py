@@ -269,7 +269,7 @@ def _change(name: str, package: _Drifts, facts: Mapping[str, Any]) -> PackageCha
 def _goes(versions: Iterable[Drift], states: Iterable[Drift]) -> bool:
     return any(
         drift.expectation.operator == "equals" and drift.expectation.value is None for drift in versions
-    ) or any(drift.expectation.value == "absent" for drift in states)
+    ) or any(drift.expectation.value in ("absent", ["absent", "config-files"]) for drift in states)
 
 
 def _wanted_version(versions: Sequence[Drift]) -> str | None:

@@ -104,7 +104,7 @@ class UpRun:
         busy = {node for wave in made.waves for node in wave}
         collect.unlock(collected, self.fleet, busy, self._lock())
         if made.waves:
-            self._confirm(made)
+            self._confirm(made, known)
         if made.waves or waiting:
             with Progress("up", total=sum(map(len, made.waves))) as progress:
                 self._carry_out(known, made, found, schedulers, waiting, progress)
@@ -286,7 +286,7 @@ class UpRun:
         )
         return made
 
-    def _confirm(self, made: Plan) -> None:
+    def _confirm(self, made: Plan, known: Assessment) -> None:
         """Say what is about to happen; ask where a person can answer. Raises GpuprovError for a no."""
         names = [node for wave in made.waves for node in wave]
         busy = [made.nodes[node] for node in names]
@@ -306,7 +306,8 @@ class UpRun:
             words.append(f"{reboots} to reboot")
         words.append(f"about {minutes:.0f} min")
         source, which = self.fleet.source, fold(names)
-        stacks = {stack.node_stack(self.fleet.nodes[node], self.overrides).name for node in names}
+        seen = known.described
+        stacks = {stack.node_stack(self.fleet.nodes[node], self.overrides, seen[node]).name for node in names}
         sys.stderr.write(f"{source} · stack {', '.join(sorted(stacks))} · {which}\n")
         sys.stderr.write(" · ".join(words) + "\n")
         if not self.options.confirm:

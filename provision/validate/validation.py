@@ -18,7 +18,7 @@ from provision.checks.check import KERNEL_LOG_DELTA, Raw
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.checks.node_facts import NodeFacts, for_checks, node_facts_of
-from provision.desired import stack, vendors
+from provision.desired import stack
 from provision.errors import ExitCode, RunFolderError, StackError
 from provision.fleet import Fleet
 from provision.remote.observe import Observation, observe
@@ -187,10 +187,14 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
 
 
 def _of_vendors(run: _Run, fleet: Fleet, found: Mapping[str, Observation]) -> dict[str, Observation]:
-    """What there is to say of GPUs that are only looked at: asked of their nodes, in a second round trip."""
+    """What the checks read of nodes with one vendor's GPUs alone: asked in a second round trip, of these."""
     asked = {}
     for name, first in found.items():
-        if first.error is None and (facts := vendors.facts_of(stack.describe_node(first.facts))):
+        if first.error is not None:
+            continue
+        described = stack.describe_node(first.facts)
+        vendor = described["gpu"].get("vendor")
+        if facts := registry.facts_of_vendor(run.asked, vendor) - first.facts.keys():
             asked[name] = facts
     if not asked:
         return {}

@@ -1,23 +1,23 @@
 """A small run of benchmarks/detection: faults that the lab can inject are caught and blamed rightly, no
-look-alike and no healthy node is flagged.
+look-alike and no healthy node is flagged. Nodes with AMD's GPUs have their own catalogue.
 
 The seed is that of all tests (tests/support/seed.py): fixed, and drawn in the long set. CI tries one class in
-three, because each costs half a second of a core and its seed is always the same; the long set tries all,
-and more healthy nodes. A failure prints the seed.
+three, and of AMD's one in six, because each costs half a second of a core and its seed is always the same;
+the long set tries all, and more healthy nodes. A failure prints the seed.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.detection import __main__ as command
-from benchmarks.detection import catalogue, report, scores
+from benchmarks.detection import amd_report, catalogue, catalogue_amd, report, scores
 from benchmarks.detection.__main__ import outcomes, trials
 from benchmarks.detection.cases import Entry
 from benchmarks.detection.trial import HEALTHY, Trial
@@ -26,8 +26,13 @@ from tests.support.seed import SEED, VARIABLE, times
 pytestmark = pytest.mark.timeout(900)
 
 DOCUMENT = Path(__file__).parents[2] / "docs/detection.md"
-HEALTHY_NODES = times(5, 100)
-FAULTS, LOOK_ALIKES = (catalogue.covered(traps=traps)[:: times(3, 1)] for traps in (False, True))
+HEALTHY_NODES, OF_AMD = times(5, 100), times(1, 50)
+AMD_ENTRIES = list(catalogue_amd.ENTRIES.items())[:: times(6, 1)]
+FAULTS, LOOK_ALIKES = (
+    [(entry.key, entry) for entry in catalogue.covered(traps=traps)[:: times(3, 1)]]
+    + [(key, entry) for key, entry in AMD_ENTRIES if entry.trap == traps]
+    for traps in (False, True)
+)
 
 Outcome = Mapping[str, Any]
 
@@ -35,8 +40,11 @@ Outcome = Mapping[str, Any]
 @pytest.fixture(scope="module")
 def said() -> Mapping[str, Sequence[Outcome]]:
     """What the validator said of every trial, by class; the simulator runs in a process of its own."""
-    keys = [entry.key for entry in (*FAULTS, *LOOK_ALIKES)]
-    asked = trials([*keys, HEALTHY], range(SEED, SEED + 1), HEALTHY_NODES, graded=0)
+    keys = [key for key, _ in (*FAULTS, *LOOK_ALIKES)]
+    nvidia = [key for key in keys if key not in catalogue_amd.ENTRIES]
+    asked = trials([*nvidia, HEALTHY], range(SEED, SEED + 1), HEALTHY_NODES, graded=0)
+    asked += [Trial(key, SEED) for key in keys if key in catalogue_amd.ENTRIES]
+    asked += [Trial(catalogue_amd.HEALTHY, SEED + number) for number in range(OF_AMD)]
     by_key: dict[str, list[Outcome]] = defaultdict(list)
     for one in outcomes(asked, jobs=1):
         by_key[one["key"]].append(one)
@@ -49,11 +57,16 @@ def shown(one: Outcome) -> str:
     return "\n".join([f"{head}: verdict {one['verdict']}", *one["findings"], one["trouble"]])
 
 
-def named(entry: Entry) -> Any:
-    return pytest.param(entry.key, id=f"{entry.key} {entry.name}")
+def sorted_by_kind(entries: Iterable[Entry]) -> list[tuple[str, str]]:
+    """Number and name as the document lists them: the faults, then the look-alikes."""
+    return [(str(entry.number), entry.name) for entry in sorted(entries, key=lambda entry: entry.trap)]
 
 
-@pytest.mark.parametrize("key", [named(entry) for entry in FAULTS])
+def named(key: str, entry: Entry) -> Any:
+    return pytest.param(key, id=f"{key} {entry.name}")
+
+
+@pytest.mark.parametrize("key", [named(*one) for one in FAULTS])
 def test_a_clear_fault_is_caught_and_blamed_rightly(key: str, said: Mapping[str, Sequence[Outcome]]) -> None:
     for one in said[key]:
         assert not one["trouble"], shown(one)
@@ -61,7 +74,7 @@ def test_a_clear_fault_is_caught_and_blamed_rightly(key: str, said: Mapping[str,
         assert one["blamed"], shown(one)
 
 
-@pytest.mark.parametrize("key", [named(entry) for entry in LOOK_ALIKES])
+@pytest.mark.parametrize("key", [named(*one) for one in LOOK_ALIKES])
 def test_a_healthy_look_alike_is_not_flagged(key: str, said: Mapping[str, Sequence[Outcome]]) -> None:
     for one in said[key]:
         assert not one["trouble"], shown(one)
@@ -69,9 +82,10 @@ def test_a_healthy_look_alike_is_not_flagged(key: str, said: Mapping[str, Sequen
 
 
 def test_no_healthy_node_is_flagged(said: Mapping[str, Sequence[Outcome]]) -> None:
-    flagged = [shown(one) for one in said[HEALTHY] if one["flagged"] or one["trouble"]]
-    assert not flagged, "\n\n".join(flagged)
-    assert len(said[HEALTHY]) == HEALTHY_NODES
+    for key, nodes in ((HEALTHY, HEALTHY_NODES), (catalogue_amd.HEALTHY, OF_AMD)):
+        flagged = [shown(one) for one in said[key] if one["flagged"] or one["trouble"]]
+        assert not flagged, "\n\n".join(flagged)
+        assert len(said[key]) == nodes
 
 
 def test_the_document_lists_every_class_and_look_alike_of_the_catalogue() -> None:
@@ -80,6 +94,12 @@ def test_the_document_lists_every_class_and_look_alike_of_the_catalogue() -> Non
     listed = {(int(number), name) for number, name in rows}
     assert listed == {(entry.number, entry.name) for entry in catalogue.ENTRIES.values()}
     assert {entry.number for entry in catalogue.ENTRIES.values() if not entry.trap} == set(catalogue.CLASSES)
+
+
+def test_the_document_lists_every_class_and_look_alike_of_amds_catalogue() -> None:
+    text = DOCUMENT.read_text("utf-8").partition(amd_report.BEGIN)[2].partition(amd_report.END)[0]
+    listed = re.findall(r"^\| (\d+) \| ([^|]+?) \|", text, re.MULTILINE)
+    assert listed == sorted_by_kind(catalogue_amd.ENTRIES.values())
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:

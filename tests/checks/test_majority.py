@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ COMMON: dict[str, Any] = {
     "driver.loaded_version": "580.126.09",
     "driver.userspace_version": "580.126.09",
     "driver.flavour": "open",
+}
+OF_AMD: dict[str, Any] = {
+    "amdgpu.loaded_version": "6.12.12",
+    "amdgpu.rocm": "6.4.1-83",
+    "amdgpu.devices": [{"vbios": "113-M3000100-102"}] * 8,
 }
 GOOD, OLD, NEW = "96.00.74.00.01", "96.00.10.00.99", "96.00.A5.00.01"
 
@@ -235,8 +241,10 @@ def test_a_node_can_be_left_out_of_one_comparison() -> None:
 def test_every_compared_fact_can_be_the_odd_one(fact: str) -> None:
     """A fact that is listed and never found would be worse than one that is not listed."""
     each = compared.compared_facts()[fact]
-    voters = fleet(4)
-    odd = facts(2)
+    more = OF_AMD if each.vendor else {}
+    assert bool(each.vendor) == (each.source not in compared.facts_to_ask())
+    voters = {name: replace(voter, facts={**voter.facts, **more}) for name, voter in fleet(4).items()}
+    odd = {**facts(2), **more}
     before = odd[each.source]
     if each.pick:
         odd[each.source] = [{**entry, each.pick: "odd"} for entry in before]

@@ -8,12 +8,16 @@ import sys
 import pytest
 
 from provision.checks.registry import CHECKS
-from provision.checks.table import BUILT_IN, Entry
+from provision.checks.table import BUILT_IN, SAME, Entry
 
 
 @pytest.mark.parametrize("entry", BUILT_IN, ids=[one.id for one in BUILT_IN])
 def test_a_check_is_what_its_line_says(entry: Entry) -> None:
     assert entry.id == entry.load().ID
+    assert entry.load_for("nvidia") is entry.load()
+    of_amd = entry.load_for("amd")
+    assert of_amd is None or entry.id == of_amd.ID
+    assert (of_amd is entry.load()) == (entry.amd == SAME)
 
 
 def test_a_name_of_no_check_is_no_check() -> None:
@@ -22,7 +26,7 @@ def test_a_name_of_no_check_is_no_check() -> None:
         CHECKS["gpu_burns"]
 
 
-KINDS = tuple(f"provision.checks.{kind}." for kind in ("gpu", "host", "network", "nccl", "pairs"))
+KINDS = tuple(f"provision.checks.{kind}." for kind in ("amd", "gpu", "host", "network", "nccl", "pairs"))
 
 
 def test_a_look_at_a_fleet_imports_no_check() -> None:

@@ -40,6 +40,13 @@ FACTS: dict[str, dict[str, Any]] = {
         "gpu.count": 8,
         "gpu.pci": [{"address": f"0000:{n}5:00.0", "device_id": "1002:74a1"} for n in range(8)],
     },
+    "GPUs of several vendors": {
+        "gpu.count": 2,
+        "gpu.pci": [
+            {"address": f"0000:{n}5:00.0", "device_id": each}
+            for n, each in enumerate(("1002:74a1", "10de:2330"))
+        ],
+    },
     "refused": {"os.id": "ubuntu", "os.version_id": "20.04", "os.codename": "focal"},
     "never validated": {},
 }

@@ -98,7 +98,7 @@ BROKEN: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "a mistyped variable": (
         {"i.yml": "all:\n  vars:\n    nccl_verison: '2'\n  hosts:\n    gpu-01:\n"},
         "i.yml:3: unknown variable nccl_verison (gpu-01)",
-        "did you mean nccl_version or nvlink_version?",
+        "did you mean nccl_version or nvlink_version or rocm_version?",
     ),
     "a bad port": (
         {"hosts": "gpu-01 ansible_port=ssh\n"},

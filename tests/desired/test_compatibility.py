@@ -35,7 +35,8 @@ def refused(variables: dict[str, Any], node: dict[str, Any]) -> dict[str, Refusa
 @pytest.mark.parametrize("name", stack.available())
 def test_every_shipped_stack_is_possible(name: str) -> None:
     assert compatibility.check_declared(declared(gpuprov_stack=name), "gpu-01") == []
-    assert compatibility.check_node(declared(gpuprov_stack=name), machine(), "gpu-01") == []
+    node = amd() if name.startswith("amdgpu") else machine()
+    assert compatibility.check_node(declared(gpuprov_stack=name), node, "gpu-01") == []
 
 
 @pytest.mark.parametrize(
@@ -192,3 +193,65 @@ def test_driver_and_toolkit_have_one_owner(variables: dict[str, Any], twice: str
     assert ("gpu-operator-driver" in found) == bool(twice)
     if twice:
         assert found["gpu-operator-driver"].what.endswith(f"and so would {twice}")
+
+
+def amd(kernel: str = "6.12.107", **gpu: Any) -> dict[str, Any]:
+    known = {"vendor": "amd", "sku": "mi300x", "architecture": "cdna3", "fabric": "none"}
+    return machine(**{**known, **gpu}) | {"kernel": {"release": kernel, "boot_release": kernel}}
+
+
+@pytest.mark.parametrize(
+    ("variables", "rule", "words"),
+    [
+        ({"amdgpu_driver_version": "580.126.09"}, "amdgpu-version-format", "'580.126.09' is not a version"),
+        ({"rocm_version": "7.2"}, "rocm-version-format", "'7.2' is not a version"),
+        ({"rocm_versions": ["7.2.3", "6.5.0"]}, "rocm-release-exists", "no release 6.5.0"),
+        ({"rocm_version": "7.13.0"}, "rocm-packaging", "amdrocm-..."),
+        ({"rocm_version": "6.2.4"}, "rocm-for-driver", "30.30.3, which runs 6.3, 6.4, 7.0, 7.1, 7.2"),
+        ({"rocm_versions": ["7.2.3", "6.1.3"]}, "rocm-for-driver", "ROCm 6.1.3 is not supported"),
+        ({"amdgpu_driver_version": "6.3.3"}, "rocm-for-driver", "ROCm 7.2.3 is not supported"),
+    ],
+)
+def test_what_is_impossible_with_amds_versions_is_refused(
+    variables: dict[str, Any], rule: str, words: str
+) -> None:
+    (refusal,) = (
+        each for each in compatibility.check_declared(declared(**variables), "x") if each.rule == rule
+    )
+    assert words in refusal.what
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"rocm_versions": ["6.4.4", "7.2.3"]},
+        {"amdgpu_driver_version": "6.4.4", "rocm_version": "7.0.2"},
+        {"amdgpu_driver_version": "32.10.1"},  # newer than what is known
+        {"rocm_version": "7.3.0"},
+        {"amdgpu_driver_source": "inbox", "rocm_version": "6.2.4"},
+        {"gpuprov_roles": ["nvidia_driver"], "rocm_version": "7"},
+    ],
+    ids=str,
+)
+def test_what_is_possible_with_amds_versions_is_not_refused(variables: dict[str, Any]) -> None:
+    assert compatibility.check_declared(declared(**variables), "x") == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "node", "rule"),
+    [
+        ({"gpuprov_stack": "amdgpu6.4-rocm6.4"}, amd(architecture="cdna4"), "rocm-for-architecture"),
+        ({"amdgpu_driver_version": "6.4.4"}, amd(architecture="cdna4"), "amdgpu-for-architecture"),
+        ({"amdgpu_driver_version": "6.4.4"}, amd("6.14.0-29-generic"), "amdgpu-for-kernel"),
+        ({}, amd("7.0.0-22-generic"), "amdgpu-for-kernel"),
+    ],
+)
+def test_what_amds_gpus_or_the_kernel_forbid(
+    variables: dict[str, Any], node: dict[str, Any], rule: str
+) -> None:
+    assert rule in refused(variables, node)
+
+
+def test_the_kernels_own_driver_is_not_judged_by_the_kernel() -> None:
+    assert refused({"amdgpu_driver_source": "inbox"}, amd("7.0.0-22-generic")) == {}
+    assert refused({}, amd("6.17.0-20-generic")) == {}

@@ -77,7 +77,7 @@ def test_packages_files_and_services_of_a_role_must_be_gone() -> None:
 def test_a_loaded_driver_waits_for_a_reboot_and_nothing_else_does() -> None:
     found = removal.of_view(view(), ROLES, MACHINES["debian"])
     waiting = {each.fact for each in found if each.reboot}
-    assert waiting == {"driver.loaded_version", "driver.flavour"}
+    assert waiting == {"driver.loaded_version", "driver.flavour", "amdgpu.dkms_version"}
 
 
 @pytest.mark.parametrize("system", MACHINES)

@@ -36,6 +36,19 @@ def test_a_node_chooses_its_stack_and_set_overrides_that() -> None:
     assert stack.node_stack(Node("gpu-01", (), {}), {}).name == stack.DEFAULT
 
 
+def test_the_default_is_that_of_the_gpus() -> None:
+    """Before anybody has looked a node has both: no variable of one is one of the other's."""
+    bare = Node("gpu-01", (), {})
+    assert stack.node_stack(bare, {}, {"gpu": {"vendor": "amd"}}).name == stack.DEFAULTS["amd"]
+    assert stack.node_stack(bare, {}, {"gpu": {"vendor": None}}).name == stack.DEFAULT
+    assert stack.node_stack(Node("gpu-01", (), {"gpuprov_sku": "mi300x"}), {}).name == stack.DEFAULTS["amd"]
+    declared = stack.declared(bare, {})
+    for name in stack.DEFAULTS.values():
+        assert stack.load(name).variables.items() <= declared.items()
+    one = stack.declared(Node("gpu-01", (), {"gpuprov_stack": stack.DEFAULT}), {})
+    assert "rocm_version" not in one
+
+
 def test_every_shipped_stack_loads_and_the_default_is_one_of_them() -> None:
     assert stack.DEFAULT in stack.available()
     for name in stack.available():

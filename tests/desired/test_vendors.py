@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from provision.burnin import campaign
 from provision.checks.node_facts import node_facts_of
 from provision.desired import compatibility, stack, vendors
+from provision.desired.role import all_roles
 from provision.errors import GpuprovError
 from provision.validate.selftest import machine
 from tests.support.observed import debian
@@ -143,54 +145,90 @@ def test_what_could_not_be_read_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        (["1002:74a1"] * 8, "8 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet"),
-        (["1002:75a0"], "1 AMD GPUs (1002:75a0): observed; gpuprov cannot provision AMD GPUs yet"),
-        (
-            ["10de:2330", "1002:74a1"],
-            "GPUs of several vendors (1002:74a1, 10de:2330): observed; gpuprov cannot",
-        ),
-    ],
+    "ids", [["1002:74a1"] * 8, ["1002:75a0"], ["10de:2330"] * 8], ids=["known", "unknown", "the other's"]
 )
-def test_a_machine_with_gpus_that_no_role_knows_is_refused(ids: list[str], words: str) -> None:
-    (refusal,) = compatibility.check_node({}, stack.describe_node(base(*ids)), "gpu-01")
+def test_the_gpus_of_one_vendor_are_not_refused(ids: list[str]) -> None:
+    assert compatibility.check_node({}, stack.describe_node(base(*ids)), "gpu-01") == []
+
+
+def test_gpus_of_several_vendors_in_one_machine_are() -> None:
+    (refusal,) = compatibility.check_node({}, stack.describe_node(base("10de:2330", "1002:74a1")), "gpu-01")
     assert refusal.rule == "vendor"
-    assert refusal.what.startswith(f"gpu-01: {words}")
+    words = "GPUs of several vendors (1002:74a1, 10de:2330): observed; gpuprov cannot provision them"
+    assert refusal.what == f"gpu-01: {words}"
     assert "gpuprov_roles: [host_settings, rdma, package_lock]" in refusal.fix
 
 
 @pytest.mark.parametrize(
-    ("roles", "refused"),
+    ("ids", "declared", "wrong"),
     [
-        (list(vendors.HOST_ROLES), False),
-        ([], False),
-        (["host_settings", "nvidia_driver"], True),
-        (["validation_tools"], True),
-        (["container_toolkit"], True),
+        (["1002:74a1"], {"gpuprov_roles": list(vendors.HOST_ROLES)}, ""),
+        (["1002:74a1"], {"gpuprov_roles": []}, ""),
+        (["1002:74a1"], {"gpuprov_roles": ["amdgpu_driver"]}, ""),
+        (["1002:74a1"], {"gpuprov_roles": ["host_settings", "nvidia_driver"]}, "nvidia_driver"),
+        (["1002:74a1"], {"gpuprov_roles": ["nccl", "rccl", "cuda_toolkit"]}, "cuda_toolkit, nccl"),
+        (["1002:74a1"], {"gpuprov_roles": ["nccl"], "nccl_enabled": False}, ""),
+        (["10de:2330"], {"gpuprov_roles": ["nvidia_driver", "rocm"]}, "rocm"),
+        (["10de:2330", "1002:74a1"], {"gpuprov_roles": list(vendors.HOST_ROLES)}, ""),
     ],
 )
-def test_its_host_may_be_provisioned_alone(roles: list[str], refused: bool) -> None:
-    node = stack.describe_node(base("1002:74a1"))
-    rules = [found.rule for found in compatibility.check_node({"gpuprov_roles": roles}, node, "gpu-01")]
-    assert rules == (["vendor"] if refused else [])
+def test_roles_that_contradict_the_gpus_are_named(
+    ids: list[str], declared: dict[str, Any], wrong: str
+) -> None:
+    found = compatibility.check_node(declared, stack.describe_node(base(*ids)), "gpu-01")
+    assert [each.rule for each in found] == (["vendor"] if wrong else [])
+    for each in found:
+        assert each.what.startswith(f"gpu-01: gpuprov_roles lists {wrong}, for ")
+        assert "leave gpuprov_roles out" in each.fix
+
+
+def test_a_node_without_its_amd_gpus_is_refused_as_one_without_nvidias() -> None:
+    """What it should have, the inventory says; nobody could see it."""
+    node = stack.describe_node(base())
+    declared = {"gpuprov_sku": "mi300x"}
+    (refusal,) = compatibility.check_node(declared, node, "gpu-01")
+    assert (refusal.rule, "lspci -d 1002:" in refusal.fix) == ("no-amd-gpu", True)
+    assert compatibility.check_node({**declared, "amdgpu_driver_require_gpu": False}, node, "gpu-01") == []
 
 
 @pytest.mark.parametrize("declared", [{}, {"gpuprov_expected_gpus": 8}, {"gpuprov_expected_gpus": 0}])
-def test_no_check_runs_on_it_whatever_was_declared(declared: dict[str, Any]) -> None:
-    facts = {**base("1002:74a1"), "amdgpu.devices": [device(uncorrected=1)]}
+def test_no_check_runs_on_a_machine_with_gpus_of_several_vendors(declared: dict[str, Any]) -> None:
+    facts = base("1002:74a1", "10de:2330")
     node = node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), declared)
-    assert node.error.startswith(
-        "1 AMD Instinct MI300X: observed; gpuprov cannot check AMD GPUs yet — 1 uncorrected error, "
+    assert node.error == (
+        "GPUs of several vendors (1002:74a1, 10de:2330): observed; gpuprov cannot check them → "
+        "leave it out with --nodes"
     )
-    assert "192 GiB each" in node.error
     assert (node.missing_gpus, node.without_gpus) == (False, False)
+
+
+def test_checks_run_on_a_machine_with_the_second_vendors_gpus() -> None:
+    facts = base("1002:74a1")
+    assert node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), {}).error == ""
 
 
 def test_the_selftest_does_not_begin_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_observed", lambda _: (base("1002:74a1"), {}))
-    with pytest.raises(GpuprovError, match="gpuprov cannot check AMD GPUs yet"):
+    with pytest.raises(GpuprovError, match="gpuprov cannot load AMD GPUs yet"):
         machine.look(frozenset(), {})
+
+
+def test_a_burn_in_leaves_it_out_with_a_line() -> None:
+    facts = base("1002:74a1")
+    node = campaign._that_burns(node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), {}))
+    assert node.error == (
+        "1 AMD Instinct MI300X: observed; gpuprov cannot burn in AMD GPUs yet → leave it out with --nodes"
+    )
+    other = base("10de:2330")
+    known = node_facts_of("gpu-02", other, {}, stack.describe_node(other), {})
+    assert campaign._that_burns(known) is known
+
+
+def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
+    by_vendor = {name: role.vendor for name, role in all_roles().items()}
+    assert set(by_vendor.values()) == {None, *vendors.NAMES}
+    of_any = {name for name, vendor in by_vendor.items() if vendor is None}
+    assert of_any == {*vendors.HOST_ROLES, "monitoring", "receptor"}
 
 
 # Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
@@ -200,7 +238,25 @@ PLACES = {
     *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
     *("provision/data/skus/mi325x.yml", "provision/data/skus/mi355x.yml"),
     "provision/node/modules/node_facts.py",  # which lists every family of facts
+    # The checks: what of them is AMD's has a folder of its own; these hold its place among all.
+    *(f"provision/checks/{name}.py" for name in ("table", "on_node/parts")),
+    *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
+    "provision/runs/fingerprint.py",
+    *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250x", "300x", "325x", "355x")),
+    "provision/data/majority.yml",
+    # Where its programs are.
+    *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
+    *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default
+    "provision/node/observe/kernel.py",  # what an initramfs contains
+    "provision/drift/sentences.py",  # the words for its facts
+    *(f"provision/data/{name}.yml" for name in ("compatibility", "minutes")),
+    *(f"provision/data/stacks/{name}.yml" for name in ("amdgpu30.30-rocm7.2", "amdgpu6.4-rocm6.4")),
 }
+# AMD's roles and checks, and the simulator, which knows both vendors.
+APART = (
+    *("provision/lab/", "provision/checks/amd/"),
+    *(f"roles/{name}/" for name, role in all_roles().items() if role.vendor == "amd"),
+)
 # Other things of the same maker, its processors and network cards, and Debian's name of an architecture.
 OTHERS = re.compile(r"amd64|\bamd_iommu\b|\bAMD-Vi\b|\bAMD EPYC\b|AuthenticAMD|Pensando", re.I)
 
@@ -213,6 +269,8 @@ def test_nothing_else_names_the_second_vendor() -> None:
     found = set()
     for name in tracked:
         file = ROOT / name
+        if name.startswith(APART):
+            continue
         if file.is_file() and named.search(OTHERS.sub("", file.read_text("utf-8", "replace"))):
             found.add(name)
     assert found == PLACES

@@ -103,10 +103,38 @@ def test_a_node_in_trouble_is_named_and_the_others_go_on() -> None:
     assert said == ["gpu-01", "gpu-02", "gpu-03"]
 
 
-def test_gpus_that_no_role_provisions_are_looked_at_and_refused_with_what_was_seen() -> None:
+MI300X = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
+
+
+def test_the_roles_follow_from_the_gpus_that_were_seen() -> None:
+    """Both vendors in one inventory: the other vendor's facts are asked for once it is known."""
+    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X, "amdgpu.loaded_version": None}})
+    seen = assess.assess(fleet(gpu_01={}, gpu_02={}), {}, observe=nodes.observe)
+    roles = {node: {each.role for each in found} for node, found in seen.expected.items()}
+    assert "amdgpu_driver" in roles["gpu-01"]
+    assert "nvidia_driver" not in roles["gpu-01"]
+    assert "nvidia_driver" in roles["gpu-02"]
+    assert "amdgpu_driver" not in roles["gpu-02"]
+    assert set(seen.roles["gpu-01"]) >= {"amd_repository", "amdgpu_driver", "rocm", "rccl", "host_settings"}
+    assert not {"rocm", "rccl"} & set(seen.roles["gpu-02"])
+    assert not {fact for fact in nodes.asked[0]["gpu-02"] if "amdgpu" in fact or "rocm" in fact}
+    assert list(nodes.asked[1]) == ["gpu-01"]
+    (drift,) = seen.drifts["gpu-01"]
+    assert (drift.expectation.fact, drift.expectation.value) == ("amdgpu.loaded_version", "6.16.13")
+    assert seen.drifts["gpu-02"] == []
+
+
+def test_an_inventory_that_names_the_product_saves_the_second_look() -> None:
+    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X}})
+    seen = assess.assess(fleet(gpu_01={"gpuprov_sku": "mi300x"}), {}, observe=nodes.observe)
+    assert len(nodes.asked) == 1
+    assert not {fact for fact in nodes.asked[0]["gpu-01"] if "cuda" in fact}
+    assert seen.drifts["gpu-01"] == []
+
+
+def test_roles_of_another_vendor_are_refused_with_what_was_seen() -> None:
     gpu = {"address": "0000:05:00.0", "driver": "amdgpu", "memory_bytes": 206141652992, "uncorrected": 3}
-    pci = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
-    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": pci, "amdgpu.devices": [gpu]}})
+    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X, "amdgpu.devices": [gpu]}})
     late = {"gpu-01": {"amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "amd_smi.gpus"}}
     answer = nodes._answer
 
@@ -118,12 +146,12 @@ def test_gpus_that_no_role_provisions_are_looked_at_and_refused_with_what_was_se
         )
 
     nodes._answer = second  # type: ignore[method-assign]
-    seen = assess.assess(fleet(gpu_01={}, gpu_02={}), {}, observe=nodes.observe)
+    seen = assess.assess(fleet(gpu_01={"gpuprov_roles": ["nccl"]}, gpu_02={}), {}, observe=nodes.observe)
     assert nodes.asked[1:] == [late]  # the other node is asked once, and nothing of the kind
     assert not late["gpu-01"] & nodes.asked[0]["gpu-02"]
     (refusal,) = seen.refused["gpu-01"]
     assert refusal.what.startswith(
-        "gpu-01: 1 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet — "
+        "gpu-01: gpuprov_roles lists nccl, for NVIDIA's GPUs, and the machine has 1 AMD Instinct MI300X — "
     )
     assert "192 GiB" in refusal.what
     assert "3 uncorrected errors" in refusal.what
@@ -131,14 +159,15 @@ def test_gpus_that_no_role_provisions_are_looked_at_and_refused_with_what_was_se
     assert seen.observations["gpu-01"].facts["gpu.sku"] == "mi300x"
 
 
-def test_the_host_of_such_gpus_is_compared_where_only_its_roles_take_part() -> None:
-    pci = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
-    declared = {"gpuprov_roles": ["host_settings"], "gpuprov_sku": "mi300x"}
-    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": pci}})
+def test_the_host_of_mixed_gpus_is_compared_where_only_its_roles_take_part() -> None:
+    pci = [*MI300X, {"address": "0000:06:00.0", "device_id": "10de:2330"}]
+    declared = {"gpuprov_roles": ["host_settings"]}
+    nodes = Nodes({"gpu-01": {"gpu.count": 2, "gpu.pci": pci}})
     seen = assess.assess(fleet(gpu_01=declared), {}, observe=nodes.observe)
     assert (seen.refused, seen.drifts) == ({}, {"gpu-01": []})
     words = (
-        "compared without its GPUs: 1 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet"
+        "compared without its GPUs: GPUs of several vendors (1002:74a1, 10de:2330): observed; gpuprov cannot "
+        "provision them"
     )
     (line, _) = drift_text.trouble(seen.refused, seen.troubles, seen.host_only)
     assert line.startswith(f"gpu-01  {words}")

@@ -154,11 +154,18 @@ _KERNEL = {
 }
 
 # What an interrupted removal leaves: the log of a build, and no sources that could be built again.
-_FAILED_BUILD = """
+_FAILED_BUILDS = {
+    "amdgpu": """
+folder=/var/lib/dkms/amdgpu/6.10.5-2095006.24.04/build; mkdir -p $folder
+echo "DKMS make.log for amdgpu/6.10.5-2095006.24.04 for kernel $(uname -r) (x86_64)" > $folder/make.log
+echo "$folder/amd/amdkcl/kcl_drm.c:12:5: error: too few arguments" >> $folder/make.log
+""",
+    "nvidia": """
 folder=/var/lib/dkms/nvidia/550.163.01/build; mkdir -p $folder
 echo "DKMS (dkms-3.2.2) make.log for nvidia/550.163.01 for kernel $(uname -r) (x86_64)" > $folder/make.log
 echo "$folder/nv-pci.c:237:12: error: too few arguments to function 'pci_resize_resource'" >> $folder/make.log
-"""
+""",
+}
 
 _SECURE_BOOT = """
 mount -t tmpfs none /sys/firmware; mkdir -p /sys/firmware/efi/efivars /var/lib/dkms
@@ -217,6 +224,8 @@ TOGETHER = {
         f"file./etc/modprobe.d/{name}.conf.content": {("nvidia_driver", "kernel.initramfs_stale")}
         for name in ("blacklist-nouveau", "gpuprov-nvidia")
     },
+    "file./etc/modprobe.d/gpuprov-amdgpu.conf.content": {("amdgpu_driver", "kernel.initramfs_stale")},
+    **{f"group.{name}.exists": {("amdgpu_driver", f"group.{name}.members")} for name in ("render", "video")},
     "fabric.manager_version": {("nvlink", "fabric.manager_matches_driver")},
     "fabric.manager_matches_driver": {("nvlink", "fabric.manager_version")},
     "service.nvidia-fabricmanager.active": {("nvlink", "nvidia_smi.fabric.state")},
@@ -305,7 +314,14 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("sysctl", "value"): _sysctl,
     ("pgp_key", "fingerprints"): _key,
     ("pgp_key", "trusted_by"): _trusted_key,
-    ("dkms", "failed"): lambda _, __: _FAILED_BUILD,
+    ("dkms", "failed"): lambda module, _: _FAILED_BUILDS[module],
+    ("amdgpu", "loaded_version"): lambda _, __: "echo 6.1.1 > /sys/module/amdgpu/version",
+    # As many characters: the ELF file stays whole.
+    ("amdgpu", "installed_version"): lambda _, __: (
+        r"sed -i 's/version=[0-9]\([0-9.]*\)/version=9\1/' $(modinfo -n amdgpu)"
+    ),
+    ("group", "exists"): lambda name, _: f"sed -i '/^{name}:/d' /etc/group",
+    ("group", "members"): lambda name, _: f"sed -i 's/^\\({name}:.*:\\).*/\\1/' /etc/group",
     ("kernel", ""): lambda fact, _: _KERNEL[fact],
     ("secure_boot", ""): lambda _, __: _SECURE_BOOT,
     ("fabric", ""): _fabric,

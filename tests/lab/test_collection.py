@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from provision.desired.expectations import roles_in_order
+from provision.desired.role import all_roles
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
@@ -38,7 +38,8 @@ NODES = (
     NodeSpec("book-01", "h100-sxm"),
     *(NodeSpec(f"core-{core.replace('.', '')}", "l40s", "debian12") for core in CORES),
 )
-ROLES = roles_in_order()
+# Those of AMD's GPUs: test_amd.py.
+ROLES = tuple(name for name, role in all_roles().items() if role.vendor in (None, "nvidia"))
 # A role that does nothing unless it is told to promises little: here it is told.
 DECLARED: dict[str, Any] = {
     "gpu_settings_power_limit": 300,

@@ -71,7 +71,8 @@ def not_run(fleet: Fleet, events: list[dict[str, Any]]) -> list[str]:
     without = {
         name for line in LINES.values() for name, sku in line.items() if all_skus()[sku].fabric == "none"
     }
-    wanted = {(node.name, role) for node in fleet.lab.nodes for role in all_roles()}
+    theirs = [name for name, role in all_roles().items() if role.vendor in (None, "nvidia")]
+    wanted = {(node.name, role) for node in fleet.lab.nodes for role in theirs}
     return sorted(
         f"{role} on {node}" for node, role in wanted - ran if role != "nvlink" or node not in without
     )

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 # Of other machines, each in a file of its own: a monitoring host, one of a mesh, one with Slurm.
 ELSEWHERE = ("monitoring", "receptor", "slurm_health")
-ROLES = [role for role in all_roles() if role not in ELSEWHERE]
+ROLES = [
+    name for name, role in all_roles().items() if name not in ELSEWHERE and role.vendor in (None, "nvidia")
+]
 # What testinfra looks for before and afterwards: files, services (with a suffix), packages.
 LEFT = {
     "nvidia_repository": [

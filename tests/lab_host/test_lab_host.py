@@ -283,7 +283,8 @@ def test_a_layer_has_safe_modes_whatever_the_umask(tmp_path: Path, monkeypatch: 
 
 
 REPOSITORY = Repository(
-    Path("/www"), {"cuda": "A" * 40, "toolkit": "B" * 40, "tools": "C" * 40, "doca": "D" * 40}
+    Path("/www"),
+    {"cuda": "A" * 40, "toolkit": "B" * 40, "tools": "C" * 40, "doca": "D" * 40, "amd": "E" * 40},
 )
 
 
@@ -304,6 +305,7 @@ def test_the_inventory_is_one_that_ansible_reads(tmp_path: Path) -> None:
     assert two["nvidia_repository_cuda_key_url"].endswith("debian12/x86_64/3bf863cc.pub")
     assert two["nvidia_repository_tools_key_fingerprint"] == "C" * 40
     assert two["rdma_doca_key_fingerprint"] == "D" * 40
+    assert two["amd_repository_key_fingerprint"] == "E" * 40
     assert two["rdma_doca_url"].endswith("/doca/3.2.1/debian12/x86_64/")
     for name in ("cuda", "toolkit", "tools"):
         assert {f"nvidia_repository_{name}_{what}" for what in ("url", "key_url", "key_fingerprint")} <= set(

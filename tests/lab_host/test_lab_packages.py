@@ -113,7 +113,7 @@ def test_every_version_becomes_a_package_with_its_placeholders_filled(sample: Pa
         (('versions: ["580.95.05-1"]', 'versions: ["1-1", "1-1"]'), "is there twice"),
         (("description:", "descripton:"), "unknown key 'descripton'"),
         (("{launcher: nvidia-smi}", "{launch: nvidia-smi}"), "/usr/bin/nvidia-smi: needs exactly one of"),
-        (("flavour: open}\n- ", "flavour: closed}\n- "), "'closed' is neither open nor proprietary"),
+        (("flavour: open}\n- ", "flavour: closed}\n- "), "'closed' is none of open, proprietary"),
         (("/usr/bin/nvidia-smi", "usr/bin/nvidia-smi"), "is not an absolute path"),
         (("/usr/bin/nvidia-smi", "/usr/../nvidia-smi"), "is not an absolute path"),
         (("- name: nvidia-utils\n ", "- nickname: x\n "), "package 2 (no name): 'name' is missing"),

@@ -221,3 +221,39 @@ def test_bridges_above_instinct_gpus_are_looked_at_for_access_control(tree: Tree
     tree.lines("/sys/kernel/iommu_groups/7", type="identity")
     tree.lines("/sys/kernel/iommu_groups/8", type="DMA-FQ")
     assert tree.value("pci.iommu") == "passthrough"  # group 8 is of other devices
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        ("echo 6.16.13", "6.16.13"),
+        ("true", "kernel 6.12.107+deb13-amd64"),  # the kernel's own has none
+        ("echo 'modinfo: ERROR: Module amdgpu not found.' >&2; exit 1", None),
+    ],
+)
+def test_the_module_of_the_next_boot(tree: Tree, answer: str, version: str | None) -> None:
+    kernel = "6.12.107+deb13-amd64"
+    tree.file(f"/boot/vmlinuz-{kernel}", "")
+    tree.tool("modinfo", f'[ "$1 $2" = "-k {kernel}" ] && {{ {answer}; }}')
+    assert tree.value("amdgpu.installed_version") == version
+
+
+def test_a_strange_answer_about_the_module_is_not_understood(tree: Tree) -> None:
+    tree.tool("modinfo", "echo gibberish")
+    assert tree.problem("amdgpu.installed_version") == "modinfo answered: gibberish"
+
+
+def test_amds_own_driver_is_told_from_the_kernels(tree: Tree) -> None:
+    tree.file("/sys/module/amdgpu/initstate", "live")
+    assert tree.value("amdgpu.dkms_version") is None
+    tree.file("/sys/module/amdgpu/version", "6.16.13")
+    assert tree.value("amdgpu.dkms_version") == "6.16.13"
+
+
+def test_groups_and_those_whom_they_list(tree: Tree) -> None:
+    tree.file("/etc/group", "root:x:0:\nvideo:x:44:alice,bob\nrender:x:104:\n")
+    assert tree.value("group.render.exists") is True
+    assert tree.value("group.render.members") == []
+    assert tree.value("group.video.members") == ["alice", "bob"]
+    assert tree.value("group.vide.exists") is False
+    assert tree.value("group.vide.members") is None

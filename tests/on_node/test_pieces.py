@@ -23,6 +23,7 @@ from provision.checks.on_node import (
     kernel_since,
     metrics,
     processes,
+    run,
     settings,
     state,
     styles,
@@ -373,3 +374,26 @@ def test_drift_and_the_program_call_the_same_result_stale() -> None:
         assert not document.stale(limit, interval)
         assert document.stale(limit + 1, interval)
     assert document.LARGEST == node_health.LARGEST == health_result.HEALTH_LIMIT
+
+
+def test_what_one_vendors_nodes_alone_have_is_looked_at_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[frozenset[str]] = []
+
+    def look(names: frozenset[str], *_: object) -> tuple[dict[str, Any], dict[str, str]]:
+        asked.append(names)
+        if "amdgpu.devices" in names:
+            return {"amdgpu.loaded_version": "6.12.12"}, {"amdgpu.devices": "no answer within 8 s"}
+        pci = [{"address": "0000:05:00.0", "device_id": device}]
+        return {"gpu.count": 1, "gpu.pci": pci, "os.id": "debian"}, {}
+
+    monkeypatch.setattr(run, "look", look)
+    known = settings.Settings(checks=("versions",))
+    for device, looks in (("1002:74a1", 2), ("10de:2330", 1)):
+        asked.clear()
+        found = run.measure("gpu-01", known, None, (), 100.0)
+        assert len(asked) == looks, device
+    device = "1002:74a1"
+    found = run.measure("gpu-01", known, None, (), 100.0)
+    assert found.problems == {"amdgpu.devices": "no answer within 8 s"}
+    judged = run.judged("gpu-01", found, known)
+    assert judged.verdict is Verdict.ERROR, "amdgpu.rocm was not answered"

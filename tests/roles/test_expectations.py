@@ -34,14 +34,21 @@ def known_families() -> dict[str, Any]:
     return dict(namespace["FAMILIES"])
 
 
+def vendor(role: str) -> str:
+    """Whose GPUs a machine has on which the role takes part."""
+    return all_roles()[role].vendor or "nvidia"
+
+
 @pytest.mark.parametrize("name", STACKS)
 @pytest.mark.parametrize("version", ["12", "13"])
 @pytest.mark.parametrize("fabric", ["none", "nvswitch", "nvlink5"])
 def test_every_promise_is_about_a_fact_that_is_observed(name: str, version: str, fabric: str) -> None:
     known = known_families()
     declared = {**stack.load(name).variables, **LATER}
-    found = expectations.of_node(declared, machine(f"debian {version}", fabric=fabric))
-    assert {each.role for each in found} == set(ROLES) - ({"nvlink"} if fabric == "none" else set())
+    vendor = "amd" if "rocm_version" in declared else "nvidia"
+    found = expectations.of_node(declared, machine(f"debian {version}", fabric=fabric, vendor=vendor))
+    theirs = {role for role in ROLES if all_roles()[role].vendor in (None, vendor)}
+    assert {each.role for each in found} == theirs - ({"nvlink"} if fabric == "none" else set())
     for each in found:
         probe, _, rest = each.fact.partition(".")
         assert known[probe].knows(rest), each.fact
@@ -52,7 +59,7 @@ def test_every_promise_is_about_a_fact_that_is_observed(name: str, version: str,
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("fabric", ["none", "nvlink5"])
 def test_a_role_that_is_off_promises_nothing(role: str, fabric: str) -> None:
-    found = promised(machine(fabric=fabric), **{f"{role}_enabled": False})
+    found = promised(machine(fabric=fabric, vendor=vendor(role)), **{f"{role}_enabled": False})
     assert not [each.fact for each in found.values() if each.role == role]
 
 
@@ -66,7 +73,7 @@ def test_every_file_is_promised_with_content_owner_and_mode(role: str) -> None:
         "slurm_health_enabled": True,
         "receptor_enabled": True,
     }
-    facts = promised(machine(fabric="nvlink5"), **declared)
+    facts = promised(machine(fabric="nvlink5", vendor=vendor(role)), **declared)
     written = [f for f, each in facts.items() if each.role == role and f.endswith(".content") and each.value]
     for fact in written:
         if facts[fact].operator == "template":
@@ -156,6 +163,12 @@ def test_a_stack_pins_everything_and_says_where_its_numbers_come_from(name: str)
     assert data["name"] == name
     assert data["sources"]
     chosen = data["variables"]
+    if "rocm_version" in chosen:
+        driver, rocm = re.fullmatch(r"amdgpu([\d.]+)-rocm([\d.]+)", name).groups()  # type: ignore[union-attr]
+        assert set(chosen) == {"amdgpu_driver_version", "rocm_version"}  # RCCL's follows
+        assert chosen["amdgpu_driver_version"].startswith(driver + ".")
+        assert chosen["rocm_version"].startswith(rocm + ".")
+        return
     versions = {f"{each}_version" for each in ("nvidia_driver", "cuda_toolkit", "nccl", "container_toolkit")}
     assert set(chosen) == versions | {"cuda_toolkit_release"}
     assert chosen["cuda_toolkit_release"].startswith(chosen["cuda_toolkit_version"] + ".")

@@ -54,6 +54,19 @@ def test_every_promised_package_version_is_offered(
     assert seen > 20
 
 
+@pytest.mark.parametrize("name", [name for name in STACKS if name.startswith("amdgpu")])
+def test_every_package_promised_for_amds_gpus_is_offered(offered: dict[str, set[str]], name: str) -> None:
+    node = machine("ubuntu 24.04", vendor="amd", architecture="cdna3", fabric="none")
+    declared = {**stack.load(name).variables, "gpuprov_roles": ["amdgpu_driver", "rocm", "rccl"]}
+    seen = 0
+    for each in expectations.of_node(declared, node):
+        match = re.fullmatch(r"package\.(.+)\.version", each.fact)
+        if match is not None:
+            seen += 1
+            assert any(map(each.holds, offered[match[1]])), each.fact
+    assert seen == 7
+
+
 def test_each_driver_branch_has_its_fabric_manager(offered: dict[str, set[str]]) -> None:
     managers = {
         v for name, found in offered.items() if name.startswith("nvidia-fabricmanager") for v in found

@@ -20,12 +20,16 @@ ROLES = sorted(path.name for path in paths.ROLES.iterdir() if path.is_dir() and 
 OUR_MODULES = {file.stem for file in paths.MODULES.glob("gpuprov_*.py")}
 ORDER = [
     "nvidia_repository",
+    "amd_repository",
     "rdma",
     "nvidia_driver",
+    "amdgpu_driver",
     "nvlink",
     "gpu_settings",
     "cuda_toolkit",
     "nccl",
+    "rccl",
+    "rocm",
     "container_toolkit",
     "gpudirect_rdma",
     "host_settings",

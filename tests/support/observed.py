@@ -15,6 +15,13 @@ from provision.fleet import Fleet, Node
 from provision.remote import observe
 from provision.remote.observe import Observation
 
+# Full versions of packages of which a role promises a part.
+AMD_VERSIONS = (
+    "1:6.16.13.30300300-2327507.24.04",  # amdgpu-dkms
+    "30.30.3.0.30300300-2327507.24.04",  # amdgpu-dkms-firmware
+    "7.2.3.70203-90~24.04",  # ROCm
+)
+
 Facts = dict[str, dict[str, Any]]  # by node
 Answer = Callable[[Node, Collection[str]], Observation]
 
@@ -47,7 +54,7 @@ def promised(declared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 def _fulfilling(expectation: expectations.Expectation) -> Any:
     """A value with which the expectation holds."""
-    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
+    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n", *AMD_VERSIONS]
     if expectation.operator == "one_of":
         candidates = list(expectation.value)
     return next((each for each in candidates if expectation.holds(each)), expectation.value)

@@ -175,6 +175,10 @@ PACKAGES = {
         ("repair", "9-1", "9-1", None),
     ),
     "must not be there": ([of_package("x", "version", "1-1", None)], ("remove", "1-1", None, None)),
+    "must not be there, but its settings may": (
+        [of_package("x", "status", "installed", ["absent", "config-files"], operator="one_of")],
+        ("remove", "9-1", None, None),
+    ),
     "held": ([of_package("x", "held", False, True)], ("hold", "9-1", "9-1", True)),
     "let go": ([of_package("x", "held", True, False)], ("release", "9-1", "9-1", False)),
     "the most exact version wins": (

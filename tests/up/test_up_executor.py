@@ -12,6 +12,7 @@ import pytest
 
 from provision import paths, yamlfile
 from provision.desired.expectations import Expectation
+from provision.desired.role import all_roles
 from provision.desired.templating import resolve
 from provision.drift import assess
 from provision.drift.assess import Assessment
@@ -141,7 +142,12 @@ def test_every_role_of_the_playbook_has_its_name_as_tag_and_asks_for_it() -> Non
     (play,) = yamlfile.load(paths.PLAYBOOKS / "up.yml")
     for entry in play["roles"]:
         assert entry["tags"] == entry["role"]
-        assert entry["when"] == f"gpuprov_roles is undefined or '{entry['role']}' in gpuprov_roles"
+        role, vendor = entry["role"], all_roles()[entry["role"]].vendor
+        asked = f"gpuprov_roles is undefined or '{role}' in gpuprov_roles"
+        if vendor is not None:
+            first = f"gpuprov_roles is undefined and up_{vendor} | bool"
+            asked = f"({first}) or '{role}' in gpuprov_roles | default([])"
+        assert entry["when"] == asked
     tasks = {task["name"]: task["tags"] for task in play["pre_tasks"]}
     assert tasks.pop("Pin locked packages before any role chooses a version") == "package_lock"
     assert set(tasks.values()) == {"always"}

@@ -78,6 +78,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         if error
         else Measurement("kernel_log", "read", "")
     )
+    events = kernel_incidents.of_its_gpus(node, events)
     return [*found, *kernel_incidents.measured(kernel_incidents.named(events, gpus))]
 
 

@@ -40,11 +40,16 @@ _CONTAINER_SECONDS = 120.0
 _HINT = re.compile(r"^See '.*--help'\.?\s*$", re.MULTILINE)
 
 
-def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    found = [
+def of_drives(node: CheckNode) -> list[Command]:
+    """What is asked of each NVMe drive."""
+    return [
         Command(f"smart_{drive}", ("nvme", "smart-log", "-o", "json", f"/dev/{drive}"), 30.0)
         for drive in _drives(node)
     ]
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    found = of_drives(node)
     image = node.variables.get("gpuprov_container_image")
     runtime = _runtime(node)
     if isinstance(image, str) and image and runtime:
@@ -122,14 +127,25 @@ def judge(
     measurements: Sequence[Measurement],
     thresholds: Mapping[str, Threshold],  # noqa: ARG001 - the contract
 ) -> list[Finding]:
+    return judge_by(host_rules.RULES, node, measurements, _judge_container(node, measurements))
+
+
+def judge_by(
+    rules: Sequence[host_rules.Rule],
+    node: CheckNode,
+    measurements: Sequence[Measurement],
+    container: Sequence[Finding],
+) -> list[Finding]:
+    """The findings of these rules, and of memory and drives, which are of every machine; and those of a
+    container."""
     findings: list[Finding] = []
-    for rule in (*host_rules.RULES, judge_memory, judge_drives):
+    for rule in (*rules, judge_memory, judge_drives):
         try:
             findings += rule(ID, node)
         except ParseError as error:
             findings.append(unmeasured(ID, f"{error.what}; {error.fix}"))
     findings += _judge_smart(measurements)
-    findings += _judge_container(node, measurements)
+    findings += container
     if not any(one.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR) for one in findings):
         message = "modules, limits, PCI, processors, clock, memory and drives are as they should be"
         findings.append(finding(ID, Verdict.PASS, message, "host"))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from provision.checks.amd import driver_log
 from provision.checks.check import CheckNode, Measurement
 from provision.checks.host.kernel_log import (
     AER_CORRECTED,
@@ -54,6 +55,12 @@ def devices(node: CheckNode) -> dict[str, str]:
     return {address: f"gpu{index}" for index, address in enumerate(addresses)}
 
 
+def of_its_gpus(node: CheckNode, events: Iterable[KernelEvent]) -> list[KernelEvent]:
+    """Without what the driver amdgpu says of a processor's own graphics, on a node with other GPUs."""
+    vendor = node.gpuprov_node["gpu"].get("vendor")
+    return [event for event in events if event.kind != driver_log.KIND or vendor == "amd"]
+
+
 def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[KernelEvent]:
     """Events with the device's name for its address; PCIe errors of all but GPUs and the ports above are
     left out.
@@ -65,11 +72,14 @@ def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[Kernel
         if event.kind == "aer" and event.address not in gpus:
             found += _of_port(event, gpus)
             continue
-        away = f"gpu@{event.address}" if event.kind == "xid" else "node"
+        if event.kind == driver_log.KIND and not driver_log.of_gpu(event.code, event.address, gpus):
+            continue
+        of_gpu = event.kind == "xid" or (event.kind == driver_log.KIND and event.address)
+        away = f"gpu@{event.address}" if of_gpu else "node"
         found.append(replace(event, address=gpus.get(event.address, away), below=None))
     # Both ends of a link may report one error: the end that reports more of it counts. NVSwitches all stand
     # for the node: what one of them calls fatal counts.
-    most: dict[tuple[str, int, str], KernelEvent] = {}
+    most: dict[tuple[str, int | str, str], KernelEvent] = {}
     for event in found:
         key = event.kind, event.code, event.address
         if key not in most or (fatal(most[key]), most[key].count) < (fatal(event), event.count):
@@ -111,8 +121,12 @@ def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
     """The inverse of `measured`: metric → device → value."""
     found = []
     for metric, counts in sorted(by_metric.items()):
-        kind, _, code = metric.partition(".")
-        if kind not in ("xid", "sxid", "aer") or not code.isdigit():
+        kind, _, word = metric.partition(".")
+        if kind in ("xid", "sxid", "aer") and word.isdigit():
+            code: int | str = int(word)
+        elif kind == driver_log.KIND and word in driver_log.MEANINGS:
+            code = word
+        else:
             continue
         for device, count in counts.items():
             more: dict[str, Any] = {
@@ -121,7 +135,7 @@ def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
             found.append(
                 KernelEvent(
                     kind,
-                    int(code),
+                    code,
                     device,
                     count,
                     str(by_metric.get(f"{metric}.line", {}).get(device, "")),
@@ -134,7 +148,8 @@ def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
 def grouped(events: Sequence[KernelEvent]) -> list[Incident]:
     """Named events → incidents. The driver's own verdict (Xid 154) goes with its cause."""
     xids = [event for event in events if event.kind == "xid"]
-    causes = {id(event): cause for event in events if (cause := _cause(event, xids)) is not None}
+    others = [event for event in events if event.kind == driver_log.KIND]
+    causes = {id(event): cause for event in events if (cause := _cause(event, xids, others)) is not None}
     incidents = {id(event): Incident(event, event.address) for event in events if id(event) not in causes}
     for event in events:
         root = event
@@ -149,7 +164,11 @@ def _near(root: KernelEvent, event: KernelEvent) -> bool:
     return root.first - _SLACK <= event.first and event.last <= root.last + WINDOW
 
 
-def _cause(event: KernelEvent, xids: Sequence[KernelEvent]) -> KernelEvent | None:
+def _cause(
+    event: KernelEvent, xids: Sequence[KernelEvent], others: Sequence[KernelEvent]
+) -> KernelEvent | None:
+    if event.kind == driver_log.KIND:
+        return _cause_in_driver(event, others)
     if event.kind != "xid":
         return None
     if event.code == RECOVERY_ACTION:
@@ -157,7 +176,11 @@ def _cause(event: KernelEvent, xids: Sequence[KernelEvent]) -> KernelEvent | Non
         worst = {"fail": 0, "warn": 1, "program": 2, "info": 3}
         near.sort(key=lambda x: (worst[meaning(x.kind, x.code, x.line)[0]], x.first))
         return near[0] if near else None
-    own = [x for x in xids if x.address == event.address and x is not event and brings(x.code, event.code)]
+    own = [
+        x
+        for x in xids
+        if x.address == event.address and x is not event and brings(int(x.code), int(event.code))
+    ]
     far = [
         x
         for x in xids
@@ -168,6 +191,21 @@ def _cause(event: KernelEvent, xids: Sequence[KernelEvent]) -> KernelEvent | Non
     ]
     near = [x for x in (*own, *far) if _near(x, event)]
     return min(near, key=lambda x: x.first, default=None)
+
+
+def _cause_in_driver(event: KernelEvent, others: Sequence[KernelEvent]) -> KernelEvent | None:
+    """An earlier line of the same GPU, or of any where the driver did not say of which."""
+    after = driver_log.MEANINGS[str(event.code)].after
+    near = [
+        other
+        for other in others
+        if other.code in after
+        and other is not event
+        and (other.address == event.address or event.address == "node")
+        and _near(other, event)
+        and (other.first, str(other.code)) < (event.first, str(event.code))
+    ]
+    return min(near, key=lambda other: other.first, default=None)
 
 
 def _shared(incidents: list[Incident]) -> list[Incident]:
@@ -205,6 +243,10 @@ def judge(
         for event in events
         if (event.kind, event.code) == ("xid", RECOVERY_ACTION)
         and meaning("xid", event.code, event.line)[1] == "none"
+    } | {
+        event.address: event.last
+        for event in events
+        if (event.kind, event.code) == (driver_log.KIND, driver_log.RESET)
     }
     found = [_finding(check, one, own_test, cleared, frozenset(settled)) for one in grouped(events)]
     return [finding for finding in found if finding is not None]
@@ -229,17 +271,16 @@ def _finding(
         level, action = "warn", "investigate"
     if level in ("info", "program"):
         return None
-    if asked is None and cleared.get(root.address, -1.0) >= root.last:
-        level, action, words = (
-            "warn",
-            "watch",
-            f"{words}; the driver took its demand back since, after a reset",
-        )
-    said = (
-        f"{_NAMES[root.kind]} {root.code} ({words})"
-        if root.kind != "aer"
-        else f"{words}, {root.burst} within a minute"
-    )
+    if asked is None and cleared.get(root.address, -1.0) >= root.last and driver_log.mended(root.code):
+        since = "the GPU was reset since"
+        if root.kind == "xid":
+            since = "the driver took its demand back since, after a reset"
+        level, action, words = "warn", "watch", f"{words}; {since}"
+    said = f"{_NAMES.get(root.kind, root.kind)} {root.code} ({words})"
+    if root.kind == "aer":
+        said = f"{words}, {root.burst} within a minute"
+    elif root.kind == driver_log.KIND:
+        said = f"the driver amdgpu logged: {words}"
     if mig := instance(root.line):
         said += f" of the MIG instance {mig}"
     times = f", {root.count} time{'s' * (root.count != 1)} {'during this test' if own_test else 'since boot'}"
@@ -249,10 +290,14 @@ def _finding(
         Measurement(f"{root.kind}.{root.code}", root.count, "events", one.device),
         said + times + _company(one, {id(x) for x in verdicts}),
         f"≤ {_AER_PER_MINUTE} a minute" if root.kind == "aer" else "",
-        {"xid": _CATALOGUE, "sxid": "kernel log", "aer": _AER_SOURCE}[root.kind],
+        {"xid": _CATALOGUE, "aer": _AER_SOURCE}.get(root.kind, "kernel log"),
         action,
         [x.line for x in (root, *one.with_it) if x.line][:5],
     )
+
+
+def _in_words(event: KernelEvent) -> str:
+    return meaning(event.kind, event.code, event.line)[2]
 
 
 def _company(one: Incident, told: set[int]) -> str:
@@ -260,7 +305,8 @@ def _company(one: Incident, told: set[int]) -> str:
     by_device: dict[str, list[str]] = {}
     for event in one.with_it:
         if id(event) not in told:
-            by_device.setdefault(event.address, []).append(f"{_NAMES[event.kind]} {event.code}")
+            name = f"{_NAMES[event.kind]} {event.code}" if event.kind in _NAMES else _in_words(event)
+            by_device.setdefault(event.address, []).append(name)
     if not by_device:
         return ""
     parts = [

@@ -1,4 +1,5 @@
-"""GPU errors in the kernel log of this boot: Xids of GPUs, SXids of NVSwitches, PCIe errors. Text → events.
+"""GPU errors in the kernel log of this boot: Xids of GPUs, SXids of NVSwitches, what the driver amdgpu says
+(provision/checks/amd/driver_log.py), PCIe errors. Text → events.
 
 Samples of every form met in the field:
 
@@ -29,6 +30,7 @@ from functools import cache
 from typing import Any
 
 from provision import shipped
+from provision.checks.amd import driver_log
 from provision.checks.check import Output
 from provision.errors import ParseError
 
@@ -58,7 +60,7 @@ AER_CORRECTED, AER_UNCORRECTED = 0, 1  # the codes of an `aer` event
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kind of error of one device: how often, and the first line of it. `kind`: xid, sxid or aer.
+    """One kind of error of one device: how often, and the first line of it. `kind`: xid, sxid, amdgpu or aer.
 
     `first` and `last`: seconds, of whatever clock the log has; where it has none, the line's number stands
     in. `burst`: the most of them within a minute. Of the driver's own verdict (Xid 154) only the latest
@@ -66,7 +68,7 @@ class KernelEvent:
     """
 
     kind: str
-    code: int
+    code: int | str
     address: str
     count: int
     line: str
@@ -93,7 +95,7 @@ def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent
     """
     problems: list[str] = []
     whole = False
-    seen: dict[tuple[str, int, str], KernelEvent] = {}
+    seen: dict[tuple[str, int | str, str], KernelEvent] = {}
     for output in (journal, dmesg):
         if output is None:
             continue
@@ -132,7 +134,7 @@ def _lines(output: Output) -> tuple[str, list[str]]:
 
 
 # What `events` looks at: every pattern above has one of these words.
-_CONCERNS = ("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus")
+_CONCERNS = ("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus", driver_log.WORD)
 
 
 def concerns_gpus(line: str) -> bool:
@@ -144,7 +146,7 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
     """The GPU errors among kernel log lines, since the last boot among them; the same error of the same
     device counted once.
     """
-    found: dict[tuple[str, int, str], list[tuple[float, str]]] = {}
+    found: dict[tuple[str, int | str, str], list[tuple[float, str]]] = {}
     below: dict[str, tuple[int, int]] = {}
     lost = ""
     for number, line in enumerate(lines):
@@ -178,7 +180,7 @@ def fatal(event: KernelEvent) -> bool:
     return bool(_FATAL.search(event.line))
 
 
-def _counted(kind: str, code: int, address: str, seen: list[tuple[float, str]]) -> KernelEvent:
+def _counted(kind: str, code: int | str, address: str, seen: list[tuple[float, str]]) -> KernelEvent:
     if (kind, code) == ("xid", RECOVERY_ACTION):
         seen = seen[-1:]
     times = [moment for moment, _ in seen]
@@ -191,7 +193,7 @@ def _counted(kind: str, code: int, address: str, seen: list[tuple[float, str]]) 
     return KernelEvent(kind, code, address, len(seen), line[:300], times[0], times[-1], burst)
 
 
-def _event(text: str) -> tuple[str, int, str] | None:
+def _event(text: str) -> tuple[str, int | str, str] | None:
     if match := _XID.search(text):
         return "xid", int(match[2]), bus_address(match[1])
     if match := _SXID.search(text):
@@ -201,13 +203,15 @@ def _event(text: str) -> tuple[str, int, str] | None:
     if match := _AER.search(text):
         code = AER_CORRECTED if match[2].startswith("Correct") else AER_UNCORRECTED
         return "aer", code, bus_address(match[1])
+    if found := driver_log.event(text):
+        return driver_log.KIND, found[0], bus_address(found[1])
     return None
 
 
 _RECOVERY = {"None": "none", "GPU Reset Required": "reset GPU", "Node Reboot Required": "reboot"}
 
 
-def meaning(kind: str, code: int, line: str) -> tuple[str, str, str]:
+def meaning(kind: str, code: int | str, line: str) -> tuple[str, str, str]:
     """What an event means: (level: fail, warn, program or info; the action to take; words). `program`: what a
     user's program does wrong.
     """
@@ -216,7 +220,10 @@ def meaning(kind: str, code: int, line: str) -> tuple[str, str, str]:
         return level, "investigate", "NVSwitch error"
     if kind == "aer":
         return ("warn" if code == AER_CORRECTED else "fail"), "reseat or check cable", "PCIe bus error"
-    row = _catalogue().get(code)
+    if kind == driver_log.KIND:
+        known = driver_log.MEANINGS[str(code)]
+        return known.level, known.action, known.words
+    row = _catalogue().get(int(code))
     if row is None:
         return "warn", "investigate", "an Xid that is not in the catalogue"
     level, action, words = str(row["level"]), str(row["action"]), str(row["meaning"])

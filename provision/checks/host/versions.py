@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, Measurement, Output, fact
@@ -18,6 +19,7 @@ from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.host.host_rules import flag_of, text_of
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.thresholds import Threshold
+from provision.desired.compared import compared_facts
 from provision.errors import ParseError
 from provision.shared_facts import Pool
 
@@ -27,6 +29,7 @@ NEEDS: tuple[str, ...] = ()
 ALIKE = (
     *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
     *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "rdma.firmware"),
+    *("amdgpu.loaded_version", "amdgpu.rocm", "amdgpu.vbios"),  # of nodes with AMD's GPUs
 )
 _COMPARED = (
     *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
@@ -71,17 +74,17 @@ def judge(
             findings += rule(node)
         except ParseError as error:
             findings.append(unmeasured(ID, f"{error.what}; {error.fix}"))
-    findings += _not_compared(node)
+    findings += not_compared(node, _COMPARED)
     if not any(finding.verdict is not Verdict.SKIP for finding in findings):
         message = "the driver's module, its libraries and the fabric's programs are of one version"
         findings.append(Finding(ID, Verdict.PASS, "node", message, "versions"))
     return findings
 
 
-def _not_compared(node: CheckNode) -> list[Finding]:
+def not_compared(node: CheckNode, compared: Sequence[str]) -> list[Finding]:
     """What could not be read is not compared with the fleet, and not passed over."""
     silent = {}
-    for name in _COMPARED:
+    for name in compared:
         try:
             fact(node, name)
         except ParseError as error:
@@ -203,13 +206,19 @@ def voter_of(node: NodeHealth, one: CheckNode | None) -> Voter | None:
     """What is compared of a node: None unless its versions were checked."""
     if one is None or all(check.check != ID for check in node.checks):
         return None
-    wanted = {*FACTS, "os.id", "os.version_id", "gpu.pci"}
+    wanted = {*FACTS, "os.id", "os.version_id", "gpu.pci", *of_vendors()}
     return Voter(
         one.sku,
         {name: value for name, value in one.facts.items() if name in wanted},
         ignored=one.variables.get("gpuprov_ignore_majority") or (),
         group=tuple(str(one.variables.get(name, "")) for name in _DECLARED),
     )
+
+
+@cache
+def of_vendors() -> frozenset[str]:
+    """The facts that are compared of nodes with one vendor's GPUs alone."""
+    return frozenset(fact.source for fact in compared_facts().values() if fact.vendor)
 
 
 def _differing(outlier: Outlier) -> Finding:

@@ -52,6 +52,8 @@ def measure(
     `hung`: programs that are not to be started, for one of them hangs. `now`: seconds since boot."""
     stuck = {one.program: one for one in hung}
     facts, problems = look(registry.facts_for(settings.checks), stuck, now)
+    if late := registry.facts_of_vendor(settings.checks, _vendor(facts)):
+        facts, problems = map(dict.__or__, (facts, problems), look(late, stuck, now))
     node = seen(name, facts, problems, settings)
     raws: dict[str, Raw] = {}
     boot_id, kernel = str(facts.get("boot.id") or ""), known
@@ -71,6 +73,14 @@ def measure(
             )
             raws[check], kernel = _with_journal(raw, known, kernel, boot_id)
     return Measured(facts, problems, raws, kernel, tuple(stuck))
+
+
+def _vendor(facts: Mapping[str, Any]) -> str | None:
+    """Whose GPUs the node has, as far as that is known."""
+    if not isinstance(facts.get("gpu.count"), int):
+        return None
+    vendor: str | None = description.describe(facts, {})["gpu"]["vendor"]
+    return vendor
 
 
 def _output(command: Command, stuck: dict[str, Hung], now: float) -> dict[str, Any]:

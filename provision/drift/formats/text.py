@@ -85,7 +85,7 @@ def totals(report: DriftReport) -> list[str]:
         f"{len(seen.as_declared)} of {total} nodes as declared ({seen.expectations} expectations compared)"
     ]
     if odd is not None and odd.compared:
-        facts = len(compared.compared_facts())
+        facts = sum(not fact.vendor for fact in compared.compared_facts().values())
         differ = len({outlier.node for outlier in odd.outliers})
         ambiguous = f", {many(len(odd.ties), 'fact')} ambiguous" if odd.ties else ""
         lines.append(

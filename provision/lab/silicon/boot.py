@@ -42,6 +42,8 @@ def _wanted(node, settings) -> list:
     if not node.on_bus():
         return []
     refused = settings.blacklisted | {name for name in modprobe.SIMULATED if settings.never_loads(name)}
+    if node.vendor == "amd":
+        return ["amdgpu"] if find(node.root, "amdgpu") and "amdgpu" not in refused else []
     names = []
     if node.data.get("nouveau_in_kernel") and "nouveau" not in refused:
         names.append("nouveau")
@@ -79,9 +81,10 @@ def _kernel_lines(node) -> list:
         "BIOS-provided physical RAM map:",
         "ACPI: PCI Root Bridge [PC00] (domain 0000 [bus 00-16])",
     ]
+    maker, kind = ("1002", node.sku["class"]) if node.vendor == "amd" else ("10de", "0x030200")
     for gpu in node.on_bus():
         lines.append(
-            f"pci {gpu['address']}: [10de:{node.sku['device']}] type 00 class 0x030200 PCIe Endpoint"
+            f"pci {gpu['address']}: [{maker}:{node.sku['device']}] type 00 class {kind} PCIe Endpoint"
         )
     lines.append("systemd[1]: Inserted module 'autofs4'")
     return lines

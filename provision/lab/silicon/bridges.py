@@ -6,6 +6,8 @@ Nothing of it is in sysfs but configuration space: who is below whom stands in a
 import struct
 from pathlib import Path
 
+from amd import sysfs as amd
+
 EXPRESS = 0x60  # the PCI Express capability: without it nobody looks for extended ones
 AER, ACS = 0x100, 0x148  # where the two extended capabilities are
 REDIRECTING = 0x1D  # source validation, request and completion redirect, upstream forwarding
@@ -38,11 +40,11 @@ def write_config(node, folder: Path, address: str) -> None:
     if file.exists() and file.read_bytes()[FIRMWARE] == setting:
         return
     gpu = node.gpus[int(address[8:10], 16) - 1]
-    bus = int(gpu["address"][5:7], 16)
+    first, last = amd.buses_of(gpu) if node.vendor == "amd" else [int(gpu["bus"], 16)] * 2
     space = bytearray(4096)
     struct.pack_into("<HHHHI", space, 0, 0x8086, 0x352A, 0x0547, 0x0010, 0x060400 << 8 | 0x04)
     space[0x0E] = 0x01
-    space[0x18:0x1B] = bytes((0, bus, bus))
+    space[0x18:0x1B] = bytes((0, first, last))
     space[0x34] = EXPRESS
     struct.pack_into("<BBH", space, EXPRESS, 0x10, 0, 0x0142)  # a root port, version 2
     space[FIRMWARE] = setting

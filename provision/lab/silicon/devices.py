@@ -1,4 +1,4 @@
-"""Device files of the driver, /dev/nvidia*: with the real names and numbers, and nothing behind them.
+"""Device files of the drivers, /dev/nvidia* and /dev/kfd: with the real names and numbers, nothing behind.
 
 Opening one fails as it does without a driver (ENXIO). Where the host's own kernel has a driver under such a
 number, the files are null devices: no lab node may reach a GPU of the host.
@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 NVIDIA, DRM, UVM = 195, 226, 511
+KFD = 508
 CONTROL, MODESET = 255, 254
 VIDEO = 44  # Debian's group video, which owns /dev/dri
 RENDER = 105
@@ -45,10 +46,11 @@ def _files(node, module: str) -> list:
         return [("/dev/nvidia-uvm", (UVM, 0), 0o666, 0), ("/dev/nvidia-uvm-tools", (UVM, 1), 0o666, 0)]
     if module == "nvidia_modeset":
         return [("/dev/nvidia-modeset", (NVIDIA, MODESET), 0o666, 0)]
-    if module == "nvidia_drm":
+    if module in ("nvidia_drm", "amdgpu"):
+        compute = [("/dev/kfd", (KFD, 0), 0o660, RENDER)] if module == "amdgpu" else []
         cards = [(f"/dev/dri/card{gpu['slot']}", (DRM, gpu["slot"]), 0o660, VIDEO) for gpu in gpus]
         renders = [(f"/dev/dri/renderD{128 + gpu['slot']}", (DRM, 128 + gpu["slot"])) for gpu in gpus]
-        return cards + [(path, numbers, 0o660, RENDER) for path, numbers in renders]
+        return compute + cards + [(path, numbers, 0o660, RENDER) for path, numbers in renders]
     return []
 
 

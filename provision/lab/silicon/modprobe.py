@@ -1,4 +1,4 @@
-"""modprobe and rmmod for a node whose kernel is not its own: NVIDIA's modules are simulated."""
+"""modprobe and rmmod for a node whose kernel is not its own: modules of NVIDIA's and AMD's are simulated."""
 
 import os
 import platform
@@ -9,13 +9,25 @@ import devices
 import kernel_log
 import surfaces
 import xid
+from amd import driver_log
 from module_file import Settings, find, information
 from nvidia_smi import mig_files
 
 # Modules without effect here, which the host's kernel may not have.
 HARMLESS = ("ib_umad", "ib_uverbs", "rdma_ucm", "nvidia_peermem", "ib_core", "mlx5_core", "mlx5_ib")
 NVIDIA = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
-SIMULATED = (*HARMLESS, *NVIDIA, "nouveau")
+# The others are parts that AMD's package builds beside it.
+AMD = (
+    "amdgpu",
+    "amdkcl",
+    "amdttm",
+    "amd_sched",
+    "amddrm_buddy",
+    "amddrm_exec",
+    "amddrm_ttm_helper",
+    "amdxcp",
+)
+SIMULATED = (*HARMLESS, *NVIDIA, *AMD, "nouveau")
 NO_DEVICE, BAD_FORMAT, NOT_PERMITTED = "No such device", "Exec format error", "Operation not permitted"
 INVALID = "Invalid argument"
 
@@ -62,7 +74,7 @@ def rmmod(node, arguments: list) -> int:
         elif not os.access(str(node.folder / "sys_module"), os.W_OK):
             said = f"could not remove '{name}': {NOT_PERMITTED}"
         else:
-            surfaces.unload_module(node.folder, name)
+            _unload(node, name)
             continue
         print(f"rmmod: ERROR: {said}", file=sys.stderr)
         status = 1
@@ -105,6 +117,10 @@ def load(node, name: str) -> None:
         )
     surfaces.load_module(node.folder, name, facts.get("version", ""), depends)
     devices.make(node, name)
+    if name == "amdgpu" and node.vendor == "amd":
+        kernel_log.append(node.folder, driver_log.at_loading(node, facts.get("version", "")))
+        surfaces.write_all(node)
+        xid.report(node, node.faults)
     if name == "nvidia":
         mig_files.write(node)
         xid.report(node, node.faults)
@@ -204,11 +220,17 @@ def _remove(node, name: str, quiet: bool) -> int:
         print(f"modprobe: ERROR: could not remove '{name}': {NOT_PERMITTED}", file=sys.stderr)
         return 1
     below = [one for one in SIMULATED if node.loaded(one) and name in surfaces.holders(node.folder, one)]
-    surfaces.unload_module(node.folder, name)
+    _unload(node, name)
     for other in below:
         if not surfaces.holders(node.folder, other) and not _busy(node, other):
-            surfaces.unload_module(node.folder, other)
+            _unload(node, other)
     return 0
+
+
+def _unload(node, name: str) -> None:
+    surfaces.unload_module(node.folder, name)
+    if name == "amdgpu" and node.vendor == "amd":
+        surfaces.write_all(node)
 
 
 def _show_depends(node, name: str) -> int:

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import nics
+from amd.sysfs import KFD
 
 # Below the state's folder on the one side and / on the other. How many processors are online stays the
 # kernel's: programs start as many threads.
@@ -25,6 +26,8 @@ ASIDE = "/run/silicon-covered"
 def mounts(node, arguments: list) -> int:
     """`mounts`: run once at boot, as root. A node without cards keeps what its kernel has."""
     del arguments
+    if node.vendor == "amd":
+        show(node.folder / KFD, node.root / KFD)
     if not nics.all_of(node):
         return 0
     ethernet = [card for card in nics.all_of(node) if card["layer"] == "roce"]

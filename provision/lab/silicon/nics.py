@@ -57,7 +57,8 @@ def fitted(gpus: list, architecture: str, network: str) -> list:
         return []
     board, speed = ("connectx6", "HDR") if architecture in ("Ampere", "Ada") else ("connectx7", "NDR")
     cards = []
-    taken = {int(gpu["bus"], 16) for gpu in gpus} | {0x2A}
+    # The two buses below a GPU's own may be those of its bridges.
+    taken = {int(gpu["bus"], 16) - below for gpu in gpus for below in (0, 1, 2)} | {0x2A}
     for gpu in gpus:
         bus = next(number for number in range(int(gpu["bus"], 16) + 1, 256) if number not in taken)
         taken.add(bus)

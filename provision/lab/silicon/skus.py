@@ -8,7 +8,10 @@ README, Azure azurehpc-health-checks, stas00/ml-engineering); burn rates (Gflop/
 `fabric`: what has to run before CUDA works (`nvswitch`: fabric manager; `nvlink5`: fabric manager and nvlsm;
 `imex`: nothing on this machine, the rack's switch trays have it; IMEX is for memory shared across machines).
 `busbw` maps GPU count to all_reduce bus bandwidth; `ring` is what other collectives (and no NVLS) reach.
+AMD's are in amd/products.py.
 """
+
+from amd.products import PRODUCTS
 
 _EIGHT_H = ["1B", "43", "52", "61", "9D", "C3", "D1", "DF"]
 _EIGHT_A = ["07", "0F", "47", "4E", "87", "90", "B7", "BD"]
@@ -269,3 +272,4 @@ SKUS["gb200"] = dict(
     board_part="692-2G548-0220-000",
     vbios_inforom="G548.0220.00.03",
 )
+SKUS.update(PRODUCTS)

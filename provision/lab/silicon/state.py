@@ -34,7 +34,8 @@ def folder_from_environment() -> Path:
 
 
 class Node:
-    """One node: `sku` is its entry in SKUS, `faults` what is broken, `run_number` differs per tool run."""
+    """One node: `sku` is its entry in SKUS, `vendor` who made its GPUs (`nvidia` or `amd`), `faults` what is
+    broken, `run_number` differs per tool run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,6 +46,7 @@ class Node:
                 raise StateError(f"{folder}/state.json has schema {schema}; this program knows {SCHEMA}")
             self.sku_name = self.data["sku"]
             self.sku = SKUS[self.sku_name]
+            self.vendor = self.sku.get("vendor", "nvidia")
             self.name, self.seed = self.data["name"], self.data["seed"]
             self.speed = float(self.data["speed"])
             self.faults = self.data["faults"]
@@ -145,7 +147,7 @@ class Node:
     # -- driver
 
     def driver(self):
-        """(version, flavour) of the loaded module, or None."""
+        """(version, flavour) of NVIDIA's loaded module, or None."""
         try:
             text = (self.folder / "proc_driver/nvidia/version").read_text()
         except OSError:

@@ -12,6 +12,7 @@ import bridges
 import host
 import nics
 import noise
+from amd import sysfs as amd
 from small_files import put
 
 SPEEDS = {
@@ -29,6 +30,7 @@ SIZES = {
     "nvidia_drm": 131072,
     "nvidia_peermem": 16384,
     "nouveau": 3137536,
+    "amdgpu": 20271104,
     "ib_umad": 40960,
     "ib_uverbs": 217088,
     "rdma_ucm": 36864,
@@ -50,6 +52,8 @@ def make_folders(folder: Path) -> None:
 def write_all(node) -> None:
     """Everything the kernel shows of the hardware, as the faults leave it."""
     write_pci(node)
+    if node.vendor == "amd":
+        amd.write(node)
     nics.write(node)
     host.write(node)
 
@@ -58,19 +62,31 @@ def write_pci(node) -> None:
     """The PCI devices, as the faults leave them."""
     devices = node.folder / "sys_pci"
     lost = [gpu["address"] for gpu in node.present() if node.lost(gpu)]
-    wanted = dict(_gpus(node))
+    wanted = dict(amd.pci(node) if node.vendor == "amd" else _gpus(node))
     wanted.update(_switches(node))
     wanted.update(nics.pci(node))
     above = dict(bridges.wanted(node))
+    own = (
+        {bridge: gpu for gpu in node.on_bus() for bridge in amd.bridges_of(gpu)}
+        if node.vendor == "amd"
+        else {}
+    )
     wanted.update(above)
     for known in devices.iterdir():
-        if known.name not in wanted:
+        if known.is_symlink() and known.name not in wanted:
+            known.unlink()
+        elif known.name not in (*wanted, amd.TREE):
             shutil.rmtree(str(known))
+    if node.vendor == "amd":
+        amd.lay_out(node)
     for address, files in wanted.items():
         (devices / address).mkdir(exist_ok=True)
         put(devices / address, {**files, "irq": "0", "resource": "\n".join(["0x0 0x0 0x0"] * 13)})
         if address in above:
             bridges.write_config(node, devices / address, address)
+            continue
+        if address in own:
+            amd.write_bridge(devices / address, own[address])
             continue
         (devices / address / "config").write_bytes(b"\xff" * 64 if address in lost else _config(files))
 
@@ -153,7 +169,7 @@ def load_module(folder: Path, name: str, version: str = "", depends=()) -> None:
     (place / "holders").mkdir(parents=True, exist_ok=True)
     (place / "refcnt").write_text("0\n")
     (place / "coresize").write_text(f"{SIZES.get(name, 32768)}\n")
-    (place / "taint").write_text("OE\n" if name.startswith("nvidia") else "\n")
+    (place / "taint").write_text("OE\n" if name.startswith(("nvidia", "amd")) else "\n")
     if version:
         (place / "version").write_text(version + "\n")
     for other in depends:

@@ -3,6 +3,7 @@
 import time
 
 import kernel_log
+from amd import driver_log
 
 # Usual words after `Xid (PCI:…): N, `; {bus} is the GPU, {pid} some process.
 TEXTS = {
@@ -66,14 +67,15 @@ def _storm(node, code: int) -> list:
     return [*lost, switch] if node.sku["switches"] else lost
 
 
-def _corrected(gpu) -> list:
+def _corrected(node, gpu) -> list:
     """What the kernel's AER driver writes of one corrected error."""
     where = gpu["address"]
+    driver, maker = ("amdgpu", "1002") if node.vendor == "amd" else ("nvidia", "10de")
     return [
         f"pcieport 0000:00:01.0: AER: Correctable error message received from {where}",
-        f"nvidia {where}: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)",
-        f"nvidia {where}:   device [10de:2330] error status/mask=00001000/0000a000",
-        f"nvidia {where}:    [12] Timeout               ",
+        f"{driver} {where}: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)",
+        f"{driver} {where}:   device [{maker}:{node.sku['device']}] error status/mask=00001000/0000a000",
+        f"{driver} {where}:    [12] Timeout               ",
     ]
 
 
@@ -141,12 +143,12 @@ def _report_aer(node, fault: dict) -> None:
     now = max(0.0, time.time() - kernel_log.boot_time(node.folder))
     apart = 60.0 / fault["count"] if fault["id"] == "aer_storm" else 600.0
     for number in range(min(fault["count"], 500)):
-        kernel_log.append(node.folder, _corrected(node.gpus[fault["gpu"]]), at=now + apart * number)
+        kernel_log.append(node.folder, _corrected(node, node.gpus[fault["gpu"]]), at=now + apart * number)
 
 
 def report(node, faults) -> None:
     """Write the lines of these faults to the kernel log, if a driver is there to notice them."""
-    if node.driver() is None:
+    if node.driver() is None and not node.loaded("amdgpu"):
         return
     for fault in faults:
         if fault.get("once") == "yes" and fault.get("reported"):
@@ -155,6 +157,9 @@ def report(node, faults) -> None:
             continue
         if fault["id"] in ("aer_storm", "aer_old"):
             _report_aer(node, fault)
+            continue
+        if node.vendor == "amd":
+            kernel_log.append(node.folder, driver_log.lines(node, fault))
             continue
         kernel_log.append(node.folder, _introduced(node, lines(node, fault)))
         if fault.get("once") == "yes":

@@ -19,7 +19,8 @@ options:
   packages:
     description:
       - Package name to wanted version. A version without distribution revision (C(580.126.09)) matches any
-        revision of it; one that ends in C(.*) (C(580.*)) any that begins so; an empty one matches all.
+        revision of it; one that ends in C(.*) (C(580.*)) any that begins so, or is that; an empty one
+        matches all.
       - Of several names with C(|) between them, the first that is there or offered in that version is meant.
     type: dict
     default: {}
@@ -208,7 +209,7 @@ def choose(offered, wanted):
     for version in offered:
         if not wanted or wanted in (version, upstream(version)):
             return version
-        if wanted.endswith(".*") and upstream(version).startswith(wanted[:-1]):
+        if wanted.endswith(".*") and (upstream(version) + ".").startswith(wanted[:-1]):
             return version
     return None
 

@@ -5,9 +5,11 @@ Of a value that the driver does not give, the entry has None; of counters that i
 says why, and they are not zero.
 """
 
+import os
+
 from provision.node.observe.files import ReadError, link_target, names_in, read_line, read_text
-from provision.node.observe.probe import FAMILIES, whole_family
-from provision.node.observe.system import PCI_FUNCTIONS, as_number, pci_id
+from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
+from provision.node.observe.system import PCI_FUNCTIONS, as_number, boot_release, pci_id
 from provision.node.observe.vendors import AMD, gpu_part, number_in
 
 MODULE = "/sys/module/amdgpu"
@@ -187,10 +189,27 @@ def amdgpu_devices():
     return found
 
 
+def parse_amdgpu_modinfo(names, output):
+    """What `modinfo --field=version` says: the driver's own version, or no line where it is the kernel's."""
+    if "not found" in output:
+        return dict.fromkeys(names)
+    lines = output.strip().splitlines()
+    if len(lines) > 1 or (lines and not lines[0].replace(".", "").isdigit()):
+        raise answered("modinfo", output)
+    return dict.fromkeys(names, lines[0] if lines else "kernel " + boot_release(os.uname().release))
+
+
+def amdgpu_installed_probe(name):
+    command = ["modinfo", "-k", boot_release(os.uname().release), "-F", "version", "amdgpu"]
+    return Probe([name], command=command, parse=parse_amdgpu_modinfo)
+
+
 FAMILIES["amdgpu"] = whole_family(
     {
         "loaded_version": amdgpu_version,
+        "dkms_version": lambda: read_line(MODULE + "/version") or None,  # the kernel's own has none
         "devices": amdgpu_devices,
         "rocm": lambda: read_line(ROCM_VERSION) or None,
-    }
+    },
+    tools={"installed_version": amdgpu_installed_probe},
 )

@@ -6,8 +6,12 @@ from provision.node.observe.files import at, names_in, status_of
 from provision.node.observe.probe import FAMILIES, whole_family
 from provision.node.observe.system import boot_release, kernels_installed
 
-# What an initramfs has to contain, as the driver's role writes it.
-IN_INITRAMFS = ("/etc/modprobe.d/blacklist-nouveau.conf", "/etc/modprobe.d/gpuprov-nvidia.conf")
+# What an initramfs has to contain, as the drivers' roles write it.
+IN_INITRAMFS = (
+    "/etc/modprobe.d/blacklist-nouveau.conf",
+    "/etc/modprobe.d/gpuprov-nvidia.conf",
+    "/etc/modprobe.d/gpuprov-amdgpu.conf",
+)
 IMAGES = ("/boot/initrd.img-%s", "/boot/initramfs-%s.img")
 
 

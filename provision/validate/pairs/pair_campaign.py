@@ -10,6 +10,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
+from provision.checks import registry
 from provision.checks.check import Command
 from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
@@ -24,6 +25,7 @@ from provision.checks.pairs.pairing import (
     exhaustive_rounds,
     topology,
 )
+from provision.desired import vendors
 from provision.errors import ParseError
 from provision.runs import fleet_pairs
 from provision.runs.store import RunFolder
@@ -152,7 +154,7 @@ def measure(
     and KeyboardInterrupt with all rounds but the last kept."""
     plays = Plays(check, folder, variables, settings)
     tool = TOOLS[check](plays, able)
-    members, left_out = _who_takes_part(tool, able)
+    members, left_out = _who_takes_part(check, tool, able)
     try:
         progress.step(
             f"{check}: reading the version of {tool.metric.program} on {many(len(members), 'node')}"
@@ -169,13 +171,17 @@ def measure(
         progress.done(f"{name}: {check}: {'measured' if name in members else left_out[name]}")
 
 
-def _who_takes_part(tool: Tool, able: Mapping[str, NodeFacts]) -> tuple[list[str], dict[str, str]]:
+def _who_takes_part(
+    check: str, tool: Tool, able: Mapping[str, NodeFacts]
+) -> tuple[list[str], dict[str, str]]:
     """The nodes to measure, and why the others are not."""
     members: list[str] = []
     left_out: dict[str, str] = {}
-    for name in able:
+    for name, node in able.items():
         try:
-            if tool.takes_part(name):
+            if registry.PAIRS.of_vendor(check, node.gpuprov_node["gpu"].get("vendor")) is None:
+                left_out[name] = vendors.not_measured(node.gpuprov_node)
+            elif tool.takes_part(name):
                 members.append(name)
             else:
                 left_out[name] = tool.metric.no_part

@@ -43,8 +43,9 @@ def look(facts: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
             "no NVIDIA GPU on the PCI bus of this machine",
             "run it on a GPU machine; on one, look at `lspci -d 10de:` and at the GPUs' seats and power",
         )
-    if vendors.only_observed(node.gpuprov_node):
-        raise SelftestError(vendors.cannot(node.gpuprov_node, "check"), "run it on a machine with other GPUs")
+    if vendors.not_loaded(node.gpuprov_node):
+        what = vendors.cannot(node.gpuprov_node, "load")
+        raise SelftestError(what, "run it on a machine with other GPUs")
     return node
 
 
@@ -71,7 +72,7 @@ def _observed(facts: frozenset[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 # Where the checks' own runner looks (provision/node/modules/gpuprov_run.py).
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin:/opt/rocm/bin"
 _BUILT = "`gpuprov up` installs it, role validation_tools; `gpuprov selftest --build` builds it from source"
 _COLLECTIVES = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
 _HOW = {

@@ -8,6 +8,7 @@ import difflib
 
 from state import StateError
 
+from faults import amd as faults_amd
 from faults import gpu as faults_gpu
 from faults import host as faults_host
 from faults import load as faults_load
@@ -15,7 +16,13 @@ from faults import network as faults_network
 from faults.parameters import REQUIRED
 
 # id -> (meaning, parameters)
-FAULTS = {**faults_gpu.FAULTS, **faults_host.FAULTS, **faults_network.FAULTS, **faults_load.FAULTS}
+FAULTS = {
+    **faults_gpu.FAULTS,
+    **faults_host.FAULTS,
+    **faults_network.FAULTS,
+    **faults_load.FAULTS,
+    **faults_amd.FAULTS,
+}
 
 
 def describe() -> list:
@@ -59,6 +66,9 @@ def parse(words: list, node) -> dict:
 
 def _checked(fault: dict, node) -> dict:
     name = fault["id"]
+    refused = faults_amd.refusal(name, node.vendor)
+    if refused:
+        raise StateError(refused)
     if "a" in fault:
         if fault["a"] == fault["b"]:
             raise StateError(f"{name}: a and b are the same GPU, {fault['a']}")

@@ -19,6 +19,9 @@ TOOLS = (
     "dcgmi",
     "fio",
     "nvme",
+    "amd-smi",
+    "rocm-smi",
+    "rocminfo",
 )
 REQUIRED = object()
 

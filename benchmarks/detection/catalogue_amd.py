@@ -1,0 +1,163 @@
+"""Fault classes with their look-alikes on nodes with AMD's GPUs: those that a look without load can show.
+
+They have a table of their own (`--amd`), for nothing loads these GPUs yet. Classes of network and host are
+not tried again: their checks are the same.
+"""
+
+from __future__ import annotations
+
+from benchmarks.detection.cases import (
+    AMD,
+    FAIL_OR_WARN,
+    GPU,
+    LOOK,
+    NODE,
+    PAIR,
+    RESET,
+    Case,
+    Draw,
+    Entry,
+    Expected,
+    planted,
+)
+
+HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
+WITH_METRICS = ("mi300x",)  # whose firmware tells links, limits and deferred errors
+BLOCKS = ("umc", "sdma", "gfx", "mmhub", "hdp")
+_OTHER_DRIVERS = ("6.10.5", "6.8.5", "6.14.14")
+
+
+def _not_started(draw: Draw) -> Case:
+    gpu = draw.gpu()
+    return Case(
+        (f"gpu_off_bus_at_boot gpu={gpu}", "reboot"), Expected((f"gpu{gpu}", f"slot {gpu}"), RESET, also=NODE)
+    )
+
+
+def _uncorrectable(draw: Draw) -> Case:
+    gpu, count = draw.gpu(), draw.rng.randint(1, 9)
+    memory = f"ecc_uncorrectable gpu={gpu} count={count}"
+    other = f"ras_errors gpu={gpu} block={draw.rng.choice(BLOCKS)} kind=ue count={count}"
+    return Case((draw.rng.choice((memory, other)),), Expected((f"gpu{gpu}",), RESET))
+
+
+def _no_module(draw: Draw) -> Case:
+    del draw
+    return Case((), Expected(NODE, ("fix configuration",), ("fail", "error")), machine={"module": "none"})
+
+
+def _other_driver(draw: Draw) -> Case:
+    expected = Expected(NODE, ("fix configuration",), FAIL_OR_WARN)
+    return Case((), expected, machine={"driver": draw.rng.choice(_OTHER_DRIVERS)})
+
+
+def _new_format(draw: Draw) -> Case:
+    altered = draw.rng.choice((('"gpu_data"', '"devices"'), ('"bdf"', '"pci_bdf"'), ('"gpu":', '"index":')))
+    return Case(
+        (),
+        Expected(NODE, ("investigate", "run again"), ("error",)),
+        machine={"altered": ("amd-smi", *altered)},
+    )
+
+
+def _wired(draw: Draw) -> Case:
+    lanes = draw.rng.choice((4, 8))
+    return Case((f"pcie_wired width={lanes}",), variables={"gpuprov_pcie_width": lanes})
+
+
+_FAULTS_OF_TOOL = ("garbage tool=amd-smi", "truncated tool=amd-smi percent=60", "missing tool=amd-smi")
+
+_missing = planted("gpu_missing gpu={gpu}", ("node", "slot {gpu}"), HANDS, also=NODE)
+_off_the_bus = planted("gpu_off_bus gpu={gpu}", ("gpu{gpu}", "slot {gpu}"), RESET, also=NODE)
+_width = planted("pcie_width gpu={gpu} width={width}", GPU, HANDS, FAIL_OR_WARN, width=(1, 2, 4, 8))
+_generation = planted("pcie_gen gpu={gpu} gen={gen}", GPU, HANDS, gen=(1, 2, 3))
+_replays = planted("pcie_replays gpu={gpu} count={severity}", GPU, HANDS)
+_old_replays = planted("pcie_replays_old gpu={gpu} count={severity}")
+_storm = planted("aer_storm gpu={gpu} count={count}", GPU, HANDS, FAIL_OR_WARN, count=range(60, 5_001))
+_old_aer = planted("aer_old gpu={gpu} count={count}", count=range(1, 9))
+_link_down = planted("xgmi_down a={a} b={b} since={since}", PAIR, RESET, since=("later", "boot"))
+_link_errors = planted(
+    "ras_errors gpu={gpu} block=xgmi_wafl kind=ue count={count}", GPU, RESET, count=range(1, 99)
+)
+_few_link_errors = planted("ras_errors gpu={gpu} block=xgmi_wafl kind=ce count={count}", count=range(1, 20))
+_corrected = planted("ras_corrected_few gpu={gpu} count={count}", count=range(1, 21))
+_deferred = planted(
+    "ras_errors gpu={gpu} kind=de count={count}", GPU, ("watch", *RESET), FAIL_OR_WARN, count=range(1, 9)
+)
+_pages = planted(
+    "bad_pages gpu={gpu} state={state} count={count}",
+    GPU,
+    RESET,
+    state=("pending", "unreservable"),
+    count=range(1, 5),
+)
+_few_pages = planted("bad_pages_few gpu={gpu} count={count}", count=range(1, 9))
+_many_pages = planted(
+    "bad_pages gpu={gpu} state=reserved count={severity}", GPU, ("watch", "replace part"), FAIL_OR_WARN
+)
+_throttle = planted(
+    "throttle gpu={gpu} reason={reason} factor=0.6",
+    GPU,
+    (*LOOK, "power-cycle"),
+    FAIL_OR_WARN,
+    reason=("hw_thermal", "sw_thermal"),
+)
+_cap = planted("power_limit gpu={gpu} percent={percent}", GPU, ("fix configuration",), percent=range(40, 90))
+_site_cap = planted("power_cap_site percent={percent}", everywhere=True, percent=range(60, 96))
+_hot = planted("hot_gpu gpu={gpu} degrees={severity}", GPU, LOOK, FAIL_OR_WARN)
+_airflow = planted("airflow_gradient degrees={degrees}", degrees=range(1, 9))
+_stuck = planted("gpu_event gpu={gpu} event={event}", GPU, RESET, event=("firmware_stuck", "fence_timeout"))
+_users = planted("gpu_event gpu={gpu} event={event}", event=("page_fault", "ring_recovered"))
+_hang = planted(
+    "tool_hang tool=amd-smi stubborn={stubborn}",
+    NODE,
+    ("investigate", "reboot"),
+    ("error",),
+    stubborn=("no", "yes"),
+)
+_partition = planted(
+    "partition_mode gpu={gpu} mode={mode}", GPU, ("fix configuration",), FAIL_OR_WARN, mode=("CPX", "DPX")
+)
+_partitions = planted("partition_site mode={mode}", everywhere=True, mode=("CPX", "QPX"))
+_no_answer = planted(
+    "tool_{how}", NODE, ("investigate", "fix configuration", "run again"), ("error",), how=_FAULTS_OF_TOOL
+)
+
+_ENTRIES = (
+    Entry(1, "GPU missing", _missing, skus=AMD),
+    Entry(2, "GPU off the bus", _off_the_bus, skus=AMD),
+    Entry(2, "GPU that does not start at boot", _not_started, skus=AMD, variant="b"),
+    Entry(3, "PCIe width degraded", _width, skus=AMD),
+    Entry(3, "slots wired with fewer lanes", _wired, skus=WITH_METRICS, trap=True),
+    Entry(4, "PCIe generation degraded", _generation, skus=AMD),
+    Entry(5, "PCIe replays", _replays, "a minute", (1_000, 100_000), skus=AMD),
+    Entry(5, "old PCIe replays", _old_replays, "replays", (1, 99), skus=AMD, trap=True),
+    Entry(5, "PCIe errors in the kernel log", _storm, skus=AMD, variant="a"),
+    Entry(5, "a few PCIe errors in the log", _old_aer, skus=AMD, trap=True, variant="a"),
+    Entry(7, "xGMI link down", _link_down, skus=WITH_METRICS),
+    Entry(7, "fewer links than others, as wired", lambda _: Case(), skus=("mi250x",), trap=True),
+    Entry(8, "xGMI errors", _link_errors, skus=AMD),
+    Entry(8, "a few corrected xGMI errors", _few_link_errors, skus=AMD, trap=True),
+    Entry(14, "uncorrectable errors", _uncorrectable, skus=AMD),
+    Entry(14, "a few corrected errors", _corrected, skus=AMD, trap=True),
+    Entry(14, "deferred errors", _deferred, skus=WITH_METRICS, variant="d"),
+    Entry(15, "bad pages still in use", _pages, skus=AMD),
+    Entry(15, "bad pages taken out of use long ago", _few_pages, skus=AMD, trap=True),
+    Entry(16, "nearly as many bad pages as allowed", _many_pages, "pages", (116, 512), skus=WITH_METRICS),
+    Entry(19, "throttling by the board or by heat", _throttle, skus=WITH_METRICS),
+    Entry(20, "power limit of one GPU low", _cap, skus=WITH_METRICS),
+    Entry(20, "power limited by policy on all nodes", _site_cap, skus=AMD, trap=True),
+    Entry(21, "cooling gradient", _hot, "°C above peers", (20, 40), skus=AMD),
+    Entry(21, "warm end of the airflow", _airflow, skus=AMD, trap=True),
+    Entry(23, "firmware or queue that does not answer", _stuck, skus=AMD),
+    Entry(23, "fault of a user's program, or a hang that was mended", _users, skus=AMD, trap=True),
+    Entry(24, "amd-smi hangs", _hang, skus=AMD),
+    Entry(26, "driver version drift", _other_driver, skus=AMD),
+    Entry(27, "driver's module not there", _no_module, skus=AMD),
+    Entry(49, "partition mode drift", _partition, skus=WITH_METRICS),
+    Entry(49, "partitioned by policy on all nodes", _partitions, skus=WITH_METRICS, trap=True),
+    Entry(51, "test could not run", _no_answer, skus=AMD),
+    Entry(52, "new output format", _new_format, skus=AMD),
+)
+ENTRIES = {f"amd{entry.key}": entry for entry in _ENTRIES}
+HEALTHY = "amd-healthy"

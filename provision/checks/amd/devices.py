@@ -1,0 +1,92 @@
+"""AMD's GPUs as the driver has them in sysfs (the facts amdgpu.*) → measurements; no program takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from provision.checks.check import CheckNode, Measurement, fact
+from provision.checks.host.kernel_log import bus_address
+from provision.errors import ParseError
+
+FACTS = ("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm")
+
+# metric → (key of an entry, unit)
+_NUMBERS = {
+    "compute_units": ("compute_units", "units"),
+    "pcie_width": ("link_width", "lanes"),
+    "pcie_width_max": ("link_width_max", "lanes"),
+    "ecc_uncorrectable": ("uncorrected", "errors"),
+    "ecc_corrected": ("corrected", "errors"),
+    "ecc_deferred": ("deferred", "errors"),
+    "bad_pages": ("bad_pages", "pages"),
+    "bad_pages_in_use": ("bad_pages_in_use", "pages"),
+    "xgmi_links": ("xgmi_links", "links"),
+}
+_TEXTS = {
+    "serial": "serial",
+    "uuid": "unique_id",
+    "vbios": "vbios",
+    "ecc_blocks": "blocks",
+    "unread": "unread",
+}
+_WHOLE = ("", "SPX", "NPS1")
+
+
+def entries(node: CheckNode) -> list[Mapping[str, Any]]:
+    """The fact amdgpu.devices. Raises ParseError when it could not be read or is something else."""
+    found = fact(node, "amdgpu.devices")
+    if not isinstance(found, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("address"), str) for one in found
+    ):
+        raise ParseError("amdgpu.devices is not a list of GPUs", "run the check again")
+    return found
+
+
+def loaded(node: CheckNode) -> str | None:
+    """The version of the loaded driver; None when it is not loaded. Raises ParseError."""
+    version = fact(node, "amdgpu.loaded_version")
+    if version is not None and (not isinstance(version, str) or not version):
+        raise ParseError(f"amdgpu.loaded_version is not a text: {version!r:.60}", "run the check again")
+    return version
+
+
+def measured(found: Sequence[Mapping[str, Any]], gpus: Mapping[str, str]) -> Iterator[Measurement]:
+    """What is known of each GPU. `gpus`: PCI address → device."""
+    for one in found:
+        device = gpus.get(bus_address(str(one["address"])))
+        if device is None:
+            continue  # it came between two looks
+        if one.get("driver") != "amdgpu":
+            yield Measurement("untaken", str(one.get("driver") or "no driver")[:40], "", device)
+            continue
+        yield Measurement("taken", True, "", device)
+        for metric, (key, unit) in _NUMBERS.items():
+            # A link of no lanes is one that tells nothing: a GPU that is gone, or joined in another way.
+            if (value := _number(one.get(key))) is not None and (value or unit != "lanes"):
+                yield Measurement(metric, value, unit, device)
+        if (size := _number(one.get("memory_bytes"))) is not None:
+            yield Measurement("memory_total", size // 2**20, "MiB", device)
+        for metric, key in (("pcie_speed", "link_speed"), ("pcie_speed_max", "link_speed_max")):
+            if (speed := _speed(one.get(key))) is not None:
+                yield Measurement(metric, speed, "GT/s", device)
+        for metric, key in _TEXTS.items():
+            if isinstance(value := one.get(key), str) and value:
+                yield Measurement(metric, value[:300], "", device)
+        modes = [str(one.get(key) or "") for key in ("compute_partition", "memory_partition")]
+        if any(mode not in _WHOLE for mode in modes):
+            yield Measurement("partition", "/".join(filter(None, modes))[:40], "", device)
+
+
+def _number(value: Any) -> int | None:
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    return value if plain and 0 <= value < 2**63 else None
+
+
+def _speed(value: Any) -> float | None:
+    """`32.0 GT/s PCIe` in GT/s; None where the link has none."""
+    words = value.split() if isinstance(value, str) else []
+    try:
+        return float(words[0]) if words[1:2] == ["GT/s"] else None
+    except ValueError:
+        return None

@@ -1,0 +1,207 @@
+"""gpu_inventory of AMD's GPUs: what is in the node, and does the driver call it healthy.
+
+From sysfs (the facts amdgpu.*), which needs no program, and from amd-smi, which knows sensors and limits.
+Reads only. What both have is taken from sysfs: it is there when a program hangs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from provision.checks.amd import devices, rules, sensors, smi
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.gpu import gpu_inventory
+from provision.checks.gpu.inventory_links import judge_links, judge_settings
+from provision.checks.gpu.inventory_rules import ID as ID
+from provision.checks.gpu.inventory_rules import Values, all_good, judge_flags, judge_models, shared
+from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.thresholds import Threshold, limits
+from provision.errors import ParseError
+
+SUMMARY = "count, model, memory, error counters, bad pages, PCIe, xGMI links, throttling, heat, kernel log"
+NEEDS: tuple[str, ...] = ("amd-smi",)
+FACTS: tuple[str, ...] = devices.FACTS
+
+# How long eight GPUs take nobody has published; a driver that is stuck never answers.
+_DEADLINE = 40.0
+_STATIC = ("amd-smi", "static", "--asic", "--bus", "--limit", "--vram", "--ras", "--json")
+_LATER = ("amd-smi", "metric", "--pcie", "--json")
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    found = [
+        Command("journal", ("journalctl", "-k", "-b", "-o", "short-unix", "--no-pager"), 60.0),
+        Command("dmesg", ("dmesg",), 30.0),
+    ]
+    if node.facts.get("amdgpu.loaded_version", "") is None:
+        return found  # no program can say anything, and each would take its time
+    return [
+        *found,
+        Command("amd_smi_static", _STATIC, _DEADLINE),
+        Command("amd_smi_metric", ("amd-smi", "metric", "--json"), _DEADLINE),
+        Command("amd_smi_xgmi", ("amd-smi", "xgmi", "-l", "--json"), _DEADLINE),
+        Command("amd_smi_process", ("amd-smi", "process", "--json"), _DEADLINE),
+        Command("amd_smi_later", _LATER, _DEADLINE),
+    ]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """Each source on its own: one that failed leaves `unreadable.<source>` with its reason."""
+    gpus = kernel_incidents.devices(node)
+    found = [Measurement("on_bus", True, "", device) for device in gpus.values()]
+    found += _kernel(outputs, gpus)
+    try:
+        version = devices.loaded(node)
+        if version is None:
+            return [*found, Measurement("driver", "not loaded", "")]
+        found.append(Measurement("driver_version", version[:80], ""))
+        found += devices.measured(devices.entries(node), gpus)
+    except ParseError as error:
+        found.append(Measurement("unreadable.amdgpu", f"{error.what}; {error.fix}", ""))
+    found += _amd_smi(outputs, gpus)
+    return _named(node, found, gpus)
+
+
+def _kernel(outputs: Mapping[str, Output], gpus: Mapping[str, str]) -> list[Measurement]:
+    events, error = kernel_log.read(outputs.get("journal"), outputs.get("dmesg"))
+    read = (
+        Measurement("unreadable.kernel_log", f"{error.what}; {error.fix}", "")
+        if error
+        else Measurement("kernel_log", "read", "")
+    )
+    return [read, *kernel_incidents.measured(kernel_incidents.named(events, gpus))]
+
+
+def _amd_smi(outputs: Mapping[str, Output], gpus: Mapping[str, str]) -> Iterator[Measurement]:
+    rows: dict[str, Sequence[smi.Entry]] = {}
+    for name in ("static", "metric", "xgmi", "process", "later"):
+        output = outputs.get(f"amd_smi_{name}")
+        try:
+            if output is None:
+                raise ParseError(f"the output of amd-smi {name} is missing", "run the check again")
+            rows[name] = smi.entries(output)
+        except smi.OlderError as error:
+            yield Measurement(f"unasked.amd_smi_{name}", error.what, "")
+        except ParseError as error:
+            yield Measurement(f"unreadable.amd_smi_{name}", f"{error.what}; {error.fix}", "")
+    try:
+        known = sensors.by_device(rows["static"], gpus)
+    except KeyError:
+        return  # nothing else of amd-smi's has an address
+    except ParseError as error:
+        yield Measurement("unreadable.amd_smi_static", f"{error.what}; {error.fix}", "")
+        return
+    readers: Mapping[str, Callable[..., Iterator[Measurement]]] = {
+        "static": sensors.of_static,
+        "metric": sensors.of_metric,
+        "xgmi": sensors.of_links,
+        "process": sensors.of_processes,
+        "later": functools.partial(sensors.of_replays, rows.get("metric", ())),
+    }
+    for name in rows:
+        try:
+            yield from list(readers[name](rows[name], known))
+        except ParseError as error:
+            yield Measurement(f"unreadable.amd_smi_{name}", f"{error.what}; {error.fix}", "")
+
+
+def _named(node: CheckNode, found: list[Measurement], gpus: Mapping[str, str]) -> list[Measurement]:
+    """Count, addresses and names of the GPUs that answer. Without amd-smi the PCI id tells the product."""
+    values = _by_metric(found)
+    silent = {*values.get("untaken", {}), *rules.lost(values)}
+    answering = {address: device for address, device in gpus.items() if device not in silent}
+    product = next(iter(node.gpuprov_node["gpu"].get("product_names", ())), "AMD GPU")
+    names = [
+        Measurement("name", product, "", device)
+        for device in answering.values()
+        if device not in values.get("name", {})
+    ]
+    return [
+        *found,
+        *names,
+        Measurement("driver_gpus", len(answering), "GPUs"),
+        *(Measurement("pci_address", address, "", device) for address, device in answering.items()),
+    ]
+
+
+def _by_metric(measurements: Sequence[Measurement]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for one in measurements:
+        found[one.metric][one.device] = one.value
+    return found
+
+
+def judge(
+    node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+) -> list[Finding]:
+    values = _by_metric(measurements)
+    findings = _readability(values)
+    if "driver_gpus" in values:
+        on_bus = len(values["on_bus"])
+        findings += rules.judge_board(node, node.gpu_count) or gpu_inventory.judge_counts(node, values)
+        findings += rules.judge_taken(values, on_bus)
+        findings += rules.judge_absent(values)
+        findings += judge_models(node, _whole(values), thresholds)
+        findings += _health(node, values)
+        findings += judge_links(values, thresholds, 0)
+        findings += rules.judge_speed(values) + rules.judge_replays(values)
+        findings += rules.judge_xgmi(node, values)
+        findings += judge_settings(node, rules.at_rest(values))
+        findings += rules.judge_memory_heat(values) + rules.judge_partitions(values)
+    return findings + gpu_inventory.judge_events(values)
+
+
+def _whole(values: Values) -> dict[str, Mapping[str, Any]]:
+    """The values without the memory of partitioned GPUs, which the driver splits, or repeats."""
+    parts = values.get("partition", {})
+    sizes = {d: size for d, size in values.get("memory_total", {}).items() if d not in parts}
+    return {**values, "memory_total": sizes}
+
+
+def _health(node: CheckNode, values: Values) -> list[Finding]:
+    """Error counters, pages and clocks. The flag of ECC is judged as everybody's; counters are AMD's own."""
+    without = {**values, "ecc_uncorrectable": {}, "throttle": {}}
+    flags = [one for one in judge_flags(node, without) if one.verdict is not Verdict.PASS]
+    findings = flags + rules.judge_errors(values) + rules.judge_pages(values) + rules.judge_throttle(values)
+    if not findings and values.get("ecc_uncorrectable"):
+        findings.append(all_good("ecc_uncorrectable", "error counters, memory pages and clocks are in order"))
+    return findings + _units(node, values)
+
+
+def _units(node: CheckNode, values: Values) -> list[Finding]:
+    """Compute units that are missing: of a GPU among its peers, or of all by the product's data sheet."""
+    units = {
+        d: int(n) for d, n in values.get("compute_units", {}).items() if d not in values.get("partition", {})
+    }
+    product = int(limits(f"skus/{node.sku}").get("compute_units", 0)) if node.sku else 0
+    wanted = max([product, *units.values()], default=0)
+    findings = [
+        Finding(
+            ID, Verdict.FAIL, device, f"has {count} compute units, not {wanted}", "compute_units", count,
+            "units", f"= {wanted} units", "the product's data sheet, or its peers", "replace part",
+        )
+        for device, count in units.items() if count < wanted
+    ]  # fmt: skip
+    return shared(findings, len(values["on_bus"]))
+
+
+def _readability(values: Values) -> list[Finding]:
+    """What could not be read is an error, and the same reason is told once."""
+    findings: list[Finding] = []
+    if "driver" in values:
+        said = "the driver amdgpu is not loaded: of the GPUs nothing can be measured; gpuprov up, then reboot"
+        return [unmeasured(ID, said, action="fix configuration")]
+    told: set[str] = set()
+    for metric, found in values.items():
+        reason = str(found.get("node", ""))
+        if metric.startswith("unreadable.") and reason not in told:
+            told.add(reason)
+            action = "fix configuration" if "did not start" in reason else "investigate"
+            findings.append(unmeasured(ID, reason, action=action))
+        elif metric.startswith("unasked."):
+            findings.append(Finding(ID, Verdict.SKIP, "node", f"not measured: {reason}", metric))
+    return findings

@@ -1,0 +1,316 @@
+"""The rules of gpu_inventory that AMD's GPUs alone have: what the driver took, its error counters, bad pages
+of memory, xGMI links (pure). What is of all GPUs is in gpu/inventory_rules.py and gpu/inventory_links.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from provision.checks.amd.sensors import VIOLATIONS
+from provision.checks.check import CheckNode
+from provision.checks.gpu.inventory_rules import ID, Values, all_good, shared
+from provision.checks.judge import PEERS, Finding, Measurement, Verdict, finding_on, hotter, unmeasured
+from provision.checks.thresholds import limits
+
+_PEERS = 3  # others: with fewer there is no comparison
+
+# GPUs on a board of eight, and the parts in which they are handed to virtual machines: derived from the
+# boards AMD sells, no document states the list.
+_BOARD_COUNTS = (1, 2, 4, 8, 16)
+_SCRAPER = "amd/node-scraper, AMD's own check of nodes"
+_KERNEL = "Linux kernel, amdgpu_ras_eeprom.c"
+_NEARLY = 0.9  # of AMD's threshold for bad pages, from which on the driver itself warns
+
+
+def judge_taken(values: Values, on_bus: int) -> list[Finding]:
+    """GPUs on the bus that no program can use."""
+    findings = []
+    for device, driver in values.get("untaken", {}).items():
+        words = f"is on the PCI bus, and the driver amdgpu did not take it ({driver})"
+        findings.append(Finding(ID, Verdict.FAIL, device, words, "untaken", driver, action="power-cycle"))
+    for device in lost(values):
+        words = "has the driver amdgpu, and amd-smi does not list it: it does not answer"
+        findings.append(Finding(ID, Verdict.FAIL, device, words, "unanswered", action="power-cycle"))
+    computing = values.get("compute_units", {})
+    without = [device for device in values.get("taken", {}) if device not in computing]
+    words = "is not in the topology of the compute driver: no program can compute with it"
+    findings += shared(
+        [
+            Finding(ID, Verdict.FAIL, device, words, "compute_units", action="reset GPU")
+            for device in without
+            if device not in lost(values)
+        ],
+        on_bus,
+    )
+    return findings
+
+
+def _taken(values: Values) -> list[str]:
+    """The GPUs that the driver took; all, where that could not be read."""
+    return [device for device in values.get("on_bus", {}) if device not in values.get("untaken", {})]
+
+
+def lost(values: Values) -> list[str]:
+    """The GPUs that have the driver and do not answer amd-smi; none where that could not be asked."""
+    if "listed" not in values:
+        return []
+    return [device for device in _taken(values) if device not in values["listed"]]
+
+
+def judge_board(node: CheckNode, seen: int) -> list[Finding]:
+    """A GPU gone from the PCI bus altogether, on a node without a declared GPU count."""
+    sku = limits(f"skus/{node.sku}") if node.sku else {}
+    boarded = "links_per_pair" in sku.get("xgmi", {}) or sku.get("devices_per_module", 1) > 1
+    if not boarded or seen in _BOARD_COUNTS or node.variables.get("gpuprov_expected_gpus") is not None:
+        return []
+    message = (
+        f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
+        "(set gpuprov_expected_gpus if that is wrong)"
+    )
+    limit = f"{', '.join(str(count) for count in _BOARD_COUNTS)} GPUs"
+    source = "boards of AMD's GPUs and their partitions (derived)"
+    measured = Measurement("driver_gpus", seen, "GPUs")
+    return [finding_on(ID, Verdict.FAIL, measured, message, limit, source, "reseat or check cable")]
+
+
+# Readings that are judged.
+_JUDGED = {
+    "pcie_width": "PCIe width",
+    "memory_total": "size of memory",
+    "ecc_uncorrectable": "uncorrectable errors",
+    "bad_pages": "bad pages of memory",
+    "xgmi_links": "xGMI links",
+    "temperature": "temperature",
+}
+
+
+def judge_absent(values: Values) -> list[Finding]:
+    """A reading that one GPU lacks, and others of the node have: it was not answered. What none has, the
+    machine does not give."""
+    answering = [device for device in _taken(values) if device not in lost(values)]
+    findings = []
+    for device in answering:
+        peers = [other for other in answering if other != device]
+        missing = [
+            words
+            for metric, words in _JUDGED.items()
+            if device not in (known := values.get(metric, {}))
+            and 2 * sum(peer in known for peer in peers) > len(peers)
+        ]
+        if missing:
+            why = str(values.get("unread", {}).get(device, ""))[:120]
+            said = f"gives no {', '.join(missing)}, and the other GPUs do" + (f": {why}" if why else "")
+            findings.append(unmeasured(ID, said, device=device, action="investigate"))
+    if values.get("taken") and not values.get("ecc_uncorrectable"):
+        why = next(iter(values.get("unread", {}).values()), "the driver has no counters")
+        said = f"errors are not counted on any GPU, so that they go unseen: {str(why)[:120]}"
+        findings.append(
+            Finding(ID, Verdict.WARN, "node", said, "ecc_uncorrectable", action="fix configuration")
+        )
+    return findings
+
+
+def judge_errors(values: Values) -> list[Finding]:
+    """Hardware errors since the driver was loaded. Corrected ones did no harm, and nobody states how many are
+    too many: they are measured, and not judged."""
+    findings = []
+    for device, errors in values.get("ecc_uncorrectable", {}).items():
+        if errors:
+            where = _blocks(values, device, "ue")
+            words = f"{errors} uncorrectable error{'s' * (errors != 1)} since the driver was loaded{where}"
+            measured = Measurement("ecc_uncorrectable", errors, "errors", device)
+            findings.append(
+                finding_on(ID, Verdict.FAIL, measured, words, "= 0 errors", _SCRAPER, "reset GPU")
+            )
+    for device, errors in values.get("ecc_deferred", {}).items():
+        if errors:
+            words = (
+                f"{errors} deferred error{'s' * (errors != 1)} since the driver was loaded"
+                f"{_blocks(values, device, 'de')}: bad data that nothing has read yet"
+            )
+            measured = Measurement("ecc_deferred", errors, "errors", device)
+            findings.append(finding_on(ID, Verdict.WARN, measured, words, "= 0 errors", _SCRAPER, "watch"))
+    return findings
+
+
+def _blocks(values: Values, device: str, kind: str) -> str:
+    """` (umc 2, gfx 1)`, of `umc ue 2, umc ce 5, gfx ue 1`."""
+    found = []
+    for part in str(values.get("ecc_blocks", {}).get(device, "")).split(", "):
+        words = part.split()
+        if len(words) == 3 and words[1] == kind:
+            found.append(f"{words[0]} {words[2]}")
+    return f" ({', '.join(found)})" if found else ""
+
+
+def judge_pages(values: Values) -> list[Finding]:
+    """Pages of memory found bad: those still in use, and how many there may be."""
+    findings = []
+    for device, pages in values.get("bad_pages_in_use", {}).items():
+        if pages:
+            words = f"{pages} bad page{'s' * (pages != 1)} of memory still in use: a reset takes them out"
+            measured = Measurement("bad_pages_in_use", pages, "pages", device)
+            findings.append(finding_on(ID, Verdict.FAIL, measured, words, "= 0 pages", action="reset GPU"))
+    for device, pages in values.get("bad_pages", {}).items():
+        threshold = int(values.get("bad_page_threshold", {}).get(device, 0))
+        if not threshold or pages < _NEARLY * threshold:
+            continue
+        full = pages >= threshold
+        words = f"{pages} bad pages of memory, of {threshold} that AMD allows"
+        measured = Measurement("bad_pages", pages, "pages", device)
+        verdict, action = (Verdict.FAIL, "replace part") if full else (Verdict.WARN, "watch")
+        limit = f"< {threshold} pages" if full else f"< {_NEARLY:.0%} of {threshold} pages"
+        findings.append(finding_on(ID, verdict, measured, words, limit, _KERNEL, action))
+    return findings
+
+
+def judge_speed(values: Values) -> list[Finding]:
+    """The rate of the slots' links, which these GPUs do not lower at rest: AMD's own check of nodes asks it
+    of idle ones. What all have accuses none of them."""
+    now, best = values.get("pcie_speed", {}), values.get("pcie_speed_max", {})
+    slow = {device: rate for device, rate in now.items() if rate < best.get(device, rate)}
+    if not slow:
+        return []
+    if len(slow) == len(now) and len(set(slow.values())) == 1 and len(now) > 1:
+        rate = next(iter(slow.values()))
+        words = (
+            f"no slot gives more than {rate:g} GT/s, the GPUs have {max(best.values()):g}: see the firmware"
+        )
+        return [
+            Finding(ID, Verdict.WARN, "node", words, "pcie_speed", rate, "GT/s", action="fix configuration")
+        ]
+    findings = []
+    for device, rate in slow.items():
+        words = f"PCIe runs at {rate:g} GT/s of {best[device]:g} GT/s"
+        measured = Measurement("pcie_speed", rate, "GT/s", device)
+        limit = f"≥ {best[device]:g} GT/s"
+        findings.append(
+            finding_on(ID, Verdict.FAIL, measured, words, limit, _SCRAPER, "reseat or check cable")
+        )
+    return findings
+
+
+# NVIDIA's limit for a healthy link of PCIe, which is of PCIe and not of whose GPU is at its end.
+_REPLAYS = 8
+_REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
+
+
+def judge_replays(values: Values) -> list[Finding]:
+    """A link that repeats itself while we look, less than a minute: a lifetime's count says nothing."""
+    findings = []
+    for device, more in values.get("pcie_replays_more", {}).items():
+        if more > _REPLAYS:
+            words = f"its PCIe link repeated itself {more} times while it was looked at"
+            measured = Measurement("pcie_replays_more", more, "replays", device)
+            limit = f"≤ {_REPLAYS} a minute"
+            findings.append(
+                finding_on(ID, Verdict.FAIL, measured, words, limit, _REPLAYS_SOURCE, "reseat or check cable")
+            )
+    return findings
+
+
+def judge_xgmi(node: CheckNode, values: Values) -> list[Finding]:
+    """Links between GPUs: those that trained at boot, where every GPU is wired to every other, and those that
+    are up now, compared with the other GPUs: what a machine has not wired reads as down on all of them."""
+    findings: list[Finding] = []
+    per_pair = limits(f"skus/{node.sku}").get("xgmi", {}).get("links_per_pair") if node.sku else None
+    trained = values.get("xgmi_links", {})
+    if per_pair and len(trained) > 1:
+        expected = (len(trained) - 1) * int(per_pair)  # one that did not start has links to nobody
+        short = {device: count for device, count in trained.items() if count < expected}
+        for device, count in _accused(short, dict.fromkeys(trained, expected)).items():
+            words = f"{count} of {expected} xGMI links to the other GPUs trained"
+            measured = Measurement("xgmi_links", count, "links", device)
+            source = "AMD CDNA 3 white paper: every GPU is wired to every other"
+            findings.append(
+                finding_on(ID, Verdict.FAIL, measured, words, f"= {expected} links", source, "reset GPU")
+            )
+    told = {finding.device for finding in findings}
+    up = values.get("xgmi_up", {})
+    if len(up) > _PEERS:
+        usual = Counter(up.values()).most_common(1)[0][0]
+        short = {device: count for device, count in up.items() if count < usual}
+        for device, count in _accused(short, dict.fromkeys(up, usual)).items():
+            if device in told:
+                continue
+            words = f"{count} of its xGMI links are up, {usual} of its peers'"
+            measured = Measurement("xgmi_up", count, "links", device)
+            findings.append(
+                finding_on(ID, Verdict.FAIL, measured, words, f"≥ {usual} links", PEERS, "reset GPU")
+            )
+    if not findings and trained:
+        findings.append(all_good("xgmi_links", "the xGMI links between the GPUs are up"))
+    return findings
+
+
+def _accused(short: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, int]:
+    """Whom missing links accuse. A link has two ends: one that is lost is missing at both, and of two GPUs
+    that lack one each nobody knows which is to blame, so the pair is named. A GPU that lacks several takes
+    one from each of its peers, which are not to blame."""
+    lacking = {device: int(wanted[device]) - int(count) for device, count in short.items()}
+    most = max(lacking.values(), default=0)
+    if len(lacking) == 2 and set(lacking.values()) == {most}:
+        one, other = sorted(lacking, key=lambda name: int(name[3:]))
+        return {f"{one}-{other}": int(short[one])}
+    if most > 1:
+        return {device: int(short[device]) for device, count in lacking.items() if count > 1}
+    return {device: int(count) for device, count in short.items()}
+
+
+def judge_throttle(values: Values) -> list[Finding]:
+    """What holds the clocks down right now."""
+    findings = []
+    for device, text in values.get("throttle", {}).items():
+        held = [name for name in VIOLATIONS if name in str(text).split(", ")]
+        if not held:
+            continue
+        words = f"clocks are held down: {', '.join(VIOLATIONS[name] for name in held)}"
+        verdict = Verdict.WARN if held == ["socket_thermal"] else Verdict.FAIL
+        findings.append(Finding(ID, verdict, device, words, "throttle", text, action="investigate"))
+    return shared(findings, len(values.get("on_bus", {})))
+
+
+def judge_memory_heat(values: Values) -> list[Finding]:
+    """The memory of a GPU at rest that is much hotter than its peers'."""
+    busy = _busy(values)
+    heat = {
+        device: float(degrees)
+        for device, degrees in values.get("memory_temperature", {}).items()
+        if device not in busy
+    }
+    said = (
+        "its memory is at {degrees:g} °C at rest, its peers' at {middle:g} °C: look at its heat sink and fans"
+    )
+    return hotter(ID, "memory_temperature", heat, said)
+
+
+def _busy(values: Values) -> Collection[str]:
+    working = {device for device, busy in values.get("busy", {}).items() if busy}
+    return working | {device for device, programs in values.get("processes", {}).items() if programs}
+
+
+def at_rest(values: Values) -> dict[str, Mapping[str, Any]]:
+    """The values without the temperatures of GPUs that work: they are no peers of those at rest."""
+    busy = _busy(values)
+    heat = {d: degrees for d, degrees in values.get("temperature", {}).items() if d not in busy}
+    return {**values, "temperature": heat}
+
+
+def judge_partitions(values: Values) -> list[Finding]:
+    """A GPU that is partitioned, and its peers are not; where all are, that is how the site wants them."""
+    parts, known = values.get("partition", {}), values.get("on_bus", {})
+    modes = Counter(str(mode) for mode in parts.values())
+    if not parts:
+        return []
+    if len(parts) <= len(known) // 2 and len(known) > _PEERS:
+        return [
+            Finding(
+                ID, Verdict.WARN, device, f"is partitioned ({mode}), its peers are not", "partition", mode,
+                action="fix configuration",
+            )
+            for device, mode in parts.items()
+        ]  # fmt: skip
+    said = f"GPUs are partitioned ({', '.join(modes)}): their memory and tests of whole GPUs do not apply"
+    return [Finding(ID, Verdict.SKIP, "node", said, "partition", next(iter(modes)))]

@@ -1,0 +1,129 @@
+"""AMD's GPUs as amd-smi has them: names, limits, sensors, links → measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from provision.checks.amd.smi import Entry, count, number, text, within
+from provision.checks.check import Measurement
+from provision.checks.host.kernel_log import bus_address
+from provision.errors import ParseError
+
+# What may hold the clocks down. The limit of power does so in normal life, of a GPU that works as hard as it
+# may; and MI200s tell no reason (their `throttle_status`), so that theirs is not judged.
+VIOLATIONS = {
+    "prochot": "the board asks for it (PROCHOT)",
+    "vr_thermal": "its voltage regulators are too hot",
+    "hbm_thermal": "its memory is too hot",
+    "socket_thermal": "it is at its limit of temperature",
+}
+_AGENTS = ("gpuagent", "amd-metrics-exporter", "amd-smi", "rocm-smi")  # they look, and load nothing
+_BUSY = 5.0  # percent of activity, above which a GPU is not at rest
+
+
+def by_device(static: Sequence[Entry], gpus: Mapping[str, str]) -> dict[int, str]:
+    """amd-smi's number → device, by the PCI addresses of `static`. Partitions of a GPU have its address but
+    for the function. Raises ParseError."""
+    found: dict[int, str] = {}
+    for entry in static:
+        address = text(entry, "bus", "bdf")
+        if not address:
+            raise ParseError("amd-smi static gives a GPU without its address", "report the new format")
+        device = gpus.get(bus_address(address))
+        if device is not None and device not in found.values():
+            found[int(entry["gpu"])] = device
+    return found
+
+
+def of_static(static: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
+    """Names and limits. Of a module of two GPUs the first has its limit of power."""
+    for entry in static:
+        device = devices.get(int(entry["gpu"]))
+        if device is None:
+            continue
+        yield Measurement("listed", True, "", device)
+        if name := text(entry, "asic", "market_name"):
+            yield Measurement("name", name, "", device)
+        state = text(entry, "ras", "ecc_block_state", "UMC")
+        if state:
+            yield Measurement("ecc_mode", state.capitalize(), "", device)
+        if (threshold := count(entry, "ras", "bad_page_threshold")) is not None:
+            yield Measurement("bad_page_threshold", threshold, "pages", device)
+        limit = within(entry, "limit")
+        first, older = within(limit, "ppt0"), ("socket_power", "max_power")
+        names = ("socket_power_limit", "max_power_limit") if isinstance(first, dict) else older
+        for metric, name in zip(("power_limit", "power_default"), names, strict=True):
+            watts = number(first if isinstance(first, dict) else limit, name)
+            if watts:
+                yield Measurement(metric, watts, "W", device)
+
+
+def of_metric(metric: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
+    """Temperatures, what holds the clocks down, and whether the GPU works."""
+    for entry in metric:
+        device = devices.get(int(entry["gpu"]))
+        if device is None:
+            continue
+        for name, where in (("temperature", "hotspot"), ("memory_temperature", "mem")):
+            degrees = number(entry, "temperature", where)
+            if degrees is not None:
+                yield Measurement(name, degrees, "C", device)
+        held = [
+            name
+            for name in VIOLATIONS
+            if text(entry, "throttle", f"{name}_violation_status").upper() == "ACTIVE"
+        ]
+        if text(entry, "throttle", "prochot_violation_status"):
+            yield Measurement("throttle", ", ".join(held), "", device)
+        activity = number(entry, "usage", "gfx_activity")
+        if activity is not None:
+            yield Measurement("busy", bool(activity > _BUSY), "", device)
+
+
+def of_replays(
+    earlier: Sequence[Entry], later: Sequence[Entry], devices: Mapping[int, str]
+) -> Iterator[Measurement]:
+    """How often each link repeated itself between two looks."""
+    before = {int(entry["gpu"]): count(entry, "pcie", "replay_count") for entry in earlier}
+    for entry in later:
+        device, now = devices.get(int(entry["gpu"])), count(entry, "pcie", "replay_count")
+        then = before.get(int(entry["gpu"]))
+        if device is not None and now is not None and then is not None:
+            yield Measurement("pcie_replays_more", max(0, now - then), "replays", device)
+
+
+def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
+    """`xgmi -l`: how many of a GPU's links are up. Its letters (U up, D down, X disabled, or N/A) are those
+    of its links in their order, and do not say where one leads; links that a machine has not wired may read
+    D. Raises ParseError."""
+    for row in rows:
+        device, states = devices.get(int(row["gpu"])), within(row, "link_status")
+        if device is None:
+            continue
+        if not isinstance(states, list) or not all(isinstance(state, str) for state in states):
+            raise ParseError(
+                "amd-smi xgmi -l gives a GPU without the states of its links", "report the new format"
+            )
+        letters = [state.upper() for state in states]
+        if "U" in letters or "D" in letters:
+            yield Measurement("xgmi_up", letters.count("U"), "links", device)
+
+
+def of_processes(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
+    """The programs on each GPU, in words; empty where there are none."""
+    for row in rows:
+        device, listed = devices.get(int(row["gpu"])), within(row, "process_list")
+        if device is None or not isinstance(listed, list):
+            continue
+        programs = [found for found in (_program(one) for one in listed) if found]
+        yield Measurement("processes", ", ".join(programs[:4]), "", device)
+
+
+def _program(entry: Any) -> str:
+    known = within(entry, "process_info")
+    if not isinstance(known, dict):
+        return ""  # a sentence: No running processes detected
+    pid, name = count(known, "pid"), text(known, "name")
+    watches = any(agent in name for agent in _AGENTS)
+    return "" if pid is None or watches else f"{name or 'a program'} ({pid})"

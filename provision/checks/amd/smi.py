@@ -1,0 +1,97 @@
+"""What amd-smi prints as JSON → the entry of each GPU, in the releases of ROCm 6 and 7.
+
+ROCm until 6.3 prints a list, from 6.4 on the list stands below `gpu_data` (`static`, `metric`), `link_status`
+(`xgmi -l`) or nothing (`process`). A value is {"value": 39, "unit": "C"}, a bare number, or "N/A". Before the
+document there may be warnings. What the program cannot do it says on stderr:
+
+ERROR:root:Unable to get devices, driver not initialized (amdgpu not found in modules)
+ERROR:root:Unable to detect any GPU devices, check amdgpu version and module status (sudo modprobe amdgpu)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from provision.checks.check import Output, completed, decode, last_words
+from provision.errors import ParseError
+
+Entry = Mapping[str, Any]
+
+_LISTS = ("gpu_data", "link_status")
+_ADVICE = (
+    ("not found in modules", "the driver's module is not loaded: gpuprov up, then reboot"),
+    ("Unable to detect any GPU", "the driver took none of the GPUs: look for amdgpu lines in the kernel log"),
+)
+_UNKNOWN_OPTION = ("unrecognized arguments", "invalid choice", "is invalid. Run")
+_MOST = 1024  # GPUs and their partitions
+
+
+class OlderError(ParseError):
+    """The program is of a release that cannot be asked this."""
+
+
+def entries(output: Output) -> list[Entry]:
+    """One entry for each GPU, in the program's order. Raises ParseError, and OlderError."""
+    said = f"{output.stdout[:2000]}\n{output.stderr[:2000]}"
+    if not output.not_started and not output.timed_out and any(words in said for words in _UNKNOWN_OPTION):
+        raise OlderError(f"this amd-smi does not know {' '.join(output.argv[1:])}", "")
+    completed({output.name: output}, output.name)
+    if output.truncated:
+        raise ParseError("amd-smi: the output was cut at its size limit", "run the check again")
+    found = _document(output)
+    if isinstance(found, dict):
+        if (error := text(found, "error")) or "error" in found:
+            raise ParseError(
+                f"amd-smi {output.argv[1]} failed: {error or 'no reason given'}", "run it on the node"
+            )
+        found = next((found[name] for name in _LISTS if name in found), None)
+    if not isinstance(found, list) or len(found) > _MOST or not all(isinstance(one, dict) for one in found):
+        raise ParseError(f"amd-smi {output.argv[1]} prints no list of GPUs", "report the new format")
+    numbers = [one.get("gpu") for one in found]
+    if not all(type(number) is int for number in numbers) or len(set(numbers)) != len(numbers):
+        raise ParseError(f"amd-smi {output.argv[1]} does not number the GPUs", "report the new format")
+    return found
+
+
+def _document(output: Output) -> Any:
+    text = output.stdout
+    at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
+    try:
+        if at < 0:
+            raise ValueError("no document")
+        return decode(text, at)[0]
+    except (ValueError, RecursionError):
+        words = last_words(output)
+        said = f"{text}\n{output.stderr}"
+        fix = next((advice for sign, advice in _ADVICE if sign in said), "run amd-smi on the node")
+        raise ParseError(f"amd-smi gave no document: {words}", fix) from None
+
+
+def within(entry: Any, *names: str) -> Any:
+    """What is below these names; None where one is missing."""
+    for name in names:
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    return entry
+
+
+def number(entry: Any, *names: str) -> float | int | None:
+    """The number below these names, with or without a unit; None for `N/A` and for what is none."""
+    found = within(entry, *names)
+    found = found.get("value") if isinstance(found, dict) else found
+    if not isinstance(found, (int, float)) or isinstance(found, bool) or not math.isfinite(found):
+        return None
+    return found if abs(found) < 2**63 else None
+
+
+def count(entry: Any, *names: str) -> int | None:
+    """A whole number from 0 on; None where there is none."""
+    found = number(entry, *names)
+    return int(found) if found is not None and found >= 0 and found == int(found) else None
+
+
+def text(entry: Any, *names: str) -> str:
+    """The text below these names; empty for `N/A` and for what is none."""
+    found = within(entry, *names)
+    return found.strip()[:80] if isinstance(found, str) and found.strip() not in ("N/A", "") else ""

@@ -1,0 +1,70 @@
+"""What the driver amdgpu writes to the kernel log: at its loading, and about faults.
+
+The forms are those of AMD's own list of kernel errors (amd/node-scraper, plugins/inband/dmesg) and of the
+driver's sources: `amdgpu 0000:05:00.0: amdgpu: TEXT`, and of RAS events of newer drivers `{N}TEXT`, with the
+event's number.
+"""
+
+EVENTS = {
+    "ring_timeout": "ring comp_1.0.0 timeout, signaled seq=4210, emitted seq=4212",
+    "ring_recovered": "ring comp_1.0.1 timeout, but soft recovered",
+    "firmware_stuck": "SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012 "
+    "SMN_C2PMSG_82:0x00000005",
+    "fence_timeout": "qcm fence wait loop timeout expired",
+    "page_fault": "[gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:8 pasid:32770)",
+    "poison": "Poison is created",
+    "poison_consumed": "poison is consumed by client 27, kick off gpu reset flow",
+    "throttled": "WARN: GPU is throttled, expect performance decrease. "
+    "Power limit exceeded or temperature too high.",
+    "vram_lost": "VRAM is lost due to GPU reset!",
+}
+_KINDS = {"ue": "uncorrectable", "ce": "correctable", "de": "deferred"}
+
+
+def line(gpu, text: str) -> str:
+    return f"amdgpu {gpu['address']}: amdgpu: {text}"
+
+
+def at_loading(node, version: str) -> list:
+    """What the driver says when it is loaded: of itself, and of each GPU."""
+    lines = ["[drm] amdgpu kernel modesetting enabled."]
+    lines += [f"[drm] amdgpu version: {version}"] if version else []
+    for gpu in node.on_bus():
+        if node.fault("gpu_off_bus_at_boot", gpu=gpu["slot"]):
+            lines.append(line(gpu, "Fatal error during GPU init"))
+            lines.append(f"amdgpu {gpu['address']}: probe with driver amdgpu failed with error -19")
+            continue
+        mib = node.sku["vram_mib"]
+        lines.append(line(gpu, f"VRAM: {mib}M 0x0000008000000000 - 0x000000AFFFFFFFFF ({mib}M used)"))
+        lines.append(f"[drm] Initialized amdgpu 3.61.0 for {gpu['address']} on minor {gpu['slot']}")
+    return lines
+
+
+def lines(node, fault: dict) -> list:
+    """What the driver writes about one fault; nothing for those that it does not notice."""
+    name = fault["id"]
+    if "gpu" not in fault:
+        return []
+    gpu = node.gpus[fault["gpu"]]
+    if name == "gpu_off_bus":
+        return [line(gpu, "device lost from bus!")]
+    if name == "ecc_uncorrectable":
+        return _counted(gpu, "ue", "umc", fault["count"])
+    if name in ("ras_errors", "ras_corrected_few"):
+        return _counted(gpu, fault.get("kind", "ce"), fault.get("block", "umc"), fault["count"])
+    if name == "bad_pages" and fault["count"] >= node.sku["bad_page_threshold"]:
+        threshold = node.sku["bad_page_threshold"]
+        return [line(gpu, f"Saved bad pages {fault['count']} reaches threshold value {threshold}")]
+    if name == "gpu_reset":
+        failed = fault["result"] == "failed"
+        ended = "GPU reset(1) failed" if failed else "GPU reset(1) succeeded!"
+        return [line(gpu, "GPU reset begin!"), line(gpu, ended)]
+    if name == "gpu_event":
+        return [line(gpu, EVENTS[fault["event"]])]
+    return []
+
+
+def _counted(gpu, kind: str, block: str, count: int) -> list:
+    total = " in total" if kind == "ce" else ""
+    words = f"{{1}}{count} {_KINDS[kind]} hardware errors detected{total} in {block} block"
+    return [f"amdgpu {gpu['address']}: {words}"]

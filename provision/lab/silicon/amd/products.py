@@ -1,0 +1,94 @@
+"""What each of AMD's SKUs of the lab is: identity, wiring, and what healthy hardware of it measures.
+
+Where the numbers come from: PCI ids from libdrm's amdgpu.ids; memory, power limits and names as amd-smi and
+rocm-smi print them in public reports; links and compute units from AMD's white paper of CDNA 3; the addresses
+from AMD's NIC to GPU mapping (MI300X) and from a node of Frontier (MI250X), whose `links` between GPUs are
+those of its rows in xgmi_num_links. Temperatures and power at rest are plausible, no more.
+"""
+
+
+def _mesh(count: int) -> dict:
+    """Every GPU is wired to every other by one link."""
+    return {(a, b): 1 for a in range(count) for b in range(a + 1, count)}
+
+
+# Dies of a module have four links between them; the rest is how the modules of this machine are wired.
+_MODULES = {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4}
+_BETWEEN = {(0, 6): 2, (2, 4): 2, (0, 2): 1, (1, 3): 1, (1, 5): 1, (3, 7): 1, (5, 7): 1, (4, 6): 1}
+
+BLOCKS = ("umc", "sdma", "gfx", "mmhub", "pcie_bif", "hdp", "xgmi_wafl")
+
+PRODUCTS = {
+    "mi300x": {
+        "name": "AMD Instinct MI300X",
+        "product": "AMD Instinct MI300X OAM",
+        "model": "102-G30211-00",
+        "architecture": "cdna3",
+        "gfx": "gfx942",
+        "gfx_version": 90402,
+        "device": "74a1",
+        "subsystem": "74a1",
+        "class": "0x120000",
+        "buses": ["05", "26", "46", "65", "85", "A6", "C6", "E5"],
+        "cpus": 192,
+        "vram_bytes": 206141652992,
+        "vram_mib": 196592,
+        "vram_type": "HBM3",
+        "units": 304,
+        "wired": _mesh(8),
+        "link_gbits": 32,  # GT/s of an xGMI lane, 16 of them a link
+        "partition": "SPX",
+        "memory_partition": "NPS1",
+        "deferred": True,  # its hardware counts deferred errors (ACA)
+        "violations": True,  # and how long each limit held the clocks down
+        "edge": False,
+        "pcie": 5,
+        "power": 750,
+        "clock": 2100,
+        "clock_idle": 132,
+        "temp_limit": 100,
+        "temp_idle": 38,
+        "power_idle": 141,
+        "vbios": "113-M3000100-102",
+        "bad_page_threshold": 128,
+        "serial": "69",
+    },
+    "mi250x": {
+        "name": "AMD Instinct MI250X",
+        "product": "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2",
+        "model": "D65209",
+        "architecture": "cdna2",
+        "gfx": "gfx90a",
+        "gfx_version": 90010,
+        "device": "7408",
+        "subsystem": "0b0c",
+        "class": "0x038000",
+        "buses": ["C1", "C6", "C9", "CE", "D1", "D6", "D9", "DE"],
+        "cpus": 128,
+        "vram_bytes": 68702699520,
+        "vram_mib": 65520,
+        "vram_type": "HBM",
+        "units": 110,
+        "wired": {**_MODULES, **_BETWEEN},
+        "link_gbits": 25,
+        "dies": 2,  # of a module; the first has the power limit of both
+        "partition": "",
+        "memory_partition": "",
+        "deferred": False,
+        "violations": False,
+        "edge": True,
+        "pcie": 4,
+        "power": 560,
+        "clock": 1700,
+        "clock_idle": 800,
+        "temp_limit": 105,
+        "temp_idle": 41,
+        "power_idle": 91,
+        "vbios": "113-D65209-073",
+        "bad_page_threshold": 655,
+        "serial": "PCB",
+    },
+}
+for _one in PRODUCTS.values():
+    # What the rest of the simulator asks of any GPU: NVLinks, NVSwitches and their fabric are NVIDIA's.
+    _one.update(vendor="amd", links=0, fabric=None, switches=[])

@@ -1,0 +1,147 @@
+"""What one of AMD's GPUs says of itself right now: its identity, sensors, links and error counters."""
+
+import time
+
+import noise
+
+from amd.products import BLOCKS
+
+KINDS = ("ue", "ce", "de")
+# How many accumulator steps the firmware of an MI300X makes a second is not published: this is plausible.
+STEPS = 3_800_000
+
+
+def identity(node, gpu) -> dict:
+    """Serial numbers that belong to the GPU in this slot: another one has others."""
+    unique = noise.hexadecimal(16, "unique", gpu["uuid"])
+    return {
+        "unique_id": unique,
+        "uuid": f"{unique[:2]}ff{node.sku['device']}-0000-1000-80{unique[2:4]}-{unique[4:16]}",
+        "serial": gpu["serial"],
+        "kfd_id": int(noise.fraction("kfd", gpu["uuid"]) * 60000) + 1000,
+        "oam": gpu["slot"],
+    }
+
+
+def links(node, gpu) -> list:
+    """How many xGMI links the GPU has to each of the node's GPUs, itself included (none), by slot: those that
+    trained at boot."""
+    own = gpu["slot"]
+    return [_between(node, own, other["slot"]) for other in node.gpus]
+
+
+def _between(node, a: int, b: int) -> int:
+    low, high = min(a, b), max(a, b)
+    if low == high or node.fault("xgmi_down", a=low, b=high, since="boot"):
+        return 0
+    return node.sku["wired"].get((low, high), 0)
+
+
+def link_states(node, gpu) -> list:
+    """Up or down, of each of the GPU's links in their order."""
+    own, found = gpu["slot"], []
+    for other in node.gpus:
+        low, high = min(own, other["slot"]), max(own, other["slot"])
+        gone = other not in answering(node)
+        down = gone or node.fault("xgmi_down", a=low, b=high)
+        found += ["D" if down else "U"] * node.sku["wired"].get((low, high), 0)
+    return found
+
+
+def errors(node, gpu) -> dict:
+    """Block -> {ue, ce, de} of errors since the driver was loaded."""
+    found = {block: dict.fromkeys(KINDS, 0) for block in BLOCKS}
+    for fault in node.faults:
+        if fault.get("gpu") != gpu["slot"]:
+            continue
+        if fault["id"] == "ecc_uncorrectable":
+            found["umc"]["ue"] += fault["count"]
+        elif fault["id"] in ("ras_errors", "ras_corrected_few"):
+            found[fault.get("block", "umc")][fault.get("kind", "ce")] += fault["count"]
+    return found
+
+
+def bad_pages(node, gpu) -> list:
+    """(page number, state) of each page of memory that was found bad: reserved, pending or unreservable."""
+    pages = []
+    for fault in node.faults:
+        if fault["id"] in ("bad_pages", "bad_pages_few") and fault["gpu"] == gpu["slot"]:
+            state = fault.get("state", "reserved")
+            first = 0x100000 + 0x1000 * len(pages)
+            pages += [(first + 7 * number, state) for number in range(fault["count"])]
+    return pages
+
+
+def sensors(node, gpu) -> dict:
+    """Temperatures in C, power in W, clock in MHz; `violations`: what holds the clocks down, in percent of
+    the time. Nothing of the lab loads these GPUs yet: they are at rest.
+    """
+    slot, sku = gpu["slot"], node.sku
+    extra = node.given("hot_gpu", "degrees", 0, gpu=slot)
+    extra += node.given("airflow_gradient", "degrees", 0) * slot / float(max(1, len(node.gpus) - 1))
+    hotspot = (sku["temp_idle"] + extra) * noise.jitter(node, "temperature", slot, 0.02)
+    throttle = node.fault("throttle", gpu=slot)
+    violations = dict.fromkeys(("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal"), 0)
+    if throttle:
+        reason = {"hw_thermal": "prochot", "hw_power_brake": "ppt"}.get(throttle["reason"], "socket_thermal")
+        violations[reason] = round(100 * (1 - throttle["factor"]))
+        if reason == "socket_thermal":
+            hotspot = max(hotspot, sku["temp_limit"] + 1)
+    return {
+        "hotspot": round(hotspot),
+        "edge": round(hotspot) - 3,
+        "memory": round(hotspot) + 4,
+        "power": round(sku["power_idle"] * noise.jitter(node, "power", slot, 0.015)),
+        "clock": sku["clock_idle"],
+        "violations": violations,
+    }
+
+
+def accumulated(node, gpu, violations: dict) -> dict:
+    """How many steps of firmware's clock each limit held the clocks down for, since it started."""
+    words = (node.seed, node.name, "accumulated", gpu["slot"])
+    # A life of work leaves its traces: most of it at the power limit, some of it at that of temperature.
+    usual = {"ppt": int(0.15 * STEPS), "socket_thermal": int(0.005 * STEPS * noise.fraction(*words))}
+    return {name: usual.get(name, 0) + STEPS * share // 100 for name, share in violations.items()}
+
+
+def power_limit(node, gpu) -> int:
+    """W; of a module of two dies the first has it, the other none (0)."""
+    if gpu["slot"] % node.sku.get("dies", 1):
+        return 0
+    cap = node.fault("power_limit", gpu=gpu["slot"]) or node.fault("power_cap_site")
+    return round(node.sku["power"] * cap["percent"] / 100.0) if cap else node.sku["power"]
+
+
+def pcie(node, gpu) -> dict:
+    """The slot's link: lanes and generation, now and at most, and replays."""
+    slot, best = gpu["slot"], node.sku["pcie"]
+    lanes = node.given("pcie_wired", "width", 16)
+    storm, replays = node.fault("pcie_replays", gpu=slot), 0
+    if storm:
+        minutes = (time.time() - storm.get("since", time.time())) * node.speed / 60.0
+        replays = int(storm["count"] * (1 + max(0.0, minutes)))
+    return {
+        "width": min(node.given("pcie_width", "width", lanes, gpu=slot), lanes),
+        "width_max": lanes,
+        "generation": min(node.given("pcie_gen", "gen", best, gpu=slot), best),
+        "replays": replays + node.given("pcie_replays_old", "count", 0, gpu=slot),
+    }
+
+
+def partition(node, gpu) -> tuple:
+    """(compute, memory) partition modes; empty where the product has none."""
+    changed = node.fault("partition_mode", gpu=gpu["slot"]) or node.fault("partition_site")
+    if changed and node.sku["partition"]:
+        return changed["mode"], node.sku["memory_partition"]
+    return node.sku["partition"], node.sku["memory_partition"]
+
+
+def vram_bytes(node, gpu) -> int:
+    small = node.fault("memory_small", gpu=gpu["slot"])
+    return small["mib"] * 2**20 if small else node.sku["vram_bytes"]
+
+
+def answering(node) -> list:
+    """The GPUs that the driver took and that still answer it."""
+    return [gpu for gpu in node.present() if not node.lost(gpu)]

@@ -1,0 +1,187 @@
+"""amd-smi: version, list, static, metric, topology, xgmi, bad-pages and process, as text or as JSON.
+
+Forms: amdsmi_cli/amdsmi_commands.py of ROCm/amdsmi (ROCm 6.2 and 6.3), its CHANGELOG (what holds the clocks
+down), `amd-smi static` of an MI210 in the tests of ROCm/device-metrics-exporter, amd/node-scraper's models
+of releases until 7.2. ROCm 6.3 and before print a list of GPUs, from 6.4 on it stands below `gpu_data`;
+limits of power are below `ppt0` from 7.2 on.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+
+from amd import readings, smi_links, smi_values
+
+NOT_LOADED = "ERROR:root:Unable to get devices, driver not initialized (amdgpu not found in modules)"
+NO_GPU = (
+    "ERROR:root:Unable to detect any GPU devices, check amdgpu version and module status "
+    "(sudo modprobe amdgpu)"
+)
+NO_GROUPS = (
+    "WARNING: User is missing the following required groups: render, video. Please add user to these groups."
+)
+SECONDS = 0.1  # for each GPU: it looks twice, to say for how long something held the clocks down
+# The library's version for ROCm releases, by the changelog of amdsmi; others get that of the last one before.
+LIBRARY = [((6, 0), "23.4.2"), ((6, 2), "24.6.3"), ((6, 3), "24.7.1"), ((6, 4), "25.3.0"), ((7, 0), "26.0.0"),
+           ((7, 1), "26.1.0"), ((7, 2), "26.2.1")]  # fmt: skip
+
+
+def amd_smi(node, arguments: list) -> int:
+    """The commands above; anything else is refused as the program does."""
+    words = [word for word in arguments if word not in ("--json", "-g", "--gpu", "all")]
+    as_json = "--json" in arguments
+    command = words[0] if words else ""
+    release = rocm(node)
+    if command == "version":
+        return _version(node, release, as_json)
+    if not node.loaded("amdgpu"):
+        print(NOT_LOADED, file=sys.stderr)
+        return 255
+    gpus = readings.answering(node)
+    if not gpus:
+        print(NO_GPU, file=sys.stderr)
+        return 255
+    if command not in _COMMANDS:
+        return _refused(f"Command '{command}' is invalid. Run '--help' for more info.", -1, as_json)
+    if not node.privileged() and not {"render", "video"} <= _groups():
+        print(NO_GROUPS)
+    unknown = [word for word in words[1:] if command == "xgmi" and release < _NEWER.get(word, (0,))]
+    if unknown:
+        return _refused(f"Parameter '{unknown[0]}' is invalid. Run '--help' for more info.", -2, as_json)
+    time.sleep(SECONDS * len(gpus) / node.speed)
+    entries = _COMMANDS[command](node, gpus, words[1:], release)
+    if as_json:
+        nested = isinstance(entries, list) and release >= (6, 4) and command in _NESTED
+        print(json.dumps({_NESTED[command]: entries} if nested else entries, indent=4))
+    else:
+        print("\n\n".join(_text(entry) for entry in entries))
+    return 0
+
+
+def _refused(message: str, code: int, as_json: bool) -> int:
+    """As amdsmi_cli_exceptions.py has it: on stdout, and the program ends as if all were well."""
+    print(json.dumps({"error": message, "code": code}) if as_json else f"{message} Error code: {code}")
+    return 0
+
+
+def rocm(node) -> tuple:
+    """(major, minor) of the ROCm on the node: what its packages leave in /opt/rocm, else of the program."""
+    try:
+        text = (node.root / "opt/rocm/.info/version").read_text()
+    except OSError:
+        text = os.environ.get("SILICON_ROCM", "6.4.1")
+    numbers = text.partition("-")[0].split(".")
+    return int(numbers[0]), int(numbers[1])
+
+
+def library(release: tuple) -> str:
+    return next((version for known, version in reversed(LIBRARY) if release >= known), LIBRARY[0][1])
+
+
+def _version(node, release: tuple, as_json: bool) -> int:
+    tool, full = library(release), "N/A"
+    with contextlib.suppress(OSError):
+        full = (node.root / "opt/rocm/.info/version").read_text().strip().partition("-")[0]
+    values = {
+        "tool": "AMDSMI Tool",
+        "version": tool + "+8dc45db",
+        "amdsmi_library_version": tool if release >= (7, 0) else tool + ".0",
+        "rocm_version": full,
+    }
+    if release >= (6, 4):
+        module = node.folder / "sys_module/amdgpu/version"
+        values["amdgpu_version"] = module.read_text().strip() if module.exists() else "N/A"
+    if as_json:
+        print(json.dumps([values], indent=4))
+        return 0
+    words = [
+        f"AMDSMI Tool: {values['version']}",
+        f"AMDSMI Library version: {values['amdsmi_library_version']}",
+    ]
+    words.append(f"ROCm version: {full}")
+    if "amdgpu_version" in values:
+        words.append(f"amdgpu version: {values['amdgpu_version']}")
+    print(" | ".join(words))
+    return 0
+
+
+def _groups() -> set:
+    import grp
+
+    names = set()
+    for number in os.getgroups():
+        with contextlib.suppress(KeyError):
+            names.add(grp.getgrgid(number).gr_name)
+    return names
+
+
+def _list(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of all commands
+    found = []
+    for index, gpu in enumerate(gpus):
+        identity = readings.identity(node, gpu)
+        found.append(
+            {
+                "gpu": index,
+                "bdf": gpu["address"],
+                "uuid": identity["uuid"],
+                "kfd_id": identity["kfd_id"],
+                "node_id": index + len({one["numa"] for one in node.gpus}),
+                "partition_id": 0,
+            }
+        )
+    return found
+
+
+def _bad_pages(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of all commands
+    names = {"retired": "reserved", "pending": "pending", "un_res": "unreservable"}
+    found = []
+    for index, gpu in enumerate(gpus):
+        pages = readings.bad_pages(node, gpu)
+        entry = {"gpu": index}
+        for name, state in names.items():
+            rows = [
+                {"page_address": page, "page_size": 4096, "status": state.upper()}
+                for page, of in pages
+                if of == state
+            ]
+            entry[name] = (rows[0] if len(rows) == 1 else rows) or "No bad pages found."
+        found.append(entry)
+    return found
+
+
+def _process(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of all commands
+    nobody = [{"process_info": "No running processes detected"}]
+    return [{"gpu": index, "process_list": nobody} for index, _ in enumerate(gpus)]
+
+
+# Below which name the GPUs stand from ROCm 6.4 on; commands that are not here print a list for ever.
+_NESTED = {"static": "gpu_data", "metric": "gpu_data", "topology": "gpu_data"}
+_NEWER = {"-l": (6, 4), "--link-status": (6, 4)}  # options, and the first release that has them
+_COMMANDS = {
+    "list": _list,
+    "static": smi_values.static,
+    "metric": smi_values.metric,
+    "topology": smi_links.topology,
+    "xgmi": smi_links.xgmi,
+    "bad-pages": _bad_pages,
+    "process": _process,
+}
+
+
+def _text(entry, depth: int = 0) -> str:
+    """The form for people: `GPU: 0`, and below it each value with its unit behind an upper-case name."""
+    if isinstance(entry, str):  # the rows of a table, which only JSON is asked for
+        return entry
+    lines = []
+    for name, value in entry.items():
+        head = "    " * depth + name.upper() + ":"
+        if isinstance(value, dict) and set(value) == {"value", "unit"}:
+            lines.append(f"{head} {value['value']} {value['unit']}")
+        elif isinstance(value, dict):
+            lines += [head, _text(value, depth + 1)]
+        else:
+            lines.append(f"{head} {value}")
+        depth = depth or 1
+    return "\n".join(lines)

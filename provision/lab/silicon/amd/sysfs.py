@@ -1,0 +1,209 @@
+"""What the kernel shows of AMD's GPUs: their PCI functions, what the driver amdgpu adds to them, and the
+topology of its compute part (kfd).
+
+Each GPU is behind two bridges of its own, as in `lspci -PP` of an MI300X in AMD's documentation: the link at
+the GPU is always whole, that of the slot is at the upper bridge. Files and their forms: drivers/gpu/drm/amd
+of the Linux kernel (amdgpu_ras.c, amdgpu_xgmi.c, kfd_topology.c), Documentation/gpu/amdgpu.
+"""
+
+import shutil
+import struct
+from pathlib import Path
+
+import noise
+from small_files import put
+
+from amd import readings
+
+SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
+TREE = ".tree"  # below the PCI devices, which nobody lists; what stands there links into it
+KFD = "sys/class/kfd"
+STATES = {"reserved": "R", "pending": "P", "unreservable": "F"}
+UPPER, LOWER = "0x14a0", "0x14a1"  # its bridges: lspci of a Vega 20, open-mpi/hwloc pull request 406
+XGMI, PCIE = 11, 2  # types of links between nodes of the topology (kfd_crat.h)
+_OF_DRIVER = (
+    *("product_name", "serial_number", "unique_id", "vbios_version", "mem_info_vram_total"),
+    *("current_compute_partition", "current_memory_partition", "pcie_replay_count", "xgmi_num_links"),
+)
+
+
+def bridges_of(gpu) -> tuple:
+    """Addresses of the two bridges above a GPU, the upper one first."""
+    bus = int(gpu["bus"], 16)
+    return f"0000:{bus - 2:02x}:00.0", f"0000:{bus - 1:02x}:00.0"
+
+
+def buses_of(gpu) -> tuple:
+    """(first, last) of the buses that belong to a GPU."""
+    bus = int(gpu["bus"], 16)
+    return bus - 2, bus
+
+
+def pci(node):
+    """Address -> files of each function."""
+    for gpu in node.on_bus():
+        link = readings.pcie(node, gpu)
+        common = {"vendor": "0x1002", "numa_node": str(gpu["numa"]), "local_cpulist": gpu["cpus"]}
+        whole = _link(node.sku["pcie"], 16, node.sku["pcie"], 16)
+        slot = _link(link["generation"], link["width"], node.sku["pcie"], link["width_max"])
+        if node.lost(gpu):
+            whole = slot = {"current_link_width": "0", "current_link_speed": "Unknown"}
+        upper, lower = bridges_of(gpu)
+        for address, device, shown in ((upper, UPPER, slot), (lower, LOWER, whole)):
+            yield (
+                address,
+                {
+                    **common, **shown, "device": device, "class": "0x060400", "revision": "0x00",
+                    "subsystem_vendor": "0x0000", "subsystem_device": "0x0000",
+                },
+            )  # fmt: skip
+        yield (
+            gpu["address"],
+            {
+                **common, **whole, "device": "0x" + node.sku["device"], "class": node.sku["class"],
+                "revision": "0x00", "subsystem_vendor": "0x1002",
+                "subsystem_device": "0x" + node.sku["subsystem"], "enable": "1",
+            },
+        )  # fmt: skip
+
+
+def _link(generation: int, width: int, best: int, widest: int) -> dict:
+    return {
+        "current_link_speed": f"{SPEEDS[generation]} GT/s PCIe",
+        "current_link_width": str(width),
+        "max_link_speed": f"{SPEEDS[best]} GT/s PCIe",
+        "max_link_width": str(widest),
+    }
+
+
+def lay_out(node) -> None:
+    """The folders of the functions: links to where each is plugged in, as in sysfs."""
+    devices = node.folder / "sys_pci"
+    for slot, gpu in enumerate(node.gpus):
+        place = f"{TREE}/pci0000:00/0000:00:{slot + 1:02x}.0"
+        for address in (*bridges_of(gpu), gpu["address"]):
+            place += "/" + address
+            if gpu in node.on_bus():
+                (devices / place).mkdir(parents=True, exist_ok=True)
+                if not (devices / address).is_symlink():
+                    (devices / address).symlink_to(place)
+
+
+def write_bridge(folder: Path, gpu) -> None:
+    """Configuration space of one of a GPU's own bridges: which buses are below it, and nothing more."""
+    first, last = buses_of(gpu)
+    own = int(folder.name[5:7], 16)
+    device = UPPER if own == first else LOWER
+    space = bytearray(4096)
+    struct.pack_into("<HHHHI", space, 0, 0x1002, int(device, 16), 0x0547, 0x0010, 0x060400 << 8)
+    space[0x0E] = 0x01
+    space[0x18:0x1B] = bytes((own, own + 1, last))
+    (folder / "config").write_bytes(space)
+
+
+def write(node) -> None:
+    """What the driver adds, or nothing where it is not loaded; and its compute topology."""
+    loaded = node.loaded("amdgpu")
+    devices = node.folder / "sys_pci"
+    taken = readings.answering(node) if loaded else []
+    for gpu in node.on_bus():
+        place = devices / gpu["address"]
+        if gpu in taken or (loaded and node.lost(gpu)):
+            _write_gpu(node, gpu, place)
+        else:
+            _clear(place)
+    _write_topology(node, taken)
+
+
+def _clear(place: Path) -> None:
+    shutil.rmtree(str(place / "ras"), ignore_errors=True)
+    for name in (*_OF_DRIVER, "driver"):
+        if (place / name).is_symlink() or (place / name).exists():
+            (place / name).unlink()
+
+
+def _write_gpu(node, gpu, place: Path) -> None:
+    identity = readings.identity(node, gpu)
+    compute, memory = readings.partition(node, gpu)
+    row = " ".join(f"{count:02x}" for count in readings.links(node, gpu))
+    files = {
+        "product_name": node.sku["product"],
+        "serial_number": identity["serial"],
+        "unique_id": identity["unique_id"],
+        "vbios_version": gpu["vbios"],
+        "mem_info_vram_total": str(readings.vram_bytes(node, gpu)),
+        "pcie_replay_count": str(readings.pcie(node, gpu)["replays"]),
+        "xgmi_num_links": row,
+    }
+    if compute:
+        files.update(current_compute_partition=compute, current_memory_partition=memory)
+    put(place, files)
+    if not (place / "driver").is_symlink():
+        (place / "driver").symlink_to("../../../bus/pci/drivers/amdgpu")
+    _write_counters(node, gpu, place / "ras")
+
+
+def _write_counters(node, gpu, place: Path) -> None:
+    resetting = node.fault("gpu_resetting", gpu=gpu["slot"]) or node.lost(gpu)
+    for block, counts in readings.errors(node, gpu).items():
+        kinds = ("ue", "ce", "de") if node.sku["deferred"] else ("ue", "ce")
+        text = "\n".join(f"{kind}: {counts[kind]}" for kind in kinds)
+        put(place, {f"{block}_err_count": "Query currently inaccessible" if resetting else text})
+    pages = readings.bad_pages(node, gpu)
+    text = "".join(f"0x{page:08x} : 0x00001000 : {STATES[state]}\n" for page, state in pages)
+    (place / "gpu_vram_bad_pages").write_text(text)
+
+
+# --- the topology of the compute driver: processors first, then GPUs in the order of the bus
+
+
+def _write_topology(node, taken: list) -> None:
+    top = node.folder / KFD
+    top.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(str(top / "kfd"), ignore_errors=True)
+    if not node.loaded("amdgpu"):
+        return
+    nodes = top / "kfd/topology/nodes"
+    sockets = sorted({gpu["numa"] for gpu in node.gpus})
+    for number in sockets:
+        _put_node(nodes / str(number), 0, {"cpu_cores_count": node.sku["cpus"] // len(sockets)}, 2**39)
+    numbers = {gpu["slot"]: len(sockets) + order for order, gpu in enumerate(taken)}
+    for gpu in taken:
+        place = nodes / str(numbers[gpu["slot"]])
+        units = node.sku["units"]
+        properties = {
+            "cpu_cores_count": 0,
+            "simd_count": units * 4,
+            "simd_per_cu": 4,
+            "vendor_id": 0x1002,
+            "device_id": int(node.sku["device"], 16),
+            "location_id": int(gpu["bus"], 16) << 8,
+            "domain": 0,
+            "gfx_target_version": node.sku["gfx_version"],
+            "hive_id": int(noise.hexadecimal(15, "hive", node.seed, node.name), 16),
+            "unique_id": int(readings.identity(node, gpu)["unique_id"], 16),
+            "max_engine_clk_fcompute": node.sku["clock"],
+        }
+        kfd_id = readings.identity(node, gpu)["kfd_id"]
+        _put_node(place, kfd_id, properties, readings.vram_bytes(node, gpu))
+        put(place / "io_links/0", {"properties": _io_link(PCIE, numbers[gpu["slot"]], gpu["numa"], 20)})
+        own = readings.links(node, gpu)
+        peers = [other for other in taken if own[other["slot"]]]
+        for order, other in enumerate(peers):
+            text = _io_link(XGMI, numbers[gpu["slot"]], numbers[other["slot"]], 15)
+            put(place / f"io_links/{order + 1}", {"properties": text})
+
+
+def _io_link(kind: int, one: int, other: int, weight: int) -> str:
+    return f"type {kind}\nversion_major 0\nversion_minor 0\nnode_from {one}\nnode_to {other}\nweight {weight}"
+
+
+def _put_node(place: Path, gpu_id: int, properties: dict, memory: int) -> None:
+    put(
+        place,
+        {
+            "gpu_id": str(gpu_id),
+            "properties": "\n".join(f"{name} {value}" for name, value in properties.items()),
+            "mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {memory}\nflags 0\nwidth 8192",
+        },
+    )

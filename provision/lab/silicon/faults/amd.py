@@ -1,0 +1,85 @@
+"""The faults of AMD's GPUs, and which of the others their simulator shows; see catalogue.py."""
+
+from amd.driver_log import EVENTS
+from amd.products import BLOCKS
+
+from faults import host as faults_host
+from faults import network as faults_network
+from faults.parameters import choice, gpu, number, telling
+
+KINDS = {"ue": "uncorrectable", "de": "deferred", "ce": "corrected"}
+
+# id -> (meaning, parameters)
+FAULTS = {
+    "ras_errors": (
+        "AMD: a block of a GPU counts errors since the driver was loaded",
+        [
+            gpu(),
+            telling(choice("block", "umc", BLOCKS, "which; umc is the memory")),
+            telling(choice("kind", "ue", list(KINDS), "ue uncorrectable, de deferred, ce corrected")),
+            number("count", 1, 1, 10**6, "errors"),
+        ],
+    ),
+    "bad_pages": (
+        "AMD: pages of a GPU's memory were found bad",
+        [
+            gpu(),
+            telling(
+                choice("state", "pending", ["pending", "unreservable", "reserved"], "what became of them")
+            ),
+            number("count", 1, 1, 4096, "pages"),
+        ],
+    ),
+    "xgmi_down": (
+        "AMD: an xGMI link between two GPUs is down",
+        [
+            gpu("one", "a"),
+            gpu("other", "b"),
+            choice("since", "later", ["later", "boot"], "boot: it did not train, and is in no topology"),
+        ],
+    ),
+    "gpu_reset": (
+        "AMD: the driver reset a GPU",
+        [gpu(), choice("result", "succeeded", ["succeeded", "failed"], "how it ended")],
+    ),
+    "gpu_resetting": ("AMD: a GPU is being reset: its error counters cannot be read", [gpu()]),
+    "gpu_event": (
+        "AMD: a line of the driver in the kernel log",
+        [gpu(), telling(choice("event", "ring_timeout", list(EVENTS), "which"))],
+    ),
+    "partition_mode": (
+        "AMD: a GPU is partitioned, its peers are not",
+        [gpu(), choice("mode", "CPX", ["CPX", "QPX", "DPX"], "how")],
+    ),
+    "partition_site": (
+        "look-alike: AMD: the site partitions every GPU",
+        [choice("mode", "CPX", ["CPX", "QPX", "DPX"], "how")],
+    ),
+    "ras_corrected_few": (
+        "look-alike: AMD: a few corrected memory errors since the driver was loaded",
+        [gpu(), number("count", 3, 1, 20, "errors")],
+    ),
+    "bad_pages_few": (
+        "look-alike: AMD: a few pages of memory that were taken out of use long ago",
+        [gpu(), number("count", 2, 1, 8, "pages")],
+    ),
+}
+# Those of GPUs in general that are simulated for AMD's as well.
+_SHARED = (
+    *("gpu_missing", "gpu_swapped", "vbios", "gpu_off_bus", "gpu_off_bus_at_boot", "memory_small", "hot_gpu"),
+    *("throttle", "pcie_width", "pcie_gen", "pcie_replays", "pcie_replays_old", "pcie_wired", "aer_storm"),
+    *("aer_old", "power_limit", "power_cap_site", "airflow_gradient", "ecc_uncorrectable", "acs_on"),
+    *("tool_hang", "tool_garbage", "tool_truncated", "tool_missing", "tool_slow"),
+)
+SHOWN = frozenset({*FAULTS, *_SHARED, *faults_host.FAULTS, *faults_network.FAULTS}) - {
+    "gpudirect_absent", "library_empty", "container_broken"
+}  # fmt: skip
+
+
+def refusal(name: str, vendor: str) -> str:
+    """Why a node with this vendor's GPUs cannot have the fault; empty when it can."""
+    if vendor == "amd" and name not in SHOWN:
+        return f"{name}: the lab does not simulate it for AMD's GPUs"
+    if vendor != "amd" and name in FAULTS:
+        return f"{name}: it is a fault of AMD's GPUs"
+    return ""

@@ -1,0 +1,622 @@
+"""The checks of nodes with AMD's GPUs, over facts and documents in the forms of real ones.
+
+amd-smi's forms: ROCm/amdsmi (sources and CHANGELOG: the counts of `metric --throttle` are those of an MI300X
+there), `static` of an MI210 in the tests of ROCm/device-metrics-exporter, `metric` of an MI350X in those of
+amd/node-scraper, `metric` of a GPU under load with ROCm 7 in a public reader of it (THROTTLED at its usual
+limit of power). Kernel lines: amd/node-scraper, and public reports of an MI50 with a failed reset.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from provision.checks import node_judge, registry
+from provision.checks.amd import driver_log, gpu_inventory, sensors, smi, versions
+from provision.checks.check import Output, Raw
+from provision.checks.health import NodeHealth
+from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.host.kernel_log import bus_address
+from provision.checks.judge import Finding, Verdict
+from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.table import BUILT_IN
+from provision.desired import stack
+from provision.errors import ParseError
+from tests.support.observed import debian
+
+BUSES = ("05", "26", "46", "65", "85", "a6", "c6", "e5")
+ADDRESSES = [f"0000:{bus}:00.0" for bus in BUSES]
+GPUS = {bus_address(address): f"gpu{index}" for index, address in enumerate(ADDRESSES)}
+Said = set[tuple[str, str, str, str]]  # verdict, device, metric, action
+LOG = "[    0.000000] Linux version 6.12.0\n"
+
+
+def facts(count: int = 8) -> dict[str, Any]:
+    """What a healthy node with MI300X answers."""
+    device = {
+        **{"driver": "amdgpu", "memory_bytes": 206141652992, "compute_units": 304, "partitions": 1},
+        **{"compute_partition": "SPX", "memory_partition": "NPS1", "vbios": "113-M3000100-102"},
+        **{"link_speed": "32.0 GT/s PCIe", "link_speed_max": "32.0 GT/s PCIe"},
+        **{"link_width": 16, "link_width_max": 16, "xgmi_links": 7, "xgmi_peers": 7},
+        **{"uncorrected": 0, "corrected": 0, "deferred": 0, "blocks": "", "unread": ""},
+        **{"bad_pages": 0, "bad_pages_in_use": 0},
+    }
+    here = ADDRESSES[:count]
+    devices = [
+        {**device, "address": at, "serial": f"69{n}", "unique_id": f"dc9128{n}"} for n, at in enumerate(here)
+    ]
+    return {
+        **debian("13", "trixie", "6.12.0"),
+        **{"gpu.count": count, "gpu.pci": [{"address": at, "device_id": "1002:74a1"} for at in here]},
+        **{"amdgpu.loaded_version": "6.12.12", "amdgpu.rocm": "6.4.1-83", "amdgpu.devices": devices},
+        **{"firmware.bios_version": "1.2", "firmware.system": "A server", "firmware.rdma": []},
+    }
+
+
+def documents(count: int = 8) -> dict[str, Any]:
+    """What amd-smi prints of it, by command."""
+    static, metric, links, programs = [], [], [], []
+    throttle: dict[str, Any] = {"accumulation_counter": 3808991, "ppt_accumulated": 585613}
+    throttle |= {"socket_thermal_accumulated": 2190, "prochot_accumulated": 0}
+    for name in ("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal"):
+        throttle[f"{name}_violation_status"] = "NOT ACTIVE"
+    for index in range(count):
+        static.append(
+            {
+                "gpu": index,
+                "asic": {"market_name": "AMD Instinct MI300X", "oam_id": index},
+                "bus": {"bdf": ADDRESSES[index]},
+                "limit": {
+                    "max_power": {"value": 750, "unit": "W"},
+                    "socket_power": {"value": 750, "unit": "W"},
+                },
+                "ras": {"bad_page_threshold": 128, "ecc_block_state": {"UMC": "ENABLED"}},
+            }
+        )
+        metric.append(
+            {
+                "gpu": index,
+                "usage": {"gfx_activity": {"value": 0, "unit": "%"}},
+                "temperature": {
+                    "edge": "N/A",
+                    "hotspot": {"value": 37 + index % 3, "unit": "C"},
+                    "mem": {"value": 42 + index % 3, "unit": "C"},
+                },
+                "pcie": {"width": 16, "speed": {"value": 32, "unit": "GT/s"}, "replay_count": 5},
+                "throttle": dict(throttle),
+            }
+        )
+        links.append({"gpu": index, "bdf": ADDRESSES[index], "link_status": [*["U"] * (count - 1), "X"]})
+        programs.append({"gpu": index, "process_list": [{"process_info": "No running processes detected"}]})
+    later = copy.deepcopy(metric)
+    return {
+        **{"static": {"gpu_data": static}, "metric": {"gpu_data": metric}, "xgmi": {"link_status": links}},
+        **{"process": programs, "later": {"gpu_data": later}},
+    }
+
+
+def node_of(
+    known: Mapping[str, Any], problems: Mapping[str, str] | None = None, **declared: Any
+) -> NodeFacts:
+    return node_facts_of("gpu-01", known, problems or {}, stack.describe_node(known), declared)
+
+
+def output(name: str, stdout: str, rc: int | None = 0, argv: Sequence[str] = (), **more: Any) -> Output:
+    return Output(name, tuple(argv) or ("amd-smi", name, "--json"), rc, stdout, "", 0.5, **more)
+
+
+def judged(
+    known: Mapping[str, Any], shown: Mapping[str, Any] | None = None, log: str = "", **declared: Any
+) -> list[Finding]:
+    """What gpu_inventory finds. `shown`: amd-smi's documents, or its text; `log`: the kernel's lines."""
+    node = node_of(known, **declared)
+    outputs = [output("dmesg", LOG + log, argv=("dmesg",))]
+    outputs += [
+        one if isinstance(one, Output) else output(f"amd_smi_{name}", json.dumps(one))
+        for name, one in (documents() if shown is None else shown).items()
+    ]
+    result = node_judge.judge_check(node, Raw("gpu-01", "gpu_inventory", tuple(outputs)), node.limits())
+    return list(result.findings)
+
+
+def said(findings: Sequence[Finding]) -> Said:
+    """What is no praise: (verdict, device, metric, action)."""
+    bad = (Verdict.FAIL, Verdict.WARN, Verdict.ERROR)
+    return {(f.verdict.value, f.device, f.metric, f.action) for f in findings if f.verdict in bad}
+
+
+def test_a_healthy_node_passes_with_what_was_looked_at() -> None:
+    findings = judged(facts())
+    assert {finding.verdict for finding in findings} == {Verdict.PASS}
+    assert {finding.metric for finding in findings} == {
+        *("driver_gpus", "name", "memory_total", "pcie_width", "ecc_uncorrectable", "xgmi_links", "xid")
+    }
+
+
+RESEAT, RESET, CYCLE = "reseat or check cable", "reset GPU", "power-cycle"
+# What differs of gpu3 in sysfs → what is found.
+BROKEN: list[tuple[dict[str, Any], Said]] = [
+    ({"uncorrected": 2, "blocks": "umc ue 2"}, {("fail", "gpu3", "ecc_uncorrectable", RESET)}),
+    ({"deferred": 1, "blocks": "umc de 1"}, {("warn", "gpu3", "ecc_deferred", "watch")}),
+    ({"bad_pages": 1, "bad_pages_in_use": 1}, {("fail", "gpu3", "bad_pages_in_use", RESET)}),
+    ({"bad_pages": 116}, {("warn", "gpu3", "bad_pages", "watch")}),
+    ({"bad_pages": 128}, {("fail", "gpu3", "bad_pages", "replace part")}),
+    ({"link_width": 8}, {("fail", "gpu3", "pcie_width", RESEAT)}),
+    ({"link_speed": "16.0 GT/s PCIe"}, {("fail", "gpu3", "pcie_speed", RESEAT)}),
+    ({"link_speed": "Unknown", "link_width": 0}, {("error", "gpu3", "", "investigate")}),
+    ({"memory_bytes": 98 * 2**30}, {("fail", "gpu3", "memory_total", "replace part")}),
+    ({"compute_units": 228}, {("fail", "gpu3", "compute_units", "replace part")}),
+    ({"compute_units": None}, {("fail", "gpu3", "compute_units", RESET)}),
+    (
+        {"uncorrected": None, "unread": "umc: Query currently inaccessible"},
+        {("error", "gpu3", "", "investigate")},
+    ),
+    ({"vbios": "113-M3000100-103"}, {("warn", "gpu3", "vbios", "fix configuration")}),
+    ({"compute_partition": "CPX"}, {("warn", "gpu3", "partition", "fix configuration")}),
+    (
+        {"driver": None},
+        {("fail", "gpu3", "untaken", CYCLE), ("fail", "node", "driver_gpus", RESEAT)},
+    ),
+    ({"xgmi_links": 4}, {("fail", "gpu3", "xgmi_links", RESET)}),
+    # healthy
+    ({"corrected": 12, "blocks": "umc ce 12"}, set()),
+    ({"bad_pages": 8}, set()),
+    ({"xgmi_links": None}, {("error", "gpu3", "", "investigate")}),
+]
+
+
+@pytest.mark.parametrize(
+    ("differs", "found"), BROKEN, ids=lambda one: next(iter(one)) if isinstance(one, dict) else ""
+)
+def test_what_the_driver_says_of_one_gpu(differs: dict[str, Any], found: Said) -> None:
+    known = facts()
+    known["amdgpu.devices"][3] |= differs
+    assert said(judged(known)) == found
+
+
+def test_an_error_names_its_blocks() -> None:
+    known = facts()
+    known["amdgpu.devices"][3] |= {"uncorrected": 3, "blocks": "umc ue 2, umc ce 7, gfx ue 1"}
+    messages = [finding.message for finding in judged(known) if finding.verdict is Verdict.FAIL]
+    assert messages == ["3 uncorrectable errors since the driver was loaded (umc 2, gfx 1)"]
+
+
+# What all GPUs share accuses none of them.
+SHARED: list[tuple[dict[str, Any], Said]] = [
+    ({"link_speed": "16.0 GT/s PCIe"}, {("warn", "node", "pcie_speed", "fix configuration")}),
+    (
+        {"uncorrected": None, "unread": "no counters"},
+        {("warn", "node", "ecc_uncorrectable", "fix configuration")},
+    ),
+    ({"compute_units": None}, {("fail", "node", "compute_units", RESET)}),
+    ({"compute_partition": "CPX", "memory_partition": "NPS4", "memory_bytes": 24 * 2**30}, set()),
+    ({"bad_pages": None, "bad_pages_in_use": None}, set()),
+]
+
+
+@pytest.mark.parametrize(("differs", "found"), SHARED)
+def test_what_all_gpus_share(differs: dict[str, Any], found: Said) -> None:
+    known = facts()
+    for one in known["amdgpu.devices"]:
+        one |= differs
+    assert said(judged(known)) == found
+
+
+def changed(command: str, path: str, value: Any, gpu: int = 3) -> dict[str, Any]:
+    """The documents with one value of one GPU changed."""
+    shown = documents()
+    rows = shown[command]
+    entry = (rows if isinstance(rows, list) else next(iter(rows.values())))[gpu]
+    *parents, last = path.split(".")
+    for name in parents:
+        entry = entry[name]
+    entry[last] = value
+    return shown
+
+
+def degrees(value: int) -> dict[str, Any]:
+    return {"value": value, "unit": "C"}
+
+
+OF_TOOL: list[tuple[dict[str, Any], Said]] = [
+    (
+        changed("metric", "throttle.prochot_violation_status", "ACTIVE"),
+        {("fail", "gpu3", "throttle", "investigate")},
+    ),
+    (
+        changed("metric", "throttle.socket_thermal_violation_status", "ACTIVE"),
+        {("warn", "gpu3", "throttle", "investigate")},
+    ),
+    # A GPU that works as hard as it may is at its limit of power.
+    (changed("metric", "throttle.ppt_violation_status", "ACTIVE"), set()),
+    (changed("metric", "throttle", "N/A"), set()),
+    (changed("metric", "temperature.hotspot", degrees(70)), {("warn", "gpu3", "temperature", "investigate")}),
+    (
+        changed("metric", "temperature.mem", degrees(70)),
+        {("warn", "gpu3", "memory_temperature", "investigate")},
+    ),
+    (changed("metric", "temperature.hotspot", "N/A"), {("error", "gpu3", "", "investigate")}),
+    (
+        changed("static", "limit.socket_power", {"value": 500, "unit": "W"}),
+        {("fail", "gpu3", "power_limit", "fix configuration")},
+    ),
+    (
+        changed("static", "ras.ecc_block_state.UMC", "DISABLED"),
+        {("warn", "gpu3", "ecc_mode", "fix configuration")},
+    ),
+    (
+        changed("static", "asic.market_name", "AMD Instinct MI308X"),
+        {("fail", "gpu3", "name", "replace part")},
+    ),
+    (changed("later", "pcie.replay_count", 14), {("fail", "gpu3", "pcie_replays_more", RESEAT)}),
+    (changed("later", "pcie.replay_count", 13), set()),
+    (changed("later", "pcie.replay_count", "N/A"), set()),
+    (changed("xgmi", "link_status", [*"UUUUUUD", "X"]), {("fail", "gpu3", "xgmi_up", RESET)}),
+    (
+        changed("process", "process_list", [{"process_info": {"name": "python3", "pid": 77}}]),
+        {("warn", "gpu3", "processes", "investigate")},
+    ),
+    (changed("process", "process_list", [{"process_info": {"name": "gpuagent", "pid": 77}}]), set()),
+]
+
+
+@pytest.mark.parametrize(("shown", "found"), OF_TOOL)
+def test_what_amd_smi_says_of_one_gpu(shown: dict[str, Any], found: Said) -> None:
+    assert said(judged(facts(), shown)) == found
+
+
+def test_a_gpu_at_work_is_no_peer_of_those_at_rest() -> None:
+    shown = changed("metric", "temperature.hotspot", degrees(88))
+    shown["metric"]["gpu_data"][3]["temperature"]["mem"] = degrees(90)
+    shown["metric"]["gpu_data"][3]["usage"]["gfx_activity"] = {"value": 91, "unit": "%"}
+    assert said(judged(facts(), shown)) == set()
+
+
+def test_newer_limits_of_power_are_those_of_ppt0() -> None:
+    shown = documents()
+    for index, one in enumerate(shown["static"]["gpu_data"]):
+        watts = {"value": 700 if index == 5 else 1400, "unit": "W"}
+        one["limit"] = {
+            "ppt0": {"socket_power_limit": watts, "max_power_limit": {"value": 1400, "unit": "W"}}
+        }
+        one["limit"]["ppt1"] = {"socket_power_limit": "N/A", "max_power_limit": "N/A"}
+    assert said(judged(facts(), shown)) == {("fail", "gpu5", "power_limit", "fix configuration")}
+
+
+def test_a_link_that_is_lost_is_missing_at_both_ends_and_names_the_pair() -> None:
+    shown = changed("xgmi", "link_status", [*"UUDUUUU", "X"], 1)
+    shown["xgmi"]["link_status"][6]["link_status"] = [*"UUUUDUU", "X"]
+    assert said(judged(facts(), shown)) == {("fail", "gpu1-gpu6", "xgmi_up", RESET)}
+    known = facts()
+    for index in (1, 6):
+        known["amdgpu.devices"][index]["xgmi_links"] = 6
+    assert said(judged(known)) == {("fail", "gpu1-gpu6", "xgmi_links", RESET)}
+
+
+def test_a_gpu_that_lost_its_links_is_accused_and_not_its_peers() -> None:
+    shown = documents()
+    for index, row in enumerate(shown["xgmi"]["link_status"]):
+        row["link_status"] = [*"DDDUUUU", "X"] if index == 2 else row["link_status"]
+        if index in (0, 1, 3):
+            row["link_status"] = [*"UUUUUUD", "X"]
+    assert said(judged(facts(), shown)) == {("fail", "gpu2", "xgmi_up", RESET)}
+
+
+def test_links_that_read_down_on_every_gpu_were_never_wired() -> None:
+    """AMD's own example: `GPU0 0000:08:00.0 U U U U D U D X`, and the same of GPU1."""
+    shown = documents()
+    for row in shown["xgmi"]["link_status"]:
+        row["link_status"] = [*"UUUUDUD", "X"]
+    assert said(judged(facts(), shown)) == set()
+
+
+@pytest.mark.parametrize(("count", "bad"), [(8, False), (4, False), (1, False), (7, True), (3, True)])
+def test_as_many_gpus_as_a_board_or_a_part_of_it_has(count: int, bad: bool) -> None:
+    known = facts(count)
+    for one in known["amdgpu.devices"]:
+        one["xgmi_links"] = count - 1
+    found = said(judged(known, documents(count)))
+    assert found == ({("fail", "node", "driver_gpus", RESEAT)} if bad else set())
+
+
+def test_a_declared_count_is_what_counts() -> None:
+    known = facts(7)
+    for one in known["amdgpu.devices"]:
+        one["xgmi_links"] = 6
+    assert said(judged(known, documents(7), gpuprov_expected_gpus=7)) == set()
+    assert said(judged(facts(), gpuprov_expected_gpus=4)) == {("fail", "node", "driver_gpus", RESEAT)}
+
+
+def test_a_gpu_that_amd_smi_leaves_out_does_not_answer() -> None:
+    shown = documents()
+    for name in ("static", "metric", "later"):
+        del shown[name]["gpu_data"][3]
+    assert said(judged(facts(), shown)) == {
+        ("fail", "gpu3", "unanswered", CYCLE),
+        ("fail", "node", "driver_gpus", RESEAT),
+    }
+
+
+# --- what could not be measured is an error, and never a pass
+
+
+NO_DRIVER = "ERROR:root:Unable to get devices, driver not initialized (amdgpu not found in modules)\n"
+
+
+def broken(text: str = "", **more: Any) -> dict[str, Output]:
+    names = ("static", "metric", "xgmi", "process", "later")
+    return {name: output(f"amd_smi_{name}", text, **more) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (broken(NO_DRIVER, rc=255), "driver not initialized"),
+        (broken(""), "amd-smi gave no document: nothing printed"),
+        (broken('{"gpu_data": [{"gpu": 0,'), "amd-smi gave no document"),
+        (broken('{"error": "Driver not initialized", "code": 32}'), "failed: Driver not initialized"),
+        (broken('{"devices": []}'), "prints no list of GPUs"),
+        (broken("[5]"), "prints no list of GPUs"),
+        (broken('[{"gpu": 0}, {"gpu": 0}]'), "does not number the GPUs"),
+        (broken('[{"gpu": 0, "gpu": 1}]'), "amd-smi gave no document"),
+        (broken('[{"gpu": 0, "bus": {}}]'), "gives a GPU without its address"),
+        (broken(rc=None, timed_out=True), "did not end within"),
+        (broken(not_started="amd-smi is not installed"), "did not start: amd-smi is not installed"),
+        (broken("[]", truncated=True), "cut at its size limit"),
+        ({}, "the output of amd-smi static is missing"),
+    ],
+)
+def test_amd_smi_that_gives_no_answer(shown: dict[str, Any], words: str) -> None:
+    findings = judged(facts(), shown)
+    errors = [finding for finding in findings if finding.verdict is Verdict.ERROR]
+    assert any(words in finding.message for finding in errors), [finding.message for finding in findings]
+    assert {finding.device for finding in errors} == {"node"}
+    assert all(finding.verdict is not Verdict.FAIL for finding in findings), "what sysfs says is well"
+
+
+def test_one_reason_is_told_once() -> None:
+    assert len([f for f in judged(facts(), broken(NO_DRIVER, rc=255)) if f.verdict is Verdict.ERROR]) == 1
+
+
+def test_an_older_amd_smi_that_knows_no_links_is_no_error() -> None:
+    shown = documents()
+    refused = {"error": "Parameter '-l' is invalid. Run '--help' for more info.", "code": -2}
+    shown["xgmi"] = output("amd_smi_xgmi", json.dumps(refused), argv=("amd-smi", "xgmi", "-l", "--json"))
+    findings = judged(facts(), shown)
+    assert said(findings) == set()
+    assert [f.message for f in findings if f.verdict is Verdict.SKIP] == [
+        "not measured: this amd-smi does not know xgmi -l --json"
+    ]
+
+
+def test_facts_that_could_not_be_read_are_an_error() -> None:
+    known = facts()
+    del known["amdgpu.devices"]
+    node = node_of(known, {"amdgpu.devices": "no answer within 8 s"})
+    outputs = [output("dmesg", LOG, argv=("dmesg",))]
+    outputs += [output(f"amd_smi_{name}", json.dumps(one)) for name, one in documents().items()]
+    result = node_judge.judge_check(node, Raw("gpu-01", "gpu_inventory", tuple(outputs)), node.limits())
+    assert result.verdict is Verdict.ERROR
+    assert any("no answer within 8 s" in finding.message for finding in result.findings)
+
+
+@pytest.mark.parametrize("wrong", [5, "many", [None], [{"address": 7}], [{}]])
+def test_a_strange_answer_is_an_error(wrong: Any) -> None:
+    assert ("error", "node", "", "investigate") in said(judged({**facts(), "amdgpu.devices": wrong}))
+
+
+def test_without_the_driver_nothing_passes() -> None:
+    known = {**facts(), "amdgpu.loaded_version": None}
+    node = node_of(known)
+    commands = node_judge.commands_for("gpu_inventory", node.check_node, {})
+    assert [one.name for one in commands] == ["journal", "dmesg"], "amd-smi would only take its time"
+    assert said(judged(known, {})) == {("error", "node", "", "fix configuration")}
+    for check in ("versions", "host_health"):
+        result = node_judge.judge_check(node, Raw("gpu-01", check), node.limits())
+        assert result.verdict in (Verdict.ERROR, Verdict.FAIL), check
+
+
+def test_warnings_may_stand_before_the_document() -> None:
+    warning = "WARNING: User is missing the following required groups: render, video\n"
+    text = warning + json.dumps(documents()["static"], indent=4)
+    assert len(smi.entries(output("amd_smi_static", text))) == 8
+
+
+def test_a_gpu_under_load_that_is_at_its_limit_of_power_is_not_throttled() -> None:
+    """As a reader of ROCm 7's output recorded it of a GPU at 91 %: no product of Instinct, the same form."""
+    entry = {
+        "gpu": 0,
+        "usage": {"gfx_activity": {"value": 91, "unit": "%"}},
+        "power": {"socket_power": {"value": 298, "unit": "W"}, "throttle_status": "THROTTLED"},
+        "temperature": {"edge": degrees(54), "hotspot": degrees(63), "mem": degrees(70)},
+        "throttle": {"prochot_violation_status": "N/A", "ppt_violation_status": "N/A"},
+    }
+    found = {m.metric: m.value for m in sensors.of_metric([entry], {0: "gpu0"})}
+    assert found == {"temperature": 63, "memory_temperature": 70, "busy": True}
+
+
+@pytest.mark.parametrize("value", ["N/A", None, True, "39", [39], {"value": "N/A"}, {"value": 1e400}, {}])
+def test_what_is_no_number_is_none(value: Any) -> None:
+    assert smi.number({"a": value}, "a") is None
+
+
+# --- the kernel log
+
+
+def line(text: str, address: str = "0000:46:00.0") -> str:
+    return f"[  100.000000] amdgpu {address}: {text}\n"
+
+
+LINES: dict[str, Said] = {
+    line("{1}1 uncorrectable hardware errors detected in umc block"): {
+        ("fail", "gpu2", "amdgpu.uncorrectable", RESET)
+    },
+    line("amdgpu: 2 uncorrectable hardware errors detected in gfx block"): {
+        ("fail", "gpu2", "amdgpu.uncorrectable", RESET)
+    },
+    line("amdgpu: socket: 0, die: 1, 3 deferred hardware errors detected in umc block"): {
+        ("warn", "gpu2", "amdgpu.deferred", "watch")
+    },
+    line("{2}poison is consumed by client 27, kick off gpu reset flow"): {
+        ("fail", "gpu2", "amdgpu.poison_consumed", RESET)
+    },
+    line("amdgpu: Saved bad pages 128 reaches threshold value 128"): {
+        ("fail", "gpu2", "amdgpu.pages_full", "replace part")
+    },
+    line("amdgpu: RAS records:116 exceeds 90% of threshold:128"): {
+        ("warn", "gpu2", "amdgpu.pages_many", "watch")
+    },
+    line("amdgpu: device lost from bus!"): {("fail", "gpu2", "amdgpu.lost", CYCLE)},
+    line("amdgpu: Fatal error during GPU init"): {("fail", "gpu2", "amdgpu.init_failed", CYCLE)},
+    line("amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x12"): {
+        ("fail", "gpu2", "amdgpu.firmware_stuck", RESET)
+    },
+    line("amdgpu: ring comp_1.0.1 timeout, signaled seq=4210, emitted seq=4212"): {
+        ("warn", "gpu2", "amdgpu.ring_timeout", "investigate")
+    },
+    line("amdgpu: WARN: GPU is throttled, expect performance decrease."): {
+        ("warn", "gpu2", "amdgpu.throttled", "investigate")
+    },
+    "[  100.000000] amdgpu: qcm fence wait loop timeout expired\n": {
+        ("fail", "node", "amdgpu.queue_stuck", RESET)
+    },
+    # Lines of a healthy GPU, and of a user's program.
+    line("amdgpu: 0 uncorrectable hardware errors detected in umc block"): set(),
+    line("amdgpu: no uncorrectable hardware errors detected in umc block"): set(),
+    line("amdgpu: 5 correctable hardware errors detected in total in umc block"): set(),
+    line("amdgpu: ring comp_1.0.1 timeout, but soft recovered"): set(),
+    line("amdgpu: [gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:8 pasid:32770)"): set(),
+    line("amdgpu: Poison is created"): set(),
+    line("amdgpu: Freeing queue vital buffer 0x7f2c00000000, queue evicted"): set(),
+}
+
+
+@pytest.mark.parametrize("text", LINES, ids=lambda text: text.partition(": ")[2][:50])
+def test_a_line_of_the_driver(text: str) -> None:
+    assert said(judged(facts(), log=text)) == LINES[text]
+
+
+INCIDENT = (
+    "[  100.000000] amdgpu 0000:46:00.0: {1}1 correctable hardware errors detected in umc block\n"
+    "[  100.000001] amdgpu 0000:46:00.0: {1}1 uncorrectable hardware errors detected in umc block\n"
+    "[  100.100000] amdgpu 0000:46:00.0: amdgpu: GPU reset begin!\n"
+)
+
+
+def test_what_an_error_brings_along_is_told_with_it() -> None:
+    """The MI50 of a public report: an uncorrectable error, and a reset that failed."""
+    failed = "[  122.000000] amdgpu 0000:46:00.0: amdgpu: GPU reset(2) failed\n"
+    (finding,) = [one for one in judged(facts(), log=INCIDENT + failed) if one.verdict is Verdict.FAIL]
+    assert (finding.device, finding.metric) == ("gpu2", "amdgpu.uncorrectable")
+    assert finding.message == (
+        "the driver amdgpu logged: uncorrectable hardware errors, 1 time since boot; "
+        "with it: the driver reset the GPU, a reset of the GPU failed"
+    )
+
+
+def test_a_reset_that_succeeded_mends_what_it_can() -> None:
+    done = "[  105.000000] amdgpu 0000:46:00.0: amdgpu: GPU reset(1) succeeded!\n"
+    (finding,) = [one for one in judged(facts(), log=INCIDENT + done) if one.verdict is not Verdict.PASS]
+    assert (finding.verdict, finding.action) == (Verdict.WARN, "watch")
+    assert "the GPU was reset since" in finding.message
+    full = line("amdgpu: Saved bad pages 128 reaches threshold value 128")
+    assert said(judged(facts(), log=full + done)) == {("fail", "gpu2", "amdgpu.pages_full", "replace part")}
+
+
+def test_a_line_of_a_gpu_that_is_gone_has_its_address() -> None:
+    events = kernel_log.events([line("amdgpu: device lost from bus!", "0000:99:00.0").strip()])
+    assert [one.address for one in kernel_incidents.named(events, GPUS)] == ["gpu@0000:99:00"]
+
+
+def test_a_processors_own_graphics_are_none_of_the_nodes_gpus() -> None:
+    hang = line("amdgpu: ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=2", "0000:c1:00.0")
+    assert said(judged(facts(), log=hang)) == set()
+    known = {**facts(), "gpu.pci": [{"address": "0000:46:00.0", "device_id": "10de:2330"}], "gpu.count": 1}
+    events = kernel_log.events([line("amdgpu: device lost from bus!").strip(), "amdgpu: GPU reset begin!"])
+    assert len(events) == 2
+    assert kernel_incidents.of_its_gpus(node_of(known).check_node, events) == []
+    assert kernel_incidents.of_its_gpus(node_of(facts()).check_node, events) == events
+
+
+def test_no_cause_is_its_own() -> None:
+    for name, meaning in driver_log.MEANINGS.items():
+        assert name not in meaning.after
+        assert meaning.after <= driver_log.MEANINGS.keys()
+
+
+# --- the other checks
+
+
+NOT_BUILT = sorted(one.id for one in BUILT_IN if not one.amd and one.stage in ("standard", "burnin"))
+
+
+@pytest.mark.parametrize("check", NOT_BUILT)
+def test_a_check_that_was_not_built_for_them_is_a_skip_with_a_line(check: str) -> None:
+    node = node_of(facts())
+    assert node_judge.commands_for(check, node.check_node, {}) == []
+    result = node_judge.judge_check(node, Raw("gpu-01", check), node.limits())
+    assert [(f.verdict, f.message) for f in result.findings] == [
+        (Verdict.SKIP, "not measured on AMD GPUs yet")
+    ]
+
+
+def health(asked: Sequence[str], known: Mapping[str, Any]) -> NodeHealth:
+    node = node_of(known)
+    results = {name: node_judge.judge_check(node, Raw("gpu-01", name), node.limits()) for name in asked}
+    return node_judge.judge_node(node, results, asked)
+
+
+def test_a_node_of_which_nothing_was_judged_does_not_pass() -> None:
+    assert health(NOT_BUILT, facts()).verdict is Verdict.SKIP
+
+
+def test_the_facts_of_one_vendor_are_asked_of_its_nodes_alone() -> None:
+    asked = registry.select("quick")
+    assert not [fact for fact in registry.facts_for(asked) if fact.startswith("amd")]
+    assert registry.facts_of_vendor(asked, "nvidia") == registry.facts_of_vendor(asked, None) == frozenset()
+    assert registry.facts_of_vendor(asked, "amd") == {
+        *("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm")
+    }
+
+
+def test_versions_are_compared_with_the_fleet() -> None:
+    known = {f"gpu-0{n}": facts() for n in range(1, 5)}
+    known["gpu-03"]["amdgpu.loaded_version"] = "6.10.5"
+    for device in known["gpu-04"]["amdgpu.devices"][2:3]:
+        device["vbios"] = "113-M3000100-103"
+    nodes, seen = [], {}
+    for name, one in known.items():
+        node = node_facts_of(name, one, {}, stack.describe_node(one), {})
+        result = node_judge.judge_check(node, Raw(name, versions.ID), node.limits())
+        assert result.verdict is Verdict.PASS
+        assert result.findings[0].message.startswith("driver amdgpu 6.1")
+        nodes.append(node_judge.judge_node(node, {versions.ID: result}, [versions.ID]))
+        seen[name] = node.check_node
+    from provision.checks.host.versions import judge_fleet
+
+    compared, _ = judge_fleet(nodes, seen)
+    found = {(node.node, f.metric) for node in compared for check in node.checks for f in check.wrong}
+    assert found == {("gpu-03", "amdgpu.loaded_version"), ("gpu-04", "amdgpu.vbios")}
+
+
+def test_the_driver_and_its_rocm_are_part_of_what_a_result_depends_on() -> None:
+    from provision.runs import fingerprint
+
+    then, now = fingerprint.of(facts(), {}), fingerprint.of({**facts(), "amdgpu.rocm": "7.2.1-43"}, {})
+    assert [str(one) for one in fingerprint.changes("gpu_inventory", then, now)][-1:] == [
+        "amdgpu.rocm 6.4.1-83 → 7.2.1-43"
+    ]
+    unasked = fingerprint.of({k: v for k, v in facts().items() if not k.startswith("amdgpu.")}, {})
+    known = {one.part for one in fingerprint.changes("gpu_inventory", then, unasked)}
+    assert not [part for part in known if part.startswith("amdgpu")], "what was not asked is not compared"
+
+
+def test_parse_errors_of_the_document_say_what_to_do() -> None:
+    with pytest.raises(ParseError) as refused:
+        smi.entries(output("amd_smi_static", NO_DRIVER, rc=255))
+    assert "gpuprov up" in refused.value.fix
+    assert gpu_inventory.NEEDS == ("amd-smi",)
