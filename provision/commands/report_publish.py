@@ -60,12 +60,11 @@ def result(fleet: FleetHealth, node: NodeHealth, declared: Node) -> kubernetes.R
     if verdict in (Verdict.PASS, Verdict.WARN, Verdict.SKIP) and (absent or node.error or node.unreachable):
         verdict = Verdict.ERROR
     sku = str(node.facts.get("sku") or "")
+    seen = {"gpuprov_sku": sku} if sku else {}  # by which a node without a stack of its own has its vendor's
     return kubernetes.Result(
         verdict=verdict.value,
         sku=sku,
-        stack=stack.node_stack(
-            declared, {"gpuprov_sku": sku} if sku else {}
-        ).name,  # the default is a vendor's
+        stack=stack.node_stack(declared, seen).name,
         validated_at=fleet.finished or fleet.started,
         message=f"{_found(node, verdict, absent)} (run {fleet.run_id})",
     )
