@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Away:
     ) -> None:
         self._take = take
         self._say = say
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: deque[str] = deque()
         self._interrupts = Interrupts()
         self._done: queue.SimpleQueue[tuple[str, bytes | NodeError, float]] = queue.SimpleQueue()
         self._left = set(hosts)
@@ -60,7 +61,7 @@ class Away:
             self._done.put((node, output, seconds))
 
         def work(share: Share) -> Left:
-            return ask(share, programs, take, self._lines.put, interrupts=self._interrupts, **options)
+            return ask(share, programs, take, self._lines.append, interrupts=self._interrupts, **options)
 
         try:
             shares, stranded = mesh.assigned(hosts, links)
@@ -81,8 +82,8 @@ class Away:
         self._thread.join(_REMOVAL)  # and nothing of their units is left
 
     def gather(self, wait: float = 0.0) -> None:
-        while not self._lines.empty():
-            self._say(self._lines.get())
+        while self._lines:
+            self._say(self._lines.popleft())
         while self._left:
             try:
                 node, output, seconds = self._done.get(timeout=wait) if wait else self._done.get_nowait()
