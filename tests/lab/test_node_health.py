@@ -207,18 +207,23 @@ def smi(lab: Lab) -> list[int]:
     return found
 
 
+def hanging(lab: Lab, seconds: float) -> int:
+    """The process of nvidia-smi that hangs, once there is one."""
+    end = time.monotonic() + seconds
+    while not smi(lab):
+        assert time.monotonic() < end, "nvidia-smi was never started"
+        time.sleep(0.1)
+    (hung,) = smi(lab)
+    return hung
+
+
 def test_a_program_that_hangs_is_one_finding_and_one_process(lab: Lab, node: LabNode, frozen: Any) -> None:
     node.as_root("systemctl stop gpuprov-node-health.timer")
     node.as_root(RUN)
     assert health(node)["verdict"] == "pass", counted(health(node))
     node.fault("tool_hang", tool="nvidia-smi")
     node.as_root(f"{RUN} --no-block")
-    end = time.monotonic() + 30
-    while not smi(lab):
-        assert time.monotonic() < end, "nvidia-smi was never started"
-        time.sleep(0.1)
-    (hung,) = smi(lab)
-    frozen(hung)
+    frozen(hung := hanging(lab, 30))
     for _ in range(4):
         node.as_root(RUN, timeout=170)
         assert smi(lab) == [hung]
@@ -244,12 +249,7 @@ def test_while_a_program_hangs_nothing_piles_up_and_afterwards_the_node_is_well_
 ) -> None:
     """As the timer runs it, every minute; nobody touches the node."""
     node.fault("tool_hang", tool="nvidia-smi")
-    end = time.monotonic() + 130
-    while not smi(lab):
-        assert time.monotonic() < end, "nvidia-smi was never started"
-        time.sleep(0.1)
-    (hung,) = smi(lab)
-    frozen(hung)
+    frozen(hung := hanging(lab, 130))
     begun = time.monotonic()
     while (past := time.monotonic() - begun) < HANGS:
         assert smi(lab) == [hung]

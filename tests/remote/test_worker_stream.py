@@ -8,6 +8,7 @@ import resource
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from provision.remote.workers import (
     Link,
     Worker,
     assignment,
+    greetings,
     leftovers,
     mesh,
     register,
@@ -29,6 +31,7 @@ from provision.remote.workers import (
     worker_runs,
     worker_stream,
 )
+from provision.remote.workers.worker_asks import Away, ask
 from provision.remote.workers.worker_stream import BadStreamError
 from tests.support.receptor import TLS_CLIENT, StandIn
 from tests.support.scripted_worker import HOSTS, Script, event, lines, whole
@@ -236,6 +239,25 @@ def test_a_greeting_is_remembered_by_the_next_command(
         assert submitted(standing) == units_so_far
 
 
+@pytest.mark.usefixtures("standing")
+def test_workers_that_are_greeted_at_once_are_all_remembered() -> None:
+    names = [f"rack-{number}" for number in range(20)]
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(lambda name: greetings.remember("a key", name), names))
+    assert [greetings.recalled(name) for name in names] == ["a key"] * len(names)
+
+
+def test_a_worker_that_was_lost_is_greeted_by_the_next_command(
+    standing: StandIn, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = play(Script(lines({"event": "keepalive"}), noise=b"Killed\n"))
+    assert {one.status for one in lost.values()} == {"unreachable"}
+    before = submitted(standing)
+    monkeypatch.setattr(mesh, "_meshes", {})
+    play(Script(lines(*whole())))
+    assert submitted(standing) == before + 2
+
+
 def damaged(file: Path) -> None:
     file.write_text('{"a": [1', encoding="utf-8")
 
@@ -371,7 +393,9 @@ def test_a_worker_that_could_not_work_says_why(play: Play) -> None:
     assert outcomes["gpu-01"].status == "failed"
 
 
-def test_a_unit_that_hangs_is_ended(standing: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hung(standing: StandIn, monkeypatch: pytest.MonkeyPatch) -> mesh.Share:
+    """The share of a worker whose units say no more after their first events."""
     for name, seconds in (("_POLL", 0.05), ("_LOOK", 0.1)):
         monkeypatch.setattr(units, name, seconds)
     monkeypatch.setattr(assignment, "SILENCE", 0.5)
@@ -385,13 +409,35 @@ def test_a_unit_that_hangs_is_ended(standing: StandIn, monkeypatch: pytest.Monke
         return script(given)
 
     standing.said["rack-1"] = hangs
+    return one
+
+
+def test_a_look_whose_worker_hangs_says_so(hung: mesh.Share) -> None:
+    said: list[str] = []
+    programs = dict.fromkeys(HOSTS, ("a", "b"))
+    left: list[str] = []
+    with Away(
+        hung.hosts,
+        hung.links,
+        programs,
+        lambda name, _output, _seconds: left.append(name),
+        said.append,
+        timeout=5,
+        connections=2,
+    ) as away:
+        away.finish()
+    assert sorted(left) == sorted(HOSTS)
+    assert [line.rpartition(": ")[2] for line in said] == ["its work is ended"]
+
+
+def test_a_unit_that_hangs_is_ended(standing: StandIn, hung: mesh.Share) -> None:
     heard: list[str] = []
     outcomes = worker_runs.run_playbook(
-        one, OBSERVE, HOSTS, on_event=lambda said: heard.append(said.result.get("detail", ""))
+        hung, OBSERVE, HOSTS, on_event=lambda said: heard.append(said.result.get("detail", ""))
     )
     assert {one.status for one in outcomes.values()} == {"unreachable"}
-    assert "worker rack-1: it was not heard of for" in outcomes["gpu-01"].message
-    silent = [line for line in heard if line.startswith("worker rack-1: not heard of for ")]
+    assert "worker rack-1: it was not heard from for" in outcomes["gpu-01"].message
+    silent = [line for line in heard if line.startswith("worker rack-1: not heard from for ")]
     assert [line.rpartition(": ")[2] for line in silent] == ["its work is ended"]
     assert any(line.startswith("work cancel") for line in standing.asked)
     assert standing.units == {}
@@ -440,8 +486,6 @@ def test_only_what_is_read_is_sent() -> None:
 
 
 def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> None:
-    from provision.remote.workers.worker_asks import ask
-
     def answer(number: int, host: str, **data: Any) -> dict[str, Any]:
         return event(worker_stream.OUTPUT, number, host=host, **data)
 
@@ -460,7 +504,7 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
         share(standing, Script(lines(*said, status, {"eof": True})), {name: {} for name in names}),
         dict.fromkeys(names, ("a", "b")),
         lambda name, output, _seconds: found.setdefault(name, []).append(output),
-        print,
+        lambda _line: None,
         timeout=5,
         connections=2,
     )

@@ -446,18 +446,18 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
     )
     thread.join()
     lines = [line for line in said if line.startswith("worker worker-a: ")]
-    silent = r"worker worker-a: not heard of for \d+ s \(the mesh has no way to it\)"
+    silent = r"worker worker-a: not heard from for \d+ s \(the mesh has no way to it\)"
     if others:
         (line,) = lines
         assert re.fullmatch(rf"{silent}: others go on with its nodes after \d+ s more", line)
         assert outcomes["gpu-01"].status == "unreachable"
-        assert "worker worker-a: it was not heard of for" in outcomes["gpu-01"].message
+        assert "worker worker-a: it was not heard from for" in outcomes["gpu-01"].message
         until(lambda: not any(alive(pid) for pid in at_work), 5)
     else:
         assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
         first, last = lines
         assert re.fullmatch(rf"{silent}, and nobody else reaches its nodes: waiting \d+ s more", first)
-        assert re.fullmatch(r"worker worker-a: heard of again, after \d+ s", last)
+        assert re.fullmatch(r"worker worker-a: heard from again after \d+ s", last)
 
 
 # --- the locks of nodes ---

@@ -203,7 +203,7 @@ def test_a_worker_that_stays_cut_off_keeps_what_it_has(
     (unit.folder / "stdout").write_bytes(b"")
     unit.state = "Running"
     standing.cut("rack-1")
-    assert "it was not heard of for" in collected(run)[-1]
+    assert "it was not heard from for" in collected(run)[-1]
     standing.routes.add("rack-1")
     unit.frozen, unit.state = False, "Succeeded"
     (unit.folder / "stdout").write_bytes(said)

@@ -149,7 +149,7 @@ def _last(noise: bytes, detail: str) -> str:
 
 def left(worker: str, silent: float, deadline: float) -> NodeError:
     """It is cut off, and nobody else does its nodes."""
-    what = f"it was not heard of for {silent:.0f} s, and may be at work until {iso(deadline)}"
+    what = f"it was not heard from for {silent:.0f} s, and may be at work until {iso(deadline)}"
     return _error(
         "unreachable", worker, what, "mend the way to it: up --resume collects what it did meanwhile"
     )

@@ -109,7 +109,9 @@ class Mesh:
         """It was lost: what others can do is theirs for a while, and it is asked again who it is."""
         with self._lock:
             self._avoided[worker] = time.monotonic() + _AVOIDED
-            self._greeted.pop(worker, None)
+            _, said = self._greeted.pop(worker, (0.0, None))
+            if isinstance(said, Way):
+                greetings.forget(*_identity(said))
 
     def _preferred(self, link: Link, without: Collection[str]) -> list[Worker]:
         now = time.monotonic()
@@ -145,18 +147,16 @@ class Mesh:
             return causes.no_receptor(name, error)
         if refused is not None:
             return refused
-        again = functools.partial(self._ask, worker)
-        way = replace(self._way(worker), again=again)
+        way = Way(self._control, self._tls_client, self._controller, name, worker.socket)
+        way = replace(
+            way, route=functools.partial(self.has_route, name), again=lambda: self._ask(worker, way)
+        )
         key = greetings.recalled(*_identity(way))
-        return again() if key is None else replace(way, public_key=key)
+        return self._ask(worker, way) if key is None else replace(way, public_key=key)
 
-    def _way(self, worker: Worker) -> Way:
-        route = functools.partial(self.has_route, worker.name)
-        return Way(self._control, self._tls_client, self._controller, worker.name, worker.socket, route=route)
-
-    def _ask(self, worker: Worker) -> Way | NodeError:
+    def _ask(self, worker: Worker, way: Way) -> Way | NodeError:
         """Greet it, whatever is remembered."""
-        name, way = worker.name, self._way(worker)
+        name = worker.name
         said, trouble = units.hello(way, HELLO)
         if said is None or trouble is not None:
             return trouble or causes.of_words(name, b"")
@@ -165,7 +165,7 @@ class Mesh:
             return NodeError("python", f"worker {name}: {what}", fix)
         if said.get("socket"):
             return causes.no_socket(name, str(said["socket"]))
-        way = replace(way, public_key=str(said.get("key")), again=functools.partial(self._ask, worker))
+        way = replace(way, public_key=str(said.get("key")))
         greetings.remember(way.public_key, *_identity(way))
         self._greeted[name] = (time.monotonic() + _KEPT, way)
         return way

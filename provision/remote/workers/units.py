@@ -320,7 +320,7 @@ class Unit:
         if self._silence_said or silent <= assignment.SILENCE:
             return
         self._silence_said = True
-        what = f"worker {self._way.worker}: not heard of for {silent:.0f} s"
+        what = f"worker {self._way.worker}: not heard from for {silent:.0f} s"
         if self._ending is not None:
             what += ": its work is ended"
         elif known.route:
@@ -339,11 +339,11 @@ class Unit:
     def _say_it_speaks(self, now: float) -> None:
         if self._silence_said:
             self._silence_said = False
-            self._say(f"worker {self._way.worker}: heard of again, after {now - self._heard:.0f} s")
+            self._say(f"worker {self._way.worker}: heard from again after {now - self._heard:.0f} s")
 
     def _silent(self) -> NodeError:
         seconds = time.monotonic() - self._heard
-        return causes.hung(self._way.worker, f"it was not heard of for {seconds:.0f} s")
+        return causes.hung(self._way.worker, f"it was not heard from for {seconds:.0f} s")
 
     def _end(self) -> None:
         """Tell it to end, once."""

@@ -82,8 +82,7 @@ class Away:
         self._thread.join(_REMOVAL)  # and nothing of their units is left
 
     def gather(self, wait: float = 0.0) -> None:
-        while self._lines:
-            self._say(self._lines.popleft())
+        self._speak()
         while self._left:
             try:
                 node, output, seconds = self._done.get(timeout=wait) if wait else self._done.get_nowait()
@@ -97,6 +96,11 @@ class Away:
     def finish(self) -> None:
         while self._left:
             self.gather(wait=1.0)
+        self._speak()
+
+    def _speak(self) -> None:
+        while self._lines:
+            self._say(self._lines.popleft())
 
 
 def ask(
