@@ -12,35 +12,35 @@ _BASES = 32  # kinds of nodes; of further ones every fact is kept
 class SharedFacts(Mapping[str, Any]):
     """One node's facts: those of the first node of its kind, but for its own."""
 
-    __slots__ = ("_base", "_own")
+    __slots__ = ("base", "own")
 
     def __init__(self, base: dict[str, Any], own: dict[str, Any]) -> None:
-        self._base = base
-        self._own = own
+        self.base = base
+        self.own = own
 
     def __getitem__(self, name: str) -> Any:
-        return self._own[name] if name in self._own else self._base[name]
+        return self.own[name] if name in self.own else self.base[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self._own[name] if name in self._own else self._base.get(name, default)
+        return self.own[name] if name in self.own else self.base.get(name, default)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._base
+        return name in self.base
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._base)
+        return iter(self.base)
 
     def __len__(self) -> int:
-        return len(self._base)
+        return len(self.base)
 
     def keys(self) -> KeysView[str]:
-        return self._base.keys()
+        return self.base.keys()
 
     def items(self) -> ItemsView[str, Any]:
-        return {**self._base, **self._own}.items()
+        return {**self.base, **self.own}.items()
 
     def __repr__(self) -> str:
-        return repr({**self._base, **self._own})
+        return repr({**self.base, **self.own})
 
 
 class Pool:
@@ -49,6 +49,7 @@ class Pool:
     def __init__(self) -> None:
         self._bases: list[dict[str, Any]] = []
         self._texts: dict[str, str] = {}
+        self._longer: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def of(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """The same facts, sharing equal values of earlier nodes."""
@@ -64,6 +65,15 @@ class Pool:
         if len(self._bases) < _BASES:
             self._bases.append(kept)
         return kept
+
+    def of_with(self, facts: Mapping[str, Any], name: str, value: Any) -> Mapping[str, Any]:
+        """The same facts and one more, `name`, which they do not have yet."""
+        if not isinstance(facts, SharedFacts) or name in facts:
+            return self.of({**facts, name: value})
+        if id(facts.base) not in self._longer:
+            self._longer[id(facts.base)] = (facts.base, {**facts.base, name: value})
+        base = self._longer[id(facts.base)][1]
+        return SharedFacts(base, facts.own if _same(base[name], value) else {**facts.own, name: value})
 
     def _text(self, value: Any) -> Any:
         return self._texts.setdefault(value, value) if isinstance(value, str) else value

@@ -23,7 +23,7 @@ from provision.desired.expectations import Expectation, by_fact, facts_to_ask, o
 from provision.desired.templating import resolve
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
-from provision.drift.drifts import Drift, drifts
+from provision.drift.drifts import Drift, FleetDrifts
 from provision.errors import CompatibilityError
 from provision.fleet import Fleet
 from provision.node_names import fold
@@ -246,6 +246,7 @@ class _Judge:
         self._first: dict[str, Observation] = {}  # of the nodes that are to be asked again
         self._machines: dict[Hashable, dict[str, Any]] = {}  # most are alike
         self._pool = Pool()
+        self._compared = FleetDrifts()
         self._observations: dict[str, Observation] = {}
         self._described: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, list[Refusal]] = {}
@@ -293,7 +294,7 @@ class _Judge:
             self._refused[name] = _with_seen(self._refused[name], self._described[name], observation)
         found: list[Drift] = []
         if name in self._expected and observation.error is None:
-            found = self._drifts[name] = drifts(self._expected[name], observation)
+            found = self._drifts[name] = self._compared.of(self._expected[name], observation)
         if self._on_judged is not None:
             self._on_judged(observation, found, self._known.secrets_of(name))
 
@@ -361,5 +362,4 @@ def _joined(first: Observation, late: Observation) -> Observation:
 def _with_sku(observation: Observation, described: Mapping[str, Any] | None, pool: Pool) -> Observation:
     if described is None:
         return observation
-    facts = {**observation.facts, "gpu.sku": described["gpu"]["sku"]}
-    return replace(observation, facts=pool.of(facts))
+    return replace(observation, facts=pool.of_with(observation.facts, "gpu.sku", described["gpu"]["sku"]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.desired.expectations import Expectation
 from provision.remote.observe import Observation
+from provision.shared_facts import SharedFacts
 
 _ABSENT = object()
 
@@ -52,6 +53,46 @@ def drifts(expectations: Sequence[Expectation], observation: Observation) -> lis
         elif not expectation.holds(found):
             result.append(Drift(node, expectation, found))
     return result
+
+
+@dataclass
+class FleetDrifts:
+    """`drifts` of many nodes: facts that nodes have in common are compared once."""
+
+    _kinds: dict[tuple[int, int], _Kind] = field(default_factory=dict)
+
+    def of(self, expectations: Sequence[Expectation], observation: Observation) -> list[Drift]:
+        """As `drifts`. `expectations`: the same object for nodes of which the same is expected."""
+        facts = observation.facts
+        if observation.problems or not isinstance(facts, SharedFacts):
+            return drifts(expectations, observation)
+        key = id(expectations), id(facts.base)
+        if key not in self._kinds:
+            self._kinds[key] = _Kind.of(expectations, replace(observation, facts=facts.base))
+        kind = self._kinds[key]
+        places = kind.differing.union(*(kind.places.get(name, ()) for name in facts.own))
+        return drifts([expectations[place] for place in sorted(places)], observation)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Nodes of which the same is expected and which share a base of facts; both are kept, for their ids are
+    the key. `differing`: places of the expectations that the base does not meet; `places`: of each fact."""
+
+    expectations: Sequence[Expectation]
+    base: Mapping[str, Any]
+    differing: frozenset[int]
+    places: Mapping[str, list[int]]
+
+    @classmethod
+    def of(cls, expectations: Sequence[Expectation], base: Observation) -> _Kind:
+        places: dict[str, list[int]] = {}
+        for place, expectation in enumerate(expectations):
+            places.setdefault(expectation.fact, []).append(place)
+        differing = frozenset(
+            place for place, expectation in enumerate(expectations) if drifts([expectation], base)
+        )
+        return cls(expectations, base.facts, differing, places)
 
 
 def _problem(fact: str, problems: Mapping[str, str]) -> str:

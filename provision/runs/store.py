@@ -230,15 +230,20 @@ def _make_folder(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
 
 
+_SCALARS = frozenset((str, int, bool, float, type(None)))  # most of a record: 10,000 nodes have millions
+
+
 def without_secrets(value: Any) -> Any:
     """`value` with the values of keys named like secrets replaced: the last line of defence, not the
     first."""
-    if type(value) in (str, int, type(None)):  # most of a record: 10,000 nodes have millions
+    if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
         return {
             str(key): HIDDEN
             if isinstance(inner, str) and inner and is_secret_name(str(key))
+            else inner
+            if type(inner) in _SCALARS
             else without_secrets(inner)
             for key, inner in value.items()
         }

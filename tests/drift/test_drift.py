@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from provision.desired.expectations import Expectation
-from provision.drift.drifts import drifts
+from provision.drift.drifts import FleetDrifts, drifts
 from provision.remote.observe import Observation
+from provision.shared_facts import Pool
 
 WANTED = Expectation("nccl", "package.libnccl2.version", "equals", "2", "pinned")
 
@@ -46,3 +50,53 @@ def test_an_unread_fact_never_holds(value: Any) -> None:
         [wanted], Observation("n", {"file./x.content": value}, {"file./x.content": "permission denied"})
     )
     assert drift.unknown
+
+
+names = st.sampled_from(["a", "b", "c.x", "c.y"])
+values = st.none() | st.booleans() | st.sampled_from([0, 1, "1", "2", [1], [True]])
+wanted = st.lists(
+    st.builds(Expectation, st.just("r"), names, st.sampled_from(["equals", "one_of"]), values, st.just("w"))
+)
+answers = st.lists(
+    st.tuples(
+        st.dictionaries(names, values),
+        st.just({}) | st.dictionaries(st.sampled_from(["a", "c", "c.x"]), st.just("cut off"), max_size=1),
+    ),
+    max_size=8,
+)
+
+
+@given(st.lists(wanted, min_size=1, max_size=2), answers, st.lists(st.integers(0, 1), min_size=8, max_size=8))
+def test_a_fleet_compared_at_once_is_each_node_compared(
+    lists: list[list[Expectation]], answers: list[tuple[dict[str, Any], dict[str, str]]], which: list[int]
+) -> None:
+    lists = [
+        [replace(one, value=[one.value]) if one.operator == "one_of" else one for one in expected]
+        for expected in lists
+    ]
+    pool, fleet = Pool(), FleetDrifts()
+    for place, (facts, problems) in enumerate(answers):
+        expected = lists[which[place] % len(lists)]
+        alone = drifts(expected, Observation(f"n{place}", facts, problems))
+        assert fleet.of(expected, Observation(f"n{place}", pool.of(facts), problems)) == alone
+
+
+def test_what_nodes_have_in_common_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [Expectation("r", f"fact.{number}", "equals", number, "why") for number in range(100)]
+    pool, fleet = Pool(), FleetDrifts()
+    facts = [
+        pool.of({f"fact.{number}": number for number in range(100)} | {"fact.7": own}) for own in (7, 1, 2)
+    ]
+    compared: list[str] = []
+    holds = Expectation.holds
+
+    def counted(self: Expectation, found: Any) -> bool:
+        compared.append(self.fact)
+        return holds(self, found)
+
+    monkeypatch.setattr(Expectation, "holds", counted)
+    assert [[drift.found for drift in fleet.of(expected, Observation("n", each))] for each in facts[1:]] == [
+        [1],
+        [2],
+    ]
+    assert len(compared) == 100 + 2

@@ -60,3 +60,23 @@ def test_a_name_nobody_said_is_not_there() -> None:
     assert ("c" in facts, facts.get("c", "none")) == (False, "none")
     with pytest.raises(KeyError):
         facts["c"]
+
+
+@given(answers, st.lists(values, min_size=8, max_size=8))
+def test_one_fact_more_is_each_nodes_own(given: list[dict[str, Any]], more: list[Any]) -> None:
+    first, pool = Pool(), Pool()
+    kept = [first.of(facts) for facts in given]
+    longer = [pool.of_with(facts, "e", value) for facts, value in zip(kept, more, strict=False)]
+    assert [text(facts) for facts in longer] == [
+        text({**facts, "e": value}) for facts, value in zip(given, more, strict=False)
+    ]
+    assert [text(facts) for facts in kept] == [text(facts) for facts in given]
+
+
+def test_the_one_more_is_kept_once_as_well() -> None:
+    pool, later = Pool(), Pool()
+    facts = [pool.of({f"fact.{number}": number for number in range(100)} | {"own": own}) for own in range(3)]
+    _, one, two = [later.of_with(each, "more", "the same") for each in facts]
+    assert isinstance(one, SharedFacts)
+    assert isinstance(two, SharedFacts)
+    assert (one.base is two.base, one.own, two.own) == (True, {"own": 1}, {"own": 2})

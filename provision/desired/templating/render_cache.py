@@ -50,12 +50,20 @@ class RenderCache(Generic[Result]):
         return result
 
     def _key(self, variables: Mapping[str, Any], names: tuple[str, ...], extra: Hashable) -> Hashable:
-        return (extra, *(self._frozen(name, _value(variables, name)) for name in names))
+        get = variables.get
+        found = [
+            get(name, _ABSENT) if name and "." not in name else _value(variables, name) for name in names
+        ]
+        return (
+            extra,
+            *[
+                value if type(value) is str else self._frozen(name, value)
+                for name, value in zip(names, found, strict=True)
+            ],
+        )
 
     def _frozen(self, name: str, value: Any) -> Hashable:
         """`groups` is all nodes' names, on every node: frozen for each, it alone would cost seconds."""
-        if isinstance(value, str):
-            return value
         last = self._last.get(name)
         if last is None or last[0] is not value:
             last = self._last[name] = (value, frozen(value))
@@ -64,7 +72,7 @@ class RenderCache(Generic[Result]):
 
 def _flat(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     """A chain of dictionaries as one: a hundred lookups in a chain cost ten times as much."""
-    if type(variables) is not ChainMap:  # views of resolve.py are quick
+    if not isinstance(variables, ChainMap):
         return variables
     found: dict[str, Any] = {}
     for each in reversed(variables.maps):
@@ -73,8 +81,6 @@ def _flat(variables: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _value(variables: Mapping[str, Any], name: str) -> Any:
-    if name and "." not in name:
-        return variables.get(name, _ABSENT)
     found: Any = variables
     for key in filter(None, name.split(".")):
         if not isinstance(found, Mapping) or key not in found:
