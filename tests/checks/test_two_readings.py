@@ -37,6 +37,7 @@ DOCUMENTED = {
     "Unable to determine the device handle for": "nvidia-smi in place of its answer (public issue threads)",
     "clocks_event_reasons_counters": "an element of nvidia-smi -q -x (v13)",
     "--format=csv,noheader,nounits": "an option of nvidia-smi",
+    "Fatal error during GPU init": "amdgpu's amdgpu_device.c, in the Linux kernel",
     "Couldn't set the link layer": "perftest's perftest_parameters.c, linux-rdma/perftest at 00b55b6",
 }
 
