@@ -41,6 +41,7 @@ UNDO = "rm -f /etc/sysctl.d/*gpuprov*"
 _DOWNLOAD = """\
 set -e
 cd $(mktemp -d)
+apt-get -qq -o Acquire::Retries=3 update >&2
 apt-get -qq -o Acquire::Retries=3 download receptor >&2
 dpkg-deb --fsys-tarfile receptor_*.deb | tar -xO ./usr/bin/receptor | base64 -w0
 """
