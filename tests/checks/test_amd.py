@@ -344,7 +344,12 @@ def test_a_gpu_that_amd_smi_leaves_out_does_not_answer() -> None:
 # --- what could not be measured is an error, and never a pass
 
 
-NO_DRIVER = "ERROR:root:Unable to get devices, driver not initialized (amdgpu not found in modules)\n"
+# amd-smi 6.1.2 of Debian 13, without the driver.
+NO_DRIVER = """\
+ERROR: Unable to get devices, driver not initialized (amdgpu not found in modules)
+ERROR: Unable to detect any GPU devices, check amdgpu version and module status
+ERROR: Unable to detect any CPU devices, check amd_hsmp version and module status
+"""
 
 
 def broken(text: str = "", **more: Any) -> dict[str, Output]:
@@ -618,5 +623,6 @@ def test_the_driver_and_its_rocm_are_part_of_what_a_result_depends_on() -> None:
 def test_parse_errors_of_the_document_say_what_to_do() -> None:
     with pytest.raises(ParseError) as refused:
         smi.entries(output("amd_smi_static", NO_DRIVER, rc=255))
-    assert "gpuprov up" in refused.value.fix
+    assert "amdgpu not found in modules" in refused.value.what
+    assert "though amdgpu is loaded" in refused.value.fix
     assert gpu_inventory.NEEDS == ("amd-smi",)

@@ -96,7 +96,7 @@ def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, l
         """Of each node the verdict, and what was warned of, failed or left unanswered."""
         done = operator.call("validate", "--stage", "quick", "--json", timeout=600)
         return {
-            node["name"]: (
+            node["node"]: (
                 node["verdict"],
                 [
                     f"{finding['device']}: {finding['message']}"

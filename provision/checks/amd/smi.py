@@ -4,7 +4,8 @@ ROCm until 6.3 prints a list, from 6.4 on the list stands below `gpu_data` (`sta
 (`xgmi -l`) or nothing (`process`). A value is {"value": 39, "unit": "C"}, a bare number, or "N/A". Before the
 document there may be warnings. What the program cannot do it says on stderr:
 
-ERROR:root:Unable to get devices, driver not initialized (amdgpu not found in modules)
+ERROR: Unable to get devices, driver not initialized (amdgpu not found in modules)
+ERROR: Driver not loaded (amdgpu not found in modules)
 ERROR:root:Unable to detect any GPU devices, check amdgpu version and module status (sudo modprobe amdgpu)
 """
 
@@ -21,7 +22,10 @@ Entry = Mapping[str, Any]
 
 _LISTS = ("gpu_data", "link_status")
 _ADVICE = (
-    ("not found in modules", "the driver's module is not loaded: gpuprov up, then reboot"),
+    (
+        "not found in modules",
+        "it found no driver, though amdgpu is loaded: is it the amd-smi of a ROCm that fits?",
+    ),
     ("Unable to detect any GPU", "the driver took none of the GPUs: look for amdgpu lines in the kernel log"),
 )
 _UNKNOWN_OPTION = ("unrecognized arguments", "invalid choice", "is invalid. Run")
@@ -63,9 +67,12 @@ def _document(output: Output) -> Any:
             raise ValueError("no document")
         return decode(text, at)[0]
     except (ValueError, RecursionError):
-        words = last_words(output)
-        said = f"{text}\n{output.stderr}"
-        fix = next((advice for sign, advice in _ADVICE if sign in said), "run amd-smi on the node")
+        words, fix = last_words(output), "run amd-smi on the node"
+        lines = f"{text[:4000]}\n{output.stderr[:4000]}".splitlines()
+        for sign, advice in _ADVICE:  # a complaint about what it does not find of processors may come after it
+            if line := next((line for line in lines if sign in line), ""):
+                words, fix = line.strip()[:200], advice
+                break
         raise ParseError(f"amd-smi gave no document: {words}", fix) from None
 
 

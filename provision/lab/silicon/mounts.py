@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import nics
-from amd.sysfs import KFD
+from amd.sysfs import DRM, KFD
 
 # Below the state's folder on the one side and / on the other. How many processors are online stays the
 # kernel's: programs start as many threads.
@@ -27,7 +27,8 @@ def mounts(node, arguments: list) -> int:
     """`mounts`: run once at boot, as root. A node without cards keeps what its kernel has."""
     del arguments
     if node.vendor == "amd":
-        show(node.folder / KFD, node.root / KFD)
+        for name in (KFD, DRM):
+            show(node.folder / name, node.root / name)
     if not nics.all_of(node):
         return 0
     ethernet = [card for card in nics.all_of(node) if card["layer"] == "roce"]

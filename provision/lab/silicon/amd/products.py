@@ -35,6 +35,9 @@ PRODUCTS = {
         "vram_mib": 196592,
         "vram_type": "HBM3",
         "units": 304,
+        "arrays": 32,
+        "units_per_array": 10,
+        "kfd_name": "ip discovery",
         "wired": _mesh(8),
         "link_gbits": 32,  # GT/s of an xGMI lane, 16 of them a link
         "partition": "SPX",
@@ -69,6 +72,9 @@ PRODUCTS = {
         "vram_mib": 65520,
         "vram_type": "HBM",
         "units": 110,
+        "arrays": 8,
+        "units_per_array": 14,
+        "kfd_name": "aldebaran",
         "wired": {**_MODULES, **_BETWEEN},
         "link_gbits": 25,
         "dies": 2,  # of a module; the first has the power limit of both

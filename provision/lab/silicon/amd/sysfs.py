@@ -14,13 +14,23 @@ import noise
 from small_files import put
 
 from amd import readings
+from amd.products import BLOCKS
 
+# The bits of the blocks that count errors (amdgpu_ras.h).
+ORDER = (
+    *("umc", "sdma", "gfx", "mmhub", "athub", "pcie_bif", "hdp", "xgmi_wafl", "df", "smn", "sem", "mp0"),
+    *("mp1", "fuse", "mca", "vcn", "jpeg"),
+)
 SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 TREE = ".tree"  # below the PCI devices, which nobody lists; what stands there links into it
 KFD = "sys/class/kfd"
+DRM = "sys/class/drm"
+FEATURES = sum(1 << ORDER.index(block) for block in BLOCKS)
 STATES = {"reserved": "R", "pending": "P", "unreservable": "F"}
 UPPER, LOWER = "0x14a0", "0x14a1"  # its bridges: lspci of a Vega 20, open-mpi/hwloc pull request 406
 XGMI, PCIE = 11, 2  # types of links between nodes of the topology (kfd_crat.h)
+XGMI_RATE = 50000  # MB a second, as the driver counts a link of 16 lanes (amdgpu_amdkfd.c)
+RATES = {3: 985, 4: 1969, 5: 3938}  # the same of a lane of PCIe
 _OF_DRIVER = (
     *("product_name", "serial_number", "unique_id", "vbios_version", "mem_info_vram_total"),
     *("current_compute_partition", "current_memory_partition", "pcie_replay_count", "xgmi_num_links"),
@@ -113,10 +123,12 @@ def write(node) -> None:
         else:
             _clear(place)
     _write_topology(node, taken)
+    _write_cards(node, taken)
 
 
 def _clear(place: Path) -> None:
-    shutil.rmtree(str(place / "ras"), ignore_errors=True)
+    for name in ("ras", "drm"):
+        shutil.rmtree(str(place / name), ignore_errors=True)
     for name in (*_OF_DRIVER, "driver"):
         if (place / name).is_symlink() or (place / name).exists():
             (place / name).unlink()
@@ -144,6 +156,7 @@ def _write_gpu(node, gpu, place: Path) -> None:
 
 
 def _write_counters(node, gpu, place: Path) -> None:
+    put(place, {"features": f"feature mask: {FEATURES:#x}"})
     resetting = node.fault("gpu_resetting", gpu=gpu["slot"]) or node.lost(gpu)
     for block, counts in readings.errors(node, gpu).items():
         kinds = ("ue", "ce", "de") if node.sku["deferred"] else ("ue", "ce")
@@ -152,6 +165,21 @@ def _write_counters(node, gpu, place: Path) -> None:
     pages = readings.bad_pages(node, gpu)
     text = "".join(f"0x{page:08x} : 0x00001000 : {STATES[state]}\n" for page, state in pages)
     (place / "gpu_vram_bad_pages").write_text(text)
+
+
+def _write_cards(node, taken: list) -> None:
+    """The devices of the graphics driver, of which AMD's programs read by which cards they know a GPU."""
+    top = node.folder / DRM
+    top.mkdir(parents=True, exist_ok=True)
+    for known in list(top.iterdir()):  # the folder itself is mounted elsewhere
+        known.unlink()
+    for number, gpu in enumerate(taken):
+        place = node.folder / "sys_pci" / gpu["address"] / "drm"
+        shutil.rmtree(str(place), ignore_errors=True)
+        for name, minor in ((f"card{number}", number), (f"renderD{128 + number}", 128 + number)):
+            put(place / name, {"dev": f"226:{minor}"})
+            (place / name / "device").symlink_to(f"../../../{gpu['address']}")
+            (top / name).symlink_to(f"../../bus/pci/devices/{gpu['address']}/drm/{name}")
 
 
 # --- the topology of the compute driver: processors first, then GPUs in the order of the bus
@@ -168,6 +196,11 @@ def _write_topology(node, taken: list) -> None:
     for number in sockets:
         _put_node(nodes / str(number), 0, {"cpu_cores_count": node.sku["cpus"] // len(sockets)}, 2**39)
     numbers = {gpu["slot"]: len(sockets) + order for order, gpu in enumerate(taken)}
+    rate = RATES[node.sku["pcie"]] * 16
+    for number in sockets:
+        for order, gpu in enumerate(other for other in taken if other["numa"] == number):
+            text = _io_link(PCIE, (number, numbers[gpu["slot"]]), 20, rate, rate)
+            put(nodes / f"{number}/io_links/{order}", {"properties": text})
     for gpu in taken:
         place = nodes / str(numbers[gpu["slot"]])
         units = node.sku["units"]
@@ -175,6 +208,9 @@ def _write_topology(node, taken: list) -> None:
             "cpu_cores_count": 0,
             "simd_count": units * 4,
             "simd_per_cu": 4,
+            "array_count": node.sku["arrays"],
+            "simd_arrays_per_engine": 1,
+            "cu_per_simd_array": node.sku["units_per_array"],
             "vendor_id": 0x1002,
             "device_id": int(node.sku["device"], 16),
             "location_id": int(gpu["bus"], 16) << 8,
@@ -185,24 +221,44 @@ def _write_topology(node, taken: list) -> None:
             "max_engine_clk_fcompute": node.sku["clock"],
         }
         kfd_id = readings.identity(node, gpu)["kfd_id"]
-        _put_node(place, kfd_id, properties, readings.vram_bytes(node, gpu))
-        put(place / "io_links/0", {"properties": _io_link(PCIE, numbers[gpu["slot"]], gpu["numa"], 20)})
+        _put_node(place, kfd_id, properties, readings.vram_bytes(node, gpu), node.sku["kfd_name"])
+        ends = (numbers[gpu["slot"]], gpu["numa"])
+        put(place / "io_links/0", {"properties": _io_link(PCIE, ends, 20, rate, rate)})
         own = readings.links(node, gpu)
         peers = [other for other in taken if own[other["slot"]]]
         for order, other in enumerate(peers):
-            text = _io_link(XGMI, numbers[gpu["slot"]], numbers[other["slot"]], 15)
+            ends = (numbers[gpu["slot"]], numbers[other["slot"]])
+            text = _io_link(XGMI, ends, 15, XGMI_RATE, XGMI_RATE * own[other["slot"]])
             put(place / f"io_links/{order + 1}", {"properties": text})
 
 
-def _io_link(kind: int, one: int, other: int, weight: int) -> str:
-    return f"type {kind}\nversion_major 0\nversion_minor 0\nnode_from {one}\nnode_to {other}\nweight {weight}"
+def _io_link(kind: int, ends: tuple, weight: int, least: int, most: int) -> str:
+    """`least`, `most`: MB a second, of one of the links and of all."""
+    properties = {
+        "type": kind,
+        "version_major": 0,
+        "version_minor": 0,
+        "node_from": ends[0],
+        "node_to": ends[1],
+        "weight": weight,
+        "min_latency": 0,
+        "max_latency": 0,
+        "min_bandwidth": least,
+        "max_bandwidth": most,
+        "recommended_transfer_size": 0,
+        "flags": 1,
+    }
+    return "\n".join(f"{name} {value}" for name, value in properties.items())
 
 
-def _put_node(place: Path, gpu_id: int, properties: dict, memory: int) -> None:
+def _put_node(place: Path, gpu_id: int, properties: dict, memory: int, name: str = "") -> None:
+    for links in ("io_links", "p2p_links"):
+        (place / links).mkdir(parents=True, exist_ok=True)
     put(
         place,
         {
             "gpu_id": str(gpu_id),
+            "name": name,
             "properties": "\n".join(f"{name} {value}" for name, value in properties.items()),
             "mem_banks/0/properties": f"heap_type 1\nsize_in_bytes {memory}\nflags 0\nwidth 8192",
         },
