@@ -81,7 +81,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     seen_there = _Seen(folder)
     try:
         with seen_there:
-            seen = fleet_options.assess(options, "drift", also=drift_report.FACTS, on_judged=seen_there.keep)
+            also, also_of = drift_report.FACTS, drift_report.FACTS_OF
+            seen = fleet_options.assess(
+                options, "drift", also=also, also_of=also_of, on_judged=seen_there.keep
+            )
         report = drift_report.make(
             seen,
             compare=not options.no_majority,

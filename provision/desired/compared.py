@@ -68,8 +68,9 @@ def compared_facts() -> Mapping[str, ComparedFact]:
 
 
 @functools.cache
-def facts_to_ask() -> frozenset[str]:
-    """The observed facts that the comparison needs of every node."""
-    facts = {name: fact for name, fact in compared_facts().items() if not fact.vendor}
-    within = {name for fact in facts.values() for name in fact.within if name not in facts}
+def facts_to_ask(vendor: str = "") -> frozenset[str]:
+    """The observed facts that the comparison needs of every node; or those that it needs besides of a node
+    with this vendor's GPUs."""
+    facts = {name: fact for name, fact in compared_facts().items() if fact.vendor == vendor}
+    within = {name for fact in facts.values() for name in fact.within if name not in compared_facts()}
     return frozenset({fact.source for fact in facts.values()} | within)

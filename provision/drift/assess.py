@@ -50,6 +50,7 @@ class LookOptions(TypedDict, total=False):
     say: Callable[[str], None] | None  # is given lines for people meanwhile
     observe: Observe | None
     also: Collection[str]  # facts to ask of every node beside those its roles promise
+    also_of: Mapping[str, Collection[str]]  # the same of nodes with one vendor's GPUs, by vendor
     on_judged: OnJudged | None  # is given each node once its drifts are known, while others are still asked
     remove: tuple[str, ...]  # roles to be taken off the nodes: these alone are looked at (removal.py)
 
@@ -205,11 +206,14 @@ def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptio
     """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
     beside = diagnosis.FACTS.union(options.get("also", ()))  # in the same round trip
     whole = functools.cache(beside.union)  # one set for all that are asked the same
+    also_of = options.get("also_of", {})
     remove = known.remove
-    ask = {
-        name: whole(removal.asked(view, remove) if remove else facts_to_ask(view))
-        for name, view in ((name, known.views[name]) for name in chosen)
-    }
+    ask = {}
+    for name in chosen:
+        view = known.views[name]
+        promised = removal.asked(view, remove) if remove else facts_to_ask(view)
+        more = also_of.get(node_roles.vendor_of(view))
+        ask[name] = whole(promised.union(more) if more else promised)
     nodes = [known.fleet.nodes[name] for name in chosen]
     on_done = options.get("on_done")
     ours = functools.partial(
@@ -220,7 +224,7 @@ def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptio
         timeout=options.get("timeout", 60.0),
         connections=options.get("connections", MOST),
     )
-    judge = _Judge(known, options.get("on_judged"))
+    judge = _Judge(known, options.get("on_judged"), also_of)
 
     def done(observation: Observation) -> None:
         judge.take(observation)
@@ -239,10 +243,13 @@ def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptio
 class _Judge:
     """Says of each node what differs as soon as it has answered, while others are still asked."""
 
-    def __init__(self, known: Assessment, on_judged: OnJudged | None) -> None:
+    def __init__(
+        self, known: Assessment, on_judged: OnJudged | None, also_of: Mapping[str, Collection[str]]
+    ) -> None:
         self.missing: dict[str, frozenset[str]] = {}  # node → facts it has to be asked for yet
         self._known = known
         self._on_judged = on_judged
+        self._also_of = also_of
         self._first: dict[str, Observation] = {}  # of the nodes that are to be asked again
         self._machines: dict[Hashable, dict[str, Any]] = {}  # most are alike
         self._pool = Pool()
@@ -277,6 +284,7 @@ class _Judge:
                 expected = removal.of_view(view, remove, described) if remove else of_node(view, described)
                 self._expected[name] = expected
                 missing |= _missing(expected, observation)
+                missing |= _unasked(self._also_of.get(str(described["gpu"].get("vendor")), ()), observation)
             if missing:
                 self.missing[name], self._first[name] = missing, observation
                 return
@@ -340,8 +348,11 @@ def _refuse_impossible(views: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _missing(expectations: Sequence[Expectation], seen: Observation) -> frozenset[str]:
     """Facts whose names depend on what the node turned out to be, and which it was not asked for."""
-    unasked = by_fact(expectations) - seen.facts.keys() - _DERIVED
-    return frozenset(fact for fact in unasked if not _excused(fact, seen.problems))
+    return _unasked(by_fact(expectations) - _DERIVED, seen)
+
+
+def _unasked(facts: Collection[str], seen: Observation) -> frozenset[str]:
+    return frozenset(fact for fact in facts if fact not in seen.facts and not _excused(fact, seen.problems))
 
 
 def _excused(fact: str, problems: Mapping[str, str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from provision.checks import registry as checks_asked
 from provision.checks.fleet import majority
 from provision.checks.fleet.majority import Comparison, Voter, outlier_text, tie_text
-from provision.desired import compared
+from provision.desired import compared, vendors
 from provision.desired.expectations import by_fact
 from provision.drift.assess import Assessment
 from provision.drift.diagnosis import NODES, Arguments, Diagnosis
@@ -22,6 +22,7 @@ from provision.secrets_mask import masked
 from provision.terminal import printable
 
 FACTS = compared.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
+FACTS_OF = {vendor: compared.facts_to_ask(vendor) for vendor in vendors.NAMES}
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,18 @@ def test_an_inventory_that_names_the_product_saves_the_second_look() -> None:
     assert seen.drifts["gpu-01"] == []
 
 
+@pytest.mark.parametrize(("declared", "looks"), [({"gpuprov_sku": "mi300x"}, 1), ({}, 2)])
+def test_what_the_fleet_compares_of_one_vendors_gpus_is_asked_of_no_other_node(
+    declared: dict[str, Any], looks: int
+) -> None:
+    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X}})
+    also_of = {"amd": {"amdgpu.devices"}, "nvidia": frozenset[str]()}
+    given = fleet(gpu_01=declared, gpu_02={})
+    assess.assess(given, {}, observe=nodes.observe, also_of=also_of)
+    asked = [{name for name, facts in each.items() if "amdgpu.devices" in facts} for each in nodes.asked]
+    assert asked == [set()] * (looks - 1) + [{"gpu-01"}]
+
+
 def test_roles_of_another_vendor_are_refused_with_what_was_seen() -> None:
     gpu = {"address": "0000:05:00.0", "driver": "amdgpu", "memory_bytes": 206141652992, "uncorrected": 3}
     nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X, "amdgpu.devices": [gpu]}})

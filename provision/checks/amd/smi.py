@@ -69,7 +69,10 @@ def _document(output: Output) -> Any:
     except (ValueError, RecursionError):
         words, fix = last_words(output), "run amd-smi on the node"
         lines = f"{text[:4000]}\n{output.stderr[:4000]}".splitlines()
-        for sign, advice in _ADVICE:  # a complaint about what it does not find of processors may come after it
+        for (
+            sign,
+            advice,
+        ) in _ADVICE:  # a complaint about what it does not find of processors may come after it
             if line := next((line for line in lines if sign in line), ""):
                 words, fix = line.strip()[:200], advice
                 break
