@@ -105,6 +105,9 @@ class FleetLock:
         on_lost: Callable[[str, str], None] = lambda _node, _why: None,
     ) -> None:
         self.lost = ""  # why the locks are no longer ours; then nothing more may be begun
+        self.left: tuple[
+            str, ...
+        ] = ()  # nodes that could not be told of the end: their locks end by themselves
         self._run = run
         self._verb = verb
         self._fleet = fleet
@@ -150,11 +153,13 @@ class FleetLock:
                 self._on_lost(said.node, why)
 
     def release(self) -> tuple[str, ...]:
-        """Give all back. Those that did not answer are returned: their locks end by themselves."""
+        """Give all back. Those that did not answer are returned, and are in `left`: their locks end by
+        themselves."""
         self._stop()
         held, self._held = list(self._held), {}
         answers = self._ask("release", held) if held else {}
-        return tuple(node for node, said in answers.items() if said.error)
+        self.left = tuple(node for node, said in answers.items() if said.error)
+        return self.left
 
     def keep(self, first: float | None = None) -> None:
         """Confirm the locks from now on, in the background, until `release`: in `first` seconds, and then

@@ -156,9 +156,11 @@ def text(
     return printable("\n".join(lines), limit=20_000)
 
 
-def next_command(results: Iterable[Result], fleet: str, run: str, remove: Sequence[str] = ()) -> str:
+def next_command(
+    results: Iterable[Result], fleet: str, run: str, remove: Sequence[str] = (), *, locked: bool = False
+) -> str:
     """What to type now. `fleet`: inventory and nodes as a command takes them; `remove`: the roles that this
-    run was to remove."""
+    run was to remove; `locked`: nodes that do not answer have its lock, which a new run would wait for."""
     ended = {result.status for result in results}
     up = " ".join(["gpuprov up", fleet, *(f"--remove {role}" for role in remove)])
     if ended & {Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED}:
@@ -170,7 +172,8 @@ def next_command(results: Iterable[Result], fleet: str, run: str, remove: Sequen
     if Status.REBOOT_NEEDED in ended:
         return f"{up}  (without --no-reboot)"
     if Status.UNREACHABLE in ended or Status.UNREADABLE in ended:
-        return f"{up}  (once they answer: nodes that are done cost one look)"
+        again = f"gpuprov up --resume {shlex.quote(run)}" if locked else up
+        return f"{again}  (once they answer: nodes that are done cost one look)"
     if Status.CHECKED in ended:
         return up
     return f"gpuprov validate {fleet}"

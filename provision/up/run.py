@@ -55,6 +55,7 @@ class UpRun:
     diffs: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
     _secrets: tuple[str, ...] = ()
     _clocks: Mapping[str, str] = field(default_factory=dict)
+    _still_locked: tuple[str, ...] = ()
     _started: float = field(default_factory=time.monotonic)
     _roles: dict[str, str] = field(default_factory=dict)
     _listing: tuple[str, ...] = ()  # nodes whose declared roles still have one that was removed
@@ -168,6 +169,7 @@ class UpRun:
                     ended(result)
                 left = tuple(kept for wave in made.waves if (kept := wave.without(held.lost)))
                 execute(replace(made, waves=left))
+            self._still_locked = lock.left
 
     def _lock(self) -> FleetLock:
         options = self.options
@@ -367,7 +369,9 @@ class UpRun:
         results = [self.results[node] for node in self.fleet.nodes if node in self.results]
         run = str(self.folder.path)
         fleet = inventory.arguments(self.fleet)
-        command = up_result.next_command(results, fleet, run, self.options.remove)
+        command = up_result.next_command(
+            results, fleet, run, self.options.remove, locked=bool(self._still_locked)
+        )
         if interrupted:
             command = f"gpuprov up --resume {self.folder.path}"
         elif self.options.remove and not code and not self.options.check_mode:

@@ -9,25 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from provision.remote.protocol import NodeError, unreachable
+
 _TOLD = ("run", "node", "who", "since", "verb")
 
 
 @dataclass
 class NodeLocks:
     """`holders`: node → whose lock is on it; `asked`: each operation with its node; `clock`: seconds that the
-    clocks of nodes are ahead."""
+    clocks of nodes are ahead; `silent`: nodes that no longer answer when a lock is given back."""
 
     holders: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     clock: float = 0.0
+    silent: frozenset[str] = frozenset()
 
-    def programs(self, _nodes: Any, texts: Mapping[str, str], **_options: Any) -> dict[str, bytes]:
+    def programs(
+        self, _nodes: Any, texts: Mapping[str, str], **_options: Any
+    ) -> dict[str, bytes | NodeError]:
         """In place of provision.remote.observe.run_programs."""
         return {node: self._answer(node, text.rpartition("main(dict(")[2]) for node, text in texts.items()}
 
-    def _answer(self, node: str, call: str) -> bytes:
+    def _answer(self, node: str, call: str) -> bytes | NodeError:
         asked = dict(re.findall(r"(\w+)='([^']*)'", call))
         before = re.findall(r"'([^']*)'", call.partition("before=[")[2].partition("]")[0])
+        if node in self.silent and asked["op"] == "release":
+            return unreachable("no route to host")
         holder = self.holders.get(node)
         self.asked.append((asked["op"], node))
         ours = holder is None or holder["run"] in (asked["run"], *before) or "force=True" in call

@@ -19,6 +19,7 @@ from provision.drift import assess
 from provision.errors import ExitCode, GpuprovError
 from provision.remote import fleet_lock
 from provision.remote.ansible import runner
+from provision.remote.ansible.events import Outcome
 from provision.runs.store import RunFolder, latest
 from provision.up.execute import UpOptions
 from provision.up.run import UpRun
@@ -399,6 +400,17 @@ def test_locks_are_taken_of_what_is_changed_and_always_given_back(world: World) 
     world.missing, world.on_play = {"gpu-02": [drift("gpu-02")]}, fail
     assert world.up() == ExitCode.BUG
     assert world.locks.holders == {}
+
+
+def test_a_node_that_was_lost_with_our_lock_is_gone_on_with_by_resume(world: World) -> None:
+    """A new run would be refused until the lock ends by itself."""
+    world.lack("gpu-01", "gpu-02")
+    world.failing = {"gpu-02": Outcome("gpu-02", "unreachable", 0, "nccl", "Install", "no route to host")}
+    world.locks.silent = frozenset({"gpu-02"})
+    assert world.up() == ExitCode.INCOMPLETE
+    assert ends() == {"gpu-01": "done", "gpu-02": "unreachable", "gpu-03": "as declared"}
+    assert "gpu-02: the lock could not be released" in world.err
+    assert f"next: gpuprov up --resume {newest().path}  (once they answer" in world.out
 
 
 def test_a_check_locks_nothing_and_calls_no_hook(world: World) -> None:
