@@ -31,6 +31,7 @@ ORDER = [
     "rccl",
     "rocm",
     "container_toolkit",
+    "amd_container_toolkit",
     "gpudirect_rdma",
     "host_settings",
     "validation_tools",

@@ -166,7 +166,12 @@ def _write_topology(node, taken: list) -> None:
     nodes = top / "kfd/topology/nodes"
     sockets = sorted({gpu["numa"] for gpu in node.gpus})
     for number in sockets:
-        _put_node(nodes / str(number), 0, {"cpu_cores_count": node.sku["cpus"] // len(sockets)}, 2**39)
+        _put_node(
+            nodes / str(number),
+            0,
+            {"cpu_cores_count": node.sku["cpus"] // len(sockets), "drm_render_minor": 0},
+            2**39,
+        )
     numbers = {gpu["slot"]: len(sockets) + order for order, gpu in enumerate(taken)}
     for gpu in taken:
         place = nodes / str(numbers[gpu["slot"]])
@@ -182,6 +187,7 @@ def _write_topology(node, taken: list) -> None:
             "gfx_target_version": node.sku["gfx_version"],
             "hive_id": int(noise.hexadecimal(15, "hive", node.seed, node.name), 16),
             "unique_id": int(readings.identity(node, gpu)["unique_id"], 16),
+            "drm_render_minor": 128 + gpu["slot"],
             "max_engine_clk_fcompute": node.sku["clock"],
         }
         kfd_id = readings.identity(node, gpu)["kfd_id"]
