@@ -293,6 +293,26 @@ _CDI = {
 }
 
 
+# AMD's specification is JSON: what becomes of the device files of each device.
+_AMD_CDI = """python3 -c '
+import json
+path = "/etc/cdi/amd.json"
+text = json.load(open(path))
+for device in text["devices"]:
+    nodes = device["containerEdits"]["deviceNodes"]
+    device["containerEdits"]["deviceNodes"] = {change}
+json.dump(text, open(path, "w"))
+'"""
+_AMD_CDI_CHANGES = {
+    "missing": '[one for one in nodes if one["path"] != "/dev/dri/renderD135"]',
+    "stale": '[*nodes, {"path": "/dev/dri/card99"}]',
+}
+
+
+def _amd_cdi(_: str, expectation: Expectation) -> str:
+    return _AMD_CDI.replace("{change}", _AMD_CDI_CHANGES[expectation.fact.partition(".")[2]])
+
+
 def _runtime_mode(_: str, __: Expectation) -> str:
     return """sed -i 's/^mode = "auto"$/mode = "legacy"/' /etc/nvidia-container-runtime/config.toml"""
 
@@ -329,6 +349,7 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("nvidia_smi", "state"): lambda _, __: "rm /var/lib/silicon/run/fabricmanager.ready",
     ("container", ""): lambda _, expectation: _CDI[expectation.fact.partition(".")[2]],
     ("container_runtime", "mode"): _runtime_mode,
+    ("amd_cdi", ""): _amd_cdi,
     ("limits", "memlock"): _locked_memory,
     ("cpu", "governors"): _governors,
     ("tcp", "listening"): _deaf,

@@ -179,17 +179,18 @@ def test_every_promise_is_noticed_when_broken_and_repaired_by_its_role(
 
 def test_each_role_is_taken_off_again(operator: Operator, lab: Lab) -> None:
     kept = [*ROLES]
-    for role in (("rocm", "rccl"), ("amdgpu_driver",), ("amd_repository",)):
+    for role in (("amd_container_toolkit",), ("rocm", "rccl"), ("amdgpu_driver",), ("amd_repository",)):
         words = [word for one in role for word in ("--remove", one)]
         kept = [one for one in kept if one not in role]
         gpuprov(operator, "up", "--yes", *words, gpuprov_roles=kept)
         assert "without anything of" in gpuprov(operator, "up", "--yes", *words, gpuprov_roles=kept)
     for node in lab.nodes:
         listed = "dpkg -l 2>/dev/null" if node.name == "amd-01" else "rpm -qa"
-        left = node.run(f"{listed} | grep -E 'rocm|amdgpu|rccl|amd-smi' || true").stdout
+        left = node.run(f"{listed} | grep -E 'rocm|amdgpu|rccl|amd-smi|amd-container' || true").stdout
         assert left == "", node.name
         assert node.run("test -e /sys/module/amdgpu/version", check=False).returncode, node.name
-        files = "find /etc /usr/share/keyrings -iname '*rocm*' -o -iname '*amdgpu*' -o -name 'rccl*'"
+        names = ("*rocm*", "*amdgpu*", "rccl*", "*amd-c*", "amd.json")
+        files = "find /etc /usr/share/keyrings -iname " + " -o -iname ".join(f"'{name}'" for name in names)
         assert node.as_root(files).stdout == "", node.name
 
 
