@@ -24,7 +24,9 @@ XGMI, PCIE = 11, 2  # types of links between nodes of the topology (kfd_crat.h)
 _OF_DRIVER = (
     *("product_name", "serial_number", "unique_id", "vbios_version", "mem_info_vram_total"),
     *("current_compute_partition", "current_memory_partition", "pcie_replay_count", "xgmi_num_links"),
+    *("available_compute_partition", "available_memory_partition"),
 )
+HWMON = "hwmon/hwmon3"
 
 
 def bridges_of(gpu) -> tuple:
@@ -116,10 +118,23 @@ def write(node) -> None:
 
 
 def _clear(place: Path) -> None:
-    shutil.rmtree(str(place / "ras"), ignore_errors=True)
+    for folder in ("ras", "hwmon"):
+        shutil.rmtree(str(place / folder), ignore_errors=True)
     for name in (*_OF_DRIVER, "driver"):
         if (place / name).is_symlink() or (place / name).exists():
             (place / name).unlink()
+
+
+def keep_memory_modes(node) -> None:
+    """The driver is about to be unloaded: a mode of memory that was asked for is that of the next time. All
+    GPUs of a hive change together (amdgpu_gmc.c). With another mode than the usual they are CPX."""
+    for gpu in readings.answering(node):
+        place = node.folder / "sys_pci" / gpu["address"]
+        asked = place / "current_memory_partition"
+        offered = place / "available_memory_partition"
+        if asked.exists() and asked.read_text().strip() in offered.read_text().strip().split(", "):
+            (node.folder / readings.MEMORY_MODE).write_text(asked.read_text())
+            return
 
 
 def _write_gpu(node, gpu, place: Path) -> None:
@@ -136,8 +151,23 @@ def _write_gpu(node, gpu, place: Path) -> None:
         "xgmi_num_links": row,
     }
     if compute:
-        files.update(current_compute_partition=compute, current_memory_partition=memory)
+        files.update(
+            current_compute_partition=compute,
+            current_memory_partition=memory,
+            available_compute_partition="SPX, DPX, QPX, CPX",
+            available_memory_partition="NPS1, NPS4",
+        )
     put(place, files)
+    limit = readings.power_limit(node, gpu) * 10**6
+    put(
+        place / HWMON,
+        {
+            "name": "amdgpu",
+            "power1_cap": str(limit),
+            "power1_cap_min": "0",
+            "power1_cap_max": str(limit and node.sku["power"] * 10**6),
+        },
+    )
     if not (place / "driver").is_symlink():
         (place / "driver").symlink_to("../../../bus/pci/drivers/amdgpu")
     _write_counters(node, gpu, place / "ras")
