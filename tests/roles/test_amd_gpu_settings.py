@@ -76,36 +76,33 @@ class Sysfs:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text + "\n")
 
+    def look(self, **wanted: Any) -> dict[str, Any]:
+        """What the module says of these settings here."""
+        module = modules.load("gpuprov_amd_gpu_settings")
+        module.SYSFS = str(self.root)  # type: ignore[attr-defined]
+        asked = {"compute_partition": "", "memory_partition": "", "power_limit": 0, **wanted}
+        found: dict[str, Any] = module.look(asked)
+        return found
+
     def of(self, name: str) -> list[str]:
         return [(self.folder(address) / name).read_text().strip() for address in ADDRESSES]
 
 
 @pytest.fixture
-def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sysfs:
-    monkeypatch.setenv("GPUPROV_SYSFS", str(tmp_path / "sys"))
+def sysfs(tmp_path: Path) -> Sysfs:
     return Sysfs(tmp_path / "sys")
 
 
-def look(**wanted: Any) -> dict[str, Any]:
-    module = modules.load("gpuprov_amd_gpu_settings")
-    found: dict[str, Any] = module.look(
-        {"compute_partition": "", "memory_partition": "", "power_limit": 0, **wanted}
-    )
-    return found
-
-
-@pytest.mark.usefixtures("sysfs")
-def test_what_is_so_already_does_not_differ() -> None:
-    found = look(compute_partition="SPX", memory_partition="NPS1", power_limit=750)
+def test_what_is_so_already_does_not_differ(sysfs: Sysfs) -> None:
+    found = sysfs.look(compute_partition="SPX", memory_partition="NPS1", power_limit=750)
     assert found == {"ready": True, "refusals": [], "differs": [], "pending": []}
 
 
-@pytest.mark.usefixtures("sysfs")
-def test_a_mode_of_memory_waits_for_a_boot_and_that_of_computing_with_it() -> None:
-    assert look(compute_partition="CPX", power_limit=600) == {
+def test_a_mode_of_memory_waits_for_a_boot_and_that_of_computing_with_it(sysfs: Sysfs) -> None:
+    assert sysfs.look(compute_partition="CPX", power_limit=600) == {
         **{"ready": True, "refusals": [], "differs": ["compute_partition", "power_limit"], "pending": []}
     }
-    found = look(compute_partition="CPX", memory_partition="NPS4")
+    found = sysfs.look(compute_partition="CPX", memory_partition="NPS4")
     assert found["pending"] == ["compute_partition", "memory_partition"]
 
 
@@ -117,9 +114,8 @@ def test_a_mode_of_memory_waits_for_a_boot_and_that_of_computing_with_it() -> No
         ({"power_limit": 800}, "GPU 0000:05:00.0 cannot be limited to 800 W: it allows 0 to 750 W."),
     ],
 )
-@pytest.mark.usefixtures("sysfs")
-def test_what_a_gpu_cannot_do_is_refused(wanted: dict[str, Any], words: str) -> None:
-    refusals = look(**wanted)["refusals"]
+def test_what_a_gpu_cannot_do_is_refused(sysfs: Sysfs, wanted: dict[str, Any], words: str) -> None:
+    refusals = sysfs.look(**wanted)["refusals"]
     assert len(refusals) == 2
     assert words in refusals
 
@@ -127,31 +123,36 @@ def test_what_a_gpu_cannot_do_is_refused(wanted: dict[str, Any], words: str) -> 
 def test_a_driver_that_cannot_change_it_is_said(sysfs: Sysfs) -> None:
     for address in ADDRESSES:
         (sysfs.folder(address) / "available_memory_partition").unlink()
-    first, _ = look(memory_partition="NPS4")["refusals"]
+    first, _ = sysfs.look(memory_partition="NPS4")["refusals"]
     assert first == (
         "GPU 0000:05:00.0 cannot be NPS4: of memory partitions it has one mode alone, or the driver cannot "
         "change them."
     )
-    assert look(memory_partition="NPS1")["refusals"] == []
+    assert sysfs.look(memory_partition="NPS1")["refusals"] == []
 
 
 def test_partitions_do_not_change_under_a_program(sysfs: Sysfs) -> None:
     (sysfs.root / "class/kfd/kfd/proc/4711").mkdir(parents=True)
-    (refusal,) = look(compute_partition="CPX")["refusals"]
+    (refusal,) = sysfs.look(compute_partition="CPX")["refusals"]
     assert "process 4711" in refusal
-    assert look(power_limit=600)["refusals"] == []
-    assert look(compute_partition="SPX")["refusals"] == []
+    assert sysfs.look(power_limit=600)["refusals"] == []
+    assert sysfs.look(compute_partition="SPX")["refusals"] == []
 
 
 def test_a_second_die_without_a_limit_of_its_own_is_left_out(sysfs: Sysfs) -> None:
     sysfs.put(ADDRESSES[1], "hwmon/hwmon3/power1_cap", "0")
-    assert look(power_limit=750)["differs"] == []
+    assert sysfs.look(power_limit=750)["differs"] == []
 
 
 def test_without_the_driver_nothing_is_known(sysfs: Sysfs) -> None:
     for address in ADDRESSES:
         (sysfs.folder(address) / "driver").unlink()
-    assert look(compute_partition="CPX") == {"ready": False, "refusals": [], "differs": [], "pending": []}
+    assert sysfs.look(compute_partition="CPX") == {
+        "ready": False,
+        "refusals": [],
+        "differs": [],
+        "pending": [],
+    }
 
 
 # --- the script

@@ -47,7 +47,7 @@ import os  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-ROOT = os.environ.get("GPUPROV_SYSFS", "/sys")
+SYSFS = "/sys"
 KINDS = ("compute", "memory")
 
 
@@ -72,7 +72,7 @@ def watts(folder, name):
 def gpus():
     """The folders of the GPUs that the driver took, in the order of the bus."""
     found = []
-    for folder in sorted(glob.glob(ROOT + "/bus/pci/devices/*")):
+    for folder in sorted(glob.glob(SYSFS + "/bus/pci/devices/*")):
         driver = folder + "/driver"
         if os.path.islink(driver) and os.path.basename(os.readlink(driver)) == "amdgpu":
             found.append(folder)
@@ -89,7 +89,7 @@ def modes_of(folder, kind):
 def users():
     """The processes that compute on any GPU."""
     try:
-        return sorted(name for name in os.listdir(ROOT + "/class/kfd/kfd/proc") if name.isdigit())
+        return sorted(name for name in os.listdir(SYSFS + "/class/kfd/kfd/proc") if name.isdigit())
     except (IOError, OSError):
         return []
 
