@@ -119,7 +119,7 @@ _TABLE: Sequence[tuple[str, _Words]] = (
         _Words("container runtimes without the NVIDIA runtime", _FOUND),
     ),
     (r"container_runtime\.all\.amd_unconfigured", _Words("container runtimes without AMD's runtime", _FOUND)),
-    (r"container_runtime\.all\.(amd_)?without_cdi", _Words("container runtimes without CDI", _FOUND)),
+    (r"container_runtime\.all\.(?:amd_)?without_cdi", _Words("container runtimes without CDI", _FOUND)),
     (r"container_runtime\.nvidia\.mode", _Words("mode of the NVIDIA container runtime", _SET)),
     (r"container_runtime\.(.+)\.amd_path", _Words(r"AMD's runtime of \1", _SET)),
     (r"container_runtime\.(.+)\.path", _Words(r"NVIDIA runtime of \1", _SET)),

@@ -336,6 +336,12 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("pgp_key", "trusted_by"): _trusted_key,
     ("dkms", "failed"): lambda module, _: _FAILED_BUILDS[module],
     ("amdgpu", "loaded_version"): lambda _, __: "echo 6.1.1 > /sys/module/amdgpu/version",
+    ("amdgpu", "compute_partitions"): lambda _, __: (
+        "echo DPX > $(ls /sys/bus/pci/devices/*/current_compute_partition | head -n1)"
+    ),
+    ("amdgpu", "power_limits"): lambda _, __: (
+        "echo 500000000 > $(ls /sys/bus/pci/devices/*/hwmon/hwmon*/power1_cap | tail -n1)"
+    ),
     # As many characters: the ELF file stays whole.
     ("amdgpu", "installed_version"): lambda _, __: (
         r"sed -i 's/version=[0-9]\([0-9.]*\)/version=9\1/' $(modinfo -n amdgpu)"
