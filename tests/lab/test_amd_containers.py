@@ -123,7 +123,7 @@ def test_another_release_and_back(node: LabNode, operator: Operator) -> None:
     before = node.run("systemctl show -p InvocationID --value docker").stdout
     node.as_root("echo 'kind: vendor.com/nic' > /etc/cdi/nic.yaml")
     refused = up(operator, rc=ExitCode.UNHEALTHY, amd_container_toolkit_version="1.2.0")
-    assert "with it nic.yaml, which is not AMD's" in " ".join(refused.split())
+    assert "with it nic.yaml: these are not AMD's" in " ".join(refused.split())
     assert node.run("cat /etc/cdi/nic.yaml").stdout == "kind: vendor.com/nic\n"
     node.as_root("rm /etc/cdi/nic.yaml")
     for release in ("1.2.0", "1.3.0"):

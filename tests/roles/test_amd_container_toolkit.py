@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import partial
 from typing import Any
@@ -142,15 +143,22 @@ def refusal(file: str, **known: Any) -> str:
     )
     environment = jinja2.Environment()  # noqa: S701 - no HTML
     environment.filters["intersect"] = lambda one, other: [each for each in one if each in other]
+    environment.filters["difference"] = lambda one, other: [each for each in one if each not in other]
+    environment.tests["version"] = lambda one, other, _: (
+        [*map(int, one.split("."))] < [*map(int, other.split("."))]
+    )
     environment.tests["match"] = lambda text, pattern: re.match(pattern, str(text)) is not None
     environment.tests["search"] = lambda text, pattern: re.search(pattern, str(text)) is not None
     told = {f"__{ROLE}_{name}": value for name, value in known.items() if name != "declared"}
     declared = {"version": "1.3.0", "install_runtime": "", "cdi": True, **known.get("declared", {})}
     values = {f"{ROLE}_{name}": value for name, value in declared.items()}
-    rendered = environment.from_string(task["vars"][f"__{ROLE}_refused"]).render(
-        {"gpuprov_node": amd(), "ansible_check_mode": False, **values, **told}
-    )
-    return " ".join(rendered.split())
+    said = {"gpuprov_node": amd(), "ansible_check_mode": False, **values, **told}
+    for name, text in task["vars"].items():  # a message is made before it is chosen
+        if name not in said:
+            rendered = environment.from_string(text).render(said).strip()
+            plain = rendered in ("True", "False") or rendered.startswith("[")
+            said[name] = ast.literal_eval(rendered) if plain else rendered
+    return " ".join(said[f"__{ROLE}_refused"].split())
 
 
 OFFERED = {"releases": ["ubuntu 24.04"], "runtime_packages": {"docker": ["docker.io"]}}
@@ -171,8 +179,11 @@ NONE = {"programs": {"package": {"stdout": ""}}}
         # The driver waits for a reboot, and so does the toolkit.
         ({"before": {**ABSENT, **NONE, "paths": {"reboot": "/run/reboot-required"}}, "ready": False}, ""),
         # An upgrade would remove what is not AMD's.
-        ({"before": {**LOADED, **OLDER}, "others": ["nic.yaml"]}, "and with it nic.yaml, which is not AMD's"),
-        ({"before": {**LOADED, **OLDER}, "others": ["a", "b"]}, "a, b, which are not AMD's. Move them"),
+        (
+            {"before": {**LOADED, **OLDER}, "others": ["nic.yaml"]},
+            "and with it nic.yaml: these are not AMD's",
+        ),
+        ({"before": {**LOADED, **OLDER}, "others": ["a", "b"]}, "a, b: these are not AMD's. Move them"),
         ({"before": {**LOADED, **OLDER}, "others": ["nic.yaml"], "right": True}, ""),
         ({"before": {**LOADED, **NONE}, "others": ["nic.yaml"]}, ""),
     ],
@@ -188,18 +199,19 @@ def test_the_preflight_refuses_what_cannot_work(known: dict[str, Any], words: st
     ("known", "words"),
     [
         ({}, ""),
-        ({"absent": ["crio"]}, "requests crio, which is not installed"),
-        ({"docker": True, "old": True, "found": {"docker": "20.10.24"}}, "Docker 20.10.24 on this machine"),
-        ({"docker": True, "old": True, "declared": {"cdi": False}}, ""),
+        ({"wanted": ["crio", "auto"]}, "requests crio, which is not installed"),
+        ({"docker": True, "found": {"docker": "20.10.24"}}, "Docker 20.10.24 on this machine"),
+        ({"docker": True, "found": {"docker": "25.0.1"}}, ""),
+        ({"docker": True, "found": {"docker": "20.10.24"}, "declared": {"cdi": False}}, ""),
         ({"wanted": ["containerd"], "found": {"containerd": "1.7.24"}}, "CDI is off in containerd 1.7.24"),
-        ({"wanted": ["containerd"], "settings": "    enable_cdi = true\n"}, ""),
+        ({"wanted": ["containerd"], "found": {"containerd": "2.1.4"}, "cdi": "true"}, ""),
         ({"wanted": ["auto"]}, ""),  # it is Docker's there, or a kubelet's
     ],
 )
 def test_runtimes_that_cannot_do_it_are_refused(known: dict[str, Any], words: str) -> None:
-    dump = {"containerd_settings": {"rc": 0, "stdout": known.get("settings", "    enable_cdi = false\n")}}
-    usual = {"absent": [], "docker": False, "old": False, "wanted": [], "found": {}}
-    said = refusal("runtimes.yml", **{**usual, "said": {"programs": dump}, **known})
+    dump = {"rc": 0, "stdout": f"    enable_cdi = {known.get('cdi', 'false')}\n"}
+    usual = {"docker": False, "wanted": [], "found": {}, "said": {"programs": {"containerd_settings": dump}}}
+    said = refusal("runtimes.yml", **{**usual, **known})
     assert bool(said) == bool(words)
     assert words in said
 
@@ -209,7 +221,7 @@ def test_runtimes_that_cannot_do_it_are_refused(known: dict[str, Any], words: st
     [
         ({}, "installed", [], ""),
         ({"default-runtime": "amd"}, "installed", [], "makes amd the default runtime"),
-        ({}, "installed", ["nic.yaml"], "and with it nic.yaml, which is not AMD's. Move it"),
+        ({}, "installed", ["nic.yaml"], "and with it nic.yaml: these are not AMD's. Move them"),
         ({}, "", ["nic.yaml"], ""),
     ],
 )
