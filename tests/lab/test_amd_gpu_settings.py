@@ -65,7 +65,8 @@ def test_what_a_gpu_cannot_do_is_refused_before_anything_changes(lab: Lab, opera
 
 def test_removed_it_sets_nothing_at_boot(lab: Lab, operator: Operator) -> None:
     rest = [role for role in ROLES if role != ROLE]
-    done = operator.call("up", "--yes", "--remove", ROLE, timeout=1500, gpuprov_roles=rest)
+    settings = {"gpuprov_roles": rest, f"{ROLE}_compute_partition": "CPX", f"{ROLE}_memory_partition": "NPS4"}
+    done = operator.call("up", "--yes", "--remove", ROLE, timeout=1500, **settings)
     assert done.returncode == ExitCode.OK, said(done)
     lab.node("amd-01").reboot()
     assert modes(lab, "current_compute_partition") == {"SPX"}
