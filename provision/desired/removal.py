@@ -173,6 +173,10 @@ def _reversed(promised: Expectation) -> Iterator[Expectation]:
         gone = False
     elif family == "container" and item == "cdi":
         fact = "container.cdi.version"
+    elif family == "amd_cdi":
+        fact = "amd_cdi.version"
+    elif family == "container_runtime" and attribute.startswith("amd_"):
+        fact = "container_runtime.docker.amd_path"
     elif family == "container_runtime" and item == "all":
         for runtime in ("docker", "containerd", "crio"):
             yield _gone(promised, f"container_runtime.{runtime}.path", None)

@@ -4,6 +4,7 @@ amd/rocm/rocm.gpg.key
 amd/amdgpu/30.30.3/ubuntu/       apt, suites jammy and noble     (el/9.6/main/x86_64/: rpm)
 amd/rocm/apt/7.2.3/              the same                        (rocm/el9/7.2.3/main/: rpm)
 amd/graphics/7.2.3/ubuntu/       the same                        (el/9.6/main/x86_64/: rpm)
+amd/amd-container-toolkit/apt/   the same                        (amd-container-toolkit/el9/main/: rpm)
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def is_amds(repository: str) -> bool:
 def write_apt(www: Path, home: Path, key: str, repository: str, debs: list[Deb]) -> None:
     """One release's repository: the packages in pool/, and an index for each suite, which have the same."""
     kind, _, release = repository.partition("/")
-    folder = www / TOP / (f"rocm/apt/{release}" if kind == "rocm" else f"{kind}/{release}/ubuntu")
+    of_system = kind in ("amdgpu", "graphics")
+    folder = www / TOP / (f"{kind}/{release}/ubuntu" if of_system else f"{kind}/apt/{release}")
     (folder / "pool").mkdir(parents=True)
     stanzas = []
     for deb in debs:
@@ -58,8 +60,8 @@ def write_apt(www: Path, home: Path, key: str, repository: str, debs: list[Deb])
 def rpm_folder(repository: str, family: str) -> str:
     """Where a release's packages are for `family` (el9)."""
     kind, _, release = repository.partition("/")
-    if kind == "rocm":
-        return f"{TOP}/rocm/{family}/{release}/main"
+    if kind not in ("amdgpu", "graphics"):
+        return "/".join(filter(None, [TOP, kind, family, release, "main"]))
     versions = {f"el{each.major}": name for name, each in RELEASES.items() if each.dnf and name != "rocky9"}
     system = RELEASES[versions[family]].files["usr/lib/os-release"]
     minor = system.partition('VERSION_ID="')[2].partition('"')[0]

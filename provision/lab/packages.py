@@ -34,7 +34,8 @@ from provision.lab.debfile import Deb, PackedFile
 from provision.lab.elf import LICENSES, kernel_module, shared_library
 
 # AMD has one for each release.
-AMD = ("amdgpu/6.4.4", "amdgpu/30.20.1", "amdgpu/30.30.3", "rocm/6.4.4", "rocm/7.2.3", "graphics/7.2.3")
+AMD = ("amdgpu/6.4.4", "amdgpu/30.20.1", "amdgpu/30.30.3", "rocm/6.4.4", "rocm/7.2.3", "graphics/7.2.3",
+       "amd-container-toolkit")  # fmt: skip
 REPOSITORIES = ("cuda", "toolkit", "tools", "doca", *AMD)
 DISTRIBUTIONS = ("debian", "ubuntu")
 _RELATIONS = (

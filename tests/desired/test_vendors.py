@@ -234,10 +234,12 @@ def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
 # Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
 PLACES = {
     *("provision/desired/amd.py", "provision/desired/vendors.py"),
-    *(f"provision/node/observe/{name}.py" for name in ("amd_smi", "amdgpu", "vendors")),
+    *(f"provision/node/observe/{name}.py" for name in ("amd_cdi", "amd_smi", "amdgpu", "vendors")),
     *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
     *("provision/data/skus/mi325x.yml", "provision/data/skus/mi355x.yml"),
+    "provision/node/modules/gpuprov_amd_gpu_settings.py",
     "provision/node/modules/node_facts.py",  # which lists every family of facts
+    "provision/node/observe/container_runtime.py",  # of which of them Docker was told
     # The checks: what of them is AMD's has a folder of its own; these hold its place among all.
     *(f"provision/checks/{name}.py" for name in ("table", "on_node/parts")),
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),

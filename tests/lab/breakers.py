@@ -293,6 +293,26 @@ _CDI = {
 }
 
 
+# AMD's specification is JSON: what becomes of the device files of each device.
+_AMD_CDI = """python3 -c '
+import json
+path = "/etc/cdi/amd.json"
+text = json.load(open(path))
+for device in text["devices"]:
+    nodes = device["containerEdits"]["deviceNodes"]
+    device["containerEdits"]["deviceNodes"] = {change}
+json.dump(text, open(path, "w"))
+'"""
+_AMD_CDI_CHANGES = {
+    "missing": '[one for one in nodes if one["path"] != "/dev/dri/renderD135"]',
+    "stale": '[*nodes, {"path": "/dev/dri/card99"}]',
+}
+
+
+def _amd_cdi(_: str, expectation: Expectation) -> str:
+    return _AMD_CDI.replace("{change}", _AMD_CDI_CHANGES[expectation.fact.partition(".")[2]])
+
+
 def _runtime_mode(_: str, __: Expectation) -> str:
     return """sed -i 's/^mode = "auto"$/mode = "legacy"/' /etc/nvidia-container-runtime/config.toml"""
 
@@ -316,6 +336,12 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("pgp_key", "trusted_by"): _trusted_key,
     ("dkms", "failed"): lambda module, _: _FAILED_BUILDS[module],
     ("amdgpu", "loaded_version"): lambda _, __: "echo 6.1.1 > /sys/module/amdgpu/version",
+    ("amdgpu", "compute_partitions"): lambda _, __: (
+        "echo DPX > $(ls /sys/bus/pci/devices/*/current_compute_partition | head -n1)"
+    ),
+    ("amdgpu", "power_limits"): lambda _, __: (
+        "echo 500000000 > $(ls /sys/bus/pci/devices/*/hwmon/hwmon*/power1_cap | tail -n1)"
+    ),
     # As many characters: the ELF file stays whole.
     ("amdgpu", "installed_version"): lambda _, __: (
         r"sed -i 's/version=[0-9]\([0-9.]*\)/version=9\1/' $(modinfo -n amdgpu)"
@@ -329,6 +355,7 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("nvidia_smi", "state"): lambda _, __: "rm /var/lib/silicon/run/fabricmanager.ready",
     ("container", ""): lambda _, expectation: _CDI[expectation.fact.partition(".")[2]],
     ("container_runtime", "mode"): _runtime_mode,
+    ("amd_cdi", ""): _amd_cdi,
     ("limits", "memlock"): _locked_memory,
     ("cpu", "governors"): _governors,
     ("tcp", "listening"): _deaf,

@@ -37,6 +37,12 @@ OLDER: dict[str, Any] = {
     "rocm_default": "6.4.4",
 }
 
+WALKED: dict[str, Any] = {
+    "amdgpu_driver_users": ["ops"],
+    "amd_gpu_settings_compute_partition": "CPX",
+    "amd_gpu_settings_power_limit": 600,
+}
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
@@ -172,24 +178,30 @@ def test_every_promise_is_noticed_when_broken_and_repaired_by_its_role(
     inventory = tmp_path / "amd-01.yml"
     inventory.write_text(yaml.safe_dump(alone))
     chosen = Operator(inventory, operator.runs)
-    count, trouble = Walk(lab, chosen, {"amdgpu_driver_users": ["ops"]}, ROLES).whole(say)
+    count, trouble = Walk(lab, chosen, WALKED, ROLES).whole(say)
     assert trouble == []
     assert set(count) == set(ROLES)
 
 
 def test_each_role_is_taken_off_again(operator: Operator, lab: Lab) -> None:
     kept = [*ROLES]
-    for role in (("rocm", "rccl"), ("amdgpu_driver",), ("amd_repository",)):
+    for role in (
+        ("amd_container_toolkit", "amd_gpu_settings"),
+        ("rocm", "rccl"),
+        ("amdgpu_driver",),
+        ("amd_repository",),
+    ):
         words = [word for one in role for word in ("--remove", one)]
         kept = [one for one in kept if one not in role]
         gpuprov(operator, "up", "--yes", *words, gpuprov_roles=kept)
         assert "without anything of" in gpuprov(operator, "up", "--yes", *words, gpuprov_roles=kept)
     for node in lab.nodes:
         listed = "dpkg -l 2>/dev/null" if node.name == "amd-01" else "rpm -qa"
-        left = node.run(f"{listed} | grep -E 'rocm|amdgpu|rccl|amd-smi' || true").stdout
+        left = node.run(f"{listed} | grep -E 'rocm|amdgpu|rccl|amd-smi|amd-container' || true").stdout
         assert left == "", node.name
         assert node.run("test -e /sys/module/amdgpu/version", check=False).returncode, node.name
-        files = "find /etc /usr/share/keyrings -iname '*rocm*' -o -iname '*amdgpu*' -o -name 'rccl*'"
+        names = ("*rocm*", "*amdgpu*", "rccl*", "*amd-c*", "amd.json")
+        files = "find /etc /usr/share/keyrings -iname " + " -o -iname ".join(f"'{name}'" for name in names)
         assert node.as_root(files).stdout == "", node.name
 
 

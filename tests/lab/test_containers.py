@@ -16,6 +16,7 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
+from tests.lab.container_image import DOCKER, IMAGE, RUN
 from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
@@ -24,28 +25,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = ["nvidia_repository", "nvidia_driver", "container_toolkit"]
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
-RUN = {
-    # A node has no controllers (--cgroups) and no way out (--network).
-    "podman": "sudo podman run --rm --cgroups=disabled --network=none",
-    "docker": "sudo docker run --rm --network=none",
-}
-PACKAGES = "docker.io docker-cli containerd runc iptables nftables"
-# No registry is reachable: the image is the node's own Python, which the simulated tools need, and a shell.
-IMAGE = """\
-set -e
-mkdir -p /tmp/image/usr/bin /tmp/image/usr/lib /tmp/image/usr/lib64 /tmp/image/tmp; cd /tmp/image
-for name in bin lib lib64; do ln -s usr/$name $name; done
-python=$(readlink -f /usr/bin/python3)
-for program in $python /bin/sh /bin/ls /bin/sleep; do
-    cp -L $program usr/bin/
-    for file in $(ldd $program | grep -o '/[^ ]*'); do mkdir -p .${file%/*}; cp -L $file .$file; done
-done
-ln -s $(basename $python) usr/bin/python3
-cp -r /usr/lib/$(basename $python) usr/lib/
-tar -c . > /tmp/image.tar
-podman import -q /tmp/image.tar lab
-docker import /tmp/image.tar lab
-"""
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -90,7 +69,7 @@ def changed(lab: Lab) -> list[str]:
 def node(lab: Lab) -> LabNode:
     """As `gpuprov up` leaves a node with two runtimes, and podman from the role; an image in two of them."""
     node = lab.node("gpu-01")
-    node.as_root(f"apt-get -q update && apt-get -qy install --no-install-recommends {PACKAGES}", timeout=600)
+    node.as_root(f"apt-get -q update && apt-get -qy install --no-install-recommends {DOCKER}", timeout=600)
     node.as_root(
         'printf \'%s\' \'{"log-level": "warn", "features": {"buildkit": true}}\' > /etc/docker/daemon.json'
     )

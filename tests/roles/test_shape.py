@@ -24,6 +24,7 @@ ORDER = [
     "rdma",
     "nvidia_driver",
     "amdgpu_driver",
+    "amd_gpu_settings",
     "nvlink",
     "gpu_settings",
     "cuda_toolkit",
@@ -31,6 +32,7 @@ ORDER = [
     "rccl",
     "rocm",
     "container_toolkit",
+    "amd_container_toolkit",
     "gpudirect_rdma",
     "host_settings",
     "validation_tools",
@@ -192,7 +194,7 @@ def test_preflight_changes_nothing(role: str) -> None:
         if name == "ansible.builtin.include_tasks":
             assert task[name].startswith("preflight_")
             continue
-        ours = ("gpuprov_packages", "gpuprov_gpu_settings", "gpuprov_look")
+        ours = ("gpuprov_packages", "gpuprov_gpu_settings", "gpuprov_amd_gpu_settings", "gpuprov_look")
         assert name in ours or name in {f"ansible.builtin.{each}" for each in looking}, name
         if name == "ansible.builtin.command":
             assert task["changed_when"] is False

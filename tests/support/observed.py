@@ -20,6 +20,7 @@ AMD_VERSIONS = (
     "1:6.16.13.30300300-2327507.24.04",  # amdgpu-dkms
     "30.30.3.0.30300300-2327507.24.04",  # amdgpu-dkms-firmware
     "7.2.3.70203-90~24.04",  # ROCm
+    *("1.3.0~24.04", "1.3.0-1.el9"),  # AMD's container toolkit
 )
 
 Facts = dict[str, dict[str, Any]]  # by node

@@ -1,28 +1,69 @@
 """host_health of nodes with AMD's GPUs: the machine around them is judged as everybody's. Whether RDMA cards
-and containers reach the GPUs is not measured yet, and said to be not."""
+reach the GPUs is not measured yet, and said to be not.
+
+What a container sees, rocminfo says in it: it opens the compute driver and each GPU, and is in every image
+with ROCm's runtime. A partition of a GPU is to programs a GPU of its own.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from provision.checks.amd.devices import entries as devices
 from provision.checks.amd.devices import loaded
-from provision.checks.check import CheckNode, Command, Measurement
+from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.host import host_health, host_rules
 from provision.checks.host.host_health import ID as ID
-from provision.checks.host.host_health import parse as parse
 from provision.checks.host.host_rules import finding
 from provision.checks.judge import Finding, Verdict
 from provision.checks.network.rdma_port import entries
 from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
 
-SUMMARY = "the module amdgpu, memlock, /dev/shm, ACS, IOMMU, governor, clock, memory errors, NVMe"
+SUMMARY = "the module amdgpu, memlock, /dev/shm, ACS, IOMMU, governor, clock, memory errors, NVMe, containers"
 NEEDS: tuple[str, ...] = ()
-FACTS: tuple[str, ...] = ("amdgpu.loaded_version",)
+FACTS: tuple[str, ...] = ("amdgpu.loaded_version", "amdgpu.devices")
+
+_AGENT = re.compile(r"^Agent \d{1,4} *$", re.MULTILINE)
+_TYPE = re.compile(r"^  Device Type: +(\w+) *$", re.MULTILINE)
+_END = "*** Done ***"
+_NO_DRIVER = re.compile(r"ROCk module is NOT loaded|Unable to open /dev/kfd")
+_NOT_FOUND = 127  # of Docker and podman: the image has no such program
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    return host_health.of_drives(node)
+    return [*host_health.of_drives(node), *host_health.of_container(node, "amd.com/gpu=all", "rocminfo")]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    container = outputs.get("container")
+    if container is not None and container.rc == _NOT_FOUND:
+        rest = {name: output for name, output in outputs.items() if name != "container"}
+        image = node.variables.get("gpuprov_container_image")
+        why = f"the container: {image} has no rocminfo, which an image with ROCm's runtime has"
+        return [*host_health.parse(node, rest), Measurement("unreadable", why, "")]
+    return host_health.parse_by(listed_by_rocminfo, node, outputs)
+
+
+def listed_by_rocminfo(text: str) -> int:
+    """The GPUs among the agents. Raises ParseError where the list is not whole."""
+    if not _AGENT.search(text) or _NO_DRIVER.search(text):
+        return 0
+    agents, types = _AGENT.findall(text), _TYPE.findall(text)
+    if len(agents) != len(types) or _END not in text:
+        raise ParseError("rocminfo lists an agent without its type, or not all", "run the check again")
+    return types.count("GPU")
+
+
+def visible(node: CheckNode) -> int:
+    """How many GPUs programs see on the node itself; those on the bus where the driver shows none."""
+    try:
+        parts = [one.get("partitions") for one in devices(node)]
+    except ParseError:
+        parts = []
+    return sum(part for part in parts if isinstance(part, int) and 0 < part < 1000) or node.gpu_count
 
 
 def judge_module(check: str, node: CheckNode) -> list[Finding]:
@@ -54,8 +95,5 @@ def judge(
     measurements: Sequence[Measurement],
     thresholds: Mapping[str, Threshold],  # noqa: ARG001 - the contract
 ) -> list[Finding]:
-    container = []
-    if image := node.variables.get("gpuprov_container_image"):
-        message = f"not measured on AMD GPUs yet: whether a container of {image} sees the GPUs"
-        container.append(finding(ID, Verdict.SKIP, message, "container_gpus"))
+    container = host_health.judge_container(node, measurements, visible(node))
     return host_health.judge_by(RULES, node, measurements, container)

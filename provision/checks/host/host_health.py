@@ -8,7 +8,7 @@ container of `gpuprov_container_image`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,13 +49,17 @@ def of_drives(node: CheckNode) -> list[Command]:
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    found = of_drives(node)
+    return [*of_drives(node), *of_container(node, "nvidia.com/gpu=all", "nvidia-smi", "-L")]
+
+
+def of_container(node: CheckNode, devices: str, *program: str) -> list[Command]:
+    """A container of the image that was asked for, with these devices, in which this program lists them."""
     image = node.variables.get("gpuprov_container_image")
     runtime = _runtime(node)
-    if isinstance(image, str) and image and runtime:
-        flags = ("--rm", "--device", "nvidia.com/gpu=all", image, "nvidia-smi", "-L")
-        found.append(Command("container", (runtime, "run", *flags), _CONTAINER_SECONDS))
-    return found
+    if not isinstance(image, str) or not image or not runtime:
+        return []
+    flags = ("--rm", "--device", devices, image, *program)
+    return [Command("container", (runtime, "run", *flags), _CONTAINER_SECONDS)]
 
 
 def _drives(node: CheckNode) -> list[str]:
@@ -77,6 +81,13 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
     What could not be read leaves the measurement `unreadable.<what>` with its reason.
     """
+    return parse_by(listed_by_nvidia_smi, node, outputs)
+
+
+def parse_by(
+    listed: Callable[[str], int], node: CheckNode, outputs: Mapping[str, Output]
+) -> list[Measurement]:
+    """As above. `listed`: how many GPUs the container's program lists, of its output; raises ParseError."""
     found = [Measurement("nvme_drives", len(_drives(node)), "drives")]
     for drive in _drives(node):
         output = outputs.get(f"smart_{drive}")
@@ -91,7 +102,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             found.append(Measurement("unasked" if absent else "unreadable", error.what, "", drive))
     container = outputs.get("container")
     if container is not None:
-        found += _container(container)
+        found += _container(container, listed)
     uptime = node.facts.get("clock.uptime_s")
     if isinstance(uptime, int) and not isinstance(uptime, bool):
         found.append(Measurement("uptime", uptime, "s"))
@@ -106,14 +117,21 @@ def _why(output: Output | None) -> str:
     return f"nvme smart-log did not end within {output.seconds:.0f} s"
 
 
-def _container(output: Output) -> list[Measurement]:
+def listed_by_nvidia_smi(text: str) -> int:
+    listed = _LISTED.findall(text)
+    if len(listed) != len(_GPU_LINE.findall(text)):
+        raise ParseError("nvidia-smi -L lists a GPU without its UUID", "run the check again")
+    return len(set(listed))
+
+
+def _container(output: Output, listed: Callable[[str], int]) -> list[Measurement]:
     if output.not_started or output.timed_out or output.truncated:
         why = output.not_started or f"it did not end within {output.seconds:.0f} s"
         return [Measurement("unreadable", f"the container: {why}", "")]
-    listed = _LISTED.findall(output.stdout)
-    if len(listed) != len(_GPU_LINE.findall(output.stdout)):
-        return [Measurement("unreadable", "the container: nvidia-smi -L lists a GPU without its UUID", "")]
-    seen = len(set(listed))
+    try:
+        seen = listed(output.stdout)
+    except ParseError as error:
+        return [Measurement("unreadable", f"the container: {error.what}", "")]
     found = [Measurement("container_gpus", seen, "GPUs")]
     if output.rc != 0 or not seen:
         # Docker ends its own errors with a hint (26.1: "See 'docker run --help'."), which is no reason.
@@ -127,7 +145,7 @@ def judge(
     measurements: Sequence[Measurement],
     thresholds: Mapping[str, Threshold],  # noqa: ARG001 - the contract
 ) -> list[Finding]:
-    return judge_by(host_rules.RULES, node, measurements, _judge_container(node, measurements))
+    return judge_by(host_rules.RULES, node, measurements, judge_container(node, measurements, node.gpu_count))
 
 
 def judge_by(
@@ -170,7 +188,8 @@ def _judge_smart(measurements: Sequence[Measurement]) -> list[Finding]:
     return findings
 
 
-def _judge_container(node: CheckNode, measurements: Sequence[Measurement]) -> list[Finding]:
+def judge_container(node: CheckNode, measurements: Sequence[Measurement], gpus: int) -> list[Finding]:
+    """Whether a container sees all GPUs, of which there are `gpus`; nothing where none was asked for."""
     image = node.variables.get("gpuprov_container_image")
     if not image:
         return []
@@ -188,12 +207,12 @@ def _judge_container(node: CheckNode, measurements: Sequence[Measurement]) -> li
             return []  # said already
         return [unmeasured(ID, f"no container of {image} was started")]
     said = str(values.get("container_said", ""))
-    if seen == node.gpu_count:
+    if seen == gpus:
         if not said:
             return []
         return [unmeasured(ID, f"a container of {image} sees all GPUs, and failed: {said}")]
-    message = f"a container of {image} sees {seen} of {node.gpu_count} GPUs"
-    measured, limit = Measurement("container_gpus", seen, "GPUs"), f"= {node.gpu_count} GPUs"
+    message = f"a container of {image} sees {seen} of {gpus} GPUs"
+    measured, limit = Measurement("container_gpus", seen, "GPUs"), f"= {gpus} GPUs"
     message, evidence = (f"{message}: {said}", (said,)) if said else (message, ())
     return [
         finding_on(ID, Verdict.FAIL, measured, message, limit, action=host_rules.CONFIGURE, evidence=evidence)

@@ -69,6 +69,12 @@ def confine(node) -> None:
     ours = str(node.root) == "/" and str(node.folder) == "/var/lib/silicon"
     if ours and node.driver() and not Path("/proc/driver/nvidia").exists():
         node.gpus = [gpu for gpu in node.gpus if Path(f"/dev/nvidia{gpu['slot']}").exists()]
+    # A container has the host's /sys, in which our module is not.
+    if ours and node.loaded("amdgpu") and not Path("/sys/module/amdgpu").exists():
+        there = Path("/dev/kfd").exists()
+        node.gpus = [
+            gpu for gpu in node.gpus if there and Path(f"/dev/dri/renderD{128 + gpu['slot']}").exists()
+        ]
 
 
 def numbers(path: str):

@@ -4,6 +4,8 @@ import json
 import sys
 
 import host
+from amd import readings
+from amd.rocminfo import rocminfo
 
 
 def nvme(node, arguments: list) -> int:
@@ -27,21 +29,26 @@ def nvme(node, arguments: list) -> int:
 
 
 def docker(node, arguments: list) -> int:
-    """`docker run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi -L`."""
-    if arguments[:1] != ["run"] or arguments[-2:] != ["nvidia-smi", "-L"]:
-        print("docker: only a run of nvidia-smi -L is simulated", file=sys.stderr)
+    """`docker run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi -L`; rocminfo with AMD's GPUs."""
+    amds = node.vendor == "amd"
+    kind, program = ("amd.com/gpu", ["rocminfo"]) if amds else ("nvidia.com/gpu", ["nvidia-smi", "-L"])
+    if arguments[:1] != ["run"] or arguments[-len(program) :] != program:
+        print(f"docker: only a run of {' '.join(program)} is simulated", file=sys.stderr)
         return 125
     broken = node.fault("container_broken")
     if broken and broken["how"] == "refused":
         print(
             "docker: Error response from daemon: CDI device injection failed: unresolvable CDI devices "
-            "nvidia.com/gpu=all",
+            f"{kind}=all",
             file=sys.stderr,
         )
         return 125
-    gpus = node.usable()
+    gpus = readings.answering(node) if amds else node.usable()
     if broken:
         gpus = gpus[: len(gpus) // 2] if broken["how"] == "some" else []
+    if amds:
+        node.gpus = gpus
+        return rocminfo(node, [])
     if not gpus:
         print("Failed to initialize NVML: Unknown Error")
         return 255

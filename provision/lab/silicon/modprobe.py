@@ -9,7 +9,7 @@ import devices
 import kernel_log
 import surfaces
 import xid
-from amd import driver_log
+from amd import driver_log, sysfs
 from module_file import Settings, find, information
 from nvidia_smi import mig_files
 
@@ -228,6 +228,8 @@ def _remove(node, name: str, quiet: bool) -> int:
 
 
 def _unload(node, name: str) -> None:
+    if name == "amdgpu" and node.vendor == "amd":
+        sysfs.keep_memory_modes(node)
     surfaces.unload_module(node.folder, name)
     if name == "amdgpu" and node.vendor == "amd":
         surfaces.write_all(node)

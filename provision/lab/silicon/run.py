@@ -56,6 +56,8 @@ def _tools() -> dict:
         "amd-smi": ("amd.smi", "amd_smi"),
         "rocm-smi": ("amd.rocm_smi", "rocm_smi"),
         "rocminfo": ("amd.rocminfo", "rocminfo"),
+        "amd-ctk": ("amd.ctk", "amd_ctk"),
+        "amd-container-runtime": ("amd.ctk", "amd_container_runtime"),
         "nvidia-ctk": ("containers.nvidia_ctk", "nvidia_ctk"),
         "nvidia-cdi-hook": ("containers.cdi_hook", "nvidia_cdi_hook"),
         "nvidia-container-runtime": ("containers.container_runtime", "nvidia_container_runtime"),
@@ -85,7 +87,7 @@ def main(arguments: list) -> int:
         print(f"run.py: {error}", file=sys.stderr)
         return 2
     node.count_run()
-    if tool not in ("boot", "dmesg", "modprobe", "rmmod", "nvidia-ctk"):
+    if tool not in ("boot", "dmesg", "modprobe", "rmmod", "nvidia-ctk", "amd-ctk"):
         devices.confine(node)
     return _run(node, "gpu_burn" if tool == "gpu-burn" else tool, rest)
 

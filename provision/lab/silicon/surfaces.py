@@ -175,6 +175,8 @@ def load_module(folder: Path, name: str, version: str = "", depends=()) -> None:
     for other in depends:
         (folder / "sys_module" / other / "holders" / name).mkdir(parents=True, exist_ok=True)
     (place / "initstate").write_text("live\n")
+    if name == "amdgpu":
+        (place / "drivers/pci:amdgpu").mkdir(parents=True, exist_ok=True)
     _write_list(folder)
 
 

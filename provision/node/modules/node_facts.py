@@ -91,6 +91,7 @@ from provision.node.products import PRODUCTS  # noqa: E402
 
 from provision.node.description import describe  # noqa: E402
 from provision.node.observe import (  # noqa: E402
+    amd_cdi,
     amd_smi,
     amdgpu,
     certificate,
@@ -129,6 +130,7 @@ from provision.node.observe.answer import answer  # noqa: E402
 
 # Each knows facts by itself; named here, they are sent along to the node.
 READERS = (
+    amd_cdi,
     amd_smi,
     amdgpu,
     certificate,

@@ -189,6 +189,27 @@ def amdgpu_devices():
     return found
 
 
+def amdgpu_taken():
+    """The folders of the GPUs that the driver took."""
+    folders = ["%s/%s/" % (PCI_FUNCTIONS, address) for address in names_in(PCI_FUNCTIONS)]
+    return [folder for folder in folders if (link_target(folder + "driver") or "").endswith("/amdgpu")]
+
+
+def amdgpu_partitions(kind):
+    """The modes that its GPUs have, one where all are alike; an empty one is of a GPU that says none."""
+    names = {read_line("%scurrent_%s_partition" % (folder, kind)) or "" for folder in amdgpu_taken()}
+    return sorted(names)
+
+
+def amdgpu_power_limits():
+    """The power limits that its GPUs have, in W. Of a module of two dies the second has none, or zero."""
+    found = set()
+    for folder in amdgpu_taken():
+        for name in names_in(folder + "hwmon"):
+            found.add((as_number(read_line("%shwmon/%s/power1_cap" % (folder, name))) or 0) // 1000000)
+    return sorted(found - {0})
+
+
 def parse_amdgpu_modinfo(names, output):
     """What `modinfo --field=version` says: the driver's own version, or no line where it is the kernel's."""
     if "not found" in output:
@@ -210,6 +231,9 @@ FAMILIES["amdgpu"] = whole_family(
         "dkms_version": lambda: read_line(MODULE + "/version") or None,  # the kernel's own has none
         "devices": amdgpu_devices,
         "rocm": lambda: read_line(ROCM_VERSION) or None,
+        "compute_partitions": lambda: amdgpu_partitions("compute"),
+        "memory_partitions": lambda: amdgpu_partitions("memory"),
+        "power_limits": amdgpu_power_limits,
     },
     tools={"installed_version": amdgpu_installed_probe},
 )

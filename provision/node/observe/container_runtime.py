@@ -39,8 +39,8 @@ def docker_value(what):
         features = settings.get("features")
         return features.get("cdi") if isinstance(features, dict) else None
     runtimes = settings.get("runtimes")
-    nvidia = runtimes.get("nvidia") if isinstance(runtimes, dict) else None
-    return nvidia.get("path") if isinstance(nvidia, dict) else None
+    one = runtimes.get("amd" if what == "amd_path" else "nvidia") if isinstance(runtimes, dict) else None
+    return one.get("path") if isinstance(one, dict) else None
 
 
 def toml_value(path, table, key):
@@ -78,8 +78,7 @@ def runtime_value(runtime, what):
     if what == "mode":
         return toml_value(TOOLKIT_FILE, "nvidia-container-runtime", "mode") if runtime == "nvidia" else None
     if runtime == "all":
-        lists = {"installed": runtimes_installed, "unconfigured": runtimes_unconfigured}
-        return lists.get(what, runtimes_without_cdi)()
+        return LISTS[what]() if what in LISTS else None
     if what == "installed":
         return runtime in runtimes_installed()
     if runtime == "docker":
@@ -124,10 +123,22 @@ def runtimes_without_cdi():
     return [name for name in asked if runtime_value(name, "cdi") is not True]
 
 
+def docker_without(what):
+    """Docker, where it is installed without this; AMD's toolkit has to tell no other runtime anything."""
+    return ["docker"] if "docker" in runtimes_installed() and not docker_value(what) else []
+
+
+LISTS = {
+    "installed": runtimes_installed,
+    "unconfigured": runtimes_unconfigured,
+    "without_cdi": runtimes_without_cdi,
+    "amd_unconfigured": lambda: docker_without("amd_path"),
+    "amd_without_cdi": lambda: docker_without("cdi"),
+}
 FAMILIES["container_runtime"] = Family(
     (
         *("path", "cdi", "imported", "installed", "restart_required", "mode", "keeps_runc"),
-        *("unconfigured", "without_cdi"),
+        *("unconfigured", "without_cdi", "amd_path", "amd_unconfigured", "amd_without_cdi"),
     ),
     one_each(runtime_value),
 )

@@ -7,6 +7,7 @@ import noise
 from amd.products import BLOCKS
 
 KINDS = ("ue", "ce", "de")
+MEMORY_MODE = "run/memory_partition"  # asked for when the driver was unloaded; a boot forgets it
 # How many accumulator steps the firmware of an MI300X makes a second is not published: this is plausible.
 STEPS = 3_800_000
 
@@ -134,6 +135,10 @@ def partition(node, gpu) -> tuple:
     changed = node.fault("partition_mode", gpu=gpu["slot"]) or node.fault("partition_site")
     if changed and node.sku["partition"]:
         return changed["mode"], node.sku["memory_partition"]
+    asked = node.folder / MEMORY_MODE
+    if node.sku["partition"] and asked.exists():
+        memory = asked.read_text().strip()
+        return node.sku["partition"] if memory == node.sku["memory_partition"] else "CPX", memory
     return node.sku["partition"], node.sku["memory_partition"]
 
 

@@ -13,6 +13,9 @@ def rocminfo(node, arguments: list) -> int:
     if not node.loaded("amdgpu"):
         print("ROCk module is NOT loaded, possibly no GPU devices", file=sys.stderr)
         return 1
+    if not readings.answering(node):
+        print("ROCk module is loaded\nUnable to open /dev/kfd read-write: No such file or directory")
+        return 255
     version = node.folder / "sys_module/amdgpu/version"
     known = f" version {version.read_text().strip()}" if version.exists() else ""
     print(f"ROCk module{known} is loaded")

@@ -34,7 +34,9 @@ RATES = {3: 985, 4: 1969, 5: 3938}  # the same of a lane of PCIe
 _OF_DRIVER = (
     *("product_name", "serial_number", "unique_id", "vbios_version", "mem_info_vram_total"),
     *("current_compute_partition", "current_memory_partition", "pcie_replay_count", "xgmi_num_links"),
+    *("available_compute_partition", "available_memory_partition"),
 )
+HWMON = "hwmon/hwmon3"
 
 
 def bridges_of(gpu) -> tuple:
@@ -127,11 +129,23 @@ def write(node) -> None:
 
 
 def _clear(place: Path) -> None:
-    for name in ("ras", "drm"):
-        shutil.rmtree(str(place / name), ignore_errors=True)
+    for folder in ("ras", "drm", "hwmon"):
+        shutil.rmtree(str(place / folder), ignore_errors=True)
     for name in (*_OF_DRIVER, "driver"):
         if (place / name).is_symlink() or (place / name).exists():
             (place / name).unlink()
+
+
+def keep_memory_modes(node) -> None:
+    """The driver is about to be unloaded: a mode of memory that was asked for is that of the next time. All
+    GPUs of a hive change together (amdgpu_gmc.c). With another mode than the usual they are CPX."""
+    for gpu in readings.answering(node):
+        place = node.folder / "sys_pci" / gpu["address"]
+        asked = place / "current_memory_partition"
+        offered = place / "available_memory_partition"
+        if asked.exists() and asked.read_text().strip() in offered.read_text().strip().split(", "):
+            (node.folder / readings.MEMORY_MODE).write_text(asked.read_text())
+            return
 
 
 def _write_gpu(node, gpu, place: Path) -> None:
@@ -148,8 +162,23 @@ def _write_gpu(node, gpu, place: Path) -> None:
         "xgmi_num_links": row,
     }
     if compute:
-        files.update(current_compute_partition=compute, current_memory_partition=memory)
+        files.update(
+            current_compute_partition=compute,
+            current_memory_partition=memory,
+            available_compute_partition="SPX, DPX, QPX, CPX",
+            available_memory_partition="NPS1, NPS4",
+        )
     put(place, files)
+    limit = readings.power_limit(node, gpu) * 10**6
+    put(
+        place / HWMON,
+        {
+            "name": "amdgpu",
+            "power1_cap": str(limit),
+            "power1_cap_min": "0",
+            "power1_cap_max": str(limit and node.sku["power"] * 10**6),
+        },
+    )
     if not (place / "driver").is_symlink():
         (place / "driver").symlink_to("../../../bus/pci/drivers/amdgpu")
     _write_counters(node, gpu, place / "ras")
@@ -173,7 +202,8 @@ def _write_cards(node, taken: list) -> None:
     top.mkdir(parents=True, exist_ok=True)
     for known in list(top.iterdir()):  # the folder itself is mounted elsewhere
         known.unlink()
-    for number, gpu in enumerate(taken):
+    for gpu in taken:
+        number = gpu["slot"]
         place = node.folder / "sys_pci" / gpu["address"] / "drm"
         shutil.rmtree(str(place), ignore_errors=True)
         for name, minor in ((f"card{number}", number), (f"renderD{128 + number}", 128 + number)):
@@ -194,7 +224,12 @@ def _write_topology(node, taken: list) -> None:
     nodes = top / "kfd/topology/nodes"
     sockets = sorted({gpu["numa"] for gpu in node.gpus})
     for number in sockets:
-        _put_node(nodes / str(number), 0, {"cpu_cores_count": node.sku["cpus"] // len(sockets)}, 2**39)
+        _put_node(
+            nodes / str(number),
+            0,
+            {"cpu_cores_count": node.sku["cpus"] // len(sockets), "drm_render_minor": 0},
+            2**39,
+        )
     numbers = {gpu["slot"]: len(sockets) + order for order, gpu in enumerate(taken)}
     rate = RATES[node.sku["pcie"]] * 16
     for number in sockets:
@@ -218,6 +253,7 @@ def _write_topology(node, taken: list) -> None:
             "gfx_target_version": node.sku["gfx_version"],
             "hive_id": int(noise.hexadecimal(15, "hive", node.seed, node.name), 16),
             "unique_id": int(readings.identity(node, gpu)["unique_id"], 16),
+            "drm_render_minor": 128 + gpu["slot"],
             "max_engine_clk_fcompute": node.sku["clock"],
         }
         kfd_id = readings.identity(node, gpu)["kfd_id"]

@@ -72,7 +72,7 @@ _SHARED = (
     *("tool_hang", "tool_garbage", "tool_truncated", "tool_missing", "tool_slow"),
 )
 SHOWN = frozenset({*FAULTS, *_SHARED, *faults_host.FAULTS, *faults_network.FAULTS}) - {
-    "gpudirect_absent", "library_empty", "container_broken"
+    "gpudirect_absent", "library_empty"
 }  # fmt: skip
 
 
