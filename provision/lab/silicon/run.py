@@ -56,6 +56,7 @@ def _tools() -> dict:
         "amd-smi": ("amd.smi", "amd_smi"),
         "rocm-smi": ("amd.rocm_smi", "rocm_smi"),
         "rocminfo": ("amd.rocminfo", "rocminfo"),
+        "rvs": ("amd.rvs", "rvs"),
         "nvidia-ctk": ("containers.nvidia_ctk", "nvidia_ctk"),
         "nvidia-cdi-hook": ("containers.cdi_hook", "nvidia_cdi_hook"),
         "nvidia-container-runtime": ("containers.container_runtime", "nvidia_container_runtime"),
