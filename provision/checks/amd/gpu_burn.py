@@ -207,6 +207,11 @@ def measure(output: Output, numbers: Mapping[str, str]) -> list[Measurement]:
         _replay(line, gpus)
     if not any(gpu.ended is not None or gpu.died for gpu in gpus.values()):
         raise ParseError(f"rvs printed no result: {last_words(output)}", "run the check again")
+    if cut := [gpu for gpu in gpus.values() if gpu.rates and gpu.ended is None and not gpu.died]:
+        raise ParseError(
+            f"rvs tested {len(gpus)} GPUs and gives no result of {len(cut)}: {last_words(output)}",
+            "run the check again",
+        )
     times = [
         gpu.ended - gpu.ramped for gpu in gpus.values() if gpu.ended is not None and gpu.ramped is not None
     ]
@@ -335,8 +340,6 @@ def _judge_gpu(device: str, known: Mapping[str, Any], seconds: float) -> Finding
         return unmeasured(ID, said, device=device, action="investigate")
     if not known["worked"]:
         return unmeasured(ID, "did no work during the burn", device=device, action="investigate")
-    if "state" not in known:
-        return unmeasured(ID, "RVS gives no result of it", device=device, action="investigate")
     return None
 
 

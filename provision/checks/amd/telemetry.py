@@ -111,7 +111,7 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
             refused = error
             continue
         if len(entries) != len(static):
-            break
+            continue
         times.append(moment)
         for entry in entries:
             if (device := devices.get(int(entry["gpu"]))) is not None:
