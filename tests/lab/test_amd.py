@@ -96,7 +96,7 @@ def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, l
         """Of each node the verdict, and what was warned of, failed or left unanswered."""
         done = operator.call("validate", "--stage", "quick", "--json", timeout=600)
         return {
-            node["name"]: (
+            node["node"]: (
                 node["verdict"],
                 [
                     f"{finding['device']}: {finding['message']}"
@@ -128,7 +128,7 @@ def test_a_burn_finds_what_only_a_load_shows(operator: Operator, lab: Lab) -> No
         words = ("--checks", "gpu_burn", "--burn-seconds", "30", "--json")
         done = operator.call("validate", *words, timeout=900)
         return {
-            node["name"]: [
+            node["node"]: [
                 (finding["verdict"], finding["device"], finding["metric"])
                 for check in node["checks"]
                 for finding in check["findings"]
