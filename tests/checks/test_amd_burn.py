@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -335,3 +336,32 @@ def test_partitioned_gpus_are_not_burned() -> None:
     findings = judged(known=known)
     assert [(one.verdict, one.metric) for one in findings] == [(Verdict.SKIP, "partition")]
     assert "(CPX/NPS1)" in findings[0].message
+
+
+def test_no_damage_to_what_was_printed_breaks_the_check_or_acquits_a_gpu() -> None:
+    random = Random(20261126)  # noqa: S311 - nothing here is a secret
+    wrong = burned(wrong=[3])
+
+    def damaged(text: str) -> str:
+        at, what = random.randrange(len(text)), random.choice(("cut", "drop", "double", "change"))
+        end = min(len(text), at + random.choice((1, 40, 400)))
+        if what == "cut":
+            return text[:at]
+        if what == "drop":
+            return text[:at] + text[end:]
+        return (
+            text[:end] + text[at:]
+            if what == "double"
+            else text[:at] + random.choice('9x"]{ \n') + text[at + 1 :]
+        )
+
+    for _ in range(80):
+        texts = {
+            "rvs_gpus": listed(), "amd_smi_before": static(), "amd_smi_after": static(),
+            "telemetry": sampled(samples=6),
+        }  # fmt: skip
+        name = random.choice([*texts, "gpu_burn"])
+        shown = {one: damaged(text) if one == name else text for one, text in texts.items()}
+        findings = judged(damaged(wrong) if name == "gpu_burn" else wrong, **shown)
+        assert not [finding for finding in findings if "gpuprov failed" in finding.message], (name, findings)
+        assert {finding.verdict for finding in findings} & {Verdict.FAIL, Verdict.ERROR}, (name, findings)
