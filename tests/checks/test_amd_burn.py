@@ -361,7 +361,7 @@ def test_no_damage_to_what_was_printed_breaks_the_check_or_acquits_a_gpu() -> No
             "telemetry": sampled(samples=6),
         }  # fmt: skip
         name = random.choice([*texts, "gpu_burn"])
-        shown = {one: damaged(text) if one == name else text for one, text in texts.items()}
+        shown: dict[str, Any] = {one: damaged(text) if one == name else text for one, text in texts.items()}
         findings = judged(damaged(wrong) if name == "gpu_burn" else wrong, **shown)
         assert not [finding for finding in findings if "gpuprov failed" in finding.message], (name, findings)
         assert {finding.verdict for finding in findings} & {Verdict.FAIL, Verdict.ERROR}, (name, findings)
