@@ -281,6 +281,15 @@ def test_a_burn_without_a_result_names_the_gpu_that_is_gone() -> None:
     assert "gpu2 no longer answers" in findings[0].message
 
 
+@pytest.mark.parametrize(
+    "after", [static().replace('"bdf"', '"pci_bdf"'), static(ADDRESSES[:3]), json.dumps({"gpu_data": []})]
+)
+def test_an_answer_that_is_not_understood_blames_no_gpu(after: str) -> None:
+    assert said(judged(amd_smi_after=after)) == {("error", "node", "", INVESTIGATE)}
+    findings = judged(amd_smi_before=static().replace('"bdf"', '"pci_bdf"'), amd_smi_after=after)
+    assert {(finding.verdict, finding.device) for finding in findings} == {(Verdict.ERROR, "node")}
+
+
 def test_a_sampler_that_ended_early_has_not_seen_the_load() -> None:
     findings = judged(telemetry=sampled(samples=5))
     assert said(findings) == {("error", "node", "", INVESTIGATE)}
