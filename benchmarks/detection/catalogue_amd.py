@@ -1,7 +1,7 @@
-"""Fault classes with their look-alikes on nodes with AMD's GPUs: those that a look without load can show.
+"""Fault classes with their look-alikes on nodes with AMD's GPUs.
 
-They have a table of their own (`--amd`), for nothing loads these GPUs yet. Classes of network and host are
-not tried again: their checks are the same.
+They have a table of their own (`--amd`), for not everything that loads NVIDIA's GPUs was built for them.
+Classes of network and host are not tried again: their checks are the same.
 """
 
 from __future__ import annotations
@@ -123,15 +123,67 @@ _no_answer = planted(
     "tool_{how}", NODE, ("investigate", "fix configuration", "run again"), ("error",), how=_FAULTS_OF_TOOL
 )
 
+# --- what only a load shows
+
+_ONSETS = range(8, 30)  # seconds into it
+_slow = planted("gpu_slow gpu={gpu} factor={rest}", GPU, LOOK)
+_wrong = planted("burn_errors gpu={gpu} errors={severity}", GPU, ("replace part",))
+_wrong_later = planted("burn_errors gpu={gpu} onset={onset}", GPU, ("replace part",), onset=_ONSETS)
+_lost_in_load = planted("gpu_off_bus gpu={gpu} onset={onset}", GPU, RESET, also=NODE, onset=_ONSETS)
+_worker_dies = planted("burn_dies gpu={gpu}", GPU, ("investigate",), ("error",))
+_heat_later = planted(
+    "throttle gpu={gpu} reason={reason} factor=0.6 onset={onset}",
+    GPU,
+    (*LOOK, "power-cycle"),
+    FAIL_OR_WARN,
+    reason=("hw_thermal", "sw_thermal", "hw_power_brake"),
+    onset=_ONSETS,
+)
+_hot_later = planted("hot_gpu gpu={gpu} degrees=25 onset={onset}", GPU, LOOK, FAIL_OR_WARN, onset=_ONSETS)
+_brief = planted("power_cap_brief gpu={gpu} seconds={seconds}", seconds=range(1, 4))
+_more_errors = planted(
+    "ecc_uncorrectable gpu={gpu} count={count} onset={onset}", GPU, RESET, count=range(1, 9), onset=_ONSETS
+)
+_more_replays = planted("pcie_replays gpu={gpu} count=5000 onset={onset}", GPU, HANDS, onset=_ONSETS)
+_narrow_later = planted(
+    "pcie_width gpu={gpu} width={width} onset=8", GPU, HANDS, FAIL_OR_WARN, width=(1, 2, 4, 8)
+)
+_rvs_hangs = planted(
+    "tool_hang tool=rvs stubborn={stubborn}",
+    NODE,
+    ("investigate", "reboot"),
+    ("error",),
+    stubborn=("no", "yes"),
+)
+_no_result = planted(
+    "tool_{how}",
+    NODE,
+    ("investigate", "fix configuration", "run again"),
+    ("error",),
+    how=("garbage tool=rvs", "truncated tool=rvs percent=60", "missing tool=rvs"),
+)
+
+
+def _new_words(draw: Draw) -> Case:
+    altered = draw.rng.choice((("GFLOPS", "TFLOPS"), ("GPU[", "Device["), ("[GPU::", "[DEV::")))
+    verdicts = ("error", "warn")
+    return Case(
+        (), Expected(NODE, ("investigate", "run again"), verdicts), machine={"altered": ("rvs", *altered)}
+    )
+
+
 _ENTRIES = (
     Entry(1, "GPU missing", _missing, skus=AMD),
     Entry(2, "GPU off the bus", _off_the_bus, skus=AMD),
     Entry(2, "GPU that does not start at boot", _not_started, skus=AMD, variant="b"),
+    Entry(2, "GPU that falls off the bus under load", _lost_in_load, skus=AMD, variant="l"),
     Entry(3, "PCIe width degraded", _width, skus=AMD),
+    Entry(3, "PCIe width lost under load", _narrow_later, skus=AMD, variant="l"),
     Entry(3, "slots wired with fewer lanes", _wired, skus=WITH_METRICS, trap=True),
     Entry(4, "PCIe generation degraded", _generation, skus=AMD),
     Entry(5, "PCIe replays", _replays, "a minute", (1_000, 100_000), skus=AMD),
     Entry(5, "old PCIe replays", _old_replays, "replays", (1, 99), skus=AMD, trap=True),
+    Entry(5, "PCIe replays that begin under load", _more_replays, skus=AMD, variant="l"),
     Entry(5, "PCIe errors in the kernel log", _storm, skus=AMD, variant="a"),
     Entry(5, "a few PCIe errors in the log", _old_aer, skus=AMD, trap=True, variant="a"),
     Entry(7, "xGMI link down", _link_down, skus=WITH_METRICS),
@@ -141,23 +193,34 @@ _ENTRIES = (
     Entry(14, "uncorrectable errors", _uncorrectable, skus=AMD),
     Entry(14, "a few corrected errors", _corrected, skus=AMD, trap=True),
     Entry(14, "deferred errors", _deferred, skus=WITH_METRICS, variant="d"),
+    Entry(14, "uncorrectable errors under load", _more_errors, skus=AMD, variant="l"),
     Entry(15, "bad pages still in use", _pages, skus=AMD),
     Entry(15, "bad pages taken out of use long ago", _few_pages, skus=AMD, trap=True),
     Entry(16, "nearly as many bad pages as allowed", _many_pages, "pages", (116, 512), skus=WITH_METRICS),
+    Entry(18, "GPU slow", _slow, "slowdown", (0.25, 0.8), skus=AMD),
     Entry(19, "throttling by the board or by heat", _throttle, skus=WITH_METRICS),
+    Entry(19, "throttling that begins under load", _heat_later, skus=AMD, variant="l"),
+    Entry(19, "brief slowdown at the start of a load", _brief, skus=WITH_METRICS, trap=True),
     Entry(20, "power limit of one GPU low", _cap, skus=WITH_METRICS),
     Entry(20, "power limited by policy on all nodes", _site_cap, skus=AMD, trap=True),
     Entry(21, "cooling gradient", _hot, "°C above peers", (20, 40), skus=AMD),
     Entry(21, "warm end of the airflow", _airflow, skus=AMD, trap=True),
+    Entry(21, "GPU that runs hot under load alone", _hot_later, skus=AMD, variant="l"),
+    Entry(22, "wrong results", _wrong, "errors", (1, 10_000), skus=AMD),
+    Entry(22, "results that become wrong under load", _wrong_later, skus=AMD, variant="l"),
     Entry(23, "firmware or queue that does not answer", _stuck, skus=AMD),
     Entry(23, "fault of a user's program, or a hang that was mended", _users, skus=AMD, trap=True),
     Entry(24, "amd-smi hangs", _hang, skus=AMD),
+    Entry(24, "RVS hangs", _rvs_hangs, skus=AMD, variant="l"),
     Entry(26, "driver version drift", _other_driver, skus=AMD),
     Entry(27, "driver's module not there", _no_module, skus=AMD),
     Entry(49, "partition mode drift", _partition, skus=WITH_METRICS),
     Entry(49, "partitioned by policy on all nodes", _partitions, skus=WITH_METRICS, trap=True),
     Entry(51, "test could not run", _no_answer, skus=AMD),
+    Entry(51, "RVS without a result", _no_result, skus=AMD, variant="l"),
+    Entry(51, "RVS whose worker ends", _worker_dies, skus=AMD, variant="w"),
     Entry(52, "new output format", _new_format, skus=AMD),
+    Entry(52, "new output format of RVS", _new_words, skus=AMD, variant="l"),
 )
 ENTRIES = {f"amd{entry.key}": entry for entry in _ENTRIES}
 HEALTHY = "amd-healthy"

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.detection import tree
+from benchmarks.detection import shell, tree
 from benchmarks.detection.cases import AMD, FABRIC, IMEX
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.virtual_time import Program
@@ -274,6 +274,8 @@ class Machine:
             return None, f"the folder {command['cwd']} does not exist"
         if tool == "journalctl":  # a lab node's journal has no kernel lines: its kernel is the host's
             return self._start_main(_no_entries, env, cwd), ""
+        if tool == "sh":
+            return self._start_main(shell.script(self.silicon, self.root, command["argv"]), env, cwd), ""
         if tool not in self.silicon.tools:
             return None, f"{command['argv'][0]} is not installed"
         return self._start([tool, *command["argv"][1:]], env, cwd), ""

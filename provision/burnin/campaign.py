@@ -293,7 +293,7 @@ class Looked:
 
 
 def _that_burns(node: NodeFacts) -> NodeFacts:
-    """The node, with the reason why it does not burn where nothing can load its GPUs."""
+    """The node, with the reason why it does not burn where this was not built for its GPUs."""
     if node.error or not node.gpuprov_node or not vendors.not_loaded(node.gpuprov_node):
         return node
     return replace(node, error=f"{vendors.cannot(node.gpuprov_node, 'burn in')} → {vendors.LEAVE_OUT}")

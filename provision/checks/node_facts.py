@@ -25,12 +25,12 @@ _VARIABLES = (
     *("gpuprov_container_image", "host_settings_cpu_governor", "gpudirect_rdma_method"),
     *("rdma_enabled", "rdma_expected_ports", "rdma_memlock", "rdma_mtu", "rdma_roce_gid_index"),
 )
-_VARIABLE_PREFIX = "validation_tools_"
+_VARIABLE_PREFIXES = ("validation_tools_", "amd_validation_tools_")
 
 
 def for_checks(variable: str) -> bool:
     """Whether checks may know this variable."""
-    return variable in _VARIABLES or variable.startswith(_VARIABLE_PREFIX)
+    return variable in _VARIABLES or variable.startswith(_VARIABLE_PREFIXES)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ BUILT_IN = (
     Entry("nccl_network", "group", "standard", "nccl.nccl_network"),
     Entry("disk_speed", "node", "standard", "host.disk_speed", amd=SAME),
     Entry("ddp_scaling", "node", "standard", "nccl.ddp_scaling"),
-    Entry("gpu_burn", "node", "standard", "gpu.gpu_burn"),
+    Entry("gpu_burn", "node", "standard", "gpu.gpu_burn", amd="amd.gpu_burn"),
     Entry("dcgm_diag", "node", "standard", "gpu.dcgm_diag"),
     Entry("pair_bandwidth", "pair", "pairs", "pairs.write_bw", amd=SAME),
     Entry("pair_latency", "pair", "pairs", "pairs.write_lat", amd=SAME),

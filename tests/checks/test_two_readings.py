@@ -38,6 +38,7 @@ DOCUMENTED = {
     "clocks_event_reasons_counters": "an element of nvidia-smi -q -x (v13)",
     "--format=csv,noheader,nounits": "an option of nvidia-smi",
     "Fatal error during GPU init": "amdgpu's amdgpu_device.c, in the Linux kernel",
+    "total_uncorrectable_count": "a value of amd-smi metric",
     "Couldn't set the link layer": "perftest's perftest_parameters.c, linux-rdma/perftest at 00b55b6",
 }
 

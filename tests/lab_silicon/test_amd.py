@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision.lab.elf import kernel_module
+from tests.lab_silicon.amd_node import DRIVER, installed
 from tests.lab_silicon.look import look_of
 from tests.lab_silicon.silicon import Silicon
 
 Make = Callable[..., Silicon]
-DRIVER = "6.12.12"
 FACTS = ("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "gpu.count", "gpu.pci")
-
-
-def installed(node: Silicon, rocm: str = "6.4.1-83") -> Silicon:
-    """What the packages of the driver and of ROCm leave on the disk."""
-    place = node.root / "lib/modules" / platform.release() / "updates/dkms"
-    place.mkdir(parents=True)
-    (place / "amdgpu.ko").write_bytes(kernel_module("amdgpu", DRIVER, "open", platform.release()))
-    node.file("opt/rocm/.info/version", rocm + "\n")
-    return node
 
 
 @pytest.fixture(scope="module")

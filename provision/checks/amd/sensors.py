@@ -69,16 +69,19 @@ def of_metric(metric: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[M
             degrees = number(entry, "temperature", where)
             if degrees is not None:
                 yield Measurement(name, degrees, "C", device)
-        held = [
-            name
-            for name in VIOLATIONS
-            if text(entry, "throttle", f"{name}_violation_status").upper() == "ACTIVE"
-        ]
         if text(entry, "throttle", "prochot_violation_status"):
-            yield Measurement("throttle", ", ".join(held), "", device)
+            active = held(entry)
+            names = [name for name in VIOLATIONS if name in active]
+            yield Measurement("throttle", ", ".join(names), "", device)
         activity = number(entry, "usage", "gfx_activity")
         if activity is not None:
             yield Measurement("busy", bool(activity > _BUSY), "", device)
+
+
+def held(entry: Entry) -> frozenset[str]:
+    """Which of VIOLATIONS hold the GPU's clocks down right now."""
+    status = {name: text(entry, "throttle", f"{name}_violation_status").upper() for name in VIOLATIONS}
+    return frozenset(name for name in VIOLATIONS if status[name] == "ACTIVE")
 
 
 def of_replays(

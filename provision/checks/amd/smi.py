@@ -44,18 +44,33 @@ def entries(output: Output) -> list[Entry]:
     completed({output.name: output}, output.name)
     if output.truncated:
         raise ParseError("amd-smi: the output was cut at its size limit", "run the check again")
-    found = _document(output)
+    return _listed(_document(output), output.argv[1])
+
+
+def sampled(text: str) -> list[Entry]:
+    """The entries of `metric` in a line of the sampler: the document, with its blanks squeezed. Raises
+    ParseError."""
+    at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
+    try:
+        if at < 0:
+            raise ValueError("no document")
+        return _listed(decode(text, at)[0], "metric")
+    except (ValueError, RecursionError):
+        words = text.strip()[:160] or "nothing"
+        fix = next((advice for sign, advice in _ADVICE if sign in text), "run amd-smi on the node")
+        raise ParseError(f"amd-smi metric gave no document: {words}", fix) from None
+
+
+def _listed(found: Any, command: str) -> list[Entry]:
     if isinstance(found, dict):
         if (error := text(found, "error")) or "error" in found:
-            raise ParseError(
-                f"amd-smi {output.argv[1]} failed: {error or 'no reason given'}", "run it on the node"
-            )
+            raise ParseError(f"amd-smi {command} failed: {error or 'no reason given'}", "run it on the node")
         found = next((found[name] for name in _LISTS if name in found), None)
     if not isinstance(found, list) or len(found) > _MOST or not all(isinstance(one, dict) for one in found):
-        raise ParseError(f"amd-smi {output.argv[1]} prints no list of GPUs", "report the new format")
+        raise ParseError(f"amd-smi {command} prints no list of GPUs", "report the new format")
     numbers = [one.get("gpu") for one in found]
     if not all(type(number) is int for number in numbers) or len(set(numbers)) != len(numbers):
-        raise ParseError(f"amd-smi {output.argv[1]} does not number the GPUs", "report the new format")
+        raise ParseError(f"amd-smi {command} does not number the GPUs", "report the new format")
     return found
 
 

@@ -115,8 +115,8 @@ def _judge_burn(
             f"{seconds:g} s of burn are too short for a steady rate: slow GPUs go unseen; burn for a minute"
         )
         findings.append(Finding(ID, Verdict.WARN, "node", said, "rate", action="run again"))
-    findings += _judge_rates(rates, thresholds.get(f"{ID}.rate"))
-    return findings or [_passed(rates, seconds)]
+    findings += judge_rates(rates, thresholds.get(f"{ID}.rate"))
+    return findings or [passed(rates, seconds)]
 
 
 def _judge_gpu(device: str, values: Mapping[str, Any], seconds: float) -> Finding | None:
@@ -140,7 +140,8 @@ def _judge_gpu(device: str, values: Mapping[str, Any], seconds: float) -> Findin
     return None
 
 
-def _judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> list[Finding]:
+def judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> list[Finding]:
+    """The rate of each GPU in Gflop/s, against the limit where there is one, and against its peers."""
     findings = []
     behind = below_peers(rates, PEER_WARN)
     for device, rate in rates.items():
@@ -159,7 +160,8 @@ def _judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> lis
     return findings
 
 
-def _passed(rates: Mapping[str, float], seconds: float) -> Finding:
+def passed(rates: Mapping[str, float], seconds: float) -> Finding:
+    """Of GPUs that all were right, and fast enough."""
     middle = statistics.median(rates.values())
     message = f"{len(rates)} GPUs computed correctly for {seconds:g} s at {middle:g} Gflop/s (median)"
     return Finding(ID, Verdict.PASS, "node", message, "rate", middle, "Gflop/s")

@@ -1,6 +1,7 @@
-"""The rules for what nvidia-smi sampled under load: PCIe width and generation, throttling, heat (pure).
+"""The rules for what was sampled under load: PCIe width and generation, throttling, heat, errors (pure).
 
-What every GPU of a node shares accuses none of them; what is brief is no fault.
+What every GPU of a node shares accuses none of them; what is brief is no fault. `judge` is for what
+nvidia-smi sampled; the rules below it are for any sampler.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def judge(
             *_replays(check, by_gpu, node),
         ]
     sampled = {device: values for device, values in by_gpu.items() if "samples" in values}
-    findings = _links(check, sampled, thresholds) + _throttled(check, sampled) + _heat(check, sampled)
+    alarms = dict(ALARMS.values())
+    findings = links(check, sampled, thresholds, "nvidia-smi")
+    findings += throttled(check, sampled, alarms, _SOFT) + heat(check, sampled)
     for device, values in sampled.items():
         if "silent" in values:
             said = f"nvidia-smi stopped listing it {values['silent']:g} s before the others"
@@ -118,7 +121,14 @@ def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[
     """PCIe replays and uncorrectable memory errors that came under load; what was there before is old."""
     if "error_counters" in node:
         return [unmeasured(check, str(node["error_counters"]), action="investigate")]
-    findings = _uncounted(check, by_gpu, node)
+    return _uncounted(check, by_gpu, node) + errors(check, by_gpu, node, "nvidia-smi dmon beside the load")
+
+
+def errors(
+    check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], counted_by: str
+) -> list[Finding]:
+    """Replays and uncorrectable errors by which the counters grew in the node's `counted` seconds."""
+    findings: list[Finding] = []
     seconds = max(float(node.get("counted", 0.0)), 60.0)  # a short load is not extrapolated
     for device, values in by_gpu.items():
         if (count := int(values.get("load_replays", 0))) * 60 / seconds > _REPLAYS_PER_MINUTE:
@@ -132,14 +142,15 @@ def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[
         if (count := int(values.get("load_ecc_uncorrectable", 0))) > 0:
             said = f"{count} uncorrectable ECC error{'s' * (count != 1)} under load"
             measured = Measurement("load_ecc_uncorrectable", count, "errors", device)
-            by = "nvidia-smi dmon beside the load"
-            findings.append(finding_on(check, Verdict.FAIL, measured, said, "= 0 errors", by, "reset GPU"))
+            limit, action = "= 0 errors", "reset GPU"
+            findings.append(finding_on(check, Verdict.FAIL, measured, said, limit, counted_by, action))
     return findings
 
 
-def _links(
-    check: str, sampled: Mapping[str, Mapping[str, Any]], thresholds: Mapping[str, Threshold]
+def links(
+    check: str, sampled: Mapping[str, Mapping[str, Any]], thresholds: Mapping[str, Threshold], seen_by: str
 ) -> list[Finding]:
+    """PCIe under load, as `load_pcie_gen` and `load_pcie_width` say with their best."""
     findings = []
     for metric, what, sign in (("load_pcie_gen", "generation ", ""), ("load_pcie_width", "", "x")):
         known = {d: (int(v[metric]), int(v[f"{metric}_max"])) for d, v in sampled.items() if metric in v}
@@ -161,17 +172,19 @@ def _links(
         for device, (now, best) in slow.items():
             said = f"PCIe runs at {what}{sign}{now} of {sign}{best} under load"
             measured, action = Measurement(metric, now, "", device), "reseat or check cable"
-            findings.append(
-                finding_on(check, Verdict.FAIL, measured, said, f"≥ {best}", "nvidia-smi", action)
-            )
+            findings.append(finding_on(check, Verdict.FAIL, measured, said, f"≥ {best}", seen_by, action))
     return findings
 
 
-def _throttled(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def throttled(
+    check: str, sampled: Mapping[str, Mapping[str, Any]], alarms: Mapping[str, str], soft: str
+) -> list[Finding]:
+    """What held the clocks down for longer than a moment. `alarms`: name → in words; `soft`: the one that is
+    a warning when it is alone."""
     findings = []
     for device, values in sampled.items():
         lasting = {}
-        for name, words in ALARMS.values():
+        for name, words in alarms.items():
             share = float(values.get(f"throttled.{name}", 0.0))
             if values.get(f"throttled.{name}.longest", 0) >= _LASTING or share >= _LASTING_SHARE:
                 lasting[name] = (share, words)
@@ -185,7 +198,7 @@ def _throttled(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Fin
             said += " (requested by the power supply or BMC, not by the GPU)"
         if "load_temperature" in values:
             said += f"; {values['load_temperature']:g} °C"
-        verdict = Verdict.WARN if list(lasting) == [_SOFT] else Verdict.FAIL
+        verdict = Verdict.WARN if list(lasting) == [soft] else Verdict.FAIL
         share = max(share for share, _ in lasting.values())
         findings.append(
             Finding(check, verdict, device, said, "throttled", share, "share", action="investigate")
@@ -193,7 +206,8 @@ def _throttled(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Fin
     return findings
 
 
-def _heat(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    heat = {device: float(v["load_temperature"]) for device, v in sampled.items() if "load_temperature" in v}
+def heat(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Whose temperature under load is far above that of its peers."""
+    known = {device: float(v["load_temperature"]) for device, v in sampled.items() if "load_temperature" in v}
     said = "runs at {degrees:g} °C under load, its peers at {middle:g} °C: see heat sink and fans"
-    return hotter(check, "load_temperature", heat, said)
+    return hotter(check, "load_temperature", known, said)

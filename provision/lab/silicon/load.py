@@ -65,7 +65,7 @@ def health_factor(node, slot: int) -> float:
     settings = values["settings"]
     capped = telemetry.capped(node, settings) * _locked(node, settings)
     slow, held = node.factor("gpu_slow", gpu=slot), node.factor("throttle", gpu=slot)
-    return slow * held * capped / _sharers(node, slot)
+    return slow * held * capped / sharers(node, slot)
 
 
 def _locked(node, settings: dict) -> float:
@@ -75,7 +75,7 @@ def _locked(node, settings: dict) -> float:
     return min(1.0, settings["locked"][1] / (node.sku["clock"] * 0.93))
 
 
-def _sharers(node, slot: int) -> int:
+def sharers(node, slot: int) -> int:
     """How many programs this GPU works for, this one with them: contexts take turns, and each gets its part
     of the time (CUDA C++ Programming Guide, "Multi-Process Service": time-sliced without MPS).
     """

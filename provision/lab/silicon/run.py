@@ -58,6 +58,7 @@ def _tools() -> dict:
         "rocminfo": ("amd.rocminfo", "rocminfo"),
         "amd-ctk": ("amd.ctk", "amd_ctk"),
         "amd-container-runtime": ("amd.ctk", "amd_container_runtime"),
+        "rvs": ("amd.rvs", "rvs"),
         "nvidia-ctk": ("containers.nvidia_ctk", "nvidia_ctk"),
         "nvidia-cdi-hook": ("containers.cdi_hook", "nvidia_cdi_hook"),
         "nvidia-container-runtime": ("containers.container_runtime", "nvidia_container_runtime"),

@@ -3,7 +3,8 @@
 Where the numbers come from: PCI ids from libdrm's amdgpu.ids; memory, power limits and names as amd-smi and
 rocm-smi print them in public reports; links and compute units from AMD's white paper of CDNA 3; the addresses
 from AMD's NIC to GPU mapping (MI300X) and from a node of Frontier (MI250X), whose `links` between GPUs are
-those of its rows in xgmi_num_links. Temperatures and power at rest are plausible, no more.
+those of its rows in xgmi_num_links. Temperatures, power and clocks are plausible, no more; so is `gemm`, what
+a GPU multiplies in Gflop/s of bf16: 581,000 is the least that AMD's validation suite asks of an MI300X.
 """
 
 
@@ -51,6 +52,9 @@ PRODUCTS = {
         "clock_idle": 132,
         "temp_limit": 100,
         "temp_idle": 38,
+        "temp_load": 74,
+        "clock_load": 1440,
+        "gemm": 690_000,
         "power_idle": 141,
         "vbios": "113-M3000100-102",
         "bad_page_threshold": 128,
@@ -89,6 +93,9 @@ PRODUCTS = {
         "clock_idle": 800,
         "temp_limit": 105,
         "temp_idle": 41,
+        "temp_load": 72,
+        "clock_load": 1480,
+        "gemm": 128_000,
         "power_idle": 91,
         "vbios": "113-D65209-073",
         "bad_page_threshold": 655,

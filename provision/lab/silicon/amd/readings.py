@@ -1,8 +1,10 @@
 """What one of AMD's GPUs says of itself right now: its identity, sensors, links and error counters."""
 
+import math
 import time
 
 import noise
+from load import sharers
 
 from amd.products import BLOCKS
 
@@ -10,6 +12,7 @@ KINDS = ("ue", "ce", "de")
 MEMORY_MODE = "run/memory_partition"  # asked for when the driver was unloaded; a boot forgets it
 # How many accumulator steps the firmware of an MI300X makes a second is not published: this is plausible.
 STEPS = 3_800_000
+HEATING_SECONDS = 25.0
 
 
 def identity(node, gpu) -> dict:
@@ -74,28 +77,51 @@ def bad_pages(node, gpu) -> list:
 
 
 def sensors(node, gpu) -> dict:
-    """Temperatures in C, power in W, clock in MHz; `violations`: what holds the clocks down, in percent of
-    the time. Nothing of the lab loads these GPUs yet: they are at rest.
-    """
-    slot, sku = gpu["slot"], node.sku
+    """Temperatures in C, power in W, clock in MHz, activity in percent; `violations`: what holds the clocks
+    down, in percent of the time."""
+    slot, sku, load = gpu["slot"], node.sku, node.loads().get(gpu["slot"])
     extra = node.given("hot_gpu", "degrees", 0, gpu=slot)
     extra += node.given("airflow_gradient", "degrees", 0) * slot / float(max(1, len(node.gpus) - 1))
-    hotspot = (sku["temp_idle"] + extra) * noise.jitter(node, "temperature", slot, 0.02)
-    throttle = node.fault("throttle", gpu=slot)
+    simulated = (time.time() - load["since"]) * node.speed if load else 0.0
+    warmth = 1.0 - math.exp(-simulated / HEATING_SECONDS)
+    rise = (sku["temp_load"] - sku["temp_idle"]) * warmth
+    hotspot = (sku["temp_idle"] + extra + rise) * noise.jitter(node, "temperature", slot, 0.02)
+    power = sku["power_idle"] * noise.jitter(node, "power", slot, 0.015)
     violations = dict.fromkeys(("prochot", "ppt", "socket_thermal", "vr_thermal", "hbm_thermal"), 0)
+    if load:
+        power = sku["power"] * capped(node, gpu) ** 3 * 0.985 * noise.jitter(node, "power", slot, 0.006)
+        violations["ppt"] = 60  # it works as hard as its limit of power lets it: normal life
+        if simulated < node.given("power_cap_brief", "seconds", 0, gpu=slot):
+            violations["prochot"] = 10
+    throttle = node.fault("throttle", gpu=slot)
     if throttle:
         reason = {"hw_thermal": "prochot", "hw_power_brake": "ppt"}.get(throttle["reason"], "socket_thermal")
         violations[reason] = round(100 * (1 - throttle["factor"]))
         if reason == "socket_thermal":
             hotspot = max(hotspot, sku["temp_limit"] + 1)
+    clock = sku["clock_load"] * capped(node, gpu) * node.factor("throttle", gpu=slot)
     return {
         "hotspot": round(hotspot),
         "edge": round(hotspot) - 3,
         "memory": round(hotspot) + 4,
-        "power": round(sku["power_idle"] * noise.jitter(node, "power", slot, 0.015)),
-        "clock": sku["clock_idle"],
+        "power": round(power),
+        "clock": round(clock * noise.jitter(node, "clock", slot, 0.006)) if load else sku["clock_idle"],
+        "activity": 100 if load else 0,
         "violations": violations,
     }
+
+
+def capped(node, gpu) -> float:
+    """What a lowered power limit leaves of the clock: power goes with about the third power of it."""
+    cap = node.fault("power_limit", gpu=gpu["slot"]) or node.fault("power_cap_site")
+    return (cap["percent"] / 100.0) ** (1 / 3.0) if cap else 1.0
+
+
+def rate(node, gpu) -> float:
+    """What the GPU multiplies now, in Gflop/s of bf16."""
+    slot = gpu["slot"]
+    left = node.factor("gpu_slow", gpu=slot) * node.factor("throttle", gpu=slot) * capped(node, gpu)
+    return node.sku["gemm"] * left * noise.jitter(node, "burn", slot, 0.006) / sharers(node, slot)
 
 
 def accumulated(node, gpu, violations: dict) -> dict:
@@ -120,7 +146,8 @@ def pcie(node, gpu) -> dict:
     lanes = node.given("pcie_wired", "width", 16)
     storm, replays = node.fault("pcie_replays", gpu=slot), 0
     if storm:
-        minutes = (time.time() - storm.get("since", time.time())) * node.speed / 60.0
+        began = storm.get("struck", storm.get("since", time.time()))
+        minutes = (time.time() - began) * node.speed / 60.0
         replays = int(storm["count"] * (1 + max(0.0, minutes)))
     return {
         "width": min(node.given("pcie_width", "width", lanes, gpu=slot), lanes),

@@ -139,7 +139,11 @@ def _metric_of(node, gpu, parts: tuple, release: tuple) -> dict:
     held = any(sensors["violations"].values())
     resetting = node.fault("gpu_resetting", gpu=gpu["slot"])
     values = {
-        "usage": {"gfx_activity": unit(0, "%"), "umc_activity": unit(0, "%"), "mm_activity": "N/A"},
+        "usage": {
+            "gfx_activity": unit(sensors["activity"], "%"),
+            "umc_activity": unit(sensors["activity"] // 3, "%"),
+            "mm_activity": "N/A",
+        },
         "power": {
             "socket_power": unit("N/A" if second else sensors["power"], "W"),
             "gfx_voltage": "N/A",

@@ -69,6 +69,7 @@ _SHARED = (
     *("gpu_missing", "gpu_swapped", "vbios", "gpu_off_bus", "gpu_off_bus_at_boot", "memory_small", "hot_gpu"),
     *("throttle", "pcie_width", "pcie_gen", "pcie_replays", "pcie_replays_old", "pcie_wired", "aer_storm"),
     *("aer_old", "power_limit", "power_cap_site", "airflow_gradient", "ecc_uncorrectable", "acs_on"),
+    *("burn_errors", "burn_dies", "gpu_slow", "power_cap_brief"),
     *("tool_hang", "tool_garbage", "tool_truncated", "tool_missing", "tool_slow"),
 )
 SHOWN = frozenset({*FAULTS, *_SHARED, *faults_host.FAULTS, *faults_network.FAULTS}) - {

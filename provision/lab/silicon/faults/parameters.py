@@ -22,6 +22,7 @@ TOOLS = (
     "amd-smi",
     "rocm-smi",
     "rocminfo",
+    "rvs",
 )
 REQUIRED = object()
 

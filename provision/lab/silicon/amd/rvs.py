@@ -1,0 +1,177 @@
+"""rvs, AMD's validation suite: the list of GPUs, and the matrix products of its module gst.
+
+Forms: gst.so/src/gst_worker.cpp, src/rvsliblogger.cpp and src/rvs_util.cpp of ROCm/ROCmValidationSuite, and
+its output of an MI300X in AMD's guide to system validation. It exits 0 whatever it found, and results that
+differ do not change its `met`.
+"""
+
+import re
+import signal
+import sys
+
+import noise
+from load import Load, wait
+
+from amd import readings, smi
+
+# The version by the release of ROCm (CHANGELOG.md; `rvs -g` of 6.2.2 says 0.0.60202).
+VERSIONS = [((6, 0), "0.0.60000"), ((6, 2), "0.0.60202"), ((6, 3), "1.1.0"), ((7, 0), "1.2.0"),
+            ((7, 1), "1.3.0")]  # fmt: skip
+COMPARED = ("sgemm", "dgemm", "fp8_r", "fp16_r", "bf16_r")
+COMPARING = 0.45  # seconds of the processor's for each comparison, in which the GPU waits
+STARTING = 2.0  # until the inputs are made and copied
+NOT_LISTED = "No AMD compatible GPU found!"
+
+
+def rvs(node, arguments: list) -> int:
+    """`rvs -g`, `rvs --version`, `rvs -c FILE`."""
+    release = smi.rocm(node)
+    version = next((text for known, text in reversed(VERSIONS) if release >= known), VERSIONS[0][1])
+    if arguments in (["-ver"], ["--version"]):
+        print(version)
+        return 0
+    gpus = readings.answering(node) if node.loaded("amdgpu") else []
+    if arguments in (["-g"], ["--listGpus"]):
+        return _list(node, gpus, version)
+    if len(arguments) != 2 or arguments[0] not in ("-c", "--config"):
+        word = arguments[0] if arguments else ""
+        print(
+            f"RVS-ERROR [CLI] error parsing command line: unexpected command line argument: {word}",
+            file=sys.stderr,
+        )
+        return 255
+    try:
+        text = (node.root / arguments[1].lstrip("/")).read_text()
+    except OSError:
+        print(f"RVS-ERROR [CLI] {arguments[1]} file is missing.", file=sys.stderr)
+        return 255
+    for action in _actions(text):
+        _run(node, gpus, action)
+    return 0
+
+
+def _list(node, gpus: list, version: str) -> int:
+    print(f"ROCm Validation Suite (version {version})\n")
+    if not gpus:
+        print("\n No supported GPUs available.")
+        return 0
+    print("Supported GPUs available:")
+    sockets = len({gpu["numa"] for gpu in node.gpus})
+    for index, gpu in enumerate(gpus):
+        number = readings.identity(node, gpu)["kfd_id"]
+        print(
+            f"{gpu['address']} - GPU[{index + sockets:2d} - {number:5d}] {node.sku['name']} "
+            f"(Device {int(node.sku['device'], 16)})"
+        )
+    return 0
+
+
+def _actions(text: str) -> list:
+    """The actions of a configuration: each its keys and their values, as texts."""
+    found: list = []
+    for line in text.splitlines():
+        begins = re.match(r"- name:\s*(\S+)", line)
+        if begins:
+            found.append({"name": begins.group(1)})
+            continue
+        key, colon, value = line.strip().partition(":")
+        if colon and found and not key.startswith("#"):
+            found[-1][key] = value.strip()
+    return found
+
+
+def _run(node, gpus: list, action: dict) -> None:
+    say = _Log(node)
+    say("RESULT", f"Action name :{action['name']}")
+    say("RESULT", f"Module name :{action.get('module', '')}")
+    if not gpus:
+        say("ERROR ", f"{action['name']} gst {NOT_LISTED}")
+        return
+    together = action.get("parallel") == "true"
+    for group in [gpus] if together else [[gpu] for gpu in gpus]:
+        with Load(node, "rvs", group):
+            # As the real one, a TERM ends it at once; unlike it, leave no mark behind.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            _burn(node, [_Worker(node, gpu, action, say) for gpu in group], action, say)
+
+
+class _Log:
+    """Lines with the time since the machine's start; its millionths have no zeros before them."""
+
+    def __init__(self, node) -> None:
+        self.began = 40_000 + 3600 * noise.fraction(node.seed, node.name, "uptime", node.run_number)
+        self.elapsed = 0.0
+
+    def __call__(self, level: str, words: str, at: float = -1.0) -> None:
+        moment = self.began + (self.elapsed if at < 0 else at)
+        seconds = int(moment)
+        print(f"[{level}] [{seconds:6d}.{int((moment - seconds) * 1e6):<6d}] {words}")
+
+
+class _Worker:
+    """One GPU's thread: when its batch ends, and what it got wrong."""
+
+    def __init__(self, node, gpu, action: dict, say: _Log) -> None:
+        self.node, self.gpu, self.action, self.say = node, gpu, action, say
+        self.number = readings.identity(node, gpu)["kfd_id"]
+        sizes = [int(action.get(f"matrix_size_{name}", 5760)) for name in "abc"]
+        self.work = (
+            2e-9 * sizes[0] * sizes[1] * sizes[2] * int(action.get("hot_calls", 1))
+        )  # Gflop of a batch
+        kind = action.get("data_type") or action.get("ops_type", "sgemm")
+        self.compares = action.get("self_check") == "true" and kind in COMPARED
+        self.duration = int(action.get("duration", 0)) / 1000.0
+        self.began = STARTING + int(action.get("ramp_interval", 0)) / 1000.0
+        self.ends = self.began
+        self.best, self.batches, self.ramping, self.over = 0.0, 0, True, False
+        self._next()
+
+    def _line(self, words: str, at: float) -> None:
+        self.say("RESULT", f"[{self.action['name']}] [GPU:: {self.number:5d}] {words}", at)
+
+    def _next(self) -> None:
+        self.rate = readings.rate(self.node, self.gpu)
+        self.ends += self.work / self.rate + (COMPARING if self.compares else 0.0)
+
+    def look(self) -> None:
+        """Whether the GPU still answers: a fault may come during the burn."""
+        slot = self.gpu["slot"]
+        if not self.over and (self.node.lost(self.gpu) or self.node.fault("burn_dies", gpu=slot)):
+            self.over = True
+            self.say("ERROR ", f"[{self.action['name']}] gst {self.number} blas error !!!")
+
+    def advance(self, elapsed: float) -> None:
+        """What it prints until so many seconds after the start."""
+        if self.ramping and elapsed >= self.began and not self.over:
+            self._line("End of GPU ramp up", self.began)
+            self.ramping = False
+        while not self.over and self.ends <= elapsed:
+            self._batch()
+
+    def _batch(self) -> None:
+        slot, at = self.gpu["slot"], self.ends
+        passing = noise.bell(self.node.seed, slot, self.node.run_number, self.batches)
+        shown = self.rate * (1.0 + 0.002 * passing)
+        self.best, self.batches = max(self.best, shown), self.batches + 1
+        self._line(f"GFLOPS {int(shown)}", at)
+        if self.compares and self.batches > 1 and self.node.fault("burn_errors", gpu=slot):
+            self._line(f"self-check error {noise.fraction('wrong', slot, self.batches) / 1000:.10f}", at)
+        if at - self.began >= self.duration:
+            target = int(self.action.get("target_stress", 0))
+            met = "TRUE" if self.best >= 0.95 * target else "FALSE"
+            self._line(f"GFLOPS {int(self.best)} Target GFLOPS: {target} met: {met}", at)
+            self.over = True
+        self._next()
+
+
+def _burn(node, workers: list, action: dict, say: _Log) -> None:
+    for worker in workers:
+        say("RESULT", f"[{action['name']}] [GPU:: {worker.number:5d}] Start of GPU ramp up")
+        worker.look()
+    step = max(0.5, workers[0].duration / 180)
+    while not all(worker.over for worker in workers):
+        wait(node, step)
+        say.elapsed += step
+        for worker in workers:
+            worker.look()
+            worker.advance(say.elapsed)
