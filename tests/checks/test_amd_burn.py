@@ -160,7 +160,7 @@ SHORT = burned(seconds=30.0)
         (SHORT, {("error", "node", "", INVESTIGATE)}),
         (burned(batches=1), {("warn", "node", "rate", AGAIN)}),
         ("[RESULT] [ 54433.732433] Action name :gpuprov-burn\n", {("error", "node", "", AGAIN)}),
-        (burned()[:4000], {("error", "node", "", AGAIN)}),
+        (burned()[:-60], {("error", "node", "", AGAIN)}),
         (burned().replace("GFLOPS 6", "TFLOPS 6"), {("error", "node", "", AGAIN)}),
         (burned(numbers=(*NUMBERS[:7], 999)), {("error", "node", "", AGAIN)}),
     ],

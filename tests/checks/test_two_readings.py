@@ -37,6 +37,8 @@ DOCUMENTED = {
     "Unable to determine the device handle for": "nvidia-smi in place of its answer (public issue threads)",
     "clocks_event_reasons_counters": "an element of nvidia-smi -q -x (v13)",
     "--format=csv,noheader,nounits": "an option of nvidia-smi",
+    "Fatal error during GPU init": "a line of amdgpu in the kernel log (amd/node-scraper's list)",
+    "total_uncorrectable_count": "a value of amd-smi metric",
     "Couldn't set the link layer": "perftest's perftest_parameters.c, linux-rdma/perftest at 00b55b6",
 }
 

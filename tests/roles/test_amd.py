@@ -246,3 +246,64 @@ def test_settings_are_declared_once_for_both_libraries() -> None:
     assert promised("rccl", nccl_settings=shared)[conf].splitlines()[1:] == ["NCCL_IB_HCA==mlx5_0"]
     own_ones = promised("rccl", nccl_settings=shared, rccl_settings={"RCCL_MSCCL_ENABLE": 0})
     assert own_ones[conf].splitlines()[1:] == ["RCCL_MSCCL_ENABLE=0"]
+
+
+# --- the programs of the checks
+
+
+def test_the_checks_programs_are_those_of_one_release() -> None:
+    facts = promised_by("amd_validation_tools", amd(), rocm_version="7.2.1", rocm_versions=["6.4.4", "7.2.1"])
+    # The full version is that of AMD's repository.
+    assert facts["package.transferbench-dev7.2.1.version"].holds("1.64.00.70201-81~24.04")
+    assert not facts["package.transferbench-dev7.2.1.version"].holds("1.64.00.70100-20~24.04")
+    assert facts["package.rocm-validation-suite7.2.1.held"].value is True
+    assert not [fact for fact in facts if "6.4.4" in fact or "_perf" in fact or "rccl-tests" in fact]
+    redhat = promised_by("amd_validation_tools", amd("rocky 9.6"), rocm_version="7.2.1")
+    assert "package.transferbench-devel7.2.1.status" in redhat
+
+
+@pytest.mark.parametrize(
+    ("declared", "method"),
+    [
+        ({}, "none"),
+        ({"rccl_tests_sha256": "a" * 64}, "source"),
+        ({"rccl_tests_method": "package"}, "package"),
+        ({"rccl_tests_method": "none", "rccl_tests_sha256": "a" * 64}, "none"),
+    ],
+)
+def test_where_rccl_tests_comes_from(declared: dict[str, str], method: str) -> None:
+    facts = promised_by("amd_validation_tools", amd(), **declared)
+    package, built = "package.rccl-tests.status" in facts, [fact for fact in facts if ".built." in fact]
+    assert (package, bool(built)) == (method == "package", method == "source")
+    assert ("file./usr/bin/all_reduce_perf.mode" in facts) is (method != "none")
+    assert {each.step for each in facts.values()} == {"install"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({}, ""),
+        ({"amd_validation_tools_rocm_version": "7.2"}, "a release of ROCm has three numbers"),
+        ({"__amd_validation_tools_method": "source"}, "its SHA-256 is not declared"),
+        (
+            {
+                "__amd_validation_tools_method": "source",
+                "__amd_validation_tools_absent": True,
+                "amd_validation_tools_rccl_tests_sha256": "a" * 64,
+            },
+            "/opt/rocm-7.2.3/bin/hipcc, which is not there",
+        ),
+    ],
+)
+def test_the_checks_programs_are_refused_where_they_cannot_be_brought(
+    declared: dict[str, Any], words: str
+) -> None:
+    known = {
+        "amd_validation_tools_rocm_version": "7.2.3",
+        "amd_validation_tools_rccl_tests_sha256": "",
+        "__amd_validation_tools_method": "none",
+        "__amd_validation_tools_absent": False,
+        "__amd_validation_tools_home": "/opt/rocm-7.2.3",
+    }
+    said = refusal("amd_validation_tools", {**known, **declared}, amd())
+    assert words in said if words else said == ""

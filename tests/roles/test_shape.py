@@ -34,6 +34,7 @@ ORDER = [
     "gpudirect_rdma",
     "host_settings",
     "validation_tools",
+    "amd_validation_tools",
     "gpu_metrics",
     "node_health",
     "slurm_health",
