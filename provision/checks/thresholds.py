@@ -255,7 +255,8 @@ def _words(text: str) -> str:
 
 
 # What a SKU can do at best: name → (of the best, of the least) of the SKUs a limit is for; one SKU has both
-# alike. pcie, peer: GB/s one way; far_pair: the slowest healthy pair; memory: MiB, memory_rate: GB/s;
+# alike. pcie, peer: GB/s one way; group: what a GPU sends to all others at once; far_pair: the slowest healthy
+# pair; memory: MiB, memory_rate: GB/s;
 # nvlinks: links, nvlink: GB/s one way of one.
 Capacities = Mapping[str, tuple[float, float]]
 
@@ -342,10 +343,14 @@ def of_sku(sku: str) -> Capacities:
         able["nvlinks"] = float(nvlink["links"])
         able["nvlink"] = nvlink["gbs_per_link"] / 2
         able["peer"] = able["nvlinks"] * able["nvlink"]
-    elif "links_per_pair" in xgmi:
-        able["peer"] = xgmi["links_per_pair"] * xgmi["gbs_per_link"] / 2
+    elif xgmi:
+        per_pair = xgmi.get("links_per_pair") or xgmi.get("in_module", 1)
+        able["peer"] = max(slot, per_pair * xgmi["gbs_per_link"] / 2)
+        able["group"] = xgmi["links"] * xgmi["gbs_per_link"] / 2
     elif slot:
         able["peer"] = able["pcie"]
+    if "peer" in able:
+        able.setdefault("group", able["peer"])
     return _one(_with_far_pair(able, switched=data["fabric"] != "none"))
 
 
@@ -363,6 +368,8 @@ def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
     """A thresholds file's links of its machines, over those of the SKU's data sheet."""
     own = {name: float(value) for name, value in links.items()}
     usual = of_sku(sku)
+    if "peer" in own and usual.get("group") == usual.get("peer"):
+        own["group"] = own["peer"]
     if "far_pair" not in own and "far_pair" in usual:
         if usual.get("peer") == usual["far_pair"]:
             own["far_pair"] = own.get("peer", usual["far_pair"][0])

@@ -71,26 +71,27 @@ def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
     """
     found, gpus = entries(node), kernel_incidents.devices(node)
     names = [gpus.get(bus_address(str(one["address"])), "") for one in found]
-    rows = [one.get("xgmi_row") for one in found]
-    if all(row is None and one.get("xgmi_to") == [] for one, row in zip(found, rows, strict=True)):
+    rows = [_row(one.get("xgmi_row")) for one in found]
+    if all(row is None and one.get("xgmi_to") == "" for one, row in zip(found, rows, strict=True)):
         rows = [[0] * len(found) for _ in found]  # cards without links to others
-    if not all(names) or not all(_row_of(row, len(found)) for row in rows):
+    whole = [row for row in rows if row is not None and len(row) == len(found)]
+    if not all(names) or len(whole) < len(found):
         return None
     counts: dict[tuple[str, str], int] = {}
-    for place, (one, row) in enumerate(zip(found, rows, strict=True)):
-        linked = [gpus.get(bus_address(str(at))) for at in one.get("xgmi_to") or ()]
-        there = [names[other] for other, count in enumerate(row or ()) if count]
-        alike = all(count == (rows[other] or [])[place] for other, count in enumerate(row or ()))
-        if names[place] in there or not alike or sorted(there) != sorted(filter(None, linked)):
+    for place, (one, row) in enumerate(zip(found, whole, strict=True)):
+        linked = {gpus.get(bus_address(at)) for at in str(one.get("xgmi_to") or "").split()}
+        there = {names[other] for other, count in enumerate(row) if count}
+        alike = all(count == whole[other][place] for other, count in enumerate(row))
+        if names[place] in there or not alike or there != linked:
             return None
-        counts |= {
-            (names[place], names[other]): count for other, count in enumerate(row or ()) if other != place
-        }
+        counts |= {(names[place], names[other]): n for other, n in enumerate(row) if other != place}
     return counts
 
 
-def _row_of(row: Any, count: int) -> bool:
-    return isinstance(row, list) and len(row) == count and all(_number(cell) is not None for cell in row)
+def _row(text: Any) -> list[int] | None:
+    """The numbers of `0 1 1 1`; None of anything else."""
+    words = text.split() if isinstance(text, str) else []
+    return [int(word) for word in words] if words and all(word.isdecimal() for word in words) else None
 
 
 def measured(found: Sequence[Mapping[str, Any]], gpus: Mapping[str, str]) -> Iterator[Measurement]:

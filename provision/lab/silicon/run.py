@@ -57,6 +57,7 @@ def _tools() -> dict:
         "rocm-smi": ("amd.rocm_smi", "rocm_smi"),
         "rocminfo": ("amd.rocminfo", "rocminfo"),
         "rvs": ("amd.rvs", "rvs"),
+        "TransferBench": ("amd.transferbench", "transferbench"),
         "nvidia-ctk": ("containers.nvidia_ctk", "nvidia_ctk"),
         "nvidia-cdi-hook": ("containers.cdi_hook", "nvidia_cdi_hook"),
         "nvidia-container-runtime": ("containers.container_runtime", "nvidia_container_runtime"),

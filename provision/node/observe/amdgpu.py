@@ -101,7 +101,7 @@ def kfd_values(path):
 
 def kfd_properties():
     """{PCI address: {compute_units, memory_bytes, partitions, linked}} of the GPUs that programs can compute
-    with; `linked`: the addresses of those that an xGMI link leads to."""
+    with; `linked`: the addresses of those that an xGMI link leads to, in one text."""
     found = {}
     numbers = {}
     for name in names_in(KFD_NODES):
@@ -123,8 +123,8 @@ def kfd_properties():
         known["memory_bytes"] += kfd_memory(folder)
         known["partitions"] += 1
     for address, known in found.items():
-        peers = set(numbers[name] for name in known["linked"] if name in numbers)
-        known["linked"] = sorted(peers - {address})
+        peers = {numbers[name] for name in known["linked"] if name in numbers}
+        known["linked"] = " ".join(sorted(peers - {address}))
     return found
 
 
@@ -159,7 +159,7 @@ def xgmi_links(row):
     if not numbers:
         return {"xgmi_links": None, "xgmi_peers": None, "xgmi_row": None}
     peers = len([number for number in numbers if number])
-    return {"xgmi_links": sum(numbers), "xgmi_peers": peers, "xgmi_row": numbers}
+    return {"xgmi_links": sum(numbers), "xgmi_peers": peers, "xgmi_row": " ".join(map(str, numbers))}
 
 
 def amdgpu_device(address, computing):
