@@ -255,9 +255,8 @@ def _words(text: str) -> str:
 
 
 # What a SKU can do at best: name → (of the best, of the least) of the SKUs a limit is for; one SKU has both
-# alike. pcie, peer: GB/s one way; group: what a GPU sends to all others at once; far_pair: the slowest healthy
-# pair; memory: MiB, memory_rate: GB/s;
-# nvlinks: links, nvlink: GB/s one way of one.
+# alike. pcie, peer: GB/s one way; group: what a GPU sends to all others at once; far_pair: the slowest
+# healthy pair; memory: MiB, memory_rate: GB/s; nvlinks: links, nvlink: GB/s one way of one.
 Capacities = Mapping[str, tuple[float, float]]
 
 LINKS = ("pcie", "peer", "far_pair", "memory_rate")  # what a file may state of its machines in `links`

@@ -7,7 +7,7 @@ from dataclasses import replace
 from provision.checks.nccl.nccl_collective import Collective
 from provision.checks.nccl.nccl_table import Suite
 
-AMD = Suite(
+RCCL_TESTS = Suite(
     "rccl-tests", "HIP", "look at the kernel log, and for xGMI links that are down", "amd_validation_tools_"
 )
 
@@ -15,4 +15,4 @@ AMD = Suite(
 def of(collective: Collective) -> Collective:
     """The collective as AMD's programs do it. RCCL reads NCCL's variables, and numbers GPUs as HIP does:
     which rank is which GPU matters to nobody, for a collective is all of them."""
-    return replace(collective, suite=AMD)
+    return replace(collective, suite=RCCL_TESTS)

@@ -50,9 +50,8 @@ class Report(report.Report):
                 rank += 1
         if self.release >= NEWER:
             version = VERSIONS.get(self.release, "2.27.7")
-            print(
-                f"RCCL version : {version}-develop:29e1567\nROCm version : {self.release[0]}.{self.release[1]}.0"
-            )
+            print(f"RCCL version : {version}-develop:29e1567")
+            print("ROCm version : {}.{}.0".format(*self.release))
 
     def too_few(self, wanted: int, there: int) -> int:
         where = f" on node ({platform.node()})" if wanted > len(self.node.gpus) else ""
@@ -64,7 +63,8 @@ class Report(report.Report):
         return 3
 
     def footer(self, errors: int, average: float, least: float) -> None:
+        judged = "" if least == -1 else "FAILED" if average < least * 0.9 else "OK"
         print("# Errors with asterisks indicate errors that have exceeded the maximum threshold.")
         print(f"# Out of bounds values : {errors} {'FAILED' if errors else 'OK'}")
-        print(f"# Avg bus bandwidth    : {average:g} ")
+        print(f"# Avg bus bandwidth    : {average:g} {judged}")
         print("#\n")
