@@ -187,6 +187,7 @@ _host_copies = planted("h2d_slow gpu={gpu} factor={rest}", GPU, HANDS, also=NODE
 _memory = planted("memory_slow gpu={gpu} factor={rest}", GPU, LOOK, also=NODE)
 _few_percent = planted("memory_slow gpu={gpu} factor=0.985")
 _collective = planted("collective_slow factor={rest}", NODE, LOOK)
+_redundancy = planted("alltoall_slow factor={rest}", NODE, (*HANDS, *LOOK))
 _wrong_sums = planted("wrong_result count={severity}", NODE, LOOK)
 _copies_hang = planted(
     "tool_hang tool={tool} stubborn={stubborn}",
@@ -242,6 +243,8 @@ _ENTRIES = (
     Entry(15, "bad pages still in use", _pages, skus=AMD),
     Entry(15, "bad pages taken out of use long ago", _few_pages, skus=AMD, trap=True),
     Entry(16, "nearly as many bad pages as allowed", _many_pages, "pages", (116, 512), skus=WITH_METRICS),
+    Entry(17, "memory bandwidth low", _memory, "slowdown", (0.15, 0.8), skus=AMD),
+    Entry(17, "memory a percent slower", _few_percent, skus=AMD, trap=True),
     Entry(18, "GPU slow", _slow, "slowdown", (0.25, 0.8), skus=AMD),
     Entry(19, "throttling by the board or by heat", _throttle, skus=WITH_METRICS),
     Entry(19, "throttling that begins under load", _heat_later, skus=AMD, variant="l"),
@@ -259,10 +262,9 @@ _ENTRIES = (
     Entry(24, "amd-smi hangs", _hang, skus=AMD),
     Entry(24, "copies or a collective hang", _copies_hang, skus=AMD, variant="c"),
     Entry(24, "RVS hangs", _rvs_hangs, skus=AMD, variant="l"),
-    Entry(47, "GPU memory slow", _memory, "slowdown", (0.15, 0.8), skus=AMD),
-    Entry(47, "GPU memory a percent slower", _few_percent, skus=AMD, trap=True),
     Entry(26, "driver version drift", _other_driver, skus=AMD),
     Entry(27, "driver's module not there", _no_module, skus=AMD),
+    Entry(40, "slow only when all pairs talk", _redundancy, "slowdown", (0.25, 0.8), skus=AMD, variant="a"),
     Entry(49, "partition mode drift", _partition, skus=WITH_METRICS),
     Entry(49, "partitioned by policy on all nodes", _partitions, skus=WITH_METRICS, trap=True),
     Entry(51, "test could not run", _no_answer, skus=AMD),
