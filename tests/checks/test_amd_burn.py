@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from provision.checks import node_judge
-from provision.checks.amd import gpu_burn
+from provision.checks.amd import gpu_burn, smi, telemetry
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding, Verdict
 from tests.checks.amd_node import ADDRESSES, Said, documents, facts, node_of, output, said
@@ -169,9 +172,9 @@ def test_what_rvs_says(text: str, found: Said) -> None:
     assert said(judged(text)) == found
 
 
-def test_wrong_results_say_how_many_of_how_many() -> None:
+def test_wrong_results_say_how_many() -> None:
     (finding,) = [one for one in judged(burned(wrong=[3])) if one.verdict is Verdict.FAIL]
-    assert "13 of 13 results differ from the one before" in finding.message
+    assert "13 differed from the one before" in finding.message
 
 
 def test_a_gpu_that_rvs_does_not_list_was_not_tested() -> None:
@@ -303,6 +306,26 @@ def test_the_configuration_is_one_that_rvs_understands() -> None:
     assert "blas_source" not in action, "its comparison reads what it never set with another than rocBLAS"
     assert by_name["telemetry"].beside == "gpu_burn"
     assert by_name["gpu_burn"].load == 90 < by_name["gpu_burn"].deadline
+
+
+def test_the_sampler_prints_a_line_for_each_document(tmp_path: Path) -> None:
+    program = tmp_path / "amd-smi"
+    program.write_text(
+        "#!/bin/sh\ncat <<'END'\n" + json.dumps({"gpu_data": [{"gpu": 0, "x": "a\nb"}]}, indent=4) + "\nEND\n"
+    )
+    program.chmod(0o755)
+    argv = telemetry.command("gpu_burn", 60, 90.0).argv
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(
+        [*argv[:-1], "0.05"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as sampler:
+        assert sampler.stdout is not None
+        lines = [sampler.stdout.readline() for _ in range(3)]
+        sampler.terminate()
+    for one in lines:
+        moment, _, document = one.partition(" ")
+        assert moment.isdigit()
+        assert smi.sampled(document) == [{"gpu": 0, "x": "a\nb"}]
 
 
 def test_partitioned_gpus_are_not_burned() -> None:

@@ -96,7 +96,7 @@ def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, l
         """Of each node the verdict, and what was warned of, failed or left unanswered."""
         done = operator.call("validate", "--stage", "quick", "--json", timeout=600)
         return {
-            node["name"]: (
+            node["node"]: (
                 node["verdict"],
                 [
                     f"{finding['device']}: {finding['message']}"
@@ -120,6 +120,32 @@ def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, l
     for name, device in (("amd-01", "gpu3"), ("amd-02", "gpu5")):
         assert found[name][1], name
         assert {line.partition(":")[0] for line in found[name][1]} == {device}, found[name]
+
+
+def test_a_burn_finds_what_only_a_load_shows(operator: Operator, lab: Lab) -> None:
+    def burned() -> dict[str, list[tuple[str, str, str]]]:
+        """Of each node its findings: verdict, device, what was measured."""
+        words = ("--checks", "gpu_burn", "--burn-seconds", "30", "--json")
+        done = operator.call("validate", *words, timeout=900)
+        return {
+            node["node"]: [
+                (finding["verdict"], finding["device"], finding["metric"])
+                for check in node["checks"]
+                for finding in check["findings"]
+            ]
+            for node in json.loads(done.stdout)["nodes"]
+        }
+
+    assert burned() == {name: [("pass", "node", "rate")] for name in ("amd-01", "amd-02")}
+    lab.node("amd-01").fault("burn_errors", gpu=3, onset=8)
+    lab.node("amd-02").fault("gpu_slow", gpu=5, factor=0.6)
+    try:
+        found = burned()
+    finally:
+        for node in lab.nodes:
+            node.heal()
+    assert found["amd-01"] == [("fail", "gpu3", "errors")]
+    assert found["amd-02"] == [("fail", "gpu5", "peak")]
 
 
 def test_another_release_and_back_with_a_reboot_each(operator: Operator, lab: Lab) -> None:

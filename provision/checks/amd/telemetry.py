@@ -34,9 +34,12 @@ _DEADLINE = 40.0  # how long eight GPUs take nobody has published; a driver that
 _INTERVAL = 2.0  # seconds between two samples
 # Eight GPUs fill about 50 KiB, and 2 MiB are kept: of a longer load no more samples are taken.
 _MOST_SAMPLES = 40
-_SAMPLER = (
-    'while :; do echo "$(date +%s) $(amd-smi metric --json 2>&1 | tr -s "[:space:]" " ")"; sleep "$1"; done'
-)
+_SAMPLER = """\
+while :; do
+  printf '%s %s\\n' "$(date +%s)" "$(amd-smi metric --json 2>&1 | tr -s '[:space:]' ' ')"
+  sleep "$1"
+done
+"""
 
 _LOADED = 50.0  # percent of activity: the load runs, whatever it copies in between
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a lane
