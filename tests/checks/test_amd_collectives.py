@@ -118,6 +118,7 @@ def test_the_programs_are_those_of_amds_role(module: Any) -> None:
     program = module.NEEDS[0]
     node = node_of(
         facts(),
+        {},
         **{
             f"amd_validation_tools_{program}_path": f"/opt/rccl-tests/{program}",
             f"validation_tools_{program}_path": f"/opt/nccl-tests/{program}",
