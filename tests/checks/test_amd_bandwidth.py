@@ -245,7 +245,7 @@ def test_cards_without_links_have_none() -> None:
 
 CORRUPT = (
     "\n[ERROR] Unexpected mismatch at index 12 of destination array 0:\n",
-    "[ERROR] Transfer 0: Unexpected mismatch at index 0 of destination 0: Expected   31.00000 Actual:    0.0\n",
+    "[ERROR] Transfer 0: Unexpected mismatch at index 0 of destination 0: Expected   31.0 Actual: 0.0\n",
 )
 
 

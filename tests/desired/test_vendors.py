@@ -240,6 +240,7 @@ PLACES = {
     "provision/node/modules/node_facts.py",  # which lists every family of facts
     # The checks: what of them is AMD's has a folder of its own; these hold its place among all.
     *(f"provision/checks/{name}.py" for name in ("table", "on_node/parts")),
+    "provision/checks/node_judge.py",  # what asks after a load which GPUs answer
     "provision/checks/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
     "provision/runs/fingerprint.py",

@@ -1,4 +1,4 @@
-"""What the nccl-tests programs print, NVIDIA's and AMD's (rccl-tests): rows by column name (pure).
+"""What the nccl-tests programs print, and rccl-tests, made from them: rows by column name (pure).
 
 Columns differ between versions (`error` became `#wrong`, `root` was added, `-I 1` adds more): rows are read
 by their header. NCCL writes warnings into the same stream, in the middle of the table.
