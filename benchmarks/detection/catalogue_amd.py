@@ -172,6 +172,49 @@ def _new_words(draw: Draw) -> Case:
     )
 
 
+# --- what copies and collectives show
+
+_WIRED = ((0, 1), (2, 3), (4, 5), (6, 7), (0, 6), (2, 4))  # pairs of MI250X dies with several links
+
+
+def _slow_link(draw: Draw) -> Case:
+    a, b = draw.rng.choice(_WIRED) if draw.sku == "mi250x" else draw.pair()
+    expected = Expected((f"gpu{a}-gpu{b}",), RESET, FAIL_OR_WARN, also=NODE)
+    return Case((f"slow_pair a={a} b={b} factor={draw.rest}",), expected)
+
+
+_host_copies = planted("h2d_slow gpu={gpu} factor={rest}", GPU, HANDS, also=NODE)
+_memory = planted("memory_slow gpu={gpu} factor={rest}", GPU, LOOK, also=NODE)
+_few_percent = planted("memory_slow gpu={gpu} factor=0.985")
+_collective = planted("collective_slow factor={rest}", NODE, LOOK)
+_redundancy = planted("alltoall_slow factor={rest}", NODE, (*HANDS, *LOOK))
+_wrong_sums = planted("wrong_result count={severity}", NODE, LOOK)
+_copies_hang = planted(
+    "tool_hang tool={tool} stubborn={stubborn}",
+    NODE,
+    ("investigate", "reboot"),
+    ("error",),
+    tool=("TransferBench", "all_reduce_perf", "alltoall_perf"),
+    stubborn=("no", "yes"),
+)
+_no_copies = planted(
+    "tool_{how}",
+    NODE,
+    ("investigate", "fix configuration", "run again"),
+    ("error",),
+    how=(
+        *("garbage tool=TransferBench", "truncated tool=TransferBench percent=60"),
+        *("missing tool=TransferBench", "truncated tool=all_gather_perf percent=80"),
+    ),
+)
+
+
+def _new_matrix(draw: Draw) -> Case:
+    altered = draw.rng.choice((("GB/s [", "GiB/s ["), ("  ->", "  =>"), ("Averages", "Means"), ("EXE", "X")))
+    expected = Expected(NODE, ("investigate", "run again"), ("error",))
+    return Case((), expected, machine={"altered": ("TransferBench", *altered)})
+
+
 _ENTRIES = (
     Entry(1, "GPU missing", _missing, skus=AMD),
     Entry(2, "GPU off the bus", _off_the_bus, skus=AMD),
@@ -186,10 +229,13 @@ _ENTRIES = (
     Entry(5, "PCIe replays that begin under load", _more_replays, skus=AMD, variant="l"),
     Entry(5, "PCIe errors in the kernel log", _storm, skus=AMD, variant="a"),
     Entry(5, "a few PCIe errors in the log", _old_aer, skus=AMD, trap=True, variant="a"),
+    Entry(6, "host-device copies slow", _host_copies, "slowdown", (0.3, 0.9), skus=AMD),
     Entry(7, "xGMI link down", _link_down, skus=WITH_METRICS),
     Entry(7, "fewer links than others, as wired", lambda _: Case(), skus=("mi250x",), trap=True),
     Entry(8, "xGMI errors", _link_errors, skus=AMD),
     Entry(8, "a few corrected xGMI errors", _few_link_errors, skus=AMD, trap=True),
+    Entry(9, "collective slow", _collective, "slowdown", (0.2, 0.9), skus=AMD),
+    Entry(10, "xGMI pair slow", _slow_link, "slowdown", (0.32, 0.9), skus=AMD),
     Entry(14, "uncorrectable errors", _uncorrectable, skus=AMD),
     Entry(14, "a few corrected errors", _corrected, skus=AMD, trap=True),
     Entry(14, "deferred errors", _deferred, skus=WITH_METRICS, variant="d"),
@@ -197,6 +243,8 @@ _ENTRIES = (
     Entry(15, "bad pages still in use", _pages, skus=AMD),
     Entry(15, "bad pages taken out of use long ago", _few_pages, skus=AMD, trap=True),
     Entry(16, "nearly as many bad pages as allowed", _many_pages, "pages", (116, 512), skus=WITH_METRICS),
+    Entry(17, "memory bandwidth low", _memory, "slowdown", (0.15, 0.8), skus=AMD),
+    Entry(17, "memory a percent slower", _few_percent, skus=AMD, trap=True),
     Entry(18, "GPU slow", _slow, "slowdown", (0.25, 0.8), skus=AMD),
     Entry(19, "throttling by the board or by heat", _throttle, skus=WITH_METRICS),
     Entry(19, "throttling that begins under load", _heat_later, skus=AMD, variant="l"),
@@ -208,17 +256,22 @@ _ENTRIES = (
     Entry(21, "GPU that runs hot under load alone", _hot_later, skus=AMD, variant="l"),
     Entry(22, "wrong results", _wrong, "errors", (1, 10_000), skus=AMD),
     Entry(22, "results that become wrong under load", _wrong_later, skus=AMD, variant="l"),
+    Entry(22, "wrong sums of a collective", _wrong_sums, "elements", (1, 10_000), skus=AMD, variant="c"),
     Entry(23, "firmware or queue that does not answer", _stuck, skus=AMD),
     Entry(23, "fault of a user's program, or a hang that was mended", _users, skus=AMD, trap=True),
     Entry(24, "amd-smi hangs", _hang, skus=AMD),
+    Entry(24, "copies or a collective hang", _copies_hang, skus=AMD, variant="c"),
     Entry(24, "RVS hangs", _rvs_hangs, skus=AMD, variant="l"),
     Entry(26, "driver version drift", _other_driver, skus=AMD),
     Entry(27, "driver's module not there", _no_module, skus=AMD),
+    Entry(40, "slow only when all pairs talk", _redundancy, "slowdown", (0.25, 0.8), skus=AMD, variant="a"),
     Entry(49, "partition mode drift", _partition, skus=WITH_METRICS),
     Entry(49, "partitioned by policy on all nodes", _partitions, skus=WITH_METRICS, trap=True),
     Entry(51, "test could not run", _no_answer, skus=AMD),
     Entry(51, "RVS without a result", _no_result, skus=AMD, variant="l"),
     Entry(51, "RVS whose worker ends", _worker_dies, skus=AMD, variant="w"),
+    Entry(51, "copies without a result", _no_copies, skus=AMD, variant="c"),
+    Entry(52, "new output format of TransferBench", _new_matrix, skus=AMD, variant="c"),
     Entry(52, "new output format", _new_format, skus=AMD),
     Entry(52, "new output format of RVS", _new_words, skus=AMD, variant="l"),
 )

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from provision.checks import registry
+from provision.checks.amd import gpu_answers as amd_answers
 from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Command, Measurement, Output, Raw
 from provision.checks.gpu import gpu_answers, gpu_inventory
 from provision.checks.health import CheckResult, NodeHealth, roll_up
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
-from provision.checks.nccl.nccl_collective import without_environment
+from provision.checks.nccl.nccl_table import without_environment
 from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
 from provision.checks.suspects import reconciled
@@ -31,13 +32,18 @@ def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> lis
         return []
     commands = list(chosen.commands(node, options))
     if commands and node.gpu_count and gpu_answers.loads(chosen.NEEDS):
-        commands.append(gpu_answers.command())
+        commands.append(_answers(node).command())
     return within(commands, options.get("timeout"))
 
 
 def _check(check: str, node: CheckNode) -> Check | None:
     """The check as this node's GPUs want it; None where nothing was built for them."""
     return CHECKS.of_vendor(check, node.gpuprov_node["gpu"].get("vendor"))
+
+
+def _answers(node: CheckNode) -> Any:
+    """What asks, after a load, which of this node's GPUs still answer."""
+    return amd_answers if node.gpuprov_node["gpu"].get("vendor") == "amd" else gpu_answers
 
 
 def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
@@ -108,7 +114,9 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
         what = f"gpuprov failed on this output ({error!r}): please report it with {raw.path}"
         findings = [unmeasured(raw.check, what, action="investigate")]
     answers = next((output for output in raw.outputs if output.name == gpu_answers.NAME), None)
-    findings = gpu_answers.judge(raw.check, answers, kernel_incidents.devices(node.check_node), findings)
+    findings = _answers(node.check_node).judge(
+        raw.check, answers, kernel_incidents.devices(node.check_node), findings
+    )
     findings += _kernel_findings(node, raw, findings)
     if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
         findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))

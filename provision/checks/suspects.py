@@ -88,7 +88,10 @@ def _culprits(slow: Collection[Cell], blamed: Sequence[int]) -> list[Culprit]:
 # node.
 _CAUSES = {
     "p2p_bandwidth": ("p2p", "p2p_read", "p2p_write", "h2d", "d2h"),
-    "gpu_inventory": ("nvlink_links", "nvlink_speed", "throttle", "pcie_width", "fabric_state"),
+    "gpu_inventory": (
+        *("nvlink_links", "nvlink_speed", "throttle", "pcie_width", "fabric_state"),
+        *("xgmi_links", "xgmi_up"),
+    ),
 }
 # What a collective over the network cards may suffer from, and what the way from a GPU into a card may.
 _NETWORK_CAUSES = {

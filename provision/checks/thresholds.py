@@ -250,13 +250,12 @@ def _words(text: str) -> str:
 
 # --- the metrics that may have limits, and the plausible range of each: data/thresholds/metrics.yml and the
 # SKU. A gate above what the wire carries condemns every machine; one so low that a part at half its speed
-# still passes acquits every machine. Both are found when a file is read, by the arithmetic stated in
-# metrics.yml.
+# still passes acquits every one. Both are found when a file is read, by the arithmetic in metrics.yml.
 
 
 # What a SKU can do at best: name → (of the best, of the least) of the SKUs a limit is for; one SKU has both
-# alike. pcie, peer: GB/s one way; far_pair: the slowest healthy pair; memory: MiB, memory_rate: GB/s;
-# nvlinks: links, nvlink: GB/s one way of one.
+# alike. pcie, peer, group (to all others): GB/s one way; far_pair: the slowest healthy pair; memory: MiB,
+# memory_rate: GB/s; nvlinks: links, nvlink: GB/s one way of one.
 Capacities = Mapping[str, tuple[float, float]]
 
 LINKS = ("pcie", "peer", "far_pair", "memory_rate")  # what a file may state of its machines in `links`
@@ -339,13 +338,13 @@ def of_sku(sku: str) -> Capacities:
     if slot and sku not in _HOST_BY_NVLINK:
         able["pcie"] = slot
     if nvlink:
-        able["nvlinks"] = float(nvlink["links"])
-        able["nvlink"] = nvlink["gbs_per_link"] / 2
-        able["peer"] = able["nvlinks"] * able["nvlink"]
-    elif "links_per_pair" in xgmi:
-        able["peer"] = xgmi["links_per_pair"] * xgmi["gbs_per_link"] / 2
+        able |= {"nvlinks": float(nvlink["links"]), "nvlink": nvlink["gbs_per_link"] / 2}
+        able["peer"] = able["group"] = able["nvlinks"] * able["nvlink"]
+    elif xgmi:
+        links, each = xgmi.get("links_per_pair", xgmi.get("in_module", 1)), xgmi["gbs_per_link"] / 2
+        able |= {"peer": max(slot, links * each), "group": xgmi["links"] * each}
     elif slot:
-        able["peer"] = able["pcie"]
+        able["peer"] = able["group"] = able["pcie"]
     return _one(_with_far_pair(able, switched=data["fabric"] != "none"))
 
 
@@ -363,6 +362,7 @@ def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
     """A thresholds file's links of its machines, over those of the SKU's data sheet."""
     own = {name: float(value) for name, value in links.items()}
     usual = of_sku(sku)
+    own |= {"group": own["peer"]} if "peer" in own and usual.get("group") == usual.get("peer") else {}
     if "far_pair" not in own and "far_pair" in usual:
         if usual.get("peer") == usual["far_pair"]:
             own["far_pair"] = own.get("peer", usual["far_pair"][0])

@@ -15,7 +15,7 @@ import pytest
 from provision.checks.check import Measurement, Output
 from provision.checks.gpu import gpu_burn, nvbandwidth, nvidia_smi, nvlink_errors
 from provision.checks.host import kernel_log
-from provision.checks.nccl import nccl_collective
+from provision.checks.nccl import nccl_table
 from provision.checks.network import perftest
 from provision.errors import ParseError
 from provision.node.observe.nvidia_smi import parse_query
@@ -49,7 +49,7 @@ def burn(text: str) -> dict[tuple[str, str], Any]:
 
 
 def nccl(text: str) -> dict[tuple[str, str], Any]:
-    result = nccl_collective.parse(text)
+    result = nccl_table.parse(text)
     largest = max(result.rows, key=lambda row: row.size)
     return {("node", "ranks"): result.ranks, ("node", "size"): largest.size, ("node", "busbw"): largest.busbw,
             ("node", "rows"): len(result.rows), ("node", "wrong"): largest.wrong}  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from provision.checks.judge import Verdict
-from provision.checks.nccl import nccl_all_reduce, nccl_collective
+from provision.checks.nccl import nccl_all_reduce, nccl_collective, nccl_table
 from provision.checks.registry import CHECKS
 from tests.support.checks import judged, make_node, make_output, sample
 
@@ -63,7 +63,7 @@ def test_columns_are_found_by_name() -> None:
         elif line.strip()[:1].isdigit():
             line += "   1.23"
         wider.append(line)
-    assert nccl_collective.parse("\n".join(wider) + "\n").rows == nccl_collective.parse(HEALTHY).rows
+    assert nccl_table.parse("\n".join(wider) + "\n").rows == nccl_table.parse(HEALTHY).rows
 
 
 def test_unchecked_sums_are_not_right_sums() -> None:
@@ -81,8 +81,8 @@ def test_the_environment_never_leaves_this_module() -> None:
     text = sample("nccl_all_reduce/healthy.json")
     assert "hunter2" in text
     for written in (text, "# noise first\n" + text, text[:600]):
-        assert "hunter2" not in nccl_collective.without_environment(written)
-    assert nccl_collective.without_environment(HEALTHY) == HEALTHY
+        assert "hunter2" not in nccl_table.without_environment(written)
+    assert nccl_table.without_environment(HEALTHY) == HEALTHY
 
 
 # -- algorithm

@@ -242,6 +242,7 @@ PLACES = {
     "provision/node/observe/container_runtime.py",  # of which of them Docker was told
     # The checks: what of them is AMD's has a folder of its own; these hold its place among all.
     *(f"provision/checks/{name}.py" for name in ("table", "on_node/parts")),
+    "provision/checks/node_judge.py",  # what asks after a load which GPUs answer
     "provision/checks/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
     "provision/runs/fingerprint.py",

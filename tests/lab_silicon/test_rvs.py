@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.lab_silicon.amd_node import installed
+from tests.lab_silicon.amd_machine import installed
 from tests.lab_silicon.silicon import Silicon
 
 Make = Callable[..., Silicon]

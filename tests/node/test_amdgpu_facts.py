@@ -97,11 +97,22 @@ def test_a_gpu_has_its_identity_memory_counts_and_links(server: Tree) -> None:
         # of the slot, and neither of the link within the card nor of the server's switch above
         **{"link_speed": "16.0 GT/s PCIe", "link_speed_max": "32.0 GT/s PCIe"},
         **{"link_width": 8, "link_width_max": 16},
+        **{"xgmi_row": "0 1 1 1 1 1 1 1", "xgmi_to": ""},
     }
     assert server.values("amdgpu.loaded_version", "amdgpu.rocm") == {
         "amdgpu.loaded_version": "6.10.5",
         "amdgpu.rocm": "6.3.3-74",
     }
+
+
+def test_the_topology_says_whom_a_gpu_is_linked_with(server: Tree) -> None:
+    """Links of the type of xGMI to GPUs; PCIe's to the processor, and what leads nowhere, are none."""
+    topology(server, 2, 0x2600, 1216, 206141652992)
+    topology(server, 3, 0x4600, 1216, 206141652992)
+    for link, (kind, node) in enumerate([(2, 0), (11, 3), (11, 2), (11, 0), (11, 9)]):
+        text = f"type {kind}\nversion_major 0\nnode_from 1\nnode_to {node}\nweight 15\n"
+        server.file(f"{KFD}/1/io_links/{link}/properties", text)
+    assert one(server)["xgmi_to"] == "0000:26:00.0 0000:46:00.0"
 
 
 def test_errors_are_counted_by_block_and_kind(server: Tree) -> None:

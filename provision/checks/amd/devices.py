@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import CheckNode, Measurement, fact
+from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_log import bus_address
 from provision.errors import ParseError
 
@@ -49,6 +50,48 @@ def loaded(node: CheckNode) -> str | None:
     if version is not None and (not isinstance(version, str) or not version):
         raise ParseError(f"amdgpu.loaded_version is not a text: {version!r:.60}", "run the check again")
     return version
+
+
+def partitioned(node: CheckNode) -> str:
+    """How GPUs of the node are partitioned; empty where all are whole, or nobody knows."""
+    try:
+        found = measured(entries(node), kernel_incidents.devices(node))
+        return next((str(one.value) for one in found if one.metric == "partition"), "")
+    except ParseError:
+        return ""
+
+
+def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
+    """How many xGMI links there are between each two GPUs, by their devices, in both directions; None where
+    that is not certain.
+
+    The driver's row of numbers has no addresses. It is read in the order of the bus, and believed where each
+    GPU then has no link to itself, as many as the other one says, and some just where the compute driver's
+    topology has them, which does have addresses.
+    """
+    found, gpus = entries(node), kernel_incidents.devices(node)
+    names = [gpus.get(bus_address(str(one["address"])), "") for one in found]
+    rows = [_row(one.get("xgmi_row")) for one in found]
+    if all(row is None and one.get("xgmi_to") == "" for one, row in zip(found, rows, strict=True)):
+        rows = [[0] * len(found) for _ in found]  # cards without links to others
+    whole = [row for row in rows if row is not None and len(row) == len(found)]
+    if not all(names) or len(whole) < len(found):
+        return None
+    counts: dict[tuple[str, str], int] = {}
+    for place, (one, row) in enumerate(zip(found, whole, strict=True)):
+        linked = {gpus.get(bus_address(at)) for at in str(one.get("xgmi_to") or "").split()}
+        there = {names[other] for other, count in enumerate(row) if count}
+        alike = all(count == whole[other][place] for other, count in enumerate(row))
+        if names[place] in there or not alike or there != linked:
+            return None
+        counts |= {(names[place], names[other]): n for other, n in enumerate(row) if other != place}
+    return counts
+
+
+def _row(text: Any) -> list[int] | None:
+    """The numbers of `0 1 1 1`; None of anything else."""
+    words = text.split() if isinstance(text, str) else []
+    return [int(word) for word in words] if words and all(word.isdecimal() for word in words) else None
 
 
 def measured(found: Sequence[Mapping[str, Any]], gpus: Mapping[str, str]) -> Iterator[Measurement]:

@@ -77,7 +77,7 @@ actions:
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
-    if _partitioned(node):
+    if devices.partitioned(node):
         return []
     seconds = int(options.get("burn_seconds") or DEFAULT_SECONDS)
     program = str(node.variables.get("amd_validation_tools_rvs_path", "/opt/rocm/bin/rvs"))
@@ -97,20 +97,11 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     ]
 
 
-def _partitioned(node: CheckNode) -> str:
-    """How GPUs of the node are partitioned; empty where all are whole, or nobody knows."""
-    try:
-        found = devices.measured(devices.entries(node), kernel_incidents.devices(node))
-        return next((str(one.value) for one in found if one.metric == "partition"), "")
-    except ParseError:
-        return ""
-
-
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     """RVS's text → per GPU: `state` OK or FAULTY, `worked`, `errors` (comparisons that differed), `died` (why
     its worker ended), `rate` and `peak`; what was really burned; and what amd-smi saw meanwhile
     (telemetry.py). Raises ParseError."""
-    if modes := _partitioned(node):
+    if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     beside = telemetry.measure(node, outputs)
     try:

@@ -25,7 +25,7 @@ from provision.errors import ParseError
 NAME = "gpu_answers"  # of the command
 METRIC = "lost"  # as telemetry_rules calls it, so that one GPU is one finding
 # Programs that load GPUs, as checks name them in NEEDS.
-_LOADS = re.compile(r"nvbandwidth|gpu_burn|\w+_perf|dcgmi|ib_write_bw|python3 with torch")
+_LOADS = re.compile(r"nvbandwidth|TransferBench|gpu_burn|\w+_perf|dcgmi|ib_write_bw|python3 with torch")
 _INDEX = re.compile(r"\d{1,4}")
 _LEFT_OUT = "left out"  # in place of the error that nvidia-smi prints of a GPU
 _READING = re.compile(r"\d{1,3}")

@@ -85,9 +85,16 @@ def judge(
     if partitioned:
         reason = f"MIG is on ({', '.join(partitioned)}): a slice has a part of its GPU's memory bandwidth"
         return [Finding(ID, Verdict.SKIP, "node", reason, "local_copy")]
+    return judge_copies(measurements, thresholds, "nvbandwidth")
+
+
+def judge_copies(
+    measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold], tool: str
+) -> list[Finding]:
+    """The rates of `local_copy`, which `tool` measured, against the limit and each other."""
     values = {m.device: value for m in measurements if (value := number(m.value)) is not None}
-    if len(values) < len(measurements):
-        return [unmeasured(ID, "nvbandwidth measured no copy for some GPUs", action="investigate")]
+    if not values or len(values) < len(measurements):
+        return [unmeasured(ID, f"{tool} measured no copy for some GPUs", action="investigate")]
     threshold = thresholds.get(f"{ID}.local_copy")
     behind = below_peers(values, _PEER_TOLERANCE)
     findings = []

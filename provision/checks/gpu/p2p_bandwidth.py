@@ -37,7 +37,7 @@ ID = "p2p_bandwidth"
 _HOST = {"h2d": "host_to_device_memcpy_ce", "d2h": "device_to_host_memcpy_ce"}
 _PEER = {"p2p_read": "device_to_device_memcpy_read_ce", "p2p_write": "device_to_device_memcpy_write_ce"}
 _CASES = {**_HOST, **_PEER}
-_WORDS = {"h2d": "host to GPU", "d2h": "GPU to host", "p2p_read": "P2P read", "p2p_write": "P2P write"}
+WORDS = {"h2d": "host to GPU", "d2h": "GPU to host", "p2p_read": "P2P read", "p2p_write": "P2P write"}
 
 # Pairs of one NVSwitch fabric are equally fast within 2 or 3 %; one 15 % below the median has lost links.
 # Without such a fabric (PCIe, bridges) pairs differ by design, and only the limit judges them.
@@ -113,7 +113,7 @@ def judge(
     findings: list[Finding] = []
     for metric in _HOST:
         found = [m for m in measurements if m.metric == metric]
-        findings += _judge_host(metric, found, thresholds.get(f"{ID}.{metric}"))
+        findings += judge_host(metric, found, thresholds.get(f"{ID}.{metric}"), "nvbandwidth")
     if node.gpu_count < 2:
         return [
             *findings,
@@ -122,11 +122,14 @@ def judge(
     return findings + _judge_pairs(measurements, thresholds, fabric=fabric)
 
 
-def _judge_host(metric: str, found: Sequence[Measurement], threshold: Threshold | None) -> list[Finding]:
-    what = f"{_WORDS[metric]} bandwidth"
+def judge_host(
+    metric: str, found: Sequence[Measurement], threshold: Threshold | None, tool: str
+) -> list[Finding]:
+    """Copies between host and GPUs (`h2d` or `d2h`), which `tool` measured."""
+    what = f"{WORDS[metric]} bandwidth"
     values = {m.device: value for m in found if (value := number(m.value)) is not None}
     if not found or len(values) < len(found):
-        return [unmeasured(ID, f"nvbandwidth measured no {what} for some GPUs", action="investigate")]
+        return [unmeasured(ID, f"{tool} measured no {what} for some GPUs", action="investigate")]
     findings = []
     behind = below_peers(values, _HOST_TOLERANCE)
     for m in found:
@@ -143,18 +146,20 @@ def _judge_host(metric: str, found: Sequence[Measurement], threshold: Threshold 
         return findings
     worst = min(found, key=lambda m: values[m.device])
     return [
-        _no_limit(what, metric, worst)
+        no_limit(what, metric, worst)
         if threshold is None
-        else _passed(what, metric, worst, threshold, len(found))
+        else passed(what, metric, worst, threshold, len(found))
     ]
 
 
-def _no_limit(what: str, metric: str, worst: Measurement) -> Finding:
+def no_limit(what: str, metric: str, worst: Measurement) -> Finding:
+    """What is said of the lowest of rates for which there is no limit."""
     measured = Measurement(metric, worst.value, worst.unit, "node")
     return by_threshold(ID, f"the lowest {what} ({worst.device})", measured, None, action="none")
 
 
-def _passed(what: str, metric: str, worst: Measurement, threshold: Threshold, count: int) -> Finding:
+def passed(what: str, metric: str, worst: Measurement, threshold: Threshold, count: int) -> Finding:
+    """What is said of rates that all keep to their limit."""
     message = (
         f"{what} of all {count} is {limit_text(threshold)}; the lowest is {worst.device} with {worst.value:g}"
     )
@@ -195,11 +200,11 @@ def _judge_pairs(
         if not worse:
             numbers = {m.device: m for m in found if number(m.value) is not None}
             lowest = min(numbers.values(), key=lambda m: number(m.value) or 0.0)
-            what = f"{_WORDS[metric]} bandwidth"
+            what = f"{WORDS[metric]} bandwidth"
             findings.append(
-                _no_limit(what, metric, lowest)
+                no_limit(what, metric, lowest)
                 if threshold is None
-                else _passed(what, metric, lowest, threshold, len(numbers))
+                else passed(what, metric, lowest, threshold, len(numbers))
             )
     culprits = explain(slow, measured)
     return [_accuse(culprit.device, culprit.cells, slow, fabric=fabric) for culprit in culprits] + findings
@@ -212,9 +217,9 @@ def _cell(device: str) -> Cell:
 
 def _no_peer_access(metric: str, *, fabric: bool) -> Finding:
     if fabric:
-        message = f"no GPU can reach another ({_WORDS[metric]} was waived), though NVSwitches join them"
+        message = f"no GPU can reach another ({WORDS[metric]} was waived), though NVSwitches join them"
         return Finding(ID, Verdict.FAIL, "node", message, metric, action="fix configuration")
-    message = f"the GPUs of this machine have no peer access: {_WORDS[metric]} does not apply"
+    message = f"the GPUs of this machine have no peer access: {WORDS[metric]} does not apply"
     return Finding(ID, Verdict.SKIP, "node", message, metric)
 
 
@@ -250,7 +255,7 @@ def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow], *, f
     if not numbers:
         message = "no peer access, though NVSwitches join all GPUs of this node"
     elif "-" in device:
-        message = f"{_WORDS[reason.metric]} between the two is {min(numbers):g} GB/s (limit {reason.limit})"
+        message = f"{WORDS[reason.metric]} between the two is {min(numbers):g} GB/s (limit {reason.limit})"
     else:
         whole = "most pairs of the node are" if device == "node" else "its pairs are"
         message = f"{whole} slow: {statistics.median(numbers):g} GB/s (limit {reason.limit})"

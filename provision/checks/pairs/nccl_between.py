@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.checks.check import BUS_ORDER, CheckNode, Output, last_words
-from provision.checks.nccl import nccl_collective
+from provision.checks.nccl import nccl_table
 from provision.checks.nccl.nccl_collective import Collective
 from provision.checks.pairs import perftest_ends
 from provision.checks.pairs.pairing import Outcome, Result
@@ -142,7 +142,7 @@ def _measured(
 ) -> Result:
     if output.truncated:
         raise ParseError("nccl-tests: the output was cut at its size limit", "run it again")
-    found = nccl_collective.parse(output.stdout)
+    found = nccl_table.parse(output.stdout)
     if found.ranks != gpus:
         said = f"all_reduce_perf ran on {many(found.ranks, 'GPU')}, not on the {gpus} of all nodes"
         untold: Result = ended(Outcome.NOT_RUN, said)

@@ -59,6 +59,7 @@ def _tools() -> dict:
         "amd-ctk": ("amd.ctk", "amd_ctk"),
         "amd-container-runtime": ("amd.ctk", "amd_container_runtime"),
         "rvs": ("amd.rvs", "rvs"),
+        "TransferBench": ("amd.transferbench", "transferbench"),
         "nvidia-ctk": ("containers.nvidia_ctk", "nvidia_ctk"),
         "nvidia-cdi-hook": ("containers.cdi_hook", "nvidia_cdi_hook"),
         "nvidia-container-runtime": ("containers.container_runtime", "nvidia_container_runtime"),

@@ -16,6 +16,7 @@ MODULE = "/sys/module/amdgpu"
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 ROCM_VERSION = "/opt/rocm/.info/version"
 RAS_KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
+XGMI = 11  # the type of such links in the topology (kfd_crat.h)
 COUNTS = "_err_count"  # umc_err_count: each block of the GPU has a file of its own
 
 
@@ -92,13 +93,20 @@ def slot_of(folder, address):
     return slot
 
 
+def kfd_values(path):
+    """A file of the topology: name -> its text."""
+    lines = (read_text(path) or "").splitlines()
+    return dict(line.split(None, 1) for line in lines if len(line.split()) == 2)
+
+
 def kfd_properties():
-    """{PCI address: {compute_units, memory_bytes, partitions}} of the GPUs that programs can compute with."""
+    """{PCI address: {compute_units, memory_bytes, partitions, linked}} of the GPUs that programs can compute
+    with; `linked`: the addresses of those that an xGMI link leads to, in one text."""
     found = {}
+    numbers = {}
     for name in names_in(KFD_NODES):
         folder = "%s/%s/" % (KFD_NODES, name)
-        text = read_text(folder + "properties") or ""
-        values = dict(line.split(None, 1) for line in text.splitlines() if len(line.split()) == 2)
+        values = kfd_values(folder + "properties")
         simds, each = as_number(values.get("simd_count")), as_number(values.get("simd_per_cu"))
         place = as_number(values.get("location_id"))
         if not simds or not each or place is None:
@@ -106,10 +114,27 @@ def kfd_properties():
         domain = as_number(values.get("domain")) or 0
         place &= 0xFFFF  # above are the numbers of partitions
         address = "%04x:%02x:%02x.%d" % (domain, place >> 8, place >> 3 & 31, place & 7)
-        known = found.setdefault(address, {"compute_units": 0, "memory_bytes": 0, "partitions": 0})
+        numbers[name] = address
+        known = found.setdefault(
+            address, {"compute_units": 0, "memory_bytes": 0, "partitions": 0, "linked": set()}
+        )
+        known["linked"].update(kfd_linked(folder))
         known["compute_units"] += simds // each
         known["memory_bytes"] += kfd_memory(folder)
         known["partitions"] += 1
+    for address, known in found.items():
+        peers = {numbers[name] for name in known["linked"] if name in numbers}
+        known["linked"] = " ".join(sorted(peers - {address}))
+    return found
+
+
+def kfd_linked(folder):
+    """The nodes of the topology that an xGMI link of this node leads to."""
+    found = set()
+    for name in names_in(folder + "io_links"):
+        values = kfd_values("%sio_links/%s/properties" % (folder, name))
+        if as_number(values.get("type")) == XGMI:
+            found.add((values.get("node_to") or "").strip())
     return found
 
 
@@ -125,14 +150,16 @@ def kfd_memory(folder):
 
 
 def xgmi_links(row):
-    """Links to all other GPUs, of the driver's row (`00 01 01 01`), and to how many there are some."""
+    """Links to all other GPUs, of the driver's row (`00 01 01 01`), and to how many there are some. The row
+    does not say whose links these are: its order is that in which the driver took the GPUs."""
     try:
         numbers = [int(cell, 16) for cell in (row or "").split()]
     except ValueError:
         numbers = []
     if not numbers:
-        return {"xgmi_links": None, "xgmi_peers": None}
-    return {"xgmi_links": sum(numbers), "xgmi_peers": len([number for number in numbers if number])}
+        return {"xgmi_links": None, "xgmi_peers": None, "xgmi_row": None}
+    peers = len([number for number in numbers if number])
+    return {"xgmi_links": sum(numbers), "xgmi_peers": peers, "xgmi_row": " ".join(map(str, numbers))}
 
 
 def amdgpu_device(address, computing):
@@ -161,6 +188,7 @@ def amdgpu_device(address, computing):
         "memory_partition": given("current_memory_partition"),
         "compute_units": None,
         "partitions": None,
+        "xgmi_to": None,
         "link_speed": given("current_link_speed", slot),
         "link_speed_max": given("max_link_speed", slot),
         "link_width": as_number(given("current_link_width", slot)),
@@ -170,6 +198,7 @@ def amdgpu_device(address, computing):
     known = computing.get(address)
     if known:
         entry.update(compute_units=known["compute_units"], partitions=known["partitions"])
+        entry["xgmi_to"] = known["linked"]
         # An MI300A has no memory of its own; what the driver lets it use is in the topology alone.
         entry["memory_bytes"] = entry["memory_bytes"] or known["memory_bytes"] or None
     entry.update(xgmi_links(given("xgmi_num_links")))

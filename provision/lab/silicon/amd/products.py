@@ -3,7 +3,8 @@
 Where the numbers come from: PCI ids from libdrm's amdgpu.ids; memory, power limits and names as amd-smi and
 rocm-smi print them in public reports; links and compute units from AMD's white paper of CDNA 3; the addresses
 from AMD's NIC to GPU mapping (MI300X) and from a node of Frontier (MI250X), whose `links` between GPUs are
-those of its rows in xgmi_num_links. Temperatures, power and clocks are plausible, no more; so is `gemm`, what
+those of its rows in xgmi_num_links. Rates of copies and collectives: copies.py.
+Temperatures, power and clocks are plausible, no more; so is `gemm`, what
 a GPU multiplies in Gflop/s of bf16: 581,000 is the least that AMD's validation suite asks of an MI300X.
 """
 
@@ -16,6 +17,9 @@ def _mesh(count: int) -> dict:
 # Dies of a module have four links between them; the rest is how the modules of this machine are wired.
 _MODULES = {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4}
 _BETWEEN = {(0, 6): 2, (2, 4): 2, (0, 2): 1, (1, 3): 1, (1, 5): 1, (3, 7): 1, (5, 7): 1, (4, 6): 1}
+
+# GB/s of pairs without a link of their own whose ways are better than others'.
+_FAR = {(0, 7): 39.9, (1, 6): 40.0, (2, 5): 40.1, (3, 4): 39.8, (1, 7): 36.0, (3, 5): 35.8}
 
 BLOCKS = ("umc", "sdma", "gfx", "mmhub", "pcie_bif", "hdp", "xgmi_wafl")
 
@@ -55,6 +59,12 @@ PRODUCTS = {
         "temp_load": 74,
         "clock_load": 1440,
         "gemm": 690_000,
+        "h2d": 52.0,
+        "d2h": 55.24,
+        "d2d": {0: 24.0, 1: 48.4},
+        "d2d_far": {},
+        "local": 1690.0,
+        "ring": {"all_reduce": 315.0, "all_gather": 309.0, "reduce_scatter": 311.0, "alltoall": 296.0},
         "power_idle": 141,
         "vbios": "113-M3000100-102",
         "bad_page_threshold": 128,
@@ -96,6 +106,12 @@ PRODUCTS = {
         "temp_load": 72,
         "clock_load": 1480,
         "gemm": 128_000,
+        "h2d": 24.4,
+        "d2h": 23.8,
+        "d2d": {0: 27.6, 1: 31.5, 2: 47.4, 4: 65.0},
+        "d2d_far": _FAR,
+        "local": 560.0,
+        "ring": {"all_reduce": 88.0, "all_gather": 84.0, "reduce_scatter": 85.0, "alltoall": 52.0},
         "power_idle": 91,
         "vbios": "113-D65209-073",
         "bad_page_threshold": 655,
@@ -104,4 +120,4 @@ PRODUCTS = {
 }
 for _one in PRODUCTS.values():
     # What the rest of the simulator asks of any GPU: NVLinks, NVSwitches and their fabric are NVIDIA's.
-    _one.update(vendor="amd", links=0, fabric=None, switches=[])
+    _one.update(vendor="amd", links=0, fabric=None, switches=[], busbw={}, memory=_one["vram_mib"])

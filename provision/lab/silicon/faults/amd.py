@@ -70,6 +70,7 @@ _SHARED = (
     *("throttle", "pcie_width", "pcie_gen", "pcie_replays", "pcie_replays_old", "pcie_wired", "aer_storm"),
     *("aer_old", "power_limit", "power_cap_site", "airflow_gradient", "ecc_uncorrectable", "acs_on"),
     *("burn_errors", "burn_dies", "gpu_slow", "power_cap_brief"),
+    *("h2d_slow", "slow_pair", "memory_slow", "collective_slow", "alltoall_slow", "wrong_result"),
     *("tool_hang", "tool_garbage", "tool_truncated", "tool_missing", "tool_slow"),
 )
 SHOWN = frozenset({*FAULTS, *_SHARED, *faults_host.FAULTS, *faults_network.FAULTS}) - {

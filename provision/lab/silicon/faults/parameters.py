@@ -23,6 +23,7 @@ TOOLS = (
     "rocm-smi",
     "rocminfo",
     "rvs",
+    "TransferBench",
 )
 REQUIRED = object()
 

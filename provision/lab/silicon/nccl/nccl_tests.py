@@ -11,6 +11,7 @@ from functools import partial
 
 import cuda
 import noise
+from amd import hip, rccl_report
 from load import Load, wait
 
 from nccl import mpi
@@ -33,7 +34,7 @@ LETTERS = {
     "a": "average", "R": "local_register", "x": "cta_policy", "D": "device_implementation",
     "V": "device_cta_count", "M": "memory", "u": "unalign", "I": "per_iter_timing", "K": "per_iter_skip",
 }  # fmt: skip
-CUDA_ERROR, NCCL_ERROR, NOT_IMPLEMENTED, NUMBERS = 2, 3, 5, 7
+CUDA_ERROR, NCCL_ERROR, NUMBERS = 2, 3, 7
 
 
 class UsageError(Exception):
@@ -120,7 +121,8 @@ def _size(text: str, name: str) -> int:
 
 def _perf(node, arguments: list, name: str) -> int:
     program = name + "_perf"
-    if cuda.cannot_start(node, program, "libnccl.so.2"):
+    runtime, library = (hip, "librccl.so.1") if node.vendor == "amd" else (cuda, "libnccl.so.2")
+    if runtime.cannot_start(node, program, library):
         return 127
     try:
         options = Options(arguments)
@@ -135,10 +137,9 @@ def _perf(node, arguments: list, name: str) -> int:
         )
         return 0 if asked else 255
     world = mpi.world(node)
-    report = (
-        nccl_report.Report(node, program, options, arguments) if world.rank == 0 else nccl_report.Silent()
-    )
-    status = _run(node, name, options, report, world)
+    form = rccl_report.Report if node.vendor == "amd" else nccl_report.Report
+    report = form(node, program, options, arguments) if world.rank == 0 else nccl_report.Silent()
+    status = _run(node, name, options, report, world, runtime)
     report.close()
     if status:
         print(f" .. {platform.node()} pid {os.getpid()}: Test failure common.cu:1452")
@@ -151,22 +152,17 @@ reduce_scatter_perf = partial(_perf, name="reduce_scatter")
 alltoall_perf = partial(_perf, name="alltoall")
 
 
-def _run(node, name: str, options: Options, report, world) -> int:
-    gpus, wanted = cuda.devices(node), options.number("t") * options.number("g")
+def _run(node, name: str, options: Options, report, world, runtime) -> int:
+    gpus, wanted = runtime.devices(node), options.number("t") * options.number("g")
     before = world.gather(node.name)[: world.rank].count(node.name)  # processes of this run on this node
     report.head()
-    problem = cuda.error(node)
+    problem = runtime.error(node)
     if problem:
-        print(f"{platform.node()}: Test CUDA failure common.cu:1024 '{cuda.NAMES[problem][1]}'")
+        print(f"{platform.node()}: Test CUDA failure common.cu:1024 '{runtime.NAMES[problem][1]}'")
         return CUDA_ERROR
     first = int(os.environ.get("NCCL_TESTS_DEVICE") or before * wanted)
     if first + wanted > len(gpus) or wanted < 1:
-        print(
-            f"Invalid number of GPUs: {first + wanted} requested but only {len(gpus)} were found.",
-            file=sys.stderr,
-        )
-        print("Please check the number of processes and GPUs per process.", file=sys.stderr)
-        return NOT_IMPLEMENTED
+        return report.too_few(first + wanted, len(gpus))
     gpus = gpus[first : first + wanted]
     team = nccl_world.Team(node, world, world.gather(nccl_world.introduction(node, gpus, first)))
     report.devices(team.met)

@@ -51,12 +51,22 @@ def tell_choice(name: str, size: int, algorithm: str, times: int) -> None:
         sys.stdout.write(line * times)
 
 
+def too_few(wanted: int, there: int) -> int:
+    """What is said where there are fewer GPUs; its status."""
+    print(f"Invalid number of GPUs: {wanted} requested but only {there} were found.", file=sys.stderr)
+    print("Please check the number of processes and GPUs per process.", file=sys.stderr)
+    return 5
+
+
 class Silent:
     """What all processes but the first one print: nothing."""
 
     def head(self) -> None: ...
 
     def devices(self, met: list) -> None: ...
+
+    def too_few(self, wanted: int, there: int) -> int:
+        return too_few(wanted, there)
 
     def reduced(self, most: int) -> None: ...
 
@@ -161,6 +171,10 @@ class Report:
                 rank += 1
         if self.document is not None:
             self.document["config"]["devices"] = first
+
+    def too_few(self, wanted: int, there: int) -> int:
+        """The status of a run that wants more GPUs than there are."""
+        return too_few(wanted, there)
 
     def reduced(self, most: int) -> None:
         """What becomes of sizes that no GPU has room for."""

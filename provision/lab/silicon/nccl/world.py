@@ -12,6 +12,7 @@ import time
 
 import bandwidth
 import nics
+from amd import copies
 from perftest import ib_write_bw
 
 PAIRS = 4  # queue pairs: one for each of a card's channels
@@ -65,7 +66,8 @@ def between_nodes(node, gpus: list):
         return None
     options = {"qps": PAIRS}
     gbits = [ib_write_bw.alone(node, options, card, beside.get(card["number"], gpus[0])) for card in used]
-    reached = node.driver()[1] == "open" or node.loaded("nvidia_peermem")
+    peermem = node.loaded("nvidia_peermem") or node.loaded("amdgpu")  # amdgpu exports GPU memory itself
+    reached = peermem or node.driver()[1] == "open"
     staged = 1.0 if reached and not node.fault("gpudirect_off") else STAGED
     return min(gbits) / 8.0 * len(used) * SHARE * staged
 
@@ -85,7 +87,11 @@ def offer(node, gpus: list, collective: str, nodes: int) -> dict:
     inside = bandwidth.through_cards(node, gpus) if no_peers() else None
     switch = has_switch(node) and nodes == 1 and inside is None
     if inside is None:
-        inside = bandwidth.collective(node, gpus, collective, switch or not node.sku["fabric"])
+        inside = (
+            copies.collective(node, gpus, collective)
+            if node.vendor == "amd"
+            else bandwidth.collective(node, gpus, collective, switch or not node.sku["fabric"])
+        )
     peers = {fault["peer"]: fault for fault in node.faults if fault["id"] == "link_slow"}
     return {
         "inside": inside,

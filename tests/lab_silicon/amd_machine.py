@@ -1,4 +1,4 @@
-"""What the packages of AMD's driver and of ROCm leave on a simulated node's disk."""
+"""A simulated machine with AMD's GPUs whose driver and ROCm are installed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ DRIVER = "6.12.12"
 
 
 def installed(node: Silicon, rocm: str = "6.4.1-83") -> Silicon:
+    """What the packages of the driver and of ROCm leave on the disk."""
     place = node.root / "lib/modules" / platform.release() / "updates/dkms"
     place.mkdir(parents=True)
     (place / "amdgpu.ko").write_bytes(kernel_module("amdgpu", DRIVER, "open", platform.release()))

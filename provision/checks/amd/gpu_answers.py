@@ -1,0 +1,49 @@
+"""Whether each of AMD's GPUs still answers once a test has loaded them: amd-smi lists those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from provision.checks.amd import sensors, smi
+from provision.checks.check import Command, Output
+from provision.checks.gpu.gpu_answers import METRIC, NAME
+from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.errors import ParseError
+
+_STATIC = ("amd-smi", "static", "--asic", "--bus", "--json")
+
+
+def command() -> Command:
+    """The last command of a check that loads GPUs."""
+    return Command(NAME, _STATIC, 60.0)
+
+
+def judge(
+    check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
+) -> list[Finding]:
+    """The findings of a check, completed: each GPU that amd-smi no longer lists is a failure. `gpus`: PCI
+    address → device. No output (nobody asked) changes nothing."""
+    if output is None or output.not_started:
+        return list(known)
+    try:
+        answering = set(sensors.by_device(smi.entries(output), gpus).values())
+    except ParseError as error:
+        said = f"after the test, {error.what}"
+        return [*known, unmeasured(check, said, action="investigate")]
+    told = {one.device for one in known if one.metric == METRIC}
+    silent = [address for address, device in gpus.items() if device not in answering | told]
+    if 2 * len(silent) >= len(gpus) > 0:
+        said = f"after the test, amd-smi lists {len(answering)} of {len(gpus)} GPUs"
+        return [*known, unmeasured(check, said, action="investigate")]
+    return [
+        *known,
+        *(
+            Finding(
+                *(check, Verdict.FAIL, gpus[address]),
+                f"does not answer after the test: amd-smi lists the others, and not this one (PCI {address})",
+                METRIC,
+                action="power-cycle",
+            )
+            for address in silent
+        ),
+    ]

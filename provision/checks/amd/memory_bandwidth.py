@@ -1,0 +1,64 @@
+"""memory_bandwidth of AMD's GPUs: each copies within its own memory, by TransferBench.
+
+Of the matrix between GPUs only the diagonal is read: the rate counts the bytes once, and each is read and
+written. 64 MiB, TransferBench's own size, would stay in the 256 MiB cache of a CDNA 3 GPU: at 512 MiB half a
+gigabyte is read and another is written each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from provision.checks.amd import devices, transferbench
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.gpu.memory_bandwidth import ID as ID
+from provision.checks.gpu.memory_bandwidth import judge_copies
+from provision.checks.judge import Finding, Verdict
+from provision.checks.thresholds import Threshold
+
+SUMMARY = "copy bandwidth within each GPU's memory; the GPU with slow memory is named"
+NEEDS: tuple[str, ...] = transferbench.NEEDS
+FACTS: tuple[str, ...] = ("amdgpu.devices",)
+
+_RUN, _SIZE = "transferbench_local", "512M"
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    if devices.partitioned(node):
+        return []
+    # Each pair's buffers are filled and compared by the processor: of 8 GPUs there are 64 pairs.
+    deadline = 120.0 + 5.0 * node.gpu_count**2
+    return [
+        transferbench.topology(node),
+        transferbench.command(node, _RUN, _SIZE, deadline, reads=False, processors=False),
+    ]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """`local_copy` of each GPU in GB/s; `corrupt` or `partition` alone. Raises ParseError."""
+    if modes := devices.partitioned(node):
+        return [Measurement("partition", modes, "")]
+    names = transferbench.devices(node, outputs)
+    try:
+        matrix = transferbench.matrix(outputs, _RUN, names, reads=False)
+    except transferbench.CorruptionError as error:
+        return [Measurement("corrupt", str(error), "")]
+    return [
+        Measurement("local_copy", "N/A" if (rate := matrix[gpu, gpu]) is None else rate, "GB/s", gpu)
+        for gpu in sorted(names.values(), key=lambda name: int(name[3:]))
+    ]
+
+
+def judge(
+    node: CheckNode,  # noqa: ARG001 - the contract
+    measurements: Sequence[Measurement],
+    thresholds: Mapping[str, Threshold],
+) -> list[Finding]:
+    first = measurements[0]
+    if first.metric == "corrupt":
+        return [transferbench.corruption(ID, str(first.value))]
+    if first.metric == "partition":
+        said = f"GPUs are partitioned ({first.value}): a part has its share of the memory's bandwidth"
+        return [Finding(ID, Verdict.SKIP, "node", said, "partition", first.value)]
+    return judge_copies(measurements, thresholds, "TransferBench")

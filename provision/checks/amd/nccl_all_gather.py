@@ -1,0 +1,15 @@
+"""nccl_all_gather over AMD's GPUs, by RCCL: see rccl.py."""
+
+from __future__ import annotations
+
+from provision.checks.amd import rccl
+from provision.checks.nccl import nccl_all_gather
+from provision.checks.nccl.nccl_all_gather import ID as ID
+from provision.checks.nccl.nccl_all_gather import NEEDS as NEEDS
+from provision.checks.nccl.nccl_all_gather import SUMMARY as SUMMARY
+
+COLLECTIVE = rccl.of(nccl_all_gather.COLLECTIVE)
+
+commands = COLLECTIVE.commands
+parse = COLLECTIVE.parse
+judge = COLLECTIVE.judge

@@ -1,0 +1,219 @@
+"""p2p_bandwidth of AMD's GPUs: copies between host and GPU and between every two GPUs, by TransferBench.
+
+In one run the source's GPU writes (p2p_write, d2h), in the other the destination's reads (p2p_read, h2d):
+a GPU copies each time, never a processor, whose own rate would be measured. Each run is made twice and the
+better rate of a pair counts: in AMD's own published run of eight healthy MI350X one pair of 56 was 19 %
+slower, once.
+
+The GPUs have no switch between them. Pairs with equally many xGMI links are as fast as one another: those
+are compared. The data of a pair without a link passes other GPUs or the processor, at a rate that depends on
+the way: it is measured, and judged by nobody's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision.checks.amd import devices, transferbench
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.gpu.p2p_bandwidth import ID as ID
+from provision.checks.gpu.p2p_bandwidth import WORDS, judge_host, no_limit, passed
+from provision.checks.judge import Finding, Verdict, below_peers, limit_text, number
+from provision.checks.suspects import Cell, explain
+from provision.checks.thresholds import Threshold
+from provision.text import many
+
+SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slow pair or GPU is named"
+NEEDS: tuple[str, ...] = transferbench.NEEDS
+FACTS: tuple[str, ...] = ("amdgpu.devices",)
+
+_SIZE = "64M"  # what AMD's figures were measured with
+_RUNS = {"transferbench_write": False, "transferbench_read": True}
+_AGAIN = "_again"
+_HOST = {"h2d": True, "d2h": False}  # metric → whether it is of the run that reads
+_PEER = {"p2p_read": True, "p2p_write": False}
+# Pairs of one link are equally fast within 2 or 3 % (AMD's run of eight MI300X); 15 % below is a link that
+# lost lanes or repeats itself.
+_TOLERANCE = 0.15
+_LINKS = "links"
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    if devices.partitioned(node):
+        return []
+    deadline = 120.0 + 5.0 * node.gpu_count**2
+    return [
+        transferbench.topology(node),
+        *(
+            transferbench.command(node, name + again, _SIZE, deadline, reads=reads)
+            for again in ("", _AGAIN)
+            for name, reads in _RUNS.items()
+        ),
+    ]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """`h2d`, `d2h` per GPU, `p2p_read`, `p2p_write` per directed pair (data flow), in GB/s, and its number of
+    xGMI `links` where that is known; `corrupt` or `partition` alone. Raises ParseError."""
+    if modes := devices.partitioned(node):
+        return [Measurement("partition", modes, "")]
+    names = transferbench.devices(node, outputs)
+    try:
+        best = {reads: _best(outputs, name, names, reads=reads) for name, reads in _RUNS.items()}
+    except transferbench.CorruptionError as error:
+        return [Measurement("corrupt", str(error), "")]
+    gpus = sorted(names.values(), key=lambda name: int(name[3:]))
+    found = []
+    for metric, reads in _HOST.items():
+        for gpu in gpus:
+            # Of the processors the one beside the GPU is the best.
+            there = (1, 0) if metric == "h2d" else (0, 1)
+            rates = [
+                rate
+                for pair, rate in best[reads].items()
+                if pair[there[0]] == gpu and pair[there[1]].startswith("cpu") and rate is not None
+            ]
+            found.append(Measurement(metric, max(rates, default="N/A"), "GB/s", gpu))
+    pairs = [(one, other) for one in gpus for other in gpus if one != other]
+    for metric, reads in _PEER.items():
+        for pair in pairs:
+            rate = best[reads][pair]
+            found.append(Measurement(metric, "N/A" if rate is None else rate, "GB/s", "->".join(pair)))
+    counts = devices.links(node) or {}
+    return found + [
+        Measurement(_LINKS, counts[pair], "links", "->".join(pair)) for pair in pairs if pair in counts
+    ]
+
+
+def _best(
+    outputs: Mapping[str, Output], name: str, names: Mapping[str, str], *, reads: bool
+) -> dict[tuple[str, str], float | None]:
+    """The better rate of each pair in two runs."""
+    found: dict[tuple[str, str], float | None] = {}
+    for again in ("", _AGAIN):
+        matrix = transferbench.matrix(outputs, name + again, names, reads=reads)
+        for pair, rate in matrix.items():
+            known = found.get(pair)
+            found[pair] = rate if known is None or (rate is not None and rate > known) else known
+    return found
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """Why a pair is too slow; a limit condemns it (fail), or only its peers do (warn)."""
+
+    metric: str
+    value: float
+    limit: str
+    source: str
+    verdict: Verdict
+
+
+def judge(
+    node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+) -> list[Finding]:
+    first = measurements[0]
+    if first.metric == "corrupt":
+        return [transferbench.corruption(ID, str(first.value))]
+    if first.metric == "partition":
+        said = f"GPUs are partitioned ({first.value}): a test of whole GPUs does not apply"
+        return [Finding(ID, Verdict.SKIP, "node", said, "partition", first.value)]
+    findings: list[Finding] = []
+    for metric in _HOST:
+        found = [m for m in measurements if m.metric == metric]
+        findings += judge_host(metric, found, thresholds.get(f"{ID}.{metric}"), "TransferBench")
+    if node.gpu_count < 2:
+        return [
+            *findings,
+            Finding(ID, Verdict.SKIP, "node", "one GPU: there is no pair to measure", "p2p_read"),
+        ]
+    return findings + _judge_pairs(measurements, thresholds)
+
+
+def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]) -> list[Finding]:
+    counts = {m.device: int(m.value) for m in measurements if m.metric == _LINKS}
+    findings: list[Finding] = []
+    slow: dict[Cell, _Slow] = {}
+    measured: set[Cell] = set()
+    for metric in _PEER:
+        values = {m.device: number(m.value) for m in measurements if m.metric == metric}
+        rates = {device: value for device, value in values.items() if value is not None}
+        absent = sorted(set(values) - set(rates))
+        if absent:
+            said = f"no {WORDS[metric]} was measured of {many(len(absent), 'pair')}: {', '.join(absent[:4])}"
+            findings.append(Finding(ID, Verdict.ERROR, "node", said, metric, action="investigate"))
+        if not rates:
+            continue
+        threshold = thresholds.get(f"{ID}.{metric}")
+        joined = {device: rate for device, rate in rates.items() if counts.get(device)} if counts else rates
+        measured |= {_cell(device) for device in joined}
+        worse = _slow_pairs(metric, joined, counts, threshold)
+        for cell, reason in worse.items():
+            if cell not in slow or reason.value < slow[cell].value:
+                slow[cell] = reason
+        if not worse and not absent:
+            findings.append(_all_well(metric, joined or rates, counts, threshold))
+    if not counts:
+        said = "which GPUs are joined by how many xGMI links is not certain: pairs were not compared"
+        findings.append(Finding(ID, Verdict.WARN, "node", said, _LINKS, action="investigate"))
+    return [_accuse(one.device, one.cells, slow) for one in explain(slow, measured)] + findings
+
+
+def _slow_pairs(
+    metric: str, rates: Mapping[str, float], counts: Mapping[str, int], threshold: Threshold | None
+) -> dict[Cell, _Slow]:
+    """The pairs that are too slow: by the limit, and by the others that have as many links."""
+    slow: dict[Cell, _Slow] = {}
+    groups: dict[int, dict[str, float]] = defaultdict(dict)
+    for device, rate in rates.items():
+        if threshold is not None and rate < threshold.limit:
+            slow[_cell(device)] = _Slow(metric, rate, limit_text(threshold), threshold.cited, Verdict.FAIL)
+        if device in counts:
+            groups[counts[device]][device] = rate
+    for count, group in groups.items():
+        for device, (middle, _) in below_peers(group, _TOLERANCE).items():
+            source = f"median of the node's other pairs with {many(count, 'link')}, {middle:g} GB/s"
+            limit = f"≥ {(1 - _TOLERANCE) * middle:.0f} GB/s"
+            slow.setdefault(_cell(device), _Slow(metric, rates[device], limit, source, Verdict.WARN))
+    return slow
+
+
+def _cell(device: str) -> Cell:
+    source, target = device.split("->")
+    return int(source[3:]), int(target[3:])
+
+
+def _all_well(
+    metric: str, rates: Mapping[str, float], counts: Mapping[str, int], threshold: Threshold | None
+) -> Finding:
+    device = min(rates, key=lambda name: rates[name])
+    lowest = Measurement(metric, rates[device], "GB/s", device)
+    what = f"{WORDS[metric]} bandwidth" + (
+        f" over {many(counts[device], 'xGMI link')}" if device in counts else ""
+    )
+    if threshold is None:
+        return no_limit(what, metric, lowest)
+    return passed(what, metric, lowest, threshold, len(rates))
+
+
+def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow]) -> Finding:
+    """One finding for one culprit, its slow pairs as evidence."""
+    reasons = [slow[cell] for cell in cells]
+    failed = [reason for reason in reasons if reason.verdict is Verdict.FAIL]
+    reason = min(failed or reasons, key=lambda one: one.value)
+    if "-" in device:
+        message = f"{WORDS[reason.metric]} between the two is {reason.value:g} GB/s (limit {reason.limit})"
+    else:
+        whole = "most pairs of the node are" if device == "node" else "its pairs are"
+        middle = statistics.median(one.value for one in reasons)
+        message = f"{whole} slow: {middle:g} GB/s (limit {reason.limit})"
+    evidence = tuple(f"gpu{a}->gpu{b} {slow[a, b].metric}: {slow[a, b].value:g} GB/s" for a, b in cells[:16])
+    action = "investigate" if device == "node" else "reset GPU"  # a reset trains the links anew
+    return Finding(
+        *(ID, reason.verdict, device, message, reason.metric, reason.value, "GB/s"),
+        *(reason.limit, reason.source, action, evidence),
+    )

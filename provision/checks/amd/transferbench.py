@@ -1,0 +1,159 @@
+"""TransferBench, AMD's program for copies: which GPU is which, and its matrices (pure).
+
+Its preset p2p copies from each processor and GPU to each, one pair at a time, compares what arrived, and
+prints one matrix. GPUs have HIP's numbers there, which follow neither the bus nor amd-smi: an MI350X has
+75:00.0 as its first and 05:00.0 as its second. So its own list of them, with their PCI addresses, is asked
+for in the same environment, and a GPU keeps gpuprov's name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from provision.checks.check import CheckNode, Command, Output, completed, last_words
+from provision.checks.host import kernel_incidents
+from provision.checks.host.kernel_log import bus_address
+from provision.checks.judge import Finding, Verdict
+from provision.errors import ParseError
+
+NEEDS = ("TransferBench",)
+TOPOLOGY = "transferbench_topology"
+_WRITE, _READ = "0", "1"  # USE_REMOTE_READ: the source's GPU copies, or the destination's
+
+# One of the GPUs or processors; a number beyond three digits is none.
+_GPU = re.compile(
+    r"^ GPU (\d{2,3}) \|.{1,2000}?\| +([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]) *\|"
+)
+_BEGIN = re.compile(r"^Unidirectional copy peak bandwidth GB/s \[(Local|Remote) read / \w+ write\]")
+_HEADER = re.compile(r"^ *SRC(?:\+EXE\\DST|\\EXE\+DST)((?: +[CG]PU \d{2,3})+) *$")
+_ROW = re.compile(r"^ +([CG]PU \d{2,3}) +->((?: +(?:N/A|\d{1,9}\.\d{1,4}))+) *$")
+_DEVICE = re.compile(r"[CG]PU \d{2,3}")
+_END = re.compile(r"^ *Averages \(During UniDir\):")
+_CORRUPT = re.compile(r"\[ERROR\] (?:Transfer \d+: )?Unexpected (?:output )?mismatch [^\n]{1,160}")
+_FAILED = re.compile(r"\[ERROR\][^\n]{1,160}|Encountered HIP error \([^\n]{1,160}")
+
+
+# GB/s by (source, destination), which are devices of gpuprov's, or processors: `cpu0`. None: N/A.
+Matrix = Mapping[tuple[str, str], float | None]
+
+
+class CorruptionError(Exception):
+    """What arrived is not what was sent; the text is TransferBench's line."""
+
+
+def program(node: CheckNode) -> str:
+    return str(node.variables.get("amd_validation_tools_transferbench_path", "/opt/rocm/bin/TransferBench"))
+
+
+def topology(node: CheckNode) -> Command:
+    """Without arguments it explains itself, and lists the devices."""
+    return Command(TOPOLOGY, (program(node),), 60.0)
+
+
+def command(
+    node: CheckNode, name: str, size: str, deadline: float, *, reads: bool, processors: bool = True
+) -> Command:
+    """The preset p2p, one direction at a time; without `processors` between GPUs alone."""
+    env = {
+        **{"P2P_MODE": "1", "USE_REMOTE_READ": _READ if reads else _WRITE, "USE_GPU_DMA": "0"},
+        **{"OUTPUT_TO_CSV": "0", "SHOW_ITERATIONS": "0"},
+        **({} if processors else {"NUM_CPU_DEVICES": "0"}),
+    }
+    return Command(name, (program(node), "p2p", size), deadline, env=env)
+
+
+def devices(node: CheckNode, outputs: Mapping[str, Output]) -> dict[str, str]:
+    """TransferBench's words → gpuprov's: `GPU 00` → `gpu3`. Raises ParseError, also where it does not see
+    each GPU of the node once."""
+    output = completed(outputs, TOPOLOGY)
+    listed = [match for line in output.stdout.splitlines() if (match := _GPU.match(line))]
+    if output.rc or not listed:
+        raise ParseError(f"TransferBench lists no GPUs: {_why(output)}", "gpuprov up; look at gpu_inventory")
+    known = kernel_incidents.devices(node)
+    found = {f"GPU {match[1]}": known.get(bus_address(match[2]), "") for match in listed}
+    if len(found) != len(listed) or sorted(found.values()) != sorted(known.values()):
+        seen = ", ".join(match[2] for match in listed)
+        raise ParseError(
+            f"TransferBench sees the GPUs {seen:.200}, and the node has {node.gpu_count}",
+            "look for HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES in root's environment, and at gpu_inventory",
+        )
+    return found
+
+
+def matrix(outputs: Mapping[str, Output], name: str, names: Mapping[str, str], *, reads: bool) -> Matrix:
+    """The matrix of one run. `names`: as `devices` gives them; `reads`: the destination's GPU was asked to
+    copy. Raises ParseError on anything incomplete or of another kind, CorruptionError."""
+    output = completed(outputs, name)
+    text = f"{output.stdout}\n{output.stderr}"
+    if corrupt := _CORRUPT.search(text):
+        raise CorruptionError(corrupt[0][len("[ERROR] ") :])
+    if output.truncated:
+        raise ParseError("TransferBench: the output was cut at its size limit", "run the check again")
+    if output.rc or _FAILED.search(text):
+        raise ParseError(
+            f"TransferBench ended with status {output.rc}: {_why(output)}", "look at the kernel log"
+        )
+    lines = iter(output.stdout.splitlines())
+    begin = next((match for line in lines if (match := _BEGIN.match(line))), None)
+    if begin is None or (begin[1] == "Remote") is not reads:
+        raise ParseError(f"TransferBench printed no such matrix: {_why(output)}", "report the new format")
+    header = _HEADER.match(next(lines, ""))
+    if header is None:
+        raise ParseError("TransferBench: the header of its matrix is not known", "report the new format")
+    columns = _DEVICE.findall(header[1])
+    cells: dict[tuple[str, str], float | None] = {}
+    rows = []
+    for line in lines:
+        if _END.match(line):
+            break
+        if row := _ROW.match(line):
+            rows.append(row[1])
+            cells |= _cells(row[1], columns, row[2].split(), names)
+    else:
+        raise ParseError("TransferBench: the output stops before its end", "run the check again")
+    if rows != columns or {word for word in columns if word.startswith("GPU")} != set(names):
+        raise ParseError(
+            f"TransferBench: a matrix of {len(rows)} by {len(columns)} devices does not fit the node's "
+            f"{len(names)} GPUs",
+            "run the check again",
+        )
+    return cells
+
+
+def _cells(
+    source: str, columns: list[str], values: list[str], names: Mapping[str, str]
+) -> dict[tuple[str, str], float | None]:
+    if len(values) != len(columns):
+        raise ParseError(
+            f"TransferBench: row {source} has {len(values)} cells, not {len(columns)}", "run the check again"
+        )
+    return {
+        (_named(source, names), _named(column, names)): _rate(value)
+        for column, value in zip(columns, values, strict=True)
+    }
+
+
+def _rate(text: str) -> float | None:
+    value = None if text == "N/A" else float(text)
+    if value is not None and not 0 < value < math.inf:
+        raise ParseError(f"TransferBench: {text} is not a bandwidth", "run the check again")
+    return value
+
+
+def _named(word: str, names: Mapping[str, str]) -> str:
+    kind, _, number = word.partition(" ")
+    return f"cpu{int(number)}" if kind == "CPU" else names.get(word, word)
+
+
+def _why(output: Output) -> str:
+    failed = _FAILED.search(f"{output.stderr}\n{output.stdout}")
+    return failed[0] if failed else last_words(output)
+
+
+def corruption(check: str, said: str) -> Finding:
+    """What is said of a copy whose data arrived altered."""
+    message = f"a copy arrived corrupted, TransferBench says: {said:.200}"
+    limit, by = "= 0 differences", "TransferBench compares what each copy delivered"
+    return Finding(check, Verdict.FAIL, "node", message, "corrupt", said[:200], "", limit, by, "investigate")
