@@ -67,7 +67,7 @@ def start(
         run, given = campaign.new(
             fleet, profile, looked, planned, unable, forks=options.forks, arguments=arguments
         )
-        _say(orders.lines(profile, planned, unable))
+        _say(orders.lines(profile, planned, unable, looked.able))
         refused = run.begin(given, node_program.burnin_program())
     for name, why in refused.items():
         sys.stderr.write(f"{name}: the burn-in did not start: {why}\n")

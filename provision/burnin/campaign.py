@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from provision.burnin.spool import Spool
 from provision.burnin.timeline import Contact
 from provision.checks import registry
 from provision.checks.node_facts import NodeFacts
-from provision.desired import vendors
 from provision.errors import GpuprovError, IncompleteError, RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
@@ -292,13 +291,6 @@ class Looked:
         return {name: node for name, node in self.seen.items() if not node.error}
 
 
-def _that_burns(node: NodeFacts) -> NodeFacts:
-    """The node, with the reason why it does not burn where this was not built for its GPUs."""
-    if node.error or not node.gpuprov_node or not vendors.not_loaded(node.gpuprov_node):
-        return node
-    return replace(node, error=f"{vendors.cannot(node.gpuprov_node, 'burn in')} → {vendors.LEAVE_OUT}")
-
-
 def look(
     fleet: Fleet,
     overrides: Mapping[str, Any],
@@ -320,10 +312,18 @@ def look(
             connections=connections,
             vault_password_files=fleet.vault_password_files,
         )
+        found |= validation.of_vendors(
+            fleet,
+            profile.checks,
+            found,
+            timeout=timeout,
+            connections=connections,
+            vault_password_files=fleet.vault_password_files,
+        )
         busy = validation.with_jobs(schedulers, list(fleet.nodes))
         for name in fleet.nodes:
             node = validation.seen_of(found[name], looked.variables[name])
-            node = validation.left_out(_that_burns(node), busy)
+            node = validation.left_out(node, busy)
             looked.seen[name] = node
             if not node.error:
                 looked.known[name] = fingerprint.of(found[name].facts, found[name].problems)

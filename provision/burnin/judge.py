@@ -17,9 +17,11 @@ from provision.burnin import own_findings
 from provision.burnin.own_findings import ID, Reported
 from provision.burnin.timeline import Clock, Step, Timeline, planned_steps
 from provision.burnin.watch import SIGNS, Watch
-from provision.checks import node_judge
+from provision.checks import node_judge, registry
+from provision.checks.amd import driver_log
 from provision.checks.check import KERNEL_LOG_DELTA, Measurement, Raw
 from provision.checks.health import CheckResult, NodeHealth
+from provision.checks.host import kernel_incidents
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
@@ -76,13 +78,15 @@ def judge(
         findings = _merged(mine, timeline, watch)
         reported += findings
         results[check] = _result(check, mine, findings)
+    left_out = _not_built(node, order)
+    results |= {check: node_judge.judge_check(node, Raw(node.node, check), limits) for check in left_out}
     missing = _missing(planned, judged, timeline)
     own = own_findings.of(
         node, timeline, watch, clock, reported, missing, over=over, silence=silence, damaged=damaged
     )
     reported += own
     results[ID] = _own_result(own, timeline)
-    asked = [*checks, ID]
+    asked = [*checks, *left_out, ID]
     health = node_judge.judge_node(node, results, asked)
     return Burned(
         health=_with_times(health, reported),
@@ -93,6 +97,20 @@ def judge(
         planned=sum(sum(found.values()) for found in planned.values()),
         over=over,
     )
+
+
+def _not_built(node: NodeFacts, order: Mapping[str, Any]) -> list[str]:
+    """The checks of the order's profile that were not built for the node's GPUs, so that no step runs them;
+    of those between nodes their own judging tells."""
+    about = order.get("about")
+    profile = about.get("profile") if isinstance(about, Mapping) else None
+    segments = profile.get("segments") if isinstance(profile, Mapping) else None
+    named: list[str] = []
+    for segment in segments if isinstance(segments, list | tuple) else ():
+        checks = segment.get("checks") if isinstance(segment, Mapping) else None
+        named += [one for one in (checks if isinstance(checks, list | tuple) else ()) if isinstance(one, str)]
+    vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
+    return [check for check in registry.not_built(named, vendor) if check in CHECKS]
 
 
 def _judged(
@@ -160,6 +178,13 @@ def _since(
     code = _XIDS.get(finding.metric) or finding.metric.removeprefix("xid.")
     if code.isdecimal():
         signs += [i.at for i in timeline.incidents if i.kind == "xid" and str(i.fields.get("code")) == code]
+    kind, _, word = finding.metric.partition(".")
+    if kind == driver_log.KIND:
+        signs += [
+            i.at
+            for i in timeline.incidents
+            if i.kind == "kernel" and kernel_incidents.is_of_driver(str(i.fields.get("line")), word)
+        ]
     if watch is not None and (sign := SIGNS.get(finding.metric)) is not None:
         device = watch.gpus.get(finding.device)
         if device is not None and sign in device.onset:

@@ -18,7 +18,9 @@ from provision.burnin.plan import Part, Plan, cost, peak
 from provision.burnin.profile import LOADS, Profile, Segment, about, steps_of_soak
 from provision.checks import node_judge, registry
 from provision.checks.check import Command
+from provision.checks.host import kernel_incidents
 from provision.checks.node_facts import NodeFacts
+from provision.desired import vendors
 from provision.node_names import fold
 from provision.paths import DATA
 from provision.runs.fingerprint import Fingerprint
@@ -92,6 +94,7 @@ def order(
     alone: bool = False,
 ) -> dict[str, Any]:
     """What the node is given, as order.json. `alone`: no other node burns in its turn."""
+    vendor = str(node.gpuprov_node["gpu"].get("vendor") or vendors.CHECKED[0])
     segments: list[dict[str, Any]] = []
     for segment in profile.segments:
         mine = steps(segment, node, {})
@@ -114,11 +117,14 @@ def order(
         "format": FORMAT,
         "campaign": campaign_id,
         "node": node.node,
+        "vendor": vendor,
+        "gpus": list(kernel_incidents.devices(node.check_node)),
         "sample_seconds": profile.sample_seconds,
         "sampler": {},
         "abort": {
-            "gpu_celsius": profile.abort.gpu_celsius,
+            "gpu_celsius": profile.abort.celsius(vendor),
             "xids": _xids(profile.abort.xids),
+            "kernel": kernel_incidents.fatal_lines(vendor) if profile.abort.xids == "fatal" else (),
             "failed_steps": profile.abort.failed_steps,
         },
         "space_mib": profile.space_mib,
@@ -183,8 +189,10 @@ def plan_seconds(segment: Segment) -> float:
 # --- text and JSON of the plan, before any node is loaded
 
 
-def lines(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> Iterator[str]:
-    """The plan, line by line."""
+def lines(
+    profile: Profile, plan: Plan, unable: Mapping[str, str], able: Mapping[str, NodeFacts]
+) -> Iterator[str]:
+    """The plan, line by line. `able`: the nodes that burn."""
     yield f"profile {profile.name}: {profile.summary}" if profile.summary else f"profile {profile.name}"
     yield ""
     width = max(len(segment.name) for segment in profile.segments)
@@ -209,10 +217,23 @@ def lines(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> Iterator[s
     alone = [part.node for part in plan.parts if turns[part.turn] == 1]
     if between and alone:
         yield f"not measured: {', '.join(between)} of {fold(alone)}, because no other node is in its batch"
+    for line, nodes in _left_out(profile, able).items():
+        yield f"{line}: {fold(nodes)}"
     for name, why in unable.items():
         yield f"not burned in: {name}: {why}"
     yield f"takes about {spelled(round(plan.about))} in all"
     yield from _power(plan)
+
+
+def _left_out(profile: Profile, able: Mapping[str, NodeFacts]) -> dict[str, list[str]]:
+    """What was not built for the GPUs of some nodes → those nodes: their burn-in is without it."""
+    found: dict[str, list[str]] = {}
+    for name, node in able.items():
+        checks = registry.not_built(profile.checks, node.gpuprov_node["gpu"].get("vendor"))
+        if checks:
+            line = f"{', '.join(checks)}: {vendors.not_measured(node.gpuprov_node)}"
+            found.setdefault(line, []).append(name)
+    return found
 
 
 def _ramp(parts: Sequence[Part]) -> str:

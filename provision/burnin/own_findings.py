@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from provision.burnin.timeline import APART, Clock, Incident, Timeline
 from provision.burnin.watch import SIGNS, Watch, drift, measured
+from provision.checks.amd import telemetry as amd_telemetry
 from provision.checks.gpu import telemetry_rules
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured
@@ -19,6 +20,7 @@ from provision.text import spelled
 ID = "burnin"  # these findings' check
 _DRIFT = 0.03  # of the clock under load, against the peers: warm-up and room temperature move all alike
 _AWAY = 60.0  # seconds without samples beyond which a gap is told
+_GONE = ("lost", "xid.79", "amdgpu.lost")  # what a finding measures of a GPU that answers no more
 _WATCHED = 0.9  # share of the time that must have been sampled
 
 
@@ -58,14 +60,15 @@ def of(
     damaged: Sequence[str],
 ) -> list[Reported]:
     """The burn-in's own findings of a node, at least one; `known`: what its steps found."""
+    errors = _xids(node, timeline, known)
     found = [
         *_reboots(timeline),
-        *_xids(node, timeline, known),
+        *errors,
         *_incidents(timeline),
         *_end(timeline, missing, over=over, silence=silence),
         *_telemetry(timeline, watch),
         *(_drifted(timeline, watch) if watch else ()),
-        *(_sampled(timeline, watch, known) if watch else ()),
+        *(_sampled(node, timeline, watch, [*known, *errors]) if watch else ()),
         *_clocks(clock),
         *(Reported(unmeasured(ID, line, action="investigate")) for line in damaged[:20]),
     ]
@@ -94,9 +97,14 @@ def _reboots(timeline: Timeline) -> list[Reported]:
 def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> list[Reported]:
     """GPU errors that the kernel told between the tests; those within one are told by that test."""
     gpus = kernel_incidents.devices(node.check_node)
-    incidents = [one for one in timeline.incidents if one.kind == "xid"]
-    lines = [f"[{one.at:.6f}] {str(one.fields.get('line', ''))[:300]}" for one in incidents]
-    events = kernel_incidents.named(kernel_log.events(lines), gpus)
+    told = [(one, str(one.fields.get("line", ""))[:300]) for one in timeline.incidents]
+    lines = [
+        f"[{one.at:.6f}] {line}"
+        for one, line in told
+        if one.kind == "xid" or (one.kind == "kernel" and kernel_incidents.is_of_driver(line))
+    ]
+    events = kernel_incidents.of_its_gpus(node.check_node, kernel_log.events(lines))
+    events = kernel_incidents.named(events, gpus)
     reported = {(one.finding.metric, one.finding.device) for one in known}
     found = []
     for finding in kernel_incidents.judge(ID, events, own_test=True):
@@ -205,12 +213,14 @@ def _drifted(timeline: Timeline, watch: Watch) -> list[Reported]:
     return found
 
 
-def _sampled(timeline: Timeline, watch: Watch, known: Sequence[Reported]) -> list[Reported]:
+def _sampled(node: NodeFacts, timeline: Timeline, watch: Watch, known: Sequence[Reported]) -> list[Reported]:
     """What all samples together show, by the rules that a check has for its own; nothing is told twice."""
     reported = {(one.finding.metric, one.finding.device) for one in known}
-    reported |= {("silent", device) for metric, device in reported if metric in ("lost", "xid.79")}
+    reported |= {("silent", device) for metric, device in reported if metric in _GONE}
     found = []
-    for finding in telemetry_rules.judge(ID, measured(watch), {"counted": watch.ended - watch.began}, {}):
+    of_amd = node.gpuprov_node.get("gpu", {}).get("vendor") == "amd"
+    rules = amd_telemetry.judge_hours if of_amd else telemetry_rules.judge
+    for finding in rules(ID, measured(watch), {"counted": watch.ended - watch.began}, {}):
         if (finding.metric, finding.device) in reported:
             continue
         device = watch.gpus.get(finding.device)

@@ -16,6 +16,7 @@ from typing import Any
 from provision import paths, yamlfile
 from provision.checks import registry
 from provision.checks.registry import CHECKS, PAIRS
+from provision.desired import vendors
 from provision.errors import UsageError
 from provision.nearest import did_you_mean
 
@@ -49,12 +50,18 @@ class Segment:
 class Abort:
     """When a node (or, of `failing_share`, all of them) stops by itself. None: never for that reason.
 
-    `xids`: a list of codes, or "fatal" for those after which the GPU needs a reset."""
+    `gpu_celsius`: of any GPU, or vendor → of its GPUs. `xids`: a list of codes, or "fatal" for those, and
+    lines of other drivers, after which the GPU needs a reset."""
 
-    gpu_celsius: float | None = None
+    gpu_celsius: float | Mapping[str, float] | None = None
     xids: tuple[int, ...] | str | None = None
     failed_steps: int | None = None
     failing_share: float | None = None
+
+    def celsius(self, vendor: str) -> float | None:
+        """The limit of this vendor's GPUs."""
+        given = self.gpu_celsius
+        return given.get(vendor) if isinstance(given, Mapping) else given
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,16 @@ def _is_xids(value: Any) -> bool:
     return value == "fatal" or (isinstance(value, list) and all(type(x) is int and x > 0 for x in value))
 
 
+_CELSIUS = _number(40, 130)
+
+
+def _is_celsius(value: Any) -> bool:
+    fits = _CELSIUS[0]
+    if isinstance(value, dict):
+        return bool(value) and value.keys() <= vendors.NAMES.keys() and all(map(fits, value.values()))
+    return fits(value)
+
+
 # key → (whether a value fits, what it must be)
 _TOP = {
     "summary": (lambda v: isinstance(v, str) and bool(v.strip()), "a sentence"),
@@ -136,7 +153,7 @@ _SEGMENT = {
     "attended": (lambda v: v == "only", "only, or left out"),
 }
 _ABORT = {
-    "gpu_celsius": _number(40, 130),
+    "gpu_celsius": (_is_celsius, f"{_CELSIUS[1]}, or a mapping of {' and '.join(vendors.NAMES)} to one"),
     "xids": (_is_xids, "a list of Xids, or fatal"),
     "failed_steps": _whole(1, 10000),
     "failing_share": _number(0.001, 1),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.burnin.spool import Row
+from provision.checks.amd import sensors
 from provision.checks.gpu.gpu_answers import LOST, REQUIRES_RESET, UNKNOWN
 from provision.checks.gpu.telemetry import ALARMS
 from provision.checks.gpu.telemetry_rows import Series
@@ -18,7 +19,11 @@ from provision.checks.judge import HOTTER
 LOADED = 50.0  # percent of utilisation
 _BUCKETS = 240  # of the plots
 LASTING = 3  # samples in a row: what is brief is no fault
-_MASK = sum(ALARMS)
+# What a row has the limits in that hold the clocks down → the alarm of each bit.
+_HELD = {
+    "throttle": {bit: name for bit, (name, _) in ALARMS.items()},
+    "violations": {1 << place: name for place, name in enumerate(sensors.VIOLATIONS)},
+}
 _COUNTERS = ("ecc_ce", "ecc_ue", "pcie_replays", "nvlink_errors")
 _DEVICES = 2000  # of a node: beyond it somebody makes names up
 
@@ -146,9 +151,10 @@ def _gpu(one: Device, row: Row, now: float) -> None:
 
 
 def _throttle(one: Device, row: Row, now: float, loaded: bool) -> None:
-    reasons = int(row.number("throttle") or 0)
-    held = loaded and bool(reasons & _MASK)
-    for bit, (name, _) in ALARMS.items():
+    metric = "violations" if "violations" in row.values else "throttle"
+    reasons, alarms = int(row.number(metric) or 0), _HELD[metric]
+    held = loaded and bool(reasons & sum(alarms))
+    for bit, name in alarms.items():
         row_now = one._row.get(name, 0) + 1 if loaded and reasons & bit else 0
         one._row[name] = row_now
         if row_now:
@@ -248,6 +254,7 @@ SIGNS = {
     "silent": "gone",
     "rate": "clock",
     "xid.79": "gone",
+    "amdgpu.lost": "gone",
 }
 
 

@@ -100,6 +100,17 @@ def facts_of_vendor(asked: Iterable[str], vendor: str | None) -> frozenset[str]:
     return frozenset(fact for check in checks for fact in getattr(check, "FACTS", ())) - known
 
 
+def not_built(asked: Iterable[str], vendor: str | None) -> tuple[str, ...]:
+    """Those of these checks that do not measure this vendor's GPUs."""
+    found = dict.fromkeys(asked)
+    return tuple(
+        name
+        for names in (CHECKS, PAIRS)
+        for name in found
+        if name in names and names.of_vendor(name, vendor) is None
+    )
+
+
 def of_pairs(asked: Iterable[str]) -> tuple[str, ...]:
     """Those of these checks that look at nodes together, in the order they run."""
     wanted = set(asked)

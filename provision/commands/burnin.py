@@ -157,7 +157,7 @@ def _start(options: argparse.Namespace) -> ExitCode:
     )
     planned, unable = _planned(chosen, looked)
     if options.plan:
-        return _show(chosen, planned, unable, options)
+        return _show(chosen, looked, planned, unable, options)
     from provision.burnin import actions
 
     return actions.start(
@@ -222,7 +222,9 @@ def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:
     return plan.plan(loads, caps, seconds, **ramp), unable
 
 
-def _show(chosen: Profile, planned: Plan, unable: dict[str, str], options: argparse.Namespace) -> ExitCode:
+def _show(
+    chosen: Profile, looked: Looked, planned: Plan, unable: dict[str, str], options: argparse.Namespace
+) -> ExitCode:
     import json
 
     from provision.burnin import orders
@@ -230,5 +232,5 @@ def _show(chosen: Profile, planned: Plan, unable: dict[str, str], options: argpa
     if options.json:
         sys.stdout.write(json.dumps(orders.document(chosen, planned, unable), indent=1) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in orders.lines(chosen, planned, unable))
+        sys.stdout.writelines(f"{line}\n" for line in orders.lines(chosen, planned, unable, looked.able))
     return ExitCode.INCOMPLETE if unable else ExitCode.OK

@@ -10,7 +10,7 @@ from provision.node.description import MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
 CHECKED = ("nvidia", "amd")  # whose GPUs the checks measure
-LOADED = ("nvidia",)  # which burn-in and selftest take
+LOADED = ("nvidia",)  # which selftest takes
 # Roles for the host alone, whatever GPUs it has.
 HOST_ROLES = ("host_settings", "rdma", "package_lock")
 
@@ -43,7 +43,7 @@ def only_observed(gpuprov_node: Mapping[str, Any]) -> bool:
 
 
 def not_loaded(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Whether the machine has GPUs that burn-in and selftest were not built for."""
+    """Whether the machine has GPUs that selftest was not built for."""
     return gpuprov_node["gpu"].get("vendor") not in (None, *LOADED)
 
 

@@ -172,7 +172,14 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
     )
-    found |= _of_vendors(run, fleet, found)
+    found |= of_vendors(
+        fleet,
+        run.asked,
+        found,
+        timeout=run.settings.timeout or 60.0,
+        connections=run.settings.connections,
+        vault_password_files=run.settings.vault_password_files,
+    )
     loads = bool(set(run.asked) - set(registry.select("quick")))
     busy = with_jobs(run.settings.schedulers, list(fleet.nodes)) if loads else {}
     for name in fleet.nodes:
@@ -186,24 +193,33 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
             progress.done(f"{name}: {node.trouble}", count=len(run.asked))
 
 
-def _of_vendors(run: _Run, fleet: Fleet, found: Mapping[str, Observation]) -> dict[str, Observation]:
-    """What the checks read of nodes with one vendor's GPUs alone: asked in a second round trip, of these."""
+def of_vendors(
+    fleet: Fleet,
+    checks: Sequence[str],
+    found: Mapping[str, Observation],
+    *,
+    timeout: float,
+    connections: int,
+    vault_password_files: Sequence[Path],
+) -> dict[str, Observation]:
+    """What these checks read of nodes with one vendor's GPUs alone: asked in a second round trip, of these,
+    and returned with what they answered first."""
     asked = {}
     for name, first in found.items():
         if first.error is not None:
             continue
         described = stack.describe_node(first.facts)
         vendor = described["gpu"].get("vendor")
-        if facts := registry.facts_of_vendor(run.asked, vendor) - first.facts.keys():
+        if facts := registry.facts_of_vendor(checks, vendor) - first.facts.keys():
             asked[name] = facts
     if not asked:
         return {}
     late = observe(
         [fleet.nodes[name] for name in asked],
         asked,
-        timeout=run.settings.timeout or 60.0,
-        connections=run.settings.connections,
-        vault_password_files=run.settings.vault_password_files,
+        timeout=timeout,
+        connections=connections,
+        vault_password_files=vault_password_files,
     )
     return {
         name: replace(

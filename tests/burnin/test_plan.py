@@ -145,10 +145,10 @@ def test_the_sum_is_what_a_hand_reckons() -> None:
 def test_the_plan_says_beforehand_what_nobody_will_measure_between_nodes() -> None:
     chosen = profile.fitted(profile.load("day"), None, cost)
     loads, seconds = evenly("", "", "")
-    said = list(orders.lines(chosen, plan(loads, Caps((None, 2)), seconds), {}))
+    said = list(orders.lines(chosen, plan(loads, Caps((None, 2)), seconds), {}, {}))
     (waits,) = [line for line in said if line.lstrip().startswith("between_warm")]
     assert waits.endswith("pair_bandwidth, nccl_pair, nccl_group, with an attached controller")
     alone = "not measured: between_cold, between_warm of n2, because no other node is in its batch"
     assert [line for line in said if line.startswith("not measured")] == [alone]
-    together = orders.lines(chosen, plan(loads, Caps(), seconds), {})
+    together = orders.lines(chosen, plan(loads, Caps(), seconds), {}, {})
     assert [line for line in together if line.startswith("not measured")] == []

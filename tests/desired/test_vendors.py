@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from provision.burnin import campaign
 from provision.checks.node_facts import node_facts_of
 from provision.desired import compatibility, stack, vendors
 from provision.desired.role import all_roles
@@ -213,17 +212,6 @@ def test_the_selftest_does_not_begin_on_it(monkeypatch: pytest.MonkeyPatch) -> N
         machine.look(frozenset(), {})
 
 
-def test_a_burn_in_leaves_it_out_with_a_line() -> None:
-    facts = base("1002:74a1")
-    node = campaign._that_burns(node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), {}))
-    assert node.error == (
-        "1 AMD Instinct MI300X: observed; gpuprov cannot burn in AMD GPUs yet → leave it out with --nodes"
-    )
-    other = base("10de:2330")
-    known = node_facts_of("gpu-02", other, {}, stack.describe_node(other), {})
-    assert campaign._that_burns(known) is known
-
-
 def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
     by_vendor = {name: role.vendor for name, role in all_roles().items()}
     assert set(by_vendor.values()) == {None, *vendors.NAMES}
@@ -246,6 +234,11 @@ PLACES = {
     "provision/checks/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
     "provision/runs/fingerprint.py",
+    # A burn-in: the sampler on the node, and what its samples and the kernel's lines say.
+    *(f"provision/node/burnin/{name}.py" for name in ("amd_gpus", "campaign", "order", "runner", "sampler")),
+    *("provision/node/burnin/tool_output.py", "provision/remote/node_program.py"),
+    *(f"provision/burnin/{name}.py" for name in ("judge", "own_findings", "watch")),
+    *(f"provision/data/burnin/{name}.yml" for name in ("day", "long", "smoke")),
     *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250x", "300x", "325x", "355x")),
     "provision/data/majority.yml",
     # Where its programs are.

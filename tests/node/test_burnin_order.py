@@ -29,7 +29,10 @@ def test_an_order_gets_its_defaults() -> None:
         "ipmi": 120.0,
         "kernel": 10.0,
     }
-    assert read["abort"] == {"gpu_celsius": None, "xids": [], "failed_steps": None, "reboots": 10}
+    assert read["abort"] == {
+        "gpu_celsius": None, "xids": [], "kernel": [], "failed_steps": None, "reboots": 10,
+    }  # fmt: skip
+    assert (read["vendor"], read["gpus"]) == ("nvidia", [])
     assert [(one["seconds"], one["repeat"], one["start_after_s"]) for one in read["segments"]] == [
         (None, 1, 0),
         (300, None, 0),

@@ -140,6 +140,9 @@ MEANINGS: Mapping[str, Meaning] = {
 }
 
 
+# Those after which a GPU is of no use until its reset, or worse.
+FATAL = tuple(meaning.pattern.pattern for meaning in MEANINGS.values() if meaning.level == "fail")
+
 # What a reset does not mend.
 _LASTING = frozenset({"pages_full", "pages_many", "init_failed", "block_failed"})
 

@@ -242,11 +242,7 @@ def judge(
     lost = [_gone(check, node, device) for device, known in by_gpu.items() if "lost" in known]
     if "telemetry" in values:
         return [*lost, unmeasured(check, str(values["telemetry"]), action="investigate")]
-    sampled = {device: known for device, known in by_gpu.items() if "samples" in known}
-    findings = telemetry_rules.links(check, sampled, thresholds, "amd-smi")
-    findings += telemetry_rules.throttled(check, sampled, sensors.VIOLATIONS, _SOFT)
-    findings += telemetry_rules.heat(check, sampled)
-    findings += telemetry_rules.errors(check, by_gpu, values, "amd-smi beside the load")
+    findings = _shown(check, by_gpu, values, thresholds)
     if lost:
         return findings + lost
     if "unproven" in values:
@@ -256,6 +252,35 @@ def judge(
         said = f"amd-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
         findings.append(unmeasured(check, said, action="investigate"))
     return findings
+
+
+def judge_hours(
+    check: str,
+    by_gpu: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Any],
+    thresholds: Mapping[str, Threshold],
+) -> list[Finding]:
+    """What all samples of a burn-in together show (burnin/watch.py): of a GPU that is gone, `silent` is for
+    how many seconds."""
+    findings = _shown(check, by_gpu, values, thresholds)
+    for device, known in by_gpu.items():
+        if "silent" in known:
+            said = f"amd-smi stopped listing it {known['silent']:g} s before the others"
+            findings.append(Finding(check, Verdict.FAIL, device, said, "silent", action="power-cycle"))
+    return findings
+
+
+def _shown(
+    check: str,
+    by_gpu: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Any],
+    thresholds: Mapping[str, Threshold],
+) -> list[Finding]:
+    sampled = {device: known for device, known in by_gpu.items() if "samples" in known}
+    findings = telemetry_rules.links(check, sampled, thresholds, "amd-smi")
+    findings += telemetry_rules.throttled(check, sampled, sensors.VIOLATIONS, _SOFT)
+    findings += telemetry_rules.heat(check, sampled)
+    return findings + telemetry_rules.errors(check, by_gpu, values, "amd-smi beside the load")
 
 
 def _gone(check: str, node: CheckNode, device: str) -> Finding:

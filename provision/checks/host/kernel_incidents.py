@@ -55,9 +55,22 @@ def devices(node: CheckNode) -> dict[str, str]:
     return {address: f"gpu{index}" for index, address in enumerate(addresses)}
 
 
+def fatal_lines(vendor: str | None) -> tuple[str, ...]:
+    """Patterns of the lines after which a GPU of this vendor is of no use until its reset; NVIDIA's driver
+    gives numbers instead (provision/data/xid.yml)."""
+    return driver_log.FATAL if vendor == "amd" else ()
+
+
+def is_of_driver(line: str, code: str = "") -> bool:
+    """Whether a kernel line is one that the driver amdgpu writes when something is wrong. `code`: of that
+    kind."""
+    event = driver_log.event(line)
+    return event is not None and (not code or event[0] == code)
+
+
 def of_its_gpus(node: CheckNode, events: Iterable[KernelEvent]) -> list[KernelEvent]:
     """Without what the driver amdgpu says of a processor's own graphics, on a node with other GPUs."""
-    vendor = node.gpuprov_node["gpu"].get("vendor")
+    vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
     return [event for event in events if event.kind != driver_log.KIND or vendor == "amd"]
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 
+from provision.node.burnin.amd_gpus import amd_holders
 from provision.node.burnin.order import STEP_CAP
 from provision.node.burnin.processes import foreign_of, holders_by_file, holders_in
 from provision.node.burnin.runner import Ending, Watch
@@ -85,8 +86,15 @@ def trouble_of(output):
     return "" if output["rc"] == 0 else "status %s" % output["rc"]
 
 
-def foreign_holders(ours):
-    """The processes on the GPUs but `ours` (process ids): {"foreign": [[pid, name]]}, and the query."""
+def foreign_holders(ours, vendor):
+    """The processes on the vendor's GPUs but `ours` (process ids): {"foreign": [[pid, name]]}, and the
+    query."""
+    mine = {os.getpid(), *ours}
+    if vendor == "amd":
+        holders, why = amd_holders()
+        answer = {"asked": "open files", "why": why} if why else {"asked": "kfd"}
+        answer["foreign"] = foreign_of(holders, mine)
+        return answer
     output = run_one({"name": "holders", "argv": HOLDERS, "deadline": HOLDERS_DEADLINE}, 65536)
     holders = holders_in(output["stdout"]) if output["rc"] == 0 else None
     answer = {"asked": "nvidia-smi"}
@@ -95,7 +103,6 @@ def foreign_holders(ours):
         holders = holders_by_file()
         said = trouble_of(output) or "its answer was not understood"
         answer = {"asked": "open files", "why": "nvidia-smi: %s" % said[:200]}
-    mine = {os.getpid(), *ours}
     answer["foreign"] = foreign_of(holders, mine)
     return answer
 
@@ -333,8 +340,8 @@ class Campaign:
     def _foreign(self, segment):
         """Whether somebody else's program holds a GPU; one of ours may still be leaving, so look again."""
         for left in reversed(range(FOREIGN_TRIES)):
-            ours = self.watch.ours()
-            answer = self.watch.in_child(guarded(lambda: foreign_holders(ours)), 60.0)  # noqa: B023
+            ours, vendor = self.watch.ours(), self.order["vendor"]
+            answer = self.watch.in_child(guarded(lambda: foreign_holders(ours, vendor)), 60.0)  # noqa: B023
             found = (answer or {}).get("foreign") or []
             if not found:
                 self._say_unasked(segment, answer)
@@ -346,7 +353,7 @@ class Campaign:
         return True
 
     def _say_unasked(self, segment, answer):
-        """Where nvidia-smi could not say who holds the GPUs, that is said."""
+        """Where the driver could not say who holds the GPUs, that is said."""
         why = (answer or {"why": "nobody answered"}).get("why") or (answer or {}).get("error")
         if why:
             self.spool.event("unasked", what="who holds the GPUs", why=why, segment=segment["name"])

@@ -9,6 +9,8 @@ ORDER_FORMAT = 1
 CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}\Z")
 CHECK = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+VENDORS = ("nvidia", "amd")
+GPU_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\Z")
 KINDS = ("load", "soak", "cool_down", "fleet")
 MONTH = 31 * 86400.0  # seconds; nothing takes longer
 MOST_REBOOTS = 10
@@ -36,6 +38,8 @@ def read_order(text):
     return {
         "campaign": matching(order, "campaign", "", CAMPAIGN),
         "node": text_of(order, "node", "", 255),
+        "vendor": vendor_of(order),
+        "gpus": [gpu_address(one) for one in items(order, "gpus", "", 0, 1000, ())],
         "sample_seconds": sample,
         "sampler": sampler_of(mapping(order, "sampler", ""), sample),
         "abort": abort_of(mapping(order, "abort", "")),
@@ -43,6 +47,21 @@ def read_order(text):
         "end_by_s": number(order, "end_by_s", "", 0, MONTH, None),
         "segments": [segment_of(*one) for one in enumerate(items(order, "segments", "", 1, 2000))],
     }
+
+
+def vendor_of(order):
+    """Whose GPUs the node has; an order that does not say it is of NVIDIA's."""
+    vendor = order.get("vendor") or VENDORS[0]
+    if vendor not in VENDORS:
+        raise OrderError("vendor is %.40r; known: %s" % (vendor, ", ".join(VENDORS)))
+    return vendor
+
+
+def gpu_address(text):
+    """A GPU's PCI address without its function; its place in the order's list is its number."""
+    if not isinstance(text, str) or not GPU_ADDRESS.match(text):
+        raise OrderError("gpus: %.40r is no PCI address" % (text,))
+    return text
 
 
 def sampler_of(given, sample):
@@ -67,9 +86,19 @@ def abort_of(given):
     return {
         "gpu_celsius": number(given, "gpu_celsius", "abort: ", 20, 200, None),
         "xids": xids or [],
+        "kernel": [pattern_of(one) for one in items(given, "kernel", "abort: ", 0, 100, ())],
         "failed_steps": whole(given, "failed_steps", "abort: ", 1, 10**6, None),
         "reboots": whole(given, "reboots", "abort: ", 0, 10**4, MOST_REBOOTS),
     }
+
+
+def pattern_of(text):
+    """A pattern that a line of the kernel's log may fit."""
+    try:
+        re.compile(text)
+    except (TypeError, re.error):
+        raise OrderError("abort: kernel: %.60r is no pattern" % (text,)) from None
+    return text
 
 
 def segment_of(place, segment):

@@ -197,7 +197,7 @@ def watches_only(name):
     return stem.startswith(WATCHERS)
 
 
-def holders_by_file():
+def holders_by_file(pattern=GPU_FILE):
     """{pid: name} of the processes that have a GPU's file open: what can be told without the driver."""
     found = {}
     for pid in all_pids():
@@ -206,7 +206,7 @@ def holders_by_file():
             files = [os.readlink(folder + "/" + name) for name in os.listdir(folder)]
         except OSError:
             continue
-        if any(GPU_FILE.match(file) for file in files):
+        if any(pattern.match(file) for file in files):
             found[pid] = (stat_of(pid) or ("?",))[0]
     return found
 

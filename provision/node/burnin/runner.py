@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+from provision.node.burnin.amd_gpus import amd_fatal
 from provision.node.burnin.processes import (
     Worker,
     alive,
@@ -53,6 +54,7 @@ class Watch:
         self.sampler_due = 0.0
         self.sampler_pause = SAMPLER_PAUSE
         self.cost = {"cpu_s": 0.0, "tools_cpu_s": 0.0, "wall_s": 0.0}
+        self.gpus = {address: "gpu%d" % number for number, address in enumerate(order["gpus"])}
         self.kept_at = time.monotonic()
         self.spent_from = None  # since when the segment's time runs
 
@@ -140,6 +142,9 @@ class Watch:
                 self.cost[name] = self.cost.get(name, 0.0) + value
         if "xid" in message and message["xid"]["code"] in self.order["abort"]["xids"]:
             self.abort("xids", message["xid"]["code"], message["xid"]["address"])
+        fatal = amd_fatal(message.get("kernel", {}).get("line", ""), self.order["abort"]["kernel"], self.gpus)
+        if fatal:
+            self.abort("xids", *fatal)
         if "hot" in message:
             self.abort("gpu_celsius", message["hot"]["celsius"], message["hot"]["device"])
 

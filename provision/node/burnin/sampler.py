@@ -12,6 +12,7 @@ import resource
 import signal
 import time
 
+from provision.node.burnin.amd_gpus import AMD_DRIVER, AMD_PATIENCE, AmdGpus
 from provision.node.burnin.processes import (
     cpu_seconds,
     drain,
@@ -53,8 +54,8 @@ class Telemetry:
     `t` is seconds since the epoch, `up` since boot. A metric that did not change since its device's row
     before is left out; a row without any says that the device was looked at. The first row of a device has
     all, and again one each ten minutes. `metric=` means that there is no value any more. Units are in the
-    names: _c °C, _w W, _mhz, _pct, _rpm, _mib, _s; `throttle` are the bits of nvml.h, in hexadecimal; the
-    rest are counts or words. `said` is called when it stops for want of room, or goes on.
+    names: _c °C, _w W, _mhz, _pct, _rpm, _mib, _s; `throttle` are the bits of nvml.h, `violations` those of
+    amd_gpus.py, in hexadecimal; the rest are counts or words. `said` is called when it has no room, or again.
     """
 
     def __init__(self, path, room, said):
@@ -174,6 +175,11 @@ class Sampler:
     def _find_gpus(self, now):
         """Ask the GPUs that are there now: after a boot the driver may come later than we do."""
         self.gpus_due = now + GPUS_EVERY
+        if self.order["vendor"] == "amd":
+            if self.order["gpus"] and not self.gpus and os.path.isdir(AMD_DRIVER):
+                self.gpus.update(self.order["gpus"])
+                self.sources.append(self._amd_gpus())
+            return
         addresses = listed(GPU_FOLDERS)  # in the order of nvidia-smi: by address
         if addresses and not self.gpus:
             self.sources += [self._replays(), self._nvlink()]
@@ -201,7 +207,7 @@ class Sampler:
         def take(line):
             found = gpu_row(line, [metric for metric, _ in fields], number)
             if found:
-                self._gpu_sample(*found)
+                self._gpu_sample("gpu%d" % found[0], found[1])
             elif line.startswith(WRONG_FIELD):
                 source.asks_differently = without_field(fields, line[len(WRONG_FIELD) :].partition('"')[0])
             return found is not None
@@ -209,8 +215,21 @@ class Sampler:
         source = self._source("gpu", "gpu%d" % number, start, take)
         return source
 
-    def _gpu_sample(self, index, metrics):
-        device = "gpu%d" % index
+    def _amd_gpus(self):
+        """One amd-smi for all of them, which is asked again and again."""
+        reader = AmdGpus({address: "gpu%d" % place for place, address in enumerate(self.order["gpus"])})
+
+        def take(text):
+            rows = reader.rows(text)
+            for device, metrics in rows or ():
+                self._gpu_sample(device, metrics)
+            return rows is not None
+
+        source = self._source("gpu", "node", lambda: program(reader.argv())(), take, once=True)
+        source.patience = max(source.patience, AMD_PATIENCE)
+        return source
+
+    def _gpu_sample(self, device, metrics):
         self.telemetry.add("gpu", device, metrics)
         text = metrics.get("temperature_c", "")
         if self.limit is None or not text.isdigit():

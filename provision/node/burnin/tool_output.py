@@ -5,6 +5,8 @@ import re
 import stat
 import time
 
+from provision.node.burnin.amd_gpus import AMD_OF_INTEREST
+
 # What stands in place of a reading when the GPU does not answer -> the code that NVML has for it (nvml.h).
 NVML_ERRORS = {"gpu is lost": 15, "gpu requires reset": 16, "unknown error": 999, "err!": 999}
 # What the driver has to ask the GPU for: it knows the other fields itself.
@@ -279,6 +281,6 @@ def message_of(text):
     if found:
         line = text[:LINE_CAP]
         return {"xid": {"code": int(found.group(2)), "address": found.group(1), "line": line}}
-    if OF_INTEREST.search(text):
+    if OF_INTEREST.search(text) or AMD_OF_INTEREST.search(text):
         return {"kernel": {"line": text[:LINE_CAP]}}
     return None

@@ -1,0 +1,179 @@
+"""AMD's GPUs for the sampler: what amd-smi says of all at once, who computes on them, and which of their
+driver's messages end a campaign.
+
+amd-smi numbers the GPUs that answer. One that is lost leaves the list, and those behind it move up: whose
+number is whose is asked first, and again as soon as other numbers are listed.
+"""
+
+import json
+import os
+import re
+
+from provision.node.burnin.processes import holders_by_file, stat_of
+
+AMD_DRIVER = "/sys/class/kfd/kfd"  # there once the driver is
+AMD_METRIC = ["amd-smi", "metric", "--json"]
+AMD_LIST_AND_METRIC = ["/bin/sh", "-c", "amd-smi list --json; exec amd-smi metric --json"]
+AMD_DOCUMENT = re.compile(r"^[\[{]", re.MULTILINE)  # warnings may stand before it
+AMD_PATIENCE = 60.0  # seconds: how long eight GPUs take nobody has published
+AMD_MOST_GPUS = 1024  # and partitions of them
+# What holds the clocks down, the bits of `violations`; provision/checks/amd/sensors.py says it in words. The
+# limit of power is not among them: it does so in normal life.
+AMD_VIOLATIONS = (("prochot", 1), ("vr_thermal", 2), ("hbm_thermal", 4), ("socket_thermal", 8))
+AMD_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe lane
+
+
+def amd_documents(text):
+    """The documents of an answer, each a list of GPUs with their numbers; one that is none of these is None.
+
+    ROCm until 6.3 prints a list, from 6.4 on the list stands below `gpu_data` (`metric`) or nothing."""
+    found, at, decoder = [], 0, json.JSONDecoder()
+    for _ in range(4):
+        start = AMD_DOCUMENT.search(text, at)
+        if start is None:
+            break
+        try:
+            document, at = decoder.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            document, at = None, start.end()
+        if isinstance(document, dict):
+            document = document.get("gpu_data")
+        found.append(document if are_amd_gpus(document) else None)
+    return found
+
+
+def are_amd_gpus(document):
+    """Whether that is a list of GPUs, each with a number of its own."""
+    if not isinstance(document, list) or not 0 < len(document) <= AMD_MOST_GPUS:
+        return False
+    numbers = [one.get("gpu") if isinstance(one, dict) else None for one in document]
+    return all(type(one) is int for one in numbers) and len(set(numbers)) == len(numbers)
+
+
+def amd_value(entry, *names):
+    """The number below these names, {"value": 39, "unit": "C"} or bare; None for N/A and what is none."""
+    for name in names:
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    value = entry.get("value") if isinstance(entry, dict) else entry
+    # Not a number compares with nothing; True is an int.
+    return value if type(value) in (int, float) and abs(value) < 1e15 else None
+
+
+def amd_text(value):
+    """A number as it is kept; empty where there is none."""
+    return "" if value is None else "%d" % value if value == int(value) else "%.1f" % value
+
+
+def amd_violations(entry):
+    """The bits of what holds the clocks down; empty where the GPU tells no reason, as an MI200."""
+    told = entry.get("throttle")
+    states = [(bit, told.get(name + "_violation_status") if isinstance(told, dict) else None)
+              for name, bit in AMD_VIOLATIONS]  # fmt: skip
+    if states[0][1] in (None, "", "N/A"):
+        return ""
+    return "0x%x" % sum(bit for bit, state in states if str(state).upper() == "ACTIVE")
+
+
+def amd_row(entry):
+    """The metrics of one GPU of `metric`, by the names that those of nvidia-smi have. `temperature_c` is the
+    hottest place of the chip, which AMD's own limits are of."""
+    clock = entry.get("clock")
+    names = [name for name in clock if name.startswith("gfx")] if isinstance(clock, dict) else []
+    clocks = [value for value in (amd_value(clock, name, "clk") for name in names) if value]
+    watts, rate = amd_value(entry, "power", "socket_power"), amd_value(entry, "pcie", "speed")
+    numbers = {
+        "temperature_c": amd_value(entry, "temperature", "hotspot"),
+        "memory_c": amd_value(entry, "temperature", "mem"),
+        "sm_mhz": max(clocks) if clocks else None,
+        "mem_mhz": amd_value(entry, "clock", "mem_0", "clk"),
+        "util_pct": amd_value(entry, "usage", "gfx_activity"),
+        "mem_used_mib": amd_value(entry, "mem_usage", "used_vram"),
+        "ecc_ce": amd_value(entry, "ecc", "total_correctable_count"),
+        "ecc_ue": amd_value(entry, "ecc", "total_uncorrectable_count"),
+        "pcie_gen": AMD_GENERATIONS.get(rate),
+        "pcie_width": amd_value(entry, "pcie", "width"),
+        "pcie_replays": amd_value(entry, "pcie", "replay_count"),
+    }
+    metrics = {name: amd_text(value) for name, value in numbers.items()}
+    metrics.update(power_w="" if watts is None else "%.1f" % watts, violations=amd_violations(entry))
+    return metrics
+
+
+class AmdGpus:
+    """Asks amd-smi and makes rows of its answers. `gpus`: PCI address without function -> device."""
+
+    def __init__(self, gpus):
+        self.gpus = gpus
+        self.numbers = {}  # amd-smi's number -> (device, what names the GPU); empty: to be asked
+
+    def argv(self):
+        return AMD_METRIC if self.numbers else AMD_LIST_AND_METRIC
+
+    def rows(self, text):
+        """[(device, metrics)] of an answer; None when it is none."""
+        documents = amd_documents(text)
+        wanted = 1 if self.numbers else 2
+        if len(documents) != wanted or None in documents:
+            self.numbers = {}
+            return None
+        if not self.numbers:
+            self._take_list(documents[0])
+        metric = documents[-1]
+        if {entry["gpu"] for entry in metric} != set(self.numbers):
+            self.numbers = {}  # one is lost, or is back
+            return [] if wanted == 1 else None
+        named = [(self.numbers[entry["gpu"]], amd_row(entry)) for entry in metric]
+        return [(device, dict(metrics, **names)) for (device, names), metrics in named if device]
+
+    def _take_list(self, listed):
+        """Partitions of a GPU have its address but for the function: the first of them stands for it, and
+        a graphics unit of a processor for none."""
+        known = set()
+        for entry in listed:
+            address = str(entry.get("bdf")).lower()
+            device = self.gpus.get(address.rpartition(".")[0])
+            if device in known:
+                device = None
+            known.add(device)
+            names = {"uuid": str(entry.get("uuid")), "address": address}
+            self.numbers[entry["gpu"]] = (device, names)
+
+
+# --- who computes on them
+
+KFD_PROCESSES = AMD_DRIVER + "/proc"  # a folder for each process that has /dev/kfd open, named by its id
+KFD_FILE = re.compile(r"/dev/kfd\Z")
+# They look, and load nothing. The kernel keeps 15 letters of a name.
+AMD_WATCHERS = ("amd-smi", "rocm-smi", "gpuagent", "amd-metrics-exp")
+
+
+def amd_holders():
+    """({pid: name}, why the driver's own list was not read). A process that is gone is only cleaned up."""
+    try:
+        pids = [int(name) for name in os.listdir(KFD_PROCESSES) if name.isdigit()]
+        found, why = {pid: (stat_of(pid) or ("",))[0] for pid in pids}, ""
+    except OSError as error:
+        found, why = holders_by_file(KFD_FILE), "%s: %s" % (KFD_PROCESSES, error.strerror)
+    return {pid: name for pid, name in found.items() if name and not name.startswith(AMD_WATCHERS)}, why
+
+
+# --- what its driver tells the kernel's log
+
+AMD_OF_INTEREST = re.compile(
+    r"amdgpu.*(?:correctable hardware errors|deferred hardware errors|poison is consumed|lost from bus"
+    r"|GPU reset|[Mm]ode ?[012] reset failed|Fatal error|hw_init of IP block|reaches threshold|exceeds 90% of"
+    r"|not done with your previous|fence wait loop timeout|unrecoverable state|ring \S+ timeout|page fault"
+    r"|GPU is throttled)"
+)
+AMD_ADDRESS = re.compile(r"\bamdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: ")
+
+
+def amd_fatal(line, patterns, gpus):
+    """(what a message says, of which device) when it fits one of the patterns; None when it does not, or is
+    of a GPU that is none of these."""
+    where = AMD_ADDRESS.search(line)
+    device = gpus.get(where.group(1)) if where else "node"
+    if "amdgpu" not in line or device is None:
+        return None
+    found = next(filter(None, (re.search(pattern, line) for pattern in patterns)), None)
+    return found and (found.group(0)[:80], device)
