@@ -8,7 +8,7 @@ gives nothing is never healthy.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from provision.burnin import own_findings
 from provision.burnin.own_findings import ID, Reported
 from provision.burnin.timeline import Clock, Step, Timeline, planned_steps
 from provision.burnin.watch import SIGNS, Watch
-from provision.checks import node_judge, registry
+from provision.checks import node_judge
 from provision.checks.amd import driver_log
 from provision.checks.check import KERNEL_LOG_DELTA, Measurement, Raw
 from provision.checks.health import CheckResult, NodeHealth
@@ -78,7 +78,7 @@ def judge(
         findings = _merged(mine, timeline, watch)
         reported += findings
         results[check] = _result(check, mine, findings)
-    left_out = _not_built(node, order)
+    left_out = _without_steps(order, checks) if node.gpuprov_node else []
     results |= {check: node_judge.judge_check(node, Raw(node.node, check), limits) for check in left_out}
     missing = _missing(planned, judged, timeline)
     own = own_findings.of(
@@ -99,18 +99,18 @@ def judge(
     )
 
 
-def _not_built(node: NodeFacts, order: Mapping[str, Any]) -> list[str]:
-    """The checks of the order's profile that were not built for the node's GPUs, so that no step runs them;
-    of those between nodes their own judging tells."""
+def _without_steps(order: Mapping[str, Any], planned: Collection[str]) -> list[str]:
+    """The checks of the order's profile that have nothing to run on this node, so that no step is theirs:
+    not built for its GPUs, or GPUs that are partitioned. What they say without it belongs into the record."""
     about = order.get("about")
     profile = about.get("profile") if isinstance(about, Mapping) else None
     segments = profile.get("segments") if isinstance(profile, Mapping) else None
-    named: list[str] = []
+    named: list[Any] = []
     for segment in segments if isinstance(segments, list | tuple) else ():
         checks = segment.get("checks") if isinstance(segment, Mapping) else None
-        named += [one for one in (checks if isinstance(checks, list | tuple) else ()) if isinstance(one, str)]
-    vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
-    return [check for check in registry.not_built(named, vendor) if check in CHECKS]
+        named += checks if isinstance(checks, list | tuple) else ()
+    wanted = dict.fromkeys(one for one in named if isinstance(one, str))
+    return [check for check in wanted if check in CHECKS and check not in planned]
 
 
 def _judged(

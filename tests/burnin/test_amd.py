@@ -121,6 +121,21 @@ def test_the_record_says_what_was_not_measured(amd: Made, monkeypatch: pytest.Mo
     assert skipped == {"rdma_loopback": LINE, "dcgm_diag": LINE}
 
 
+def test_a_burn_that_partitioned_gpus_cannot_take_is_in_the_record(
+    amd: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = facts()
+    for one in known["amdgpu.devices"]:
+        one["compute_partition"] = "CPX"
+    amd.node = node_of(known)
+    about = {"profile": {"segments": [{"name": "heat", "checks": ["gpu_burn"]}]}}
+    looks = {"name": "look", "kind": "load", "repeat": 1, "steps": [{"check": "gpu_inventory"}]}
+    monkeypatch.setattr(burnin, "order", lambda _: {"segments": [looks], "about": about})
+    (burn,) = [check for check in amd.soak({}).judged(1).health.checks if check.check == "gpu_burn"]
+    assert burn.verdict is Verdict.SKIP
+    assert "GPUs are partitioned (CPX" in burn.findings[0].message
+
+
 # --- what the hours show
 
 

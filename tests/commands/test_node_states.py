@@ -36,10 +36,6 @@ REAL = ("unreachable", "unreadable")  # by a real sshd
 BASE = debian("12", "bookworm", "6.1.0")
 FACTS: dict[str, dict[str, Any]] = {
     "no NVIDIA GPU on the PCI bus": {"gpu.count": 0, "gpu.pci": []},
-    "AMD Instinct MI300X: observed": {
-        "gpu.count": 8,
-        "gpu.pci": [{"address": f"0000:{n}5:00.0", "device_id": "1002:74a1"} for n in range(8)],
-    },
     "GPUs of several vendors": {
         "gpu.count": 2,
         "gpu.pci": [

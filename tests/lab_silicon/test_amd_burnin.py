@@ -1,0 +1,190 @@
+"""A burn-in's samples of simulated nodes with AMD's GPUs: the program for nodes, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.burnin.own_findings import _sampled
+from provision.burnin.spool import Spool
+from provision.burnin.timeline import Clock, timeline
+from provision.burnin.watch import Watch, compare_peers, watch
+from provision.checks.host import kernel_incidents
+from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.desired import stack
+from provision.node.burnin.amd_gpus import AmdGpus
+from provision.remote import node_program
+from provision.runs.store import RunFolder
+from tests.lab_silicon.amd_machine import installed
+from tests.lab_silicon.look import look_of
+from tests.lab_silicon.silicon import Silicon
+from tests.node.burnin_order import PYTHON, load, order, step
+
+Make = Callable[..., Silicon]
+FACTS = ("gpu.count", "gpu.pci", "os.id", "os.version_id")
+
+
+@pytest.fixture
+def amd(bare: Make) -> Callable[..., Silicon]:
+    def make(sku: str = "mi300x", rocm: str = "7.2.3-90") -> Silicon:
+        return installed(bare(sku, network="none", speed=40), rocm).boot()
+
+    return make
+
+
+def facts_of(node: Silicon) -> NodeFacts:
+    found = look_of(node, FACTS).facts
+    return node_facts_of("gpu-01", found, {}, stack.describe_node(found), {})
+
+
+def reader(node: Silicon) -> AmdGpus:
+    return AmdGpus(kernel_incidents.devices(facts_of(node).check_node))
+
+
+def rows(node: Silicon, asks: AmdGpus) -> dict[str, dict[str, str]]:
+    words = (("metric",),) if asks.numbers else (("list",), ("metric",))
+    text = "".join(node.printed("amd-smi", *one, "--json") for one in words)
+    found = asks.rows(text)
+    assert found is not None, text[:300]
+    return dict(found)
+
+
+@pytest.mark.parametrize("rocm", ["6.2.4-120", "6.4.1-83", "7.2.3-90"])
+@pytest.mark.parametrize("sku", ["mi300x", "mi250x"])
+def test_every_release_gives_every_gpu_its_samples(amd: Make, sku: str, rocm: str) -> None:
+    node = amd(sku, rocm)
+    asks = reader(node)
+    rest = rows(node, asks)
+    assert list(rest) == [f"gpu{number}" for number in range(8)]
+    assert [row["address"].rpartition(".")[0] for row in rest.values()] == list(asks.gpus)
+    node.loaded(*range(8))
+    loaded = rows(node, asks)
+    for device, row in loaded.items():
+        assert {"util_pct": row["util_pct"], "ecc_ue": row["ecc_ue"], "pcie_width": row["pcie_width"]} == {
+            "util_pct": "100", "ecc_ue": "0", "pcie_width": "16",
+        }  # fmt: skip
+        assert int(row["temperature_c"]) > int(rest[device]["temperature_c"]) + 15
+        assert int(row["sm_mhz"]) > int(rest[device]["sm_mhz"])
+        assert row["violations"] == ("0x0" if sku == "mi300x" and rocm > "6.3" else "")
+
+
+def test_faults_show_on_their_gpu(amd: Make) -> None:
+    node = amd()
+    node.loaded(*range(8))
+    node.break_(
+        "hot_gpu gpu=2 degrees=25", "throttle gpu=5 reason=hw_thermal", "ecc_uncorrectable gpu=3 count=2",
+        "pcie_width gpu=6 width=8", "pcie_replays gpu=1 count=9",
+    )  # fmt: skip
+    found = rows(node, reader(node))
+
+    def odd(name: str) -> list[str]:
+        usual = found["gpu0"][name]
+        return [device for device, row in found.items() if row[name] != usual]
+
+    assert odd("violations") == ["gpu5"]
+    assert found["gpu5"]["violations"] == "0x1"
+    assert odd("ecc_ue") == ["gpu3"]
+    assert odd("pcie_width") == ["gpu6"]
+    assert odd("pcie_replays") == ["gpu1"]
+    assert max(found, key=lambda device: int(found[device]["temperature_c"])) == "gpu2"
+
+
+def test_a_gpu_off_the_bus_leaves_the_samples_of_the_others_where_they_were(amd: Make) -> None:
+    node = amd()
+    asks = reader(node)
+    before = rows(node, asks)
+    node.fault("set", "gpu_off_bus", "gpu=2")
+    assert rows(node, asks) == {}
+    after = rows(node, asks)
+    assert list(after) == [device for device in before if device != "gpu2"]
+    assert all(after[device]["uuid"] == before[device]["uuid"] for device in after)
+
+
+# --- the whole program
+
+
+def program(node: Silicon, folder: Path) -> str:
+    """The program for nodes, to which this simulated node is the machine."""
+    (folder / "bin").mkdir()
+    tool = folder / "bin/amd-smi"
+    given = [f"{name}={value}" for name, value in node.environment().items()]
+    tool.write_text(f'#!/bin/sh\nexec {shlex.join(["env", *given, *node.command("amd-smi")])} "$@"\n')
+    tool.chmod(0o755)
+    text = node_program.burnin_program()
+    for old, new in (
+        ('PATH = "', f'PATH = "{folder}/bin:'),
+        ('AMD_DRIVER = "/sys/', f'AMD_DRIVER = "{node.state}/sys/'),
+    ):
+        assert text.count(f"\n{old}") == 1
+        text = text.replace(f"\n{old}", f"\n{new}")
+    return text
+
+
+def burned(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
+    """The spool of a campaign whose one step waits five seconds on GPUs that work."""
+    spool = folder / "it"
+    spool.mkdir()
+    (spool / "runner.py").write_text(program(node, folder))
+    wait = step("wait", *PYTHON, "import time; time.sleep(5)")
+    gpus = list(kernel_incidents.devices(known.check_node))
+    given = order(load("heat", wait), vendor="amd", gpus=gpus, sampler={"gpu": 0.3}, **more)
+    (spool / "order.json").write_text(json.dumps(given))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(spool / "runner.py"), str(spool)], timeout=60, check=False
+    )
+    assert done.returncode == 0
+    return spool
+
+
+def sampled(spool: Path, folder: Path) -> tuple[list[str], Watch, Any]:
+    """The names of the events, and the samples as the controller reads them, with what happened."""
+    copy = Spool(RunFolder.create("burnin", {}, folder / "runs"), "gpu-01")
+    shutil.copytree(spool, copy.path)
+    events = copy.events()
+    clock = Clock((), events)
+    happened = timeline(events, clock)
+    (boot,) = copy.boots()
+    assert happened.began is not None
+    found = watch(copy.rows(boot), clock.at, happened.began, happened.finished or 0.0, 0.3)
+    compare_peers(found)
+    assert copy.damaged == []
+    return [event.name for event in events], found, happened
+
+
+def test_the_program_samples_a_node_and_the_judge_names_the_gpus(amd: Make, tmp_path: Path) -> None:
+    node = amd()
+    known = facts_of(node)
+    node.loaded(*range(8))
+    node.break_("hot_gpu gpu=2 degrees=25", "throttle gpu=5 reason=hw_thermal")
+    names, found, happened = sampled(burned(node, known, tmp_path), tmp_path)
+    assert not {"sampler", "unasked", "error", "foreign", "abort"} & set(names)
+    assert list(found.gpus) == [f"gpu{number}" for number in range(8)]
+    assert min(one.loaded for one in found.gpus.values()) >= 3
+    bad = {
+        (one.finding.device, one.finding.metric): one.finding for one in _sampled(known, happened, found, ())
+    }
+    assert set(bad) == {("gpu2", "load_temperature"), ("gpu5", "throttled")}
+    assert "PROCHOT" in bad["gpu5", "throttled"].message
+
+
+def test_a_gpu_over_the_limit_ends_the_campaign(amd: Make, tmp_path: Path) -> None:
+    node = amd()
+    known = facts_of(node)
+    node.loaded(*range(8))
+    node.break_("hot_gpu gpu=2 degrees=40")
+    spool = burned(node, known, tmp_path, abort={"gpu_celsius": 102})
+    (abort,) = [
+        event
+        for event in map(json.loads, (spool / "events.jsonl").read_text().splitlines())
+        if event["event"] == "abort"
+    ]
+    assert (abort["rule"], abort["device"]) == ("gpu_celsius", "gpu2")
+    assert abort["value"] >= 102
