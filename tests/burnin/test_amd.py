@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from provision.burnin import campaign, orders, plan, profile
+from provision.burnin import acceptance, campaign, judge, orders, plan, profile, results
+from provision.burnin.campaign import Campaign
 from provision.burnin.judge import Burned
 from provision.burnin.own_findings import Reported
 from provision.burnin.plan import Part
 from provision.burnin.watch import extremes, series
-from provision.checks.judge import Verdict
+from provision.checks import node_judge
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict
 from provision.checks.node_facts import NodeFacts
 from provision.errors import UsageError
 from provision.fleet import Fleet, Node
@@ -24,10 +27,11 @@ from provision.node.burnin.order import read_order
 from provision.remote.observe import Observation
 from provision.runs import fingerprint
 from provision.validate import validation
-from tests.checks.amd_node import ADDRESSES, facts, node_of
+from tests.checks.amd_node import ADDRESSES, documents, facts, node_of
 from tests.support import burnin
 from tests.support.burnin import Made
-from tests.support.spools import T0, event
+from tests.support.burnin_nodes import FakeNode, files
+from tests.support.spools import BOOT, T0, burned, event, raw, sample
 
 PART = Part("gpu-01", 1, 0.0, 3600.0, 5000.0, None)
 LINE = "not measured on AMD GPUs yet"
@@ -241,6 +245,90 @@ def test_a_gpu_that_its_driver_lost_is_told_once(amd: Made) -> None:
 
 def test_on_another_vendors_node_the_same_line_accuses_nobody(made: Made) -> None:
     assert told(judged(made, lambda _up, _gpu: {}, event(75, "kernel", line=LOST))) == {}
+
+
+def test_a_line_of_the_driver_dates_what_a_step_found(amd: Made) -> None:
+    line = "amdgpu 0000:46:00.0: {1}3 uncorrectable hardware errors detected in umc block"
+    amd.soak(
+        {1: burned(), 2: burned()},
+        event(30, "kernel", line=LOST),
+        event(40, "kernel", line=line),
+        change=healthy,
+    )
+    timeline, watch, _ = amd.reported()
+    found = Finding("gpu_burn", Verdict.FAIL, "gpu2", "bad", "amdgpu.uncorrectable")
+    first = judge._Judged(timeline.steps[0], CheckResult("gpu_burn", Verdict.FAIL, (found,), (), 60.0))
+    assert judge._since(found, first, [first], timeline, watch) == T0 + 40
+
+
+# --- the record
+
+
+def burn(node: NodeFacts) -> dict[str, Any]:
+    """The answer of a step of gpu_burn in which RVS found nothing."""
+    lines = [f"{at} - GPU[{n:2d} - {n + 1000:5d}] AMD Instinct MI300X\n" for n, at in enumerate(ADDRESSES)]
+    told = ""
+    for number in range(1000, 1008):
+        for moment, words in (
+            (100, "End of GPU ramp up"), (120, "GFLOPS 690000"), (161, "GFLOPS 690000"),
+            (162, "GFLOPS 690500 Target GFLOPS: 0 met: TRUE"),
+        ):  # fmt: skip
+            told += f"[RESULT] [{moment:6d}.5     ] [gpuprov-burn] [GPU:: {number:5d}] {words}\n"
+    static, metric = documents()["static"], documents()["metric"]
+    for entry in metric["gpu_data"]:
+        entry["usage"]["gfx_activity"]["value"] = 100
+    sampled = "".join(f"{at} {json.dumps(metric)}\n" for at in range(100, 162, 3))
+    texts = {"rvs_gpus": "ROCm Validation Suite (version 1.1.0)\n" + "".join(lines), "gpu_burn": told}
+    texts |= {"telemetry": sampled, "kernel_log_delta": ""}
+    commands = node_judge.commands_for("gpu_burn", node.check_node, {"burn_seconds": 60})
+    ran = [(one.name, list(one.argv), one.beside) for one in commands]
+    plain = {
+        "rc": 0,
+        "stderr": "",
+        "seconds": 62.0,
+        "timed_out": False,
+        "truncated": False,
+        "not_started": "",
+    }
+    outputs = [
+        {**plain, "name": name, "argv": argv, "beside": beside, "stdout": texts.get(name, json.dumps(static))}
+        for name, argv, beside in [*ran, ("kernel_log_delta", ["dmesg"], "")]
+    ]
+    return {"outputs": outputs, "boot_id": BOOT, "boot_id_before": BOOT}
+
+
+def test_one_record_holds_nodes_of_both_vendors(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    second = dataclasses.replace(node_of(facts()), node="gpu-02")
+    samples = "".join(
+        sample(up, gpu, temperature_c=75, power_w=740, sm_mhz=1410, util_pct=99, violations="0x0")
+        for up in range(1, 67, 5)
+        for gpu in range(8)
+    )
+    about = {"seen": dataclasses.asdict(second), "fingerprint": {"values": {}, "unknown": {}}}
+    about["profile"] = {"name": "x", "minutes": 1, "segments": [{"checks": ["gpu_burn", "rdma_loopback"]}]}
+    nodes["gpu-01"] = FakeNode("gpu-01", files())
+    nodes["gpu-02"] = FakeNode("gpu-02", files(**{
+        "order.json": json.dumps(burnin.order(1, about=about)).encode(),
+        "raw/000001-gpu_burn.json.gz": raw(burn(second)),
+        f"telemetry/{BOOT}.csv": samples.encode(),
+    }))  # fmt: skip
+    run.fetch(["gpu-01", "gpu-02"], lambda line: pytest.fail(line))
+    found = results.results(run)
+    assert {one.node: (one.verdict, one.facts["sku"]) for one in found.health.nodes} == {
+        "gpu-01": (Verdict.PASS, "h100-sxm"),
+        "gpu-02": (Verdict.PASS, "mi300x"),
+    }
+    written = acceptance.write(run, found)
+    page = written["record"].read_text()
+    assert "2 of 2 nodes accepted" in page
+    record = json.loads((run.folder.path / "record.json").read_text())
+    amd = record["nodes"][1]
+    assert {name: len(one) for name, one in amd["telemetry"]["devices"].items()} == {
+        f"gpu/gpu{number}": 7 for number in range(8)
+    }
+    assert amd["load_by_segment"] == {"heat": {"gpu_burn": 62.0}}
+    assert amd["checks"] == {"gpu_burn": "pass", "rdma_loopback": "skip", "burnin": "pass"}
+    assert [row["sku"] for row in record["thermal"]] == ["h100-sxm"] * 8 + ["mi300x"] * 8
 
 
 # --- the look before it
