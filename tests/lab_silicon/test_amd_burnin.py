@@ -27,6 +27,7 @@ from tests.lab_silicon.amd_machine import installed
 from tests.lab_silicon.look import look_of
 from tests.lab_silicon.silicon import Silicon
 from tests.node.burnin_order import PYTHON, load, order, step
+from tests.support.processes import until
 
 Make = Callable[..., Silicon]
 FACTS = ("gpu.count", "gpu.pci", "os.id", "os.version_id")
@@ -128,8 +129,8 @@ def program(node: Silicon, folder: Path) -> str:
     return text
 
 
-def burned(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
-    """The spool of a campaign whose one step waits five seconds on GPUs that work."""
+def ordered(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
+    """A spool with the program and the order of a campaign whose one step waits five seconds."""
     spool = folder / "it"
     spool.mkdir()
     (spool / "runner.py").write_text(program(node, folder))
@@ -137,11 +138,19 @@ def burned(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
     gpus = list(kernel_incidents.devices(known.check_node))
     given = order(load("heat", wait), vendor="amd", gpus=gpus, sampler={"gpu": 0.3}, **more)
     (spool / "order.json").write_text(json.dumps(given))
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(spool / "runner.py"), str(spool)], timeout=60, check=False
-    )
-    assert done.returncode == 0
     return spool
+
+
+def burned(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
+    """The spool of a campaign that is over; the GPUs work meanwhile."""
+    spool = ordered(node, known, folder, **more)
+    assert started(spool).returncode == 0
+    return spool
+
+
+def started(spool: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-I", "-S", str(spool / "runner.py"), str(spool), *words]
+    return subprocess.run(argv, timeout=60, check=False, capture_output=True, text=True)
 
 
 def sampled(spool: Path, folder: Path) -> tuple[list[str], Watch, Any]:
@@ -162,8 +171,8 @@ def sampled(spool: Path, folder: Path) -> tuple[list[str], Watch, Any]:
 def test_the_program_samples_a_node_and_the_judge_names_the_gpus(amd: Make, tmp_path: Path) -> None:
     node = amd()
     known = facts_of(node)
-    node.loaded(*range(8))
     node.break_("hot_gpu gpu=2 degrees=25", "throttle gpu=5 reason=hw_thermal")
+    node.loaded(*range(8))
     names, found, happened = sampled(burned(node, known, tmp_path), tmp_path)
     assert not {"sampler", "unasked", "error", "foreign", "abort"} & set(names)
     assert list(found.gpus) == [f"gpu{number}" for number in range(8)]
@@ -178,8 +187,8 @@ def test_the_program_samples_a_node_and_the_judge_names_the_gpus(amd: Make, tmp_
 def test_a_gpu_over_the_limit_ends_the_campaign(amd: Make, tmp_path: Path) -> None:
     node = amd()
     known = facts_of(node)
-    node.loaded(*range(8))
     node.break_("hot_gpu gpu=2 degrees=40")
+    node.loaded(*range(8))
     spool = burned(node, known, tmp_path, abort={"gpu_celsius": 102})
     (abort,) = [
         event
@@ -188,3 +197,34 @@ def test_a_gpu_over_the_limit_ends_the_campaign(amd: Make, tmp_path: Path) -> No
     ]
     assert (abort["rule"], abort["device"]) == ("gpu_celsius", "gpu2")
     assert abort["value"] >= 102
+
+
+CONFIGURATION = """\
+actions:
+- name: burn
+  device: all
+  module: gst
+  parallel: true
+  duration: 2400000
+  hot_calls: 7000
+  matrix_size_a: 4864
+  matrix_size_b: 4096
+  matrix_size_c: 8192
+  data_type: bf16_r
+"""
+
+
+def test_it_does_not_begin_while_somebody_computes(amd: Make, tmp_path: Path) -> None:
+    node = amd()
+    spool = ordered(node, facts_of(node), tmp_path)
+    node.file("etc/burn.conf", CONFIGURATION)
+    processes = node.state / "sys/class/kfd/kfd/proc"
+    argv = node.command("rvs", "-c", "/etc/burn.conf")
+    with subprocess.Popen(argv, env=node.environment(), stdout=subprocess.DEVNULL) as other:
+        until(lambda: (processes / str(other.pid)).is_dir())
+        node.fault("set", "hot_gpu", "gpu=2", "degrees=5")  # the files of the driver are written anew
+        refused = json.loads(started(spool, "check").stdout)["refused"]
+        other.terminate()
+    assert refused.startswith("a GPU is in use: ")
+    assert refused.endswith(f"(pid {other.pid})")
+    assert json.loads(started(spool, "check").stdout)["refused"] == ""

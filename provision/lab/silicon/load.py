@@ -12,6 +12,8 @@ class Load:
 
     def __init__(self, node, tool: str, gpus: list) -> None:
         self.marker = node.folder / "run" / f"load.{os.getpid()}"
+        # What the compute driver shows of AMD's: kfd_process.c.
+        self.process = node.folder / "sys/class/kfd/kfd/proc" / str(os.getpid())
         self.node, self.since = node, time.time()
         self.text = json.dumps(
             {"tool": tool, "pid": os.getpid(), "since": self.since, "slots": [gpu["slot"] for gpu in gpus]}
@@ -21,12 +23,16 @@ class Load:
         self.node.loaded_since = self.since
         with contextlib.suppress(OSError):  # the sensors will not know, the tool works all the same
             self.marker.write_text(self.text)
+        with contextlib.suppress(OSError):
+            self.process.mkdir()
         return self
 
     def __exit__(self, *_):
         self.node.loaded_since = None
         if self.marker.exists():
             self.marker.unlink()
+        with contextlib.suppress(OSError):
+            self.process.rmdir()
 
 
 def wait(node, seconds: float) -> bool:

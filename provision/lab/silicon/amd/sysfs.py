@@ -221,7 +221,9 @@ def _write_topology(node, taken: list) -> None:
     shutil.rmtree(str(top / "kfd"), ignore_errors=True)
     if not node.loaded("amdgpu"):
         return
-    (top / "kfd/proc").mkdir(parents=True)  # a folder for each process that computes: kfd_process.c
+    (top / "kfd/proc").mkdir(parents=True)  # a folder for each process that computes: load.py
+    for mark in (node.folder / "run").glob("load.*"):
+        (top / "kfd/proc" / mark.suffix[1:]).mkdir()
     nodes = top / "kfd/topology/nodes"
     sockets = sorted({gpu["numa"] for gpu in node.gpus})
     for number in sockets:
