@@ -15,6 +15,7 @@ from typing import Any
 
 from provision import paths
 from provision.burnin.timeline import SERIOUS
+from provision.checks.host import kernel_incidents
 from provision.remote.protocol import state_word
 from provision.text import one_line
 from provision.validate import node_commands
@@ -167,7 +168,7 @@ def status(answer: Answer, campaign: str, refused: str = "") -> Status:
     alive, finished = answer.true("alive"), answer.true("finished")
     events = [event for event in said.get("events") or () if isinstance(event, Mapping)]
     last: Mapping[str, Any] = events[-1] if events else {}
-    serious = [event for event in events if event.get("event") in SERIOUS]
+    serious = [event for event in events if _is_serious(event)]
     state = _mapping(said.get("state"))
     words = _where(state, said, alive=alive, finished=finished)
     if serious:
@@ -183,6 +184,11 @@ def status(answer: Answer, campaign: str, refused: str = "") -> Status:
         bad=bool(serious) or (not alive and not finished),
         holding=one_line(str(said.get("holding") or ""), 64),
     )
+
+
+def _is_serious(event: Mapping[str, Any]) -> bool:
+    name, line = str(event.get("event")), str(event.get("line"))[:300]
+    return name in SERIOUS or (name == "kernel" and kernel_incidents.breaks_a_gpu(line))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

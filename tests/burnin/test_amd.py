@@ -14,6 +14,7 @@ import pytest
 from provision.burnin import acceptance, campaign, judge, orders, plan, profile, results
 from provision.burnin.campaign import Campaign
 from provision.burnin.judge import Burned
+from provision.burnin.node_talk import Answer, status
 from provision.burnin.own_findings import Reported
 from provision.burnin.plan import Part
 from provision.burnin.watch import extremes, series
@@ -329,6 +330,21 @@ def test_one_record_holds_nodes_of_both_vendors(run: Campaign, nodes: dict[str, 
     assert amd["load_by_segment"] == {"heat": {"gpu_burn": 62.0}}
     assert amd["checks"] == {"gpu_burn": "pass", "rdma_loopback": "skip", "burnin": "pass"}
     assert [row["sku"] for row in record["thermal"]] == ["h100-sxm"] * 8 + ["mi300x"] * 8
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        (LOST, True),
+        ("amdgpu 0000:e5:00.0: amdgpu: GPU reset(1) succeeded!", False),
+        ("EDAC MC1: 1 CE", False),
+    ],
+)
+def test_the_state_of_a_node_says_that_a_gpu_broke(line: str, bad: bool) -> None:
+    events = [{"event": []}, {"event": "kernel", "line": line}]
+    said = {"campaign": "it", "finished": False, "alive": True, "events": events}
+    found = status(Answer("gpu-01", said), "it")
+    assert (found.bad, found.words.endswith("; kernel")) == (bad, bad)
 
 
 # --- the look before it

@@ -68,6 +68,12 @@ def is_of_driver(line: str, code: str = "") -> bool:
     return event is not None and (not code or event[0] == code)
 
 
+def breaks_a_gpu(line: str) -> bool:
+    """Whether it is such a line, of one that breaks the GPU."""
+    event = driver_log.event(line)
+    return event is not None and driver_log.MEANINGS[event[0]].level == "fail"
+
+
 def of_its_gpus(node: CheckNode, events: Iterable[KernelEvent]) -> list[KernelEvent]:
     """Without what the driver amdgpu says of a processor's own graphics, on a node with other GPUs."""
     vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
