@@ -140,9 +140,12 @@ class Check(Protocol):
         """Measurements + thresholds (by "<check>.<metric>") → findings, at least one. Pure."""
 
 
-def completed(outputs: Mapping[str, Output], name: str) -> Output:
+_INSTALL = "gpuprov up installs what checks need"
+
+
+def completed(outputs: Mapping[str, Output], name: str, install: str = _INSTALL) -> Output:
     """The output called `name`, if its program ran to its end. Raises ParseError with what happened
-    otherwise.
+    otherwise. `install`: what to do where it is not installed.
     """
     from provision.errors import ParseError
 
@@ -151,9 +154,7 @@ def completed(outputs: Mapping[str, Output], name: str) -> Output:
         raise ParseError(f"the output of {name} is missing", "run the check again")
     program = output.argv[0].rsplit("/", 1)[-1]
     if output.not_started:
-        raise ParseError(
-            f"{program} did not start: {output.not_started}", "gpuprov up installs what checks need"
-        )
+        raise ParseError(f"{program} did not start: {output.not_started}", install)
     if output.timed_out:
         raise ParseError(
             f"{program} did not end within {output.seconds:.0f} s and was killed",

@@ -212,6 +212,17 @@ def test_pairs_of_modules_are_compared_with_those_of_as_many_links() -> None:
     assert ("warn", "node", "links", "investigate") in said(judged(shown(mi200, order=list(range(8))), known))
 
 
+def test_a_limit_condemns_no_pair_that_may_have_no_link() -> None:
+    """One of eight is missing, and what two sources say of the links of the others does not agree."""
+    known = linked(facts())
+    rate = slow({("gpu0", "gpu1"): 20.0})
+    assert ("fail", "gpu0-gpu1", "p2p_read", "reset GPU") in said(judged(shown(rate), known))
+    known["amdgpu.devices"][0]["xgmi_row"] = "1 0 1 1 1 1 1 1"
+    found = said(judged(shown(rate), known))
+    assert ("warn", "node", "links", "investigate") in found
+    assert not [one for one in found if one[0] == "fail"]
+
+
 def test_links_are_believed_where_two_sources_agree() -> None:
     def counted(known: dict[str, Any]) -> dict[tuple[str, str], int] | None:
         return devices.links(node_of(known).check_node)

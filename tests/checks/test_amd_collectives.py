@@ -3,6 +3,7 @@ releases (public outputs of MI350X with RCCL 2.27), with the rates that AMD show
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,15 @@ def test_the_programs_are_those_of_amds_role(module: Any) -> None:
     assert command.argv[1:5] == ("-b", "8G", "-e", "16G"), "as far as 192 GB go"
     (usual,) = module.commands(node_of(facts()).check_node, {})
     assert usual.argv[0] == f"/usr/bin/{program}"
+
+
+def test_programs_that_nothing_installs_are_asked_for() -> None:
+    """The role brings them only where their source is declared: `gpuprov up` alone would change nothing."""
+    absent = replace(run("", rc=None), not_started="/usr/bin/all_reduce_perf is not installed")  # type: ignore[arg-type]
+    with pytest.raises(ParseError) as refused:
+        nccl_all_reduce.parse(node_of(facts()).check_node, {"all_reduce_perf": absent})
+    assert refused.value.what == "all_reduce_perf did not start: /usr/bin/all_reduce_perf is not installed"
+    assert "amd_validation_tools_rccl_tests_sha256" in refused.value.fix
 
 
 def test_a_slow_collective_points_at_the_pair_that_was_found_slow() -> None:

@@ -204,6 +204,14 @@ def test_pairs_are_compared_with_the_same_pair_elsewhere() -> None:
     assert accused(nodes)["gpu-4", "node"] is Verdict.FAIL
 
 
+def test_pairs_of_a_node_without_one_of_its_gpus_are_no_pairs_of_the_others() -> None:
+    """Those behind the missing one have moved up: its gpu2 and gpu3 are no longer beside each other."""
+    nodes = [pairs(f"gpu-{i:02}", matrix(40.0)) for i in range(5)]
+    moved = pairs("gpu-05", matrix(40.0, {(2, 3): 40.0, (3, 2): 40.0}))
+    assert set(accused([*nodes, moved])) == {("gpu-05", "gpu2-gpu3")}
+    assert accused([*nodes, replace(moved, facts={**moved.facts, "gpus": 7})]) == {}
+
+
 def test_what_is_accused_already_is_not_accused_twice() -> None:
     nodes = nodes_of(fleet(5))
     known = Finding(

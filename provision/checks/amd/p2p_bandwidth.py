@@ -149,7 +149,7 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
         if not rates:
             continue
         threshold = thresholds.get(f"{ID}.{metric}")
-        joined = {device: rate for device, rate in rates.items() if counts.get(device)} if counts else rates
+        joined = {device: rate for device, rate in rates.items() if counts.get(device)}
         measured |= {_cell(device) for device in joined}
         worse = _slow_pairs(metric, joined, counts, threshold)
         for cell, reason in worse.items():
@@ -158,7 +158,7 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
         if not worse and not absent:
             findings.append(_all_well(metric, joined or rates, counts, threshold))
     if not counts:
-        said = "which GPUs are joined by how many xGMI links is not certain: pairs were not compared"
+        said = "which GPUs are joined by how many xGMI links is not certain: no pair was judged"
         findings.append(Finding(ID, Verdict.WARN, "node", said, _LINKS, action="investigate"))
     return [_accuse(one.device, one.cells, slow) for one in explain(slow, measured)] + findings
 
@@ -195,7 +195,7 @@ def _all_well(
     what = f"{WORDS[metric]} bandwidth" + (
         f" over {many(counts[device], 'xGMI link')}" if device in counts else ""
     )
-    if threshold is None:
+    if threshold is None or rates[device] < threshold.limit:  # of pairs without links it judges none
         return no_limit(what, metric, lowest)
     return passed(what, metric, lowest, threshold, len(rates))
 

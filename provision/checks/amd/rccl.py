@@ -8,7 +8,11 @@ from provision.checks.nccl.nccl_collective import Collective
 from provision.checks.nccl.nccl_table import Suite
 
 RCCL_TESTS = Suite(
-    "rccl-tests", "HIP", "look at the kernel log, and for xGMI links that are down", "amd_validation_tools_"
+    "rccl-tests",
+    "HIP",
+    "look at the kernel log, and for xGMI links that are down",
+    "amd_validation_tools_",
+    "AMD has no package of rccl-tests: set amd_validation_tools_rccl_tests_sha256, then gpuprov up",
 )
 
 

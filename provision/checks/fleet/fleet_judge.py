@@ -174,11 +174,12 @@ def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: st
     if metric.compare == "devices":
         return ""
     wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these
+    gpus = node.facts.get("gpus", "")  # where one is missing, those behind it have moved up
     if metric.compare == "position":
-        return f"{device} {wired}"
+        return f"{device} {gpus} {wired}"
     ports = {m.metric: m.value for m in check.measurements if m.metric in ("cards", "rate")}
     rail = f" {ports}" if metric.compare == "rail" else ""
-    return f"{node.facts.get('gpus', '')} {wired}{rail}"
+    return f"{gpus} {wired}{rail}"
 
 
 def _shortfall(metric: FleetMetric, value: float, usual: float) -> float:

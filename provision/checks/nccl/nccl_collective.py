@@ -88,7 +88,7 @@ class Collective:
 
         Raises ParseError.
         """
-        output = completed(outputs, self.program)
+        output = completed(outputs, self.program, self.suite.install)
         if output.truncated:
             said = f"{self.suite.name}: the output was cut at its size limit"
             raise ParseError(said, "run the check again")

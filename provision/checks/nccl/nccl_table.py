@@ -18,13 +18,15 @@ from provision.errors import ParseError
 @dataclass(frozen=True)
 class Suite:
     """Whose collectives these are: what the programs are called together, what shows them the GPUs, where to
-    look when they fail; `variable` begins the names of the variables that say where they are.
+    look when they fail, and what to do where they are not installed; `variable` begins the names of the
+    variables that say where they are.
     """
 
     name: str
     runtime: str
     look: str
     variable: str = "validation_tools_"
+    install: str = "gpuprov up installs what checks need"
 
 
 NVIDIA = Suite("nccl-tests", "CUDA", "look at the kernel log and at fabric manager")

@@ -118,10 +118,11 @@ def write(node) -> None:
     loaded = node.loaded("amdgpu")
     devices = node.folder / "sys_pci"
     taken = readings.answering(node) if loaded else []
+    started = [gpu for gpu in node.on_bus() if gpu in taken or (loaded and node.lost(gpu))]
     for gpu in node.on_bus():
         place = devices / gpu["address"]
-        if gpu in taken or (loaded and node.lost(gpu)):
-            _write_gpu(node, gpu, place)
+        if gpu in started:
+            _write_gpu(node, gpu, place, started)
         else:
             _clear(place)
     _write_topology(node, taken)
@@ -148,10 +149,12 @@ def keep_memory_modes(node) -> None:
             return
 
 
-def _write_gpu(node, gpu, place: Path) -> None:
+def _write_gpu(node, gpu, place: Path, started: list) -> None:
+    """`started`: the GPUs that the driver took, of which its row of links has one number each."""
     identity = readings.identity(node, gpu)
     compute, memory = readings.partition(node, gpu)
-    row = " ".join(f"{count:02x}" for count in readings.links(node, gpu))
+    own = readings.links(node, gpu)
+    row = " ".join(f"{own[other['slot']]:02x}" for other in started)
     files = {
         "product_name": node.sku["product"],
         "serial_number": identity["serial"],
