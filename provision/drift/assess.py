@@ -276,8 +276,7 @@ class _Judge:
                 against = against or lockfile.uncovered(view, described, name)
             missing: frozenset[str] = frozenset()
             if any(one.rule == "vendor" for one in against):
-                missing = vendors.facts_of(described) - observation.facts.keys()
-                missing = frozenset(fact for fact in missing if not _excused(fact, observation.problems))
+                missing = _unasked(vendors.facts_of(described), observation)
             if against:
                 self._refused[name] = against
             else:

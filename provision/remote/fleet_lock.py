@@ -105,9 +105,8 @@ class FleetLock:
         on_lost: Callable[[str, str], None] = lambda _node, _why: None,
     ) -> None:
         self.lost = ""  # why the locks are no longer ours; then nothing more may be begun
-        self.left: tuple[
-            str, ...
-        ] = ()  # nodes that could not be told of the end: their locks end by themselves
+        # Nodes that could not be told of the end: their locks end by themselves.
+        self.left: tuple[str, ...] = ()
         self._run = run
         self._verb = verb
         self._fleet = fleet
