@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -83,6 +84,37 @@ def test_a_thread_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPa
     assert isinstance(found["stuck"], NodeError)
     assert found["stuck"].kind == "hung"
     assert (found["a"], found["b"]) == ("fine", "fine")
+
+
+def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
+    """They do where a finalizer is written in Python, as paramiko's are."""
+    caller = threading.get_ident()
+
+    def collected(phase: str, _info: object) -> None:
+        if phase == "start" and threading.get_ident() == caller:
+            time.sleep(0.0001)
+
+    def work(name: str) -> str:
+        time.sleep(0.001)
+        return name
+
+    names = [f"n{number}" for number in range(8000)]
+    pool, found, kept = HostPool(names, work, seconds=60, threads=64), dict[str, object](), list[object]()
+    usual = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(20)
+    try:
+        while pool.unfinished:
+            # Python keeps some thousand pairs that are free; only where it has none does it make one, and collect.
+            gc.disable()
+            kept.append([(number, number) for number in range(2500)])
+            gc.enable()
+            found.update((done.name, done.result) for done in pool.gather(0.01))
+    finally:
+        gc.enable()
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(collected)
+    assert found == {name: name for name in names}
 
 
 def test_nothing_more_is_started_once_it_is_stopped() -> None:

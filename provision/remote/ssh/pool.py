@@ -153,7 +153,8 @@ class HostPool(Generic[Result]):
 
     def _given_up(self) -> Iterator[Done[Result]]:
         now = time.monotonic()
-        for name, started in list(self._busy.items()):
+        # Making a list of its pairs may collect garbage, whose finalizers let other threads change it meanwhile.
+        for name, started in self._busy.copy().items():
             if now - started > self._seconds + LATE and name in self._left:
                 self._left.discard(name)
                 if self._busy.pop(name, None) is not None:

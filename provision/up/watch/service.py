@@ -109,7 +109,7 @@ class Watch:
             for name, one in self._store.validated().items()
             if one.get("verdict") == "pass" and isinstance(one.get("at"), int | float)
         }
-        words = {name: word for name, (_, word) in list(self._words.items())}
+        words = {name: word for name, (_, word) in self._words.copy().items()}
         return View(self.now(), self._fleet, dict(self._seen), words, incidents, validated)
 
     def verify(self, spare: str) -> Checked:
