@@ -13,6 +13,7 @@ import yaml
 from provision import paths
 from provision.desired import expectations
 from provision.desired.role import all_roles
+from provision.up.executor import WITHOUT_PACKAGES
 from tests.support import modules
 
 # node_facts is what the others depend on: it installs nothing, and promises nothing.
@@ -80,6 +81,54 @@ def action(task: dict[str, Any]) -> str | None:
     names = set(task) - KEYWORDS
     assert len(names) <= 1, f"not one action but {names} in {task.get('name')}"
     return names.pop() if names else None
+
+
+def included(task: dict[str, Any], role: str) -> list[Path]:
+    """The task files that this task may include: of a name that is computed, those it names, or all."""
+    named = task.get("ansible.builtin.import_tasks") or task.get("ansible.builtin.include_tasks") or ""
+    named = named["file"] if isinstance(named, dict) else named
+    folder = paths.ROLES / role / "tasks"
+    if "{{" not in named:
+        return [folder / named] if named else []
+    files = [folder / f"{word}.yml" for word in re.findall(r"'(\w+)'", named)]
+    return [file for file in files if file.is_file()] or sorted(folder.glob("*.yml"))
+
+
+def actions_of_step(role: str, step: str) -> set[str | None]:
+    """The modules of the tasks with this tag, and of all that they include."""
+    found, seen = set[str | None](), set[Path]()
+
+    def go(task: dict[str, Any]) -> None:
+        if not {"block", "rescue", "always"} & set(task):
+            found.add(action(task))
+        for part in ("block", "rescue", "always"):
+            for inner in task.get(part, []):
+                go(inner)
+        for file in included(task, role):
+            if file not in seen:
+                seen.add(file)
+                for inner in load(file) or []:
+                    go(inner)
+
+    for task in load(paths.ROLES / role / "tasks/main.yml"):
+        if step in task.get("tags", []):
+            go(task)
+    return found
+
+
+OF_PACKAGES = {"gpuprov_packages", "ansible.builtin.apt", "ansible.builtin.dnf", "ansible.builtin.package"}
+
+
+@pytest.mark.parametrize("step", sorted(WITHOUT_PACKAGES))
+def test_a_step_that_is_said_to_leave_packages_alone_does(step: str) -> None:
+    (role,) = (name for name in ROLES if step.startswith(f"{name}_"))
+    found = actions_of_step(role, step)
+    assert found, "no task has this tag"
+    assert not found & OF_PACKAGES
+
+
+def test_the_step_that_installs_a_driver_does_not() -> None:
+    assert actions_of_step("nvidia_driver", "nvidia_driver_install") & OF_PACKAGES
 
 
 def test_the_order_of_roles_is_the_playbooks() -> None:

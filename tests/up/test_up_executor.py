@@ -138,6 +138,16 @@ def test_only_the_steps_run_that_can_make_what_differs_as_declared(
         assert set(ansible.runs[-1][2]["tags"]) == expected
 
 
+@pytest.mark.parametrize(("step", "left_out"), [("install", False), ("configure", True), ("", False)])
+def test_the_package_manager_is_readied_where_a_step_may_install(
+    tmp_path: Path, ansible: Ansible, step: str, left_out: bool
+) -> None:
+    executor = executor_of(tmp_path, 1)
+    executor.plan = Plan({"gpu-0000": NodePlan("gpu-0000", ("nccl",), (drift(step),), False, 1.0)}, (), {})
+    executor.apply({"gpu-0000": ("nccl",)})
+    assert ("packages" in ansible.runs[-1][2]["skip_tags"]) is left_out
+
+
 def test_every_role_of_the_playbook_has_its_name_as_tag_and_asks_for_it() -> None:
     (play,) = yamlfile.load(paths.PLAYBOOKS / "up.yml")
     for entry in play["roles"]:
@@ -150,7 +160,7 @@ def test_every_role_of_the_playbook_has_its_name_as_tag_and_asks_for_it() -> Non
         assert entry["when"] == asked
     tasks = {task["name"]: task["tags"] for task in play["pre_tasks"]}
     assert tasks.pop("Pin locked packages before any role chooses a version") == "package_lock"
-    assert set(tasks.values()) == {"always"}
+    assert list(tasks.values()) == [["always", "packages"]] * 4
 
 
 def looking(ids: Mapping[str, Sequence[str]]) -> Callable[..., Assessment]:
