@@ -21,7 +21,7 @@ examples:
   sudo gpuprov selftest
   sudo gpuprov selftest --mask-serials --output ./proof
   sudo gpuprov selftest --change-settings
-  sudo gpuprov selftest --build --set validation_tools_gpu_burn_sha256=... (and of nccl_tests and nvbandwidth)
+  sudo gpuprov selftest --build
 """
 
 

@@ -50,6 +50,11 @@ class Role:
         vendor = self.vars.get("main", {}).get(f"__{self.name}_vendor")
         return None if vendor is None else str(vendor)
 
+    @property
+    def steps_without_packages(self) -> tuple[str, ...]:
+        """The steps that install and remove nothing (`__<role>_steps_without_packages`, `vars/main.yml`)."""
+        return tuple(self.vars.get("main", {}).get(f"__{self.name}_steps_without_packages", ()))
+
     def own_vars(self, os: Mapping[str, Any]) -> Mapping[str, Any]:
         """What it keeps for itself: `vars/main.yml`, and over it `vars/<os.id>.yml` if there is one, else
         `vars/<os.family>.yml`."""
@@ -62,6 +67,13 @@ class Role:
             for release in variables.get(f"__{self.name}_releases", ()):
                 os_id, _, version = str(release).partition(" ")
                 yield os_id, name if name in ("debian", "redhat") else _family(os_id), version
+
+
+def steps_without_packages() -> frozenset[str]:
+    """The tags of all steps that install and remove nothing."""
+    return frozenset(
+        f"{role.name}_{step}" for role in all_roles().values() for step in role.steps_without_packages
+    )
 
 
 def all_defaults() -> Mapping[str, Any]:

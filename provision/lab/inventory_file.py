@@ -36,6 +36,7 @@ def render(lab: LabRecord, repository: Repository) -> str:
         "ansible_python_interpreter": "/usr/bin/python3",
         **{f"{start}_key_fingerprint": repository.fingerprints[name] for name, start in OFFERED.items()},
         **_locked_memory(),
+        "amd_validation_tools_rccl_tests_method": "package",
     }
     text: str = yaml.safe_dump(
         {"gpu_nodes": {"hosts": hosts, "vars": group}}, sort_keys=False, width=200, default_flow_style=False
@@ -43,7 +44,7 @@ def render(lab: LabRecord, repository: Repository) -> str:
     return (
         f"{_FIRST_LINE} for the lab {lab.name!r}; written again by the next one.\n"
         "# Any Ansible inventory works with gpuprov. The *_url, *_key_url and *_key_fingerprint variables\n"
-        "# are what a site with a mirror of NVIDIA's packages sets; without them the roles use its own.\n"
+        "# are what a site with a mirror of NVIDIA's or AMD's packages sets; else the roles use theirs.\n"
         "---\n" + text
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 from provision import paths, text
 from provision.desired import removal
 from provision.desired.expectations import roles_in_order
+from provision.desired.role import steps_without_packages
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
 from provision.node_names import file_name, fold
@@ -29,16 +30,6 @@ from provision.up.waves import Wave
 
 _BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
 _PACKAGES = "packages"  # the tag of what readies a node's package manager, before any role
-# Steps that leave packages alone, and are not to wait for that: a service is started again, a file written.
-WITHOUT_PACKAGES = frozenset(
-    {
-        *("amd_gpu_settings_settings", "amdgpu_driver_access", "amdgpu_driver_kernel", "container_toolkit_cdi"),
-        *("cuda_toolkit_default", "gpu_metrics_service", "gpu_settings_ecc", "gpu_settings_settings"),
-        *("gpudirect_rdma_boot", "gpudirect_rdma_load", "host_settings_sysctl", "monitoring_configure"),
-        *("nccl_configure", "nvidia_driver_kernel", "nvidia_driver_persistence", "rccl_configure"),
-        *("rdma_configure", "rdma_roce", "receptor_configure", "rocm_default"),
-    }
-)
 _ROLES_OWN_LOOK = "node_facts"  # the tag of what plays without gpuprov need
 SHARD = 500  # nodes one ansible-playbook gets: what it keeps of each host, and looks through, grows
 _KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
@@ -182,7 +173,7 @@ class AnsibleExecutor:
         # the comparison with its argument specification, which is tagged `always` too, would remain.
         tags = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
         unneeded = set(roles_in_order()).difference(*roles.values()) | {_ROLES_OWN_LOOK}
-        if tags <= WITHOUT_PACKAGES:
+        if tags <= steps_without_packages():
             unneeded.add(_PACKAGES)
         self._applied.update(roles)
         return self._run(

@@ -234,7 +234,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "sources without a checksum": (
         "validation_tools",
-        {"validation_tools_method": "source"},
+        {"validation_tools_method": "source", "validation_tools_gpu_burn_sha256": ""},
         ["its SHA-256 is not declared", "validation_tools_gpu_burn_sha256"],
     ),
     "a limit that is none": ("rdma", {"rdma_memlock": "lots"}, ['rdma_memlock is "lots"']),

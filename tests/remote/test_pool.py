@@ -105,7 +105,7 @@ def test_other_threads_may_run_whenever_garbage_is_collected() -> None:
     gc.set_threshold(20)
     try:
         while pool.unfinished:
-            # Python keeps some thousand pairs that are free; only where it has none does it make one, and collect.
+            # Python keeps freed pairs for later; only where it has none does it make one, and collect.
             gc.disable()
             kept.append([(number, number) for number in range(2500)])
             gc.enable()

@@ -266,9 +266,8 @@ def test_the_checks_programs_are_those_of_one_release() -> None:
     ("declared", "method"),
     [
         ({}, "none"),
-        ({"rccl_tests_sha256": "a" * 64}, "source"),
+        ({"rccl_tests_method": "source"}, "source"),
         ({"rccl_tests_method": "package"}, "package"),
-        ({"rccl_tests_method": "none", "rccl_tests_sha256": "a" * 64}, "none"),
     ],
 )
 def test_where_rccl_tests_comes_from(declared: dict[str, str], method: str) -> None:
@@ -279,15 +278,23 @@ def test_where_rccl_tests_comes_from(declared: dict[str, str], method: str) -> N
     assert {each.step for each in facts.values()} == {"install"}
 
 
+def test_the_default_revision_of_rccl_tests_needs_no_digest_and_any_other_does() -> None:
+    fact = "file./opt/gpuprov/src/rccl-tests.built.content"
+    usual = values(promised_by("amd_validation_tools", amd(), rccl_tests_method="source"))[fact]
+    assert re.fullmatch(r"rccl-tests 20240910 [0-9a-f]{64}\n", usual)
+    other = {"rccl_tests_method": "source", "rccl_tests_url": "https://example.org/a.tar.gz"}
+    assert values(promised_by("amd_validation_tools", amd(), **other))[fact] == "rccl-tests 20240910 \n"
+
+
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
         ({}, ""),
         ({"amd_validation_tools_rocm_version": "7.2"}, "a release of ROCm has three numbers"),
-        ({"__amd_validation_tools_method": "source"}, "its SHA-256 is not declared"),
+        ({"amd_validation_tools_rccl_tests_method": "source"}, "its SHA-256 is not declared"),
         (
             {
-                "__amd_validation_tools_method": "source",
+                "amd_validation_tools_rccl_tests_method": "source",
                 "__amd_validation_tools_absent": True,
                 "amd_validation_tools_rccl_tests_sha256": "a" * 64,
             },
@@ -301,7 +308,7 @@ def test_the_checks_programs_are_refused_where_they_cannot_be_brought(
     known = {
         "amd_validation_tools_rocm_version": "7.2.3",
         "amd_validation_tools_rccl_tests_sha256": "",
-        "__amd_validation_tools_method": "none",
+        "amd_validation_tools_rccl_tests_method": "none",
         "__amd_validation_tools_absent": False,
         "__amd_validation_tools_home": "/opt/rocm-7.2.3",
     }

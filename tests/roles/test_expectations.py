@@ -204,3 +204,14 @@ def test_a_sites_own_mpirun_is_promised_where_it_is() -> None:
     found = promised(validation_tools_mpi=True, validation_tools_mpirun_path="/opt/hpcx/ompi/bin/mpirun")
     assert found["file./opt/hpcx/ompi/bin/mpirun.exists"].value is True
     assert "file./usr/bin/mpirun.exists" not in found
+
+
+@pytest.mark.parametrize(
+    ("tool", "version"), [("gpu-burn", "1.1"), ("nccl-tests", "2.18.3"), ("nvbandwidth", "0.8")]
+)
+def test_a_source_of_the_default_version_needs_no_digest_and_any_other_does(tool: str, version: str) -> None:
+    fact, name = f"file./opt/gpuprov/src/{tool}.built.content", f"validation_tools_{tool.replace('-', '_')}"
+    usual = promised(validation_tools_method="source")[fact].value
+    assert re.fullmatch(rf"{tool} {re.escape(version)} [0-9a-f]{{64}}\n", usual)
+    other = {f"{name}_url": "https://example.org/a.tar.gz", f"{name}_version": "9.9"}
+    assert promised(validation_tools_method="source", **other)[fact].value == f"{tool} 9.9 \n"

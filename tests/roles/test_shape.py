@@ -12,8 +12,7 @@ import yaml
 
 from provision import paths
 from provision.desired import expectations
-from provision.desired.role import all_roles
-from provision.up.executor import WITHOUT_PACKAGES
+from provision.desired.role import all_roles, steps_without_packages
 from tests.support import modules
 
 # node_facts is what the others depend on: it installs nothing, and promises nothing.
@@ -119,7 +118,7 @@ def actions_of_step(role: str, step: str) -> set[str | None]:
 OF_PACKAGES = {"gpuprov_packages", "ansible.builtin.apt", "ansible.builtin.dnf", "ansible.builtin.package"}
 
 
-@pytest.mark.parametrize("step", sorted(WITHOUT_PACKAGES))
+@pytest.mark.parametrize("step", sorted(steps_without_packages()))
 def test_a_step_that_is_said_to_leave_packages_alone_does(step: str) -> None:
     (role,) = (name for name in ROLES if step.startswith(f"{name}_"))
     found = actions_of_step(role, step)

@@ -12,7 +12,7 @@ RCCL_TESTS = Suite(
     "HIP",
     "look at the kernel log, and for xGMI links that are down",
     "amd_validation_tools_",
-    "AMD has no package of rccl-tests: set amd_validation_tools_rccl_tests_sha256, then gpuprov up",
+    "AMD has no package of rccl-tests: set amd_validation_tools_rccl_tests_method, then gpuprov up",
 )
 
 
