@@ -153,7 +153,7 @@ class HostPool(Generic[Result]):
 
     def _given_up(self) -> Iterator[Done[Result]]:
         now = time.monotonic()
-        # Making a list of its pairs may collect garbage; then finalizers let other threads change it meanwhile.
+        # A list of its pairs may collect garbage; then finalizers let other threads change it meanwhile.
         for name, started in self._busy.copy().items():
             if now - started > self._seconds + LATE and name in self._left:
                 self._left.discard(name)
