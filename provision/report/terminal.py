@@ -257,11 +257,12 @@ def _steps(fleet: FleetHealth, found: Sequence[Cause], pattern: str) -> Iterator
         )
     if not fleet.nodes:
         yield _Step(f"gpuprov validate{of} --nodes all", "measures every node of the inventory")
-    elif not found and not fleet.interrupted:
-        yield _Step(f"gpuprov drift{chosen}", "any time later: shows whether anything has changed since")
-    elif not any((failed, again, silent, fleet.fabric, fleet.interrupted)):
-        warned = _on(found, *HEADINGS)
+    elif any((failed, again, silent, fleet.fabric, fleet.interrupted)):
+        return
+    elif warned := _on(found, Verdict.WARN):
         yield _Step(f"gpuprov validate{of}", "after looking at the warnings above", warned, "warn")
+    else:
+        yield _Step(f"gpuprov drift{chosen}", "any time later: shows whether anything has changed since")
 
 
 def _on(found: Sequence[Cause], *verdicts: Verdict) -> list[str]:

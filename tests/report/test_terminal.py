@@ -54,6 +54,21 @@ def test_a_healthy_fleet_is_told_in_a_few_lines() -> None:
     assert not any(word in told for word in ("FAIL", "ERROR", "WARN", "SKIP"))
 
 
+def test_what_does_not_apply_to_a_node_is_no_warning() -> None:
+    skipped, warned = (
+        samples.result("disk_speed", [Finding("disk_speed", verdict, "node", "as it is")], [], 1.0)
+        for verdict in (Verdict.SKIP, Verdict.WARN)
+    )
+    some, other = samples.node("gpu-01", (skipped,)), samples.node("gpu-02", (warned,))
+    assert "next: gpuprov drift /srv/fleet/inventory.yml\n" in summary(
+        samples.fleet(some, asked=("disk_speed",))
+    )
+    told = flat(summary(samples.fleet(some, other, asked=("disk_speed",))))
+    assert (
+        "next: gpuprov validate /srv/fleet/inventory.yml --nodes gpu-02 after looking at the warnings" in told
+    )
+
+
 def test_forty_nodes_with_one_cause_are_one_line_and_one_range() -> None:
     fabric = Finding(
         "gpu_inventory", Verdict.FAIL, "node", "fabric manager is not running", action="fix configuration"
