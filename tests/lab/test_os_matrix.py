@@ -30,24 +30,32 @@ ROOT = Path(__file__).resolve().parents[2]
 LINES = {
     "apt": {"debian12": "l40s", "debian13": "h100-sxm", "ubuntu2204": "b200", "ubuntu2404": "h100-sxm"},
     "dnf": {"rhel8": "b200", "rhel9": "h100-sxm", "rhel10": "l40s"},
+    "apt-amd": {"debian12": "mi250x", "debian13": "mi300x", "ubuntu2204": "mi300x", "ubuntu2404": "mi250x"},
+    "dnf-amd": {"rhel8": "mi250x", "rhel9": "mi300x", "rhel10": "mi300x"},
 }
 DRIVER = "580.126.09"
+AMDS_DRIVER = "6.16.13"
 DECLARED = ("--set", "gpu_metrics_enabled=true")  # which does nothing unless it is told to
+# AMD offers its container toolkit for RHEL 9 alone.
+NOT_OFFERED = {"dnf-amd": "amd_container_toolkit"}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 
 class Fleet:
     """The nodes of one package manager, and gpuprov run on all of them."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, line: str) -> None:
         self.lab = lab
         self.runs = folder
+        self.vendor = "amd" if line.endswith("-amd") else "nvidia"
+        self.without = NOT_OFFERED.get(line, "")
+        self.declared = (*DECLARED, *(("--set", f"{self.without}_enabled=false") if self.without else ()))
 
     def gpuprov(self, verb: str, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
         """Exit code, output, and the events of its run."""
         before = set(self.runs.glob("*"))
         done = subprocess.run(
-            [sys.executable, "-m", "provision.cli", verb, str(self.lab.inventory), *DECLARED, *options],
+            [sys.executable, "-m", "provision.cli", verb, str(self.lab.inventory), *self.declared, *options],
             env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(self.runs)},
             capture_output=True,
             text=True,
@@ -68,10 +76,12 @@ def kinds(events: list[dict[str, Any]], kind: str) -> list[str]:
 def not_run(fleet: Fleet, events: list[dict[str, Any]]) -> list[str]:
     """The roles without an event on a node. Without a fabric nvlink has nothing to look at."""
     ran = {(event["node"], event["role"]) for event in events}
-    without = {
-        name for line in LINES.values() for name, sku in line.items() if all_skus()[sku].fabric == "none"
-    }
-    theirs = [name for name, role in all_roles().items() if role.vendor in (None, "nvidia")]
+    without = {node.name for node in fleet.lab.nodes if all_skus()[node.sku].fabric == "none"}
+    theirs = [
+        name
+        for name, role in all_roles().items()
+        if role.vendor in (None, fleet.vendor) and name != fleet.without
+    ]
     wanted = {(node.name, role) for node in fleet.lab.nodes for role in theirs}
     return sorted(
         f"{role} on {node}" for node, role in wanted - ran if role != "nvlink" or node not in without
@@ -84,7 +94,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     with running_lab(f"os-{request.param}", wanted, folder / "lab.yml") as lab:
         (folder / "runs").mkdir()
-        yield Fleet(lab, folder / "runs")
+        yield Fleet(lab, folder / "runs", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +151,12 @@ def test_nothing_has_drifted(declared: Fleet) -> None:
 
 def test_the_driver_is_one_and_held(declared: Fleet) -> None:
     for node in declared.lab.nodes:
+        if declared.vendor == "amd":
+            told = node.run("cat /sys/module/amdgpu/version; sudo /usr/sbin/modinfo -F version amdgpu").stdout
+            assert told.split() == [AMDS_DRIVER] * 2, node.name
+            assert "GPU: 0" in node.run("sudo /opt/rocm/bin/amd-smi list").stdout, node.name
+            assert holds(node), node.name
+            continue
         loaded = node.run("cat /proc/driver/nvidia/version").stdout
         assert f" {DRIVER} " in loaded, node.name
         assert node.run("sudo /usr/sbin/modinfo -F version nvidia").stdout.strip() == DRIVER, node.name
@@ -152,7 +168,7 @@ def holds(node: LabNode) -> bool:
     """Whether the package manager itself refuses to move the driver."""
     if not RELEASES[node.release].dnf:
         moved = node.run("sudo apt-get --simulate dist-upgrade").stdout
-        return not re.search(r"^(Inst|Remv) \S*(nvidia|nccl|cuda)", moved, re.MULTILINE)
+        return not re.search(r"^(Inst|Remv) \S*(nvidia|nccl|cuda|amdgpu|rocm|rccl)", moved, re.MULTILINE)
     refused = node.run("sudo dnf --assumeno upgrade", check=False)
     return "Nothing to do." in refused.stdout + refused.stderr
 
@@ -162,13 +178,18 @@ def test_the_real_rpm_accepts_what_was_installed(declared: Fleet) -> None:
     for node in declared.lab.nodes:
         if not RELEASES[node.release].dnf:
             continue
-        name = f"kmod-nvidia-open-dkms-{DRIVER}-1.el{RELEASES[node.release].major}.x86_64"
-        assert name in node.run("rpm -qa").stdout.split()
+        major = RELEASES[node.release].major
+        start, part = f"kmod-nvidia-open-dkms-{DRIVER}-1.el{major}.", "nvidia-driver-cuda"
+        if declared.vendor == "amd":
+            start, part = f"amdgpu-dkms-{AMDS_DRIVER}.", "amdgpu-dkms-firmware"
+        (name,) = (one for one in node.run("rpm -qa").stdout.split() if one.startswith(start))
         assert node.run(f"rpm --verify --nodeps {name}").stdout == "", "every file as packed"
-        signed = node.run("rpm -q --qf '%{SIGPGP:pgpsig}%{DSAHEADER:pgpsig}' nvidia-driver-cuda").stdout
+        signed = node.run(f"rpm -q --qf '%{{SIGPGP:pgpsig}}%{{DSAHEADER:pgpsig}}' {part}").stdout
         assert "Key ID" in signed
+        if declared.vendor == "amd":
+            continue
         streams = node.run("sudo dnf --quiet module list --enabled", check=False).stdout
-        assert ("580-open [e]" in streams) is (RELEASES[node.release].major in ("8", "9")), streams
+        assert ("580-open [e]" in streams) is (major in ("8", "9")), streams
 
 
 def test_every_line_is_one_the_roles_name(fleet: Fleet) -> None:
@@ -179,4 +200,6 @@ def test_every_line_is_one_the_roles_name(fleet: Fleet) -> None:
         os_id, version = (os_release[key].strip('"') for key in ("ID", "VERSION_ID"))
         short = version.partition(".")[0] if RELEASES[node.release].dnf else version
         for role in all_roles().values():
+            if role.name in NOT_OFFERED.values() and RELEASES[node.release].dnf:
+                continue
             assert (os_id, short) in {(one, number) for one, _family, number in role.releases()}, role.name
