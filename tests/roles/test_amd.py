@@ -46,6 +46,7 @@ def test_apt_gets_a_stanza_for_each_release_with_one_key(system: str, codename: 
         f"{SERVER}/rocm/apt/6.4.4",
         f"{SERVER}/rocm/apt/7.2",  # packages have the .0, the folder has not
         f"{SERVER}/graphics/7.2/ubuntu",  # ROCm 6 needs none
+        f"{SERVER}/amd-container-toolkit/apt",
     ]
     for each in stanzas:
         assert f"Suites: {codename}\nComponents: main\n" in each
@@ -59,14 +60,15 @@ def test_dnf_gets_a_section_for_each_release_whose_id_tells_it() -> None:
     facts = promised("amd_repository", "rocky 9.6", rocm_version="7.2.3")
     text = facts["file./etc/yum.repos.d/amd-rocm.repo.content"]
     assert re.findall(r"^\[(.*)\]$", text, re.MULTILINE) == [
-        *("amd-driver-30.30.3", "amd-rocm-7.2.3", "amd-graphics-7.2.3")
+        *("amd-driver-30.30.3", "amd-rocm-7.2.3", "amd-graphics-7.2.3", "amd-container-toolkit")
     ]
     assert re.findall(r"^baseurl=(.*)$", text, re.MULTILINE) == [
         f"{SERVER}/amdgpu/30.30.3/el/9.6/main/x86_64/",
         f"{SERVER}/rocm/el9/7.2.3/main/",
         f"{SERVER}/graphics/7.2.3/el/9.6/main/x86_64/",
+        f"{SERVER}/amd-container-toolkit/el9/main/",
     ]
-    assert text.count("gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-amd-rocm\n") == 3
+    assert text.count("gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-amd-rocm\n") == 4
     assert not [fact for fact in facts if "/etc/apt" in fact]
 
 

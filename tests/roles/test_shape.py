@@ -115,6 +115,15 @@ def actions_of_step(role: str, step: str) -> set[str | None]:
     return found
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_nothing_depends_on_which_roles_run_together(role: str) -> None:
+    """`up` gives each node the roles that it needs this time; its promises are those of all."""
+    folder = paths.ROLES / role
+    files = [*folder.glob("defaults/*.yml"), *folder.glob("vars/*.yml"), *folder.glob("templates/*")]
+    for file in [*files, folder / "expect.yml"]:
+        assert "gpuprov_roles" not in file.read_text(), file
+
+
 OF_PACKAGES = {"gpuprov_packages", "ansible.builtin.apt", "ansible.builtin.dnf", "ansible.builtin.package"}
 
 
