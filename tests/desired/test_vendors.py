@@ -216,7 +216,7 @@ def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
     by_vendor = {name: role.vendor for name, role in all_roles().items()}
     assert set(by_vendor.values()) == {None, *vendors.NAMES}
     of_any = {name for name, vendor in by_vendor.items() if vendor is None}
-    assert of_any == {*vendors.HOST_ROLES, "monitoring", "receptor"}
+    assert of_any == {*vendors.HOST_ROLES, "monitoring", "node_health", "receptor"}
 
 
 # Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
@@ -241,6 +241,8 @@ PLACES = {
     *(f"provision/data/burnin/{name}.yml" for name in ("day", "long", "smoke")),
     *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250x", "300x", "325x", "355x")),
     "provision/data/majority.yml",
+    # The node's own health program: which lines of the kernel make it run, and count at once.
+    *("provision/data/debounce.yml", "roles/node_health/templates/gpuprov-node-health-kernel.j2"),
     # Where its programs are.
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
     *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default

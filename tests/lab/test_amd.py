@@ -10,22 +10,21 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
+from provision.checks.on_node.settings import CHECKS
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
-from tests.lab.lab_nodes import Lab, running_lab
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 from tests.lab.walk import Walk
 from tests.support.collection import Controller, build, play
 from tests.support.plays import recap
-
-if TYPE_CHECKING:
-    pass
+from tests.support.processes import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 # apt with a stand-in of the whole system, dnf under the identity of another.
@@ -127,6 +126,39 @@ def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, l
     for name, device in (("amd-01", "gpu3"), ("amd-02", "gpu5")):
         assert found[name][1], name
         assert {line.partition(":")[0] for line in found[name][1]} == {device}, found[name]
+
+
+def test_the_node_itself_finds_what_breaks_as_soon_as_the_kernel_logs_it(
+    operator: Operator, lab: Lab
+) -> None:
+    def health(node: LabNode) -> dict[str, Any]:
+        return dict(json.loads(node.as_root("cat /run/gpuprov/health.json").stdout))
+
+    def bad(findings: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+        some = [each for each in findings if each["verdict"] in ("warn", "fail", "error")]
+        return {(each["metric"], each["device"], each["verdict"]) for each in some}
+
+    gpuprov(operator, "up", "--yes", node_health_enabled=True)
+    assert counted(operator, node_health_enabled=True)["as_declared"] == 2
+    for node in lab.nodes:
+        node.as_root("systemctl stop gpuprov-node-health.timer; systemctl start gpuprov-node-health.service")
+        assert health(node)["verdict"] == "pass", health(node)
+        node.fault("gpu_off_bus", gpu=5)
+    try:
+        for node in lab.nodes:
+            until(lambda: health(node)["verdict"] == "fail", 60)  # noqa: B023
+        done = operator.call("validate", "--checks", ",".join(CHECKS), "--json", timeout=600)
+        checked = {each["node"]: each for each in json.loads(done.stdout)["nodes"]}
+        for node in lab.nodes:
+            node.as_root("systemctl start gpuprov-node-health.service")
+            found = bad(health(node)["findings"])
+            theirs = bad([one for each in checked[node.name]["checks"] for one in each["findings"]])
+            assert found == theirs, node.name
+            assert {device for _, device, verdict in found if verdict == "fail"} == {"gpu5"}, found
+    finally:
+        for node in lab.nodes:
+            node.heal()
+    gpuprov(operator, "up", "--yes", "--remove", "node_health", gpuprov_roles=[*ROLES])
 
 
 def test_a_burn_finds_what_only_a_load_shows(operator: Operator, lab: Lab) -> None:

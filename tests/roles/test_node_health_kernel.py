@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from provision import paths, shipped
+from provision.checks.amd import driver_log
 from provision.checks.host.kernel_log import events
 from provision.checks.on_node import entry
 from tests.support.processes import until
@@ -27,7 +28,27 @@ OTHERS = [
     "nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
     "nvidia 0000:9b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
 ]
+AMDS = [
+    "amdgpu 0000:08:00.0: {1}1 uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:c3:00.0: amdgpu: 12 uncorrectable hardware errors detected in gfx block",
+    "amdgpu 0000:05:00.0: {2}poison is consumed by client 27, kick off gpu reset flow",
+    "amdgpu 0000:c6:00.0: amdgpu: device lost from bus!",
+    "amdgpu 0000:05:00.0: amdgpu: GPU reset(2) failed",
+    "amdgpu 0000:05:00.0: amdgpu: Mode1 reset failed",
+    "amdgpu 0000:09:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012",
+    "amdgpu 0000:09:00.0: amdgpu: qcm fence wait loop timeout expired",
+    "amdgpu 0000:09:00.0: amdgpu: The cp might be in an unrecoverable state due to an unsuccessful",
+    "amdgpu 0000:09:00.0: amdgpu: Saved bad pages 256 reaches threshold value 256",
+    "amdgpu 0000:09:00.0: amdgpu: hw_init of IP block <psp> failed -22",
+    "amdgpu 0000:09:00.0: amdgpu: Fatal error during GPU init",
+]
 HARMLESS = [
+    "amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:c3:00.0: amdgpu: 10 correctable hardware errors detected in umc block",
+    "amdgpu 0000:c6:00.0: amdgpu: ring comp_1.0.1 timeout, but soft recovered",
+    "amdgpu 0000:05:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:3 pasid:32777)",
+    "amdgpu 0000:05:00.0: amdgpu: GPU reset(2) succeeded!",
+    "[drm] amdgpu kernel modesetting enabled.",
     "NVRM: Xid (PCI:0000:18:00): 13, pid=9, name=python, Graphics Exception: ESR 0x504730=0x108000e",
     "NVRM: Xid (PCI:0000:18:00): 45, pid=9, name=python, Ch 00000008 caused by previous Xid 94",
     "nvidia 0000:9b:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)",
@@ -93,7 +114,12 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     process.stderr.close()
 
 
-@pytest.mark.parametrize("line", [LOST, *OTHERS])
+def test_every_line_that_amds_driver_writes_of_a_broken_gpu_is_tried() -> None:
+    tried = {event[0] for line in AMDS if (event := driver_log.event(line))}
+    assert tried == {name for name, row in driver_log.MEANINGS.items() if row.level == "fail"}
+
+
+@pytest.mark.parametrize("line", [LOST, *OTHERS, *AMDS])
 def test_an_error_of_a_gpu_starts_a_run_at_once(machine: Machine, line: str) -> None:
     assert events(["NVRM: The NVIDIA GPU 0000:b3:00.0", line]), "the check reads it, too"
     machine.say(*HARMLESS, line)
