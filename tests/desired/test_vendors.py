@@ -243,6 +243,7 @@ PLACES = {
     "provision/data/majority.yml",
     # The node's own health program: which lines of the kernel make it run, and count at once.
     *("provision/data/debounce.yml", "roles/node_health/templates/gpuprov-node-health-kernel.j2"),
+    "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
     # Where its programs are.
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
     *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default

@@ -27,6 +27,7 @@ from tests.support.kubernetes_api import BEFORE, TOKEN, Request, Served, schedul
 
 NODE = "/api/v1/nodes/gpu-01"
 TAINT = {"key": "gpuprov.io/unhealthy", "value": "true", "effect": "NoSchedule"}
+GPUS = "nvidia.com/gpu"
 DEDICATED = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 LOST = {"gpu-01": "GPU 3 has fallen off the bus (run 7)"}
 GOOD = Result("pass", "h100-sxm", "r580-cuda13.0", "2026-05-04T10:00:00.250Z", "12 checks passed")
@@ -48,18 +49,19 @@ def cluster(served: Served) -> Kubernetes:
     return scheduler({node: Member(name, served.kubeconfig, "", pools) for node, name in names.items()})
 
 
+@pytest.mark.parametrize("gpus", [GPUS, "nvidia.com/mig-1g.10gb", "amd.com/gpu"])
 def test_a_node_is_told_with_its_pools_and_the_pods_that_somebody_waits_for(
-    served: Served, cluster: Kubernetes
+    served: Served, cluster: Kubernetes, gpus: str
 ) -> None:
     served.api.change("gpu-01", {"metadata": {"labels": {"pool": "train", "other": "x"}}}, "kubectl")
     served.api.add_pod("web", "gpu-01", owner="ReplicaSet")
-    served.api.add_pod("train", "gpu-01", gpus=True)
-    served.api.add_pod("exporter", "gpu-01", owner="DaemonSet", gpus=True)
+    served.api.add_pod("train", "gpu-01", gpus=gpus)
+    served.api.add_pod("exporter", "gpu-01", owner="DaemonSet", gpus=GPUS)
     served.api.add_pod(
         "static", "gpu-01", owner="Node", metadata={"annotations": {"kubernetes.io/config.mirror": "x"}}
     )
-    served.api.add_pod("done", "gpu-01", phase="Succeeded", gpus=True)
-    served.api.add_pod("elsewhere", "gpu-02", gpus=True)
+    served.api.add_pod("done", "gpu-01", phase="Succeeded", gpus=GPUS)
+    served.api.add_pod("elsewhere", "gpu-02", gpus=GPUS)
     found = cluster.look(["gpu-01"])["gpu-01"]
     assert (found.name, found.state, found.holder) == ("gpu-01", "Ready", Holder.NOBODY)
     assert (found.takes_jobs, found.down, found.pools) == (True, False, ("pool=train",))
@@ -72,7 +74,7 @@ def test_many_nodes_are_told_from_pages_of_two_lists(served: Served) -> None:
     names = [f"n-{number:03}" for number in range(300)]
     for name in names:
         served.api.add_node(name)
-    served.api.add_pod("train", "n-299", gpus=True)
+    served.api.add_pod("train", "n-299", gpus=GPUS)
     found = scheduler({name: Member(name, served.kubeconfig) for name in [*names, "absent"]}).look(
         [*names, "absent"]
     )
@@ -269,7 +271,7 @@ def test_a_node_that_we_do_not_hold_stays_in_its_pools(served: Served, cluster: 
 
 
 def test_pods_are_evicted_again_until_their_budget_allows_it(served: Served, cluster: Kubernetes) -> None:
-    served.api.add_pod("train", "gpu-01", gpus=True)
+    served.api.add_pod("train", "gpu-01", gpus=GPUS)
     served.api.add_pod("web", "gpu-01", owner="ReplicaSet")
     served.api.add_pod("exporter", "gpu-01", owner="DaemonSet")
     served.api.add_pod("other", "gpu-02")
@@ -319,7 +321,7 @@ def test_a_pod_that_does_not_end_is_named(served: Served, cluster: Kubernetes) -
 
 
 def test_a_pod_that_nobody_would_start_again_is_left_and_named(served: Served, cluster: Kubernetes) -> None:
-    served.api.add_pod("notebook", "gpu-01", owner="", gpus=True)
+    served.api.add_pod("notebook", "gpu-01", owner="", gpus=GPUS)
     cluster.drain(LOST)
     served.api.came.clear()
     assert "1 pod without a controller left" in cluster.evict(["gpu-01"], 5)["gpu-01"]
@@ -408,7 +410,7 @@ def test_a_label_is_cut_to_what_kubernetes_takes(value: str, label: str | None) 
 
 def everything(served: Served, cluster: Kubernetes) -> list[Request]:
     """The requests of each call once."""
-    served.api.add_pod("train", "gpu-01", gpus=True)
+    served.api.add_pod("train", "gpu-01", gpus=GPUS)
     served.api.change("gpu-02", {"metadata": {"labels": {"pool": "train"}}}, "kubectl")
     assert cluster.drain(LOST) == cluster.mark({"gpu-01": "in repair"}) == {}
     assert cluster.evict(["gpu-01"], 10) == cluster.publish({"gpu-01": GOOD}) == {}

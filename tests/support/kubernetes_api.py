@@ -87,7 +87,8 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
     def add_pod(self, name: str, node: str, **parts: Any) -> None:
         owner = parts.pop("owner", "Job")
         owners = [{"kind": owner, "name": "x", "uid": "u", "apiVersion": "v1", "controller": True}]
-        resources = {"limits": {"nvidia.com/gpu": "8"}} if parts.pop("gpus", False) else {}
+        gpus = parts.pop("gpus", "")  # of a device plugin, by its name for them
+        resources = {"limits": {gpus: "8"}} if gpus else {}
         self.objects[PODS, "team", name] = {
             "apiVersion": "v1",
             "kind": "Pod",

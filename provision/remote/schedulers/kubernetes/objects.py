@@ -216,12 +216,14 @@ def somebodys(pods: Iterable[Object]) -> list[Pod]:
 
 
 def _asks_for_gpus(spec: Object) -> bool:
-    """Of the device plugin (nvidia.com/gpu, nvidia.com/mig-1g.10gb), or by a claim of dynamic allocation."""
+    """Of a device plugin (nvidia.com/gpu, nvidia.com/mig-1g.10gb, amd.com/gpu), or by a claim of dynamic
+    allocation."""
     containers = [*rows(spec, "containers"), *rows(spec, "initContainers")]
     names = {
         name for one in containers for kind in ("requests", "limits") for name in part(one, "resources", kind)
     }
-    return bool(rows(spec, "resourceClaims")) or any(str(name).startswith("nvidia.com/") for name in names)
+    plugins = ("nvidia.com/", "amd.com/")
+    return bool(rows(spec, "resourceClaims")) or any(str(name).startswith(plugins) for name in names)
 
 
 def eviction(pod: Pod) -> dict[str, Any]:
