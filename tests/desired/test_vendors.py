@@ -274,3 +274,55 @@ def test_nothing_else_names_the_second_vendor() -> None:
         if file.is_file() and named.search(OTHERS.sub("", file.read_text("utf-8", "replace"))):
             found.add(name)
     assert found == PLACES
+
+
+# The first vendor is the default of what says nothing else; these folders and files know it, no others.
+FIRST_APART = tuple(
+    f"provision/{name}/"
+    for name in (
+        *(
+            "lab",
+            "data/skus",
+            "data/thresholds",
+            "data/stacks",
+            "data/burnin",
+            "node/observe",
+            "node/modules",
+        ),
+        *("node/modules", "node/burnin", "checks/gpu", "checks/nccl", "checks/amd"),
+        *("validate/selftest", "drift/testinfra"),
+    )
+)
+FIRST_PLACES = {
+    # The checks of the host and of the network: driver, kernel log, the way from a GPU into a card.
+    *(f"provision/checks/{name}.py" for name in ("check", "node_facts", "suspects", "table")),
+    *(f"provision/checks/host/{name}.py" for name in ("host_health", "host_rules", "kernel_incidents")),
+    *(f"provision/checks/host/{name}.py" for name in ("kernel_log", "versions")),
+    *("provision/checks/network/rdma_loopback.py", "provision/checks/on_node/processes.py"),
+    "provision/burnin/watch.py",
+    # Rules, defaults, meanings.
+    *(f"provision/data/{name}.yml" for name in ("compatibility", "debounce", "majority", "minutes", "xid")),
+    *("provision/data/inventory.yml.in", "provision/data/schemas/report.schema.json"),
+    *(f"provision/desired/{name}.py" for name in ("skus", "stack", "variables", "vendors")),
+    "provision/desired/compatibility_kinds.py",  # versions of its driver in its packages' form
+    # Words for its facts, and causes that several of them have together.
+    *(f"provision/drift/{name}.py" for name in ("diagnosis", "sentences")),
+    "provision/up/plan.py",  # the units of its fabric
+    "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
+    *("provision/report/bundle.py", "provision/report/bundle_text.py"),  # its own bug report
+    # Examples in texts.
+    *(f"provision/commands/{name}.py" for name in ("docs", "lab")),
+    *(f"provision/drift/{name}.py" for name in ("drift_report", "drifts")),
+    *("provision/desired/facts_reference.py", "provision/remote/ansible/events.py"),
+}
+
+
+def test_nothing_else_names_the_first_vendor() -> None:
+    tracked = subprocess.run(
+        ["git", "grep", "-il", "nvidia", "--", "provision"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert {name for name in tracked if not name.startswith(FIRST_APART)} == FIRST_PLACES
