@@ -178,7 +178,8 @@ class Machine:
         with os.fdopen(reader, "rb") as pipe:
             said = pipe.read()
         os.waitpid(child, 0)
-        return answer.facts_of(answer.unframed(said), facts)
+        found, problems = answer.facts_of(answer.unframed(said), facts)
+        return dict(found), problems
 
     def _simulate_tools(self, space: dict[str, Any]) -> None:
         """Where the program starts a tool that is simulated, its process runs that."""

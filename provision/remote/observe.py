@@ -289,8 +289,8 @@ class _Answers:
     def _understood(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> Observation:
         if not isinstance(output, NodeError):
             try:
-                facts, problems = facts_of(unframed(output), self._ask.get(node, ()))
-                return Observation(node, self._pool.of(facts), problems, seconds=seconds)
+                facts, problems = facts_of(unframed(output), self._ask.get(node, ()), self._pool)
+                return Observation(node, facts, problems, seconds=seconds)
             except AnswerError as error:
                 output = NodeError("garbage", str(error), "log in and check its python3")
         return Observation(node, error=output.line, unreachable=output.unreachable, seconds=seconds)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from provision.errors import GpuprovError
+from provision.shared_facts import Pool
 
 KINDS = (
     "unreachable",
@@ -185,10 +186,13 @@ class Frames:
         return body_end + 1 + len(END) if closing.startswith(END) else 0
 
 
-def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def facts_of(
+    body: bytes, asked: Collection[str], pool: Pool | None = None
+) -> tuple[Mapping[str, Any], dict[str, str]]:
     """The facts and problems in an answer's JSON. Raises AnswerError on anything a node should not say.
 
     Only facts that were asked, or are always given, may be in it; one that is in neither part is a problem.
+    `pool`: the facts of other nodes; a value that one of them has is kept, and looked at, once.
     """
     document = _decoded(body)
     if not isinstance(document, dict) or set(document) != {"uid", "facts", "problems"}:
@@ -200,14 +204,18 @@ def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[
     foreign = sorted((facts.keys() | problems.keys()) - allowed)
     if foreign:
         raise AnswerError(f"it returned facts that were not requested: {one_line(foreign[0])!r}")
-    for name, value in facts.items():
-        if not ((type(value) is str and len(value) <= TEXT_LIMIT) or _is_fact(value)):  # most are short texts
-            raise AnswerError(f"its answer for {name} is not a fact")
+    shared = (pool or Pool()).of(facts, _check)
     if not all(isinstance(reason, str) for reason in problems.values()):
         raise AnswerError("its answer is not of the form expected")
     reasons = {name: _reason(reason, document["uid"]) for name, reason in problems.items()}
     silent = dict.fromkeys(allowed - facts.keys() - problems.keys(), "the node did not answer it")
-    return facts, reasons | silent
+    return shared, reasons | silent
+
+
+def _check(facts: Mapping[str, Any]) -> None:
+    for name, value in facts.items():
+        if not ((type(value) is str and len(value) <= TEXT_LIMIT) or _is_fact(value)):  # most are short texts
+            raise AnswerError(f"its answer for {name} is not a fact")
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,6 +12,8 @@ import pytest
 from provision.fleet import Node
 from provision.remote import observe as module
 from provision.remote.observe import Observation, observe
+from provision.remote.protocol import TEXT_LIMIT, AnswerError, facts_of
+from provision.shared_facts import Pool
 
 ASKED = frozenset({"file./etc/hostname.content", "file./no/such.exists"})
 
@@ -80,6 +82,14 @@ def test_an_answer_is_not_believed(sshd: Any, program: Any, answer: str, error: 
     assert seen.facts == {}
     assert error in (seen.error or "")
     assert not seen.unreachable
+
+
+@pytest.mark.parametrize("value", ["[[1]]", '{"a":[1]}', f'"{"x" * (TEXT_LIMIT + 1)}"', str(2**63)])
+def test_what_a_node_says_is_not_believed_because_another_one_was(value: str) -> None:
+    pool, answer = Pool(), '{"uid":0,"facts":{"os.id":%s},"problems":{}}'
+    assert facts_of((answer % '"debian"').encode(), (), pool)[0] == {"os.id": "debian"}
+    with pytest.raises(AnswerError, match=r"its answer for os\.id is not a fact"):
+        facts_of((answer % value).encode(), (), pool)
 
 
 def test_a_fact_the_node_is_silent_about_is_a_problem(sshd: Any, program: Any) -> None:

@@ -53,6 +53,28 @@ def test_what_all_say_is_kept_once() -> None:
     assert (first["fact.7"], second["fact.7"]) == ([7] * 20, "mine")
 
 
+def test_a_value_that_no_earlier_node_had_is_checked_before_it_is_kept() -> None:
+    pool, checked = Pool(), list[dict[str, Any]]()
+    usual = {"a": [1], "b": "x", "c": 1}
+    for facts in (
+        usual,
+        {**usual, "a": [1]},
+        {**usual, "b": "y"},
+        {**usual, "c": True},
+        {**usual, "a": [True]},
+    ):
+        pool.of(facts, lambda some: checked.append(dict(some)))
+    assert text({"of": checked}) == text({"of": [usual, {}, {"b": "y"}, {"c": True}, {"a": [True]}]})
+
+    def refuse(_: object) -> None:
+        raise ValueError("no")
+
+    other = {"d": "of another kind"}
+    with pytest.raises(ValueError, match="no"):
+        pool.of(other, refuse)
+    assert not isinstance(pool.of(other), SharedFacts), "nothing was kept"
+
+
 def test_a_name_nobody_said_is_not_there() -> None:
     pool = Pool()
     pool.of({"a": 1, "b": 2})

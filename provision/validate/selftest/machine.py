@@ -49,7 +49,7 @@ def look(facts: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
     return node
 
 
-def _observed(facts: frozenset[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _observed(facts: frozenset[str]) -> tuple[Mapping[str, Any], dict[str, str]]:
     """Run the program that observes nodes, as a node runs it: from its standard input."""
     program = f"{node_program.text_for(facts)}\n\nmain({{'facts': {sorted(facts)!r}}})\n"
     try:
