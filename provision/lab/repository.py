@@ -182,6 +182,8 @@ def _build(
                 rpms = rpm_packages.read_rpms(source, kernel, family.removeprefix("el"))
                 say(f"building {sum(map(len, rpms.values()))} fixture packages for {family}")
                 for name, made in rpms.items():
+                    if not made:
+                        continue  # what AMD offers for other releases alone
                     if amd_repository.is_amds(name):
                         folder_of = amd_repository.rpm_folder(name, family)
                         _write_rpm(www / folder_of, home, keys["amd"], made, family)

@@ -81,6 +81,8 @@ def not_run(fleet: Fleet, events: list[dict[str, Any]]) -> list[str]:
         name
         for name, role in all_roles().items()
         if role.vendor in (None, fleet.vendor) and name != fleet.without
+        # What nobody declares is not at work.
+        if role.defaults[f"{name}_enabled"] is True or name == "gpu_metrics"
     ]
     wanted = {(node.name, role) for node in fleet.lab.nodes for role in theirs}
     return sorted(

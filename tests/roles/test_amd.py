@@ -316,3 +316,17 @@ def test_the_checks_programs_are_refused_where_they_cannot_be_brought(
     }
     said = refusal("amd_validation_tools", {**known, **declared}, amd())
     assert words in said if words else said == ""
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        (["2.27.7.70203-90~24.04"], "2.27.7.70203-90~24.04"),
+        (["0.0.1-1", "7.2.3.70203-90.el9"], "7.2.3.70203-90.el9"),  # of another release is not enough
+        (["2.27.7.170203-90", "2.27.7.70202-81"], None),
+    ],
+)
+def test_a_package_of_rocm_is_told_by_the_release_in_its_version(
+    offered: list[str], chosen: str | None
+) -> None:
+    assert gpuprov_packages.choose(offered, "*.70203") == chosen

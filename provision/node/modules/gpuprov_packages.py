@@ -19,8 +19,8 @@ options:
   packages:
     description:
       - Package name to wanted version. A version without distribution revision (C(580.126.09)) matches any
-        revision of it; one that ends in C(.*) (C(580.*)) any that begins so, or is that; an empty one
-        matches all.
+        revision of it; one that ends in C(.*) (C(580.*)) any that begins so, or is that; one that begins with
+        C(*.) (C(*.70203)) any that ends so; an empty one matches all.
       - Of several names with C(|) between them, the first that is there or offered in that version is meant.
     type: dict
     default: {}
@@ -205,11 +205,14 @@ def upstream(version):
 
 
 def choose(offered, wanted):
-    """The first of `offered` that is `wanted` (any revision; 580.*: of the branch; empty: any), or None."""
+    """The first of `offered` that is `wanted`, or None. Any revision of it; 580.* are all of the branch,
+    *.70203 all that end so; empty: any."""
     for version in offered:
         if not wanted or wanted in (version, upstream(version)):
             return version
         if wanted.endswith(".*") and (upstream(version) + ".").startswith(wanted[:-1]):
+            return version
+        if wanted.startswith("*.") and upstream(version).endswith(wanted[1:]):
             return version
     return None
 
