@@ -204,6 +204,6 @@ def test_every_line_is_one_the_roles_name(fleet: Fleet) -> None:
         for role in all_roles().values():
             if role.name in NOT_OFFERED.values() and RELEASES[node.release].dnf:
                 continue
-            if role.name in ("monitoring", "receptor"):  # for hosts of their own, on the releases that have it
+            if role.name in ("monitoring", "receptor"):  # of hosts of their own
                 continue
             assert (os_id, short) in {(one, number) for one, _family, number in role.releases()}, role.name
