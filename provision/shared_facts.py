@@ -51,7 +51,7 @@ class Pool:
         self._longer: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def of(
-        self, facts: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object] = bool
+        self, facts: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None] = lambda _: None
     ) -> Mapping[str, Any]:
         """The same facts, sharing equal values of earlier nodes. `check` is given those that no earlier node
         had, before they are kept; what it raises is raised."""

@@ -140,10 +140,10 @@ class Check(Protocol):
         """Measurements + thresholds (by "<check>.<metric>") → findings, at least one. Pure."""
 
 
-_INSTALL = "gpuprov up installs what checks need"
+INSTALL = "gpuprov up installs what checks need"
 
 
-def completed(outputs: Mapping[str, Output], name: str, install: str = _INSTALL) -> Output:
+def completed(outputs: Mapping[str, Output], name: str, install: str = INSTALL) -> Output:
     """The output called `name`, if its program ran to its end. Raises ParseError with what happened
     otherwise. `install`: what to do where it is not installed.
     """

@@ -36,7 +36,7 @@ def render(lab: LabRecord, repository: Repository) -> str:
         "ansible_python_interpreter": "/usr/bin/python3",
         **{f"{start}_key_fingerprint": repository.fingerprints[name] for name, start in OFFERED.items()},
         **_locked_memory(),
-        "amd_validation_tools_rccl_tests_method": "package",
+        "amd_validation_tools_rccl_tests_method": "package",  # which a site builds: AMD has none
     }
     text: str = yaml.safe_dump(
         {"gpu_nodes": {"hosts": hosts, "vars": group}}, sort_keys=False, width=200, default_flow_style=False

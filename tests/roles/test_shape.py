@@ -52,16 +52,18 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
 
+def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """These tasks, and those in their blocks."""
+    found = []
+    for task in tasks:
+        found.append(task)
+        for part in ("block", "rescue", "always"):
+            found.extend(flat(task.get(part, [])))
+    return found
+
+
 def tasks_of(role: str) -> list[tuple[str, dict[str, Any]]]:
     """Every task and handler of a role, those in blocks too, with the file it is in."""
-
-    def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = []
-        for task in tasks:
-            found.append(task)
-            for part in ("block", "rescue", "always"):
-                found.extend(flat(task.get(part, [])))
-        return found
 
     files = [*(paths.ROLES / role / "tasks").glob("*.yml"), *(paths.ROLES / role / "handlers").glob("*.yml")]
     return [(file.name, task) for file in files for task in flat(load(file) or [])]
@@ -96,22 +98,14 @@ def included(task: dict[str, Any], role: str) -> list[Path]:
 def actions_of_step(role: str, step: str) -> set[str | None]:
     """The modules of the tasks with this tag, and of all that they include."""
     found, seen = set[str | None](), set[Path]()
-
-    def go(task: dict[str, Any]) -> None:
-        if not {"block", "rescue", "always"} & set(task):
+    waiting = [task for task in load(paths.ROLES / role / "tasks/main.yml") if step in task.get("tags", [])]
+    while waiting:
+        for task in flat([waiting.pop()]):
             found.add(action(task))
-        for part in ("block", "rescue", "always"):
-            for inner in task.get(part, []):
-                go(inner)
-        for file in included(task, role):
-            if file not in seen:
-                seen.add(file)
-                for inner in load(file) or []:
-                    go(inner)
-
-    for task in load(paths.ROLES / role / "tasks/main.yml"):
-        if step in task.get("tags", []):
-            go(task)
+            for file in included(task, role):
+                if file not in seen:
+                    seen.add(file)
+                    waiting += load(file) or []
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Output, decode_all, last_words
+from provision.checks.check import INSTALL, CheckNode, Command, Output, decode_all, last_words
 from provision.checks.host import host_rules
 from provision.checks.host.host_rules import finding, number_of
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
@@ -93,7 +93,7 @@ def parse_by(
         output = outputs.get(f"smart_{drive}")
         try:
             if output is None or output.not_started or output.timed_out:
-                raise ParseError(_why(output), "gpuprov up installs what checks need")
+                raise ParseError(_why(output), INSTALL)
             found += [
                 Measurement(f"smart.{name}", value, "", drive) for name, value in smart_of(output).items()
             ]

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from provision.checks.check import INSTALL
 from provision.errors import ParseError
 
 
@@ -26,7 +27,7 @@ class Suite:
     runtime: str
     look: str
     variable: str = "validation_tools_"
-    install: str = "gpuprov up installs what checks need"
+    install: str = INSTALL
 
 
 NVIDIA = Suite("nccl-tests", "CUDA", "look at the kernel log and at fabric manager")
