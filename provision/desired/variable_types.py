@@ -38,6 +38,7 @@ _WANTED = {
     "str": "text",
     "list": "a list",
     "dict": "a mapping",
+    "path": "the path of a file",
 }
 
 
@@ -84,13 +85,16 @@ def typed_override(name: str, value: Any) -> Any:
 
 
 def _typed(name: str, value: Any) -> Any:
+    return _turned(*types()[name], value)
+
+
+def _turned(kind: str, elements: str, value: Any) -> Any:
     """`value` itself where it is of its type, a template, or nothing that can be turned into one."""
-    kind, elements = types()[name]
     if kind == "bool" and type(value) in (int, str):
         return _FLAGS.get(str(value).strip().lower(), value)
     if kind == "str" and type(value) is int:
         return str(value)
-    if not isinstance(value, str) or "{{" in value or "{%" in value:
+    if not isinstance(value, str) or is_dynamic(value):
         return value
     with contextlib.suppress(ValueError):
         if kind == "int":
@@ -102,12 +106,41 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
+@functools.lru_cache(maxsize=1)
+def _options() -> Mapping[str, Mapping[str, Any]]:
+    """Every option of the roles; `ansible_become` is Ansible's own."""
+    found = {name: option for role in all_roles().values() for name, option in role.options.items()}
+    return {**found, "ansible_become": {"type": "bool"}}
+
+
+def is_dynamic(value: Any) -> bool:
+    """Whether a template or a vaulted value is in it: nobody knows yet what it will be."""
+    if isinstance(value, str):
+        return "{{" in value or "{%" in value
+    if isinstance(value, Mapping):
+        return any(str(key).startswith("__ansible_") or is_dynamic(inner) for key, inner in value.items())
+    return isinstance(value, list) and any(map(is_dynamic, value))
+
+
 def mistyped(name: str, value: Any) -> str:
     """What the value of a role's option must be, where it is not that; of templates nobody knows it yet."""
-    kind, _ = types()[name]
-    if value is None or name in _OWN_TYPES or (isinstance(value, str) and ("{{" in value or "{%" in value)):
-        return ""
-    if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
+    return "" if name in _OWN_TYPES else _wrong(_options()[name], value)
+
+
+def are_right(variables: Mapping[str, Any]) -> bool:
+    """Whether all options of roles among a host's variables are known by now, and as the roles want them."""
+    return all(
+        not is_dynamic(variables[name]) and not _wrong(option, variables[name])
+        for name, option in _options().items()
+        if name in variables
+    )
+
+
+def _wrong(option: Mapping[str, Any], value: Any) -> str:
+    """What `value` must be by an option of an argument spec, in words; empty where it is that, or not known
+    yet."""
+    kind = str(option.get("type", "str"))
+    if value is None or (is_dynamic(value) and not isinstance(value, list)):
         return ""
     fits = {
         "bool": isinstance(value, bool),
@@ -117,5 +150,32 @@ def mistyped(name: str, value: Any) -> str:
         "dict": isinstance(value, dict),
         # 12.90 as a number has lost a digit: what it was cannot be told.
         "str": not isinstance(value, float | list | dict),
+        "path": isinstance(value, str),
     }
-    return "" if fits.get(kind, True) else f"{_WANTED[kind]}{', in quotes' if kind == 'str' else ''}"
+    if not fits.get(kind, True):
+        return f"{_WANTED[kind]}{', in quotes' if kind == 'str' else ''}"
+    choices = option.get("choices")
+    if kind == "list":
+        element = {**option, "type": option.get("elements", "raw")}
+        wrong = next(filter(None, (_wrong_inside(element, each) for each in value)), "")
+        return f"a list in which each element is {wrong}" if wrong else ""
+    if choices and value not in choices:
+        return f"one of {', '.join(map(_word, choices))}"
+    if kind == "dict" and "options" in option:
+        options = option["options"]
+        if not options.keys() >= value.keys():
+            return f"a mapping with no other keys than {', '.join(options)}"
+        for key in options.keys() & value.keys():
+            if wrong := _wrong_inside(options[key], value[key]):
+                return f"a mapping whose {key} is {wrong}"
+    return ""
+
+
+def _wrong_inside(option: Mapping[str, Any], value: Any) -> str:
+    """As `_wrong`; Ansible turns what stands inside a list or mapping into what it means."""
+    return _wrong(option, _turned(str(option.get("type", "str")), "", value))
+
+
+def _word(choice: Any) -> str:
+    """A choice as YAML has it."""
+    return {"": "''", "True": "true", "False": "false", "None": "null"}.get(str(choice), str(choice))

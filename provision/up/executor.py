@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision import paths, text
-from provision.desired import removal
+from provision.desired import removal, variable_types
 from provision.desired.expectations import roles_in_order
 from provision.desired.role import steps_without_packages
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
 from provision.node_names import file_name, fold
-from provision.remote.ansible import accelerator, partitions
+from provision.remote.ansible import accelerator, handover, partitions
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.observe import Observation
 from provision.runs.store import RunFolder
@@ -169,12 +169,13 @@ class AnsibleExecutor:
         longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
         if remove:
             return self._run("remove.yml", hosts, _BASE_MINUTES + 4 * longest)
-        # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node;
-        # the comparison with its argument specification, which is tagged `always` too, would remain.
+        # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node.
         tags = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
         unneeded = set(roles_in_order()).difference(*roles.values()) | {_ROLES_OWN_LOOK}
         if tags <= steps_without_packages():
             unneeded.add(_PACKAGES)
+        if all(map(variable_types.are_right, hosts.values())):
+            unneeded.add(handover.ARGUMENT_SPECS)
         self._applied.update(roles)
         return self._run(
             "up.yml", hosts, _BASE_MINUTES + 4 * longest, tags, unneeded, extra_vars=self._strategy

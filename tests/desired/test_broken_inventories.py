@@ -49,6 +49,23 @@ BROKEN: dict[str, tuple[dict[str, str | bytes], str, str]] = {
         "i.yml:4: nvidia_driver_hold (gpu-01) must be true or false, not 'maybe'",
         "correct it in the inventory",
     ),
+    "a wrong word": (
+        {"i.yml": "all:\n  hosts:\n    gpu-01:\n      nvidia_driver_source: foo\n"},
+        "i.yml:4: nvidia_driver_source (gpu-01) must be one of repository, distribution, not 'foo'",
+        "correct it in the inventory",
+    ),
+    "a wrong word in a list": (
+        {"i.yml": "all:\n  hosts:\n    gpu-01:\n      container_toolkit_runtimes: [docker, rkt]\n"},
+        "i.yml:4: container_toolkit_runtimes (gpu-01) must be a list in which each element is one of "
+        "auto, docker, containerd, crio, podman, not ['docker', 'rkt']",
+        "correct it in the inventory",
+    ),
+    "a wrong key": (
+        {"i.yml": "all:\n  hosts:\n    gpu-01:\n      rdma_expected_ports: [{device: a, speed: 4}]\n"},
+        "i.yml:4: rdma_expected_ports (gpu-01) must be a list in which each element is a mapping "
+        "with no other keys than device, link_layer, port, rate, pkey, not [{'device': 'a', 'speed': 4}]",
+        "correct it in the inventory",
+    ),
     "a version that lost a digit": (
         {"hosts": "[gpus]\ngpu-01 cuda_toolkit_version=12.90\n"},
         "hosts:2: cuda_toolkit_version (gpu-01) must be text, in quotes, not 12.9",

@@ -264,6 +264,40 @@ def test_a_role_that_would_be_skipped_is_not_loaded(tmp_path: Path, monkeypatch:
     assert (outcome.status, outcome.changed) == ("ok", 1)
 
 
+def test_roles_run_in_order_without_the_comparison_of_their_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pre_tasks before them and tasks behind; `when` and tags of each hold."""
+    monkeypatch.setattr(paths, "ROLES", tmp_path / "roles")
+    for name in ("one", "two", "three"):
+        for folder in ("tasks", "meta", "defaults"):
+            (tmp_path / "roles" / name / folder).mkdir(parents=True)
+        (tmp_path / "roles" / name / "tasks/main.yml").write_text(
+            f"- {{ansible.builtin.debug: {{msg: '{name} {{{{ {name}_how }}}}'}}, tags: {name}}}\n"
+        )
+        (tmp_path / "roles" / name / "defaults/main.yml").write_text(f"{name}_how: well\n")
+        (tmp_path / "roles" / name / "meta/argument_specs.yml").write_text(
+            f"argument_specs: {{main: {{options: {{{name}_how: {{type: str, choices: [well]}}}}}}}}\n"
+        )
+    play = tmp_path / "play.yml"
+    play.write_text(
+        "- hosts: all\n  gather_facts: false\n"
+        "  pre_tasks: [{ansible.builtin.debug: {msg: before}, tags: always}]\n"
+        "  roles:\n    - {role: one, tags: one}\n    - {role: two, tags: two, when: two_how == 'ill'}\n"
+        "    - {role: three, tags: three}\n"
+        "  tasks: [{ansible.builtin.debug: {msg: behind}, tags: always}]\n"
+    )
+
+    def said(**options: Any) -> list[str]:
+        events: list[Event] = []
+        run_playbook(play, {"a": local(one_how="ill")}, on_event=events.append, **options)
+        return [str(event.result["msg"]) for event in events if event.result.get("msg")]
+
+    assert said(skip_tags=[handover.ARGUMENT_SPECS]) == ["before", "one ill", "three well", "behind"]
+    assert said(skip_tags=[handover.ARGUMENT_SPECS], tags=["three"]) == ["before", "three well", "behind"]
+    assert "value of one_how must be one of: well" in " ".join(said())
+
+
 def test_up_takes_out_a_broken_module_package_whatever_steps_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.drift.drifts import Drift
 from provision.fleet import Fleet, Node
-from provision.remote.ansible import partitions, runner
+from provision.remote.ansible import handover, partitions, runner
 from provision.remote.ansible.runner import Outcome
 from provision.remote.observe import Observation
 from provision.runs.store import RunFolder
@@ -136,6 +136,28 @@ def test_only_the_steps_run_that_can_make_what_differs_as_declared(
     for expected in (tags, {"nccl"}):  # what differs the second time was not made by the steps
         executor.apply({"gpu-0000": ("nccl",)})
         assert set(ansible.runs[-1][2]["tags"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "left_out"),
+    [
+        ({}, True),
+        ({"nvidia_driver_source": "repository", "nccl_environment": {"NCCL_DEBUG": "WARN"}}, True),
+        ({"nvidia_driver_source": "cuda"}, False),
+        ({"nvidia_driver_hold": "{{ held }}"}, False),
+        ({"rdma_expected_ports": [{"device": "mlx5_0", "port": "1"}]}, True),
+        ({"rdma_expected_ports": [{"device": "mlx5_0", "port": "one"}]}, False),
+        ({"rdma_expected_ports": [{"device": "mlx5_0", "rate": "{{ rate }}"}]}, False),
+    ],
+    ids=["nothing", "right", "wrong", "a template", "digits as text", "wrong inside", "a template inside"],
+)
+def test_ansible_compares_only_variables_that_are_not_known_to_be_right(
+    tmp_path: Path, ansible: Ansible, value: dict[str, Any], left_out: bool
+) -> None:
+    executor = executor_of(tmp_path, 2)
+    executor.known = replace(executor.known, declared={"gpu-0000": {}, "gpu-0001": value})
+    executor.apply(dict.fromkeys(executor.plan.nodes, ("nccl",)))
+    assert (handover.ARGUMENT_SPECS in ansible.runs[-1][2]["skip_tags"]) is left_out
 
 
 @pytest.mark.parametrize(("step", "left_out"), [("install", False), ("configure", True), ("", False)])

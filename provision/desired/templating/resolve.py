@@ -20,6 +20,7 @@ from provision.desired.expectations import hypothetical_machines
 from provision.desired.role import all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, references
 from provision.desired.templating.render_cache import RenderCache, frozen
+from provision.desired.variable_types import is_dynamic
 from provision.errors import StackError
 from provision.fleet import Fleet
 from provision.node_names import fold
@@ -115,7 +116,7 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
     options = (variables.known() - variables.OWN.keys()) & declared.keys() - view.maps[0].keys()
     values = {name: value for name, value in view.maps[0].items() if not _is_vaulted(declared.get(name))}
     for name in options:
-        if _is_dynamic(declared[name]):
+        if is_dynamic(declared[name]):
             mentioned: set[str] = set()
             renderer = Renderer([{"gpuprov_node": gpuprov_node}, view, all_defaults()], mentioned)
             with contextlib.suppress(NotPlainError, BadTemplateError):  # Ansible says it, of its own task
@@ -160,7 +161,7 @@ def without_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in overrides.items()
-        if not (name.startswith(_EARLY) and _is_dynamic(value))
+        if not (name.startswith(_EARLY) and is_dynamic(value))
     }
 
 
@@ -173,7 +174,7 @@ def _early(
     renderer: Renderer | None = None
     declared = view.maps[1]
     for name in [name for name in declared if name.startswith(_EARLY)]:
-        if _is_dynamic(declared[name]):
+        if is_dynamic(declared[name]):
             renderer = renderer or Renderer([view, defaults])
             try:
                 rendered[name] = renderer.value(declared[name])
@@ -194,7 +195,7 @@ def _unrenderable(view: View, options: frozenset[str], mentioned: set[str]) -> t
     found = []
     mentioned.update(options)
     for name in sorted(options & view.keys()):
-        if _is_dynamic(view[name]):
+        if is_dynamic(view[name]):
             try:
                 renderer.value(view[name])
             except NotPlainError:
@@ -219,12 +220,6 @@ def _behind(names: Sequence[str], declared: Mapping[str, Any]) -> set[str]:
 
 def _is_vaulted(value: Any) -> bool:
     return "__ansible_vault" in str(value)
-
-
-def _is_dynamic(value: Any) -> bool:
-    if isinstance(value, str):
-        return "{{" in value or "{%" in value
-    return isinstance(value, dict | list) and any(mark in str(value) for mark in ("{{", "{%", "__ansible_"))
 
 
 def _fill(
