@@ -269,7 +269,7 @@ def test_on_a_terminal_it_is_redrawn_and_ctrl_c_ends_it(
         time.sleep(0.05)
     os.write(ours, b"\x03")
     assert process.wait(timeout=30) == ExitCode.INTERRUPTED
-    reader.join(timeout=10)
+    reader.join(timeout=60)
     os.close(ours)
     shown = bytes(text).decode()
     assert re.search(r"\x1b\[\d*A", shown), "the cursor goes up to where the last round began"
@@ -296,7 +296,7 @@ def test_ctrl_c_leaves_no_process(sshd: Sshd, inventory: Callable[..., None], tm
     _, errors = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED
     assert errors.strip() == "gpuprov: interrupted"
-    until(lambda: not in_group(process.pid), 10)
+    until(lambda: not in_group(process.pid))
 
 
 def in_group(group: int) -> bool:

@@ -171,9 +171,9 @@ def test_what_hangs_does_so_until_it_is_ended(
     with pytest.raises(subprocess.TimeoutExpired):
         client.wait(2.0)  # healthy, it takes half a second
     client.terminate()
-    assert "#bytes" not in client.communicate(timeout=10)[0]
+    assert "#bytes" not in client.communicate(timeout=60)[0]
     server.terminate()
-    assert "#bytes" not in server.communicate(timeout=10)[0]
+    assert "#bytes" not in server.communicate(timeout=60)[0]
 
 
 @both

@@ -44,7 +44,7 @@ def python(code: str) -> tuple[str, ...]:
 
 def gone(pid: int) -> bool:
     """Wait a moment for a killed process to disappear."""
-    until(lambda: not alive(pid), 5)
+    until(lambda: not alive(pid))
     return True
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -230,14 +229,20 @@ def test_a_file_of_keys_that_cannot_be_written_is_said_and_tried_again(node: Lau
 # --- what was started ---
 
 
-def started(mark: str | None, program: str = "exec sleep 300") -> subprocess.Popen[bytes]:
+def started(mark: str | None, before: str = ":") -> subprocess.Popen[bytes]:
+    """A shell that waits, once `before` is done."""
     env: dict[str, Any] = {"PATH": os.environ["PATH"], **({"GPUPROV_LAUNCH": mark} if mark else {})}
-    return subprocess.Popen(["/bin/sh", "-c", program], env=env)
+    program = f"{before}; echo; while :; do sleep 1; done"
+    process = subprocess.Popen(["/bin/sh", "-c", program], env=env, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as said:
+        said.readline()
+    return process
 
 
 def test_only_what_has_the_mark_is_ended(node: LaunchNode) -> None:
     node.open()
-    marked, stubborn = started(LAUNCH), started(LAUNCH, 'trap "" TERM; while :; do sleep 1; done')
+    marked, stubborn = started(LAUNCH), started(LAUNCH, 'trap "" TERM')
     others = [
         started(None),
         started(OTHER),
@@ -247,27 +252,25 @@ def test_only_what_has_the_mark_is_ended(node: LaunchNode) -> None:
     ]
     everybody = [marked, stubborn, *others]
     try:
-        time.sleep(0.3)
         answer = node.run("end")
         assert (answer["changed"], "failed" in answer) == (False, False)
-        assert (marked.wait(timeout=5), stubborn.wait(timeout=5)) == (-15, -9)
+        assert (marked.wait(timeout=60), stubborn.wait(timeout=60)) == (-15, -9)
         assert [one.poll() for one in others] == [None] * len(others)
         assert (node.home / LAUNCH / "key").exists(), "it is still open"
     finally:
         for one in everybody:
             one.kill()
-            one.wait(timeout=5)
+            one.wait(timeout=60)
 
 
 def test_closing_ends_what_runs_and_ending_what_is_not_open_does_nothing(node: LaunchNode) -> None:
     running = started(LAUNCH)
     try:
-        time.sleep(0.3)
         assert "failed" not in node.run("end")
         assert running.poll() is None
         node.open()
         node.run("close")
-        assert running.wait(timeout=5) == -15
+        assert running.wait(timeout=60) == -15
     finally:
         running.kill()
-        running.wait(timeout=5)
+        running.wait(timeout=60)

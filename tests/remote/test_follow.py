@@ -98,9 +98,9 @@ def test_all_nodes_are_read_by_one_thread_and_nothing_is_left_on_them(own_sshd: 
         assert threading.active_count() - before <= 6 + 1 + 2
         began = time.monotonic()
     assert time.monotonic() - began < 1, "closing waits for nobody"
-    until(lambda: threading.active_count() == before, 5)
+    until(lambda: threading.active_count() == before)
     assert len(taken.threads) == 1
-    until(lambda: not sessions(own_sshd), 5)
+    until(lambda: not sessions(own_sshd))
 
 
 def test_of_many_answers_the_newest_comes_last_and_none_twice(own_sshd: Sshd, taken: Taken) -> None:
@@ -118,9 +118,9 @@ def test_a_node_whose_connection_is_lost_is_told_and_comes_back(own_sshd: Sshd, 
         own_sshd.stop()
         for pid in sessions_before(own_sshd, taken):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: all(isinstance(taken.last(f"gpu-{n}"), NodeError) for n in (0, 1)), 10)
+        until(lambda: all(isinstance(taken.last(f"gpu-{n}"), NodeError) for n in (0, 1)))
         assert taken.of["gpu-0"][1].unreachable
-        until(lambda: any("refused the connection" in line for line in taken.troubles()), 10)
+        until(lambda: any("refused the connection" in line for line in taken.troubles()))
         own_sshd.start()
         until(lambda: all(isinstance(taken.last(f"gpu-{n}"), int) for n in (0, 1)), 20)
 
@@ -157,7 +157,7 @@ def test_a_node_that_is_cut_off_without_a_word_is_noticed_and_found_again(
             time.sleep(2)
             assert taken.troubles() == [], "its signs of life came"
             cable.cut()
-            until(lambda: taken.troubles(), 10)
+            until(lambda: taken.troubles())
             assert taken.troubles()[0].endswith("for 2 s")
             assert taken.of["gpu-0"][1].unreachable
             cable.mend()
@@ -174,7 +174,7 @@ def test_a_node_is_not_silent_because_nobody_here_had_time_to_read_it(
             time.sleep(3)
             assert not taken.troubles()
             monkeypatch.setattr(follow, "UNANSWERED", 1.0)  # but no node is believed for ever
-            until(taken.troubles, 10)
+            until(taken.troubles)
 
 
 class Cable:
@@ -254,11 +254,11 @@ def test_a_flood_is_cut_and_the_others_are_read_meanwhile(
         until(lambda: taken.troubles("bad"), 25)
         assert why in taken.troubles("bad")[0]
         assert taken.last("bad").kind == "too large"
-        until(lambda: len(sessions(own_sshd)) == 1, 10)
+        until(lambda: len(sessions(own_sshd)) == 1)
         until(lambda: taken.last("good") is not None, 25)  # it may be let in after the bad one is cut
         since = time.monotonic()
         number = taken.last("good")
-        until(lambda: taken.last("good") > number, 5)
+        until(lambda: taken.last("good") > number)
     assert taken.troubles("good") == []
     assert time.monotonic() - since < 5
     assert len(taken.of["bad"]) < 1100, "small pieces are counted, too"
@@ -333,7 +333,7 @@ def test_a_program_does_not_outlive_a_controller_that_was_killed(own_sshd: Sshd,
     assert alive(pid)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    until(lambda: not alive(pid), 10)
+    until(lambda: not alive(pid))
 
 
 def test_an_error_of_the_reader_is_not_silence(own_sshd: Sshd) -> None:

@@ -166,7 +166,7 @@ def test_through_a_jump_host_and_a_proxy_command_connections_stay_open_too(own_s
             assert b"@gpuprov-end" in ssh.ask(kind, COUNT.encode(), 20)
         assert logins(own_sshd) - before == most
         ssh.close()
-        until(lambda: not sessions(own_sshd), 5)
+        until(lambda: not sessions(own_sshd))
 
 
 def test_a_dead_jump_host_is_tried_again_in_the_next_round(own_sshd: Sshd, tmp_path: Path) -> None:
@@ -211,12 +211,14 @@ def test_a_process_that_died_is_replaced(own_sshd: Sshd, monkeypatch: pytest.Mon
 def test_an_idle_connection_costs_nothing_and_ends_at_once(own_sshd: Sshd) -> None:
     with Reach(nodes(own_sshd, 8), 30, 512, (), persistent=True) as reach:
         rounds(reach, 1)
-        time.sleep(0.5)  # the pool's own threads have ended, and the last messages have come
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-        time.sleep(2)
-        woken = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
-    assert woken < 40, "their threads look at them much too often"
-    until(lambda: not sessions(own_sshd), 5)
+        # At first threads of the pool end and the last messages come: how long, depends on the load.
+        woken = []
+        for _ in range(5):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+            time.sleep(1)
+            woken.append(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
+    assert min(woken) < 20, "their threads look at them much too often"
+    until(lambda: not sessions(own_sshd))
 
 
 def sessions(sshd: Sshd) -> list[int]:

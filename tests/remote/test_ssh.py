@@ -104,7 +104,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         assert process.poll() is None
     yield path
     process.terminate()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
 
 
 @pytest.mark.parametrize("options", ["-o IdentitiesOnly=yes", "-o IdentitiesOnly=no"])

@@ -452,7 +452,7 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
         assert re.fullmatch(rf"{silent}: others go on with its nodes after \d+ s more", line)
         assert outcomes["gpu-01"].status == "unreachable"
         assert "worker worker-a: it was not heard from for" in outcomes["gpu-01"].message
-        until(lambda: not any(alive(pid) for pid in at_work), 5)
+        until(lambda: not any(alive(pid) for pid in at_work))
     else:
         assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
         first, last = lines

@@ -83,7 +83,7 @@ def test_a_load_that_ignores_term_is_gone_too(
 ) -> None:
     monkeypatch.setattr(foreign, "_GONE", 0.5)
     with foreign.load(3, program(lines, "4242"), "/") as other:
-        until(lambda: len(other.pids) == processes, 5)
+        until(lambda: len(other.pids) == processes)
     assert gone(other)
 
 

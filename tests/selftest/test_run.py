@@ -293,7 +293,7 @@ def test_a_signal_ends_it_with_what_there_is(
     assert (found.interrupted, found.code) == (True, 130)
     assert [one.check for one in found.checks] == ["versions"]
     assert signal.getsignal(number) is before
-    until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), 5)
+    until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
     written = course.read()
     assert (written["interrupted"], written["exit_code"], len(written["checks"])) == (True, 130, 1)
     assert "was interrupted" in course.page()

@@ -134,5 +134,5 @@ class Sshd:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
         self.log.close()

@@ -78,7 +78,10 @@ def test_forty_kills_at_random_moments(tmp_path: Path) -> None:
             pid = started(folder)
             time.sleep(drawn.uniform(0, whole / 2))
             os.kill(pid, signal.SIGKILL)
-            hit += ended(pid) == -signal.SIGKILL
+            if ended(pid) == -signal.SIGKILL:
+                hit += 1
+            else:  # it was done before: the one that was timed had a busier machine
+                whole *= 0.8
         assert ended(started(folder)) == 0, f"trial {trial}"
         is_right(folder, scheduler)
     assert hit >= KILLS / 2, "most must have hit it at work"

@@ -107,7 +107,7 @@ def test_between_two_calls_only_the_newest_counts(own_sshd: Sshd, machine: Machi
         for document in (failed(), result(), failed()):
             machine.write(document)
             before = running.latest["gpu-01"]
-            until(lambda before=before: running.latest["gpu-01"] is not before, 10)  # type: ignore[misc]
+            until(lambda before=before: running.latest["gpu-01"] is not before)  # type: ignore[misc]
         assert [status.verdict for status in running.changes(0)] == [Verdict.FAIL]
         assert running.changes(0) == []
 
@@ -167,7 +167,7 @@ def test_it_ends_within_a_second_whatever_it_waits_for(own_sshd: Sshd, machine: 
         began = time.monotonic()
     assert time.monotonic() - began < 1
     pid = own_sshd.process.pid
-    until(lambda: not Path(f"/proc/{pid}/task/{pid}/children").read_text().split(), 5)
+    until(lambda: not Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 def test_a_status_that_cannot_be_judged_is_no_healthy_one(
