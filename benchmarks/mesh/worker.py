@@ -68,6 +68,7 @@ class Process:
         self._written: float | None = None  # when it wrote last
         self._beat = self.begun
         self._count = 0  # nodes of which it has said something
+        self._answers = worker_stream.Answers()
         self._more = self._all = False
         self._hello = b""
         header = sealed.header_of(given.partition(b"\n")[0])
@@ -140,7 +141,7 @@ class Process:
                 return said
             self._count += 1
             said.append(one := self._event(self.nodes[self._count - 1][1], self._count))
-            size += len(one["event_data"].get("output", ""))
+            size += len(json.dumps(one))
         if now >= self.over and not self.dead:
             trouble = {"status": "error", "job_explanation": worker_stream.STOPPED}
             status = trouble if self.stopped else {"status": "successful"}
@@ -157,7 +158,7 @@ class Process:
         if output is None:
             data["error"] = ["unreachable", f"{node} did not answer within 10 s", "is it powered on?"]
         else:
-            data["output"] = worker_stream.packed(output)
+            data |= self._answers.packed(output)
         about = {"event": worker_stream.OUTPUT, "counter": number, "uuid": f"output-{number}"}
         return {**about, "event_data": data}
 

@@ -105,8 +105,8 @@ def test_it_sees_a_result_of_another_node(tmp_path: Path, monkeypatch: pytest.Mo
     output = worker_asks._output
     kept: list[Any] = []
 
-    def swapped(data: Any) -> Any:
-        kept.append(output(data))
+    def swapped(*said: Any) -> Any:
+        kept.append(output(*said))
         return kept[0]
 
     monkeypatch.setattr(worker_asks, "_output", swapped)
@@ -191,15 +191,16 @@ def test_what_a_simulated_worker_says_has_the_form_of_the_real_ones(monkeypatch:
 
     sent: list[dict[str, Any]] = []
     speaker = worker_entry._Speaker.__new__(worker_entry._Speaker)
-    speaker._events = 0
+    speaker._events, speaker._answers = 0, worker_stream.Answers()
     monkeypatch.setattr(speaker, "event_handler", sent.append, raising=False)
-    speaker.output("gpu-000001", b"said", 1.0)
+    around = look.Surroundings(Scenario(1))
+    for node in ("gpu-000001", "gpu-000002"):
+        speaker.output(node, around.output(node) or b"", 1.0)
     speaker.output("gpu-000999", protocol.NodeError("unreachable", "gpu-000999 did not answer", "look"), 1.0)
 
-    around = look.Surroundings(Scenario(1))
     made = Process.__new__(Process)
-    made.worker = next(iter(around.workers.values()))
-    ours = [made._event(f"gpu-{number:06}", place) for place, number in enumerate((1, 999), 1)]
+    made.worker, made._answers = next(iter(around.workers.values())), worker_stream.Answers()
+    ours = [made._event(f"gpu-{number:06}", place) for place, number in enumerate((1, 2, 999), 1)]
     for real, simulated in zip(sent, ours, strict=True):
         assert simulated.keys() == real.keys()
         assert simulated["event_data"].keys() == real["event_data"].keys()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import resource
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 from provision import paths
 from provision.errors import GpuprovError
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.protocol import ANSWER_LIMIT, NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.workers import (
     Link,
     Worker,
@@ -32,7 +29,6 @@ from provision.remote.workers import (
     worker_stream,
 )
 from provision.remote.workers.worker_asks import Away, ask
-from provision.remote.workers.worker_stream import BadStreamError
 from tests.support.receptor import TLS_CLIENT, StandIn
 from tests.support.scripted_worker import HOSTS, Script, event, lines, whole
 
@@ -491,9 +487,9 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
 
     names = [f"gpu-{number}" for number in range(6)]
     said = [
-        answer(1, "gpu-0", output=worker_stream.packed(b"hello"), seconds=0.5),
-        answer(2, "gpu-0", output=worker_stream.packed(b"twice"), seconds=0.5),
-        answer(3, "gpu-1", output="!!", seconds="long"),
+        answer(1, "gpu-0", output="hello", seconds=0.5),
+        answer(2, "gpu-0", output="twice", seconds=0.5),
+        answer(3, "gpu-1", bytes="!!", seconds="long"),
         answer(4, "gpu-2", output=["x"]),
         answer(5, "gpu-3", error=["auth", "no key\x1b[2J", "add one"]),
         answer(6, "gpu-4", error=["boom", "x", "y"]),
@@ -516,34 +512,45 @@ def test_odd_answers_of_programs_are_that_nodes_trouble(standing: StandIn) -> No
     assert "worker rack-1: it did not answer for this node" in left["gpu-5"].what
 
 
-def test_what_a_node_printed_comes_back_as_it_was() -> None:
-    for printed in (b"", b"an answer\n" * 1000, bytes(range(256)), b"\xff" * ANSWER_LIMIT):
-        assert worker_stream.unpacked(worker_stream.packed(printed)) == printed
-
-
-def bomb(mebibytes: int) -> str:
-    """So much of nothing, compressed."""
-    deflate = zlib.compressobj(9)
-    pieces = [deflate.compress(bytes(1 << 20)) for _ in range(mebibytes)]
-    return base64.b64encode(b"".join(pieces) + deflate.flush()).decode()
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("data", "words"),
     [
-        None,
-        7,
-        "",
-        "no base64!",
-        base64.b64encode(b"not compressed").decode(),
-        worker_stream.packed(b"an answer\n" * 1000)[:-8],
-        worker_stream.packed(bytes(ANSWER_LIMIT + 1)),
-        bomb(512),
+        ({"like": 7, "parts": []}, "an answer like 7, which it never gave"),
+        ({"like": "0", "parts": []}, "an answer like '0', which it never gave"),
+        ({"like": 0, "parts": [[9, "x"]]}, "part 9 of an answer that has 2"),
     ],
-    ids=["nothing", "a number", "empty", "other text", "not compressed", "cut", "too much", "a bomb"],
 )
-def test_what_no_node_can_have_printed_is_refused(text: Any) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(BadStreamError):
-        worker_stream.unpacked(text)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+def test_an_answer_like_none_that_there_was_is_for_another_worker(
+    standing: StandIn, data: dict[str, Any], words: str
+) -> None:
+    """What was said before it counts; of what comes after it, nobody can tell."""
+    names = [f"gpu-{number}" for number in range(3)]
+    said = [
+        event(worker_stream.OUTPUT, 1, host="gpu-0", output='{"a":1,"b":2}', seconds=0.5),
+        event(worker_stream.OUTPUT, 2, host="gpu-1", seconds=0.5, **data),
+        event(worker_stream.OUTPUT, 3, host="gpu-2", like=0, parts=[], seconds=0.5),
+    ]
+    found: dict[str, Any] = {}
+    left = ask(
+        share(standing, Script(lines(*said)), {name: {} for name in names}),
+        dict.fromkeys(names, ("a", "b")),
+        lambda name, output, _seconds: found.update({name: output}),
+        lambda _line: None,
+        timeout=5,
+        connections=2,
+    )
+    assert found == {"gpu-0": b'{"a":1,"b":2}'}
+    assert list(left) == names[1:]
+    assert {trouble.what for trouble in left.values()} == {
+        f"worker rack-1: its answer is not understood: {words}"
+    }
+    assert standing.units == {}
+
+
+def test_a_unit_that_holds_more_than_such_work_can_is_ended(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little it takes on its way."""
+    monkeypatch.setattr(units, "_EACH", 10_000)
+    outcomes = play(Script(lines({"event": "keepalive", "x": "x" * 100_000}, *whole()[:3])))
+    assert "it prints without end" in outcomes["gpu-01"].message

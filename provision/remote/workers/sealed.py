@@ -6,6 +6,8 @@ worker, for as long as the unit exists. So it is given only what its worker can 
 payload brings along and the controller keeps in memory. (AES-256-GCM; both keys by HKDF-SHA256.) What is on
 disk is of no use to whoever has the disk, a backup of it, or the Receptor between the two; root of the
 worker or of the controller can read either, as before.
+
+Both are compressed before, the frames of an answer as one stream: each byte goes through two Receptors.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,11 @@ from provision.remote.ansible import handover
 
 FRAME = b"@gpuprov "  # begins a line of an answer; all else a unit prints is somebody else's
 KEY_BYTES = 32
+PAYLOAD_LIMIT = 512 * 1024 * 1024  # bytes of a payload: the variables of a share's hosts, most of it
+FRAME_LIMIT = (
+    80 * 1024 * 1024
+)  # bytes of what a frame holds: the longest line, and what was gathered before it
+_PIECE = 1024 * 1024  # bytes that are unpacked at once
 _NO_NONCE = bytes(12)  # each payload has a key of its own
 
 
@@ -102,7 +110,9 @@ def worker_public_key() -> str:
 
 def sealed(header: Mapping[str, Any], payload: bytes, public_key: str) -> bytes:
     """`payload` for the worker with this public key. `header` can be read by anybody, and changed by nobody.
-    Raises SealError for what is no key."""
+    Raises SealError for what is no key, and for more than a payload may be."""
+    if len(payload) > PAYLOAD_LIMIT:
+        raise SealError(f"what it is to do is more than {PAYLOAD_LIMIT // _PIECE} MiB")
     try:
         there = X25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
         ours = X25519PrivateKey.generate()
@@ -114,7 +124,7 @@ def sealed(header: Mapping[str, Any], payload: bytes, public_key: str) -> bytes:
         json.dumps({**header, "to": _short(public_key), "from": base64.b64encode(from_key).decode()}).encode()
         + b"\n"
     )
-    return line + AESGCM(_derived(secret, from_key)).encrypt(_NO_NONCE, payload, line)
+    return line + AESGCM(_derived(secret, from_key)).encrypt(_NO_NONCE, zlib.compress(payload, level=1), line)
 
 
 def opened(message: bytes) -> tuple[dict[str, Any], bytes]:
@@ -127,9 +137,14 @@ def opened(message: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         from_key = base64.b64decode(str(header["from"]), validate=True)
         secret = private.exchange(X25519PublicKey.from_public_bytes(from_key))
-        return header, AESGCM(_derived(secret, from_key)).decrypt(_NO_NONCE, body, line + b"\n")
-    except (KeyError, ValueError, binascii.Error, InvalidTag):
+        packed = AESGCM(_derived(secret, from_key)).decrypt(_NO_NONCE, body, line + b"\n")
+        inflate = zlib.decompressobj()
+        payload = inflate.decompress(packed, PAYLOAD_LIMIT)
+    except (KeyError, ValueError, binascii.Error, InvalidTag, zlib.error):
         raise SealError("it did not arrive whole, or was changed on its way") from None
+    if not inflate.eof:
+        raise SealError(f"it is cut, or more than {PAYLOAD_LIMIT // _PIECE} MiB")
+    return header, payload
 
 
 def header_of(line: bytes) -> dict[str, Any]:
@@ -151,18 +166,20 @@ def _derived(secret: bytes, salt: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY_BYTES, salt, b"gpuprov payload 1").derive(secret)
 
 
-# --- the answers: numbered frames, each a line
+# --- the answers: numbered frames, each a line; what they hold is compressed as one stream
 
 
 class Sealer:
-    """Encrypts frames, in this order."""
+    """Compresses and encrypts frames, in this order."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
+        self._deflate = zlib.compressobj(level=1)
         self._number = 0
 
     def frame(self, data: bytes) -> bytes:
-        sealed_data = self._cipher.encrypt(self._number.to_bytes(12, "big"), data, None)
+        packed = self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        sealed_data = self._cipher.encrypt(self._number.to_bytes(12, "big"), packed, None)
         self._number += 1
         return FRAME + base64.b64encode(sealed_data) + b"\n"
 
@@ -172,14 +189,29 @@ class Opener:
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
+        self._inflate = zlib.decompressobj()
         self._number = 0
 
-    def data(self, line: bytes) -> bytes:
-        """Raises SealError."""
+    def data(self, line: bytes) -> Iterator[bytes]:
+        """What a frame holds, piece by piece: what it would come to is not known before. Raises SealError."""
         try:
             sealed_data = base64.b64decode(line.removeprefix(FRAME).strip(), validate=True)
-            data = self._cipher.decrypt(self._number.to_bytes(12, "big"), sealed_data, None)
+            packed = self._cipher.decrypt(self._number.to_bytes(12, "big"), sealed_data, None)
         except (ValueError, binascii.Error, InvalidTag):
             raise SealError(f"frame {self._number + 1} cannot be decrypted") from None
         self._number += 1
-        return data
+        left = FRAME_LIMIT
+        while True:
+            try:
+                piece = self._inflate.decompress(packed, _PIECE)
+            except zlib.error:
+                raise SealError(f"frame {self._number} cannot be unpacked") from None
+            left -= len(piece)
+            if left < 0:
+                raise SealError(f"frame {self._number} holds more than {FRAME_LIMIT // _PIECE} MiB")
+            yield piece
+            packed = self._inflate.unconsumed_tail
+            if not packed and len(piece) < _PIECE:
+                break
+        if self._inflate.eof:  # the stream has no end: what came after it would be lost
+            raise SealError(f"frame {self._number} cannot be unpacked")

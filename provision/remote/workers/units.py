@@ -240,7 +240,7 @@ class Unit:
                     self._say_it_speaks(now)
                     self._heard = now
                     self._stream.feed(data)
-                    if self._stream.position > _EACH * (4 + len(self.record.nodes)):
+                    if self._stream.size > _EACH * (4 + len(self.record.nodes)):
                         raise worker_stream.BadStreamError("it prints without end")
                 if self._stopping():
                     self._end()

@@ -129,14 +129,16 @@ def ask(
         "vault_passwords": passwords(vault_password_files),
     }
     left = set(hosts)
+    answers = worker_stream.Answers()
 
     def answered(raw: Mapping[str, Any]) -> None:
         if raw["event"] == worker_stream.OUTPUT:
             data = raw.get("event_data") or {}
             name = data.get("host")
+            output, seconds = _output(data, answers)  # the next ones may be like it, whosesoever it is
             if name in left:
                 left.discard(name)
-                take(name, *_output(data))
+                take(name, output, seconds)
 
     stop = Stop(timeout * rounds + _SPARE, interrupts or Interrupts())
     job = Job("look", transmitted(said), hosts, timeout * rounds + _SPARE, share.alone, say)
@@ -145,14 +147,15 @@ def ask(
     return {} if stop.interrupted else dict.fromkeys(sorted(left), why)
 
 
-def _output(data: Mapping[str, Any]) -> tuple[bytes | NodeError, float]:
-    """What a worker says that a node printed. Raises nothing: what is odd is that node's error."""
+def _output(data: Mapping[str, Any], answers: worker_stream.Answers) -> tuple[bytes | NodeError, float]:
+    """What a worker says that a node printed: what is odd is that node's error. Raises BadStreamError where
+    it names what it never said."""
     seconds = data.get("seconds")
     took = float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 1e6 else 0.0
     error = data.get("error")
     if isinstance(error, list) and len(error) == 3 and error[0] in KINDS:
         return NodeError(error[0], one_line(str(error[1])), one_line(str(error[2]))), took
     try:
-        return worker_stream.unpacked(data["output"]), took
-    except (KeyError, worker_stream.BadStreamError):
+        return answers.unpacked(data), took
+    except worker_stream.OddAnswerError:
         return NodeError("garbage", "its worker's answer is not understood", "run again"), took

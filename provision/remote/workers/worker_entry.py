@@ -131,6 +131,7 @@ class _Speaker(_Stream):
     def __init__(self, output: _Output) -> None:
         super().__init__(output)
         self._events = 0
+        self._answers = worker_stream.Answers()
 
     def begin(self) -> None:
         """Say that work begins, and wait until that is written: what says nothing has done nothing."""
@@ -144,11 +145,11 @@ class _Speaker(_Stream):
 
     def output(self, node: str, said: bytes | bytearray | NodeError, seconds: float) -> None:
         """Send what a program of ours printed on a node."""
-        data: dict[str, Any] = {"host": node, "seconds": seconds}
+        data: dict[str, Any] = {"host": node, "seconds": round(seconds, 3)}
         if isinstance(said, NodeError):
             data["error"] = [said.kind, said.what, said.fix]
         else:
-            data["output"] = worker_stream.packed(said)
+            data |= self._answers.packed(said)
         self._events += 1
         about = {"event": worker_stream.OUTPUT, "counter": self._events, "uuid": f"output-{self._events}"}
         self.event_handler({**about, "event_data": data})

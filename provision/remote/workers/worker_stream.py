@@ -15,8 +15,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,22 +91,88 @@ def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
     return "", ""
 
 
-def packed(output: bytes | bytearray) -> str:
-    """What a node printed, for an event. Compressed: each byte goes through two Receptors and several
-    encryptions. Each alone: together, the size would say something of what others printed."""
-    return base64.b64encode(zlib.compress(output, level=1)).decode("ascii")
+class OddAnswerError(Exception):
+    """What was said of one node is no answer of a node; of the others it says nothing."""
 
 
-def unpacked(text: Any) -> bytes:
-    """The same again. Raises BadStreamError for what is none, and for more than a node may print."""
-    inflate = zlib.decompressobj()
-    try:
-        output = inflate.decompress(base64.b64decode(text, validate=True), ANSWER_LIMIT + 1)
-    except (TypeError, ValueError, binascii.Error, zlib.error):
-        raise BadStreamError("what a node printed did not arrive whole") from None
-    if not inflate.eof or len(output) > ANSWER_LIMIT:
-        raise BadStreamError("what a node printed did not arrive whole, or is larger than it may be")
-    return output
+class Answers:
+    """What the nodes of one stream printed, each as little as need be: of an answer that is like an earlier
+    one, the parts that differ. For the side that sends and for the one that receives: in the same order
+    both keep the same answers to compare with, a few short ones."""
+
+    def __init__(self) -> None:
+        self._kinds: list[tuple[str, ...]] = []  # the parts of an answer of each kind of nodes
+
+    def packed(self, output: bytes | bytearray) -> dict[str, Any]:
+        """What a node printed, as data of an event."""
+        try:
+            text = output.decode("utf-8") if len(output) <= _TEXT else None
+        except UnicodeDecodeError:
+            text = None
+        if text is None:
+            return {"bytes": base64.b64encode(output).decode("ascii")}
+        parts = text.split(_BETWEEN)
+        like, others = -1, len(parts) // _ALIKE + 1
+        for number, kind in enumerate(self._kinds):
+            if len(kind) == len(parts):
+                differ = sum(map(str.__ne__, parts, kind))
+                if differ < others:
+                    like, others = number, differ
+        if like < 0:
+            self._keep(text, parts)
+            return {"output": text}
+        kind = self._kinds[like]
+        own = [[place, part] for place, part in enumerate(parts) if part != kind[place]]
+        return {"like": like, "parts": own}
+
+    def unpacked(self, data: Mapping[str, Any]) -> bytes:
+        """The same again. Raises OddAnswerError for what is none and for more than a node may print, and
+        BadStreamError where it names what this stream never had."""
+        try:
+            if "bytes" in data:
+                output = base64.b64decode(data["bytes"], validate=True)
+            elif "like" in data:
+                output = _BETWEEN.join(self._like(data["like"], data.get("parts"))).encode()
+            else:
+                text = data.get("output")
+                if not isinstance(text, str):
+                    raise OddAnswerError
+                output = text.encode()
+                self._keep(text, text.split(_BETWEEN))
+        except (TypeError, ValueError, binascii.Error):
+            raise OddAnswerError from None
+        if len(output) > ANSWER_LIMIT:
+            raise OddAnswerError
+        return output
+
+    def _like(self, like: Any, own: Any) -> list[str]:
+        if type(like) is not int or not 0 <= like < len(self._kinds):
+            raise BadStreamError(f"an answer like {one_line(repr(like), 40)}, which it never gave")
+        parts = list(self._kinds[like])
+        if not isinstance(own, list):
+            raise OddAnswerError
+        for each in own:
+            place, part = each
+            if type(place) is not int or not 0 <= place < len(parts):
+                raise BadStreamError(f"part {one_line(repr(place), 40)} of an answer that has {len(parts)}")
+            if not isinstance(part, str):
+                raise OddAnswerError
+            parts[place] = part
+        return parts
+
+    def _keep(self, text: str, parts: Sequence[str]) -> None:
+        if len(self._kinds) < _KINDS and len(text) <= _KIND_TEXT and len(parts) <= _KIND_PARTS:
+            self._kinds.append(tuple(parts))
+
+
+_TEXT = 1024 * 1024  # bytes: longer ones go as they are, for escaped they would be six times as long
+_BETWEEN = (
+    ',"'  # the facts of an answer, and its problems, are members of JSON objects (node/observe/answer.py)
+)
+_ALIKE = 2  # of so many parts at least one is the same, or it is of another kind
+_KINDS = 8
+_KIND_TEXT = 64 * 1024  # characters
+_KIND_PARTS = 1000  # each costs some 60 bytes of memory
 
 
 class Reader:
@@ -127,8 +192,14 @@ class Reader:
         self._take = take
         self._printed = _Lines(LINE_LIMIT * 2)  # base64 adds a third
         self._inside = _Lines(LINE_LIMIT)
+        self._held = 0  # bytes that frames held
         self._count = 0
         self._status: Mapping[str, Any] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all it said: what it printed or, where that is more, what the frames of it held."""
+        return max(self.position, self._held)
 
     def feed(self, data: bytes) -> None:
         self.position += len(data)
@@ -137,8 +208,10 @@ class Reader:
                 return
             if line.startswith(sealed.FRAME) and self._opener is not None:
                 self.begun = True
-                for inner in self._inside.of(self._opener.data(line)):
-                    self._said(inner)
+                for piece in self._opener.data(line):
+                    self._held += len(piece)
+                    for inner in self._inside.of(piece):
+                        self._said(inner)
             elif line.startswith(HELLO.encode()) and self._opener is None:
                 self._take(_object(line.decode("utf-8", "replace").removeprefix(HELLO)))
                 self.whole = True
