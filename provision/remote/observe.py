@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from provision import paths
 from provision.fleet import Node
@@ -18,8 +18,10 @@ from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import Route, route_of
 from provision.remote.ssh.fanout import FEWEST, MOST, Asked, Fanout, worth
 from provision.remote.workers import Link, split
-from provision.remote.workers.worker_asks import Away
 from provision.shared_facts import Pool
+
+if TYPE_CHECKING:
+    from provision.remote.workers.worker_asks import Away
 
 PROBE_SECONDS = 8.0
 RESERVE = 0.3  # part of a node's time kept for the connection: the program answers within the rest
@@ -161,6 +163,8 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
                 others.finish()
 
     def _workers(self, asked: Asked) -> Away:
+        from provision.remote.workers.worker_asks import Away  # a worker itself has no use for it
+
         return Away(
             self._away,
             self._links,

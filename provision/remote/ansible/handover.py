@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import paths, yamlfile
+from provision import paths
 
 _PREFIX = "gpuprov-"
 _LOCK = "lock"
@@ -175,6 +175,8 @@ def write_playbook(folder: Path, playbook: Path, skip_tags: Collection[str]) -> 
     skip = set(skip_tags)
     if not skip:
         return playbook
+    from provision import yamlfile  # a worker that only looks has no use for it
+
     plays = yamlfile.load(playbook)
     for play in plays:
         for section in {"pre_tasks", "roles", "tasks", "post_tasks"} & play.keys():

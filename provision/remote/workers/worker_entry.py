@@ -6,6 +6,8 @@ memory, which is removed. It outlives the connection to its controller, and its 
 the run's locks on its nodes meanwhile. It ends in order when its time is up, when the lock of one of its
 nodes is another run's, and, where others can do its nodes, when the mesh has no way to the controller for too
 long.
+
+A unit that greets, or that looks, imports what it needs: on a worker, imports are most of what it costs.
 """
 
 from __future__ import annotations
@@ -26,10 +28,7 @@ from typing import Any
 from provision import paths
 from provision.errors import GpuprovError
 from provision.fleet import Node
-from provision.remote import observe
-from provision.remote.ansible import handover, runner
-from provision.remote.ansible.runner import Interrupts
-from provision.remote.fleet_lock import FleetLock
+from provision.remote.ansible import handover
 from provision.remote.protocol import NodeError
 from provision.remote.workers import sealed, worker_stream
 from provision.remote.workers.control import Control
@@ -266,10 +265,14 @@ def _vault_files(passwords: list[str]) -> Iterator[list[Path]]:
 
 
 def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: list[Path]) -> None:
+    from provision.remote import observe
+    from provision.remote.ansible import runner
+    from provision.remote.fleet_lock import FleetLock
+
     name = str(share["playbook"])
     if Path(name).name != name or not (paths.PLAYBOOKS / name).is_file():
         raise GpuprovError(f"there is no playbook {name!r}", "")
-    interrupts = Interrupts()
+    interrupts = runner.Interrupts()
     lost: dict[str, str] = {}
 
     def stop(node: str, why: str) -> None:
@@ -331,6 +334,8 @@ class _Relay:
 
 
 def _ask(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: list[Path]) -> None:
+    from provision.remote import observe
+
     nodes = [Node(name, (), variables) for name, variables in share["inventory"].items()]
     observe.put_to(
         nodes, _Relay(share, speaker), share["timeout"], share["connections"], vault_password_files

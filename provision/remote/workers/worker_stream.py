@@ -15,6 +15,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,24 +47,30 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def _contents() -> str:
-    """A digest of the playbooks, roles, modules and programs of this installation."""
+    """A digest of the playbooks, roles, modules and programs of this installation, and of this protocol."""
     digest = hashlib.sha256()
-    for label, file in sorted(_files()):
-        digest.update(f"{label}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    for name, file in sorted(_files()):
+        digest.update(f"{name}\0".encode() + hashlib.sha256(Path(file).read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def _files() -> Iterator[tuple[str, Path]]:
-    for label, folder, patterns in (
-        ("playbooks", paths.PLAYBOOKS, ("**/*.yml",)),
-        ("roles", paths.ROLES, ("**/*.yml", "**/*.j2", "**/*.py", "**/files/**/*")),
-        ("node", paths.NODE, ("**/*.py",)),
-        ("provision", paths.PACKAGE, ("*.py",)),
+def _files() -> Iterator[tuple[str, str]]:
+    """The name of each file in the digest, and its path. (pathlib's patterns take three times as long, in
+    each unit.)"""
+    for label, top, suffixes in (
+        ("playbooks", paths.PLAYBOOKS, (".yml",)),
+        ("roles", paths.ROLES, (".yml", ".j2", ".py")),
+        ("node", paths.NODE, (".py",)),
+        ("workers", Path(__file__).parent, (".py",)),
     ):
-        for pattern in patterns:
-            for file in folder.glob(pattern):
-                if file.is_file() and "__pycache__" not in file.parts:
-                    yield f"{label}/{file.relative_to(folder)}", file
+        for folder, _, names in os.walk(top):
+            inside = folder.removeprefix(str(top))
+            every = "files" in inside.split("/")
+            for name in names:
+                if name.endswith(suffixes) or (every and "__pycache__" not in inside):
+                    yield f"{label}{inside}/{name}", f"{folder}/{name}"
+    for file in paths.PACKAGE.glob("*.py"):
+        yield f"provision/{file.name}", str(file)
 
 
 @functools.cache
