@@ -101,10 +101,13 @@ def put_to(
     connections: int,
     vault_password_files: Sequence[Path],
     say: Callable[[str], None] | None = None,
+    *,
+    fewest: int = FEWEST,
 ) -> None:
     """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
-    there, and by one of the node's workers where it has some."""
-    with Reach(nodes, timeout, connections, vault_password_files, say) as reach:
+    there, and by one of the node's workers where it has some. `fewest`: nodes for which one more process is
+    worth its start."""
+    with Reach(nodes, timeout, connections, vault_password_files, say, fewest=fewest) as reach:
         reach.put(asked)
 
 
@@ -123,6 +126,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         say: Callable[[str], None] | None = None,
         *,
         persistent: bool = False,
+        fewest: int = FEWEST,
     ) -> None:
         here, self._links, self._away = _by_worker(nodes)
         self._routes, self._for_ansible = _divide(here)
@@ -131,6 +135,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         self._files = vault_password_files
         self._say = say or (lambda _line: None)
         self._persistent = persistent
+        self._fewest = fewest
         self._direct: Fanout | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -181,7 +186,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
             self._direct.ask_again(asked)
             return
         routes, most = self._routes, self._connections
-        wanted = min(worth(len(routes), FEWEST), most)
+        wanted = min(worth(len(routes), self._fewest), most)
         fitting = fanout.fitting(routes.values(), most, self._say, wanted)
         kept = fanout.keepable(routes.values(), fitting, self._say, wanted) if self._persistent else 0
         self._direct = Fanout(

@@ -36,9 +36,7 @@ from provision.remote.ansible import handover
 FRAME = b"@gpuprov "  # begins a line of an answer; all else a unit prints is somebody else's
 KEY_BYTES = 32
 PAYLOAD_LIMIT = 512 * 1024 * 1024  # bytes of a payload: the variables of a share's hosts, most of it
-FRAME_LIMIT = (
-    80 * 1024 * 1024
-)  # bytes of what a frame holds: the longest line, and what was gathered before it
+FRAME_LIMIT = 80 * 1024 * 1024  # bytes of what a frame holds: the longest line, and what came before it
 _PIECE = 1024 * 1024  # bytes that are unpacked at once
 _NO_NONCE = bytes(12)  # each payload has a key of its own
 

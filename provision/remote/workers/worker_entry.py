@@ -34,8 +34,9 @@ from provision.remote.workers import sealed, worker_stream
 from provision.remote.workers.control import Control
 
 _END = 30.0  # seconds to end in order
-_FLUSH = 0.5  # seconds that events are gathered: Receptor's file is written through to the disk each time
+_FLUSH = 1.0  # seconds that events are gathered: Receptor writes its file through to the disk each time
 _GATHERED = 256 * 1024  # bytes of them
+_FEWEST = 600  # nodes for which one more process is worth its start: a mesh adds seconds to a look anyway
 _LOOK = 10.0  # seconds between two looks whether the mesh has a way to the controller
 _NO_DISK = 74  # the exit status when answers cannot be written (EX_IOERR of sysexits.h)
 
@@ -337,9 +338,8 @@ def _ask(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: list
     from provision.remote import observe
 
     nodes = [Node(name, (), variables) for name, variables in share["inventory"].items()]
-    observe.put_to(
-        nodes, _Relay(share, speaker), share["timeout"], share["connections"], vault_password_files
-    )
+    relay = _Relay(share, speaker)
+    observe.put_to(nodes, relay, share["timeout"], share["connections"], vault_password_files, fewest=_FEWEST)
 
 
 if __name__ == "__main__":
