@@ -6,6 +6,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -235,3 +237,31 @@ def test_a_payload_that_comes_to_more_than_one_may_is_not_opened(
         sealed.opened(given_to)
     with pytest.raises(sealed.SealError, match="what it is to do is more than 1 MiB"):
         sealed.sealed({}, bytes(2 * 1024 * 1024), keys)
+
+
+# --- what a unit costs
+
+
+def test_workers_that_speak_otherwise_are_of_another_version() -> None:
+    """A build of the same version may not: what speaks is in the digest that is compared."""
+    named = dict(worker_stream._files())
+    spoken = {f"workers/{file.name}" for file in Path(worker_stream.__file__).parent.glob("*.py")}
+    assert spoken <= named.keys()
+    for label in ("playbooks/", "roles/", "node/", "provision/"):
+        assert any(name.startswith(label) for name in named)
+    assert {"roles/receptor/tasks/main.yml", "node/observe/answer.py", "provision/errors.py"} <= named.keys()
+    assert not any("__pycache__" in name for name in named)
+
+
+@pytest.mark.parametrize(
+    ("begun", "without"),
+    [
+        ("worker_entry", ("ansible_runner", "paramiko", "yaml", "provision.remote.observe")),
+        ("worker_entry; import provision.remote.observe", ("ansible_runner", "paramiko", "yaml")),
+    ],
+)
+def test_a_unit_imports_only_what_it_needs(begun: str, without: tuple[str, ...]) -> None:
+    """On a worker that is asked often, imports would be most of what a unit costs."""
+    program = f"import sys; from provision.remote.workers import {begun}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not set(without) & set(done.stdout.split())
