@@ -216,7 +216,7 @@ def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
     by_vendor = {name: role.vendor for name, role in all_roles().items()}
     assert set(by_vendor.values()) == {None, *vendors.NAMES}
     of_any = {name for name, vendor in by_vendor.items() if vendor is None}
-    assert of_any == {*vendors.HOST_ROLES, "monitoring", "node_health", "receptor"}
+    assert of_any == {*vendors.HOST_ROLES, "monitoring", "node_health", "receptor", "slurm_health"}
 
 
 # Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
@@ -244,6 +244,7 @@ PLACES = {
     # The node's own health program: which lines of the kernel make it run, and count at once.
     *("provision/data/debounce.yml", "roles/node_health/templates/gpuprov-node-health-kernel.j2"),
     "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
+    *(f"roles/slurm_health/{name}" for name in ("README.md", "vars/main.yml")),  # how many devices a GPU is
     # Where its programs are.
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
     *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default

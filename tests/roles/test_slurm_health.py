@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
+from provision.desired.expectations import Expectation
 from tests.roles.promises import promised, promised_by
 from tests.support.described import machine
 
 WORDS = ("check", "prolog", "epilog")
+NODE_LINE = "file./etc/slurm/gpuprov-node.txt.content"
+
+
+def of_amd(sku: str | None, **declared: Any) -> dict[str, Expectation]:
+    """What is promised of a node with eight AMD devices on the PCI bus."""
+    node = machine("ubuntu 24.04", vendor="amd", sku=sku, architecture=None, fabric="none")
+    return promised(node, slurm_health_enabled=True, gpuprov_stack="amdgpu30.30-rocm7.2", **declared)
 
 
 def script(tmp_path: Path, word: str, python: str, **declared: Any) -> Path:
@@ -80,6 +88,42 @@ def test_the_number_of_mig_devices_is_not_that_of_gpus() -> None:
     told = {"slurm_health_enabled": True, "slurm_health_include": True}
     assert "slurm.gpus" not in promised(gpu_settings_mig={"all": ["3g.40gb", "3g.40gb"]}, **told)
     assert promised(gpuprov_expected_gpus=4, **told)["slurm.gpus"].value == 4
+
+
+@pytest.mark.parametrize(
+    ("sku", "partition", "devices"),
+    [
+        ("mi300x", "", 8),
+        ("mi250x", "", 8),  # four modules of two dies, which the PCI bus has each
+        ("mi300x", "SPX", 8),
+        ("mi300x", "dpx", 16),
+        ("mi300x", "CPX", 64),
+        ("mi355x", "QPX", 32),
+        ("mi300a", "TPX", 24),
+        ("mi300a", "CPX", 48),
+    ],
+)
+def test_each_die_and_each_partition_of_amds_gpus_is_a_device(sku: str, partition: str, devices: int) -> None:
+    told = {"slurm_health_include": True, "amd_gpu_settings_compute_partition": partition}
+    found = of_amd(sku, **told)
+    assert found["slurm.gpus"].value == devices
+    assert f" Gres=gpu:{devices} Feature={sku},amdgpu30.30-rocm7.2\n" in found[NODE_LINE].value
+    half = of_amd(sku, gpuprov_expected_gpus=4, **told)
+    assert half["slurm.gpus"].value == devices / 2
+    off = of_amd(sku, amd_gpu_settings_enabled=False, **told)
+    assert off["slurm.gpus"].value == 8, "then nobody divides them"
+
+
+@pytest.mark.parametrize(("sku", "partition"), [(None, "CPX"), ("mi250x", "CPX"), ("mi300x", "XPX")])
+def test_devices_that_nobody_can_count_are_not_compared(sku: str | None, partition: str) -> None:
+    found = of_amd(sku, slurm_health_include=True, amd_gpu_settings_compute_partition=partition)
+    assert "slurm.gpus" not in found
+    assert "Gres=" not in found[NODE_LINE].value
+
+
+def test_a_variable_for_amds_gpus_divides_no_others() -> None:
+    told = {"slurm_health_enabled": True, "slurm_health_include": True}
+    assert promised(amd_gpu_settings_compute_partition="CPX", **told)["slurm.gpus"].value == 8
 
 
 def test_what_every_node_includes_is_the_same_everywhere_and_the_rest_is_the_nodes() -> None:
