@@ -216,7 +216,9 @@ def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
     by_vendor = {name: role.vendor for name, role in all_roles().items()}
     assert set(by_vendor.values()) == {None, *vendors.NAMES}
     of_any = {name for name, vendor in by_vendor.items() if vendor is None}
-    assert of_any == {*vendors.HOST_ROLES, "monitoring", "node_health", "receptor", "slurm_health"}
+    assert of_any == {
+        *(*vendors.HOST_ROLES, "gpu_metrics", "monitoring", "node_health", "receptor", "slurm_health"),
+    }
 
 
 # Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
@@ -244,7 +246,8 @@ PLACES = {
     # The node's own health program: which lines of the kernel make it run, and count at once.
     *("provision/data/debounce.yml", "roles/node_health/templates/gpuprov-node-health-kernel.j2"),
     "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
-    *(f"roles/slurm_health/{name}" for name in ("README.md", "vars/main.yml")),  # how many devices a GPU is
+    # How many devices a GPU is to Slurm.
+    *(f"roles/slurm_health/{name}" for name in ("README.md", "meta/main.yml", "vars/main.yml")),
     # Where its programs are.
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
     *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default
@@ -253,9 +256,9 @@ PLACES = {
     *(f"provision/data/{name}.yml" for name in ("compatibility", "minutes")),
     *(f"provision/data/stacks/{name}.yml" for name in ("amdgpu30.30-rocm7.2", "amdgpu6.4-rocm6.4")),
 }
-# AMD's roles and checks, and the simulator, which knows both vendors.
+# AMD's roles and checks, the role with each vendor's exporter, and the simulator, which knows both vendors.
 APART = (
-    *("provision/lab/", "provision/checks/amd/"),
+    *("provision/lab/", "provision/checks/amd/", "roles/gpu_metrics/"),
     *(f"roles/{name}/" for name, role in all_roles().items() if role.vendor == "amd"),
 )
 # Other things of the same maker, its processors and network cards, and Debian's name of an architecture.

@@ -84,6 +84,19 @@ def test_the_kernels_own_driver_needs_no_repository_of_the_driver() -> None:
     assert "amdgpu/" not in facts["file./etc/apt/sources.list.d/amd-rocm.sources.content"]
 
 
+def test_the_repository_of_amds_exporter_is_offered_where_it_is_declared() -> None:
+    def sources(system: str, **declared: Any) -> str:
+        facts = promised("amd_repository", system, **declared)
+        return next(str(facts[fact]) for fact in facts if re.search(r"amd-rocm.(sources|repo).content", fact))
+
+    told = {"gpu_metrics_enabled": True, "gpu_metrics_amd_version": "1.5.1"}
+    assert f"URIs: {SERVER}/device-metrics-exporter/apt/1.5.1\n" in sources("ubuntu 22.04", **told)
+    assert f"URIs: {SERVER}/device-metrics-exporter/apt/1.5.1\n" in sources("debian 13", **told)
+    assert "exporter" not in sources("rocky 9.6", **told), "AMD has none there"
+    for off in ({**told, "gpu_metrics_enabled": False}, {**told, "gpu_metrics_amd_version": ""}):
+        assert "exporter" not in sources("ubuntu 24.04", **off)
+
+
 # --- the driver
 
 # The full versions of packages, as they were seen in AMD's repositories.

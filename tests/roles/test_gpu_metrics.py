@@ -18,6 +18,7 @@ from provision.secrets_mask import is_secret_name
 from tests.roles.promises import promised_by, values
 from tests.support.described import machine
 
+AMDS_FIELDS = Path(__file__).resolve().parents[1] / "fixtures/gpu_metrics/amds-fields.txt"
 FIELDS = Path(__file__).resolve().parents[1] / "fixtures/gpu_metrics/fields.txt"
 NODE_UNIT = "service.prometheus-node-exporter.service"
 COUNTERS = "file./etc/gpuprov/dcgm-counters.csv.content"
@@ -204,3 +205,113 @@ def test_the_driver_is_not_removed_from_under_it() -> None:
     assert refusal.what == "gpu-01: gpu_metrics builds on nvidia_driver"
     off = {**declared, "gpu_metrics_enabled": False}
     assert refusals(View({}, off, {}), ["nvidia_driver"], machine(), "gpu-01") == []
+
+
+# --- AMD's GPUs
+
+AMDS_FILE = "/etc/gpuprov/amd-metrics.json"
+AMDS_UNITS = ("gpuagent.service", "amd-metrics-exporter.service")
+AMDS_DROPIN = "file./etc/systemd/system/amd-metrics-exporter.service.d/10-gpuprov.conf.content"
+
+
+def of_amd(system: str = "ubuntu 24.04", /, count: int = 8, **settings: Any) -> dict[str, Any]:
+    vendor = "amd" if count else None
+    node = machine(system, vendor=vendor, sku="mi300x", architecture="cdna3", fabric="none", count=count)
+    return promised(node, **settings)
+
+
+def test_amds_nodes_get_the_node_exporter_and_nothing_of_nvidias() -> None:
+    found = of_amd()
+    assert found[f"{NODE_UNIT}.active"] == "active"
+    assert not [fact for fact in found if "dcgm" in fact or "datacenter" in fact or "9400" in fact]
+    assert not [fact for fact in found if "exporter.service" in fact and "prometheus" not in fact]
+
+
+def test_amds_exporter_comes_with_its_release_alone_and_goes_without() -> None:
+    found = of_amd(amd_version="1.5.1")
+    assert found["package.amdgpu-exporter.status"] == "installed"
+    assert found["package.amdgpu-exporter.held"] is True
+    assert {found[f"service.{unit}.{word}"] for unit in AMDS_UNITS for word in ("active", "enabled")} == {
+        *("active", "enabled")
+    }
+    assert found["tcp.5000.listening"] is True
+    assert f"file.{AMDS_FILE}.exists" not in found
+    without = of_amd()
+    assert without[f"file.{AMDS_FILE}.exists"] is False
+    assert not [fact for fact in without if "amdgpu-exporter" in fact or "5000" in fact]
+    # A variable for the whole fleet brings it to no other node.
+    for others in (promised(amd_version="1.5.1"), of_amd(count=0, amd_version="1.5.1")):
+        assert not [fact for fact in others if "amd" in fact]
+
+
+def test_gpus_of_amd_that_are_all_lost_are_still_amds() -> None:
+    from tests.roles.promises import promised as of_node
+
+    declared = {"gpuprov_roles": ["gpu_metrics"], "gpu_metrics_enabled": True, "gpuprov_expected_gpus": 8}
+    lost = machine("ubuntu 24.04", vendor=None, count=0, fabric="none")
+    found = of_node(lost, gpuprov_sku="mi300x", gpu_metrics_amd_version="1.5.1", **declared)
+    assert "service.gpuagent.service.active" in found
+    assert not [fact for fact in found if "dcgm" in fact]
+
+
+@pytest.mark.parametrize(
+    ("system", "version"),
+    [
+        ("ubuntu 22.04", "1.5.1~22.04"),
+        ("debian 12", "1.5.1~22.04"),
+        ("ubuntu 24.04", "1.5.1~24.04"),
+        ("debian 13", "1.5.1~24.04"),
+    ],
+)
+def test_a_release_of_amds_exporter_is_the_package_of_the_system(system: str, version: str) -> None:
+    node = machine(system, vendor="amd", sku="mi300x", architecture="cdna3", fabric="none")
+    found = promised_by("gpu_metrics", node, enabled=True, amd_version="1.5.1")
+    expected = found["package.amdgpu-exporter.version"]
+    assert expected.holds(version)
+    assert not expected.holds(version.replace("1.5.1", "1.5.10"))
+    role = all_roles()["gpu_metrics"]
+    wanted = renderer_for(role, {"gpu_metrics_amd_version": "1.5.1"}, node).value(
+        "{{ __gpu_metrics_amd_full }}"
+    )
+    assert wanted == version
+
+
+def test_amds_exporter_is_told_names_that_it_has() -> None:
+    known = {line for line in AMDS_FIELDS.read_text().splitlines() if not line.startswith("#")}
+    told = json.loads(of_amd(amd_version="1.5.1", amd_port=5001)[f"file.{AMDS_FILE}.content"])
+    assert told["ServerPort"] == 5001
+    assert told["CommonConfig"]["MetricsFieldPrefix"] == "amd_"
+    fields = told["GPUConfig"]["Fields"]
+    assert len(set(fields)) == len(fields) > 20
+    assert set(fields) <= known
+    for part in ("JUNCTION_TEMPERATURE", "PACKAGE_POWER", "CLOCK", "USED_VRAM", "ECC_UNCORRECT_TOTAL"):
+        assert f"GPU_{part}" in fields
+    assert "PCIE_BANDWIDTH" not in fields, "a second of each GPU on an MI250"
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        ({}, "-bind="),
+        ({"address": "10.0.0.7"}, "-bind=10.0.0.7"),
+        ({"address": "10.0.0.7", "password_hashes": {"prometheus": HASH}}, "-bind=127.0.0.1"),
+        ({"tls_certificate": CERTIFICATE, "tls_private_key": KEY}, "-bind=127.0.0.1"),
+        ({**GUARDED, "amd_address": "10.1.0.7"}, "-bind=10.1.0.7"),
+    ],
+)
+def test_amds_exporter_asks_nobody_and_hides_where_the_others_ask(
+    settings: dict[str, Any], bound: str
+) -> None:
+    text = of_amd(amd_version="1.5.1", **settings)[AMDS_DROPIN]
+    command = f"/usr/local/bin/amd-metrics-exporter -amd-metrics-config {AMDS_FILE} {bound}"
+    assert f"\nExecStart={command}\n" in text
+    assert "web" not in text
+
+
+def test_amds_driver_is_not_removed_from_under_its_exporter() -> None:
+    node = machine("ubuntu 24.04", vendor="amd", sku="mi300x", architecture="cdna3", fabric="none")
+    declared = {"gpuprov_roles": ["amdgpu_driver", "gpu_metrics"], "gpu_metrics_enabled": True}
+    told = {**declared, "gpu_metrics_amd_version": "1.5.1"}
+    ((refusal),) = refusals(View({}, told, {}), ["amdgpu_driver"], node, "gpu-01")
+    assert refusal.what == "gpu-01: gpu_metrics builds on amdgpu_driver"
+    assert refusals(View({}, declared, {}), ["amdgpu_driver"], node, "gpu-01") == []
