@@ -24,6 +24,7 @@ from typing import Any
 from provision import atomic_file
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict, worst
+from provision.desired.skus import DEFAULT_VENDOR
 from provision.errors import GpuprovError, RunFolderError
 from provision.nearest import did_you_mean
 from provision.node_names import file_name
@@ -35,12 +36,20 @@ from provision.runs.store import RunFolder
 from provision.secrets_mask import secrets_of
 from provision.text import clean, one_line
 
-BUG_REPORT = "nvidia-bug-report"
 _LARGEST = 128 * 1024 * 1024  # bytes of one kept file, unpacked; a bug report has some 20 MB
-_ADVICE = (
-    "There is no nvidia-bug-report log. To create one, run `sudo nvidia-bug-report.sh` on the node, put the\n"
-    "nvidia-bug-report.log.gz it writes into the run's folder beside the node's raw output, and pack again."
-)
+# Each maker's own log, which its return process asks for: a part of its files' names, and how it is made.
+# AMD's packages have no program for it; its documents name this script.
+_REPORTS: Mapping[str, tuple[str, str]] = {
+    "nvidia": (
+        "nvidia-bug-report",
+        "run `sudo nvidia-bug-report.sh` on the node, put the\nnvidia-bug-report.log.gz it writes",
+    ),
+    "amd": (
+        "rocm_techsupport",
+        "take rocm_techsupport.sh from\nhttps://github.com/amddcgpuce/rocmtechsupport, run `sudo sh "
+        "./rocm_techsupport.sh > rocm_techsupport.log 2>&1`\non the node, put rocm_techsupport.log",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ def make(
     packed = {name: text.encode("utf-8", "replace") for name, text in files.items()}
     for name, text in reports.items():
         packed[f"raw/{name}"] = _gzip(remover.clean(text).encode("utf-8", "surrogateescape"))
-    notes = (*notes, *more, *([] if reports else [_ADVICE]))
+    notes = (*notes, *more, *([] if reports else [_advice(seen)]))
     summary = bundle_text.readme(fleet, node, seen, list(raw.values()))
     summary += bundle_text.findings(node, rows) + bundle_text.contents(packed, notes)
     packed["README.txt"] = (summary + bundle_text.removals(remover.removed)).encode("utf-8", "replace")
@@ -154,6 +163,16 @@ def _seen(folder: RunFolder, node: str) -> dict[str, Any]:
     return found
 
 
+def _advice(seen: Mapping[str, Any]) -> str:
+    """How to get the log of whose GPUs the node was seen to have; the first vendor's, where nobody knows."""
+    described = seen.get("gpuprov_node")
+    gpu = described.get("gpu") if isinstance(described, dict) else None
+    vendor = gpu.get("vendor") if isinstance(gpu, dict) else None
+    name, how = _REPORTS[vendor if vendor in tuple(_REPORTS) else DEFAULT_VENDOR]
+    where = "into the run's folder beside the node's raw output, and pack again."
+    return f"There is no {name} log. To create one, {how} {where}"
+
+
 def _kept(folder: RunFolder, node: str) -> Iterator[Path]:
     """The plain files of the node's raw folder, by name."""
     home = folder.path / "raw" / file_name(node)
@@ -179,10 +198,10 @@ def _raw(folder: RunFolder, node: str) -> tuple[dict[str, dict[str, Any]], tuple
 
 
 def _bug_reports(folder: RunFolder, node: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Name in the bundle → the text of each nvidia-bug-report log that somebody put beside the raw output."""
+    """Name in the bundle → the text of each maker's log that somebody put beside the raw output."""
     found, notes = {}, []
     for path in _kept(folder, node):
-        if not path.name.startswith(BUG_REPORT) or ".log" not in path.name:
+        if ".log" not in path.name or not any(part in path.name for part, _ in _REPORTS.values()):
             continue
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

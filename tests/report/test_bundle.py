@@ -358,6 +358,35 @@ def test_a_bug_report_beside_the_raw_output_is_taken_along_without_secrets(runs:
     assert "raw/link.json" not in made.files
 
 
+def test_of_amds_gpus_their_makers_log_is_asked_for_and_taken(runs: Path) -> None:
+    folder = keep(runs)
+    facts = folder.path / "facts.jsonl"
+    rows = [json.loads(line) for line in facts.read_text().splitlines()]
+    for row in rows:
+        row["gpuprov_node"] = {**row["gpuprov_node"], "gpu": {"vendor": "amd"}}
+    facts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = readme(pack(folder))
+    assert "sudo sh ./rocm_techsupport.sh > rocm_techsupport.log 2>&1" in asked
+    assert "nvidia" not in asked.partition("There is no ")[2].partition("pack again")[0]
+    # Its own documents call the file by host and time.
+    name = "gpu-03.26-11-27-10-00-00.rocm_techsupport.log"
+    (folder.path / "raw" / "gpu-03" / name).write_text("amdgpu 0000:05:00.0: on gpu-03 not gpu-02\n")
+    made = pack(folder)
+    assert gzip.decompress(made.files[f"raw/{name}.gz"]) == (
+        b"amdgpu 0000:05:00.0: on gpu-03 not [another machine]\n"
+    )
+    assert "There is no rocm_techsupport" not in readme(made)
+
+
+@pytest.mark.parametrize("strange", [None, [], {"gpu": 7}, {"gpu": {"vendor": ["amd"]}}])
+def test_a_strange_description_of_a_node_asks_for_the_usual_log(runs: Path, strange: Any) -> None:
+    folder = keep(runs)
+    facts = folder.path / "facts.jsonl"
+    rows = [{**json.loads(line), "gpuprov_node": strange} for line in facts.read_text().splitlines()]
+    facts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "sudo nvidia-bug-report.sh" in readme(pack(folder))
+
+
 # --- odd nodes ---
 
 
