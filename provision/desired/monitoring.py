@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from provision.desired.node_roles import vendor_of
+from provision.desired.skus import DEFAULT_VENDOR
 from provision.fleet import Fleet, Node
 
 GROUP = "gpuprov_monitoring"
@@ -33,4 +35,14 @@ def _target(node: Node) -> dict[str, Any]:
         "rack": "" if rack is None else str(rack),
         "sku": str(node.variables.get("gpuprov_sku") or ""),
         "gpus": node.variables.get("gpuprov_expected_gpus") != 0,
+        **({} if vendor_of(node.variables) == DEFAULT_VENDOR else {"exporter": _exporter(node)}),
     }
+
+
+def _exporter(node: Node) -> str:
+    """What reads the GPUs of a node that are not the first vendor's: its exporter where it is declared and
+    listens where others reach it, else nothing."""
+    told = node.variables
+    guarded = told.get("gpu_metrics_tls_certificate") or told.get("gpu_metrics_password_hashes")
+    hidden = guarded and not told.get("gpu_metrics_amd_address")  # the role's own default
+    return "" if hidden or not told.get("gpu_metrics_amd_version") else vendor_of(told)

@@ -9,6 +9,8 @@ answer is counted from `up`, since its own metrics are gone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from provision.checks.gpu.telemetry import ALARMS
 
 RACKS = 'rack=~"$rack",sku=~"$sku"'
@@ -95,14 +97,62 @@ def of_nodes(metric: str, sel: str, keep: str = "") -> str:
     return f"({renamed} * on (instance) group_left (rack, sku) group by (instance, rack, sku) ({up(sel)}))"
 
 
+# What AMD's exporter has for a field of DCGM's, in the same unit (ROCm/device-metrics-exporter v1.5.1,
+# docs/configuration/metricslist.md). Of two, an MI300 has the first and an MI200 the second; of a partitioned
+# GPU the first partition has all of them.
+AMDS: Mapping[str, tuple[str, ...]] = {
+    "DEV_GPU_TEMP": ("amd_gpu_junction_temperature", "amd_gpu_edge_temperature"),
+    "DEV_MEMORY_TEMP": ("amd_gpu_memory_temperature",),
+    "DEV_POWER_USAGE": ("amd_gpu_package_power", "amd_gpu_average_package_power"),
+    "DEV_SM_CLOCK": ("amd_gpu_clock",),
+    "DEV_GPU_UTIL": ("amd_gpu_gfx_activity",),
+    "DEV_FB_USED": ("amd_gpu_used_vram",),
+    "DEV_ECC_DBE_VOL_TOTAL": ("amd_gpu_ecc_uncorrect_total",),
+    "DEV_ECC_SBE_VOL_TOTAL": ("amd_gpu_ecc_correct_total",),
+    "DEV_PCIE_REPLAY_COUNTER": ("amd_pcie_replay_count",),
+}
+_ONE_OF = {"amd_gpu_clock": ',clock_type="system"'}  # the clock of the compute units; others have other types
+# Shares of time in which clocks were held down, for the bits of DCGM's mask that mean the like.
+AMDS_REASONS: Mapping[int, tuple[str, ...]] = {
+    0x20: ("socket_thermal",),
+    0x40: ("vr_thermal", "hbm_thermal"),
+    0x80: ("processor_hot",),  # PROCHOT: the board asks for it
+}
+
+
+def _of_amds(sel: str) -> str:
+    """The matchers of `sel` for a series of AMD's exporter that is of a whole GPU."""
+    return sel.replace('gpu="', 'gpu_id="') + ',gpu_partition_id=~"0|NA"'
+
+
+def _numbered(vector: str) -> str:
+    """With AMD's number of the GPU in DCGM's label."""
+    return f'label_replace({vector}, "gpu", "$1", "gpu_id", "(.+)")'
+
+
+def _amds(field: str, sel: str, form: str = "{}") -> str:
+    """` or` what AMD's exporter has for the field. `form`: of each metric."""
+    told = _of_amds(sel)
+    metrics = [f"{metric}{{{told}{_ONE_OF.get(metric, '')}}}" for metric in AMDS.get(field, ())]
+    return f" or {_numbered(' or '.join(map(form.format, metrics)))}" if metrics else ""
+
+
+def _amds_throttled(reasons: Iterable[str], sel: str) -> str:
+    """` or` 1 for each GPU that one of these reasons slows down, 0 for the others."""
+    names = f'__name__=~"amd_gpu_violation_({"|".join(reasons)})_residency_percentage"'
+    return f" or max by (instance, gpu) ({_numbered(f'{{{names},{_of_amds(sel)}}}')}) > bool 0"
+
+
 def dcgm(field: str, sel: str) -> str:
-    """A field of DCGM's, one series per GPU: with MIG, or with Kubernetes, the exporter has several."""
-    return f"max by (instance, gpu) (DCGM_FI_{field}{{{sel}}})"
+    """A field of DCGM's, or what AMD's exporter has for it, one series per GPU: with MIG, or with Kubernetes,
+    an exporter has several."""
+    return f"max by (instance, gpu) (DCGM_FI_{field}{{{sel}}}{_amds(field, sel)})"
 
 
 def dcgm_rate(field: str, sel: str) -> str:
-    """How fast a counter of DCGM's grows, per second and GPU."""
-    return f"max by (instance, gpu) (rate(DCGM_FI_{field}{{{sel}}}[$__rate_interval]))"
+    """How fast such a counter grows, per second and GPU."""
+    amds = _amds(field, sel, "rate({}[$__rate_interval])")
+    return f"max by (instance, gpu) (rate(DCGM_FI_{field}{{{sel}}}[$__rate_interval]){amds})"
 
 
 def median(vector: str) -> str:
@@ -111,13 +161,21 @@ def median(vector: str) -> str:
 
 
 def throttled(sel: str, bit: int) -> str:
-    """1 for each GPU whose clock is lowered for this reason, 0 for the others: a bit of DCGM's mask."""
-    return f"floor({dcgm('DEV_CLOCKS_EVENT_REASONS', sel)} / {bit}) % 2"
+    """1 for each GPU whose clock is lowered for this reason, 0 for the others: a bit of DCGM's mask, or a
+    share of time that AMD's exporter has."""
+    reasons = AMDS_REASONS.get(bit, ())
+    return f"({_bit(sel, bit)}{_amds_throttled(reasons, sel) if reasons else ''})"
 
 
 def throttled_at_all(sel: str) -> str:
     """1 for each GPU with a reason that is an alarm, 0 for the others."""
-    return f"clamp_max({' + '.join(throttled(sel, bit) for bit in ALARMS)}, 1)"
+    every = [reason for reasons in AMDS_REASONS.values() for reason in reasons]
+    bits = " + ".join(_bit(sel, bit) for bit in ALARMS)
+    return f"(clamp_max({bits}, 1){_amds_throttled(every, sel)})"
+
+
+def _bit(sel: str, bit: int) -> str:
+    return f"floor({dcgm('DEV_CLOCKS_EVENT_REASONS', sel)} / {bit}) % 2"
 
 
 # NVLink 4 and older have totals by kind of error, NVLink 5 has counters of its own (dcgm_fields.h).

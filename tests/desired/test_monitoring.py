@@ -59,6 +59,31 @@ def test_a_monitoring_host_is_told_of_every_gpu_node_whatever_was_chosen(file: P
         ]
 
 
+@pytest.mark.parametrize(
+    ("declared", "exporter"),
+    [
+        ("", ""),
+        ("gpu_metrics_amd_version: 1.5.1", "amd"),
+        ("gpu_metrics_amd_version: ''", ""),
+        ("gpu_metrics_amd_version: 1.5.1, gpu_metrics_password_hashes: {a: b}", ""),
+        (
+            "gpu_metrics_amd_version: 1.5.1, gpu_metrics_password_hashes: {a: b}, "
+            "gpu_metrics_amd_address: 192.0.2.1",
+            "amd",
+        ),
+    ],
+)
+def test_amds_exporter_is_scraped_where_it_is_declared_and_can_be_reached(
+    file: Path, declared: str, exporter: str
+) -> None:
+    more = f", gpuprov_sku: mi300x, {declared}".rstrip(", ")
+    file.write_text(file.read_text().replace("gpuprov_rack: 7", f"gpuprov_rack: 7{more}"))
+    fleet, _ = loaded(file)
+    amds, others, *_ = fleet.nodes["mon-01"].variables["monitoring_nodes"]
+    assert (amds["name"], amds["exporter"]) == ("gpu-01", exporter)
+    assert "exporter" not in others
+
+
 def test_nodes_that_it_declares_itself_stay(file: Path) -> None:
     file.write_text(
         file.read_text().replace("{ansible_host: 192.0.2.9}", "{monitoring_nodes: [{name: a, address: b}]}")

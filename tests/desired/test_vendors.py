@@ -250,15 +250,17 @@ PLACES = {
     *(f"roles/slurm_health/{name}" for name in ("README.md", "meta/main.yml", "vars/main.yml")),
     # Where its programs are.
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
+    "provision/report/bundle.py",  # its own log for a return
+    "provision/desired/monitoring.py",  # which exporter is scraped
     *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default
     "provision/node/observe/kernel.py",  # what an initramfs contains
     "provision/drift/sentences.py",  # the words for its facts
     *(f"provision/data/{name}.yml" for name in ("compatibility", "minutes")),
     *(f"provision/data/stacks/{name}.yml" for name in ("amdgpu30.30-rocm7.2", "amdgpu6.4-rocm6.4")),
 }
-# AMD's roles and checks, the role with each vendor's exporter, and the simulator, which knows both vendors.
+# AMD's roles and checks, the roles for each vendor's exporter, and the simulator, which knows both vendors.
 APART = (
-    *("provision/lab/", "provision/checks/amd/", "roles/gpu_metrics/"),
+    *("provision/lab/", "provision/checks/amd/", "roles/gpu_metrics/", "roles/monitoring/"),
     *(f"roles/{name}/" for name, role in all_roles().items() if role.vendor == "amd"),
 )
 # Other things of the same maker, its processors and network cards, and Debian's name of an architecture.

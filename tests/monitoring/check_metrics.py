@@ -7,15 +7,23 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
+from provision.checks.amd import driver_log
+from provision.checks.amd import gpu_inventory as amds_inventory
+from provision.checks.amd import host_health as amds_host
+from provision.checks.amd import rules as amds_rules
+from provision.checks.amd import versions as amds_versions
 from provision.checks.gpu import gpu_inventory, inventory_links, inventory_rules, nvlink_errors
 from provision.checks.host import host_health, host_rules, kernel_incidents, versions
 from provision.checks.network import network_ports, network_rules
 from provision.checks.thresholds import limits
 
 MODULES: dict[str, tuple[ModuleType, ...]] = {
-    "gpu_inventory": (gpu_inventory, inventory_rules, inventory_links, nvlink_errors, kernel_incidents),
-    "versions": (versions,),
-    "host_health": (host_health, host_rules),
+    "gpu_inventory": (
+        *(gpu_inventory, inventory_rules, inventory_links, nvlink_errors, kernel_incidents),
+        *(amds_inventory, amds_rules),
+    ),
+    "versions": (versions, amds_versions),
+    "host_health": (host_health, host_rules, amds_host),
     "network_ports": (network_ports, network_rules),
 }
 # Function → at which place it takes the metric of a finding.
@@ -32,6 +40,7 @@ _PLACES = {
     "Measurement": 0,
 }
 # Metrics that a table or a name of the input gives: (module, function it is said in) → all of them.
+_AMDS = tuple(f"{driver_log.KIND}.{kind}" for kind in driver_log.MEANINGS)
 _XIDS = tuple(f"xid.{code}" for code in range(1, 200))
 _ERRORS = (*network_rules._BITS, *limits("port_limits")["errors_per_hour"])
 _FLAGS = tuple(inventory_rules._FLAGS)
@@ -39,6 +48,7 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
     ("gpu_inventory", "judge_readability"): tuple(
         f"unreadable.{name}" for name in ("nvidia_smi", "nvlink", "nvlink_errors", "kernel_log")
     ),
+    ("gpu_inventory", "_readability"): (),  # of AMD's; what it does not ask is skipped
     ("inventory_rules", "all_good"): (),
     ("inventory_rules", "limited"): (),  # its callers say the metric
     ("inventory_rules", "judge_flags"): _FLAGS,
@@ -46,7 +56,7 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
     ("inventory_links", "_fabric_health"): tuple(inventory_links._HEALTH),
     ("inventory_links", "_modes"): tuple(inventory_links._MODES),
     ("kernel_incidents", "judge"): (),  # its _finding says it
-    ("kernel_incidents", "_finding"): (*_XIDS, "sxid.20034", "aer.0", "aer.1", "aer.2"),
+    ("kernel_incidents", "_finding"): (*_XIDS, *_AMDS, "sxid.20034", "aer.0", "aer.1", "aer.2"),
     ("versions", "_apart"): (),
     ("versions", "_finding"): (),
     ("versions", "_differing"): versions.ALIKE,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from provision import paths
+from provision import paths, yamlfile
 from provision.desired.expectations import of_node, renderer_for
 from provision.desired.role import all_roles
 from provision.lab.command import waiting_lock
@@ -42,6 +42,15 @@ DEBIAN = {
 }
 NODES = [
     {"name": "gpu-01", "address": "192.0.2.1", "rack": "r1", "sku": "h100-sxm", "gpus": True},
+    {
+        "name": "amd-01",
+        "address": "192.0.2.3",
+        "rack": "r1",
+        "sku": "mi300x",
+        "gpus": True,
+        "exporter": "amd",
+    },
+    {"name": "amd-02", "address": "192.0.2.4", "rack": "r1", "sku": "mi300x", "gpus": True, "exporter": ""},
     {"name": "cpu-01", "address": "2001:db8::1", "rack": "", "sku": "", "gpus": False},
 ]
 
@@ -137,6 +146,31 @@ def test_the_configurations_are_understood(programs: Path, tmp_path: Path, case:
     assert "2 rule files found" in said
     said = accepted(programs / "amtool", "check-config", folder / "alertmanager.yml")
     assert f"{1 + len(DECLARED[case].get('monitoring_receivers', []))} receivers" in said
+
+
+def test_each_job_scrapes_the_nodes_that_have_its_exporter_as_it_answers(tmp_path: Path) -> None:
+    folder = written(DECLARED["all"], tmp_path)
+    jobs = {job["job_name"]: job for job in yamlfile.load(folder / "prometheus.yml")["scrape_configs"]}
+    targets = yamlfile.load(folder / "nodes.yml")
+    found = {}
+    for name in ("node", "dcgm", "amd"):
+        kept = [rule for rule in jobs[name]["relabel_configs"] if rule.get("action") == "keep"]
+        assert [rule["regex"] for rule in kept] == ([] if name == "node" else [name])
+        found[name] = [
+            one["labels"]["instance"]
+            for one in targets
+            if all(one["labels"][rule["source_labels"][0]] == rule["regex"] for rule in kept)
+        ]
+    assert found == {
+        "node": ["gpu-01", "amd-01", "amd-02", "cpu-01"],
+        "dcgm": ["gpu-01"],
+        "amd": ["amd-01"],
+    }
+    assert jobs["dcgm"]["scheme"] == "https"
+    assert "basic_auth" in jobs["dcgm"]
+    assert jobs["amd"]["scheme"] == "http"
+    assert not {"basic_auth", "tls_config"} & jobs["amd"].keys()
+    assert jobs["amd"]["relabel_configs"][-1]["replacement"] == "$1:5000"
 
 
 def test_routes_of_your_own_come_before_the_default(programs: Path, tmp_path: Path) -> None:

@@ -74,6 +74,18 @@ def test_what_could_not_be_measured_is_one_alert_whatever_its_metric() -> None:
 @pytest.mark.parametrize(
     ("metric", "alert"),
     [
+        ("untaken", "GpuLost"),
+        ("amdgpu.lost", "GpuLost"),
+        ("amdgpu.firmware_stuck", "GpuFailing"),
+        ("amdgpu.reset_failed", "GpuFailing"),
+        ("compute_units", "GpuFailing"),
+        ("bad_pages", "GpuMemoryErrors"),
+        ("amdgpu.pages_full", "GpuMemoryErrors"),
+        ("xgmi_links", "XgmiDown"),
+        ("amdgpu.throttled", "GpuThrottled"),
+        ("memory_temperature", "GpuHot"),
+        ("pcie_speed", "GpuPcieErrors"),
+        ("partition", "GpuMisconfigured"),
         ("xid.79", "GpuLost"),
         ("xid.119", "GpuFailing"),
         ("xid.48", "GpuMemoryErrors"),
@@ -83,7 +95,7 @@ def test_what_could_not_be_measured_is_one_alert_whatever_its_metric() -> None:
         ("xid.13", "GpuFailing"),
     ],
 )
-def test_an_xid_is_told_as_what_it_means(metric: str, alert: str) -> None:
+def test_a_finding_is_told_as_what_it_means(metric: str, alert: str) -> None:
     assert told_by(check="gpu_inventory", metric=metric, verdict="fail") == {alert}
 
 
