@@ -61,11 +61,13 @@ systemctl restart {services}
 """
 
 
-def start(nodes: Sequence[LabNode], gpus: int = 8, patience: float = 30) -> LabNode:
+def start(
+    nodes: Sequence[LabNode], gpus: int = 8, patience: float = 30, files: str = "/dev/nvidia[0-{last}]"
+) -> LabNode:
     """Make one cluster of these nodes; returns the controller, where `srun` is called.
 
-    Every node has `gpus` GPUs (then its GPU driver must run) and is idle when this returns; else the test
-    fails within `patience` seconds.
+    Every node has `gpus` GPUs (then its GPU driver must run), which are these `files`, and is idle when this
+    returns; else the test fails within `patience` seconds.
     """
     controller = nodes[0]
     install(nodes, *PACKAGES)
@@ -78,7 +80,7 @@ def start(nodes: Sequence[LabNode], gpus: int = 8, patience: float = 30) -> LabN
         gpu_types="GresTypes=gpu\n" if gpus else "",
         gpus=f" Gres=gpu:{gpus}" if gpus else "",
     )
-    devices = f"Name=gpu File=/dev/nvidia[0-{gpus - 1}]" if gpus else ""
+    devices = f"Name=gpu File={files.format(last=gpus - 1)}" if gpus else ""
     for node in nodes:
         services = "slurmctld slurmd" if node is controller else "slurmd"
         node.as_root(CONFIGURE.format(configuration=text, gpus=devices, services=services), said=key)
