@@ -195,7 +195,7 @@ def new(
         profile=orders.described(profile),
         not_burned_in=dict(unable),
     )
-    folder.write_json("plan.json", orders.document(profile, planned, unable))
+    folder.write_json("plan.json", orders.document(profile, planned, unable, looked.able))
     about = {"inventory": fleet.place, "asked": [*profile.checks, VERB]}
     about |= {"who": me(), "since": now("seconds")}  # for whoever finds the nodes in use
     given: dict[str, dict[str, Any]] = {}

@@ -217,22 +217,24 @@ def lines(
     alone = [part.node for part in plan.parts if turns[part.turn] == 1]
     if between and alone:
         yield f"not measured: {', '.join(between)} of {fold(alone)}, because no other node is in its batch"
-    for line, nodes in _left_out(profile, able).items():
-        yield f"{line}: {fold(nodes)}"
+    for (checks, why), nodes in _left_out(profile, able).items():
+        yield f"{', '.join(checks)}: {why}: {fold(nodes)}"
     for name, why in unable.items():
         yield f"not burned in: {name}: {why}"
     yield f"takes about {spelled(round(plan.about))} in all"
     yield from _power(plan)
 
 
-def _left_out(profile: Profile, able: Mapping[str, NodeFacts]) -> dict[str, list[str]]:
-    """What was not built for the GPUs of some nodes → those nodes: their burn-in is without it."""
-    found: dict[str, list[str]] = {}
+def _left_out(
+    profile: Profile, able: Mapping[str, NodeFacts]
+) -> dict[tuple[tuple[str, ...], str], list[str]]:
+    """(checks that were not built for the GPUs of some nodes, why) → those nodes: their burn-in is without
+    them."""
+    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for name, node in able.items():
         checks = registry.not_built(profile.checks, node.gpuprov_node["gpu"].get("vendor"))
         if checks:
-            line = f"{', '.join(checks)}: {vendors.not_measured(node.gpuprov_node)}"
-            found.setdefault(line, []).append(name)
+            found.setdefault((checks, vendors.not_measured(node.gpuprov_node)), []).append(name)
     return found
 
 
@@ -262,8 +264,10 @@ def _limit(cap: tuple[float | None, int | None]) -> str:
     )
 
 
-def document(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> dict[str, Any]:
-    """The plan as JSON: seconds, kilowatts."""
+def document(
+    profile: Profile, plan: Plan, unable: Mapping[str, str], able: Mapping[str, NodeFacts]
+) -> dict[str, Any]:
+    """The plan as JSON: seconds, kilowatts. `able`: the nodes that burn."""
     return {
         "format": 1,
         "profile": described(profile),
@@ -289,5 +293,9 @@ def document(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> dict[st
             },
         },
         "loads": {name: asdict(load) for name, load in plan.loads.items()},
+        "left_out": [
+            {"checks": list(checks), "why": why, "nodes": nodes}
+            for (checks, why), nodes in _left_out(profile, able).items()
+        ],
         "not_burned_in": dict(unable),
     }

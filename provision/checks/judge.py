@@ -173,6 +173,14 @@ def limit_text(threshold: Threshold) -> str:
     return f"{sign} {threshold.limit:g} {threshold.unit}".rstrip()
 
 
+_NO_LIMIT = "no limit is known for this GPU; give one with --thresholds FILE"
+
+
+def without_limit(finding: Finding) -> bool:
+    """Whether it says that a number could not be judged, since nobody has stated a limit."""
+    return finding.verdict is Verdict.WARN and finding.message.endswith(_NO_LIMIT)
+
+
 def by_threshold(
     check: str, what: str, measurement: Measurement, threshold: Threshold | None, *, action: str
 ) -> Finding:
@@ -183,7 +191,7 @@ def by_threshold(
     if value is None:
         return unmeasured(check, f"{what} is not a number: {shown}", device=measurement.device)
     if threshold is None:
-        message = f"{said}, but no limit is known for this GPU; give one with --thresholds FILE"
+        message = f"{said}, but {_NO_LIMIT}"
         return finding_on(check, Verdict.WARN, measurement, message, action="fix configuration")
     limit, good = limit_text(threshold), meets(value, threshold)
     return finding_on(

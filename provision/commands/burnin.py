@@ -230,7 +230,7 @@ def _show(
     from provision.burnin import orders
 
     if options.json:
-        sys.stdout.write(json.dumps(orders.document(chosen, planned, unable), indent=1) + "\n")
+        sys.stdout.write(json.dumps(orders.document(chosen, planned, unable, looked.able), indent=1) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in orders.lines(chosen, planned, unable, looked.able))
     return ExitCode.INCOMPLETE if unable else ExitCode.OK

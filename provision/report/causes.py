@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from provision.checks.health import FleetHealth, GpuIdentity, NodeHealth
-from provision.checks.judge import Finding, Verdict
+from provision.checks.judge import Finding, Verdict, without_limit
 from provision.node_names import natural
 from provision.text import many, one_line
 
@@ -127,14 +127,31 @@ def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
         elif absent := missing(fleet, node):
             message = f"did not run: {', '.join(absent)}"
             yield Culprit(node, Finding("", Verdict.ERROR, "node", message, action="run again"))
+        unlimited = [one for check in node.checks for one in check.wrong if without_limit(one)]
+        if len(unlimited) > 1:
+            yield Culprit(node, _without_limits(unlimited))
         for check in node.checks:
             for finding in check.wrong:
-                yield Culprit(node, finding)
+                if len(unlimited) < 2 or not without_limit(finding):
+                    yield Culprit(node, finding)
             if check.verdict is not Verdict.PASS and not check.wrong and not check.findings:
                 finding = Finding(
                     check.check, check.verdict, "node", "no reason was given", action="run again"
                 )
                 yield Culprit(node, finding)
+
+
+def _without_limits(findings: Sequence[Finding]) -> Finding:
+    """Several metrics of a node for which nobody has stated a limit, as one."""
+    by_check: dict[str, dict[str, None]] = {}
+    for one in findings:
+        by_check.setdefault(one.check, {})[one.metric] = None
+    metrics = ", ".join(f"{check} {' '.join(names)}" for check, names in by_check.items())
+    count = sum(map(len, by_check.values()))
+    message = (
+        f"no limits are known for this GPU, give them with --thresholds FILE: {many(count, 'metric')}, {metrics}"
+    )
+    return Finding("", Verdict.WARN, "node", message, action="fix configuration")
 
 
 def silence(node: NodeHealth) -> str:

@@ -111,6 +111,9 @@ def test_a_check_that_was_not_built_for_it_is_left_out_and_said(node: NodeFacts)
     able = {"gpu-01": node, "gpu-02": burnin.NODE}
     said = [line for line in orders.lines(chosen, planned, {}, able) if LINE in line]
     assert said == [f"rdma_loopback, dcgm_diag: {LINE}: gpu-01"]
+    assert orders.document(chosen, planned, {}, able)["left_out"] == [
+        {"checks": ["rdma_loopback", "dcgm_diag"], "why": LINE, "nodes": ["gpu-01"]}
+    ]
 
 
 def test_the_record_says_what_was_not_measured(amd: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from provision import report
-from provision.checks.judge import Finding, Verdict
+from provision.checks.check import Measurement
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict, by_threshold
 from provision.errors import ExitCode
 from provision.report.causes import causes, overall
 from provision.report.context import Context
@@ -52,6 +54,25 @@ def test_a_healthy_fleet_is_told_in_a_few_lines() -> None:
     assert "next: gpuprov drift /srv/fleet/inventory.yml\n" in told
     assert len(told.splitlines()) < 8
     assert not any(word in told for word in ("FAIL", "ERROR", "WARN", "SKIP"))
+
+
+def test_metrics_without_a_limit_are_one_line_for_a_node() -> None:
+    def unlimited(check: str, *metrics: str) -> CheckResult:
+        found = [Measurement(metric, 48.5, "GB/s") for metric in metrics]
+        return samples.result(
+            check, [by_threshold(check, m.metric, m, None, action="none") for m in found], found, 1.0
+        )
+
+    checks = (unlimited("p2p_bandwidth", "h2d", "d2h"), unlimited("nccl_alltoall", "busbw_8gpu"))
+    told = flat(summary(samples.fleet(samples.node("gpu-01", checks), samples.node("gpu-02", checks))))
+    line = (
+        "! WARN 2 nodes: no limits are known for this GPU, give them with --thresholds FILE: 3 metrics, "
+        "p2p_bandwidth h2d d2h, nccl_alltoall busbw_8gpu → fix configuration gpu-[01-02]"
+    )
+    assert line in told
+    assert told.count("WARN") == 1
+    alone = flat(summary(samples.fleet(samples.node("gpu-01", checks[1:]))))
+    assert "nccl_alltoall: busbw_8gpu is 48.5 GB/s, but no limit is known for this GPU" in alone
 
 
 def test_what_does_not_apply_to_a_node_is_no_warning() -> None:
