@@ -148,9 +148,8 @@ def _without_limits(findings: Sequence[Finding]) -> Finding:
         by_check.setdefault(one.check, {})[one.metric] = None
     metrics = ", ".join(f"{check} {' '.join(names)}" for check, names in by_check.items())
     count = sum(map(len, by_check.values()))
-    message = (
-        f"no limits are known for this GPU, give them with --thresholds FILE: {many(count, 'metric')}, {metrics}"
-    )
+    said = "no limits are known for this GPU, give them with --thresholds FILE"
+    message = f"{said}: {many(count, 'metric')}, {metrics}"
     return Finding("", Verdict.WARN, "node", message, action="fix configuration")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from provision.checks import node_judge, registry
-from provision.checks.amd import driver_log, gpu_inventory, sensors, smi, versions
+from provision.checks.amd import driver_log, gpu_inventory, rules, sensors, smi, versions
 from provision.checks.check import Output, Raw
 from provision.checks.health import NodeHealth
 from provision.checks.host import kernel_incidents, kernel_log
@@ -24,7 +24,7 @@ from provision.checks.node_facts import node_facts_of
 from provision.checks.table import BUILT_IN
 from provision.desired import stack
 from provision.errors import ParseError
-from tests.checks.amd_node import GPUS, LOG, Said, documents, facts, node_of, output, said
+from tests.checks.amd_node import ADDRESSES, GPUS, LOG, Said, documents, facts, node_of, output, said
 
 
 def judged(
@@ -186,6 +186,81 @@ def test_a_gpu_at_work_is_no_peer_of_those_at_rest() -> None:
     shown["metric"]["gpu_data"][3]["temperature"]["mem"] = degrees(90)
     shown["metric"]["gpu_data"][3]["usage"]["gfx_activity"] = {"value": 91, "unit": "%"}
     assert said(judged(facts(), shown)) == set()
+
+
+def by_gpu(states: Mapping[tuple[int, int], str], links: str = "U", count: int = 8) -> list[dict[str, Any]]:
+    """`xgmi -l` of ROCm 7.1 and newer: how the links from one GPU to each of all are."""
+    return [
+        {
+            "gpu": one,
+            "bdf": ADDRESSES[one],
+            "link_status": [
+                "SELF" if one == other else states.get((one, other), links) for other in range(count)
+            ],
+        }
+        for one in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        ({}, set()),
+        ({(2, 5): "D", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_up", RESET)}),
+        ({(2, 5): "X", (5, 2): "X"}, {("fail", "gpu2-gpu5", "xgmi_up", RESET)}),
+        # One end had no room for it.
+        ({(2, 5): "N/A"}, set()),
+        ({(2, 5): "N/A", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_up", RESET)}),
+        ({pair: "D" for n in range(8) for pair in ((n, 3), (3, n))}, {("fail", "gpu3", "xgmi_up", RESET)}),
+    ],
+)
+def test_links_as_newer_releases_print_them(states: Mapping[tuple[int, int], str], found: Said) -> None:
+    assert said(judged(facts(), {**documents(), "xgmi": {"link_status": by_gpu(states)}})) == found
+
+
+def test_two_links_between_each_two_of_four() -> None:
+    def up(states: Mapping[tuple[int, int], str]) -> dict[str, Any]:
+        names = {n: f"gpu{n}" for n in range(4)}
+        return {m.device: m.value for m in sensors.of_links(by_gpu(states, "U/U", 4), names)}
+
+    ends = {(0, 3): "N/A", (1, 3): "N/A", (2, 3): "N/A"}  # as an MI300A's firmware has room for four of six
+    assert up(ends) == dict.fromkeys(("gpu0", "gpu1", "gpu2", "gpu3"), 6)
+    assert up({**ends, (3, 1): "U/D"}) == {"gpu0": 6, "gpu1": 5, "gpu2": 6, "gpu3": 5}
+    assert up({(a, b): "N/A" for a in range(4) for b in range(4)}) == {}, "an MI200 tells nothing"
+
+
+def test_links_that_had_no_room_are_not_missing() -> None:
+    """Four places for six links: what is behind them nobody knows."""
+    values: dict[str, dict[str, Any]] = {
+        "xgmi_links": {f"gpu{n}": 6 for n in range(4)},
+        "xgmi_up": {"gpu0": 4, "gpu1": 4, "gpu2": 4, "gpu3": 2},
+        "xgmi_told": {f"gpu{n}": 4 for n in range(4)},
+    }
+    node = node_of(facts()).check_node
+    assert not [one for one in rules.judge_xgmi(node, values) if one.metric == "xgmi_up"]
+    assert [
+        one.device for one in rules.judge_xgmi(node, {**values, "xgmi_told": {}}) if one.metric == "xgmi_up"
+    ] == ["gpu3"]
+
+
+def test_memory_that_is_the_processors_is_not_without_ecc() -> None:
+    shown = documents()
+    blocks = dict.fromkeys(("SDMA", "GFX", "MMHUB"), "ENABLED")
+    for one in shown["static"]["gpu_data"]:
+        one["ras"]["ecc_block_state"] = {"UMC": "DISABLED", **blocks, "XGMI_WAFL": "DISABLED"}
+    assert said(judged(facts(), shown)) == set()
+    for one in shown["static"]["gpu_data"]:
+        one["ras"]["ecc_block_state"]["XGMI_WAFL"] = "ENABLED"
+    assert said(judged(facts(), shown)) == {("warn", "node", "ecc_mode", "fix configuration")}
+
+
+def test_a_limit_of_power_that_is_declared() -> None:
+    shown = changed("static", "limit.socket_power", {"value": 500, "unit": "W"})
+    for one in shown["static"]["gpu_data"]:
+        one["limit"]["socket_power"] = {"value": 500, "unit": "W"}
+    assert said(judged(facts(), shown, amd_gpu_settings_power_limit=500)) == set()
+    found = said(judged(facts(), shown, amd_gpu_settings_power_limit=600))
+    assert found == {("fail", "node", "power_limit", "fix configuration")}
 
 
 def test_newer_limits_of_power_are_those_of_ppt0() -> None:

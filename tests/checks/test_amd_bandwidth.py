@@ -244,6 +244,29 @@ def test_links_are_believed_where_two_sources_agree() -> None:
     assert [counted(one) for one in (*strange, moved, other)] == [None] * 8
 
 
+def test_cards_in_several_hives() -> None:
+    """The driver's row of a card is of its own hive alone: here two of four cards."""
+    known = facts()
+    for index, entry in enumerate(known["amdgpu.devices"]):
+        first = 4 * (index // 4)
+        row = [int(index != other) for other in range(first, first + 4)]
+        entry["xgmi_row"] = " ".join(map(str, row))
+        entry["xgmi_to"] = " ".join(ADDRESSES[other] for other in range(first, first + 4) if other != index)
+    counts = devices.links(node_of(known).check_node)
+    assert counts is not None
+    assert {pair for pair, count in counts.items() if count} == {
+        (f"gpu{a}", f"gpu{b}") for a in range(8) for b in range(8) if a != b and a // 4 == b // 4
+    }
+
+    def rate(one: str, other: str) -> float:
+        near = "cpu" in one + other or int(one[3:]) // 4 == int(other[3:]) // 4
+        return mi300x(one, other) if near else 21.0
+
+    assert {one for one in said(judged(shown(rate), known)) if one[2] != "p2p_read"} == set()
+    known["amdgpu.devices"][0].update(xgmi_row=None, xgmi_to="")
+    assert devices.links(node_of(known).check_node) is None, "the others of its hive say otherwise"
+
+
 def test_cards_without_links_have_none() -> None:
     known = facts()
     for entry in known["amdgpu.devices"]:

@@ -108,9 +108,11 @@ def sampled(change: Change = nothing, samples: int = 20) -> str:
     return text
 
 
-def static(addresses: Sequence[str] = ADDRESSES) -> str:
+def static(addresses: Sequence[str] = ADDRESSES, watts: int = 750) -> str:
     bus = {"max_pcie_width": 16, "max_pcie_speed": {"value": 32, "unit": "GT/s"}}
-    gpus = [{"gpu": index, "bus": {"bdf": at, **bus}} for index, at in enumerate(addresses)]
+    names = {"socket_power_limit": watts, "max_power_limit": 750}
+    limit = {"ppt0": {name: {"value": value, "unit": "W"} for name, value in names.items()}}
+    gpus = [{"gpu": index, "bus": {"bdf": at, **bus}, "limit": limit} for index, at in enumerate(addresses)]
     return json.dumps({"gpu_data": gpus}, indent=4)
 
 
@@ -191,6 +193,16 @@ def test_amds_own_limit_is_of_the_best_batch_of_each() -> None:
     finding = judged(burned(rates=slow))[0]
     assert finding.limit == "≥ 551950 Gflop/s"
     assert "MI300X/gst_single.conf" in finding.source
+
+
+def test_amds_own_limit_is_not_for_gpus_whose_power_was_lowered() -> None:
+    slow = dict.fromkeys(range(8), 470_000)
+    findings = judged(burned(rates=slow), amd_smi_before=static(watts=400))
+    assert said(findings) == set()
+    assert [one.verdict for one in findings] == [Verdict.PASS, Verdict.SKIP]
+    assert findings[1].message == ("8 GPUs may draw 400 W: AMD's limit of ≥ 551950 Gflop/s is for full power")
+    found = judged(burned(rates={**slow, 3: 360_000}), amd_smi_before=static(watts=400))
+    assert said(found) == {("fail", "gpu3", "rate", INVESTIGATE)}, "the others are compared with"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,10 @@ def test_without_the_driver_the_bus_shows_the_gpus_and_nothing_else_does(bare: M
     [
         ("mi300x", 206141652992, 304, {7}, {7}, "0x120000"),
         ("mi250x", 68702699520, 110, {6, 7}, {3, 4}, "0x038000"),
+        ("mi250", 68702699520, 104, {7}, {4}, "0x038000"),
+        ("mi210", 68702699520, 104, {3}, {3}, "0x038000"),
+        ("mi325x", 262128 * 2**20, 304, {7}, {7}, "0x120000"),
+        ("mi355x", 309220868096, 256, {7}, {7}, "0x120000"),
     ],
 )
 def test_a_healthy_node(
@@ -91,9 +95,66 @@ def test_a_healthy_node(
     assert {(one["uncorrected"], one["corrected"], one["bad_pages"], one["unread"]) for one in found} == {
         (0, 0, 0, "")
     }
-    assert {one["deferred"] for one in found} == ({0} if sku == "mi300x" else {None})
+    assert {one["deferred"] for one in found} == ({None} if sku.startswith("mi2") else {0})
     for one in found:
         assert (node.state / "sys_pci" / one["address"] / "class").read_text() == kind + "\n"
+
+
+def test_an_accelerator_that_is_a_processor_too(booted: Callable[[str], Silicon]) -> None:
+    """Its forms: `amd-smi static` of an MI300A in the manual of amd-smi, lspci in AMD's guide."""
+    node = booted("mi300a")
+    found = devices(node)
+    assert [one["address"] for one in found] == [f"000{domain}:01:00.0" for domain in range(4)]
+    assert {(one["serial"], one["vbios"], one["name"]) for one in found} == {(None, None, None)}
+    assert found[1]["xgmi_row"] == "2 0 2 2"
+    assert found[0]["xgmi_to"].split() == [f"000{domain}:01:00.0" for domain in (1, 2, 3)]
+    static = document(node, "static")["gpu_data"][0]
+    enabled = [name for name, state in static["ras"]["ecc_block_state"].items() if state == "ENABLED"]
+    assert (enabled, static["ras"]["bad_page_threshold"]) == (["SDMA", "GFX", "MMHUB"], "N/A")
+    assert (static["limit"]["socket_power"], static["limit"]["max_power"]["value"]) == (
+        {"value": 0, "unit": "W"}, 550,
+    )  # fmt: skip
+    assert (static["vram"]["size"]["value"], static["bus"]["bdf"]) == (96432, "0000:01:00.0")
+    node.break_("ecc_uncorrectable gpu=2 count=3", "ras_errors gpu=1 block=gfx count=1")
+    assert [one["uncorrected"] for one in devices(node)] == [0, 1, 0, 0], "those of memory are not the GPU's"
+    controllers = look_of(node, ("edac.controllers",)).facts["edac.controllers"]
+    assert [(one["driver"], one["uncorrected"]) for one in controllers] == [
+        ("F19h_M90h", 3 if number == 2 else 0) for number in range(4)
+    ]
+
+
+def test_cards_are_joined_by_bridges(booted: Callable[[str], Silicon]) -> None:
+    """The driver's row is of a card's own hive; without a bridge there is none."""
+    node = booted("mi210")
+    assert [one["xgmi_row"] for one in devices(node)][5] == "1 0 1 1"
+    node.break_("bridges cards=2")
+    assert {one["xgmi_row"] for one in devices(node)} == {"0 1", "1 0"}
+    node.fault("clear")
+    node.break_("bridges cards=1")
+    assert {(one["xgmi_row"], one["xgmi_to"]) for one in devices(node)} == {(None, "")}
+    done = booted("mi300x").run("fault", "--dir", str(booted("mi300x").state), "set", "bridges", "cards=1")
+    assert "only cards (mi210) are joined by bridges" in done.stderr
+
+
+SETS = [("6.4.1-83", "-o 400"), ("7.2.1-43", "--power-cap ppt0 450"), ("7.13.0-1", "-o 500 ppt0")]
+
+
+@pytest.mark.parametrize(("release", "words"), SETS)
+def test_a_limit_of_power_is_set_in_the_words_of_the_release(bare: Make, release: str, words: str) -> None:
+    node = installed(bare("mi300x", network="none"), release).boot()
+    watts = next(word for word in words.split() if word.isdigit())
+    for _, others in SETS:
+        done = node.run("amd-smi", "set", "-g", "2", *others.split())
+        assert (done.returncode == 0) == (others == words or (release, others) == ("7.13.0-1", "-o 400"))
+    assert "cap must be between" in node.printed(
+        "amd-smi", "set", "-g", "2", *words.replace(watts, "800").split()
+    )
+    limits = [one["limit"] for one in document(node, "static", "--limit")["gpu_data"]]
+    shown = [one.get("ppt0", {}).get("socket_power_limit") or one["socket_power"] for one in limits]
+    assert [one["value"] for one in shown] == [750, 750, int(watts), *[750] * 5]
+    assert [one["gpu"] for one in document(node, "static", "-g", "2", "--limit")["gpu_data"]] == [2]
+    node.boot()
+    assert look_of(node, ("amdgpu.power_limits",)).facts["amdgpu.power_limits"] == [750]
 
 
 def test_links_are_the_same_from_both_ends(booted: Callable[[str], Silicon]) -> None:
@@ -211,7 +272,10 @@ def test_the_forms_of_releases(bare: Make) -> None:
     node.file("opt/rocm/.info/version", "7.2.1-43\n")
     static = document(node, "static", "--limit")["gpu_data"][0]["limit"]
     assert static["ppt0"]["socket_power_limit"] == {"value": 750, "unit": "W"}
+    assert document(node, "xgmi", "-l")["link_status"][0]["link_status"] == ["SELF", *["U"] * 7]
+    node.file("opt/rocm/.info/version", "7.0.2-56\n")
     assert document(node, "xgmi", "-l")["link_status"][0]["link_status"] == [*["U"] * 7, "X"]
+    node.file("opt/rocm/.info/version", "7.2.1-43\n")
     assert isinstance(document(node, "bad-pages"), list)
     assert "ROCm version: 7.2.1 | amdgpu version: 6.12.12" in node.printed("amd-smi", "version")
 

@@ -65,27 +65,43 @@ def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
     """How many xGMI links there are between each two GPUs, by their devices, in both directions; None where
     that is not certain.
 
-    The driver's row of numbers has no addresses. It is read in the order of the bus, and believed where each
-    GPU then has no link to itself, as many as the other one says, and some just where the compute driver's
-    topology has them, which does have addresses.
+    The driver's row of numbers has no addresses: it has one for each GPU of the same hive, those that links
+    lead to from one to the next. It is read in the order of the bus, and believed where each GPU then has no
+    link to itself, as many as the other one says, and some just where the compute driver's topology has them,
+    which does have addresses. A card without a bridge has no row, and links to nobody.
     """
     found, gpus = entries(node), kernel_incidents.devices(node)
     names = [gpus.get(bus_address(str(one["address"])), "") for one in found]
-    rows = [_row(one.get("xgmi_row")) for one in found]
-    if all(row is None and one.get("xgmi_to") == "" for one, row in zip(found, rows, strict=True)):
-        rows = [[0] * len(found) for _ in found]  # cards without links to others
-    whole = [row for row in rows if row is not None and len(row) == len(found)]
-    if not all(names) or len(whole) < len(found):
+    linked = [
+        None if one.get("xgmi_to") is None
+        else {gpus.get(bus_address(at), "") for at in str(one["xgmi_to"]).split()}
+        for one in found
+    ]  # fmt: skip
+    if not all(names) or any(ends is None for ends in linked):
         return None
-    counts: dict[tuple[str, str], int] = {}
-    for place, (one, row) in enumerate(zip(found, whole, strict=True)):
-        linked = {gpus.get(bus_address(at)) for at in str(one.get("xgmi_to") or "").split()}
-        there = {names[other] for other, count in enumerate(row) if count}
-        alike = all(count == whole[other][place] for other, count in enumerate(row))
-        if names[place] in there or not alike or there != linked:
+    to = {name: ends or set() for name, ends in zip(names, linked, strict=True)}
+    counts = dict.fromkeys(((one, other) for one in names for other in names if one != other), 0)
+    for name, one in zip(names, found, strict=True):
+        hive = [other for other in names if other in _hive(name, to)]
+        row = _row(one.get("xgmi_row"))
+        if row is None and not to[name]:
+            row = [0]
+        if row is None or len(row) != len(hive):
             return None
-        counts |= {(names[place], names[other]): n for other, n in enumerate(row) if other != place}
-    return counts
+        there = {other for other, count in zip(hive, row, strict=True) if count}
+        if name in there or there != to[name]:
+            return None
+        counts |= {(name, other): count for other, count in zip(hive, row, strict=True) if other != name}
+    return counts if all(count == counts[other, one] for (one, other), count in counts.items()) else None
+
+
+def _hive(name: str, to: Mapping[str, set[str]]) -> set[str]:
+    """The GPUs that links lead to from this one, directly or by others; itself included."""
+    found, more = {name}, to[name]
+    while more - found:
+        found |= more
+        more = {end for one in found for end in to.get(one, ())}
+    return found
 
 
 def _row(text: Any) -> list[int] | None:

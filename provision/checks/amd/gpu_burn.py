@@ -25,9 +25,10 @@ from provision.checks.gpu.gpu_burn import DEFAULT_SECONDS, judge_rates, passed
 from provision.checks.gpu.gpu_burn import ID as ID
 from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_log import bus_address
-from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, unmeasured
+from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text, unmeasured
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
+from provision.text import many
 
 SUMMARY = "every GPU multiplies matrices under full load: wrong results, slow, hot or throttled GPUs, PCIe"
 NEEDS: tuple[str, ...] = ("rvs", "amd-smi")
@@ -155,6 +156,7 @@ _ENDED = re.compile(r"\[ERROR \] \[[\d. ]{3,20}\] \[gpuprov-burn\] gst (\d{1,10}
 _RATE = re.compile(r"GFLOPS (\d{1,12}(?:\.\d{1,9})?)( Target GFLOPS: \S{1,20} met: (?:TRUE|FALSE))?\s*")
 _DIFFERS = re.compile(r"self-check error (\S{1,40})\s*")
 _RAMPED = "End of GPU ramp up"
+_FULL = 0.99  # of the usual limit of power
 _COMPARES = (1, 1)  # RVS of ROCm 6.3; that of 6.2 compares as well, and calls itself 0.0.60200
 _FIRST_ROCM = 60200
 
@@ -306,13 +308,29 @@ def _judge_burn(
             "GPUs and wrong results go unseen; burn for a minute"
         )
         findings.append(Finding(ID, Verdict.WARN, "node", said, "rate", action="run again"))
-    findings += _judge_peaks(healthy, thresholds.get(f"{ID}.peak"))
+    limit = thresholds.get(f"{ID}.peak")
+    lowered = {device for device in healthy if _lowered(by_gpu[device])}
+    findings += _judge_peaks({d: known for d, known in healthy.items() if d not in lowered}, limit)
     told = {finding.device for finding in findings}
     behind = judge_rates(rates, thresholds.get(f"{ID}.rate"))
     findings += [finding for finding in behind if finding.device not in told]
-    if findings or not rates:
-        return findings
-    return [passed(rates, seconds)]
+    if not findings and rates:
+        findings.append(passed(rates, seconds))
+    if lowered and limit is not None:
+        watts = sorted({float(by_gpu[device]["power_limit"]) for device in lowered})
+        said = (
+            f"{many(len(lowered), 'GPU')} may draw {' or '.join(f'{one:g}' for one in watts)} W: AMD's limit "
+            f"of {limit_text(limit)} is for full power"
+        )
+        findings.append(Finding(ID, Verdict.SKIP, "node", said, "peak"))
+    return findings
+
+
+def _lowered(known: Mapping[str, Any]) -> bool:
+    """Whether the GPU's limit of power is below the usual one: AMD's limits of rates are not for it. Whether
+    it should be, gpu_inventory says; its rate is compared with the others' as ever."""
+    usual = known.get("power_default")
+    return usual is not None and float(known.get("power_limit", usual)) < _FULL * float(usual)
 
 
 def _judge_gpu(device: str, known: Mapping[str, Any], seconds: float) -> Finding | None:

@@ -150,7 +150,7 @@ def judge(
         findings += judge_links(values, thresholds, 0)
         findings += rules.judge_speed(values) + rules.judge_replays(values)
         findings += rules.judge_xgmi(node, values)
-        findings += judge_settings(node, rules.at_rest(values))
+        findings += judge_settings(rules.declared(node), rules.at_rest(values))
         findings += rules.judge_memory_heat(values) + rules.judge_partitions(values)
     return findings + gpu_inventory.judge_events(values)
 

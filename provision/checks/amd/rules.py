@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from provision.checks.amd.sensors import VIOLATIONS
@@ -227,13 +228,19 @@ def judge_xgmi(node: CheckNode, values: Values) -> list[Finding]:
             findings.append(
                 finding_on(ID, Verdict.FAIL, measured, words, f"= {expected} links", source, "reset GPU")
             )
-    told = {finding.device for finding in findings}
-    up = values.get("xgmi_up", {})
+    known = {finding.device for finding in findings}
+    told = values.get("xgmi_told", {})
+    # Of a GPU with more links than there was room for, nobody knows how the others are.
+    up = {
+        device: count
+        for device, count in values.get("xgmi_up", {}).items()
+        if device not in told or told[device] >= trained.get(device, 0)
+    }
     if len(up) > _PEERS:
         usual = Counter(up.values()).most_common(1)[0][0]
         short = {device: count for device, count in up.items() if count < usual}
         for device, count in _accused(short, dict.fromkeys(up, usual)).items():
-            if device in told:
+            if device in known:
                 continue
             words = f"{count} of its xGMI links are up, {usual} of its peers'"
             measured = Measurement("xgmi_up", count, "links", device)
@@ -289,6 +296,12 @@ def judge_memory_heat(values: Values) -> list[Finding]:
 def _busy(values: Values) -> Collection[str]:
     working = {device for device, busy in values.get("busy", {}).items() if busy}
     return working | {device for device, programs in values.get("processes", {}).items() if programs}
+
+
+def declared(node: CheckNode) -> CheckNode:
+    """The node with its declared limit of power under the name that rules for all GPUs know."""
+    limit = node.variables.get("amd_gpu_settings_power_limit")
+    return replace(node, variables={**node.variables, "gpu_settings_power_limit": limit})
 
 
 def at_rest(values: Values) -> dict[str, Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from provision.checks.amd.smi import Entry, count, number, text, within
 from provision.checks.check import Measurement
 from provision.checks.host.kernel_log import bus_address
 from provision.errors import ParseError
+from provision.node.observe.amd_smi import memory_ecc
 
 # What may hold the clocks down. The limit of power does so in normal life, of a GPU that works as hard as it
 # may; and MI200s tell no reason (their `throttle_status`), so that theirs is not judged.
@@ -45,18 +46,24 @@ def of_static(static: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[M
         yield Measurement("listed", True, "", device)
         if name := text(entry, "asic", "market_name"):
             yield Measurement("name", name, "", device)
-        state = text(entry, "ras", "ecc_block_state", "UMC")
-        if state:
-            yield Measurement("ecc_mode", state.capitalize(), "", device)
+        state = memory_ecc(within(entry, "ras", "ecc_block_state"))  # type: ignore[no-untyped-call]
+        if isinstance(state, str) and state not in ("", "N/A"):
+            yield Measurement("ecc_mode", state[:20].capitalize(), "", device)
         if (threshold := count(entry, "ras", "bad_page_threshold")) is not None:
             yield Measurement("bad_page_threshold", threshold, "pages", device)
-        limit = within(entry, "limit")
-        first, older = within(limit, "ppt0"), ("socket_power", "max_power")
-        names = ("socket_power_limit", "max_power_limit") if isinstance(first, dict) else older
-        for metric, name in zip(("power_limit", "power_default"), names, strict=True):
-            watts = number(first if isinstance(first, dict) else limit, name)
-            if watts:
-                yield Measurement(metric, watts, "W", device)
+        yield from of_limits(entry, device)
+
+
+def of_limits(entry: Entry, device: str) -> Iterator[Measurement]:
+    """The limit of power that is set, and the highest that may be. A GPU in the processor's socket tells 0 W
+    as the first, whose number is then not known."""
+    limit = within(entry, "limit")
+    first, older = within(limit, "ppt0"), ("socket_power", "max_power")
+    names = ("socket_power_limit", "max_power_limit") if isinstance(first, dict) else older
+    for metric, name in zip(("power_limit", "power_default"), names, strict=True):
+        watts = number(first if isinstance(first, dict) else limit, name)
+        if watts:
+            yield Measurement(metric, watts, "W", device)
 
 
 def of_metric(metric: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
@@ -98,19 +105,38 @@ def of_replays(
 
 def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
     """`xgmi -l`: how many of a GPU's links are up. Its letters (U up, D down, X disabled, or N/A) are those
-    of its links in their order, and do not say where one leads; links that a machine has not wired may read
-    D. Raises ParseError."""
-    for row in rows:
-        device, states = devices.get(int(row["gpu"])), within(row, "link_status")
-        if device is None:
-            continue
-        if not isinstance(states, list) or not all(isinstance(state, str) for state in states):
-            raise ParseError(
-                "amd-smi xgmi -l gives a GPU without the states of its links", "report the new format"
-            )
-        letters = [state.upper() for state in states]
-        if "U" in letters or "D" in letters:
-            yield Measurement("xgmi_up", letters.count("U"), "links", device)
+    of its links in their order, as far as there is room for them: as many as there are GPUs (`xgmi_told`).
+    They do not say where a link leads; links that a machine has not wired may read D.
+
+    From ROCm 7.1 on they are those of the links to each GPU, itself (SELF) included: U/U is two of them. What
+    there was no room for is N/A at one end, so that the other end counts for both. Raises ParseError."""
+    told = {device: _states(row) for row in rows if (device := devices.get(int(row["gpu"])))}
+    if not any("SELF" in states for states in told.values()):
+        for device, states in told.items():
+            if "U" in states or "D" in states:
+                yield Measurement("xgmi_up", states.count("U"), "links", device)
+                yield Measurement("xgmi_told", len(states), "links", device)
+        return
+    names = [devices.get(int(row["gpu"]), "") for row in rows]
+    letters = {
+        (one, other): state.split("/")
+        for one, states in told.items()
+        for other, state in zip(names, states, strict=False)
+        if set(state.split("/")) <= {"U", "D", "X"}
+    }
+    for one in told:
+        if any(one in pair for pair in letters):
+            ends = [letters.get((one, other)) or letters.get((other, one), []) for other in names]
+            yield Measurement("xgmi_up", sum(states.count("U") for states in ends), "links", one)
+
+
+def _states(row: Entry) -> list[str]:
+    states = within(row, "link_status")
+    if not isinstance(states, list) or not all(isinstance(state, str) for state in states):
+        raise ParseError(
+            "amd-smi xgmi -l gives a GPU without the states of its links", "report the new format"
+        )
+    return [state.upper() for state in states]
 
 
 def of_processes(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:

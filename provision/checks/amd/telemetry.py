@@ -28,7 +28,7 @@ from provision.errors import ParseError
 
 NAME = "telemetry"  # of the command beside the load
 BEFORE, AFTER = "amd_smi_before", "amd_smi_after"
-_STATIC = ("amd-smi", "static", "--asic", "--bus", "--json")
+_STATIC = ("amd-smi", "static", "--asic", "--bus", "--limit", "--json")
 _DEADLINE = 40.0  # how long eight GPUs take nobody has published; a driver that is stuck never answers
 
 _INTERVAL = 2.0  # seconds between two samples
@@ -125,6 +125,9 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
     yield Measurement("sampled", span, "s")
     yield Measurement("counted", output.seconds, "s")
     best = {devices[int(one["gpu"])]: one for one in static if int(one["gpu"]) in devices}
+    for entry in static:
+        if (device := devices.get(int(entry["gpu"]))) is not None:
+            yield from sensors.of_limits(entry, device)
     for device, one in sampled.items():
         yield from _measured(device, one, within(best[device], "bus"))
 

@@ -18,7 +18,7 @@ def wanted(node):
     """Address -> files of sysfs of each bridge, but for its configuration space."""
     for slot, gpu in enumerate(node.gpus):
         yield (
-            f"0000:00:{slot + 1:02x}.0",
+            f"{gpu['address'][:4]}:00:{slot + 1:02x}.0",
             {
                 "vendor": "0x8086",
                 "device": "0x352a",

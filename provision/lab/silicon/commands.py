@@ -52,15 +52,18 @@ def new(arguments: list) -> int:
 
 def _gpu(options, slot: int, bus: str) -> dict:
     sku, words = SKUS[options.sku], (options.seed, options.name, slot)
-    half = len(sku["buses"]) // 2
-    numa, per_node = slot // half, sku["cpus"] // 2
+    # An accelerator that is a processor as well has a socket, and a domain of the PCI bus, of its own.
+    integrated = bool(sku.get("integrated"))
+    sockets = len(sku["buses"]) if integrated else 2
+    numa, per_node = slot // (len(sku["buses"]) // sockets), sku["cpus"] // sockets
     identity = noise.identity("uuid", *words)
     return {
         "slot": slot,
         "uuid": f"GPU-{identity}",
         "serial": sku["serial"] + noise.digits(10, "serial", *words),
-        "address": f"0000:{bus.lower()}:00.0",
+        "address": f"{slot if integrated else 0:04x}:{bus.lower()}:00.0",
         "bus": bus,
+        "integrated": integrated,
         "numa": numa,
         "cpus": f"{numa * per_node}-{(numa + 1) * per_node - 1}",
     }

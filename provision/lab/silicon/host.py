@@ -12,6 +12,7 @@ from faults.host import DRIVES, MODULES
 from small_files import put
 
 CONTROLLERS = 8
+OF_MEMORY = ("memory_corrected_few", "memory_errors", "ecc_uncorrectable", "ras_errors", "ras_corrected_few")
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
 Max cpu time              unlimited            unlimited            seconds
@@ -68,7 +69,30 @@ def _write_cpus(node, folder: Path) -> None:
         _put(place / "scaling_driver", "intel_pstate")
 
 
+def _write_own_memory(node, folder: Path) -> None:
+    """Memory in the sockets of accelerators that are processors as well: amd64_edac has a controller for
+    each, and counts deferred errors as uncorrected ones. It has no modules."""
+    for gpu in node.gpus:
+        counts = {"ce": 0, "ue": 0}
+        for fault in node.faults:
+            # A fault of a module is of that socket which would have it.
+            slot = fault.get("gpu", fault.get("module", -1) * len(node.gpus) // MODULES)
+            if fault["id"] not in OF_MEMORY or slot != gpu["slot"] or fault.get("block", "umc") != "umc":
+                continue
+            few = fault["id"] in ("memory_corrected_few", "ras_corrected_few")
+            corrected = few or fault.get("kind") in ("corrected", "ce")
+            counts["ce" if corrected else "ue"] += fault["count"]
+        place = folder / f"mc{gpu['slot']}"
+        _put(place / "mc_name", "F19h_M90h")
+        _put(place / "ce_count", str(counts["ce"]))
+        _put(place / "ue_count", str(counts["ue"]))
+        _put(place / "seconds_since_reset", "100000")
+
+
 def _write_memory(node, folder: Path) -> None:
+    if node.gpus[0].get("integrated"):
+        _write_own_memory(node, folder)
+        return
     per = MODULES // CONTROLLERS
     for controller in range(CONTROLLERS):
         totals = {"ce": 0, "ue": 0}

@@ -26,19 +26,32 @@ def within(entry, *names):
     return entry
 
 
+def memory_ecc(blocks):
+    """ENABLED or DISABLED, of the block that is the memory; None where the memory is not the GPU's own.
+
+    Of a GPU in the processor's socket, and of one joined to it by xGMI, the driver manages three blocks alone
+    (amdgpu_ras.c); errors of their memory are counted as those of the processor's (edac.controllers).
+    """
+    states = blocks if isinstance(blocks, dict) else {}
+    managed = [name for name in states if states[name] == "ENABLED"]
+    if managed and set(managed) <= {"GFX", "SDMA", "MMHUB"}:
+        return None
+    return states["UMC"] if isinstance(states.get("UMC"), str) else None
+
+
 def of_amd_smi(entry):
     """An entry of `amd-smi static`, flat."""
     limit = within(entry, "limit")
     current = within(limit, "ppt0", "socket_power_limit") or within(limit, "socket_power")
     most = within(limit, "ppt0", "max_power_limit") or within(limit, "max_power")
-    name, state = within(entry, "asic", "market_name"), within(entry, "ras", "ecc_block_state", "UMC")
+    name = within(entry, "asic", "market_name")
     return {
         "address": str(within(entry, "bus", "bdf")).lower(),
         "name": name if isinstance(name, str) else None,
         "memory_mib": amount(within(entry, "vram", "size")),  # it prints MB, and means this
         "power_limit_w": amount(current),
         "power_limit_max_w": amount(most),
-        "memory_ecc": state if isinstance(state, str) else None,
+        "memory_ecc": memory_ecc(within(entry, "ras", "ecc_block_state")),
     }
 
 

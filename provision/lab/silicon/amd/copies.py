@@ -28,7 +28,7 @@ def local(node, gpu) -> float:
 def peer(node, one, other, kind: str) -> float:
     """GB/s between two GPUs; `kind`: read or write."""
     a, b = sorted([one["slot"], other["slot"]])
-    wired = node.sku["wired"].get((a, b), 0)
+    wired = readings.wired(node).get((a, b), 0)
     rate = node.sku["d2d"][wired] if wired else node.sku["d2d_far"].get((a, b), node.sku["d2d"][0])
     if wired and node.fault("xgmi_down", a=a, b=b):
         rate *= _DETOUR
@@ -47,7 +47,7 @@ def collective(node, gpus: list, name: str) -> float:
     for place, a in enumerate(slots):
         for b in slots[place + 1 :]:
             low, high = min(a, b), max(a, b)
-            if not node.sku["wired"].get((low, high)):
+            if not readings.wired(node).get((low, high)):
                 continue
             slowest = min(slowest, node.factor("slow_pair", a=low, b=high))
             slowest = min(slowest, _DETOUR if node.fault("xgmi_down", a=low, b=high) else 1.0)

@@ -1,22 +1,30 @@
 """What each of AMD's SKUs of the lab is: identity, wiring, and what healthy hardware of it measures.
 
 Where the numbers come from: PCI ids from libdrm's amdgpu.ids; memory, power limits and names as amd-smi and
-rocm-smi print them in public reports; links and compute units from AMD's white paper of CDNA 3; the addresses
-from AMD's NIC to GPU mapping (MI300X) and from a node of Frontier (MI250X), whose `links` between GPUs are
-those of its rows in xgmi_num_links. Rates of copies and collectives: copies.py.
-Temperatures, power and clocks are plausible, no more; so is `gemm`, what
-a GPU multiplies in Gflop/s of bf16: 581,000 is the least that AMD's validation suite asks of an MI300X.
+rocm-smi print them in public reports, those of an MI300A as the manual of amd-smi has them (`amd-smi
+static`); links and compute units from AMD's white paper of CDNA 3; the addresses from AMD's NIC to GPU
+mapping (MI300X), from a node of Frontier (MI250X), whose `links` between GPUs are those of its rows in
+xgmi_num_links, and from AMD's guide to accepting systems (ROCm/system-acceptance-docs, docs/gpus), which has
+cards of MI210 joined in fours, and says what copies and collectives of each must reach: healthy ones are a
+few percent above it. More of rates: copies.py.
+Temperatures, power and clocks are plausible, no more; so are numbers of boards, the wiring between the
+modules of an MI250, copies within memory but for the MI300X's, and `gemm`, what a GPU multiplies in Gflop/s
+of bf16: 581,000 is the least that AMD's validation suite asks of an MI300X, 669,000 of an MI325X.
 """
 
 
-def _mesh(count: int) -> dict:
-    """Every GPU is wired to every other by one link."""
-    return {(a, b): 1 for a in range(count) for b in range(a + 1, count)}
+def _mesh(count: int, links: int = 1, first: int = 0) -> dict:
+    """So many GPUs from the first on are each wired to every other."""
+    gpus = range(first, first + count)
+    return {(a, b): links for a in gpus for b in gpus if a < b}
 
 
 # Dies of a module have four links between them; the rest is how the modules of this machine are wired.
 _MODULES = {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4}
 _BETWEEN = {(0, 6): 2, (2, 4): 2, (0, 2): 1, (1, 3): 1, (1, 5): 1, (3, 7): 1, (5, 7): 1, (4, 6): 1}
+
+# MI250: each module has one link of each of its dies to each other module.
+_ALL_TO_ALL = {(a, b): 1 for a in range(8) for b in range(a + 1, 8) if a // 2 != b // 2 and a % 2 == b % 2}
 
 # GB/s of pairs without a link of their own whose ways are better than others'.
 _FAR = {(0, 7): 39.9, (1, 6): 40.0, (2, 5): 40.1, (3, 4): 39.8, (1, 7): 36.0, (3, 5): 35.8}
@@ -118,6 +126,122 @@ PRODUCTS = {
         "serial": "PCB",
     },
 }
+_MI300X, _MI250X = PRODUCTS["mi300x"], PRODUCTS["mi250x"]
+PRODUCTS["mi325x"] = dict(
+    _MI300X,
+    name="AMD Instinct MI325X",
+    product="AMD Instinct MI325X OAM",
+    model="102-G30218-00",
+    device="74a5",
+    subsystem="74a5",
+    vram_bytes=262128 * 2**20,
+    vram_mib=262128,
+    vram_type="HBM3E",
+    power=1000,
+    power_idle=152,
+    gemm=790_000,
+    d2d={0: 24.0, 1: 48.6},
+    local=1920.0,
+    vbios="113-M3250101-100",
+)
+PRODUCTS["mi355x"] = dict(
+    _MI300X,
+    name="AMD Instinct MI355X",
+    product="AMD Instinct MI355X OAM",
+    model="102-G36303-0C",
+    architecture="cdna4",
+    gfx="gfx950",
+    gfx_version=90500,
+    device="75a3",
+    subsystem="75a3",
+    buses=["05", "15", "65", "75", "85", "95", "E5", "F5"],
+    vram_bytes=309220868096,
+    vram_mib=294896,
+    vram_type="HBM3E",
+    units=256,
+    units_per_array=8,
+    link_gbits=38,
+    power=1400,
+    power_idle=245,
+    clock=2400,
+    clock_load=1930,
+    gemm=1_450_000,
+    d2d={0: 26.0, 1: 57.8},
+    local=2480.0,
+    ring={"all_reduce": 361.0, "all_gather": 352.0, "reduce_scatter": 354.0, "alltoall": 339.0},
+    vbios="113-M3550101-109",
+)
+# Processor and GPU in one socket, each with its own PCI domain; its memory is the processor's, which counts
+# the errors of it (amdgpu_ras.c, gmc_v9_0_set_umc_funcs). It has no firmware and no serial number of a board,
+# and tells a power limit of 0 W.
+PRODUCTS["mi300a"] = dict(
+    _MI300X,
+    name="AMD Instinct MI300A",
+    product="Aqua Vanjaram [Instinct MI300A]",
+    model="N/A",
+    device="74a0",
+    subsystem="74a0",
+    buses=["01"] * 4,
+    integrated=True,
+    vram_bytes=96432 * 2**20,
+    vram_mib=96432,
+    vram_type="HBM",
+    units=228,
+    arrays=24,
+    wired=_mesh(4, links=2),
+    ras=("sdma", "gfx", "mmhub"),
+    power=550,
+    power_idle=44,
+    temp_idle=29,
+    gemm=510_000,
+    h2d=76.0,
+    d2h=79.0,
+    d2d={2: 88.4},
+    local=1580.0,
+    ring={"all_reduce": 244.0, "all_gather": 238.0, "reduce_scatter": 240.0, "alltoall": 226.0},
+    vbios="N/A",
+    bad_page_threshold="N/A",
+)
+PRODUCTS["mi250"] = dict(
+    _MI250X,
+    name="AMD Instinct MI250X / MI250",
+    product="AMD Instinct MI250X / MI250",
+    device="740c",
+    buses=["11", "14", "32", "35", "8E", "93", "AE", "B3"],
+    units=104,
+    units_per_array=13,
+    wired={**_MODULES, **_ALL_TO_ALL},
+    gemm=121_000,
+    d2d={0: 26.8, 1: 33.4, 4: 65.0},
+    d2d_far={},
+    ring={"all_reduce": 134.0, "all_gather": 128.0, "reduce_scatter": 129.0, "alltoall": 71.0},
+    vbios="113-D65201-046",
+)
+# Cards: a bridge joins four of one socket.
+PRODUCTS["mi210"] = dict(
+    _MI250X,
+    name="AMD Instinct MI210",
+    product="AMD Instinct MI210",
+    model="D67301",
+    device="740f",
+    subsystem="0c34",
+    buses=["03", "27", "43", "63", "83", "A3", "C3", "E3"],
+    units=104,
+    units_per_array=13,
+    wired={**_mesh(4), **_mesh(4, first=4)},
+    dies=1,
+    power=300,
+    power_idle=42,
+    gemm=118_000,
+    h2d=25.6,
+    d2h=26.1,
+    d2d={0: 19.6, 1: 37.9},
+    d2d_far={},
+    local=572.0,
+    ring={"all_reduce": 9.1, "all_gather": 8.9, "reduce_scatter": 8.9, "alltoall": 6.4},
+    vbios="113-D67301V-073",
+)
 for _one in PRODUCTS.values():
     # What the rest of the simulator asks of any GPU: NVLinks, NVSwitches and their fabric are NVIDIA's.
     _one.update(vendor="amd", links=0, fabric=None, switches=[], busbw={}, memory=_one["vram_mib"])
+    _one.setdefault("ras", BLOCKS)  # the blocks of which the driver counts errors

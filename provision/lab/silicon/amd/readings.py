@@ -1,5 +1,6 @@
 """What one of AMD's GPUs says of itself right now: its identity, sensors, links and error counters."""
 
+import json
 import math
 import time
 
@@ -10,6 +11,7 @@ from amd.products import BLOCKS
 
 KINDS = ("ue", "ce", "de")
 MEMORY_MODE = "run/memory_partition"  # asked for when the driver was unloaded; a boot forgets it
+POWER_CAPS = "run/amd_power_caps"  # what was set; a boot forgets it
 # How many accumulator steps the firmware of an MI300X makes a second is not published: this is plausible.
 STEPS = 3_800_000
 HEATING_SECONDS = 25.0
@@ -38,22 +40,40 @@ def _between(node, a: int, b: int) -> int:
     low, high = min(a, b), max(a, b)
     if low == high or node.fault("xgmi_down", a=low, b=high, since="boot"):
         return 0
-    return node.sku["wired"].get((low, high), 0)
+    return wired(node).get((low, high), 0)
+
+
+def wired(node) -> dict:
+    """(GPU, GPU) -> how many links join them, by slot, the lower first; none where no cards are bridged."""
+    cards = node.given("bridges", "cards", 0)
+    if not cards:
+        return node.sku["wired"]
+    return {pair: n for pair, n in node.sku["wired"].items() if pair[0] // cards == pair[1] // cards}
+
+
+def hive(node, gpu) -> list:
+    """The slots of the GPUs that the links of this one lead to, directly or by others; itself included."""
+    found, pairs = {gpu["slot"]}, wired(node)
+    while True:
+        more = {slot for pair in pairs if found & set(pair) for slot in pair} - found
+        if not more:
+            return sorted(found)
+        found |= more
 
 
 def link_states(node, gpu) -> list:
-    """Up or down, of each of the GPU's links in their order."""
+    """(other GPU, up or down) of each of the GPU's links in their order."""
     own, found = gpu["slot"], []
     for other in node.gpus:
         low, high = min(own, other["slot"]), max(own, other["slot"])
         gone = other not in answering(node)
         down = gone or node.fault("xgmi_down", a=low, b=high)
-        found += ["D" if down else "U"] * node.sku["wired"].get((low, high), 0)
+        found += [(other, "D" if down else "U")] * wired(node).get((low, high), 0)
     return found
 
 
 def errors(node, gpu) -> dict:
-    """Block -> {ue, ce, de} of errors since the driver was loaded."""
+    """Block -> {ue, ce, de} of errors since the driver was loaded, of the blocks whose errors it counts."""
     found = {block: dict.fromkeys(KINDS, 0) for block in BLOCKS}
     for fault in node.faults:
         if fault.get("gpu") != gpu["slot"]:
@@ -62,7 +82,7 @@ def errors(node, gpu) -> dict:
             found["umc"]["ue"] += fault["count"]
         elif fault["id"] in ("ras_errors", "ras_corrected_few"):
             found[fault.get("block", "umc")][fault.get("kind", "ce")] += fault["count"]
-    return found
+    return {block: found[block] for block in BLOCKS if block in node.sku["ras"]}
 
 
 def bad_pages(node, gpu) -> list:
@@ -113,8 +133,7 @@ def sensors(node, gpu) -> dict:
 
 def capped(node, gpu) -> float:
     """What a lowered power limit leaves of the clock: power goes with about the third power of it."""
-    cap = node.fault("power_limit", gpu=gpu["slot"]) or node.fault("power_cap_site")
-    return (cap["percent"] / 100.0) ** (1 / 3.0) if cap else 1.0
+    return (_limit(node, gpu["slot"]) / float(node.sku["power"])) ** (1 / 3.0)
 
 
 def rate(node, gpu) -> float:
@@ -132,12 +151,31 @@ def accumulated(node, gpu, violations: dict) -> dict:
     return {name: usual.get(name, 0) + STEPS * share // 100 for name, share in violations.items()}
 
 
+def second(node, gpu) -> bool:
+    """Whether it is the second die of a module, whose first has the power of both."""
+    return bool(gpu["slot"] % node.sku.get("dies", 1))
+
+
 def power_limit(node, gpu) -> int:
-    """W; of a module of two dies the first has it, the other none (0)."""
-    if gpu["slot"] % node.sku.get("dies", 1):
-        return 0
-    cap = node.fault("power_limit", gpu=gpu["slot"]) or node.fault("power_cap_site")
-    return round(node.sku["power"] * cap["percent"] / 100.0) if cap else node.sku["power"]
+    """W; the second die of a module has none (0), and one that is in a processor tells none."""
+    return 0 if second(node, gpu) or gpu["integrated"] else _limit(node, gpu["slot"])
+
+
+def _limit(node, slot: int) -> int:
+    """W, under which the GPU in this slot works; what was set is of its whole module."""
+    cap = node.fault("power_limit", gpu=slot) or node.fault("power_cap_site")
+    usual = round(node.sku["power"] * cap["percent"] / 100.0) if cap else node.sku["power"]
+    return power_caps(node).get(slot - slot % node.sku.get("dies", 1), usual)
+
+
+def power_caps(node) -> dict:
+    """Slot -> W, of limits that `amd-smi set` set since the last boot."""
+    try:
+        return {
+            int(slot): watts for slot, watts in json.loads((node.folder / POWER_CAPS).read_text()).items()
+        }
+    except OSError:
+        return {}
 
 
 def pcie(node, gpu) -> dict:

@@ -1,7 +1,8 @@
-"""amd-smi: version, list, static, metric, topology, xgmi, bad-pages and process, as text or as JSON.
+"""amd-smi: version, list, static, metric, topology, xgmi, bad-pages, process and set, as text or as JSON.
 
 Forms: amdsmi_cli/amdsmi_commands.py of ROCm/amdsmi (ROCm 6.2 and 6.3), its CHANGELOG (what holds the clocks
-down), `amd-smi static` of an MI210 in the tests of ROCm/device-metrics-exporter, amd/node-scraper's models
+down), projects/amdsmi of ROCm/rocm-systems (7.1 and newer), `amd-smi static` of an MI210 in the tests of
+ROCm/device-metrics-exporter and of an MI300A in amd-smi's manual, amd/node-scraper's models
 of releases until 7.2. ROCm 6.3 and before print a list of GPUs, from 6.4 on it stands below `gpu_data`;
 limits of power are below `ppt0` from 7.2 on.
 """
@@ -12,7 +13,7 @@ import os
 import sys
 import time
 
-from amd import readings, smi_links, smi_values
+from amd import readings, smi_links, smi_set, smi_values
 
 NOT_LOADED = "ERROR:root:Unable to get devices, driver not initialized (amdgpu not found in modules)"
 NO_GPU = (
@@ -30,7 +31,7 @@ LIBRARY = [((6, 0), "23.4.2"), ((6, 2), "24.6.3"), ((6, 3), "24.7.1"), ((6, 4), 
 
 def amd_smi(node, arguments: list) -> int:
     """The commands above; anything else is refused as the program does."""
-    words = [word for word in arguments if word not in ("--json", "-g", "--gpu", "all")]
+    words, chosen = _chosen(arguments)
     as_json = "--json" in arguments
     command = words[0] if words else ""
     release = rocm(node)
@@ -43,6 +44,8 @@ def amd_smi(node, arguments: list) -> int:
     if not gpus:
         print(NO_GPU, file=sys.stderr)
         return 255
+    if command == "set":
+        return smi_set.power_cap(node, [gpu for n, gpu in enumerate(gpus) if n in chosen], words[1:], release)
     if command not in _COMMANDS:
         return _refused(f"Command '{command}' is invalid. Run '--help' for more info.", -1, as_json)
     if not node.privileged() and not {"render", "video"} <= _groups():
@@ -52,12 +55,27 @@ def amd_smi(node, arguments: list) -> int:
         return _refused(f"Parameter '{unknown[0]}' is invalid. Run '--help' for more info.", -2, as_json)
     time.sleep(SECONDS * len(gpus) / node.speed)
     entries = _COMMANDS[command](node, gpus, words[1:], release)
+    if chosen and isinstance(entries, list):
+        entries = [entry for entry in entries if entry["gpu"] in chosen]
     if as_json:
         nested = isinstance(entries, list) and release >= (6, 4) and command in _NESTED
         print(json.dumps({_NESTED[command]: entries} if nested else entries, indent=4))
     else:
         print("\n\n".join(_text(entry) for entry in entries))
     return 0
+
+
+def _chosen(arguments: list) -> tuple:
+    """(what is asked, numbers of the GPUs it is asked of; none: all of them)."""
+    words, chosen, of_gpus = [], set(), False
+    for word in arguments:
+        if of_gpus and (word.isdigit() or word == "all"):
+            chosen |= {int(word)} if word.isdigit() else set()
+            continue
+        of_gpus = word in ("-g", "--gpu")
+        if not of_gpus and word != "--json":
+            words.append(word)
+    return words, chosen
 
 
 def _refused(message: str, code: int, as_json: bool) -> int:

@@ -3,6 +3,8 @@
 from amd import readings
 from amd.smi_values import unit
 
+BY_GPU = (7, 1)  # the release whose `xgmi -l` says of each GPU how the links to it are
+
 
 def topology(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of all commands
     found = []
@@ -33,7 +35,7 @@ def topology(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of
 
 def xgmi(node, gpus, words, release) -> object:
     status = [
-        {"gpu": i, "bdf": gpu["address"], "link_status": _link_status(node, gpu, gpus)}
+        {"gpu": i, "bdf": gpu["address"], "link_status": _link_status(node, gpu, gpus, release)}
         for i, gpu in enumerate(gpus)
     ]
     metrics = [
@@ -45,13 +47,25 @@ def xgmi(node, gpus, words, release) -> object:
     return {"xgmi_metric": metrics} if release >= (6, 4) else metrics
 
 
-def _link_status(node, gpu, gpus) -> list:
-    """Of each of eight links: up, down, or disabled; the firmware of MI200s does not say. The form is that of
-    AMD's changelog, `GPU0   0000:08:00.0  U  U  U  U  D  U  D  X`."""
-    if not node.sku["violations"]:
-        return ["N/A"] * len(gpus)
-    states = readings.link_states(node, gpu)
-    return states + ["X"] * (8 - len(states))
+def _link_status(node, gpu, gpus, release) -> list:
+    """Of each link in its order: up, down, or disabled; the firmware of MI200s does not say. There are as
+    many places as GPUs, whatever the number of links (amdsmi_get_gpu_xgmi_link_status). The form is that of
+    AMD's changelog, `GPU0   0000:08:00.0  U  U  U  U  D  U  D  X`.
+
+    From 7.1 on it is of each GPU of the node, SELF among them: `U/U` of two links, N/A where there is none
+    (projects/amdsmi/amdsmi_cli/subcommands/xgmi.py of ROCm/rocm-systems)."""
+    places = min(len(gpus), 8)
+    states = readings.link_states(node, gpu) if node.sku["violations"] else []
+    if release < BY_GPU:
+        if not states:
+            return ["N/A"] * len(gpus)
+        return [state for _, state in states[:places]] + ["X"] * (places - len(states))
+    shown = []
+    for other in gpus:
+        # What is behind the last place of the library's list, it does not know.
+        letters = [state for number, (to, state) in enumerate(states) if to is other and number < places]
+        shown.append("SELF" if other is gpu else "/".join(letters) or "N/A")
+    return shown
 
 
 def _link_metrics(node, gpu, gpus) -> dict:

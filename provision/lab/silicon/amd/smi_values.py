@@ -49,7 +49,7 @@ def _static_of(node, gpu, parts: tuple, release: tuple) -> dict:
     sku, identity = node.sku, readings.identity(node, gpu)
     link = readings.pcie(node, gpu)
     power = readings.power_limit(node, gpu)
-    most = sku["power"] if power else 0
+    most = 0 if readings.second(node, gpu) else sku["power"]
     compute, memory = readings.partition(node, gpu)
     version = node.folder / "sys_module/amdgpu/version"
     values = {
@@ -71,9 +71,9 @@ def _static_of(node, gpu, parts: tuple, release: tuple) -> dict:
             "max_pcie_width": link["width_max"],
             "max_pcie_speed": unit({4: 16, 5: 32}[sku["pcie"]], "GT/s"),
             "pcie_interface_version": f"Gen {sku['pcie']}",
-            "slot_type": "OAM",
+            "slot_type": "PCIE" if gpu["integrated"] else "OAM",
         },
-        "vbios": {"name": sku["name"], "part_number": gpu["vbios"]},
+        "vbios": {"name": "N/A" if gpu["integrated"] else sku["name"], "part_number": gpu["vbios"]},
         "limit": {
             "max_power": unit(most, "W"),
             "min_power": unit(0, "W"),
@@ -84,7 +84,7 @@ def _static_of(node, gpu, parts: tuple, release: tuple) -> dict:
         "driver": {"name": "amdgpu", "version": version.read_text().strip() if version.exists() else "N/A"},
         "board": {
             "model_number": sku["model"],
-            "product_serial": identity["serial"],
+            "product_serial": "N/A" if gpu["integrated"] else identity["serial"],
             "fru_id": "N/A",
             "product_name": sku["product"],
             "manufacturer_name": "AMD",
@@ -96,7 +96,9 @@ def _static_of(node, gpu, parts: tuple, release: tuple) -> dict:
             "single_bit_schema": "DISABLED",
             "double_bit_schema": "DISABLED",
             "poison_schema": "ENABLED",
-            "ecc_block_state": {block.upper(): "ENABLED" for block in BLOCKS},
+            "ecc_block_state": {
+                block.upper(): "ENABLED" if block in sku["ras"] else "DISABLED" for block in BLOCKS
+            },
         },
         "numa": {"node": gpu["numa"], "affinity": gpu["numa"]},
         "vram": {"type": sku["vram_type"], "vendor": "HYNIX", "size": unit(_mib(node, gpu), "MB")},
@@ -128,6 +130,7 @@ def _metric_of(node, gpu, parts: tuple, release: tuple) -> dict:
     sku, sensors, link = node.sku, readings.sensors(node, gpu), readings.pcie(node, gpu)
     counted = readings.errors(node, gpu)
     total = {kind: sum(block[kind] for block in counted.values()) for kind in readings.KINDS}
+    memory = counted.get("umc", dict.fromkeys(readings.KINDS, 0))
     clock = {
         "clk": unit(sensors["clock"], "MHz"),
         "min_clk": unit(sku["clock_idle"], "MHz"),
@@ -135,7 +138,7 @@ def _metric_of(node, gpu, parts: tuple, release: tuple) -> dict:
         "clk_locked": "DISABLED",
         "deep_sleep": "ENABLED",
     }
-    second = not readings.power_limit(node, gpu)  # of a module, whose first die tells its power
+    second = readings.second(node, gpu)
     held = any(sensors["violations"].values())
     resetting = node.fault("gpu_resetting", gpu=gpu["slot"])
     values = {
@@ -173,8 +176,8 @@ def _metric_of(node, gpu, parts: tuple, release: tuple) -> dict:
             "total_correctable_count": total["ce"],
             "total_uncorrectable_count": total["ue"],
             "total_deferred_count": total["de"],
-            "cache_correctable_count": total["ce"] - counted["umc"]["ce"],
-            "cache_uncorrectable_count": total["ue"] - counted["umc"]["ue"],
+            "cache_correctable_count": total["ce"] - memory["ce"],
+            "cache_uncorrectable_count": total["ue"] - memory["ue"],
         },
         "ecc_blocks": {
             block.upper(): {

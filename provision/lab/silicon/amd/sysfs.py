@@ -14,7 +14,6 @@ import noise
 from small_files import put
 
 from amd import readings
-from amd.products import BLOCKS
 
 # The bits of the blocks that count errors (amdgpu_ras.h).
 ORDER = (
@@ -25,7 +24,6 @@ SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 TREE = ".tree"  # below the PCI devices, which nobody lists; what stands there links into it
 KFD = "sys/class/kfd"
 DRM = "sys/class/drm"
-FEATURES = sum(1 << ORDER.index(block) for block in BLOCKS)
 STATES = {"reserved": "R", "pending": "P", "unreservable": "F"}
 UPPER, LOWER = "0x14a0", "0x14a1"  # its bridges: lspci of a Vega 20, open-mpi/hwloc pull request 406
 XGMI, PCIE = 11, 2  # types of links between nodes of the topology (kfd_crat.h)
@@ -40,7 +38,9 @@ HWMON = "hwmon/hwmon3"
 
 
 def bridges_of(gpu) -> tuple:
-    """Addresses of the two bridges above a GPU, the upper one first."""
+    """Addresses of the two bridges above a GPU, the upper one first; one that is in a processor has none."""
+    if gpu["integrated"]:
+        return ()
     bus = int(gpu["bus"], 16)
     return f"0000:{bus - 2:02x}:00.0", f"0000:{bus - 1:02x}:00.0"
 
@@ -48,7 +48,7 @@ def bridges_of(gpu) -> tuple:
 def buses_of(gpu) -> tuple:
     """(first, last) of the buses that belong to a GPU."""
     bus = int(gpu["bus"], 16)
-    return bus - 2, bus
+    return (bus if gpu["integrated"] else bus - 2), bus
 
 
 def pci(node):
@@ -60,8 +60,9 @@ def pci(node):
         slot = _link(link["generation"], link["width"], node.sku["pcie"], link["width_max"])
         if node.lost(gpu):
             whole = slot = {"current_link_width": "0", "current_link_speed": "Unknown"}
-        upper, lower = bridges_of(gpu)
-        for address, device, shown in ((upper, UPPER, slot), (lower, LOWER, whole)):
+        if gpu["integrated"]:
+            whole = slot
+        for address, (device, shown) in zip(bridges_of(gpu), ((UPPER, slot), (LOWER, whole))):  # noqa: B905 - 3.6
             yield (
                 address,
                 {
@@ -92,7 +93,8 @@ def lay_out(node) -> None:
     """The folders of the functions: links to where each is plugged in, as in sysfs."""
     devices = node.folder / "sys_pci"
     for slot, gpu in enumerate(node.gpus):
-        place = f"{TREE}/pci0000:00/0000:00:{slot + 1:02x}.0"
+        domain = gpu["address"][:4]
+        place = f"{TREE}/pci{domain}:00/{domain}:00:{slot + 1:02x}.0"
         for address in (*bridges_of(gpu), gpu["address"]):
             place += "/" + address
             if gpu in node.on_bus():
@@ -150,20 +152,24 @@ def keep_memory_modes(node) -> None:
 
 
 def _write_gpu(node, gpu, place: Path, started: list) -> None:
-    """`started`: the GPUs that the driver took, of which its row of links has one number each."""
+    """`started`: the GPUs that the driver took; its row of links has a number for each of its own hive."""
     identity = readings.identity(node, gpu)
     compute, memory = readings.partition(node, gpu)
-    own = readings.links(node, gpu)
-    row = " ".join(f"{own[other['slot']]:02x}" for other in started)
+    own, hive = readings.links(node, gpu), readings.hive(node, gpu)
     files = {
-        "product_name": node.sku["product"],
-        "serial_number": identity["serial"],
         "unique_id": identity["unique_id"],
-        "vbios_version": gpu["vbios"],
         "mem_info_vram_total": str(readings.vram_bytes(node, gpu)),
         "pcie_replay_count": str(readings.pcie(node, gpu)["replays"]),
-        "xgmi_num_links": row,
     }
+    if len(hive) > 1:  # a card without a bridge has no such file
+        row = [own[other["slot"]] for other in started if other["slot"] in hive]
+        files["xgmi_num_links"] = " ".join(f"{links:02x}" for links in row)
+    else:
+        _clear_links(place)
+    if not gpu["integrated"]:  # there is no board with a memory that tells of it, and no firmware
+        files.update(
+            product_name=node.sku["product"], serial_number=identity["serial"], vbios_version=gpu["vbios"]
+        )
     if compute:
         files.update(
             current_compute_partition=compute,
@@ -179,7 +185,7 @@ def _write_gpu(node, gpu, place: Path, started: list) -> None:
             "name": "amdgpu",
             "power1_cap": str(limit),
             "power1_cap_min": "0",
-            "power1_cap_max": str(limit and node.sku["power"] * 10**6),
+            "power1_cap_max": str(0 if readings.second(node, gpu) else node.sku["power"] * 10**6),
         },
     )
     if not (place / "driver").is_symlink():
@@ -187,8 +193,14 @@ def _write_gpu(node, gpu, place: Path, started: list) -> None:
     _write_counters(node, gpu, place / "ras")
 
 
+def _clear_links(place: Path) -> None:
+    if (place / "xgmi_num_links").exists():
+        (place / "xgmi_num_links").unlink()
+
+
 def _write_counters(node, gpu, place: Path) -> None:
-    put(place, {"features": f"feature mask: {FEATURES:#x}"})
+    features = sum(1 << ORDER.index(block) for block in node.sku["ras"])
+    put(place, {"features": f"feature mask: {features:#x}"})
     resetting = node.fault("gpu_resetting", gpu=gpu["slot"]) or node.lost(gpu)
     for block, counts in readings.errors(node, gpu).items():
         kinds = ("ue", "ce", "de") if node.sku["deferred"] else ("ue", "ce")
@@ -255,9 +267,9 @@ def _write_topology(node, taken: list) -> None:
             "vendor_id": 0x1002,
             "device_id": int(node.sku["device"], 16),
             "location_id": int(gpu["bus"], 16) << 8,
-            "domain": 0,
+            "domain": int(gpu["address"][:4], 16),
             "gfx_target_version": node.sku["gfx_version"],
-            "hive_id": int(noise.hexadecimal(15, "hive", node.seed, node.name), 16),
+            "hive_id": _hive_id(node, gpu),
             "unique_id": int(readings.identity(node, gpu)["unique_id"], 16),
             "drm_render_minor": 128 + gpu["slot"],
             "max_engine_clk_fcompute": node.sku["clock"],
@@ -272,6 +284,12 @@ def _write_topology(node, taken: list) -> None:
             ends = (numbers[gpu["slot"]], numbers[other["slot"]])
             text = _io_link(XGMI, ends, 15, XGMI_RATE, XGMI_RATE * own[other["slot"]])
             put(place / f"io_links/{order + 1}", {"properties": text})
+
+
+def _hive_id(node, gpu) -> int:
+    hive = readings.hive(node, gpu)
+    words = ("hive", node.seed, node.name, *(hive[:1] if hive[0] else ()))
+    return int(noise.hexadecimal(15, *words), 16) if len(hive) > 1 else 0
 
 
 def _io_link(kind: int, ends: tuple, weight: int, least: int, most: int) -> str:

@@ -55,6 +55,10 @@ FAULTS = {
         "look-alike: AMD: the site partitions every GPU",
         [choice("mode", "CPX", ["CPX", "QPX", "DPX"], "how")],
     ),
+    "bridges": (
+        "look-alike: AMD: bridges join so many cards each, not four as usual",
+        [choice("cards", 2, [1, 2], "1: there are none")],
+    ),
     "ras_corrected_few": (
         "look-alike: AMD: a few corrected memory errors since the driver was loaded",
         [gpu(), number("count", 3, 1, 20, "errors")],
@@ -78,8 +82,10 @@ SHOWN = frozenset({*FAULTS, *_SHARED, *faults_host.FAULTS, *faults_network.FAULT
 }  # fmt: skip
 
 
-def refusal(name: str, vendor: str) -> str:
-    """Why a node with this vendor's GPUs cannot have the fault; empty when it can."""
+def refusal(name: str, vendor: str, sku: str) -> str:
+    """Why a node with these GPUs cannot have the fault; empty when it can."""
+    if name == "bridges" and sku != "mi210":
+        return f"{name}: only cards (mi210) are joined by bridges"
     if vendor == "amd" and name not in SHOWN:
         return f"{name}: the lab does not simulate it for AMD's GPUs"
     if vendor != "amd" and name in FAULTS:

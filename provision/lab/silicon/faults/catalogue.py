@@ -66,7 +66,7 @@ def parse(words: list, node) -> dict:
 
 def _checked(fault: dict, node) -> dict:
     name = fault["id"]
-    refused = faults_amd.refusal(name, node.vendor)
+    refused = faults_amd.refusal(name, node.vendor, node.sku_name)
     if refused:
         raise StateError(refused)
     if "a" in fault:
