@@ -10,8 +10,8 @@ from typing import Any
 SKUS = ("h100-sxm", "h200-sxm", "b200", "a100-sxm-80", "l40s")
 GPUS = 8  # of each of these machines
 IMEX = ("gb200",)  # compute trays of an NVL72 rack
-AMD = ("mi300x", "mi250x")  # with AMD's GPUs, eight each
-FOUR = (*IMEX, "a100-pcie-80")  # with four GPUs
+AMD = ("mi300x", "mi250x", "mi210", "mi250", "mi300a", "mi325x", "mi355x")  # with AMD's GPUs
+FOUR = (*IMEX, "a100-pcie-80", "mi300a")  # with four GPUs
 FABRIC = ("h100-sxm", "h200-sxm", "b200", "a100-sxm-80")
 LINKS = {"h100-sxm": 18, "h200-sxm": 18, "b200": 18, "a100-sxm-80": 12}
 
@@ -71,11 +71,16 @@ class Draw:
 
     def gpu(self) -> int:
         """A GPU of the node."""
-        return self.rng.randrange(GPUS)
+        return self.rng.randrange(self.gpus)
+
+    @property
+    def gpus(self) -> int:
+        """How many the node has."""
+        return 4 if self.sku in FOUR else GPUS
 
     def pair(self) -> tuple[int, int]:
         """Two GPUs, the lower first."""
-        a, b = sorted(self.rng.sample(range(GPUS), 2))
+        a, b = sorted(self.rng.sample(range(self.gpus), 2))
         return a, b
 
     @property

@@ -22,7 +22,11 @@ from benchmarks.detection.cases import (
 )
 
 HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
-WITH_METRICS = ("mi300x",)  # whose firmware tells links, limits and deferred errors
+# Whose firmware tells links, limits and deferred errors; and those whose memory is the processor's.
+WITH_METRICS = ("mi300x", "mi325x", "mi355x")
+SHARED = ("mi300a",)
+ALONE = tuple(sku for sku in AMD if sku not in SHARED)
+LIMITS = (*WITH_METRICS, *SHARED)
 BLOCKS = ("umc", "sdma", "gfx", "mmhub", "hdp")
 _OTHER_DRIVERS = ("6.10.5", "6.8.5", "6.14.14")
 
@@ -36,6 +40,11 @@ def _not_started(draw: Draw) -> Case:
 
 def _uncorrectable(draw: Draw) -> Case:
     gpu, count = draw.gpu(), draw.rng.randint(1, 9)
+    if draw.sku in SHARED:
+        block = draw.rng.choice(("sdma", "gfx", "mmhub"))
+        return Case(
+            (f"ras_errors gpu={gpu} block={block} kind=ue count={count}",), Expected((f"gpu{gpu}",), RESET)
+        )
     memory = f"ecc_uncorrectable gpu={gpu} count={count}"
     other = f"ras_errors gpu={gpu} block={draw.rng.choice(BLOCKS)} kind=ue count={count}"
     return Case((draw.rng.choice((memory, other)),), Expected((f"gpu{gpu}",), RESET))
@@ -79,6 +88,8 @@ _link_down = planted("xgmi_down a={a} b={b} since={since}", PAIR, RESET, since=(
 _link_errors = planted(
     "ras_errors gpu={gpu} block=xgmi_wafl kind=ue count={count}", GPU, RESET, count=range(1, 99)
 )
+_bridges = planted("bridges cards={cards}", everywhere=True, cards=(1, 2))
+_of_socket = planted("ecc_uncorrectable gpu={gpu} count={count}", ("mc{gpu}",), HANDS, count=range(1, 9))
 _few_link_errors = planted("ras_errors gpu={gpu} block=xgmi_wafl kind=ce count={count}", count=range(1, 20))
 _corrected = planted("ras_corrected_few gpu={gpu} count={count}", count=range(1, 21))
 _deferred = planted(
@@ -174,11 +185,17 @@ def _new_words(draw: Draw) -> Case:
 
 # --- what copies and collectives show
 
-_WIRED = ((0, 1), (2, 3), (4, 5), (6, 7), (0, 6), (2, 4))  # pairs of MI250X dies with several links
+_MODULES = ((0, 1), (2, 3), (4, 5), (6, 7))
+_WIRED = {  # pairs that others have as many links as
+    "mi250": _MODULES,
+    "mi250x": (*_MODULES, (0, 6), (2, 4)),
+    "mi210": tuple((a, b) for a in range(8) for b in range(a + 1, 8) if a // 4 == b // 4),
+}
 
 
 def _slow_link(draw: Draw) -> Case:
-    a, b = draw.rng.choice(_WIRED) if draw.sku == "mi250x" else draw.pair()
+    wired = _WIRED.get(draw.sku)
+    a, b = draw.rng.choice(wired) if wired else draw.pair()
     expected = Expected((f"gpu{a}-gpu{b}",), RESET, FAIL_OR_WARN, also=NODE)
     return Case((f"slow_pair a={a} b={b} factor={draw.rest}",), expected)
 
@@ -220,35 +237,37 @@ _ENTRIES = (
     Entry(2, "GPU off the bus", _off_the_bus, skus=AMD),
     Entry(2, "GPU that does not start at boot", _not_started, skus=AMD, variant="b"),
     Entry(2, "GPU that falls off the bus under load", _lost_in_load, skus=AMD, variant="l"),
-    Entry(3, "PCIe width degraded", _width, skus=AMD),
-    Entry(3, "PCIe width lost under load", _narrow_later, skus=AMD, variant="l"),
+    Entry(3, "PCIe width degraded", _width, skus=ALONE),
+    Entry(3, "PCIe width lost under load", _narrow_later, skus=ALONE, variant="l"),
     Entry(3, "slots wired with fewer lanes", _wired, skus=WITH_METRICS, trap=True),
-    Entry(4, "PCIe generation degraded", _generation, skus=AMD),
-    Entry(5, "PCIe replays", _replays, "a minute", (1_000, 100_000), skus=AMD),
-    Entry(5, "old PCIe replays", _old_replays, "replays", (1, 99), skus=AMD, trap=True),
-    Entry(5, "PCIe replays that begin under load", _more_replays, skus=AMD, variant="l"),
-    Entry(5, "PCIe errors in the kernel log", _storm, skus=AMD, variant="a"),
-    Entry(5, "a few PCIe errors in the log", _old_aer, skus=AMD, trap=True, variant="a"),
+    Entry(4, "PCIe generation degraded", _generation, skus=ALONE),
+    Entry(5, "PCIe replays", _replays, "a minute", (1_000, 100_000), skus=ALONE),
+    Entry(5, "old PCIe replays", _old_replays, "replays", (1, 99), skus=ALONE, trap=True),
+    Entry(5, "PCIe replays that begin under load", _more_replays, skus=ALONE, variant="l"),
+    Entry(5, "PCIe errors in the kernel log", _storm, skus=ALONE, variant="a"),
+    Entry(5, "a few PCIe errors in the log", _old_aer, skus=ALONE, trap=True, variant="a"),
     Entry(6, "host-device copies slow", _host_copies, "slowdown", (0.3, 0.9), skus=AMD),
-    Entry(7, "xGMI link down", _link_down, skus=WITH_METRICS),
+    Entry(7, "xGMI link down", _link_down, skus=LIMITS),
     Entry(7, "fewer links than others, as wired", lambda _: Case(), skus=("mi250x",), trap=True),
-    Entry(8, "xGMI errors", _link_errors, skus=AMD),
-    Entry(8, "a few corrected xGMI errors", _few_link_errors, skus=AMD, trap=True),
+    Entry(7, "cards joined otherwise, or not at all", _bridges, skus=("mi210",), trap=True, variant="b"),
+    Entry(8, "xGMI errors", _link_errors, skus=ALONE),
+    Entry(8, "a few corrected xGMI errors", _few_link_errors, skus=ALONE, trap=True),
     Entry(9, "collective slow", _collective, "slowdown", (0.2, 0.9), skus=AMD),
     Entry(10, "xGMI pair slow", _slow_link, "slowdown", (0.32, 0.9), skus=AMD),
     Entry(14, "uncorrectable errors", _uncorrectable, skus=AMD),
     Entry(14, "a few corrected errors", _corrected, skus=AMD, trap=True),
+    Entry(14, "uncorrectable errors of memory that is the processor's", _of_socket, skus=SHARED, variant="p"),
     Entry(14, "deferred errors", _deferred, skus=WITH_METRICS, variant="d"),
-    Entry(14, "uncorrectable errors under load", _more_errors, skus=AMD, variant="l"),
-    Entry(15, "bad pages still in use", _pages, skus=AMD),
-    Entry(15, "bad pages taken out of use long ago", _few_pages, skus=AMD, trap=True),
+    Entry(14, "uncorrectable errors under load", _more_errors, skus=ALONE, variant="l"),
+    Entry(15, "bad pages still in use", _pages, skus=ALONE),
+    Entry(15, "bad pages taken out of use long ago", _few_pages, skus=ALONE, trap=True),
     Entry(16, "nearly as many bad pages as allowed", _many_pages, "pages", (116, 512), skus=WITH_METRICS),
     Entry(17, "memory bandwidth low", _memory, "slowdown", (0.15, 0.8), skus=AMD),
     Entry(17, "memory a percent slower", _few_percent, skus=AMD, trap=True),
     Entry(18, "GPU slow", _slow, "slowdown", (0.25, 0.8), skus=AMD),
-    Entry(19, "throttling by the board or by heat", _throttle, skus=WITH_METRICS),
+    Entry(19, "throttling by the board or by heat", _throttle, skus=LIMITS),
     Entry(19, "throttling that begins under load", _heat_later, skus=AMD, variant="l"),
-    Entry(19, "brief slowdown at the start of a load", _brief, skus=WITH_METRICS, trap=True),
+    Entry(19, "brief slowdown at the start of a load", _brief, skus=LIMITS, trap=True),
     Entry(20, "power limit of one GPU low", _cap, skus=WITH_METRICS),
     Entry(20, "power limited by policy on all nodes", _site_cap, skus=AMD, trap=True),
     Entry(21, "cooling gradient", _hot, "°C above peers", (20, 40), skus=AMD),
@@ -265,8 +284,8 @@ _ENTRIES = (
     Entry(26, "driver version drift", _other_driver, skus=AMD),
     Entry(27, "driver's module not there", _no_module, skus=AMD),
     Entry(40, "slow only when all pairs talk", _redundancy, "slowdown", (0.25, 0.8), skus=AMD, variant="a"),
-    Entry(49, "partition mode drift", _partition, skus=WITH_METRICS),
-    Entry(49, "partitioned by policy on all nodes", _partitions, skus=WITH_METRICS, trap=True),
+    Entry(49, "partition mode drift", _partition, skus=LIMITS),
+    Entry(49, "partitioned by policy on all nodes", _partitions, skus=LIMITS, trap=True),
     Entry(51, "test could not run", _no_answer, skus=AMD),
     Entry(51, "RVS without a result", _no_result, skus=AMD, variant="l"),
     Entry(51, "RVS whose worker ends", _worker_dies, skus=AMD, variant="w"),

@@ -108,7 +108,7 @@ class Machine:
         joined = sku in (*FABRIC, *IMEX) and manager != "none"
         package = (name, manager or f"{driver}-1") if joined else None
         if sku in AMD:
-            tree.lay_out_amd(self.root, tree.AMDGPU if driver == tree.DRIVER else driver, module)
+            tree.lay_out_amd(self.root, sku, "" if driver == tree.DRIVER else driver, module)
         else:
             tree.lay_out(self.root, driver, library or driver, module, package)
         words = ["--dir", str(self.state), "--sku", sku, "--name", name, "--seed", str(seed), "--speed", "1"]

@@ -11,6 +11,8 @@ from provision.lab.elf import kernel_module, shared_library
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 DRIVER = "580.126.09"
 AMDGPU, ROCM = "6.12.12", "6.4.1-83"
+# Driver and ROCm of SKUs that have other ones: an MI355X needs them.
+NEWER = {"mi355x": ("6.16.13", "7.2.1-43"), "mi300a": ("6.16.13", "7.2.1-43")}
 RELEASE = """\
 PRETTY_NAME="Debian GNU/Linux 13 (trixie)"
 ID=debian
@@ -47,12 +49,14 @@ def lay_out(root: Path, driver: str, library: str, module: str, package: tuple[s
     _modules(root, driver, MODULES)
 
 
-def lay_out_amd(root: Path, driver: str, module: str) -> None:
-    """A node's files: AMD's driver, whose module is `loaded` or `none`, and ROCm."""
+def lay_out_amd(root: Path, sku: str, driver: str, module: str) -> None:
+    """A node's files: AMD's driver, the SKU's usual one where `driver` is empty, whose module is `loaded` or
+    `none`, and ROCm."""
+    usual, rocm = NEWER.get(sku, (AMDGPU, ROCM))
     _system(root, "")
-    write(root, "opt/rocm/.info/version", f"{ROCM}\n")
+    write(root, "opt/rocm/.info/version", f"{rocm}\n")
     if module == "loaded":
-        _modules(root, driver, ("amdgpu",))
+        _modules(root, driver or usual, ("amdgpu",))
 
 
 def _system(root: Path, packages: str) -> None:

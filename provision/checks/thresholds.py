@@ -261,7 +261,7 @@ Capacities = Mapping[str, tuple[float, float]]
 LINKS = ("pcie", "peer", "far_pair", "memory_rate")  # what a file may state of its machines in `links`
 
 _PCIE_X16 = {3: 15.75, 4: 31.5, 5: 63.0}  # GB/s one way by generation
-_HOST_BY_NVLINK = ("gb200", "gb300", "gh200")  # their way to the host is NVLink-C2C: PCIe limits nothing
+_NOT_BY_PCIE = ("gb200", "gb300", "gh200", "mi300a")  # their way to the host is NVLink-C2C, or in the socket
 _COUNT = re.compile(r"_([2-9]|[1-9]\d+)gpu$")
 
 
@@ -335,7 +335,7 @@ def of_sku(sku: str) -> Capacities:
     able = {"memory": float(data["memory_mib"])}
     pcie, nvlink, xgmi = data["pcie"], data.get("nvlink"), data.get("xgmi", {})
     slot = _PCIE_X16.get(pcie["gen"], 0.0) * pcie["width"] / 16
-    if slot and sku not in _HOST_BY_NVLINK:
+    if slot and sku not in _NOT_BY_PCIE:
         able["pcie"] = slot
     if nvlink:
         able |= {"nvlinks": float(nvlink["links"]), "nvlink": nvlink["gbs_per_link"] / 2}

@@ -206,12 +206,13 @@ def by_gpu(states: Mapping[tuple[int, int], str], links: str = "U", count: int =
     ("states", "found"),
     [
         ({}, set()),
-        ({(2, 5): "D", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_up", RESET)}),
-        ({(2, 5): "X", (5, 2): "X"}, {("fail", "gpu2-gpu5", "xgmi_up", RESET)}),
-        # One end had no room for it.
+        ({(2, 5): "D", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_down", RESET)}),
+        ({(2, 5): "X", (5, 2): "U"}, {("fail", "gpu2-gpu5", "xgmi_down", RESET)}),
+        # One end had no room for it, or both.
         ({(2, 5): "N/A"}, set()),
-        ({(2, 5): "N/A", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_up", RESET)}),
-        ({pair: "D" for n in range(8) for pair in ((n, 3), (3, n))}, {("fail", "gpu3", "xgmi_up", RESET)}),
+        ({(2, 5): "N/A", (5, 2): "N/A"}, set()),
+        ({(2, 5): "N/A", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_down", RESET)}),
+        ({pair: "D" for n in range(8) for pair in ((n, 3), (3, n))}, {("fail", "gpu3", "xgmi_down", RESET)}),
     ],
 )
 def test_links_as_newer_releases_print_them(states: Mapping[tuple[int, int], str], found: Said) -> None:
@@ -219,14 +220,15 @@ def test_links_as_newer_releases_print_them(states: Mapping[tuple[int, int], str
 
 
 def test_two_links_between_each_two_of_four() -> None:
-    def up(states: Mapping[tuple[int, int], str]) -> dict[str, Any]:
+    def down(states: Mapping[tuple[int, int], str]) -> dict[str, Any]:
         names = {n: f"gpu{n}" for n in range(4)}
         return {m.device: m.value for m in sensors.of_links(by_gpu(states, "U/U", 4), names)}
 
-    ends = {(0, 3): "N/A", (1, 3): "N/A", (2, 3): "N/A"}  # as an MI300A's firmware has room for four of six
-    assert up(ends) == dict.fromkeys(("gpu0", "gpu1", "gpu2", "gpu3"), 6)
-    assert up({**ends, (3, 1): "U/D"}) == {"gpu0": 6, "gpu1": 5, "gpu2": 6, "gpu3": 5}
-    assert up({(a, b): "N/A" for a in range(4) for b in range(4)}) == {}, "an MI200 tells nothing"
+    # As an MI300A's firmware has room for four of six.
+    ends = {(0, 3): "N/A", (1, 3): "N/A", (2, 3): "N/A", (3, 2): "N/A"}
+    assert down(ends) == dict.fromkeys(("gpu0", "gpu1", "gpu2", "gpu3"), 0)
+    assert down({**ends, (3, 1): "U/D"}) == {"gpu0": 0, "gpu1": 1, "gpu2": 0, "gpu3": 1}
+    assert down({(a, b): "N/A" for a in range(4) for b in range(4)}) == {}, "an MI200 tells nothing"
 
 
 def test_links_that_had_no_room_are_not_missing() -> None:

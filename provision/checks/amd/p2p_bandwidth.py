@@ -150,6 +150,14 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
             continue
         threshold = thresholds.get(f"{ID}.{metric}")
         joined = {device: rate for device, rate in rates.items() if counts.get(device)}
+        if counts and not joined:
+            device = min(rates, key=lambda name: rates[name])
+            said = (
+                f"no two GPUs are joined by an xGMI link: the lowest {WORDS[metric]} bandwidth is "
+                f"{rates[device]:g} GB/s ({device}), and is not judged"
+            )
+            findings.append(Finding(ID, Verdict.SKIP, "node", said, metric, rates[device], "GB/s"))
+            continue
         measured |= {_cell(device) for device in joined}
         worse = _slow_pairs(metric, joined, counts, threshold)
         for cell, reason in worse.items():

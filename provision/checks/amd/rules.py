@@ -228,27 +228,34 @@ def judge_xgmi(node: CheckNode, values: Values) -> list[Finding]:
             findings.append(
                 finding_on(ID, Verdict.FAIL, measured, words, f"= {expected} links", source, "reset GPU")
             )
-    known = {finding.device for finding in findings}
-    told = values.get("xgmi_told", {})
+    findings += _links_now(values, {finding.device for finding in findings})
+    if not findings and trained:
+        findings.append(all_good("xgmi_links", "the xGMI links between the GPUs are up"))
+    return findings
+
+
+def _links_now(values: Values, known: Collection[str]) -> list[Finding]:
+    """Links that are up now, or that are not, compared with the other GPUs; none of those `known` as bad."""
+    told, trained, down = (values.get(name, {}) for name in ("xgmi_told", "xgmi_links", "xgmi_down"))
     # Of a GPU with more links than there was room for, nobody knows how the others are.
     up = {
-        device: count
+        device: int(count)
         for device, count in values.get("xgmi_up", {}).items()
         if device not in told or told[device] >= trained.get(device, 0)
     }
-    if len(up) > _PEERS:
-        usual = Counter(up.values()).most_common(1)[0][0]
-        short = {device: count for device, count in up.items() if count < usual}
-        for device, count in _accused(short, dict.fromkeys(up, usual)).items():
-            if device in known:
-                continue
-            words = f"{count} of its xGMI links are up, {usual} of its peers'"
-            measured = Measurement("xgmi_up", count, "links", device)
-            findings.append(
-                finding_on(ID, Verdict.FAIL, measured, words, f"≥ {usual} links", PEERS, "reset GPU")
-            )
-    if not findings and trained:
-        findings.append(all_good("xgmi_links", "the xGMI links between the GPUs are up"))
+    metric, word = ("xgmi_down", "down") if down else ("xgmi_up", "up")
+    counts = {device: -int(count) for device, count in down.items()} if down else up
+    if len(counts) <= _PEERS:
+        return []
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    short = {device: count for device, count in counts.items() if count < usual}
+    limit = f"{'≤' if down else '≥'} {abs(usual)} links"
+    findings = []
+    for device, count in _accused(short, dict.fromkeys(counts, usual)).items():
+        if device not in known:
+            words = f"{abs(count)} of its xGMI links are {word}, {abs(usual)} of its peers'"
+            measured = Measurement(metric, abs(count), "links", device)
+            findings.append(finding_on(ID, Verdict.FAIL, measured, words, limit, PEERS, "reset GPU"))
     return findings
 
 

@@ -104,12 +104,13 @@ def of_replays(
 
 
 def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
-    """`xgmi -l`: how many of a GPU's links are up. Its letters (U up, D down, X disabled, or N/A) are those
-    of its links in their order, as far as there is room for them: as many as there are GPUs (`xgmi_told`).
-    They do not say where a link leads; links that a machine has not wired may read D.
+    """`xgmi -l`: how many of a GPU's links are up, or are not. Its letters (U up, D down, X disabled, or N/A)
+    are those of its links in their order, as far as there is room for them: as many as there are GPUs
+    (`xgmi_told`). They do not say where a link leads; links that a machine has not wired may read D.
 
     From ROCm 7.1 on they are those of the links to each GPU, itself (SELF) included: U/U is two of them. What
-    there was no room for is N/A at one end, so that the other end counts for both. Raises ParseError."""
+    there was no room for is N/A, at one end or at both: those that are told and not up are counted
+    (`xgmi_down`), as the worse end has them. Raises ParseError."""
     told = {device: _states(row) for row in rows if (device := devices.get(int(row["gpu"])))}
     if not any("SELF" in states for states in told.values()):
         for device, states in told.items():
@@ -126,8 +127,12 @@ def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Meas
     }
     for one in told:
         if any(one in pair for pair in letters):
-            ends = [letters.get((one, other)) or letters.get((other, one), []) for other in names]
-            yield Measurement("xgmi_up", sum(states.count("U") for states in ends), "links", one)
+            down = [max(_down(letters.get(pair, ())) for pair in ((one, at), (at, one))) for at in names]
+            yield Measurement("xgmi_down", sum(down), "links", one)
+
+
+def _down(states: Sequence[str]) -> int:
+    return len(states) - states.count("U")
 
 
 def _states(row: Entry) -> list[str]:

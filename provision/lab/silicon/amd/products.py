@@ -238,7 +238,7 @@ PRODUCTS["mi210"] = dict(
     d2d={0: 19.6, 1: 37.9},
     d2d_far={},
     local=572.0,
-    ring={"all_reduce": 9.1, "all_gather": 8.9, "reduce_scatter": 8.9, "alltoall": 6.4},
+    ring={"all_reduce": 9.4, "all_gather": 9.2, "reduce_scatter": 9.2, "alltoall": 7.8},
     vbios="113-D67301V-073",
 )
 for _one in PRODUCTS.values():
