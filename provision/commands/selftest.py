@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--change-settings",
         action="store_true",
-        help="also change one GPU's power limit, clock lock, persistence and compute mode, then restore them",
+        help="also change one GPU's power limit, and its clock lock, persistence and compute mode where it "
+        "has them, then restore them",
     )
     fleet_options.add_count(parser, "--burn-seconds", 60, "duration of the gpu_burn check in seconds")
     fleet_options.add_count(

@@ -10,7 +10,6 @@ from provision.node.description import MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
 CHECKED = ("nvidia", "amd")  # whose GPUs the checks measure
-LOADED = ("nvidia",)  # which selftest takes
 # Roles for the host alone, whatever GPUs it has.
 HOST_ROLES = ("host_settings", "rdma", "package_lock")
 
@@ -40,11 +39,6 @@ HOST_ONLY = f"or list its roles for the host alone as gpuprov_roles: [{', '.join
 def only_observed(gpuprov_node: Mapping[str, Any]) -> bool:
     """Whether the machine has GPUs that no check measures: those of several vendors together."""
     return gpuprov_node["gpu"].get("vendor") not in (None, *CHECKED)
-
-
-def not_loaded(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Whether the machine has GPUs that selftest was not built for."""
-    return gpuprov_node["gpu"].get("vendor") not in (None, *LOADED)
 
 
 def not_provisioned(gpuprov_node: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """A simulated machine in a folder, for one tool at a time.
 
-`python -m provision.lab.replica FOLDER SKU DRIVER` makes it; its tools then run as `silicon/run.py TOOL …`,
-with the variables that are printed.
+`python -m provision.lab.replica FOLDER SKU DRIVER [ROCM]` makes it; its tools then run as
+`silicon/run.py TOOL …`, with the variables that are printed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _NCCL = "2.27.7"
 
 
-def make(folder: Path, sku: str, driver: str) -> Mapping[str, str]:
-    """A healthy machine with its driver loaded; returns the environment that its tools need."""
+def make(folder: Path, sku: str, driver: str, rocm: str = "") -> Mapping[str, str]:
+    """A healthy machine with its driver loaded, AMD's where `rocm` is a version; returns the environment that
+    its tools need."""
     state, root = folder / "state", folder / "root"
     environment = {"SILICON_STATE": str(state), "SILICON_ROOT": str(root), "TZ": "UTC"}
-    _files(root, driver)
+    if rocm:
+        _files_of_amd(root, driver, rocm)
+    else:
+        _files(root, driver)
     words = ["--dir", str(state), "--sku", sku, "--name", "simulated", "--seed", "1", "--speed", _SPEED]
     _run(["new", *words], environment)
     _run(["boot"], environment)
@@ -53,11 +57,21 @@ def _files(root: Path, driver: str) -> None:
         (modules / f"{name}.ko").write_bytes(module)
 
 
+def _files_of_amd(root: Path, driver: str, rocm: str) -> None:
+    """What the packages of AMD's driver and of ROCm install."""
+    release = platform.release()
+    places = [root / "lib/modules" / release / "updates/dkms", root / "opt/rocm/.info"]
+    for place in (*places, root / "usr/share/gpu-burn"):
+        place.mkdir(parents=True)
+    (places[0] / "amdgpu.ko").write_bytes(kernel_module("amdgpu", driver, "open", release, []))
+    (places[1] / "version").write_text(f"{rocm}\n", encoding="utf-8")
+
+
 def _run(words: list[str], environment: Mapping[str, str]) -> None:
     argv = [sys.executable, "-I", "-S", str(SILICON / "run.py"), *words]
     subprocess.run(argv, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, timeout=60, check=True)
 
 
 if __name__ == "__main__":
-    made = make(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    made = make(Path(sys.argv[1]), *sys.argv[2:5])
     sys.stdout.write(json.dumps({**made, "run": str(SILICON / "run.py")}) + "\n")

@@ -206,10 +206,14 @@ def test_checks_run_on_a_machine_with_the_second_vendors_gpus() -> None:
     assert node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), {}).error == ""
 
 
-def test_the_selftest_does_not_begin_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_selftest_begins_on_it_unless_its_gpus_are_of_several_vendors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine, "_observed", lambda _: (base("1002:74a1"), {}))
-    with pytest.raises(GpuprovError, match="gpuprov cannot load AMD GPUs yet"):
-        machine.look(frozenset(), {})
+    assert machine.look((), {}).gpuprov_node["gpu"]["vendor"] == "amd"
+    monkeypatch.setattr(machine, "_observed", lambda _: (base("1002:74a1", "10de:2330"), {}))
+    with pytest.raises(GpuprovError, match="gpuprov cannot load them"):
+        machine.look((), {})
 
 
 def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
@@ -252,6 +256,8 @@ PLACES = {
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
     "provision/report/bundle.py",  # its own log for a return
     "provision/desired/monitoring.py",  # which exporter is scraped
+    *(f"provision/validate/selftest/{name}.py" for name in ("amd", "changes", "compare")),
+    *(f"provision/validate/selftest/{name}.py" for name in ("hold_memory", "run")),
     *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default
     "provision/node/observe/kernel.py",  # what an initramfs contains
     "provision/drift/sentences.py",  # the words for its facts

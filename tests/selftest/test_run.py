@@ -147,7 +147,7 @@ def test_a_machine_without_gpus_reads_one_line_and_keeps_no_folder(
     if kept:
         output.mkdir(parents=True)
     code, lines = said(capsys, "--output", str(output))
-    assert (code, lines[0]) == (1, "gpuprov: no NVIDIA GPU on the PCI bus of this machine")
+    assert (code, lines[0]) == (1, "gpuprov: no NVIDIA or AMD Instinct GPU on the PCI bus of this machine")
     assert "lspci -d 10de:" in lines[1]
     assert len(lines) == 2
     assert (output.exists(), (tmp_path / "new").exists()) == (kept, kept)

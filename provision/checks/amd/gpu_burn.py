@@ -50,7 +50,7 @@ _USUAL_BATCH = 3000
 _PRODUCT = """\
 actions:
 - name: {action}
-  device: all
+  device: {device}
   module: gst
   parallel: true
   count: 1
@@ -85,7 +85,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     batch = _BATCH.get(str(node.gpuprov_node["gpu"].get("architecture")), _USUAL_BATCH)
     # Of a long burn not every batch gets a line, so that all of them are kept.
     interval = max(1000, seconds)
-    config = _PRODUCT.format(action=_ACTION, milliseconds=1000 * seconds, interval=interval, batch=batch)
+    config = _config(seconds, interval, batch)
     write = 'umask 077 && printf "%s" "$1" > "$2"'
     deadline = seconds + _OVERHEAD
     return [
@@ -98,6 +98,18 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     ]
 
 
+def _config(seconds: int, interval: int, batch: int, device: str = "all") -> str:
+    milliseconds = 1000 * seconds
+    return _PRODUCT.format(
+        action=_ACTION, device=device, milliseconds=milliseconds, interval=interval, batch=batch
+    )
+
+
+def on_one(number: str, seconds: int) -> str:
+    """The configuration with which RVS loads the GPU of this number alone."""
+    return _config(seconds, 1000, _USUAL_BATCH, number)
+
+
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     """RVS's text → per GPU: `state` OK or FAULTY, `worked`, `errors` (comparisons that differed), `died` (why
     its worker ended), `rate` and `peak`; what was really burned; and what amd-smi saw meanwhile
@@ -106,9 +118,9 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         return [Measurement("partition", modes, "")]
     beside = telemetry.measure(node, outputs)
     try:
-        numbers, version = _numbers(completed(outputs, _GPUS), kernel_incidents.devices(node))
+        listed, version = numbers(completed(outputs, _GPUS), kernel_incidents.devices(node))
         output = completed(outputs, ID)
-        found = measure(output, numbers)
+        found = measure(output, listed)
     except ParseError as error:
         gone = [m.device for m in beside if m.metric == "lost"]
         lost = f" ({', '.join(sorted(gone))} no longer answers)" if gone else ""
@@ -180,7 +192,7 @@ class _Gpu:
         return float(statistics.median(late)) if len(self.rates) > 1 else None
 
 
-def _numbers(output: Output, gpus: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def numbers(output: Output, gpus: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """RVS's number of each GPU → device, of its list; and RVS's version. Raises ParseError."""
     listed = _LISTED.findall(output.stdout)
     version = _VERSION.search(output.stdout)

@@ -38,6 +38,29 @@ class Change:
     metric: str = ""
 
 
+class Smi:
+    """nvidia-smi: how a GPU's settings are read, and what is told it. AMD's is in amd.py."""
+
+    def read(self, gpu: int) -> dict[str, str]:
+        """The settings of one GPU now. Raises SelftestError."""
+        return read(gpu)
+
+    def planned(self, now: Mapping[str, str]) -> Iterator[Change | tuple[str, str]]:
+        """The changes that this GPU allows; one that it does not is (name, why)."""
+        return planned(now)
+
+    def line(self, gpu: int, words: Sequence[str]) -> str:
+        """The command as a person types it."""
+        return f"nvidia-smi -i {gpu} {' '.join(words)}"
+
+    def call(self, gpu: int, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Give it these words. Raises SelftestError when it does not answer."""
+        return _smi(gpu, *words)
+
+
+NVIDIA = Smi()
+
+
 def read(gpu: int) -> dict[str, str]:
     """The settings of one GPU now. Raises SelftestError."""
     done = _smi(gpu, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
@@ -99,16 +122,17 @@ def _number(text: str) -> float | None:
         return None
 
 
-def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None]) -> Provoked:
+def change(
+    bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None], smi: Smi = NVIDIA
+) -> Provoked:
     """Change it, look, and put it back, whatever happens between; `leftover` takes what was not put back."""
-    began, before = time.monotonic(), read(gpu)
+    began, before = time.monotonic(), smi.read(gpu)
     words = (
         one.name,
-        f"nvidia-smi -i {gpu} {' '.join(one.there)}, then {' '.join(one.back)}",
+        f"{smi.line(gpu, one.there)}, then {' '.join(one.back)}",
         f"gpu{gpu}, by {'gpu_inventory' if one.metric else 'gpu_burn'}",
     )
-    burn = bench.tools["gpu_burn"]
-    if not one.metric and not burn.path:
+    if not one.metric and not (burn := bench.tools["gpu_burn"]).path:
         return Provoked(*words, NOT_POSSIBLE, why=f"gpu_burn is not installed: {burn.how}")
     try:
         if not one.metric:
@@ -119,29 +143,29 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
         return Provoked(*words, NOT_PROVEN, why=error.what)
     refused = ""
     try:
-        if refused := _refused(one, gpu):
+        if refused := _refused(one, gpu, smi):
             return Provoked(*words, NOT_POSSIBLE, why=refused)
         named, text = _named(bench, one, gpu)
     finally:
         with signals.held_back():
             # Where a setting cannot be read back, one that was refused is the one that it was.
-            trouble = "" if refused and not one.field else _put_back(bench, one, gpu, before)
+            trouble = "" if refused and not one.field else _put_back(bench, one, gpu, before, smi)
             left = [(one.name, trouble, one.back)] if trouble else []
             left += _forgotten(gpu, before) if one.field == "persistence_mode" else []
             for name, said, back in left:
-                leftover(f"{name} of gpu{gpu}: {said}; run: nvidia-smi -i {gpu} {' '.join(back)}")
+                leftover(f"{name} of gpu{gpu}: {said}; run: {smi.line(gpu, back)}")
     why = "; ".join(said for _, said, _ in left) or ("" if named else "the check did not name it")
     state = NOT_PROVEN if why else PROVEN
     return Provoked(*words, state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
 
 
-def _refused(one: Change, gpu: int) -> str:
+def _refused(one: Change, gpu: int, smi: Smi) -> str:
     """Make the change; why it did not come about, else nothing."""
-    said = _smi(gpu, *one.there)
+    tool, said = smi.line(gpu, ()).partition(" ")[0], smi.call(gpu, one.there)
     if said.returncode:
-        return f"nvidia-smi refused it: {said.stdout.strip()[:200]}"
-    now = read(gpu)[one.field] if one.field else one.value
-    return "" if now == one.value else f"nvidia-smi accepted it, but the GPU still reports {now}"
+        return f"{tool} refused it: {said.stdout.strip()[:200]}"
+    now = smi.read(gpu)[one.field] if one.field else one.value
+    return "" if now == one.value else f"{tool} accepted it, but the GPU still reports {now}"
 
 
 def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
@@ -156,12 +180,12 @@ def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
     return f"gpu{gpu}" in {finding.device for finding in found}, quoted(found)
 
 
-def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str]) -> str:
+def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str], smi: Smi) -> str:
     """Put it back, and read it back; empty when it is as before. Raises nothing: what is left is told."""
     try:
-        said = _smi(gpu, *one.back)
+        said = smi.call(gpu, one.back)
         if one.field:
-            now = read(gpu)[one.field]
+            now = smi.read(gpu)[one.field]
             return "" if now == before[one.field] else f"it is {now}, it was {before[one.field]}"
         if said.returncode:
             return f"nvidia-smi refused to put it back: {said.stdout.strip()[:200]}"

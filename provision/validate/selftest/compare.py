@@ -22,7 +22,7 @@ from provision.checks.check import Output, Raw
 from provision.validate.selftest.result import Shape
 
 _TOOLS = {"nvidia-smi", "gpu_burn", "gpu-burn", "nvbandwidth", "dcgmi", "fio", "nvme"}
-_TOOLS |= {"all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf"}
+_TOOLS |= {"amd-smi", "all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf"}
 # `# nccl-tests version 2.18.3 nccl-headers=…` (since 2.17), and `nvbandwidth Version: v0.8`.
 _VERSION = re.compile(r"(?:nccl-tests version |nvbandwidth Version: v)(\d+(?:\.\d+){1,2})")
 _MAKE = 60.0  # seconds to make the simulated machine
@@ -30,14 +30,14 @@ _SECONDS = 20.0  # of one tool
 _SAMPLED = 3.0  # of one that prints until it is ended
 
 
-def compare(raws: Iterable[Raw], sku: str, driver: str) -> tuple[list[Shape], str]:
-    """The differences of each output; and why there are none to be had."""
+def compare(raws: Iterable[Raw], sku: str, driver: str, rocm: str = "") -> tuple[list[Shape], str]:
+    """The differences of each output; and why there are none to be had. `rocm`: its version, of AMD's."""
     if not sku:
         return [], "the SKU of these GPUs is not known"
     if not driver:
         return [], "the version of the loaded driver is not known"
     with tempfile.TemporaryDirectory(prefix="gpuprov-simulated-") as folder:
-        simulated, why = _simulated(Path(folder), sku, driver)
+        simulated, why = _simulated(Path(folder), sku, driver, rocm)
         if why:
             return [], why
         shapes = [
@@ -55,9 +55,9 @@ def _comparable(output: Output) -> bool:
     return bool(output.stdout.strip()) or not output.beside  # a sampler may be ended before its first line
 
 
-def _simulated(folder: Path, sku: str, driver: str) -> tuple[Mapping[str, str], str]:
+def _simulated(folder: Path, sku: str, driver: str, rocm: str) -> tuple[Mapping[str, str], str]:
     # -P: `python -m` takes modules from the folder it is started in, and root starts it in anybody's.
-    argv = [sys.executable, "-P", "-m", "provision.lab.replica", str(folder), sku, driver]
+    argv = [sys.executable, "-P", "-m", "provision.lab.replica", str(folder), sku, driver, rocm]
     package = str(paths.PACKAGE.parent)
     environment = {**os.environ, "PYTHONPATH": package}
     try:

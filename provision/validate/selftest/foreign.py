@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +46,29 @@ def memory(gpu: int, burn: Tool, folder: str, mib: int = _TAKEN) -> Iterator[For
     """Memory of this GPU is held; by gpu_burn where CUDA's library cannot be used directly."""
     program = Path(__file__).with_name("hold_memory.py")
     argv = [sys.executable, "-I", "-S", str(program), str(gpu), str(mib), str(MOST)]
+    with held(argv, mib, "libcuda.so.1", load(gpu, burn, folder), "CUDA") as other:
+        yield other
+
+
+@contextlib.contextmanager
+def held(
+    argv: Sequence[str],
+    mib: int,
+    library: str,
+    instead: contextlib.AbstractContextManager[Foreign],
+    runtime: str,
+) -> Iterator[Foreign]:
+    """A program that says `holding` once it has memory; where it cannot, the load `instead` of it."""
     with _started(argv, "/", heard=True) as process:
         said = _first_line(process)
         if said == "holding":
-            what = f"a program holding {mib} MiB through libcuda.so.1"
+            what = f"a program holding {mib} MiB through {library}"
             yield Foreign(what, process.pid, mib)
             _refuse_ended(process, what)
             return
         ended = "" if process.poll() is None else f"the program ended without a word, {_status(process)}"
-    with load(gpu, burn, folder) as other:
-        why = said or ended or f"CUDA was not ready within {_READY:.0f} s"
+    with instead as other:
+        why = said or ended or f"{runtime} was not ready within {_READY:.0f} s"
         yield Foreign(f"{other.what}, for memory could not be taken directly: {why}", other.session, mib)
 
 
@@ -65,9 +78,18 @@ def load(gpu: int, burn: Tool, folder: str) -> Iterator[Foreign]:
     if not burn.path:
         raise ForeignError("no gpu_burn to load the GPU with", burn.how)
     argv = [burn.path, "-m", "50%", "-i", str(gpu), "-tc", str(MOST)]
+    what = f"gpu_burn on gpu{gpu} alone"
+    with at_work(argv, folder, what, lambda: _seen(gpu), "nvidia-smi") as other:
+        yield other
+
+
+@contextlib.contextmanager
+def at_work(
+    argv: Sequence[str], folder: str, what: str, seen: Callable[[], bool], smi: str
+) -> Iterator[Foreign]:
+    """A program, once it is `seen` at work; `smi` is what shows it."""
     with _started(argv, folder) as process:
-        what = f"gpu_burn on gpu{gpu} alone"
-        _until_seen(process, gpu, what)
+        _until_seen(process, what, seen, smi)
         yield Foreign(what, process.pid, 0)
         _refuse_ended(process, what)
 
@@ -140,23 +162,28 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
     return heard.partition(b"\n")[0].decode("utf-8", "replace").strip()
 
 
-def _until_seen(process: subprocess.Popen[bytes], gpu: int, what: str) -> None:
-    """Wait until nvidia-smi shows a process on the GPU, or in a container, where it shows none, its work."""
+def _until_seen(process: subprocess.Popen[bytes], what: str, seen: Callable[[], bool], smi: str) -> None:
     until = time.monotonic() + _READY
-    queries = ["--query-compute-apps=pid", "--query-gpu=utilization.gpu"]
     while time.monotonic() < until:
         _refuse_ended(process, what)
-        for query in queries:
-            argv = ["nvidia-smi", "-i", str(gpu), query, "--format=csv,noheader,nounits"]
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                printed = subprocess.run(argv, stdout=subprocess.PIPE, timeout=10, check=False).stdout
-                if any(line.strip().isdigit() and int(line) for line in printed.splitlines()):
-                    time.sleep(_SETTLE)
-                    return
+        if seen():
+            time.sleep(_SETTLE)
+            return
         time.sleep(0.5)
     raise ForeignError(
-        f"{what} was not at work within {_READY:.0f} s", "look at it with nvidia-smi, and at dmesg"
+        f"{what} was not at work within {_READY:.0f} s", f"look at it with {smi}, and at dmesg"
     )
+
+
+def _seen(gpu: int) -> bool:
+    """Whether nvidia-smi shows a process on the GPU, or in a container, where it shows none, its work."""
+    for query in ("--query-compute-apps=pid", "--query-gpu=utilization.gpu"):
+        argv = ["nvidia-smi", "-i", str(gpu), query, "--format=csv,noheader,nounits"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            printed = subprocess.run(argv, stdout=subprocess.PIPE, timeout=10, check=False).stdout
+            if any(line.strip().isdigit() and int(line) for line in printed.splitlines()):
+                return True
+    return False
 
 
 def _refuse_ended(process: subprocess.Popen[bytes], what: str) -> None:

@@ -1,7 +1,10 @@
-"""A foreign program on a GPU: allocates memory through CUDA's driver library, prints `holding`, and sleeps.
+"""A foreign program on a GPU: allocates memory through CUDA's driver library or HIP's, prints `holding`, and
+sleeps.
 
-`hold_memory.py INDEX MIB SECONDS`. It ends by itself after SECONDS, whatever became of its parent. Standard
-library only. Calls and their order: CUDA Driver API, cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2.
+`hold_memory.py GPU MIB SECONDS`; GPU is nvidia-smi's index, or the PCI address of one of AMD's. It ends by
+itself after SECONDS, whatever became of its parent. Standard library only. Calls and their order: CUDA Driver
+API, cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2; HIP runtime API,
+hipDeviceGetByPCIBusId, hipSetDevice, hipMalloc.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 
 def hold(index: int, mib: int, seconds: int) -> str | None:
@@ -29,6 +33,38 @@ def hold(index: int, mib: int, seconds: int) -> str | None:
         (ctypes.byref(context), ctypes.c_uint(0), device),
         (ctypes.byref(memory), ctypes.c_size_t(mib * 1024 * 1024)),
     )
+    return _called(steps, arguments, seconds)
+
+
+def hold_hip(address: str, mib: int, seconds: int) -> str | None:
+    """The same of AMD's GPU at this PCI address: HIP numbers GPUs in an order of its own."""
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        os.environ.pop(name, None)
+    hip, why = None, ""
+    for library in ("libamdhip64.so", "/opt/rocm/lib/libamdhip64.so"):
+        try:
+            hip = ctypes.CDLL(library)
+            break
+        except OSError as error:
+            why = str(error)
+    if hip is None:
+        return f"HIP's library cannot be used: {why}"
+    device, memory = ctypes.c_int(), ctypes.c_void_p()
+    try:
+        status = hip.hipDeviceGetByPCIBusId(ctypes.byref(device), address.encode())
+        if status:
+            return f"hipDeviceGetByPCIBusId returned {status}"
+        steps = hip.hipSetDevice, hip.hipMalloc
+    except AttributeError as error:
+        return f"HIP's library cannot be used: {error}"
+    size = ctypes.c_size_t(mib * 1024 * 1024)
+    return _called(steps, ((device,), (ctypes.byref(memory), size)), seconds)
+
+
+def _called(
+    steps: Sequence[Callable[..., int]], arguments: Sequence[tuple[object, ...]], seconds: int
+) -> str | None:
+    """Call each, and hold what that took; else what the first that failed returned."""
     for step, given in zip(steps, arguments, strict=True):
         status = step(*given)
         if status:
@@ -40,4 +76,6 @@ def hold(index: int, mib: int, seconds: int) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(hold(*map(int, sys.argv[1:4])))
+    of_amd = ":" in sys.argv[1]
+    most = (int(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(hold_hip(sys.argv[1], *most) if of_amd else hold(int(sys.argv[1]), *most))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from provision.checks import registry
 from provision.checks.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack, vendors
 from provision.errors import GpuprovError
@@ -31,22 +32,26 @@ def name() -> str:
     return "".join(kept).strip("-.") or "localhost"
 
 
-def look(facts: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
-    """What a check may know of this machine. Raises SelftestError without GPUs, or when it cannot be read."""
-    known, problems = _observed(frozenset(facts))
+def look(asked: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
+    """What these checks may know of this machine. Raises SelftestError without GPUs, or when it cannot be
+    read."""
+    known, problems = _observed(registry.facts_for(asked))
     if not isinstance(known.get("gpu.count"), int):
         why = problems.get("gpu") or problems.get("gpu.count") or "no answer"
         raise SelftestError(f"the PCI devices could not be read: {why}", "is /sys mounted?")
-    node = node_facts_of(name(), known, problems, stack.describe_node(known), declared)
+    described = stack.describe_node(known)
     if not known["gpu.count"]:
         raise SelftestError(
-            "no NVIDIA GPU on the PCI bus of this machine",
-            "run it on a GPU machine; on one, look at `lspci -d 10de:` and at the GPUs' seats and power",
+            "no NVIDIA or AMD Instinct GPU on the PCI bus of this machine",
+            "run it on a GPU machine; on one, look at `lspci -d 10de:` or `lspci -d 1002:`, and at the GPUs' "
+            "seats and power",
         )
-    if vendors.not_loaded(node.gpuprov_node):
-        what = vendors.cannot(node.gpuprov_node, "load")
-        raise SelftestError(what, "run it on a machine with other GPUs")
-    return node
+    if vendors.only_observed(described):
+        raise SelftestError(vendors.cannot(described, "load"), "run it on a machine with other GPUs")
+    if late := registry.facts_of_vendor(asked, described["gpu"]["vendor"]):
+        more, unknown = _observed(late)
+        known, problems = {**known, **more}, {**problems, **unknown}
+    return node_facts_of(name(), known, problems, described, declared)
 
 
 def _observed(facts: frozenset[str]) -> tuple[Mapping[str, Any], dict[str, str]]:
@@ -84,6 +89,13 @@ _HOW = {
     "dcgmi": "install NVIDIA's package datacenter-gpu-manager-4-cuda12 (or -cuda13)",
     "fio": "install the distribution's package fio",
 }
+_AMD = "`gpuprov up` installs it, role amd_validation_tools"
+_OF_AMD = {
+    "amd-smi": "it comes with ROCm: `gpuprov up`, role rocm",
+    **dict.fromkeys(("rvs", "TransferBench", *_COLLECTIVES), _AMD),
+    **{name: _HOW[name] for name in ("ib_write_bw", "fio")},
+}
+SMI = {"nvidia": "nvidia-smi", "amd": "amd-smi"}  # without which nothing is known of the GPUs
 _ALSO = {"gpu_burn": ("gpu-burn",)}  # as a distribution calls it
 _KERNELS = ("compare.ptx", "compare.fatbin")  # gpu_burn's, until May 2026 and since
 
@@ -97,30 +109,31 @@ class Tool:
     how: str = ""
 
 
-def variable(tool: str) -> str:
+def variable(tool: str, vendor: str = "nvidia") -> str:
     """The variable with which an inventory says where the tool is."""
-    return f"validation_tools_{tool}_path"
+    own = vendor == "amd" and _OF_AMD.get(tool) == _AMD
+    return f"{'amd_' if own else ''}validation_tools_{tool.lower()}_path"
 
 
-def find(declared: Mapping[str, Any]) -> dict[str, Tool]:
-    """Every tool by name: where the variables say, else on the path."""
+def find(declared: Mapping[str, Any], vendor: str = "nvidia") -> dict[str, Tool]:
+    """Every tool that this vendor's GPUs need, by name: where the variables say, else on the path."""
     return {
         tool: Tool(tool, path, "" if path else how)
-        for tool, how in _HOW.items()
-        for path in [_place(tool, declared)]
+        for tool, how in (_OF_AMD if vendor == "amd" else _HOW).items()
+        for path in [_place(tool, declared, vendor)]
     }
 
 
-def _place(tool: str, declared: Mapping[str, Any]) -> str:
-    stated = declared.get(variable(tool))
+def _place(tool: str, declared: Mapping[str, Any], vendor: str) -> str:
+    stated = declared.get(variable(tool, vendor))
     if isinstance(stated, str) and stated:
         return shutil.which(stated) or ""
     return next(filter(None, (shutil.which(name, path=PATH) for name in (tool, *_ALSO.get(tool, ())))), "")
 
 
-def variables(found: Iterable[Tool], declared: Mapping[str, Any]) -> dict[str, Any]:
+def variables(found: Iterable[Tool], declared: Mapping[str, Any], vendor: str = "nvidia") -> dict[str, Any]:
     """What an inventory would say of these tools; what is declared already stays."""
-    stated: dict[str, Any] = {variable(tool.name): tool.path for tool in found if tool.path}
+    stated: dict[str, Any] = {variable(tool.name, vendor): tool.path for tool in found if tool.path}
     burn = next((tool.path for tool in found if tool.name == "gpu_burn"), "")
     if burn:
         folders = [Path("/usr/share/gpu-burn"), Path(burn).resolve().parent]

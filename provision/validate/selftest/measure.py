@@ -57,6 +57,11 @@ class Bench:
     module: ModuleType = field(default_factory=runner)
     accused: set[str] = field(default_factory=set)
 
+    @property
+    def vendor(self) -> str:
+        """Whose the GPUs are."""
+        return self.node.gpuprov_node["gpu"].get("vendor") or "nvidia"
+
     def with_variables(self, **variables: Any) -> Bench:
         """The same, where an inventory declares this too."""
         return replace(self, node=replace(self.node, variables={**self.node.variables, **variables}))
@@ -66,7 +71,8 @@ class Bench:
 
     def absent(self, check: str) -> list[Tool]:
         """The tools of this check that are not here."""
-        needs = CHECKS[check].NEEDS
+        chosen = CHECKS.of_vendor(check, self.vendor)
+        needs = chosen.NEEDS if chosen is not None else ()
         return [self.tools[name] for name in needs if name in self.tools and not self.tools[name].path]
 
     def run(self, check: str, commands: Sequence[Command], place: str = "checks") -> tuple[Raw, CheckResult]:

@@ -108,7 +108,7 @@ def _run(bench: Bench, check: str, name: str, **options: int) -> CheckResult:
 
 def _process(bench: Bench, gpu: int) -> tuple[bool, str]:
     with _held(bench, gpu) as other:
-        found, own = _in_use(_run(bench, "gpu_inventory", "foreign_process")), other.pids
+        found, own = in_use(bench, "foreign_process"), other.pids
     pids = [int(pid) for one in found for pid, _ in _PID.findall(str(one.value))]
     right = {one.device for one in found} == {f"gpu{gpu}"}
     return right and bool(set(pids) & own), _of(other, found)
@@ -116,7 +116,7 @@ def _process(bench: Bench, gpu: int) -> tuple[bool, str]:
 
 def _memory(bench: Bench, gpu: int) -> tuple[bool, str]:
     with _held(bench, gpu) as other:
-        found = _in_use(_run(bench, "gpu_inventory", "memory_taken"))
+        found = in_use(bench, "memory_taken")
     taken = sum(
         int(mib) for one in found if one.device == f"gpu{gpu}" for _, mib in _PID.findall(str(one.value))
     )
@@ -131,16 +131,21 @@ def _of(other: Foreign, found: list[Finding]) -> str:
     return f"{quoted(found)} [the program was {other.what}]"
 
 
-def _in_use(result: CheckResult) -> list[Finding]:
-    return [one for one in result.wrong if one.metric == "processes"]
+def in_use(bench: Bench, name: str) -> list[Finding]:
+    """What gpu_inventory says of programs on GPUs, run for the condition of this name."""
+    return [one for one in _run(bench, "gpu_inventory", name).wrong if one.metric == "processes"]
 
 
 def _competition(bench: Bench, gpu: int) -> tuple[bool, str]:
     refuse_incomparable(bench, gpu)
-    seconds = min(int(bench.options["burn_seconds"]), _BURN)
     with foreign.load(gpu, bench.tools["gpu_burn"], _burn_folder(bench)):
-        result = _run(bench, "gpu_burn", "competing_load", burn_seconds=seconds)
-    return slow(result, gpu)
+        return slow(burned(bench, "competing_load"), gpu)
+
+
+def burned(bench: Bench, name: str) -> CheckResult:
+    """What gpu_burn says, run for the condition of this name."""
+    seconds = min(int(bench.options["burn_seconds"]), _BURN)
+    return _run(bench, "gpu_burn", name, burn_seconds=seconds)
 
 
 def refuse_incomparable(bench: Bench, gpu: int) -> None:

@@ -25,7 +25,7 @@ from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, UsageError
 from provision.terminal import Progress
 from provision.text import now
-from provision.validate.selftest import changes, compare, machine, measure, provocations, result, signals
+from provision.validate.selftest import amd, changes, compare, machine, measure, provocations, result, signals
 from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.measure import Archive, Bench
 from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
@@ -141,7 +141,9 @@ def _course(settings: Settings, found: Result, archive: Archive, begun: float) -
         if settings.change_settings:
             _change(bench, found, settings.output, progress)
         progress.step("comparing the tools' output with the simulator's")
-        found.shapes, found.shapes_why = compare.compare(raws, found.sku, found.driver)
+        found.shapes, found.shapes_why = compare.compare(
+            raws, found.sku, found.driver, str(bench.node.facts.get("amdgpu.rocm") or "")
+        )
         progress.done(f"shapes: {sum(one.same for one in found.shapes)} of {len(found.shapes)} as simulated")
 
 
@@ -153,21 +155,29 @@ def _bench(
     asked: list[str],
     progress: Progress,
 ) -> Bench:
-    known = machine.find(settings.declared)
-    node = machine.look(registry.facts_for(asked), settings.declared)
-    if settings.build and machine.missing(known.values()):
-        machine.build(node, settings.declared, lambda task: progress.step(f"building tools: {task}"))
-        known = machine.find(settings.declared)
-    node = dataclasses.replace(node, variables=machine.variables(known.values(), node.variables))
+    node = machine.look(asked, settings.declared)
     gpu = node.gpuprov_node["gpu"]
+    vendor = gpu.get("vendor") or "nvidia"
+    known = machine.find(settings.declared, vendor)
+    if settings.build and machine.missing(known.values()):
+        if vendor != "nvidia":
+            raise SelftestError(
+                "--build builds the tools of NVIDIA's GPUs alone",
+                next(t.how for t in known.values() if t.how),
+            )
+        machine.build(node, settings.declared, lambda task: progress.step(f"building tools: {task}"))
+        known = machine.find(settings.declared, vendor)
+    node = dataclasses.replace(node, variables=machine.variables(known.values(), node.variables, vendor))
     found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
-    found.driver = str(node.facts.get("driver.loaded_version") or "")
+    loaded = "amdgpu.loaded_version" if vendor == "amd" else "driver.loaded_version"
+    found.driver = str(node.facts.get(loaded) or "")
     found.kernel = str(node.facts.get("kernel.release") or "")
     found.os = f"{node.facts.get('os.id', '')} {node.facts.get('os.version_id', '')}".strip()
     found.tools = list(known.values())
     archive.write("facts.json", {"facts": node.facts, "problems": node.problems, "node": node.gpuprov_node})
-    if not known["nvidia-smi"].path:
-        raise SelftestError("nvidia-smi is not installed", known["nvidia-smi"].how)
+    smi = machine.SMI[vendor]
+    if not known[smi].path:
+        raise SelftestError(f"{smi} is not installed", known[smi].how)
     options = {"burn_seconds": settings.burn_seconds, "timeout": None}
     end = begun + 60.0 * settings.minutes
     return Bench(node, known, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
@@ -182,17 +192,17 @@ def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -
             found.gpus = [
                 dataclasses.asdict(gpu) for gpu in gpu_inventory.identities(list(judged.measurements))
             ]
-            _refuse_used(judged)
+            _refuse_used(judged, machine.SMI[bench.vendor])
         progress.done(f"{name}: {checked.verdict}{f' ({checked.why})' if checked.why else ''}")
         yield raw
 
 
-def _refuse_used(inventory: CheckResult) -> None:
+def _refuse_used(inventory: CheckResult, smi: str) -> None:
     """Load would disturb whoever works on these GPUs, and be disturbed."""
     listed = [one for one in inventory.measurements if one.metric == "processes"]
-    if not listed and inventory.verdict in (Verdict.ERROR, Verdict.FAIL):  # nvidia-smi hangs, or says nothing
+    if not listed and inventory.verdict in (Verdict.ERROR, Verdict.FAIL):  # it hangs, or says nothing
         raise SelftestError(
-            "whether the GPUs are in use is unknown: nvidia-smi listed none", "look at gpu_inventory"
+            f"whether the GPUs are in use is unknown: {smi} listed none", "look at gpu_inventory"
         )
     used = [f"{one.device} by {one.value}" for one in listed if one.value]
     if used:
@@ -203,7 +213,7 @@ def _refuse_used(inventory: CheckResult) -> None:
 
 def _provoke(bench: Bench, found: Result, progress: Progress) -> None:
     gpu = found.gpu_count - 1
-    for condition in provocations.all_of():
+    for condition in amd.conditions() if bench.vendor == "amd" else provocations.all_of():
         progress.step(f"provoking: {condition.name}")
         provoked = _in_time(bench, condition.name) or provocations.provoke(bench, condition, gpu)
         found.provocations.append(provoked)
@@ -218,16 +228,18 @@ def _in_time(bench: Bench, name: str) -> Provoked | None:
 
 
 def _change(bench: Bench, found: Result, output: Path, progress: Progress) -> None:
-    gpu = found.gpu_count - 1
-    before = changes.read(gpu)
+    smi = amd.Smi(bench) if bench.vendor == "amd" else changes.NVIDIA
+    gpu = amd.last_with_limit(bench) if bench.vendor == "amd" else found.gpu_count - 1
+    before = smi.read(gpu)
     # Should we be killed: what it was.
     (output / _BEFORE).write_text(json.dumps({"gpu": gpu, **before}, indent=1) + "\n", encoding="utf-8")
-    for one in changes.planned(before):
+    for one in smi.planned(before):
         if isinstance(one, tuple):
             provoked = Provoked(one[0], "nothing", f"gpu{gpu}", NOT_POSSIBLE, why=one[1])
         else:
             progress.step(f"changing: {one.name} of gpu{gpu}")
-            provoked = _in_time(bench, one.name) or changes.change(bench, one, gpu, found.leftovers.append)
+            put_back = found.leftovers.append
+            provoked = _in_time(bench, one.name) or changes.change(bench, one, gpu, put_back, smi)
         found.changes.append(provoked)
         progress.done(f"{provoked.name}: {provoked.state}")
 

@@ -87,6 +87,9 @@ def _run(node, gpus: list, action: dict) -> None:
     if not gpus:
         say("ERROR ", f"{action['name']} gst {NOT_LISTED}")
         return
+    wanted = action.get("device", "all")
+    if wanted != "all":
+        gpus = [gpu for gpu in gpus if str(readings.identity(node, gpu)["kfd_id"]) in wanted.split()]
     together = action.get("parallel") == "true"
     for group in [gpus] if together else [[gpu] for gpu in gpus]:
         with Load(node, "rvs", group):

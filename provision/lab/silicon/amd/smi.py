@@ -171,7 +171,13 @@ def _bad_pages(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape 
 
 def _process(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of all commands
     nobody = [{"process_info": "No running processes detected"}]
-    return [{"gpu": index, "process_list": nobody} for index, _ in enumerate(gpus)]
+    found, loads = [], node.loads()
+    for index, gpu in enumerate(gpus):
+        load, taken = loads.get(gpu["slot"]), smi_values.unit(4 * 2**30, "B")
+        memory = {"gtt_mem": smi_values.unit(0, "B"), "cpu_mem": smi_values.unit(0, "B"), "vram_mem": taken}
+        program = load and {"name": load["tool"], "pid": load["pid"], "memory_usage": memory}
+        found.append({"gpu": index, "process_list": [{"process_info": program}] if program else nobody})
+    return found
 
 
 # Below which name the GPUs stand from ROCm 6.4 on; commands that are not here print a list for ever.
