@@ -116,7 +116,7 @@ def planned(smi: amd.Smi, gpu: int) -> Change:
     return one
 
 
-@pytest.mark.parametrize("release", [OLD, NEW, ("6.16.13", "7.2.1-43"), ("6.14.14", "7.0.2-56")])
+@pytest.mark.parametrize("release", [OLD, NEW, ("6.16.13", "7.2.1-43"), ("6.16.13", "7.13.0-1")])
 def test_the_limit_of_power_is_lowered_named_and_restored(make: Make, release: tuple[str, str]) -> None:
     bench = make(release=release)
     smi, left = amd.Smi(bench), []  # type: tuple[amd.Smi, list[str]]
