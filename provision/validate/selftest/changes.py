@@ -188,7 +188,8 @@ def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str], sm
             now = smi.read(gpu)[one.field]
             return "" if now == before[one.field] else f"it is {now}, it was {before[one.field]}"
         if said.returncode:
-            return f"nvidia-smi refused to put it back: {said.stdout.strip()[:200]}"
+            tool = smi.line(gpu, ()).partition(" ")[0]
+            return f"{tool} refused to put it back: {said.stdout.strip()[:200]}"
         return _rises(bench, gpu, float(one.value))
     except GpuprovError as error:
         return f"the restored value could not be read: {error.what}"
