@@ -310,10 +310,14 @@ def test_the_default_revision_of_rccl_tests_needs_no_digest_and_any_other_does()
         (
             {
                 "amd_validation_tools_rccl_tests_method": "source",
-                "__amd_validation_tools_absent": True,
+                "__amd_validation_tools_absent": ["/opt/rocm-7.2.3/bin/hipcc"],
                 "amd_validation_tools_rccl_tests_sha256": "a" * 64,
             },
             "/opt/rocm-7.2.3/bin/hipcc, which is not there",
+        ),
+        (
+            {"__amd_validation_tools_absent": ["/opt/ompi/bin/mpirun"]},
+            "amd_validation_tools_mpirun_path is /opt/ompi/bin/mpirun, which is not on the machine",
         ),
     ],
 )
@@ -324,7 +328,9 @@ def test_the_checks_programs_are_refused_where_they_cannot_be_brought(
         "amd_validation_tools_rocm_version": "7.2.3",
         "amd_validation_tools_rccl_tests_sha256": "",
         "amd_validation_tools_rccl_tests_method": "none",
-        "__amd_validation_tools_absent": False,
+        "__amd_validation_tools_absent": [],
+        "amd_validation_tools_mpirun_path": "/opt/ompi/bin/mpirun",
+        "__amd_validation_tools_mpirun": "/usr/bin/mpirun",
         "__amd_validation_tools_home": "/opt/rocm-7.2.3",
     }
     said = refusal("amd_validation_tools", {**known, **declared}, amd())
