@@ -91,6 +91,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 # Those of Ansible, of pytest and of our scripts, where a document speaks of them.
 OPTIONS_OF_OTHERS = {
+    "amd.md": {"--use_rocm_dmabuf"},
     "ansible.md": {"--tags", "--start-at-task", "--list-hosts"},
     "ci.md": {"--gpuprov-nodes", "--gpuprov-set", "--gpuprov-vault-password-file"},
     "detection.md": {"--", "--classes"},

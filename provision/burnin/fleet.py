@@ -174,9 +174,14 @@ def _lacked(check: str, found: Iterable[Sequence[CheckResult]]) -> str:
     """How to get the program of a check that not one node has; empty when any has it."""
     findings = [f for checks in found for one in checks if one.check == check for f in one.findings]
     errors = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
-    install = f"the role {PAIRS[check].METRIC.installs} installs it"
-    lacked = bool(errors) and all(one.verdict is Verdict.ERROR and install in one.message for one in errors)
-    return f"no node has its program: {install}" if lacked else ""
+    installs = [f"the role {one.METRIC.installs} installs it" for one in PAIRS.of_any(check)]
+    told = [
+        next((line for line in installs if line in one.message), "")
+        for one in errors
+        if one.verdict is Verdict.ERROR
+    ]
+    lacked = bool(errors) and len(told) == len(errors) and all(told)
+    return f"no node has its program: {' and '.join(dict.fromkeys(told))}" if lacked else ""
 
 
 def _without(check: str, why: str, found: Sequence[CheckResult]) -> tuple[CheckResult, ...]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from provision.checks.check import Check
 from provision.checks.table import BUILT_IN, STAGES, Entry
+from provision.desired import vendors
 from provision.errors import UsageError
 
 T = TypeVar("T")
@@ -38,6 +39,11 @@ class Checks(Mapping[str, T]):
     def of_vendor(self, name: str, vendor: str | None) -> T | None:
         """The check as nodes with this vendor's GPUs take it; None where nothing was built for them."""
         return cast("T | None", self._entry(name).load_for(vendor))
+
+    def of_any(self, name: str) -> list[T]:
+        """The check for each vendor's GPUs, each once."""
+        found = (self.of_vendor(name, vendor) for vendor in vendors.CHECKED)
+        return list(dict.fromkeys(one for one in found if one is not None))
 
     def _entry(self, name: str) -> Entry:
         return self._ours.get(name) or self.own[name]

@@ -4,13 +4,14 @@ measurements between nodes; read from its run folder and those before it."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from provision.checks.gpu import telemetry, telemetry_rows
 from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Finding
 from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import groups
 from provision.checks.pairs.judge import TOLERANCE, Metric
@@ -19,6 +20,7 @@ from provision.checks.registry import PAIRS
 from provision.errors import GpuprovError
 from provision.report.causes import silence, worst_first
 from provision.runs import fleet_pairs, node_history, store
+from provision.runs.fleet_pairs import Team
 from provision.runs.node_facts import read_node_facts
 from provision.runs.node_history import Earlier
 from provision.runs.store import RunFolder
@@ -36,7 +38,8 @@ class Load:
 @dataclass(frozen=True)
 class Pairs:
     """What one check measured between the nodes of `fleet`, in `unit`; `direction`: `at_least` (more is
-    better) or `at_most`, and `tolerance` as in pairs/judge.py. `left_out`: node → why it took no part."""
+    better) or `at_most`, and `tolerance` as in pairs/judge.py. `left_out`: node → why it took no part.
+    `fabric`: what is found of that which lies between them; None: all that the run found of the check."""
 
     check: str
     unit: str
@@ -45,6 +48,7 @@ class Pairs:
     left_out: Mapping[str, str] = field(default_factory=dict)
     direction: str = "at_least"
     tolerance: float = TOLERANCE
+    fabric: tuple[Finding, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,20 +97,36 @@ def _pairs(folder: RunFolder, health: FleetHealth) -> Iterator[Pairs]:
         noted, known = fleet_pairs.noted(folder), read_node_facts(folder)
         for check, of_pairs in PAIRS.items():
             if check in noted:
-                found = _pairs_of(folder, of_pairs.METRIC, noted[check], health, known)
-                if found.results or not of_pairs.METRIC.group:  # a good group needs no pairs
-                    yield found
+                for found in _pairs_of(folder, of_pairs.METRIC, noted[check], health, known):
+                    if found.results or not of_pairs.METRIC.group:  # a good group needs no pairs
+                        yield found
 
 
 def _pairs_of(
     folder: RunFolder, metric: Metric, noted: Any, health: FleetHealth, known: Mapping[str, NodeFacts]
-) -> Pairs:
+) -> Iterator[Pairs]:
+    """One of all nodes, or one of each vendor's where they are measured among themselves."""
     able, left_out = fleet_pairs.took_part(folder, noted)
-    results = tuple(groups.pairs_of(fleet_pairs.kept(folder, metric.check)))
-    fleet = fleet_pairs.topology([node for node in able if node in known], known)
+    results = fleet_pairs.kept(folder, metric.check)
     silent = {node.node: silence(node) for node in health.nodes if node.error and node.node not in able}
-    silent |= {node: why for node, why in left_out.items() if why != metric.no_part}
-    return Pairs(metric.check, metric.unit, fleet, results, silent, metric.direction, metric.tolerance)
+    silent |= {node: why for node, why in left_out.items() if why not in (metric.no_part, fleet_pairs.ALONE)}
+    here = [node for node in able if node in known]
+    teams = fleet_pairs.teams(metric.check, here, known) or [Team(PAIRS[metric.check], (), "")]
+    for place, team in enumerate(teams):
+        own = fleet_pairs.of_team(results, teams, place)
+        fleet = fleet_pairs.topology(team.nodes, known)
+        absent = {node: why for node, why in silent.items() if _whose(node, teams, known) == place}
+        fabric = groups.judged(fleet, own, team.check.METRIC)[1] if len(teams) > 1 else None
+        pairs = tuple(groups.pairs_of(own))
+        yield Pairs(
+            metric.check, metric.unit, fleet, pairs, absent, metric.direction, metric.tolerance, fabric
+        )
+
+
+def _whose(node: str, teams: Sequence[Team], known: Mapping[str, NodeFacts]) -> int:
+    """The place of the team that a node would be in; the first where that is not known."""
+    gpu = known[node].gpuprov_node.get("gpu", {}) if node in known else {}
+    return next((at for at, team in enumerate(teams) if team.vendor == str(gpu.get("vendor"))), 0)
 
 
 def _sampled(node: NodeHealth) -> Iterator[str]:

@@ -220,10 +220,11 @@ class PairCells:
             node.node: check.verdict
             for node in fleet.nodes
             for check in node.checks
-            if check.check == pairs.check
+            if check.check == pairs.check and (pairs.fabric is None or node.node in pairs.fleet.order)
         }
         self.verdicts |= dict.fromkeys(pairs.left_out, Verdict.ERROR)
-        self._fabric = [finding for finding in fleet.fabric if finding.check == pairs.check]
+        fabric = fleet.fabric if pairs.fabric is None else pairs.fabric
+        self._fabric = [finding for finding in fabric if finding.check == pairs.check]
         judged = judge(
             pairs.fleet, pairs.results, tolerance=pairs.tolerance, direction=pairs.direction
         ).judged

@@ -17,15 +17,61 @@ from provision.checks.pairs import groups, pairing
 from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.registry import PAIRS
+from provision.desired import vendors
 from provision.errors import RunFolderError
 from provision.node_names import fold
 from provision.runs.store import RunFolder
-from provision.text import one_line
+from provision.text import many, one_line
 
 
 def topology(nodes: Iterable[str], seen: Mapping[str, NodeFacts]) -> Topology:
     """These nodes with their racks. Raises InventoryError."""
     return pairing.topology({node: seen[node].variables for node in nodes})
+
+
+# Why a node takes no part where it is the only one of its vendor.
+ALONE = "no other node of the run has GPUs of its vendor, and it is measured with such nodes alone"
+
+
+@dataclass(frozen=True)
+class Team:
+    """Nodes that are measured among themselves, with `check`: the module for their vendor's GPUs."""
+
+    check: Any
+    nodes: tuple[str, ...]
+    vendor: str
+
+    @property
+    def name(self) -> str:
+        """How many there are, and whose GPUs they have."""
+        whose = vendors.NAMES.get(self.vendor, "other")
+        return f"{many(len(self.nodes), 'node')} with {whose} GPUs"
+
+
+def teams(check: str, nodes: Iterable[str], seen: Mapping[str, NodeFacts]) -> list[Team]:
+    """These nodes as they are measured together: all of them, or, where each vendor's GPUs have a program of
+    their own, those of each vendor. Nodes for whose GPUs nothing was built are in none."""
+    found: dict[int, Team] = {}
+    for node in nodes:
+        vendor = seen[node].gpuprov_node["gpu"].get("vendor")
+        module = PAIRS.of_vendor(check, vendor)
+        if module is not None:
+            team = found.get(id(module), Team(module, (), str(vendor)))
+            found[id(module)] = replace(team, nodes=(*team.nodes, node))
+    return list(found.values())
+
+
+def apart(found: Sequence[Team]) -> str:
+    """What is said of nodes that are not all measured together; empty where they are."""
+    if len(found) < 2:
+        return ""
+    return f"{' and '.join(team.name for team in found)} are measured apart, each kind among itself"
+
+
+def of_team(results: Iterable[Result], found: Sequence[Team], place: int) -> list[Result]:
+    """The results of the team at this place; the first one has those of strangers as well."""
+    where = {node: at for at, team in enumerate(found) for node in team.nodes}
+    return [one for one in results if next((where[n] for n in one.nodes if n in where), 0) == place]
 
 
 def note(folder: RunFolder, check: str, took: Mapping[str, Any]) -> None:
@@ -123,19 +169,35 @@ def _judged(folder: RunFolder, metric: Metric, took: Any, seen: Mapping[str, Nod
     if took is None:
         return Between((None,))
     able, left_out = took_part(folder, took)
-    members = [node for node in able if node in seen]
+    found = teams(metric.check, [node for node in able if node in seen], seen)
     results = kept(folder, metric.check)
-    rounds = max((result.round for result in results), default=0)
-    checks, fabric, untold = groups.judged(topology(members, seen), results, metric)
-    checks = {**{node: _left_out(metric, why) for node, why in left_out.items()}, **checks}
-    told = (*_several_versions(metric, took.get("versions")), *untold)
-    told += tuple(_not_met(metric.check, members, rounds, took.get("round_seconds")))
+    checks = {node: _left_out(metric, why) for node, why in left_out.items()}
+    fabric: tuple[Finding, ...] = ()
+    told = (f"{metric.check}: {line}",) if (line := apart(found)) else ()
+    for place, team in enumerate(found):
+        own, between_them, lines = _of_team(team, of_team(results, found, place), took, seen)
+        checks, fabric, told = {**checks, **own}, (*fabric, *between_them), (*told, *lines)
     return Between((checks,), fabric, told)
 
 
-def _several_versions(metric: Metric, noted: Any) -> Iterator[str]:
+def _of_team(
+    team: Team, results: Sequence[Result], took: Mapping[str, Any], seen: Mapping[str, NodeFacts]
+) -> tuple[Mapping[str, CheckResult], tuple[Finding, ...], tuple[str, ...]]:
+    metric: Metric = team.check.METRIC
+    rounds = max((result.round for result in results), default=0)
+    checks, fabric, untold = groups.judged(topology(team.nodes, seen), results, metric)
+    versions = took.get("versions")
+    own = (
+        {node: said for node, said in versions.items() if node in team.nodes}
+        if isinstance(versions, Mapping)
+        else {}
+    )
+    told = (*_several_versions(metric, own), *untold)
+    return checks, fabric, (*told, *_not_met(metric.check, team.nodes, rounds, took.get("round_seconds")))
+
+
+def _several_versions(metric: Metric, versions: Mapping[Any, Any]) -> Iterator[str]:
     """Both ends should be of one version."""
-    versions = noted if isinstance(noted, Mapping) else {}
     nodes: dict[str, list[str]] = {}
     for node, version in versions.items():
         if version:
@@ -168,7 +230,7 @@ def took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]
 
 def _left_out(metric: Metric, why: str) -> CheckResult:
     skipped = Finding(metric.check, Verdict.SKIP, "node", why, "pairs")
-    found = skipped if why == metric.no_part else unmeasured(metric.check, why)
+    found = skipped if why in (metric.no_part, ALONE) else unmeasured(metric.check, why)
     return CheckResult(metric.check, found.verdict, (found,), (), 0.0)
 
 

@@ -99,7 +99,7 @@ def test_a_temperature_that_is_none_is_refused(given: str, tmp_path: Path) -> No
         profile.load(str(file))
 
 
-MORE = ("dcgm_diag", "gpu_burn", "rdma_loopback")
+MORE = ("dcgm_diag", "gpu_burn", "ddp_scaling")
 
 
 def test_a_check_that_was_not_built_for_it_is_left_out_and_said(node: NodeFacts) -> None:
@@ -110,9 +110,9 @@ def test_a_check_that_was_not_built_for_it_is_left_out_and_said(node: NodeFacts)
     planned = plan.plan([plan.Load("gpu-01")], plan.Caps(), {"gpu-01": (60.0, 90.0)})
     able = {"gpu-01": node, "gpu-02": burnin.NODE}
     said = [line for line in orders.lines(chosen, planned, {}, able) if LINE in line]
-    assert said == [f"rdma_loopback, dcgm_diag: {LINE}: gpu-01"]
+    assert said == [f"ddp_scaling, dcgm_diag: {LINE}: gpu-01"]
     assert orders.document(chosen, planned, {}, able)["left_out"] == [
-        {"checks": ["rdma_loopback", "dcgm_diag"], "why": LINE, "nodes": ["gpu-01"]}
+        {"checks": ["ddp_scaling", "dcgm_diag"], "why": LINE, "nodes": ["gpu-01"]}
     ]
 
 
@@ -126,7 +126,7 @@ def test_the_record_says_what_was_not_measured(amd: Made, monkeypatch: pytest.Mo
         for check in found.health.checks
         if check.verdict is Verdict.SKIP
     }
-    assert skipped == {"rdma_loopback": LINE, "dcgm_diag": LINE}
+    assert skipped == {"ddp_scaling": LINE, "dcgm_diag": LINE}
 
 
 def test_a_burn_that_partitioned_gpus_cannot_take_is_in_the_record(
@@ -309,7 +309,7 @@ def test_one_record_holds_nodes_of_both_vendors(run: Campaign, nodes: dict[str, 
         for gpu in range(8)
     )
     about = {"seen": dataclasses.asdict(second), "fingerprint": {"values": {}, "unknown": {}}}
-    about["profile"] = {"name": "x", "minutes": 1, "segments": [{"checks": ["gpu_burn", "rdma_loopback"]}]}
+    about["profile"] = {"name": "x", "minutes": 1, "segments": [{"checks": ["gpu_burn", "ddp_scaling"]}]}
     nodes["gpu-01"] = FakeNode("gpu-01", files())
     nodes["gpu-02"] = FakeNode("gpu-02", files(**{
         "order.json": json.dumps(burnin.order(1, about=about)).encode(),
@@ -331,7 +331,7 @@ def test_one_record_holds_nodes_of_both_vendors(run: Campaign, nodes: dict[str, 
         f"gpu/gpu{number}": 7 for number in range(8)
     }
     assert amd["load_by_segment"] == {"heat": {"gpu_burn": 62.0}}
-    assert amd["checks"] == {"gpu_burn": "pass", "rdma_loopback": "skip", "burnin": "pass"}
+    assert amd["checks"] == {"gpu_burn": "pass", "ddp_scaling": "skip", "burnin": "pass"}
     assert [row["sku"] for row in record["thermal"]] == ["h100-sxm"] * 8 + ["mi300x"] * 8
 
 

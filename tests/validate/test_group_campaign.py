@@ -475,3 +475,91 @@ def test_a_finished_run_that_is_resumed_starts_nothing(machines: Cluster) -> Non
     code, again, _ = machines.run(0, "--resume", folder.name)
     assert (code, machines.measured) == (ExitCode.OK, [])
     assert again["nodes"] == report["nodes"]
+
+
+# --- GPUs of two vendors ---
+
+# 8 MI300X: the SKU has a limit of its own for what they reach among themselves.
+INSTINCT = {
+    "gpu.pci": [{"address": f"0000:{n:02x}:00.0", "device_id": "1002:74a1"} for n in range(5, 13)],
+    "gpu.nvswitch_count": 0,
+}
+RCCL = {f"amd-0{number}" for number in range(1, 4)}
+NCCL = {f"gpu-0{number}" for number in range(1, 4)}
+
+
+def of_two_vendors(machines: Cluster, instinct: int = 3) -> None:
+    for number in range(1, instinct + 1):
+        machines.add(f"amd-{number:02d}", **facts(), **INSTINCT)
+
+
+def test_the_nodes_of_each_vendor_are_measured_among_themselves(machines: Cluster) -> None:
+    of_two_vendors(machines)
+    code, report, folder = machines.run(3)
+    assert (code, set(verdicts(report).values())) == (ExitCode.OK, {"pass"})
+    assert machines.measured == [{frozenset(RCCL)}, {frozenset(NCCL)}]
+    assert {len(row["nodes"]) for row in rows(folder)} == {3}
+    (line,) = report["between"]
+    assert line == (
+        "nccl_group: 3 nodes with AMD GPUs and 3 nodes with NVIDIA GPUs are measured apart, each kind among "
+        "itself"
+    )
+    assert machines.states() == ["open", "admit", "close"] * 2
+
+
+def test_each_vendor_has_its_own_programs(machines: Cluster) -> None:
+    of_two_vendors(machines)
+    machines.answers["amd-03"] = {"mpirun": "", "version": "", "mpirun_missing": "no such file: mpirun"}
+    variables = {
+        "amd_validation_tools_all_reduce_perf_path": "/opt/rccl-tests/all_reduce_perf",
+        "amd_validation_tools_mpirun_path": "/opt/rccl/mpirun",
+        "validation_tools_mpirun_path": "/opt/nccl/mpirun",
+    }
+    _, report, _ = machines.run(3, variables=variables, code=ExitCode.INCOMPLETE)
+    argv = [words for programs in machines.programs for words, _ in programs.values()]
+    assert ["/opt/rccl-tests/all_reduce_perf" in words for words in argv[:1]] == [True]
+    assert "/usr/bin/all_reduce_perf" in argv[-1]
+    opened = [hosts for hosts in machines.told if "gpuprov_launch_mpirun" in next(iter(hosts.values()))]
+    asked = {host["gpuprov_launch_mpirun"] for hosts in opened for host in hosts.values()}
+    assert asked == {"/opt/rccl/mpirun", "/opt/nccl/mpirun"}
+    assert "the role amd_validation_tools, with amd_validation_tools_mpi: true, installs it" in message(
+        report, "amd-03"
+    )
+
+
+def test_a_slow_node_of_one_vendor_is_named_and_the_others_are_not_asked_again(machines: Cluster) -> None:
+    of_two_vendors(machines, 5)
+    machines.slow.add(frozenset({"amd-02"}))
+    _, report, _ = machines.run(3, code=ExitCode.UNHEALTHY)
+    assert named(report) == {("amd-02", ID, "node", "fail")}
+    met = [nodes for round_ in machines.measured for nodes in round_]
+    assert all(nodes <= NCCL or not nodes & NCCL for nodes in met)
+    assert [nodes for nodes in met if nodes & NCCL] == [frozenset(NCCL)]
+
+
+def test_the_only_node_of_its_vendor_is_skipped_with_the_reason(machines: Cluster) -> None:
+    of_two_vendors(machines, 1)
+    code, report, _ = machines.run(3)
+    assert verdicts(report) == {"amd-01": "skip", **dict.fromkeys(NCCL, "pass")}
+    assert code == ExitCode.OK
+    assert "no other node of the run has GPUs of its vendor" in message(report, "amd-01")
+
+
+def test_rccl_without_mpi_names_its_own_variable(machines: Cluster) -> None:
+    of_two_vendors(machines, 4)
+    machines.without_mpi = True
+    _, report, _ = machines.run(0, code=ExitCode.INCOMPLETE)
+    assert "amd_validation_tools_mpi: true builds it with MPI" in str(report)
+
+
+def test_an_interrupt_between_the_vendors_leaves_the_rest_to_the_resumed_run(machines: Cluster) -> None:
+    of_two_vendors(machines)
+    machines.interrupt_round = 2
+    code, report, folder = machines.run(3)
+    assert (code, report["interrupted"]) == (ExitCode.INTERRUPTED, True)
+    machines.interrupt_round = 0
+    machines.measured.clear()
+    code, report, again = machines.run(0, "--resume", folder.name)
+    assert (code, again) == (ExitCode.OK, folder)
+    assert machines.measured == [{frozenset(NCCL)}], "what was measured is not measured again"
+    assert set(verdicts(report).values()) == {"pass"}

@@ -1,4 +1,4 @@
-"""All GPUs of the node add up large messages through the network cards instead of NVLink.
+"""All GPUs of the node add up large messages through the network cards instead of their own links.
 
 It needs no second node, and shows a card, its slot or its GPUDirect path under the load of a real collective.
 A ring is as fast as its slowest card, and does not say which that is: rdma_loopback does.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, Measurement, Output
@@ -58,58 +58,67 @@ def _rail(node: CheckNode) -> tuple[int, float, int]:
     return count, rate, rates.count(0.0)
 
 
-def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
-    try:
-        cards, _, _ = _rail(node)
-    except ParseError:
-        return []  # `parse` says so
-    if not cards or node.gpu_count < 2:
-        return []
-    (command,) = COLLECTIVE.commands(node, options)
-    argv = list(command.argv)
-    argv[argv.index("-n") + 1] = _ITERATIONS
-    return [replace(command, argv=tuple(argv))]
+@dataclass(frozen=True)
+class OverCards:
+    """The check, with one vendor's programs."""
+
+    collective: Collective
+
+    def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
+        try:
+            cards, _, _ = _rail(node)
+        except ParseError:
+            return []  # `parse` says so
+        if not cards or node.gpu_count < 2:
+            return []
+        (command,) = self.collective.commands(node, options)
+        argv = list(command.argv)
+        argv[argv.index("-n") + 1] = _ITERATIONS
+        return [replace(command, argv=tuple(argv))]
+
+    def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+        """As any collective, and `cards` with their `rate` in Gb/s, `cards_down`; `rail_share`: the part of
+        what the cards carry in %.
+
+        Fewer cards than GPUs share their rate. Raises ParseError.
+        """
+        cards, rate, down = _rail(node)
+        found = [
+            Measurement("cards", cards, "cards"),
+            Measurement("rate", rate, "Gb/s"),
+            Measurement("cards_down", down, "cards"),
+        ]
+        if not cards or node.gpu_count < 2:
+            return found
+        found += self.collective.parse(node, outputs)
+        busbw = next(float(m.value) for m in found if m.metric == "busbw")
+        # GB/s each GPU can send
+        carried = min(rate, gpu_reach(node)) / 8 * min(1.0, cards / node.gpu_count)
+        return [*found, Measurement("rail_share", round(100 * busbw / carried, 2), "%")]
+
+    def judge(
+        self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+    ) -> list[Finding]:
+        values = {m.metric: m for m in measurements}
+        if "busbw" not in values:
+            alone = "one GPU: there is no group to measure"
+            reason = "no RDMA port is up in this node" if node.gpu_count > 1 else alone
+            return [Finding(ID, Verdict.SKIP, "node", reason, "rail_share")]
+        results = self.collective.judge_results(values)
+        cards, rate = values["cards"].value, values["rate"].value
+        reached = f"{self.collective.words} reaches {values['busbw'].value:g} GB/s"
+        what = f"{reached} with {cards} ports of {rate:g} Gb/s; its share of that"
+        if down := values["cards_down"].value:
+            unknown = (
+                f"{what} is not judged: {down} more of their kind not up, whose GPUs share the others' cards"
+            )
+            return [*results, Finding(ID, Verdict.SKIP, "node", unknown, "rail_share")]
+        threshold = thresholds.get(f"{ID}.rail_share")
+        return [*results, by_threshold(ID, what, values["rail_share"], threshold, action="investigate")]
 
 
-def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """As any collective, and `cards` with their `rate` in Gb/s, `cards_down`; `rail_share`: the part of what
-    the cards carry in %.
+OVER_CARDS = OverCards(COLLECTIVE)
 
-    Fewer cards than GPUs share their rate. Raises ParseError.
-    """
-    cards, rate, down = _rail(node)
-    found = [
-        Measurement("cards", cards, "cards"),
-        Measurement("rate", rate, "Gb/s"),
-        Measurement("cards_down", down, "cards"),
-    ]
-    if not cards or node.gpu_count < 2:
-        return found
-    found += COLLECTIVE.parse(node, outputs)
-    busbw = next(float(m.value) for m in found if m.metric == "busbw")
-    # GB/s each GPU can send
-    carried = min(rate, gpu_reach(node)) / 8 * min(1.0, cards / node.gpu_count)
-    return [*found, Measurement("rail_share", round(100 * busbw / carried, 2), "%")]
-
-
-def judge(
-    node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
-) -> list[Finding]:
-    values = {m.metric: m for m in measurements}
-    if "busbw" not in values:
-        alone = "one GPU: there is no group to measure"
-        reason = "no RDMA port is up in this node" if node.gpu_count > 1 else alone
-        return [Finding(ID, Verdict.SKIP, "node", reason, "rail_share")]
-    cards, rate = values["cards"].value, values["rate"].value
-    busbw = values["busbw"].value
-    what = f"{COLLECTIVE.words} reaches {busbw:g} GB/s with {cards} ports of {rate:g} Gb/s; its share of that"
-    threshold = thresholds.get(f"{ID}.rail_share")
-    if down := values["cards_down"].value:
-        unknown = (
-            f"{what} is not judged: {down} more of their kind not up, whose GPUs share the others' cards"
-        )
-        return [*COLLECTIVE.judge_results(values), Finding(ID, Verdict.SKIP, "node", unknown, "rail_share")]
-    return [
-        *COLLECTIVE.judge_results(values),
-        by_threshold(ID, what, values["rail_share"], threshold, action="investigate"),
-    ]
+commands = OVER_CARDS.commands
+parse = OVER_CARDS.parse
+judge = OVER_CARDS.judge

@@ -1,15 +1,15 @@
 """Each network card writes to itself, out of the host's memory and out of a GPU's: no cable takes part, so a
 low rate is the card, its slot or the way from the GPU. Cheap, and what finds most at a build-out.
 
-Four queue pairs, for one alone may not fill a fast link on a healthy card. What GPU memory is reached by,
-nvidia-peermem or DMA-BUF, does not matter as long as one of them works.
+Four queue pairs, for one alone may not fill a fast link on a healthy card. What GPU memory is reached by, a
+module beside the driver or DMA-BUF, does not matter as long as one of them works.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,41 @@ _FIRST_PORT = (
 )
 
 # A GPU in a PCIe 4.0 slot fills 200 Gb/s and no more: operators' limit for the A100 is 180 of 200 Gb/s.
-_GPU_REACH = {"ampere": 200.0, "ada": 200.0}
+_GPU_REACH = {"ampere": 200.0, "ada": 200.0, "cdna2": 200.0}
 
 # Runs of a healthy card differ by 0.04 % (SuperBench, repeatability of the HCA loopback): 5 % is no noise.
 _PEER_TOLERANCE = 0.05
 
-_UNSUPPORTED = re.compile(r"unrecognized option '--use_cuda|Unsupported memory type|Invalid Command or flag")
-_NO_GPUDIRECT = re.compile(
-    r"Couldn't allocate MR|failed to create mr|Failed to create MR|DMA-BUF is not supported", re.IGNORECASE
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """How perftest is given the memory of one vendor's GPUs. `words`: what it is told besides to take that of
+    the GPU of this number, and its environment. `unsupported`: what it says where it was built without
+    `needs`, `refused`: where a card may not reach GPU memory, for which `why` says what is missing.
+    `left_out`: why this node's GPUs are not taken, empty where they are; `another`: what is wrong with the
+    GPU that was taken, going by the output, in place of the one of this number."""
+
+    words: Callable[[CheckNode, int], tuple[tuple[str, ...], Mapping[str, str]]]
+    unsupported: re.Pattern[str]
+    refused: re.Pattern[str]
+    needs: str
+    why: str
+    left_out: Callable[[CheckNode], str] = lambda _: ""
+    another: Callable[[CheckNode, int, str], str] = lambda *_: ""
+
+
+def _cuda(node: CheckNode, gpu: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    peermem = node.facts.get("module.nvidia_peermem.loaded")
+    return ("--use_cuda", str(gpu), *(() if peermem else ("--use_cuda_dmabuf",))), {}
+
+
+REFUSED = r"Couldn't allocate MR|failed to create mr|Failed to create MR|DMA-BUF is not supported"
+CUDA = GpuMemory(
+    _cuda,
+    re.compile(r"unrecognized option '--use_cuda|Unsupported memory type|Invalid Command or flag"),
+    re.compile(REFUSED, re.IGNORECASE),
+    "CUDA",
+    "neither nvidia-peermem is loaded nor DMA-BUF available",
 )
 
 
@@ -73,27 +100,138 @@ def _ports(node: CheckNode) -> tuple[list[_Port], list[str]]:
     return up, down
 
 
-def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    try:
-        ports, _ = _ports(node)
-    except ParseError:
-        return []  # `parse` says so
-    found: list[Command] = []
-    for port in ports:
-        found += _pair(node, port, f"{port.name}.host", (), _FIRST_PORT + len(found))
-        memory: tuple[str, ...] = ("--use_cuda", str(_nearest_gpu(node, port.device)))
-        if not node.facts.get("module.nvidia_peermem.loaded"):
-            memory += ("--use_cuda_dmabuf",)
-        found += _pair(node, port, f"{port.name}.gpu", memory, _FIRST_PORT + len(found))
-    return found
+@dataclass(frozen=True)
+class Loopback:
+    """The check, with the memory of one vendor's GPUs."""
+
+    memory: GpuMemory
+
+    def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG002
+        try:
+            ports, _ = _ports(node)
+        except ParseError:
+            return []  # `parse` says so
+        found: list[Command] = []
+        for port in ports:
+            found += _pair(node, port, f"{port.name}.host", (), {}, _FIRST_PORT + len(found))
+            if not self.memory.left_out(node):
+                words, env = self.memory.words(node, _nearest_gpu(node, port.device))
+                found += _pair(node, port, f"{port.name}.gpu", words, env, _FIRST_PORT + len(found))
+        return found
+
+    def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+        """Each port → `rate` of its link, `host` and `gpu` bandwidth in Gb/s and both as a share of it in %
+        (of what the GPU's slot carries, where that is less).
+
+        `gpu` is "unsupported" when the tool was built without what takes GPU memory, "refused" when the card
+        may not reach it. A port that is down is the measurement `down`, a run that failed `host_failed` or
+        `gpu_failed` with the tool's words. Raises ParseError.
+        """
+        up, down = _ports(node)
+        found = [Measurement("down", True, "", name) for name in down]
+        for port in up:
+            found.append(Measurement("rate", port.rate, "Gb/s", port.name))
+            found += _measured(port, "host", completed(outputs, f"{port.name}.host"), port.rate)
+            if not self.memory.left_out(node):
+                found += self._of_gpu(node, port, completed(outputs, f"{port.name}.gpu"))
+        return found
+
+    def _of_gpu(self, node: CheckNode, port: _Port, output: Output) -> list[Measurement]:
+        gpu = _nearest_gpu(node, port.device)
+        text = f"{output.stdout}\n{output.stderr}"
+        if self.memory.unsupported.search(text):
+            found = [Measurement("gpu", "unsupported", "", port.name)]
+        elif self.memory.refused.search(text):
+            found = [Measurement("gpu", "refused", "", port.name)]
+        elif why := self.memory.another(node, gpu, text):
+            found = [Measurement("gpu_failed", why, "", port.name)]
+        else:
+            found = _measured(port, "gpu", output, min(port.rate, gpu_reach(node)))
+        return [*found, Measurement("memory_of", f"gpu{gpu}", "", port.name)]
+
+    def judge(
+        self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+    ) -> list[Finding]:
+        ports: dict[str, dict[str, Measurement]] = {}
+        for m in measurements:
+            ports.setdefault(m.device, {})[m.metric] = m
+        down = [name for name, values in ports.items() if "down" in values]
+        findings = [
+            Finding(ID, Verdict.SKIP, name, "its port is not active", "rate") for name in sorted(down)
+        ]
+        up = {name: values for name, values in ports.items() if name not in down}
+        if not up:
+            reason = "no port is active" if down else "no RDMA device in this node"
+            return [*findings, Finding(ID, Verdict.SKIP, "node", reason, "rate")]
+        host = _failed("host", up) + _judge_memory("host", up, thresholds)
+        if why := self.memory.left_out(node):
+            return [*findings, *host, Finding(ID, Verdict.SKIP, "node", why, "gpu")]
+        # A card that is slow anyway is not accused once more for its way to the GPUs.
+        slow = {finding.device for finding in host if finding.verdict in (Verdict.FAIL, Verdict.ERROR)}
+        return findings + host + self._judge_gpu(up, slow, thresholds)
+
+    def _judge_gpu(
+        self,
+        ports: Mapping[str, Mapping[str, Measurement]],
+        slow: Iterable[str],
+        thresholds: Mapping[str, Threshold],
+    ) -> list[Finding]:
+        said = {name: values["gpu"].value for name, values in ports.items() if "gpu" in values}
+        if said and set(said.values()) == {"unsupported"}:
+            reason = (
+                f"ib_write_bw was built without {self.memory.needs}: the way from GPU memory is not measured"
+            )
+            return [Finding(ID, Verdict.SKIP, "node", reason, "gpu")]
+        refused = sorted(name for name, value in said.items() if value == "refused")
+        able = {
+            name: ports[name]
+            for name in ports
+            if name not in refused and name not in slow and said.get(name) != "unsupported"
+        }
+        return [
+            *self._contradicted(name for name, value in said.items() if value == "unsupported"),
+            *self._refused(refused, ports),
+            *_failed("gpu", able),
+            *_judge_memory("gpu", able, thresholds),
+        ]
+
+    def _contradicted(self, names: Iterable[str]) -> list[Finding]:
+        """It is one program for all cards: what it can do on one, it is not built without on another."""
+        needs = self.memory.needs
+        message = (
+            f"{_WORDS['gpu']}: ib_write_bw reports that it was built without {needs}, but used {needs} on "
+            "other cards"
+        )
+        return [unmeasured(ID, message, device=name) for name in names]
+
+    def _refused(self, refused: Sequence[str], ports: Mapping[str, Any]) -> list[Finding]:
+        """Cards that cannot reach GPU memory: all of them is a matter of modules, one alone of that card."""
+        message = f"GPUDirect RDMA does not work: GPU memory cannot be registered, {self.memory.why}"
+        devices = ["node"] if len(refused) == len(ports) else refused
+        evidence = tuple(f"{name}: Couldn't allocate MR" for name in refused)
+        return [
+            Finding(ID, Verdict.FAIL, name, message, "gpu", action="fix configuration", evidence=evidence)
+            for name in devices
+            if refused
+        ]
 
 
-def _pair(node: CheckNode, port: _Port, name: str, more: tuple[str, ...], number: int) -> list[Command]:
+LOOPBACK = Loopback(CUDA)
+
+commands = LOOPBACK.commands
+parse = LOOPBACK.parse
+judge = LOOPBACK.judge
+
+
+def _pair(
+    node: CheckNode, port: _Port, name: str, more: tuple[str, ...], env: Mapping[str, str], number: int
+) -> list[Command]:
     """Client and server of one run."""
     argv = (*perftest.argv(node, port.device, port.port, number), *more)
+    env = {**BUS_ORDER, **env}
     return [
-        Command(name, (*argv, "localhost"), 60.0, env=BUS_ORDER),
-        Command(f"{name}.server", argv, 90.0, env=BUS_ORDER, beside=name, port=number),
+        Command(name, (*argv, "localhost"), 60.0, env=env),
+        Command(f"{name}.server", argv, 90.0, env=env, beside=name, port=number),
     ]
 
 
@@ -114,38 +252,6 @@ def _place(address: str) -> tuple[int, int]:
     return (int(match[1], 16), int(match[2], 16)) if match else (0, 0)
 
 
-def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Each port → `rate` of its link, `host` and `gpu` bandwidth in Gb/s and both as a share of it in %
-    (of what the GPU's slot carries, where that is less).
-
-    `gpu` is "unsupported" when the tool was built without CUDA, "refused" when the card may not reach GPU
-    memory. A port that is down is the measurement `down`, a run that failed `host_failed` or `gpu_failed`
-    with the tool's words. Raises ParseError.
-    """
-    up, down = _ports(node)
-    found = [Measurement("down", True, "", name) for name in down]
-    for port in up:
-        found.append(Measurement("rate", port.rate, "Gb/s", port.name))
-        for memory in ("host", "gpu"):
-            output = completed(outputs, f"{port.name}.{memory}")
-            said = f"{output.stdout}\n{output.stderr}"
-            if memory == "gpu" and _UNSUPPORTED.search(said):
-                found.append(Measurement("gpu", "unsupported", "", port.name))
-            elif memory == "gpu" and _NO_GPUDIRECT.search(said):
-                found.append(Measurement("gpu", "refused", "", port.name))
-            elif output.rc:
-                found.append(Measurement(f"{memory}_failed", last_words(output), "", port.name))
-            else:
-                average = _measured(port, output)
-                found.append(Measurement(memory, average, "Gb/s", port.name))
-                share = round(
-                    100 * average / min(port.rate, gpu_reach(node) if memory == "gpu" else math.inf), 2
-                )
-                found.append(Measurement(f"{memory}_share", share, "%", port.name))
-        found.append(Measurement("memory_of", f"gpu{_nearest_gpu(node, port.device)}", "", port.name))
-    return found
-
-
 def gpu_reach(node: CheckNode) -> float:
     """Gb/s that a port can be given from a GPU's memory at most: its slot may be slower than the port."""
     lanes = node.variables.get("gpuprov_pcie_width")
@@ -153,7 +259,16 @@ def gpu_reach(node: CheckNode) -> float:
     return _GPU_REACH.get(str(node.gpuprov_node["gpu"].get("architecture")), math.inf) * share
 
 
-def _measured(port: _Port, output: Output) -> float:
+def _measured(port: _Port, memory: str, output: Output, most: float) -> list[Measurement]:
+    """Of one run, its average and as a share of the `most` there can be; or how it failed."""
+    if output.rc:
+        return [Measurement(f"{memory}_failed", last_words(output), "", port.name)]
+    average = _average(port, output)
+    share = Measurement(f"{memory}_share", round(100 * average / most, 2), "%", port.name)
+    return [Measurement(memory, average, "Gb/s", port.name), share]
+
+
+def _average(port: _Port, output: Output) -> float:
     if output.truncated:
         raise ParseError(f"ib_write_bw on {port.name}: the output was cut at its size limit", "run it again")
     result = perftest.parse(output.stdout)
@@ -170,26 +285,6 @@ def _measured(port: _Port, output: Output) -> float:
     return result.average[perftest.SIZE]
 
 
-def judge(
-    node: CheckNode,  # noqa: ARG001 - the contract
-    measurements: Sequence[Measurement],
-    thresholds: Mapping[str, Threshold],
-) -> list[Finding]:
-    ports: dict[str, dict[str, Measurement]] = {}
-    for m in measurements:
-        ports.setdefault(m.device, {})[m.metric] = m
-    down = [name for name, values in ports.items() if "down" in values]
-    findings = [Finding(ID, Verdict.SKIP, name, "its port is not active", "rate") for name in sorted(down)]
-    up = {name: values for name, values in ports.items() if name not in down}
-    if not up:
-        reason = "no port is active" if down else "no RDMA device in this node"
-        return [*findings, Finding(ID, Verdict.SKIP, "node", reason, "rate")]
-    host = _failed("host", up) + _judge_memory("host", up, thresholds)
-    # A card that is slow anyway is not accused once more for its way to the GPUs.
-    slow = {finding.device for finding in host if finding.verdict in (Verdict.FAIL, Verdict.ERROR)}
-    return findings + host + _judge_gpu(up, slow, thresholds)
-
-
 def _failed(memory: str, ports: Mapping[str, Mapping[str, Measurement]]) -> list[Finding]:
     """Runs that ended with an error: nothing is known of that card's rate."""
     failed = {
@@ -198,50 +293,6 @@ def _failed(memory: str, ports: Mapping[str, Mapping[str, Measurement]]) -> list
     return [
         unmeasured(ID, f"{_WORDS[memory]} failed: {m.value}", device=name, action="investigate")
         for name, m in failed.items()
-    ]
-
-
-def _judge_gpu(
-    ports: Mapping[str, Mapping[str, Measurement]], slow: Iterable[str], thresholds: Mapping[str, Threshold]
-) -> list[Finding]:
-    said = {name: values["gpu"].value for name, values in ports.items() if "gpu" in values}
-    if said and set(said.values()) == {"unsupported"}:
-        reason = "ib_write_bw was built without CUDA: the way from GPU memory is not measured"
-        return [Finding(ID, Verdict.SKIP, "node", reason, "gpu")]
-    refused = sorted(name for name, value in said.items() if value == "refused")
-    able = {
-        name: ports[name]
-        for name in ports
-        if name not in refused and name not in slow and said.get(name) != "unsupported"
-    }
-    return [
-        *_contradicted(name for name, value in said.items() if value == "unsupported"),
-        *_refused(refused, ports),
-        *_failed("gpu", able),
-        *_judge_memory("gpu", able, thresholds),
-    ]
-
-
-def _contradicted(names: Iterable[str]) -> list[Finding]:
-    """It is one program for all cards: what it can do on one, it is not built without on another."""
-    message = (
-        f"{_WORDS['gpu']}: ib_write_bw reports that it was built without CUDA, but used CUDA on other cards"
-    )
-    return [unmeasured(ID, message, device=name) for name in names]
-
-
-def _refused(refused: Sequence[str], ports: Mapping[str, Any]) -> list[Finding]:
-    """Cards that cannot reach GPU memory: all of them is a matter of modules, one alone of that card."""
-    message = (
-        "GPUDirect RDMA does not work: GPU memory cannot be registered, neither nvidia-peermem is loaded nor "
-        "DMA-BUF available"
-    )
-    devices = ["node"] if len(refused) == len(ports) else refused
-    evidence = tuple(f"{name}: Couldn't allocate MR" for name in refused)
-    return [
-        Finding(ID, Verdict.FAIL, name, message, "gpu", action="fix configuration", evidence=evidence)
-        for name in devices
-        if refused
     ]
 
 

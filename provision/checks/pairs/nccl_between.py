@@ -10,6 +10,7 @@ from typing import Any
 from provision.checks.check import BUS_ORDER, CheckNode, Output, last_words
 from provision.checks.nccl import nccl_table
 from provision.checks.nccl.nccl_collective import Collective
+from provision.checks.nccl.nccl_table import Suite
 from provision.checks.pairs import perftest_ends
 from provision.checks.pairs.pairing import Outcome, Result
 from provision.checks.thresholds import Threshold, limits
@@ -18,11 +19,10 @@ from provision.text import many, one_line
 
 FACTS = perftest_ends.FACTS
 UNIT = "GB/s"
-INSTALLS = "validation_tools, with validation_tools_mpi: true,"
 NO_GPU = "it has no GPU"
 
 NET = "gpuprov_nccl_net"  # the inventory variable
-_COLLECTIVE = Collective("nccl_group", "all_reduce_perf", "all-reduce between nodes", share=2.0)
+COLLECTIVE = Collective("nccl_group", "all_reduce_perf", "all-reduce between nodes", share=2.0)
 _ITERATIONS = "5"  # between nodes a tenth of the rate inside one is usual; twenty would take minutes
 _DEADLINE = 180.0  # seconds: MPI and NCCL come up, and two sizes of 16 GiB at most, at a tenth of the rate
 _A_NODE = 0.25  # seconds more for each node of a group: its daemon and its connections come up
@@ -42,10 +42,15 @@ _NOT_LAUNCHED = re.compile(
 _CUDA = re.compile(r"^\s*(\S{1,80}): Test CUDA failure", re.MULTILINE)
 
 
-def program(node: CheckNode, others_have_ports: bool) -> Program:
+def installs(suite: Suite) -> str:
+    """The role that brings its programs with MPI."""
+    return f"{suite.variable.removesuffix('_')}, with {suite.variable}mpi: true,"
+
+
+def program(node: CheckNode, others_have_ports: bool, collective: Collective = COLLECTIVE) -> Program:
     """all_reduce_perf over a node's GPUs; each process of the launch has those of its own node. With RDMA
     ports at all nodes NCCL must use them: over TCP it would only be slow."""
-    (command,) = _COLLECTIVE.commands(node, {})
+    (command,) = collective.commands(node, {})
     argv = list(command.argv)
     argv[argv.index("-n") + 1] = _ITERATIONS
     env = {**BUS_ORDER, "NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/dev/stderr"}
@@ -87,9 +92,11 @@ def result(
     output: Output | None,
     gpus: int,
     names: Mapping[str, str],
+    suite: Suite = COLLECTIVE.suite,
 ) -> Result:
     """What the program that was started on the first of these nodes says, in round `number`. `gpus`: of all
-    nodes; `names`: how the launcher and the nodes call themselves (address or host name → node)."""
+    nodes; `names`: how the launcher and the nodes call themselves (address or host name → node); `suite`:
+    whose program it is."""
 
     def ended(outcome: Outcome, said: str, end: str = "") -> Result:
         return Result(tuple(nodes), number, outcome, None, "", UNIT, expected, end, said=one_line(said, 300))
@@ -108,11 +115,11 @@ def result(
         return ended(Outcome.HANG, said)
     if text.count(_BEGAN) > 1:
         said = "each node measured itself: all_reduce_perf was built without MPI"
-        return ended(Outcome.NOT_RUN, f"{said} (validation_tools_mpi: true builds it with MPI)")
+        return ended(Outcome.NOT_RUN, f"{said} ({suite.variable}mpi: true builds it with MPI)")
     if _BEGAN not in text:
         return _never_began(ended, output, names)
     try:
-        return _measured(ended, nodes, number, expected, output, gpus)
+        return _measured(ended, nodes, number, expected, output, gpus, suite)
     except ParseError as error:
         cuda = _CUDA.search(text)
         return ended(Outcome.ERROR, error.what, names.get(cuda[1], "") if cuda else "")
@@ -138,11 +145,17 @@ def _never_began(ended: Any, output: Output, names: Mapping[str, str]) -> Result
 
 
 def _measured(
-    ended: Any, nodes: Sequence[str], number: int, expected: float | None, output: Output, gpus: int
+    ended: Any,
+    nodes: Sequence[str],
+    number: int,
+    expected: float | None,
+    output: Output,
+    gpus: int,
+    suite: Suite,
 ) -> Result:
     if output.truncated:
-        raise ParseError("nccl-tests: the output was cut at its size limit", "run it again")
-    found = nccl_table.parse(output.stdout)
+        raise ParseError(f"{suite.name}: the output was cut at its size limit", "run it again")
+    found = nccl_table.parse(output.stdout, suite=suite)
     if found.ranks != gpus:
         said = f"all_reduce_perf ran on {many(found.ranks, 'GPU')}, not on the {gpus} of all nodes"
         untold: Result = ended(Outcome.NOT_RUN, said)

@@ -8,6 +8,6 @@ from provision.checks.pairs.judge import Metric
 ID = "nccl_group"
 SUMMARY = "NCCL all-reduce over all nodes at once, and over pairs of them to find the bad node"
 FACTS = nccl_between.FACTS
-METRIC = Metric(
-    ID, "busbw", nccl_between.UNIT, "all_reduce_perf", nccl_between.INSTALLS, nccl_between.NO_GPU, group=True
-)
+COLLECTIVE = nccl_between.COLLECTIVE
+_INSTALLS = nccl_between.installs(COLLECTIVE.suite)
+METRIC = Metric(ID, "busbw", nccl_between.UNIT, "all_reduce_perf", _INSTALLS, nccl_between.NO_GPU, group=True)

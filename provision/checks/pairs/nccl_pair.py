@@ -8,4 +8,6 @@ from provision.checks.pairs.judge import Metric
 ID = "nccl_pair"
 SUMMARY = "NCCL all-reduce over pairs of nodes: names the bad nodes, links and switches"
 FACTS = nccl_between.FACTS
-METRIC = Metric(ID, "busbw", nccl_between.UNIT, "all_reduce_perf", nccl_between.INSTALLS, nccl_between.NO_GPU)
+COLLECTIVE = nccl_between.COLLECTIVE
+_INSTALLS = nccl_between.installs(COLLECTIVE.suite)
+METRIC = Metric(ID, "busbw", nccl_between.UNIT, "all_reduce_perf", _INSTALLS, nccl_between.NO_GPU)

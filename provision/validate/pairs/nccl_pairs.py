@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from provision.checks.check import Command
+from provision.checks.nccl.nccl_collective import Collective
 from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import nccl_between, perftest_ends
 from provision.checks.pairs.judge import Metric
@@ -31,10 +32,11 @@ _PMI = ("pmix",)  # what OpenMPI speaks; with another kind each node would run f
 
 
 class NcclPairs:
-    """`check`: nccl_pair or nccl_group of provision.checks.pairs."""
+    """`check`: nccl_pair or nccl_group, of provision.checks.pairs or for another vendor's GPUs."""
 
     def __init__(self, check: ModuleType, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
         self.metric: Metric = check.METRIC
+        self._collective: Collective = check.COLLECTIVE
         self._plays, self._able = plays, able
         self._nodes = {name: node.check_node for name, node in able.items()}
         rounds = exhaustive_rounds(len(able)) + 2 if plays.settings.every_pair else 4
@@ -52,10 +54,8 @@ class NcclPairs:
         """Open the launch: the version of each node's OpenMPI, or srun's kinds of MPI, and why a node cannot
         take part."""
         wanted = launcher(self._plays.variables, members)
-        paths = {
-            node: str(self._plays.variables[node].get("validation_tools_mpirun_path") or "")
-            for node in members
-        }
+        mpirun = f"{self._collective.suite.variable}mpirun_path"
+        paths = {node: str(self._plays.variables[node].get(mpirun) or "") for node in members}
         ready, missing = self._launch.open(paths)
         in_slurm = {node for node, one in ready.items() if one.slurm_node and _kind(one)}
         free = {node for node in in_slurm if _allocates(ready[node])}
@@ -108,7 +108,7 @@ class NcclPairs:
 
     def _start(self, nodes: Sequence[str]) -> Command:
         ports = all(perftest_ends.rails(self._nodes[node]) for node in nodes)
-        program = nccl_between.program(self._nodes[nodes[0]], ports)
+        program = nccl_between.program(self._nodes[nodes[0]], ports, self._collective)
         members = [self._member(node) for node in nodes]
         head, variables = self._ready[nodes[0]], self._plays.variables[nodes[0]]
         seconds = nccl_between.deadline(len(nodes))
@@ -143,7 +143,8 @@ class NcclPairs:
         names |= {self._ready[node].hostname: node for node in nodes}
         gpus = sum(self._nodes[node].gpu_count for node in nodes)
         output = outputs.get(nodes[0], {}).get(_STEP)
-        return [nccl_between.result(nodes, number, expected, output, gpus, names)]
+        suite = self._collective.suite
+        return [nccl_between.result(nodes, number, expected, output, gpus, names, suite)]
 
     def after(self, found: Sequence[Result]) -> None:
         """End what a launch that hung or failed left, on all of its nodes."""

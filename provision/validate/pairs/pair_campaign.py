@@ -6,11 +6,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Protocol
 
-from provision.checks import registry
 from provision.checks.check import Command
 from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
@@ -28,6 +27,7 @@ from provision.checks.pairs.pairing import (
 from provision.desired import vendors
 from provision.errors import ParseError
 from provision.runs import fleet_pairs
+from provision.runs.fleet_pairs import Team
 from provision.runs.store import RunFolder
 from provision.terminal import Progress
 from provision.text import many
@@ -126,11 +126,11 @@ class PerftestPairs:
         """It leaves nothing behind."""
 
 
-TOOLS: Mapping[str, Callable[[Plays, Mapping[str, NodeFacts]], Tool]] = {
-    write_bw.ID: partial(PerftestPairs, write_bw),
-    write_lat.ID: partial(PerftestPairs, write_lat),
-    nccl_pair.ID: partial(NcclPairs, nccl_pair),
-    nccl_group.ID: partial(NcclPairs, nccl_group),
+TOOLS: Mapping[str, Callable[[ModuleType, Plays, Mapping[str, NodeFacts]], Tool]] = {
+    write_bw.ID: PerftestPairs,
+    write_lat.ID: PerftestPairs,
+    nccl_pair.ID: NcclPairs,
+    nccl_group.ID: NcclPairs,
 }
 
 
@@ -153,46 +153,75 @@ def measure(
     """Measure pairs of these nodes, as far as they take part. Raises InventoryError for a rack that is none,
     and KeyboardInterrupt with all rounds but the last kept."""
     plays = Plays(check, folder, variables, settings)
-    tool = TOOLS[check](plays, able)
-    members, left_out = _who_takes_part(check, tool, able)
+    teams, left_out = _who_takes_part(check, plays, able)
+    if line := fleet_pairs.apart([team for team, _ in teams]):
+        progress.step(f"{check}: {line}")
+    noted: dict[str, Any] = {"nodes": [], "left_out": left_out, "versions": {}}
+    for team, tool in teams:
+        _measure_team(team, tool, plays, able, noted, progress)
+    fleet_pairs.note(folder, check, noted)
+    for name in able:
+        progress.done(f"{name}: {check}: {'measured' if name in noted['nodes'] else left_out[name]}")
+
+
+def _who_takes_part(
+    check: str, plays: Plays, able: Mapping[str, NodeFacts]
+) -> tuple[list[tuple[Team, Tool]], dict[str, str]]:
+    """The nodes to measure, as they are measured together, and why the others are not."""
+    every = fleet_pairs.teams(check, able, able)
+    within = {name for team in every for name in team.nodes}
+    left_out = {
+        name: vendors.not_measured(node.gpuprov_node) for name, node in able.items() if name not in within
+    }
+    found: list[tuple[Team, Tool]] = []
+    for team in every:
+        tool = TOOLS[check](team.check, plays, {name: able[name] for name in team.nodes})
+        members: list[str] = []
+        for name in team.nodes:
+            try:
+                if tool.takes_part(name):
+                    members.append(name)
+                else:
+                    left_out[name] = tool.metric.no_part
+            except ParseError as error:
+                left_out[name] = f"its RDMA ports are not known: {error.what}"
+        if members:
+            found.append((replace(team, nodes=tuple(members)), tool))
+    if len(found) > 1:
+        left_out |= {team.nodes[0]: fleet_pairs.ALONE for team, _ in found if len(team.nodes) == 1}
+        found = [(team, tool) for team, tool in found if len(team.nodes) > 1]
+    return found, left_out
+
+
+def _measure_team(
+    team: Team,
+    tool: Tool,
+    plays: Plays,
+    able: Mapping[str, NodeFacts],
+    noted: dict[str, Any],
+    progress: Progress,
+) -> None:
+    """Measure the nodes of one team; `noted` is of all teams so far, and gets what is known of this one."""
+    check, members = plays.check, list(team.nodes)
     try:
         progress.step(
             f"{check}: reading the version of {tool.metric.program} on {many(len(members), 'node')}"
         )
         versions, without = tool.prepare(members)
         members = [name for name in members if name not in without]
-        left_out |= without
-        noted = {"nodes": members, "left_out": left_out, "versions": versions}
-        fleet_pairs.note(folder, check, noted)
+        noted["nodes"] += members
+        noted["left_out"] |= without
+        noted["versions"] |= versions
+        fleet_pairs.note(plays.folder, check, noted)
         _rounds(tool, plays, fleet_pairs.topology(members, able), noted, progress)
     finally:
         tool.close()
-    for name in able:
-        progress.done(f"{name}: {check}: {'measured' if name in members else left_out[name]}")
 
 
-def _who_takes_part(
-    check: str, tool: Tool, able: Mapping[str, NodeFacts]
-) -> tuple[list[str], dict[str, str]]:
-    """The nodes to measure, and why the others are not."""
-    members: list[str] = []
-    left_out: dict[str, str] = {}
-    for name, node in able.items():
-        try:
-            if registry.PAIRS.of_vendor(check, node.gpuprov_node["gpu"].get("vendor")) is None:
-                left_out[name] = vendors.not_measured(node.gpuprov_node)
-            elif tool.takes_part(name):
-                members.append(name)
-            else:
-                left_out[name] = tool.metric.no_part
-        except ParseError as error:
-            left_out[name] = f"its RDMA ports are not known: {error.what}"
-    return members, left_out
-
-
-def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: Mapping[str, Any], progress: Progress) -> None:
+def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: dict[str, Any], progress: Progress) -> None:
     check, settings = plays.check, plays.settings
-    results = fleet_pairs.kept(plays.folder, check)
+    kept = fleet_pairs.kept(plays.folder, check)
+    results = [one for one in kept if not fleet.order.keys().isdisjoint(one.nodes)]
     most = exhaustive_rounds(len(fleet.nodes)) + _AGAIN if settings.every_pair else suspects.MOST_ROUNDS
     if tool.metric.group and len(fleet.nodes) > 2:
         if not groups.of_group(results):
@@ -210,8 +239,8 @@ def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: Mapping[str, Any],
         began, number = time.monotonic(), _done(results) + 1
         progress.step(f"{check}: round {number} of {most} at most, {many(len(pairs), 'pair')}")
         found = _measured(tool, plays, fleet, pairs, number)
-        seconds = round(time.monotonic() - began, 1)
-        fleet_pairs.note(plays.folder, check, {**noted, "round_seconds": seconds})
+        noted["round_seconds"] = round(time.monotonic() - began, 1)
+        fleet_pairs.note(plays.folder, check, noted)
         fleet_pairs.keep(plays.folder, check, found)
         results += found
         tool.after(found)
