@@ -55,7 +55,8 @@ def fitted(gpus: list, architecture: str, network: str) -> list:
     """The cards of a new node: one between nodes for each GPU, on the next free bus, and one for storage."""
     if network == "none":
         return []
-    board, speed = ("connectx6", "HDR") if architecture in ("Ampere", "Ada") else ("connectx7", "NDR")
+    older = architecture in ("Ampere", "Ada", "cdna2")
+    board, speed = ("connectx6", "HDR") if older else ("connectx7", "NDR")
     cards = []
     # The two buses below a GPU's own may be those of its bridges.
     taken = {int(gpu["bus"], 16) - below for gpu in gpus for below in (0, 1, 2)} | {0x2A}

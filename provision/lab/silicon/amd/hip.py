@@ -44,8 +44,19 @@ def devices(node) -> list:
             continue
         chosen = []
         for word in wanted.split(","):
-            if not word.strip().isdigit() or int(word) >= len(found):
+            gpu = _named(node, found, word.strip())
+            if gpu is None:
                 break
-            chosen.append(found[int(word)])
+            chosen.append(gpu)
         found = chosen
     return found
+
+
+def _named(node, gpus: list, word: str):
+    """The GPU of this number, or of this unique number (GPU-1A2B…, ROCR-Runtime amd_filter_device.cpp)."""
+    if word.isdigit():
+        return gpus[int(word)] if int(word) < len(gpus) else None
+    unique = word.upper().partition("GPU-")[2]
+    return next(
+        (gpu for gpu in gpus if unique and readings.identity(node, gpu)["unique_id"].upper() == unique), None
+    )

@@ -75,6 +75,8 @@ _SHARED = (
     *("aer_old", "power_limit", "power_cap_site", "airflow_gradient", "ecc_uncorrectable", "acs_on"),
     *("burn_errors", "burn_dies", "gpu_slow", "power_cap_brief"),
     *("h2d_slow", "slow_pair", "memory_slow", "collective_slow", "alltoall_slow", "wrong_result"),
+    *("nic_slow", "gpudirect_slow", "gpudirect_off", "one_queue_pair_slow", "perftest_without_cuda"),
+    *("nccl_tests_without_mpi",),
     *("tool_hang", "tool_garbage", "tool_truncated", "tool_missing", "tool_slow"),
 )
 SHOWN = frozenset({*FAULTS, *_SHARED, *faults_host.FAULTS, *faults_network.FAULTS}) - {

@@ -30,7 +30,7 @@ FAULTS = {
         "look-alike: the nccl-tests programs were built without MPI: each process is a run of its own",
         [],
     ),
-    "perftest_without_cuda": ("look-alike: ib_write_bw was built without CUDA", []),
+    "perftest_without_cuda": ("look-alike: ib_write_bw was built without CUDA, or ROCm", []),
     "numa_remote": (
         "look-alike: host memory of the other socket is slower, to a program that does not bind itself",
         [factor(0.7)],

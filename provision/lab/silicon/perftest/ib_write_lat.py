@@ -32,7 +32,7 @@ def refusal(options: dict) -> None:
         raise RefusedError(" Bidirectional is only available in BW test")
     if options.get("no_peak"):
         raise RefusedError(" NoPeak only valid for BW tests")
-    if "cuda" in options:
+    if "cuda" in options or "rocm" in options:
         what = "device memory latency test with write (without immediate) verb; use --write_with_imm"
         raise RefusedError(f"Perftest doesn't support {what}")
 

@@ -10,14 +10,17 @@ _VALUES = {
     "-s": "size", "--size": "size", "-q": "qps", "--qp": "qps", "-n": "iters", "--iters": "iters",
     "-D": "duration", "--duration": "duration", "-x": "gid", "--gid-index": "gid",
     "-m": "mtu", "--mtu": "mtu",
-    "--use_cuda": "cuda", "-Q": "cq_mod", "--cq-mod": "cq_mod", "-t": "depth", "--tx-depth": "depth",
+    "--use_cuda": "cuda", "--use_rocm": "rocm",
+    "-Q": "cq_mod", "--cq-mod": "cq_mod", "-t": "depth", "--tx-depth": "depth",
 }  # fmt: skip
 _FLAGS = {
     "-F": "force", "--CPU-freq": "force", "--report_gbits": "gbits", "--perform_warm_up": "warm",
-    "--use_cuda_dmabuf": "dmabuf", "-b": "both", "--bidirectional": "both", "-a": "all", "--all": "all",
+    "--use_cuda_dmabuf": "dmabuf", "--use_rocm_dmabuf": "dmabuf",
+    "-b": "both", "--bidirectional": "both", "-a": "all", "--all": "all",
     "-R": "rdma_cm", "--rdma_cm": "rdma_cm", "-N": "no_peak", "--noPeak": "no_peak",
 }  # fmt: skip
 _CUDA_OPTIONS = ("--use_cuda", "--use_cuda_dmabuf")
+_ROCM_OPTIONS = ("--use_rocm", "--use_rocm_dmabuf")
 _NUMBERS = ("ib_port", "port", "size", "qps", "iters")
 
 
@@ -25,18 +28,25 @@ class UsageError(Exception):
     """The command line is refused; the text is what getopt says."""
 
 
+class UnsupportedError(Exception):
+    """GPU memory for which perftest was not built."""
+
+
 class RefusedError(Exception):
     """Options that do not go with the program; the text is what perftest says."""
 
 
 def parse(node, arguments: list, defaults: dict) -> dict:
-    """The options that were given, over `defaults`. Raises UsageError."""
+    """The options that were given, over `defaults`. Raises UsageError, UnsupportedError."""
     found = dict({"ib_port": "1", "port": "18515", "qps": "1", "host": ""}, **defaults)
     words = list(arguments)
     while words:
         name, equals, value = words.pop(0).partition("=")
         if name in _CUDA_OPTIONS and node.fault("perftest_without_cuda"):
             raise UsageError(f"unrecognized option '{name}'")
+        # Who builds perftest builds it for the GPUs there are.
+        if name in _ROCM_OPTIONS and (node.vendor != "amd" or node.fault("perftest_without_cuda")):
+            raise UnsupportedError
         if name in _FLAGS:
             found[_FLAGS[name]] = True
         elif name in _VALUES:

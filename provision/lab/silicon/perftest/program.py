@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import cuda
+from amd import hip
 from load import Load, wait
 from state import write_atomically
 
@@ -31,6 +32,10 @@ def run(node, program, arguments: list) -> int:
         program.refusal(options)
     except perftest_options.UsageError as why:
         perftest_options.explain(program.NAME, why)
+        return 1
+    except perftest_options.UnsupportedError:
+        print(" Unsupported memory type")
+        print(" Parser function exited with Error", file=sys.stderr)
         return 1
     except perftest_options.RefusedError as why:
         print(why, file=sys.stderr)
@@ -79,7 +84,7 @@ def _server(node, program, options: dict, card: dict, listener) -> int:
         with contextlib.suppress(OSError):
             meeting.unlink()
     if met["row"] is None:
-        return _no_memory() if "cuda" in options else 1
+        return _no_memory() if _of_gpu(options) else 1
     program.head(options, card, server=True)
     program.table(options, met["row"])
     return 0
@@ -103,11 +108,11 @@ def _client(node, program, options: dict, card: dict) -> int:
     except (OSError, ValueError):
         return _nobody(options)
     gpu = None
-    if "cuda" in options:
-        gpu = _gpu(node, options)
+    if _of_gpu(options):
+        gpu = _rocm_gpu(node, options) if "rocm" in options else _gpu(node, options)
         if gpu is None or not _registers(node, options):
             _answer(meeting, met, None)
-            return _no_memory()
+            return _no_device() if gpu is None and "rocm" in options else _no_memory()
     row = program.row(options, program.alone(node, options, card, gpu))
     with Load(node, program.NAME, [gpu] if gpu else []):
         wait(node, program.seconds(row))
@@ -140,6 +145,43 @@ def _answer(meeting: Path, met: dict, row) -> None:
     write_atomically(meeting, json.dumps(dict(met, row=row)))
 
 
+def _of_gpu(options: dict) -> bool:
+    return "cuda" in options or "rocm" in options
+
+
+def _rocm_gpu(node, options: dict):
+    """As `_gpu`, where perftest was built with ROCm (src/rocm_memory.c)."""
+    gpus = hip.devices(node)
+    number = int(options["rocm"]) if options["rocm"].isdigit() else -1
+    if not gpus:
+        print(f"hipDeviceGetCount() returned {hip.NO_DEVICE}")
+        return None
+    if not 0 <= number < len(gpus):
+        print(f"Requested ROCm device {number} but found only {len(gpus)} device(s)")
+        return None
+    gpu = gpus[number]
+    bus = int(gpu["address"].split(":")[1], 16)
+    print(
+        f"Using ROCm Device with ID: {number}, Name: {node.sku['name']}, PCI Bus ID: {bus:#x}, "
+        f"GCN Arch: {node.sku['gfx']}:sramecc+:xnack-"
+    )
+    if options.get("dmabuf"):
+        print(
+            "using DMA-BUF for GPU buffer address at 0x7f2a40000000 aligned at 0x7f2a40000000 with aligned "
+            "size 67108864"
+        )
+        print("dmabuf export addr 0x7f2a40000000 67108864 to dmabuf fd 12 offset 0")
+    print("allocated 67108864 bytes of GPU buffer at 0x7f2a40000000")
+    return gpu
+
+
+def _no_device() -> int:
+    """What perftest prints where the runtime shows it no such GPU; its exit status."""
+    print("Couldn't initialize ROCm device\nFailed to init memory", file=sys.stderr)
+    print(" Couldn't create IB resources", file=sys.stderr)
+    return 1
+
+
 def _gpu(node, options: dict):
     """The GPU whose memory is used, after what perftest says of it; None when CUDA has no such GPU."""
     print("initializing CUDA")
@@ -161,6 +203,8 @@ def _registers(node, options: dict) -> bool:
     """Whether the kernel lets a card reach GPU memory: through DMA-BUF, or nvidia-peermem."""
     if node.fault("gpudirect_off"):
         return False
+    if "rocm" in options:  # the kernel's own driver registers nothing: through DMA-BUF it is reached
+        return bool(options.get("dmabuf"))
     if options.get("dmabuf"):
         return node.driver()[1] == "open"
     return node.loaded("nvidia_peermem")
