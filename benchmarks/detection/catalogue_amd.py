@@ -1,11 +1,15 @@
 """Fault classes with their look-alikes on nodes with AMD's GPUs.
 
 They have a table of their own (`--amd`), for not everything that loads NVIDIA's GPUs was built for them.
-Classes of network and host are not tried again: their checks are the same.
+Of the classes of network and host those are tried again in which the GPUs have a part: others' checks are the
+same.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from benchmarks.detection import catalogue_fleet, catalogue_network
 from benchmarks.detection.cases import (
     AMD,
     FAIL_OR_WARN,
@@ -232,6 +236,12 @@ def _new_matrix(draw: Draw) -> Case:
     return Case((), expected, machine={"altered": ("TransferBench", *altered)})
 
 
+# The way between cards and GPUs, and what only shows between nodes.
+_SHARED = tuple(
+    replace(entry, skus=AMD, name=entry.name.replace("CUDA", "ROCm"))
+    for entry in (*catalogue_network.ENTRIES, *catalogue_fleet.ENTRIES)
+    if entry.number in (35, 36, 38, 39)
+)
 _ENTRIES = (
     Entry(1, "GPU missing", _missing, skus=AMD),
     Entry(2, "GPU off the bus", _off_the_bus, skus=AMD),
@@ -283,6 +293,7 @@ _ENTRIES = (
     Entry(24, "RVS hangs", _rvs_hangs, skus=AMD, variant="l"),
     Entry(26, "driver version drift", _other_driver, skus=AMD),
     Entry(27, "driver's module not there", _no_module, skus=AMD),
+    *_SHARED,
     Entry(40, "slow only when all pairs talk", _redundancy, "slowdown", (0.25, 0.8), skus=AMD, variant="a"),
     Entry(49, "partition mode drift", _partition, skus=LIMITS),
     Entry(49, "partitioned by policy on all nodes", _partitions, skus=LIMITS, trap=True),
