@@ -136,12 +136,13 @@ class Silicon:
         assert self.run("boot").returncode == 0
         return self
 
-    def served(self, tool: str, *words: str) -> tuple[Any, str]:
+    def served(self, tool: str, *words: str, **environment: str) -> tuple[Any, str]:
         """The tool against itself: (the client when it has ended, what the server printed)."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        with subprocess.Popen(self.command(tool, *words), env=self.environment(), **pipes) as server:
+        known = self.environment(**environment)
+        with subprocess.Popen(self.command(tool, *words), env=known, **pipes) as server:
             try:
-                client = self.run(tool, *words, "localhost")
+                client = self.run(tool, *words, "localhost", timeout=60, **environment)
                 return client, server.communicate(timeout=30)[0]
             finally:
                 server.kill()

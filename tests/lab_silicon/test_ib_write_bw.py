@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.lab_silicon.amd_machine import installed
 from tests.lab_silicon.silicon import Silicon
 
 Make = Callable[..., Silicon]
@@ -77,3 +78,28 @@ def test_refusals(node: Make) -> None:
     one.break_("port_down nic=2")
     done = one.run("ib_write_bw", "-d", "mlx5_2", *WORDS, "localhost")
     assert (done.returncode, "Port number 1 state is Down" in done.stderr) == (1, True)
+
+
+@pytest.fixture
+def instinct(bare: Make) -> Silicon:
+    return installed(bare("mi300x", network="ib")).boot()
+
+
+def test_the_gpu_that_is_shown_alone_is_the_one_whose_memory_is_taken(instinct: Silicon) -> None:
+    unique = (instinct.state / "sys_pci/0000:46:00.0/unique_id").read_text().strip()
+    words = ("ib_write_bw", "-d", "mlx5_2", *WORDS, "--use_rocm", "0", "--use_rocm_dmabuf")
+    client, _ = instinct.served(*words, ROCR_VISIBLE_DEVICES=f"GPU-{unique.upper()}")
+    assert client.returncode == 0, client.stderr
+    assert "Name: AMD Instinct MI300X, PCI Bus ID: 0x46, GCN Arch: gfx942" in client.stdout
+    assert 390 < rate(client.stdout) < 400
+    nobody, _ = instinct.served(*words, ROCR_VISIBLE_DEVICES="GPU-0000000000000000")
+    assert (nobody.returncode, "Couldn't initialize ROCm device" in nobody.stderr) == (1, True)
+
+
+def test_without_dma_buf_or_rocm_no_memory_of_its_gpus_is_reached(instinct: Silicon) -> None:
+    words = ("ib_write_bw", "-d", "mlx5_2", *WORDS, "--use_rocm", "0")
+    client, _ = instinct.served(*words)
+    assert (client.returncode, "Couldn't allocate MR" in client.stderr) == (1, True)
+    instinct.break_("perftest_without_cuda")
+    done = instinct.run(*words, "localhost")
+    assert (done.returncode, done.stdout) == (1, " Unsupported memory type\n")
