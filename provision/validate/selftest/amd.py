@@ -31,7 +31,7 @@ from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.measure import Bench
 from provision.validate.selftest.provocations import Condition, NotPossibleError, quoted
 
-_SECONDS = 60.0  # of one amd-smi
+_SECONDS = 60.0  # of a list of rvs
 _MIB = 2048  # taken by the program that stands for somebody else's
 _NOWHERE = "/nonexistent/TransferBench"
 
@@ -96,20 +96,7 @@ class Smi(changes.Smi):
         return smi.entries(Output("amd_smi", argv, done.returncode, done.stdout, "", 0.0))
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        try:
-            return subprocess.run(
-                [self.bench.tools["amd-smi"].path, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                check=False,
-                start_new_session=True,  # Ctrl-C must not end what puts a setting back
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SelftestError(f"amd-smi did not answer: {error}", "look at dmesg") from error
+        return changes.told("amd-smi", self.bench.tools["amd-smi"].path, *words)
 
 
 def last_with_limit(bench: Bench) -> int:

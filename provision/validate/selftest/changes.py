@@ -20,7 +20,7 @@ from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN,
 PLACE = "changes"
 _FIELDS = ("power.limit", "power.min_limit", "persistence_mode", "compute_mode", "clocks.max.sm", "clocks.sm")
 _COMPUTE = {"Default": "DEFAULT", "Exclusive_Process": "EXCLUSIVE_PROCESS", "Prohibited": "PROHIBITED"}
-_SECONDS = 60.0  # of one nvidia-smi
+_SECONDS = 60.0  # of one call of a program
 _BURN = 30
 _RISES = 20.0  # seconds in which a free GPU under load is above the clock it was held at
 
@@ -229,9 +229,16 @@ def _rises(bench: Bench, gpu: int, held: float) -> str:
 
 def _smi(gpu: int, *words: str) -> subprocess.CompletedProcess[str]:
     """nvidia-smi on one GPU. Raises SelftestError when it does not answer."""
+    return told("nvidia-smi", "nvidia-smi", "-i", str(gpu), *words)
+
+
+def told(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Have a driver's program (`program` in words) say or set something. Raises SelftestError when it does
+    not answer."""
     try:
         return subprocess.run(
-            ["nvidia-smi", "-i", str(gpu), *words],
+            argv,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -241,4 +248,4 @@ def _smi(gpu: int, *words: str) -> subprocess.CompletedProcess[str]:
             start_new_session=True,  # Ctrl-C must not end what puts a setting back
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SelftestError(f"nvidia-smi did not answer: {error}", "look at dmesg") from error
+        raise SelftestError(f"{program} did not answer: {error}", "look at dmesg") from error
