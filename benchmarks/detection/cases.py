@@ -107,8 +107,8 @@ def planted(
     everywhere: bool = False,
     **drawn: Sequence[object],
 ) -> Callable[[Draw], Case]:
-    """What draws cases of one fault; without `devices` it is a healthy look-alike. In `fault` and `devices`
-    stand places for a `{gpu}`, a `{nic}` or a pair `{a}` `{b}`, which are drawn first, the `{severity}` or
+    """What draws cases of one fault; without `devices` it is a healthy look-alike. In `fault`, `devices` and
+    `also` stand places for a `{gpu}`, a `{nic}` or a pair `{a}` `{b}`, which are drawn first, `{severity}` or
     the `{rest}` of it, and one of the values of each name in `drawn`, in their order."""
 
     def draw(one: Draw) -> Case:
@@ -119,7 +119,8 @@ def planted(
             words["a"], words["b"] = one.pair()
         words.update((name, one.rng.choice(values)) for name, values in drawn.items())
         named = tuple(device.format(**words) for device in devices)
-        expected = Expected(named, actions, verdicts, also) if devices else None
+        spared = tuple(device.format(**words) for device in also)
+        expected = Expected(named, actions, verdicts, spared) if devices else None
         return Case((fault.format(**words),), expected, variables=variables or {}, everywhere=everywhere)
 
     return draw

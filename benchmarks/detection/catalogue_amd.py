@@ -93,7 +93,10 @@ _link_errors = planted(
     "ras_errors gpu={gpu} block=xgmi_wafl kind=ue count={count}", GPU, RESET, count=range(1, 99)
 )
 _bridges = planted("bridges cards={cards}", everywhere=True, cards=(1, 2))
-_of_socket = planted("ecc_uncorrectable gpu={gpu} count={count}", ("mc{gpu}",), HANDS, count=range(1, 9))
+# GPU, processor and memory are one part there, so that naming the GPU accuses nobody else.
+_of_socket = planted(
+    "ecc_uncorrectable gpu={gpu} count={count}", ("mc{gpu}",), HANDS, also=("gpu{gpu}",), count=range(1, 9)
+)
 _few_link_errors = planted("ras_errors gpu={gpu} block=xgmi_wafl kind=ce count={count}", count=range(1, 20))
 _corrected = planted("ras_corrected_few gpu={gpu} count={count}", count=range(1, 21))
 _deferred = planted(
@@ -249,7 +252,8 @@ _ENTRIES = (
     Entry(2, "GPU that falls off the bus under load", _lost_in_load, skus=AMD, variant="l"),
     Entry(3, "PCIe width degraded", _width, skus=ALONE),
     Entry(3, "PCIe width lost under load", _narrow_later, skus=ALONE, variant="l"),
-    Entry(3, "slots wired with fewer lanes", _wired, skus=WITH_METRICS, trap=True),
+    # For the others a site states limits of copies itself, which are for its own slots.
+    Entry(3, "slots wired with fewer lanes", _wired, skus=("mi300x",), trap=True),
     Entry(4, "PCIe generation degraded", _generation, skus=ALONE),
     Entry(5, "PCIe replays", _replays, "a minute", (1_000, 100_000), skus=ALONE),
     Entry(5, "old PCIe replays", _old_replays, "replays", (1, 99), skus=ALONE, trap=True),

@@ -194,13 +194,20 @@ def test_what_was_not_asked_for_or_is_not_understood_is_refused(
         rdma_loopback.parse(NODE, replaced(name, change))
 
 
-def test_a_gpus_slot_may_be_slower_than_the_port() -> None:
-    """An L40S in PCIe 4.0 gives a 400 Gb/s port what it can: nothing is slow."""
-    ada = {**NODE.gpuprov_node["gpu"], "sku": "l40s", "architecture": "ada"}
-    node = replace(NODE, gpuprov_node={"gpu": ada})
+@pytest.mark.parametrize(
+    ("sku", "architecture", "lanes", "reached"),
+    [("l40s", "ada", None, "199.80"), ("l40s", "ada", 8, "98.80"), ("h100-sxm", "hopper", 8, "197.70")],
+)
+def test_a_gpus_slot_may_be_slower_than_the_port(
+    sku: str, architecture: str, lanes: int | None, reached: str
+) -> None:
+    """An L40S in PCIe 4.0, or a slot with fewer lanes, gives a 400 Gb/s port what it can: nothing is slow."""
+    gpu = {**NODE.gpuprov_node["gpu"], "sku": sku, "architecture": architecture}
+    variables = {**NODE.variables, **({"gpuprov_pcie_width": lanes} if lanes else {})}
+    node = replace(NODE, gpuprov_node={"gpu": gpu}, variables=variables)
     outputs = measured(node)
     for name in CARDS:
-        slower = outputs[f"{name}.gpu"].stdout.replace("391.86", "199.80")
+        slower = outputs[f"{name}.gpu"].stdout.replace("391.86", reached)
         outputs[f"{name}.gpu"] = replace(outputs[f"{name}.gpu"], stdout=slower)
     assert flagged(judge(node, outputs)) == []
 

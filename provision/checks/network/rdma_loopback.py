@@ -32,8 +32,10 @@ _FIRST_PORT = (
     18515  # perftest's own; each pair of programs gets one, so that none waits for another's to close
 )
 
-# A GPU in a PCIe 4.0 slot fills 200 Gb/s and no more: operators' limit for the A100 is 180 of 200 Gb/s.
+# A GPU in a PCIe 4.0 slot fills 200 Gb/s and no more: operators' limit for the A100 is 180 of 200 Gb/s. In a
+# PCIe 5.0 slot it fills a port of 400 Gb/s, and with fewer lanes than 16 as much less.
 _GPU_REACH = {"ampere": 200.0, "ada": 200.0, "cdna2": 200.0}
+_FULL_REACH = 400.0
 
 # Runs of a healthy card differ by 0.04 % (SuperBench, repeatability of the HCA loopback): 5 % is no noise.
 _PEER_TOLERANCE = 0.05
@@ -255,8 +257,10 @@ def _place(address: str) -> tuple[int, int]:
 def gpu_reach(node: CheckNode) -> float:
     """Gb/s that a port can be given from a GPU's memory at most: its slot may be slower than the port."""
     lanes = node.variables.get("gpuprov_pcie_width")
-    share = lanes / 16 if isinstance(lanes, int) else 1.0
-    return _GPU_REACH.get(str(node.gpuprov_node["gpu"].get("architecture")), math.inf) * share
+    reach = _GPU_REACH.get(str(node.gpuprov_node["gpu"].get("architecture")))
+    if isinstance(lanes, int) and lanes < 16:
+        return (reach or _FULL_REACH) * lanes / 16
+    return reach or math.inf
 
 
 def _measured(port: _Port, memory: str, output: Output, most: float) -> list[Measurement]:
