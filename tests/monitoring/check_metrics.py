@@ -60,6 +60,7 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
     ("versions", "_apart"): (),
     ("versions", "_finding"): (),
     ("versions", "_differing"): versions.ALIKE,
+    ("rules", "_links_now"): ("xgmi_down", "xgmi_up"),
     ("host_rules", "finding"): (),
     ("host_health", "judge_wear"): (),  # its callers of `worn` say it
     ("host_health", "worn"): (),
