@@ -1,4 +1,9 @@
-"""A node with AMD's GPUs under a real Slurm, which hands out its dies and drains it when it fails."""
+"""A node with AMD's GPUs in service: under a real Slurm, which hands out its dies and drains it when it
+fails, and read by Prometheus, with an exporter that comes and goes as it is declared.
+
+AMD's exporter is a stand-in of this test: a package with its name, files and units whose program listens
+where it is told, and serves what its configuration names.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,59 @@ SERVICE: dict[str, Any] = {
     "slurm_health_interval": 5,
     "gpu_metrics_enabled": True,
 }
+EXPORTING: dict[str, Any] = {
+    **SERVICE,
+    "gpu_metrics_amd_version": "1.5.1",
+    "amd_repository_exporter_release": "",  # of the stand-in, which is in a folder of the node
+}
+FOLDER = "/opt/stand-in"
+PROGRAM = """\
+#!/usr/bin/python3
+import argparse, http.server, json
+
+words = argparse.ArgumentParser()
+words.add_argument("-amd-metrics-config", dest="config")
+words.add_argument("-bind", default="0.0.0.0")
+told = words.parse_args()
+config = json.load(open(told.config))
+prefix, fields = config["CommonConfig"]["MetricsFieldPrefix"], config["GPUConfig"]["Fields"]
+page = "".join("%s%s{gpu_id=\\"0\\"} 1\\n" % (prefix, name.lower()) for name in fields).encode()
+
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(page)
+
+
+http.server.HTTPServer((told.bind, config["ServerPort"]), Page).serve_forever()
+"""
+PACKAGE = f"""\
+set -e
+rm -rf {FOLDER} && mkdir -p {FOLDER}/tree && cd {FOLDER}/tree
+mkdir -p DEBIAN usr/local/bin usr/lib/systemd/system
+cat > usr/local/bin/amd-metrics-exporter
+printf '#!/bin/sh\\nexec sleep infinity\\n' > usr/local/bin/gpuagent
+chmod 0755 usr/local/bin/*
+for unit in gpuagent amd-metrics-exporter; do
+    printf '[Service]\\nExecStart=/usr/local/bin/%s\\n[Install]\\nWantedBy=multi-user.target\\n' $unit \\
+        > usr/lib/systemd/system/$unit.service
+done
+fields='Package: amdgpu-exporter\\nVersion: 1.5.1~24.04\\nArchitecture: amd64\\n'
+fields="$fields"'Maintainer: nobody\\nDescription: stand-in\\n'
+printf "$fields" > DEBIAN/control
+printf '#!/bin/bash\\nsystemctl stop amd-metrics-exporter.service gpuagent.service\\n' > DEBIAN/prerm
+printf 'systemctl disable gpuagent.service amd-metrics-exporter.service\\n' >> DEBIAN/prerm
+chmod 0755 DEBIAN/prerm
+cd .. && dpkg-deb --build tree amdgpu-exporter.deb > /dev/null && rm -rf tree
+printf "$fields" > Packages
+echo "Filename: ./amdgpu-exporter.deb" >> Packages
+echo "Size: $(stat -c %s amdgpu-exporter.deb)" >> Packages
+echo "SHA256: $(sha256sum amdgpu-exporter.deb | cut -d' ' -f1)" >> Packages
+echo "deb [trusted=yes] file:{FOLDER} ./" > /etc/apt/sources.list.d/stand-in.list
+apt-get -qq update
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +99,7 @@ def up(operator: Operator, *words: str, **variables: Any) -> str:
 
 @pytest.fixture(scope="module")
 def node(lab: Lab, operator: Operator) -> LabNode:
-    """In service, with the node exporter."""
+    """In service, with the node exporter alone."""
     up(operator, gpuprov_roles=DRIVER)
     (made,) = lab.nodes
     slurm_cluster.start(lab.nodes, patience=60, files="/dev/dri/renderD[128-135]")
@@ -74,7 +132,41 @@ def test_a_node_that_fails_is_drained_with_its_cause(node: LabNode) -> None:
     node.fault("ecc_uncorrectable", gpu=3, count=2)
     node.as_root("systemctl start gpuprov-node-health.service")
     until(lambda: "DRAIN" in state(node)[0], 30)
-    cause = r"gpuprov: gpu3: .*uncorrectable hardware errors.* \(serial \S+\): reset GPU$"
+    cause = r"gpuprov: gpu3: .*uncorrectable hardware errors.* \(serial \S+\): reset GPU( \(and 1 more\))?$"
     assert re.match(cause, state(node)[1]), state(node)
     node.heal()
     node.as_root("systemctl start gpuprov-node-health.service")
+
+
+def listening(node: LabNode) -> set[str]:
+    lines = node.as_root("ss --listening --tcp --numeric --no-header").stdout.splitlines()
+    return {line.split()[3] for line in lines if line.split()[3].endswith((":9100", ":9400", ":5000"))}
+
+
+def read(node: LabNode, port: int) -> str:
+    """The page of metrics at this port, asked for on the node itself."""
+    asked = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+    return node.run(f'python3 -c "{asked}"').stdout
+
+
+def test_amds_exporter_comes_and_goes_as_it_is_declared(node: LabNode, operator: Operator) -> None:
+    assert listening(node) == {"*:9100"}
+    page = read(node, 9100)
+    assert re.search(r'^gpuprov_gpu_info\{gpu="7",', page, re.MULTILINE)
+    node.as_root(PACKAGE, said=PROGRAM)
+    up(operator, **EXPORTING, gpu_metrics_amd_address="127.0.0.1")
+    assert listening(node) == {"*:9100", "127.0.0.1:5000"}
+    page = read(node, 5000)
+    assert 'amd_gpu_ecc_uncorrect_total{gpu_id="0"} 1\n' in page
+    assert "amdgpu-exporter" in node.as_root("apt-mark showhold").stdout.split()
+    for unit in ("gpuagent", "amd-metrics-exporter"):
+        assert node.run(f"systemctl is-enabled {unit}").stdout == "enabled\n"
+    assert "as declared" in up(operator, **EXPORTING, gpu_metrics_amd_address="127.0.0.1")
+    emptied = {**SERVICE, "amd_repository_exporter_release": ""}
+    assert set(operator.drifted(**emptied)) == {"file./etc/gpuprov/amd-metrics.json.exists"}
+    up(operator, **emptied)
+    assert listening(node) == {"*:9100"}
+    dropins = "/etc/systemd/system/amd-metrics-exporter.service.d /etc/systemd/system/gpuagent.service.d"
+    left = f"dpkg-query --show amdgpu-exporter; find /etc/gpuprov/amd* {dropins} -type f"
+    assert node.as_root(f"{{ {left}; }} 2>/dev/null || true").stdout == ""
+    assert "as declared" in up(operator, **emptied)
