@@ -72,17 +72,16 @@ def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
     """
     found, gpus = entries(node), kernel_incidents.devices(node)
     names = [gpus.get(bus_address(str(one["address"])), "") for one in found]
-    linked = [
-        None if one.get("xgmi_to") is None
-        else {gpus.get(bus_address(at), "") for at in str(one["xgmi_to"]).split()}
-        for one in found
-    ]  # fmt: skip
-    if not all(names) or any(ends is None for ends in linked):
+    if not all(names) or any(one.get("xgmi_to") is None for one in found):
         return None
-    to = {name: ends or set() for name, ends in zip(names, linked, strict=True)}
+    to = {
+        name: {gpus.get(bus_address(at), "") for at in str(one["xgmi_to"]).split()}
+        for name, one in zip(names, found, strict=True)
+    }
     counts = dict.fromkeys(((one, other) for one in names for other in names if one != other), 0)
     for name, one in zip(names, found, strict=True):
-        hive = [other for other in names if other in _hive(name, to)]
+        together = _hive(name, to)
+        hive = [other for other in names if other in together]
         row = _row(one.get("xgmi_row"))
         if row is None and not to[name]:
             row = [0]

@@ -173,9 +173,8 @@ class Answers:
 
 
 _TEXT = 1024 * 1024  # bytes: longer ones go as they are, for escaped they would be six times as long
-_BETWEEN = (
-    ',"'  # the facts of an answer, and its problems, are members of JSON objects (node/observe/answer.py)
-)
+# The facts of an answer, and its problems, are members of JSON objects (node/observe/answer.py).
+_BETWEEN = ',"'
 _ALIKE = 2  # of so many parts at least one is the same, or it is of another kind
 _KINDS = 8
 _KIND_TEXT = 64 * 1024  # characters

@@ -31,7 +31,7 @@ from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.measure import Bench
 from provision.validate.selftest.provocations import Condition, NotPossibleError, quoted
 
-_SECONDS = 60.0  # of a list of rvs
+_SECONDS = 60.0  # that `rvs -g` may take
 _MIB = 2048  # taken by the program that stands for somebody else's
 _NOWHERE = "/nonexistent/TransferBench"
 
@@ -110,12 +110,8 @@ def last_with_limit(bench: Bench) -> int:
 
 def conditions() -> Iterator[Condition]:
     """The conditions, in the order they are made."""
-    yield Condition(
-        "a foreign process on a GPU",
-        "another program opens gpu{gpu}, and gpu_inventory runs",
-        "the process, by its PID, on gpu{gpu} and on no other GPU",
-        _process,
-    )
+    shared = {one.name: one for one in provocations.all_of()}
+    yield replace(shared["a foreign process on a GPU"], make=_process)
     yield Condition(
         "a competing load slows one GPU",
         "a second rvs works on gpu{gpu} while the check gpu_burn runs on all",
@@ -136,8 +132,7 @@ def conditions() -> Iterator[Condition]:
         "`error`, with the path of the program that is not installed",
         _missing_tool,
     )
-    last = list(provocations.all_of())[-1]
-    yield replace(last, needs=("rvs",))
+    yield replace(shared["a deadline that is too short"], needs=("rvs",))
 
 
 def _process(bench: Bench, gpu: int) -> tuple[bool, str]:

@@ -20,7 +20,7 @@ from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN,
 PLACE = "changes"
 _FIELDS = ("power.limit", "power.min_limit", "persistence_mode", "compute_mode", "clocks.max.sm", "clocks.sm")
 _COMPUTE = {"Default": "DEFAULT", "Exclusive_Process": "EXCLUSIVE_PROCESS", "Prohibited": "PROHIBITED"}
-_SECONDS = 60.0  # of one call of a program
+_SECONDS = 60.0  # that one call of a driver's program may take
 _BURN = 30
 _RISES = 20.0  # seconds in which a free GPU under load is above the clock it was held at
 
