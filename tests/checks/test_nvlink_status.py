@@ -27,13 +27,13 @@ def status(*gpus: str, name: str = "NVIDIA H100 80GB HBM3") -> Output:
     return Output("nvlink", ("nvidia-smi", "nvlink", "-s"), 0, text, "", 0.1)
 
 
-def judged(output: Output, sku: str = "h100-sxm") -> list[Finding]:
+def judged(output: Output, sku: str = "h100-sxm", *, gpus: int = 0, off: bool = False) -> list[Finding]:
     measured = nvlink_errors.parse_links(output)
-    count = output.stdout.count("GPU-")
+    count = gpus or output.stdout.count("GPU-")
     values: dict[str, dict[str, Any]] = {"name": {f"gpu{index}": "a GPU" for index in range(count)}}
     for one in measured:
         values.setdefault(one.metric, {})[one.device] = one.value
-    return judge_links(values, for_sku(sku))
+    return judge_links(values, for_sku(sku), nvlink_off=off)
 
 
 def unhealthy(findings: list[Finding]) -> list[tuple[Any, ...]]:
@@ -43,6 +43,23 @@ def unhealthy(findings: list[Finding]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("sentence", [INACTIVE, INACTIVE.replace("inActive", "inactive"), UNSUPPORTED])
 def test_a_gpu_whose_links_are_all_down_fails_where_its_sku_has_links(sentence: str) -> None:
     assert unhealthy(judged(status(UP, sentence, UP, UP))) == [(Verdict.FAIL, "gpu1", "nvlink_links")]
+
+
+@pytest.mark.parametrize("said", ["", INACTIVE])
+def test_links_that_are_switched_off_are_missed_by_several_gpus_alone(said: str) -> None:
+    def found(gpus: int, **more: Any) -> list[tuple[Any, ...]]:
+        output = (
+            status(*[said] * gpus)
+            if said
+            else Output("nvlink", ("nvidia-smi", "nvlink", "-s"), 0, "", "", 0.1)
+        )
+        return unhealthy(judged(output, gpus=gpus, **more))
+
+    assert found(1, off=True) == [(Verdict.SKIP, "node", "nvlink_links")]
+    assert found(8, off=True) == [(Verdict.FAIL, "node", "nvlink_links")]
+    assert {verdict for verdict, *_ in found(8)} <= {Verdict.FAIL, Verdict.ERROR}
+    up = judged(status(*[UP] * 8), off=True)
+    assert unhealthy(up) == unhealthy(judged(status(*[UP] * 8))), "links that are there are judged"
 
 
 def test_one_inactive_link_in_a_sentence_of_its_own() -> None:

@@ -20,6 +20,28 @@ def test_the_command() -> None:
     )
     assert command.argv[:4] == ("/usr/bin/nvbandwidth", "-j", "-t", "host_to_device_memcpy_ce")
     assert command.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    host = ("host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
+    assert command.argv[3:5] == command.argv[-2:] == host
+
+
+def test_of_two_readings_of_the_way_to_the_host_the_better_counts() -> None:
+    """As nvbandwidth prints a case that is asked for twice: twice (its main() runs the list in order)."""
+    document = json.loads(sample("p2p_bandwidth/healthy.json"))
+    cases = document["nvbandwidth"]["testcases"]
+    cases += json.loads(json.dumps(cases[:2]))
+
+    def slow(*which: int) -> list[tuple[object, ...]]:
+        for number in which:
+            cases[number]["bandwidth_matrix"][0][3] = "45.8"
+        findings = judged("p2p_bandwidth", make_output("nvbandwidth", json.dumps(document)))
+        return flagged(findings, "verdict", "device", "metric")
+
+    assert slow() == []
+    assert slow(1) == []
+    assert slow(5) == [("fail", "gpu3", "d2h")]
+    cases[4]["bandwidth_matrix"][0].pop()
+    with pytest.raises(ParseError, match="run twice"):
+        p2p_bandwidth.parse(make_node(), {"nvbandwidth": make_output("nvbandwidth", json.dumps(document))})
 
 
 def test_json_and_text_measure_the_same() -> None:

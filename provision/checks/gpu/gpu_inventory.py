@@ -25,6 +25,7 @@ SUMMARY = (
     "count, model, memory, ECC, row remap, PCIe width, throttling, NVLinks, fabric state, Xids since boot"
 )
 NEEDS: tuple[str, ...] = ("nvidia-smi",)
+FACTS: tuple[str, ...] = ("driver.nvlink_disabled",)
 
 # nvidia-smi takes a second per GPU and more without persistence mode, and never returns when the driver is
 # stuck.
@@ -125,7 +126,8 @@ def judge(
         findings += judge_models(node, by_metric, thresholds)
         findings += judge_flags(node, by_metric)
         generation = int(limits(f"skus/{node.sku}")["pcie"]["gen"]) if node.sku else 0
-        findings += judge_links(by_metric, thresholds, generation)
+        off = node.facts.get("driver.nvlink_disabled") is True
+        findings += judge_links(by_metric, thresholds, generation, nvlink_off=off)
         findings += nvlink_errors.judge(ID, by_metric)
         findings += judge_fabric(node, by_metric)
         findings += judge_settings(node, by_metric)

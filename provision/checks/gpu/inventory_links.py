@@ -60,10 +60,11 @@ def _generation(values: Values, of_sku: int) -> list[Finding]:
 
 
 def judge_links(
-    values: Values, thresholds: Mapping[str, Threshold], sku_generation: int = 0
+    values: Values, thresholds: Mapping[str, Threshold], sku_generation: int = 0, *, nvlink_off: bool = False
 ) -> list[Finding]:
     """PCIe width (the present generation is low at idle and says nothing), highest generation and NVLinks.
-    `sku_generation`: of PCIe, what GPUs of this SKU have; 0 when it is not known.
+    `sku_generation`: of PCIe, what GPUs of this SKU have; 0 when it is not known. `nvlink_off`: the
+    driver was told to use no NVLinks, and then names none.
     """
     findings: list[Finding] = []
     width = thresholds.get(f"{ID}.pcie_width")
@@ -95,6 +96,8 @@ def judge_links(
             [Finding(ID, Verdict.SKIP, device, words, "nvlink_links") for device in partitioned],
             len(values["name"]),
         )
+    if nvlink_off and f"{ID}.nvlink_links" in thresholds and not any(values.get("nvlink_links", {}).values()):
+        return [*findings, _switched_off(len(values["name"]))]
     for metric, what in (("nvlink_links", "active NVLinks"), ("nvlink_speed", "NVLink speed")):
         threshold = thresholds.get(f"{ID}.{metric}")
         if threshold is None or "unreadable.nvlink" in values:
@@ -118,6 +121,19 @@ def judge_links(
         if measured and not missing and not values["name"].keys() - measured.keys() - excused:
             findings += limited(what, metric, measured, threshold, "reset GPU")
     return findings
+
+
+def _switched_off(gpus: int) -> Finding:
+    """One GPU of a board is lent to a virtual machine so. Of several, each is cut off from the others."""
+    words = "NVLink is switched off by the driver's option NVreg_NvLinkDisable=1"
+    if gpus > 1:
+        return Finding(
+            ID, Verdict.FAIL, "node", f"{words}: the {gpus} GPUs reach each other over PCIe alone",
+            "nvlink_links", 0, "links", action="fix configuration",
+        )  # fmt: skip
+    return Finding(
+        ID, Verdict.SKIP, "node", f"{words}, as usual for a virtual machine of one GPU", "nvlink_links"
+    )
 
 
 def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:

@@ -7,8 +7,8 @@ them, and the exit status is 0 all the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.checks.check import Output, decode, last_words
@@ -77,8 +77,8 @@ def corruption(check: str, case: str) -> Finding:
 
 
 def parse(text: str, wanted: tuple[str, ...]) -> dict[str, Matrix]:
-    """The `wanted` test cases of an nvbandwidth run. Raises ParseError when one is missing or ended in an
-    error.
+    """The `wanted` test cases of an nvbandwidth run; of one that was run twice, the better rate of each cell.
+    Raises ParseError when one is missing or ended in an error.
     """
     begin = re.search(r"^\{", text, re.MULTILINE)
     found = _from_json(text[begin.start() :]) if begin else _from_text(text, wanted)
@@ -120,12 +120,28 @@ def _from_json(text: str) -> dict[str, Matrix]:
         if body.get("error"):
             words = " ".join(str(body["error"]).split())[:200]
             raise ParseError(f"nvbandwidth: {words}", "look at the kernel log and at fabric manager")
-        return {str(case["name"]): _case(case) for case in body["testcases"]}
+        return _by_name(_case(case) for case in body["testcases"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
         raise ParseError(
             f"nvbandwidth: its JSON was not understood: {problem}", "run the check again"
         ) from error
+
+
+def _by_name(matrices: Iterable[Matrix]) -> dict[str, Matrix]:
+    found: dict[str, Matrix] = {}
+    for matrix in matrices:
+        known = found.get(matrix.name, matrix)
+        if [len(row) for row in known.rows] != [len(row) for row in matrix.rows]:
+            raise ParseError(
+                f"nvbandwidth: {matrix.name} was run twice, with other GPUs", "run the check again"
+            )
+        rows = [
+            tuple(max((one, other), key=lambda rate: rate or 0.0) for one, other in zip(*two, strict=True))
+            for two in zip(known.rows, matrix.rows, strict=True)
+        ]
+        found[matrix.name] = replace(matrix, rows=tuple(rows))
+    return found
 
 
 def _case(case: Mapping[str, Any]) -> Matrix:
@@ -146,7 +162,7 @@ _HEADER = re.compile(r"^\s*\d+(?:\s+\d+)*$")
 
 
 def _from_text(text: str, wanted: tuple[str, ...]) -> dict[str, Matrix]:
-    found: dict[str, Matrix] = {}
+    ran: list[Matrix] = []
     waived = 0
     lines = iter(text.splitlines())
     for line in lines:
@@ -161,7 +177,8 @@ def _from_text(text: str, wanted: tuple[str, ...]) -> dict[str, Matrix]:
                 block.append(inner)
                 if inner.startswith("SUM ") or inner.strip().lower().startswith("waived"):
                     break
-            found[name] = _text_case(name, block)
+            ran.append(_text_case(name, block))
+    found = _by_name(ran)
     # Old versions write only "Waived:", without saying which: it must be those that did not run.
     missing = [name for name in wanted if name not in found]
     if len(missing) <= waived:

@@ -57,6 +57,16 @@ def driver_userspace():
     return None
 
 
+def driver_nvlink_disabled():
+    """Whether the driver was loaded with NVreg_NvLinkDisable=1, as for a virtual machine's one GPU."""
+    text = read_text("/proc/driver/nvidia/params")
+    for line in (text or "").splitlines():
+        name, _, value = line.partition(":")
+        if name == "NvLinkDisable":
+            return value.strip() != "0"
+    return None
+
+
 def driver_mismatch():
     """What stops every program that asks the driver: a library of another version than the loaded module."""
     loaded, library = driver_loaded("loaded_version"), driver_userspace()
@@ -113,6 +123,7 @@ FAMILIES["driver"] = whole_family(
         "userspace_version": driver_userspace,
         "mismatch": driver_mismatch,
         "broken_libraries": driver_broken_libraries,
+        "nvlink_disabled": driver_nvlink_disabled,
     },
     tools={"installed_version": installed_probe},
 )
