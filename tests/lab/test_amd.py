@@ -122,6 +122,7 @@ def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, l
     finally:
         for node in lab.nodes:
             node.heal()
+            node.reboot()  # what the kernel logged since boot counts until then
     assert [verdict for verdict, _ in found.values()] == ["fail", "fail"]
     for name, device in (("amd-01", "gpu3"), ("amd-02", "gpu5")):
         assert found[name][1], name

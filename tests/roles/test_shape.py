@@ -139,6 +139,13 @@ def test_the_order_of_roles_is_the_playbooks() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_a_byte_in_a_template_is_made_by_yaml(role: str) -> None:
+    """Ansible leaves the four characters of \\x01 alone within a template: nothing is equal to them."""
+    for file in (paths.ROLES / role).rglob("*.yml"):
+        assert r"== '\\x" not in json.dumps(load(file)), file
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_a_role_has_all_its_parts(role: str) -> None:
     folder = paths.ROLES / role
     parts = "README.md expect.yml defaults/main.yml meta/main.yml meta/argument_specs.yml tasks/main.yml"
