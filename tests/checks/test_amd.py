@@ -358,6 +358,9 @@ def broken(text: str = "", **more: Any) -> dict[str, Output]:
         (broken('[{"gpu": 0}, {"gpu": 0}]'), "does not number the GPUs"),
         (broken('[{"gpu": 0, "gpu": 1}]'), "amd-smi gave no document"),
         (broken('[{"gpu": 0, "bus": {}}]'), "gives a GPU without its address"),
+        # As Debian's amd-smi answered on a lab node, of each of eight.
+        (broken('[{"gpu": 0, "bus": {"bdf": "746974726170:5f:0c.5"}}]'), "address of no GPU on the PCI bus"),
+        (broken("[]"), "address of no GPU on the PCI bus"),
         (broken(rc=None, timed_out=True), "did not end within"),
         (broken(not_started="amd-smi is not installed"), "did not start: amd-smi is not installed"),
         (broken("[]", truncated=True), "cut at its size limit"),

@@ -34,6 +34,11 @@ def by_device(static: Sequence[Entry], gpus: Mapping[str, str]) -> dict[int, str
         device = gpus.get(bus_address(address))
         if device is not None and device not in found.values():
             found[int(entry["gpu"])] = device
+    if gpus and not found:  # as Debian 13's amd-smi did on a lab node, and ended with 0
+        raise ParseError(
+            "amd-smi static gives the address of no GPU on the PCI bus",
+            "use the amd-smi of the driver's release",
+        )
     return found
 
 
