@@ -26,12 +26,12 @@ OLD = "Requested functionality has been deprecated"
 # 575.57, 580.105, 580.173, 590.44 and 595.91; what lies between is a choice.
 _FORMS = (
     ((0,), 515), ((525,), 525), ((530,), 530), ((535,), 535), ((545,), 550), ((570,), 570), ((575,), 575),
-    ((580,), 580), ((580, 173), 581), ((590,), 590),
+    ((580,), 580), ((580, 159), 581), ((590,), 590),
 )  # fmt: skip
 
 
 def generation(driver: str) -> int:
-    """The form that this driver's output has; 581 is that of 580.173."""
+    """The form that this driver's output has; 581 is that of 580.159 (recorded on an H100) and 580.173."""
     version = tuple(int(part) for part in driver.split(".")[:2])
     return [form for least, form in _FORMS if version >= least][-1]
 
