@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -52,13 +53,13 @@ def main(answer: str, seconds: str, *command: str) -> None:
 
     before = time.perf_counter()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_us)
-    try:
-        code = process.wait(timeout=float(seconds))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        code = 124
+    ended = os.pidfd_open(process.pid)  # wait(timeout) looks after 16, 32, 64 ms: too coarse
+    in_time, _, _ = select.select([ended], [], [], float(seconds))
     wall = time.perf_counter() - before
+    if not in_time:
+        process.kill()
+    code = process.wait()
+    code = code if in_time else 124
     end_orphans()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cost = {"code": code, "wall": wall, "cpu": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss / 1024}

@@ -7,11 +7,13 @@ import gc
 import importlib
 import keyword
 import sys
-from collections.abc import Sequence
-from types import ModuleType
 
-from provision import __version__
+from provision import TYPE_CHECKING, __version__
 from provision.errors import ExitCode, GpuprovError, OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
 
 # verb -> what `gpuprov --help` says. The module is provision/commands/<verb>.py.
 COMMANDS = {

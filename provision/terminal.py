@@ -12,10 +12,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+
+from provision import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
     from rich.live import Live
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID

@@ -63,3 +63,11 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server = Sshd(tmp_path_factory.mktemp("sshd"), program)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def own_sshd(tmp_path_factory: pytest.TempPathFactory, sshd: Sshd) -> Iterator[Sshd]:
+    """An sshd of this test alone, which may be stopped, and whose logins are counted."""
+    server = Sshd(tmp_path_factory.mktemp("own"), sshd.program)
+    yield server
+    server.stop()

@@ -225,6 +225,20 @@ def best_of(command: list[str], repeats: int = 7) -> float:
     return min(times)
 
 
+def imported(command: list[str]) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command],
+        capture_output=True, text=True, check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_help_imports_none_of_the_modules_that_take_longest() -> None:
+    own = imported(["-m", "provision.cli", "--help"]) - imported(["-c", "import argparse, shutil, textwrap"])
+    assert "provision.errors" in own
+    assert not own & {"typing", "pathlib", "dataclasses", "inspect", "urllib.parse", "subprocess", "asyncio"}
+
+
 def test_help_starts_within_a_small_multiple_of_python_itself() -> None:
     # Goal 3x (benchmarks/); this guards against importing a heavy package, which is 5x and more for each.
     ratios = []

@@ -5,11 +5,13 @@ Commands of gpuprov stand in backticks; a test parses each.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Sequence
-from pathlib import Path
+import os
 
+from provision import TYPE_CHECKING
 from provision.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 _CONNECTION = "connection settings are variables of the inventory, or stand in ansible.cfg"
 _VAULTED = "vaulted, in the inventory, and give `gpuprov up --vault-password-file FILE`"
@@ -113,7 +115,9 @@ def refuse_words(arguments: Sequence[str], verbs: Collection[str]) -> None:
             raise UsageError(f"there is no command {word}: {answer}")
     if any(_name(each) in ("-m", "-a", "--module-name", "--args") for each in arguments):
         raise UsageError(f"there is no command {word}: {_MODULE}")
-    if word == "all" or Path(word).exists():
+    if word == "all" or os.path.exists(word):  # noqa: PTH110 - pathlib would cost `gpuprov --help` a tenth
+        import shlex
+
         nodes = "-l all" if word == "all" else f"-i {shlex.quote(word)}"
         raise UsageError(f"the command comes first: `gpuprov plan {nodes}`, or one of {', '.join(verbs)}")
 

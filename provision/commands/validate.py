@@ -107,6 +107,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.checks.registry import PAIRS
     from provision.desired import variables
     from provision.remote import fleet_lock
+    from provision.remote.observe import Reach
     from provision.remote.schedulers import chosen
     from provision.text import many
     from provision.validate import validation
@@ -138,10 +139,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     )
     fleet_options.say_what(fleet, many(len(asked), "check"), _minutes(asked, fleet, overrides, settings))
     held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
-    with fleet_options.alone(options, "validate", held_as, fleet):
+    limits = (options.timeout or 60.0, options.connections, fleet_options.vault_password_files(options))
+    with (
+        Reach(fleet.nodes.values(), *limits, persistent=True) as over,  # a login is what a quick run costs
+        fleet_options.alone(options, "validate", held_as, fleet, over=over),
+    ):
         folder = validation.open_folder(before, fleet, asked, settings)
         folder.note(lock=held_as)
-        health, code = validation.validate(folder, fleet, overrides, asked, settings)
+        health, code = validation.validate(folder, fleet, overrides, asked, settings, over)
     try:
         _publish(health, folder, options)
     finally:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from provision.drift.assess import Assessment, LookOptions
     from provision.fleet import Fleet
+    from provision.remote.observe import Reach
 
 
 def add_arguments(
@@ -321,7 +322,12 @@ def for_other_runs(options: argparse.Namespace) -> list[str]:
 
 @contextlib.contextmanager
 def alone(
-    options: argparse.Namespace, verb: str, run: str, fleet: Fleet, before: Sequence[str] = ()
+    options: argparse.Namespace,
+    verb: str,
+    run: str,
+    fleet: Fleet,
+    before: Sequence[str] = (),
+    over: Reach | None = None,
 ) -> Iterator[None]:
     """The nodes of `fleet` for this run alone, unless --break-lock was given. Raises LockedError. Nodes that
     cannot be locked are said, and are not left out: whether they can be reached, the verb finds out."""
@@ -331,7 +337,7 @@ def alone(
         yield
         return
     limits = {"timeout": options.timeout or 60.0, "connections": options.connections}
-    with fleet_lock.alone(verb, run, fleet, before=before, say=say, **limits) as answers:
+    with fleet_lock.alone(verb, run, fleet, before=before, say=say, over=over, **limits) as answers:
         for answer in answers.values():
             if answer.error and not answer.unreachable:
                 say(f"{answer.node}: {answer.error}: whether another gpuprov is at work there is not known")

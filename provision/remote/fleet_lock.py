@@ -29,7 +29,7 @@ from provision.errors import GpuprovError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import held_locks
-from provision.remote.observe import run_programs
+from provision.remote.observe import Reach, run_programs
 from provision.remote.protocol import AnswerError, NodeError, one_line, unframed
 from provision.text import now
 
@@ -71,8 +71,8 @@ def me() -> str:
     return f"{name}@{platform.node()} (process {os.getpid()})"
 
 
-def on_fleet(fleet: Fleet, *, timeout: float, connections: int) -> Run:
-    """Programs run on the nodes of `fleet`, reached as they are looked at."""
+def on_fleet(fleet: Fleet, *, timeout: float, connections: int, over: Reach | None = None) -> Run:
+    """Programs run on the nodes of `fleet`, reached as they are looked at, or `over` a way that is open."""
 
     def run(programs: Mapping[str, str]) -> Mapping[str, bytes | NodeError]:
         return run_programs(
@@ -81,6 +81,7 @@ def on_fleet(fleet: Fleet, *, timeout: float, connections: int) -> Run:
             timeout=timeout,
             connections=connections,
             vault_password_files=fleet.vault_password_files,
+            over=over,
         )
 
     return run
@@ -356,9 +357,10 @@ def alone(
     timeout: float,
     connections: int,
     say: Callable[[str], None],
+    over: Reach | None = None,
 ) -> Iterator[dict[str, Answer]]:
     """The nodes of `fleet` for the `run` of this `verb` alone, as `held`. `say` is told of a lost lock."""
-    programs = on_fleet(fleet, timeout=timeout, connections=connections)
+    programs = on_fleet(fleet, timeout=timeout, connections=connections, over=over)
     lock = FleetLock(run, programs, verb=verb, before=before, since=now("seconds"), fleet=fleet)
     with held(lock, fleet.nodes, say=say) as answers:
         yield answers

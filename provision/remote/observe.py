@@ -4,10 +4,11 @@ is node/observe/."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from provision import paths
 from provision.fleet import Node
@@ -22,6 +23,8 @@ from provision.shared_facts import Pool
 
 if TYPE_CHECKING:
     from provision.remote.workers.worker_asks import Away
+
+T = TypeVar("T")
 
 PROBE_SECONDS = 8.0
 RESERVE = 0.3  # part of a node's time kept for the connection: the program answers within the rest
@@ -61,15 +64,20 @@ def observe(
     on_done: Callable[[Observation], None] | None = None,
     say: Callable[[str], None] | None = None,
     vault_password_files: Sequence[Path] = (),
+    over: Reach | None = None,
 ) -> dict[str, Observation]:
     """Observe `nodes` concurrently; `ask` maps node name → fact names (base facts are always returned too).
 
     Never raises for a node: its trouble is in its Observation. Always returns one per node, within `timeout`
     seconds for each. `on_done` is called in this thread, and `say` with lines for people: whom it still waits
     for, what this machine does not allow. Nodes that only Ansible can reach go through playbooks/observe.yml.
+    `over`: a way to them that is open already, whose time limit, connections and `say` count then.
     """
     answers = _Answers(ask, timeout, on_done)
-    put_to(nodes, answers, timeout, connections, vault_password_files, say)
+    if over is not None:
+        over.put(answers, [node.name for node in nodes])
+    else:
+        put_to(nodes, answers, timeout, connections, vault_password_files, say)
     return {node.name: answers.found[node.name] for node in nodes}
 
 
@@ -88,7 +96,7 @@ def run_programs(
     What each printed, framed as answer.py wants it, or why there is nothing. Never raises for a node."""
     outputs = _Outputs(programs)
     if over is not None:
-        over.put(outputs)
+        over.put(outputs, programs)
     else:
         put_to(nodes, outputs, timeout, connections, vault_password_files)
     return {node.name: outputs.found[node.name] for node in nodes}
@@ -114,8 +122,8 @@ def put_to(
 class Reach(contextlib.AbstractContextManager["Reach"]):
     """The ways to nodes: what `put_to` uses once, and others several times.
 
-    `persistent`: connections to nodes that are reached directly stay open from one `put` to the next; Ansible
-    and workers log in each time."""
+    `persistent`: connections to nodes that are reached directly stay open from one `put` to the next, until
+    `close`; Ansible and workers log in each time. Safe to use from several threads, one after the other."""
 
     def __init__(
         self,
@@ -137,22 +145,45 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         self._persistent = persistent
         self._fewest = fewest
         self._direct: Fanout | None = None
+        self._turn = threading.Lock()
 
     def __exit__(self, *_: object) -> None:
-        if self._direct is not None:
-            self._direct.__exit__()
+        self.close()
 
-    def put(self, asked: Asked) -> None:
-        """Run on each node what it is `asked`, and have all of it taken."""
+    def close(self) -> None:
+        """End the connections that are open; another `put` logs in again."""
+        with self._turn:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.__exit__()
+
+    def put(self, asked: Asked, nodes: Collection[str] | None = None) -> None:
+        """Run on each node, or each of these, what it is `asked`, and have all of it taken."""
+        with self._turn:
+            try:
+                self._put(asked, nodes)
+            except BaseException:  # nobody waits for the answers that are still to come
+                self._hang_up()
+                raise
+
+    def _put(self, asked: Asked, nodes: Collection[str] | None) -> None:
+        wanted = set(nodes) if nodes is not None else None
+
+        def chosen(ways: Mapping[str, T]) -> dict[str, T]:
+            return {name: way for name, way in ways.items() if wanted is None or name in wanted}
+
+        routes, for_ansible, away = chosen(self._routes), chosen(self._for_ansible), chosen(self._away)
         with contextlib.ExitStack() as stack:
             gathered: list[Callable[[], None]] = []
             others = None
-            if self._away:
-                others = stack.enter_context(self._workers(asked))
+            if away:
+                others = stack.enter_context(self._workers(away, asked))
                 gathered.append(others.gather)
-            if self._routes:
-                self._ask_directly(asked)
-            if (direct := self._direct) is not None:
+            direct = self._ask_directly(routes, asked) if routes else None
+            if direct is not None:
                 gathered.append(direct.gather)
 
             # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.
@@ -160,20 +191,20 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
                 for gather in gathered:
                     gather()
 
-            if self._for_ansible:
-                _through_ansible(self._for_ansible, asked, self._timeout, meanwhile, self._files)
+            if for_ansible:
+                _through_ansible(for_ansible, asked, self._timeout, meanwhile, self._files)
             if direct is not None:
                 direct.finish(others.gather if others is not None else None)
             if others is not None:
                 others.finish()
 
-    def _workers(self, asked: Asked) -> Away:
+    def _workers(self, away: Mapping[str, Mapping[str, Any]], asked: Asked) -> Away:
         from provision.remote.workers.worker_asks import Away  # a worker itself has no use for it
 
         return Away(
-            self._away,
+            away,
             self._links,
-            {name: (asked.program(name), asked.program(name, ANSIBLE_BYTES)) for name in self._away},
+            {name: (asked.program(name), asked.program(name, ANSIBLE_BYTES)) for name in away},
             asked.take,
             self._say,
             timeout=self._timeout,
@@ -181,17 +212,18 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
             vault_password_files=self._files,
         )
 
-    def _ask_directly(self, asked: Asked) -> None:
+    def _ask_directly(self, names: Collection[str], asked: Asked) -> Fanout:
         if self._direct is not None:
-            self._direct.ask_again(asked)
-            return
+            self._direct.ask_again(names, asked)
+            return self._direct
         routes, most = self._routes, self._connections
         wanted = min(worth(len(routes), self._fewest), most)
         fitting = fanout.fitting(routes.values(), most, self._say, wanted)
         kept = fanout.keepable(routes.values(), fitting, self._say, wanted) if self._persistent else 0
         self._direct = Fanout(
-            routes, asked, self._timeout, fitting, self._say, min(wanted, fitting), persistent=kept
+            routes, names, asked, self._timeout, fitting, self._say, min(wanted, fitting), persistent=kept
         )
+        return self._direct
 
 
 def _by_worker(

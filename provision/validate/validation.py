@@ -21,7 +21,7 @@ from provision.checks.node_facts import NodeFacts, for_checks, node_facts_of
 from provision.desired import stack
 from provision.errors import ExitCode, RunFolderError, StackError
 from provision.fleet import Fleet
-from provision.remote.observe import Observation, observe
+from provision.remote.observe import Observation, Reach, observe
 from provision.remote.schedulers import chosen
 from provision.remote.schedulers.chosen import Schedulers
 from provision.runs import fingerprint, node_history, store
@@ -97,16 +97,23 @@ class _Run:
 
 
 def validate(
-    folder: RunFolder, fleet: Fleet, overrides: Mapping[str, Any], asked: Sequence[str], settings: Settings
+    folder: RunFolder,
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    asked: Sequence[str],
+    settings: Settings,
+    over: Reach,
 ) -> tuple[FleetHealth, ExitCode]:
-    """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report."""
+    """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report.
+
+    `over`: the way to the nodes; its connections end before a check loads them."""
     variables = plain_variables(fleet, overrides)
     pair_campaign.check_inventory(registry.of_pairs(asked), variables)
     run = _Run(folder, asked, settings, variables)
     interrupted = False
     with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
         try:
-            _look(run, fleet, progress)
+            _look(run, fleet, progress, over)
             for check in registry.of_nodes(asked):
                 _measure(run, check, progress)
             for check in registry.of_pairs(asked):
@@ -160,7 +167,7 @@ def exit_code(fleet: FleetHealth) -> ExitCode:
     return ExitCode.INCOMPLETE if Verdict.ERROR in verdicts else ExitCode.OK
 
 
-def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
+def _look(run: _Run, fleet: Fleet, progress: Progress, over: Reach) -> None:
     """Observe every node; who does not answer, or has no GPU though none was ruled out, takes no part."""
     count = len(fleet.nodes)
     progress.step(f"looking at {count} node{'s' * (count != 1)}")
@@ -171,6 +178,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         timeout=run.settings.timeout or 60.0,
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
+        over=over,
     )
     found |= of_vendors(
         fleet,
@@ -179,8 +187,11 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         timeout=run.settings.timeout or 60.0,
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
+        over=over,
     )
     loads = bool(set(run.asked) - set(registry.select("quick")))
+    if loads:  # for minutes or hours: open connections would only be in the way
+        over.close()
     busy = with_jobs(run.settings.schedulers, list(fleet.nodes)) if loads else {}
     for name in fleet.nodes:
         node = left_out(seen_of(found[name], run.variables[name]), busy)
@@ -201,6 +212,7 @@ def of_vendors(
     timeout: float,
     connections: int,
     vault_password_files: Sequence[Path],
+    over: Reach | None = None,
 ) -> dict[str, Observation]:
     """What these checks read of nodes with one vendor's GPUs alone: asked in a second round trip, of these,
     and returned with what they answered first."""
@@ -220,6 +232,7 @@ def of_vendors(
         timeout=timeout,
         connections=connections,
         vault_password_files=vault_password_files,
+        over=over,
     )
     return {
         name: replace(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,6 @@ VALIDATOR = jsonschema.Draft202012Validator(
     json.loads((paths.DATA / "schemas/status.schema.json").read_text())
 )
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-@pytest.fixture
-def own_sshd(tmp_path_factory: pytest.TempPathFactory, sshd: Sshd) -> Iterator[Sshd]:
-    """An sshd of this test alone, whose logins are counted."""
-    server = Sshd(tmp_path_factory.mktemp("own"), sshd.program)
-    yield server
-    server.stop()
-
-
-def logins(sshd: Sshd) -> int:
-    return (sshd.folder / "sshd.log").read_text().count("Accepted publickey")
 
 
 @pytest.fixture
@@ -97,7 +85,7 @@ def test_a_healthy_fleet(
     assert verdict == "all 3 nodes healthy"
     assert re.fullmatch(r"oldest health result: \d+ s \(gpu-0\d\)", oldest)
     assert nodes == "✓ PASS       3  gpu-[01-03]"
-    assert logins(own_sshd) == 3
+    assert own_sshd.logins() == 3
     assert not (tmp_path / "runs").exists(), "it only looks"
 
 
@@ -210,7 +198,7 @@ def test_watch_logs_in_once_to_each_node(
     for line in lines:
         VALIDATOR.validate(json.loads(line))
         assert json.loads(line)["verdict"] == "pass"
-    assert logins(own_sshd) == 4
+    assert own_sshd.logins() == 4
 
 
 def test_without_a_terminal_only_a_change_is_printed(

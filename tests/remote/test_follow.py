@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,6 @@ class Taken:
 @pytest.fixture
 def taken() -> Taken:
     return Taken()
-
-
-@pytest.fixture
-def own_sshd(tmp_path_factory: pytest.TempPathFactory, sshd: Sshd) -> Iterator[Sshd]:
-    """An sshd of this test alone, which may be stopped."""
-    server = Sshd(tmp_path_factory.mktemp("own"), sshd.program)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,6 @@ from tests.support.sshd import Sshd
 COUNT = "import os; print('@gpuprov-facts 1 %d\\n%s\\n@gpuprov-end' % (len(str(os.getppid())), os.getppid()))"
 
 
-@pytest.fixture
-def own_sshd(tmp_path_factory: pytest.TempPathFactory, sshd: Sshd) -> Iterator[Sshd]:
-    """An sshd of this test alone: its log and its sessions are counted."""
-    server = Sshd(tmp_path_factory.mktemp("own"), sshd.program)
-    yield server
-    server.stop()
-
-
 class Asked:
     """The same program for all; what each node printed, by round."""
 
@@ -52,10 +44,6 @@ class Asked:
 
 def nodes(sshd: Sshd, count: int) -> list[Node]:
     return [sshd.node(f"gpu-{number}", ansible_become=False) for number in range(count)]
-
-
-def logins(sshd: Sshd) -> int:
-    return (sshd.folder / "sshd.log").read_text().count("Accepted publickey")
 
 
 def rounds(reach: Reach, count: int) -> list[dict[str, Any]]:
@@ -76,13 +64,64 @@ def test_each_node_is_logged_in_to_once_however_often_it_is_asked(
         found = rounds(reach, 3)
     assert [sorted(each) for each in found] == [["gpu-0", "gpu-1", "gpu-2", "gpu-3"]] * 3
     assert all(isinstance(output, bytes) for each in found for output in each.values())
-    assert logins(own_sshd) == 4
+    assert own_sshd.logins() == 4
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_some_of_the_nodes_are_asked_over_the_same_connections(
+    own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch, processes: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, processes)
+    asked, one, again = Asked(), Asked(), Asked()
+    with Reach(nodes(own_sshd, 4), 30, 512, (), persistent=True) as reach:
+        reach.put(asked, ["gpu-1", "gpu-2"])  # whom the first round leaves out may be asked in a later one
+        reach.put(one, ["gpu-2"])
+        reach.put(again)
+    assert sorted(asked.found) == ["gpu-1", "gpu-2"]
+    assert list(one.found) == ["gpu-2"]
+    assert sorted(again.found) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+    assert own_sshd.logins() == 4
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_after_an_interrupt_nodes_are_asked_anew(
+    own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch, processes: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, processes)
+
+    class Interrupted(Asked):
+        def take(self, node: str, output: Any, seconds: float) -> None:  # noqa: ARG002
+            raise KeyboardInterrupt
+
+    with Reach(nodes(own_sshd, 4), 30, 512, (), persistent=True) as reach:
+        with pytest.raises(KeyboardInterrupt):
+            reach.put(Interrupted())
+        (found,) = rounds(reach, 1)
+    assert all(isinstance(output, bytes) for output in found.values()), found
+    assert len(found) == 4
+
+
+def test_two_threads_ask_one_after_the_other(own_sshd: Sshd) -> None:
+    both = [Asked("import time; time.sleep(0.2)\n" + COUNT) for _ in range(2)]
+    with Reach(nodes(own_sshd, 2), 30, 512, (), persistent=True) as reach, ThreadPoolExecutor(2) as threads:
+        list(threads.map(reach.put, both))
+    assert [sorted(each.found) for each in both] == [["gpu-0", "gpu-1"]] * 2
+    assert own_sshd.logins() == 2
+
+
+def test_closed_connections_are_made_again(own_sshd: Sshd) -> None:
+    with Reach(nodes(own_sshd, 2), 30, 512, (), persistent=True) as reach:
+        rounds(reach, 1)
+        reach.close()
+        until(lambda: not sessions(own_sshd))
+        rounds(reach, 1)
+    assert own_sshd.logins() == 4
 
 
 def test_without_being_asked_to_a_connection_is_not_kept(own_sshd: Sshd) -> None:
     with Reach(nodes(own_sshd, 2), 30, 512, ()) as reach:
         rounds(reach, 2)
-    assert logins(own_sshd) == 4
+    assert own_sshd.logins() == 4
 
 
 def test_no_more_connections_are_kept_than_there_are_files_for(
@@ -91,7 +130,7 @@ def test_no_more_connections_are_kept_than_there_are_files_for(
     monkeypatch.setattr(fanout, "keepable", lambda *_: 1)
     with Reach(nodes(own_sshd, 3), 30, 512, (), persistent=True) as reach:
         rounds(reach, 2)
-    assert logins(own_sshd) == 5
+    assert own_sshd.logins() == 5
 
 
 def test_a_connection_that_was_lost_meanwhile_is_made_anew_in_the_same_round(own_sshd: Sshd) -> None:
@@ -101,7 +140,7 @@ def test_a_connection_that_was_lost_meanwhile_is_made_anew_in_the_same_round(own
             os.kill(pid, signal.SIGKILL)
         (found,) = rounds(reach, 1)
     assert all(isinstance(output, bytes) for output in found.values()), found
-    assert logins(own_sshd) == 4
+    assert own_sshd.logins() == 4
 
 
 def test_a_connection_that_is_lost_under_a_program_is_made_anew_too(own_sshd: Sshd, tmp_path: Path) -> None:
@@ -120,7 +159,7 @@ def test_a_connection_that_is_lost_under_a_program_is_made_anew_too(own_sshd: Ss
         reach.put(asked)
     assert mark.exists()
     assert isinstance(asked.found["gpu-0"], bytes), asked.found
-    assert logins(own_sshd) == 2
+    assert own_sshd.logins() == 2
 
 
 def test_a_node_whose_sshd_has_gone_is_unreachable_and_comes_back(sshd: Sshd, tmp_path: Path) -> None:
@@ -149,7 +188,7 @@ def test_a_connection_is_renewed_before_it_weighs_too_much(
     monkeypatch.setattr(kept, "MOST_PROGRAMS", 2)
     with Reach(nodes(own_sshd, 1), 30, 512, (), persistent=True) as reach:
         rounds(reach, 4)
-    assert logins(own_sshd) == 2
+    assert own_sshd.logins() == 2
 
 
 def test_through_a_jump_host_and_a_proxy_command_connections_stay_open_too(own_sshd: Sshd) -> None:
@@ -160,11 +199,11 @@ def test_through_a_jump_host_and_a_proxy_command_connections_stay_open_too(own_s
     proxy = ("ssh", *options, "-p", str(own_sshd.port), "-W", f"127.0.0.1:{own_sshd.port}", place)
     by_program = replace(way, target=replace(way.target, proxy_command=proxy))
     for kind, most in ((beyond, 2), (by_program, 2)):
-        before = logins(own_sshd)
+        before = own_sshd.logins()
         ssh = Ssh(persistent=4)
         for _ in range(3):
             assert b"@gpuprov-end" in ssh.ask(kind, COUNT.encode(), 20)
-        assert logins(own_sshd) - before == most
+        assert own_sshd.logins() - before == most
         ssh.close()
         until(lambda: not sessions(own_sshd))
 

@@ -77,6 +77,10 @@ class Sshd:
             time.sleep(0.05)
         raise RuntimeError((self.folder / "sshd.log").read_text())
 
+    def logins(self) -> int:
+        """How often somebody has logged in."""
+        return (self.folder / "sshd.log").read_text().count("Accepted publickey")
+
     def keygen(self, name: str, kind: str = "ed25519", passphrase: str = "") -> Path:
         path = self.folder / name
         subprocess.run(

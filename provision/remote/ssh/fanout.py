@@ -186,13 +186,15 @@ class Asked(Protocol):
 
 
 class Fanout:
-    """Runs on each node what it is `asked`, in the background; `gather` and `finish` hand results over.
+    """Runs on each of the nodes `names` what it is `asked`, in the background; `gather` and `finish` hand
+    results over.
 
     `persistent`: so many connections stay open, for `ask_again`."""
 
     def __init__(
         self,
         routes: Mapping[str, Route],
+        names: Collection[str],
         asked: Asked,
         timeout: float,
         connections: int,
@@ -207,18 +209,17 @@ class Fanout:
         self._new_pool: Callable[[Mapping[str, str]], SshThreads | Processes] = lambda programs: _pool(
             routes, programs, *how
         )
-        self._pool = self._new_pool({name: asked.program(name) for name in routes})
-        self._names = tuple(routes)
+        self._pool = self._new_pool({name: asked.program(name) for name in names})
 
     def _begin(self, asked: Asked) -> None:
         self._said = time.monotonic()
         self._awaited: list[str] = []
         self._asked = asked
 
-    def ask_again(self, asked: Asked) -> None:
-        """Run on each of the same nodes what it is `asked` now, once all results have been handed over."""
+    def ask_again(self, names: Collection[str], asked: Asked) -> None:
+        """Run on each of these nodes what it is `asked` now, once all results have been handed over."""
         self._begin(asked)
-        programs = {name: asked.program(name) for name in self._names}
+        programs = {name: asked.program(name) for name in names}
         if self._pool.whole:
             self._pool.ask_again(programs)
         else:

@@ -88,7 +88,6 @@ class HostPool(Generic[Result]):
         keep: int = 0,
     ) -> None:
         self._work = work
-        self._names = tuple(names)
         self._seconds = seconds
         self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._done: queue.Queue[Done[Result]] = queue.Queue(keep)
@@ -102,14 +101,14 @@ class HostPool(Generic[Result]):
         self._since = (time.monotonic(), time.process_time())
         self._count = 0
         self._again = 0.0
-        self.again()
+        self.again(names)
 
-    def again(self) -> None:
-        """Begin the work of every name, once more where all are done."""
+    def again(self, names: Collection[str]) -> None:
+        """Begin the work of these names, once all that was begun is done."""
         assert not self._left, "some are at work"  # noqa: S101
-        for name in self._names:
+        for name in names:
             self._waiting.put(name)
-        self._left = set(self._names)
+        self._left = set(names)
         self._since, self._count, self._again = (time.monotonic(), time.process_time()), 0, 0.0
         self._adjust()
 
@@ -230,8 +229,8 @@ class HostPool(Generic[Result]):
 
 
 class SshThreads(HostPool[bytes]):
-    """Runs a program (its text, in ASCII) on each node. `persistent`: so many connections stay open until
-    `close`, for `ask_again`."""
+    """Runs a program (its text, in ASCII) on each node that has one. `persistent`: so many connections stay
+    open until `close`, for `ask_again`."""
 
     def __init__(
         self,
@@ -250,15 +249,15 @@ class SshThreads(HostPool[bytes]):
         def ask(name: str) -> bytes:
             return ssh.ask(routes[name], self._programs[name].encode("ascii"), timeout)
 
-        super().__init__(routes, ask, seconds=timeout, threads=connections, keep=keep)
+        super().__init__(programs, ask, seconds=timeout, threads=connections, keep=keep)
 
     whole = True  # nothing of it can be lost
 
     def ask_again(self, programs: Mapping[str, str]) -> None:
-        """Run another program on each of the same nodes, once all have answered."""
+        """Run another program on each node that has one, once all have answered."""
         self._programs = programs
         self._ssh.forget_dead_jump_hosts()
-        self.again()
+        self.again(programs)
 
     def gather(self, wait: float = 0.0) -> Iterator[Done[bytes]]:
         """What is done by now; waits up to `wait` seconds for the first."""

@@ -46,9 +46,16 @@ class _Process:
         self.awaited: list[str] = []
         self.silent = 0.0
 
+    def begin(self, programs: Mapping[str, str]) -> dict[str, str]:
+        """Await results of its nodes among these; returns their programs."""
+        mine = {name: programs[name] for name in self.names if name in programs}
+        self.left, self.awaited, self.silent = set(mine), [], 0.0
+        return mine
+
 
 class Processes:
-    """Runs a program on each node, as SshThreads does, with nodes and connections divided among processes.
+    """Runs a program on each node that has one, as SshThreads does, with nodes and connections divided among
+    processes.
 
     Each process has its own connection to a jump host. Raises OSError or EOFError when one cannot be started.
     The nodes of a process that dies get an error that names the cause."""
@@ -69,8 +76,7 @@ class Processes:
             for number, each in enumerate(self._processes):
                 # Every so-many-th node: neighbours in an inventory are alike, and take alike.
                 each.names = names = list(routes)[number::processes]
-                each.left = set(names)
-                mine = {name: routes[name] for name in names}, {name: programs[name] for name in names}
+                mine = {name: routes[name] for name in names}, each.begin(programs)
                 width, kept = (
                     all_of_them * (number + 1) // processes - all_of_them * number // processes
                     for all_of_them in (connections, persistent)
@@ -82,12 +88,12 @@ class Processes:
             raise
 
     def ask_again(self, programs: Mapping[str, str]) -> None:
-        """Run another program on each of the same nodes, once all have answered; where `whole`."""
+        """Run another program on each node that has one, once all have answered; where `whole`."""
         self._looked = time.monotonic()
         for each in self._processes:
-            each.left, each.awaited, each.silent = set(each.names), [], 0.0
+            mine = each.begin(programs)
             with contextlib.suppress(OSError):  # then it is dead, which `gather` finds
-                each.pipe.send({name: programs[name] for name in each.names})
+                each.pipe.send(mine)
 
     @property
     def whole(self) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(follow, "FIRST_PAUSE", 0.2)
     monkeypatch.setattr(follow, "LOOK", 0.1)
     return made
-
-
-@pytest.fixture
-def own_sshd(tmp_path_factory: pytest.TempPathFactory, sshd: Sshd) -> Iterator[Sshd]:
-    server = Sshd(tmp_path_factory.mktemp("own"), sshd.program)
-    yield server
-    server.stop()
 
 
 def fleet(*nodes: Node) -> Fleet:
