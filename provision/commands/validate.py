@@ -131,7 +131,6 @@ def run(options: argparse.Namespace) -> ExitCode:
         burn_seconds=options.burn_seconds,
         timeout=options.timeout,
         forks=options.forks,
-        connections=options.connections,
         every_pair=options.pairs == "all",
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
@@ -139,7 +138,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     )
     fleet_options.say_what(fleet, many(len(asked), "check"), _minutes(asked, fleet, overrides, settings))
     held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
-    limits = (options.timeout or 60.0, options.connections, fleet_options.vault_password_files(options))
+    limits = (options.timeout or 60.0, options.connections, settings.vault_password_files)
     with (
         Reach(fleet.nodes.values(), *limits, persistent=True) as over,  # a login is what a quick run costs
         fleet_options.alone(options, "validate", held_as, fleet, over=over),

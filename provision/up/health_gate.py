@@ -41,7 +41,6 @@ def quick(
     part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
     settings = validation.Settings(
         forks=options.forks,
-        connections=options.connections,
         vault_password_files=fleet.vault_password_files,
     )
     asked = registry.select(QUICK)

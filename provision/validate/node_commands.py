@@ -24,7 +24,6 @@ class Settings:
     burn_seconds: int = 60
     timeout: float | None = None
     forks: int = 50
-    connections: int = 64
     every_pair: bool = False
     override: Path | None = None
     vault_password_files: tuple[Path, ...] = ()

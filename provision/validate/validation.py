@@ -175,20 +175,9 @@ def _look(run: _Run, fleet: Fleet, progress: Progress, over: Reach) -> None:
     found = observe(
         fleet.nodes.values(),
         dict.fromkeys(fleet.nodes, fingerprint.FACTS | registry.facts_for(run.asked)),
-        timeout=run.settings.timeout or 60.0,
-        connections=run.settings.connections,
-        vault_password_files=run.settings.vault_password_files,
         over=over,
     )
-    found |= of_vendors(
-        fleet,
-        run.asked,
-        found,
-        timeout=run.settings.timeout or 60.0,
-        connections=run.settings.connections,
-        vault_password_files=run.settings.vault_password_files,
-        over=over,
-    )
+    found |= of_vendors(fleet, run.asked, found, over=over)
     loads = bool(set(run.asked) - set(registry.select("quick")))
     if loads:  # for minutes or hours: open connections would only be in the way
         over.close()
@@ -208,14 +197,10 @@ def of_vendors(
     fleet: Fleet,
     checks: Sequence[str],
     found: Mapping[str, Observation],
-    *,
-    timeout: float,
-    connections: int,
-    vault_password_files: Sequence[Path],
-    over: Reach | None = None,
+    **how: Any,
 ) -> dict[str, Observation]:
     """What these checks read of nodes with one vendor's GPUs alone: asked in a second round trip, of these,
-    and returned with what they answered first."""
+    and returned with what they answered first. `how` they are reached: as `observe` takes it."""
     asked = {}
     for name, first in found.items():
         if first.error is not None:
@@ -229,10 +214,7 @@ def of_vendors(
     late = observe(
         [fleet.nodes[name] for name in asked],
         asked,
-        timeout=timeout,
-        connections=connections,
-        vault_password_files=vault_password_files,
-        over=over,
+        **how,
     )
     return {
         name: replace(
