@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.ceilings import seconds_of_ci
 from tests.support.seed import DRAWN, SEED, VARIABLE, Selected, times
 from tests.support.sshd import Sshd
 
@@ -53,6 +54,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"the seed of this run: {VARIABLE}={SEED}" if DRAWN else f"fixed seed {SEED}")
+    config = terminalreporter.config
+    if not Selected.long and config.args_source is not config.ArgsSource.ARGS:  # CI: all but the long set
+        reports = (report for group in terminalreporter.stats.values() for report in group)
+        terminalreporter.write_line(seconds_of_ci(reports))
 
 
 @pytest.fixture(scope="session")
