@@ -18,10 +18,16 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
-import yaml
+try:
+    import yaml
 
-from provision import __version__, paths
-from provision.desired import health_program, skus
+    from provision import __version__, paths
+    from provision.desired import health_program, skus
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"scripts/collection.py: this Python has no module {missing.name}\n"
+        "  → bash -c '. scripts/setup && setup', then .venv/bin/python scripts/collection.py"
+    )
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = "ansible_collections.gpuprov.gpu.plugins"

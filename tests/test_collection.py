@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +32,21 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
     laid_out = _script().lay_out(tmp_path_factory.mktemp("tree"))
     assert isinstance(laid_out, Path)
     return laid_out
+
+
+def test_a_python_without_the_dependencies_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "scripts/collection.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "scripts/collection.py: this Python has no module yaml"
+    for page in ("docs/ansible.md", "docs/examples/execution-environment.yml"):
+        text = (ROOT / page).read_text()
+        assert 0 < text.index(". scripts/setup && setup") < text.index("scripts/collection.py"), page
 
 
 def test_each_role_has_a_page_with_every_option_its_type_and_default(top: Path) -> None:
