@@ -18,6 +18,19 @@ nvidia-driver-cuda | 580.126.09-1 | http://10.0.0.2/mirror  Packages
   libnccl2 | 2.18.5-1-2 | http://deb.example/debian trixie/non-free amd64 Packages
   libnccl2 | 2.18.5-1-2 | http://deb.example/debian trixie/non-free Sources
 """
+# As apt 2.6 prints it; AMD's archive has components like a distribution's.
+POLICY = """\
+Package files:
+ 100 /var/lib/dpkg/status
+     release a=now
+ 500 http://deb.example/debian trixie/non-free amd64 Packages
+     release v=13.1,o=Debian,a=stable,n=trixie,l=Debian,c=non-free,b=amd64
+     origin deb.example
+ 500 http://radeon.example/rocm/apt/7.2 noble/main amd64 Packages
+     release o=repo.radeon.com,a=noble,n=noble,l=ROCm 7.2,c=main,b=amd64
+     origin radeon.example
+Pinned packages:
+"""
 STATUS = """\
 libcuda1 amd64 install installed 580.126.09-1
 libnvidia-ml1 amd64 hold installed 580.126.09-1
@@ -257,6 +270,24 @@ def test_check_mode_without_the_repository_is_a_change_and_no_refusal(node: Node
     answer = node.install(True, packages={"libnccl2": "9"}, held=True)
     assert (answer["changed"], answer["marked"]) == (True, ["libnccl2"])
     assert node.ran("apt-get") == []
+
+
+def test_check_mode_takes_the_distributions_version_for_no_proof(node: Node) -> None:
+    """Debian's contrib and non-free offer NCCL, too; NVIDIA's repository may be a task away."""
+    stand(node, "")
+    madison = [line for line in MADISON.splitlines(keepends=True) if "debian" in line]
+    (node.folder / "madison").write_text("".join(madison))
+    (node.folder / "policy").write_text(POLICY)
+    node.program("apt-cache", f"cat {node.folder}/$1")
+    answer = node.install(True, packages={"libnccl2": "2.29.7-1+cuda12.9"})
+    assert (answer["changed"], answer["known"]) == (True, False)
+    refused = node.install(packages={"libnccl2": "2.29.7-1+cuda12.9"})
+    assert "libnccl2 2.29.7-1+cuda12.9 is not offered; offered are: 2.18.5-1-2." in refused["msg"]
+    named = node.install(True, packages={"libnccl2": "2.29.7-1+cuda12.9"}, origin="/non-free ")
+    assert named["failed"] is True, "the source that was asked for does not have it"
+    rocm = "rocm | 7.1 | http://radeon.example/rocm/apt/7.2 noble/main amd64 Packages\n"
+    (node.folder / "madison").write_text(rocm)
+    assert node.install(True, packages={"rocm": "7.2"})["failed"] is True
 
 
 def test_what_must_not_change_is_tried_before(node: Node) -> None:

@@ -13,8 +13,8 @@ description:
   - Uses apt on Debian and Ubuntu, the command dnf on the RHEL family (whatever Python dnf is made for). What
     modular filtering hides is not offered; what versionlock hides is.
   - Of several versions that would do, takes the one that the role package_lock has pinned, else the newest.
-  - In check mode a repository that is not configured yet offers nothing, which proves nothing. The answer is
-    then a change.
+  - In check mode a repository that an earlier task would configure offers nothing yet. Where only the
+    distribution offers the packages, in other versions, or nobody does, the answer is a change.
 options:
   packages:
     description:
@@ -146,7 +146,9 @@ missing:
   returned: success
   type: list
 known:
-  description: Whether any version of any of the packages is offered or installed (V(present), V(asked)).
+  description:
+    - Whether a repository beside the distribution's, or one that O(origin) names, offers any version of any
+      of the packages (V(present), V(asked)).
   returned: success
   type: bool
 moved:
@@ -178,6 +180,10 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 # apt's pins are for what apt chooses itself; who names a version, as we do, has to look.
 LOCKS = ("/etc/apt/preferences.d/gpuprov-lock", "/etc/dnf/gpuprov-lock.list")
 DPKG = "${Package} ${Architecture} ${db:Status-Want} ${db:Status-Status} ${Version}\n"
+# Of apt-cache policy (apt 2.6): an archive of the distribution, as "URL suite/component".
+DISTRIBUTION = re.compile(
+    r"^ *-?\d+ (\S+ \S+) .*Packages\n +release .*\bo=(?:Debian|Ubuntu)(?:,|$)", re.MULTILINE
+)
 RPM = "%{NAME}|%{EPOCH}|%{VERSION}|%{RELEASE}|%{ARCH}\n"
 DNF = ("dnf", "--quiet", "--setopt=exit_on_lock=True")
 DNF_LOCKED = 200  # its exit status when another program has the lock
@@ -225,6 +231,9 @@ class Manager:
     """What both package managers are asked, and how one waits for them."""
 
     removed = ()
+    known = (
+        False  # whether the repository that the packages are wanted from is configured, as far as was seen
+    )
 
     def __init__(self, module):
         self.module = module
@@ -283,13 +292,16 @@ class Apt(Manager):
 
     def look_up(self, packages):
         """{package: [version, newest first]} of what the wanted origin offers."""
-        found = {}
+        found, origin = {}, self.options["origin"]
+        compared = self.module.check_mode and not origin  # elsewhere nothing depends on `known`
+        distribution = tuple(DISTRIBUTION.findall(self.must("apt-cache", "policy"))) if compared else ()
         for line in self.must("apt-cache", "madison", *sorted(packages)).splitlines():
             fields = [field.strip() for field in line.split("|")]
-            if len(fields) == 3 and fields[2].endswith("Packages"):
+            if len(fields) == 3 and fields[2].endswith("Packages") and re.search(origin, fields[2]):
                 versions = found.setdefault(fields[0], [])
-                if fields[1] not in versions and re.search(self.options["origin"], fields[2]):
+                if fields[1] not in versions:
                     versions.append(fields[1])
+                self.known = self.known or not fields[2].startswith(distribution)
         return {name: versions for name, versions in found.items() if versions}
 
     def refresh(self, *, strict=False):
@@ -390,7 +402,9 @@ class Dnf(Manager):
         # Without lists yet, in check mode: nobody is known to offer anything.
         if code and not self.module.check_mode:
             self.fail(command, code, out, error)
-        return self.parse(out)
+        found = self.parse(out)
+        self.known = self.known or bool(found)
+        return found
 
     def parse(self, text):
         """Lines of name|epoch|version|release|arch, a repository behind it or not → {package: [version…]}."""
@@ -583,7 +597,7 @@ def ask(manager, wanted, check_mode):
         "installed": there,
         "versions": chosen,
         "missing": sorted(sentence(names, version, offered) for names, version in absent),
-        "known": bool(offered or there),
+        "known": manager.known,
     }
 
 
