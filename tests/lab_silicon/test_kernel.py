@@ -24,7 +24,14 @@ def test_a_new_node_shows_its_gpus_and_no_driver(bare: Make) -> None:
 
 @pytest.mark.parametrize(
     ("sku", "gpus", "switches"),
-    [("h200-sxm", 8, 4), ("a100-sxm-80", 8, 6), ("a100-pcie-80", 4, 0), ("l40s", 8, 0), ("b200", 8, 0)],
+    [
+        ("h200-sxm", 8, 4),
+        ("a100-sxm-80", 8, 6),
+        ("a100-pcie-80", 4, 0),
+        ("l40s", 8, 0),
+        ("b200", 8, 0),
+        ("none", 0, 0),
+    ],
 )
 def test_each_sku_has_its_own_hardware(bare: Make, sku: str, gpus: int, switches: int) -> None:
     classes = [(path / "class").read_text().strip() for path in (bare(sku).state / "sys_pci").iterdir()]
@@ -105,6 +112,14 @@ def test_a_driver_that_does_not_know_the_gpu_refuses_it(
     node = bare(sku).boot(driver, flavour)
     assert "NVRM: None of the NVIDIA devices were initialized." in node.run("dmesg").stdout
     assert node.run("nvidia-smi").returncode == 9
+
+
+def test_a_machine_without_gpus_refuses_the_driver(bare: Make) -> None:
+    node = bare("none").boot()
+    node.install(DRIVER)
+    done = node.run("modprobe", "nvidia")
+    assert done.stderr == "modprobe: ERROR: could not insert 'nvidia': No such device\n"
+    assert "NVRM: No NVIDIA GPU found." in node.run("dmesg").stdout
 
 
 def test_a_module_for_another_kernel_is_refused(bare: Make) -> None:

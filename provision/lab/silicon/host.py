@@ -90,7 +90,7 @@ def _write_own_memory(node, folder: Path) -> None:
 
 
 def _write_memory(node, folder: Path) -> None:
-    if node.gpus[0].get("integrated"):
+    if node.sku.get("integrated"):
         _write_own_memory(node, folder)
         return
     per = MODULES // CONTROLLERS

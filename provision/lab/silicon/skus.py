@@ -273,3 +273,5 @@ SKUS["gb200"] = dict(
     vbios_inforom="G548.0220.00.03",
 )
 SKUS.update(PRODUCTS)
+# A machine without GPUs: a monitoring host, a Slurm controller, a worker.
+SKUS["none"] = dict(SKUS["l40s"], buses=[])
