@@ -3,26 +3,39 @@ and are no GPU nodes (service_hosts.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
 from provision.desired.node_roles import vendor_of
 from provision.desired.skus import DEFAULT_VENDOR
 from provision.fleet import Fleet, Node
+from provision.node_names import fold
 
 GROUP = "gpuprov_monitoring"
 ROLE = "monitoring"
 NODES = "monitoring_nodes"  # the variable that names what is watched
+EXPORTERS = "gpu_metrics_enabled"  # the variable that has exporters installed on the nodes
 
 
-def watching(chosen: Fleet, whole: Callable[[], Fleet]) -> Fleet:
+def watching(
+    chosen: Fleet, whole: Callable[[], Fleet], overrides: Container[str], say: Callable[[str], None]
+) -> Fleet:
     """The chosen nodes, each monitoring host among them with the nodes of the whole inventory as its `NODES`,
-    unless it declares its own. `whole` gives the fleet with rendered addresses, if it is needed."""
+    unless it declares its own. `whole` gives the fleet with rendered addresses, if it is needed; `say` gets a
+    line about nodes that leave open whether they have exporters."""
     hosts = [node for node in chosen.nodes.values() if GROUP in node.groups and NODES not in node.variables]
     if not hosts:
         return chosen
-    known = {NODES: [_target(node) for node in whole().nodes.values() if GROUP not in node.groups]}
+    watched = {name: node for name, node in whole().nodes.items() if GROUP not in node.groups}
+    known = {NODES: [_target(node) for node in watched.values()]}
+    undeclared = [name for name, node in watched.items() if EXPORTERS not in node.variables]
+    if undeclared and EXPORTERS not in overrides:
+        say(
+            f"{fold(undeclared)}: scraped by {fold(node.name for node in hosts)}, and nothing declares "
+            f"{EXPORTERS}: a node without a node exporter is the critical alert NodeDown. "
+            "Set it to true for gpuprov's exporters, to false for your own"
+        )
     told = {node.name: replace(node, variables={**node.variables, **known}) for node in hosts}
     return replace(chosen, nodes={**chosen.nodes, **told})
 

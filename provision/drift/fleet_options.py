@@ -278,7 +278,9 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     selected = service_hosts.apart(inventory.select(receptor.with_members(fleet, whole), options.nodes), say)
     if options.gpu_only:
         selected = service_hosts.without(selected, say)
-    selected = monitoring.watching(selected, lambda: resolve.reachable(service_hosts.apart(fleet), chosen))
+    selected = monitoring.watching(
+        selected, lambda: resolve.reachable(service_hosts.apart(fleet), chosen), chosen, say
+    )
     selected = receptor.meshed(selected, lambda: resolve.reachable(receptor.members(whole), chosen))
     fleet = resolve.reachable(selected, chosen)
     fleet = replace(

@@ -94,7 +94,7 @@ def test_nodes_that_it_declares_itself_stay(file: Path) -> None:
 
 def test_the_fleet_is_not_read_anew_where_nobody_watches(file: Path) -> None:
     whole = inventory.select(inventory.load(file), "gpus")
-    assert monitoring.watching(whole, lambda: pytest.fail("nobody watches")) is whole
+    assert monitoring.watching(whole, lambda: pytest.fail("nobody watches"), (), print) is whole
 
 
 def test_variables_of_gpu_nodes_do_not_hold_for_a_monitoring_host(file: Path) -> None:
@@ -138,6 +138,18 @@ def test_verbs_that_measure_leave_it_out_and_say_so(file: Path, capsys: pytest.C
 def test_unless_nothing_else_was_chosen(file: Path) -> None:
     fleet, _ = loaded(file, "--nodes", "mon-01", gpu_only=True)
     assert list(fleet.nodes) == ["mon-01"]
+
+
+def test_nodes_that_declare_no_exporter_are_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = "gpu-[01-02], net-01: scraped by mon-01, and nothing declares gpu_metrics_enabled"
+    loaded(file)
+    assert first in capsys.readouterr().err
+    loaded(file, "--set", "gpu_metrics_enabled=true")
+    loaded(file, "--nodes", "gpu-01")
+    assert "gpu_metrics_enabled" not in capsys.readouterr().err
+    file.write_text(file.read_text().replace("gpuprov_rack: 7", "gpu_metrics_enabled: false"))
+    loaded(file)
+    assert "gpu-02, net-01: scraped by mon-01" in capsys.readouterr().err
 
 
 def test_the_health_gate_asks_no_monitoring_host(file: Path) -> None:

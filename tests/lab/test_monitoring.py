@@ -29,7 +29,7 @@ SCRAPE, HOLD, KEPT = 30, 60, 300  # seconds: of a scrape, of `for`, of `keep_fir
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    nodes = (NodeSpec("mon", "l40s"), NodeSpec("gpu", "h100-sxm"))
+    nodes = (NodeSpec("mon", "none"), NodeSpec("gpu", "h100-sxm"))
     with running_lab("mo", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         yield running
 
@@ -138,12 +138,16 @@ def test_a_lost_gpu_is_told_with_all_a_person_needs_and_ends(lab: Lab) -> None:
 
 def test_what_somebody_changed_is_drift_and_repaired(lab: Lab, operator: Operator) -> None:
     mon, rules = lab.node("mon"), "/etc/prometheus/gpuprov/gpuprov-alerts.yml"
+    exporter = "systemctl show --value --property=MainPID,ActiveState prometheus-node-exporter"
+    before = mon.run(exporter).stdout
+    assert "active" in before
     mon.as_root(f"sed -i s/critical/info/ {rules}; systemctl stop prometheus-alertmanager")
     facts = operator.drifted()
     assert {f"file.{rules}.sha256", "service.prometheus-alertmanager.service.active"} <= facts.keys()
     done = operator.call("up", "--yes", "--nodes", "mon")
     assert done.returncode == ExitCode.OK, said(done)
     assert mon.run("systemctl is-active prometheus-alertmanager").stdout.strip() == "active"
+    assert mon.run(exporter).stdout == before, "no change of the role is for the node exporter"
 
 
 def test_a_configuration_that_alertmanager_refuses_replaces_nothing(lab: Lab, operator: Operator) -> None:
@@ -153,6 +157,11 @@ def test_a_configuration_that_alertmanager_refuses_replaces_nothing(lab: Lab, op
     assert done.returncode != ExitCode.OK
     assert "amtool refuses it" in said(done)
     assert mon.as_root(f"sha256sum {file}").stdout == before
+
+
+def test_dashboards_may_be_there_before_grafana(operator: Operator) -> None:
+    done = operator.call("up", "--yes", "--nodes", "mon", monitoring_grafana=True)
+    assert done.returncode == ExitCode.OK, said(done)
 
 
 def test_removed_it_leaves_the_packages_own_configuration(lab: Lab, operator: Operator) -> None:
