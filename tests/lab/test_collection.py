@@ -197,6 +197,14 @@ def test_check_mode_of_bare_nodes_ends_well_and_changes_nothing(stranger: Strang
         good(stranger.play(ALONE, role, options=("--check",)), ALONE)
 
 
+def test_check_mode_ends_well_where_the_distribution_has_the_same_packages(stranger: Stranger) -> None:
+    debian = ALONE[:1]
+    stranger.lab.node(debian[0]).as_root("apt-get update -qq")
+    assert "/non-free" in stranger.lab.node(debian[0]).run("apt-cache madison libnccl2").stdout
+    with unchanged(stranger.lab, debian):
+        good(stranger.play(debian, "nvidia_repository", "nccl", options=("--check",)), debian)
+
+
 @pytest.mark.parametrize("role", BUILDS_ON_PACKAGES)
 def test_without_the_repository_a_role_says_what_is_missing(stranger: Stranger, role: str) -> None:
     # Debian has an NCCL of its own; on RHEL 9 the driver is a module stream.
