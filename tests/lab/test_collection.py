@@ -200,7 +200,7 @@ def test_check_mode_of_bare_nodes_ends_well_and_changes_nothing(stranger: Strang
 def test_check_mode_ends_well_where_the_distribution_has_the_same_packages(stranger: Stranger) -> None:
     debian = ALONE[:1]
     stranger.lab.node(debian[0]).as_root("apt-get update -qq")
-    assert "/non-free" in stranger.lab.node(debian[0]).run("apt-cache madison libnccl2").stdout
+    assert "/contrib" in stranger.lab.node(debian[0]).run("apt-cache madison libnccl2").stdout
     with unchanged(stranger.lab, debian):
         good(stranger.play(debian, "nvidia_repository", "nccl", options=("--check",)), debian)
 
