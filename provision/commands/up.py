@@ -13,7 +13,7 @@ from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from provision.runs.store import RunFolder
-    from provision.up.execute import UpOptions
+    from provision.up.options import UpOptions
 
 EPILOG = """\
 A node is done when a second observation shows that every expectation of its roles holds, not when the
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _options(options: argparse.Namespace, remove: tuple[str, ...], resumed: RunFolder | None) -> UpOptions:
     from provision.up import resume
-    from provision.up.execute import EarlierRuns, UpOptions
+    from provision.up.options import EarlierRuns, UpOptions
     from provision.up.waves import Share
 
     return UpOptions(

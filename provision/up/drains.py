@@ -61,7 +61,8 @@ class Drains:
         problems |= self._jobs([node for node in mine if node not in problems])
         for node in free:
             self._called(DRAIN, node, problems.get(node, ""))
-        back = [node for node in free if node in problems]
+        # Not what an earlier run drained: it may be half changed, or have failed its health gate.
+        back = [node for node in free if node in problems and looked[node].holder is Holder.NOBODY]
         for node, why in (self._returned(back) if back else {}).items():
             problems[node] += f"; and it is still drained: {why}"
         return problems

@@ -16,48 +16,10 @@ from provision.drift.drifts import Drift
 from provision.node_names import fold
 from provision.remote.ansible.events import Outcome
 from provision.text import many
+from provision.up.options import UpOptions
 from provision.up.plan import Plan
 from provision.up.result import INCOMPLETE, UNHEALTHY, Ledger, Result, Status, count_of
-from provision.up.waves import CANARY, Share, Wave
-
-EXPECTATIONS, QUICK = "expectations", "quick"  # what a wave's nodes must pass before the next is begun
-
-
-@dataclass(frozen=True)
-class EarlierRuns:
-    """What the runs that are resumed left. `ids`: their locks are taken over; `ended`: nodes that were
-    finished; `changed`: those that were brought there; `drained`: those that are still out of service."""
-
-    ids: tuple[str, ...] = ()
-    ended: frozenset[str] = frozenset()
-    changed: frozenset[str] = frozenset()
-    drained: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """More than `max_failures` nodes in trouble: no further wave is begun. `confirm`: ask before anything is
-    changed. `remove`: roles to be taken off, the last one first."""
-
-    wave_size: Share | None = None
-    canary: bool = True
-    full: bool = False
-    max_failures: Share = Share(0)  # noqa: RUF009 - it is frozen
-    gate: str = EXPECTATIONS
-    may_reboot: bool = True
-    reboots_at_once: int | None = None
-    check_mode: bool = False
-    diff: bool = False
-    verbosity: int = 0  # as Ansible's -v, -vv …
-    break_lock: bool = False
-    forks: int = 50
-    connections: int = 64
-    timeout: float = 60.0  # seconds a node has to answer
-    wave_minutes: float | None = None
-    confirm: bool = False
-    json: bool = False
-    remove: tuple[str, ...] = ()
-    earlier: EarlierRuns = EarlierRuns()
+from provision.up.waves import BATCH, CANARY, Wave
 
 
 @dataclass(frozen=True)
@@ -108,8 +70,9 @@ _WELL = {Status.DONE, Status.CHECKED, Status.REBOOT_NEEDED}
 class Execution:
     """Carries out a plan, and keeps one Result per node in `results`.
 
-    `halted` says why no further wave may begin (a lock was lost), if so; `on_wave` gets each wave's number
-    and itself as it begins (True) and ends (False).
+    `waiting`: nodes that match their declared state, whose wave an earlier run began and did not finish; they
+    are put through the gate before any wave. `halted`: why no further wave may begin (a lock was lost), if
+    so; `on_wave` gets each wave's number and itself as it begins (True) and ends (False).
     """
 
     plan: Plan
@@ -120,12 +83,13 @@ class Execution:
     on_wave: Callable[[int, Wave, bool], None] = lambda _number, _wave, _begins: None
     say: Callable[[str], None] = lambda _text: None
     pause: Callable[[float], None] = time.sleep
+    waiting: Sequence[str] = ()
     stopped: str = ""  # why later waves were not begun
     _hold: dict[str, str] = field(default_factory=dict)  # as declared, but their wave has not ended yet
 
     def __post_init__(self) -> None:
         self._ledger = Ledger(self.on_result)
-        self._may_fail = self.options.max_failures.of(sum(map(len, self.plan.waves)))
+        self._may_fail = self.options.max_failures.of(sum(map(len, (self.waiting, *self.plan.waves))))
         self._work = WaveWork(
             self.plan, self.executor, self.options, self._ledger, say=self.say, pause=self.pause
         )
@@ -137,6 +101,10 @@ class Execution:
     def run(self) -> None:
         """Carry the plan out. On KeyboardInterrupt every node still has a Result."""
         try:
+            if self.waiting:
+                self._hold = {node: "" for node in self.waiting if self._ledger.begin(node)}
+                self._put_back(0, BATCH)
+                self._stop_if_too_many_failed(0, Wave(self.waiting))
             for number, wave in enumerate(self.plan.waves, 1):
                 self.stopped = self.stopped or self.halted()
                 if self.stopped:
@@ -157,13 +125,18 @@ class Execution:
     def _wave(self, number: int, wave: Wave) -> None:
         ready = wave if self.options.check_mode else self._drained(number, wave)
         self._hold = self._work.run(ready, self._may_fail - len(self._bad())) if ready else {}
+        self._put_back(number, wave.kind)
+
+    def _put_back(self, number: int, kind: str) -> None:
+        """Put the held nodes through the health gate, and return those that pass to service."""
         for node, why in (self.executor.gate(list(self._hold)) if self._hold else {}).items():
             self._hold.pop(node)
             self._ledger.end(node, Status.UNHEALTHY, why)
-        back = Wave(self._hold, wave.kind)
+        drained = self.options.earlier.drained
+        back = Wave([node for node in self._hold if number or node in drained], kind)
         refused = self.executor.undrain(number, back) if back else {}
-        for node in back:
-            message = self._hold.pop(node)
+        for node, message in list(self._hold.items()):
+            self._hold.pop(node)
             if node in refused:
                 self._ledger.end(node, Status.DRAINED, f"it matches its declared state; {refused[node]}")
             else:
@@ -177,7 +150,9 @@ class Execution:
             for other in wave.together(node):
                 left.setdefault(other, why if other == node else f"{node} of its group: {why}")
         left.update(refused)
-        back = Wave([node for node in left if node not in refused], wave.kind)
+        # Not what an earlier run took out of service: it may be half changed, or have failed its gate.
+        ours = {*wave}.difference(refused, self.options.earlier.drained)
+        back = Wave([node for node in left if node in ours], wave.kind)
         for node, why in (self.executor.undrain(number, back) if back else {}).items():
             left[node] += f"; and {why}"
         for node, why in left.items():
@@ -200,7 +175,8 @@ class Execution:
             self.stopped = f"the {what} {fold(dead)} failed: no other wave was started"
         elif len(bad) > self._may_fail:
             allowed = f"--max-failures {self.options.max_failures}"
-            self.stopped = f"{len(bad)} failed up to wave {number}, more than allowed ({allowed})"
+            where = f"up to wave {number}" if number else "the health gate"
+            self.stopped = f"{len(bad)} failed {where}, more than allowed ({allowed})"
 
     def _interrupted(self) -> None:
         end_all, results = self._ledger.end_all, self.results

@@ -24,7 +24,8 @@ from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.up import hooks
 from provision.up.drains import Drains, no_drains
-from provision.up.execute import LOST_LOOKS, LOST_PAUSE, QUICK, Look, UpOptions
+from provision.up.execute import LOST_LOOKS, LOST_PAUSE, Look
+from provision.up.options import QUICK, UpOptions
 from provision.up.plan import Plan
 from provision.up.waves import Wave
 

@@ -8,19 +8,18 @@ from typing import Any
 
 from provision import report
 from provision.checks import registry
-from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.health import NodeHealth
 from provision.checks.judge import Verdict
 from provision.desired import service_hosts
-from provision.errors import ExitCode
 from provision.fleet import Fleet
+from provision.remote.observe import Reach
 from provision.report import context
 from provision.report.causes import silence
 from provision.runs.store import RunFolder
-from provision.up.execute import QUICK, UpOptions
+from provision.up.options import QUICK, UpOptions
 from provision.validate import validation
 
 _SHOWN = 3  # findings named for one node; the report has all
-Validate = Callable[..., tuple[FleetHealth, ExitCode]]
 
 
 def quick(
@@ -29,7 +28,6 @@ def quick(
     nodes: Sequence[str],
     options: UpOptions,
     opened: Callable[[RunFolder], None],
-    validate: Validate = validation.validate,
 ) -> dict[str, str]:
     """Run the quick stage of `validate` on these nodes, as a run of its own (`opened` gets its folder).
 
@@ -46,7 +44,9 @@ def quick(
     asked = registry.select(QUICK)
     folder = validation.open_folder(None, part, asked, settings)
     opened(folder)
-    health, code = validate(folder, part, overrides, asked, settings)
+    limits = (options.timeout, options.connections, fleet.vault_password_files)
+    with Reach(part.nodes.values(), *limits, persistent=True) as over:
+        health, code = validation.validate(folder, part, overrides, asked, settings, over)
     report.write_all(health, folder, ["html", "json"], context.of_run(folder, health))
     folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
     folder.finish(code)

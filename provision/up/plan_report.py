@@ -15,7 +15,9 @@ from provision.text import many, now
 from provision.up import changes
 from provision.up.changes import Item, Sign
 from provision.up.durations import Expected
+from provision.up.options import UpOptions
 from provision.up.plan import NodePlan, PackageChange, Plan, because
+from provision.up.waves import CANARY
 
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
 FACTS = 4  # names of facts after a line; the rest are counted
@@ -197,6 +199,24 @@ def tally(made: Plan) -> str:
     return ", ".join(
         f"{counted[sign]:,} {word}" for sign, word in _WORDS.items() if counted[sign] or sign in always
     )
+
+
+def intent(made: Plan, options: UpOptions, total: int) -> str:
+    """The changes that `up` is about to make to a fleet of `total` nodes, in one line."""
+    busy = [made.nodes[node] for wave in made.waves for node in wave]
+    words = [f"{len(busy)} of {total} nodes differ from their declared state"]
+    if options.remove:
+        words = [f"{', '.join(options.remove)} to be removed from {len(busy)} of {total} nodes"]
+    if options.full:
+        words = [f"every role on {len(busy)} of {total} nodes"]
+    canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
+    first = f", {many(canaries, 'node')} first as {'canary' if canaries == 1 else 'canaries'}"
+    words.append(many(len(made.waves), "wave") + (first if canaries else ""))
+    words.append(tally(made))
+    reboots = sum(node.reboot for node in busy) if options.may_reboot else 0
+    if reboots and not options.check_mode:
+        words.append(f"{reboots} to reboot")
+    return " · ".join([*words, f"about {made.minutes(options.forks).minutes:.0f} min"])
 
 
 def _of_node(node: NodePlan, items: Mapping[str, Sequence[Item]], all_reasons: bool) -> list[str]:

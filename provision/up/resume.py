@@ -24,7 +24,7 @@ from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import route_of
 from provision.runs.store import RunFolder
 from provision.up import hooks
-from provision.up.execute import EarlierRuns
+from provision.up.options import EarlierRuns
 from provision.up.result import Result, Status
 
 _LONGEST = 100  # runs in a chain of resumptions
@@ -56,11 +56,14 @@ def earlier(folder: RunFolder) -> EarlierRuns:
         for run in oldest_first
         for record in run.read("outcomes")
     ]
+    ended = {node for node, status in dict(ends).items() if status in (Status.DONE, Status.AS_DECLARED)}
+    waves = (record for run in runs for record in run.read("waves") if record.get("what") == "begins")
     return EarlierRuns(
         tuple(run.id for run in runs),
-        frozenset(node for node, status in dict(ends).items() if status in (Status.DONE, Status.AS_DECLARED)),
+        frozenset(ended),
         frozenset(node for node, status in ends if status == Status.DONE),
         hooks.left_drained(record for run in oldest_first for record in run.read("hooks")),
+        frozenset(str(node) for record in waves for node in record.get("nodes") or ()) - ended,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 import traceback
@@ -30,12 +31,13 @@ from provision.text import many
 from provision.up import collect, durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
 from provision.up.drains import Drains
-from provision.up.execute import Execution, UpOptions
+from provision.up.execute import Execution
 from provision.up.executor import AnsibleExecutor, Journal, looks
+from provision.up.options import QUICK, UpOptions
 from provision.up.plan import Plan
 from provision.up.result import Result, Status, count_of, exit_code
 from provision.up.resume import StillRunning, locked
-from provision.up.waves import BATCH, CANARY, Wave
+from provision.up.waves import Wave
 
 _FEW = 32  # nodes whose every role is worth a line where there is no terminal
 
@@ -73,6 +75,7 @@ class UpRun:
         except GpuprovError as error:
             self.folder.note(error=error.what)
             self.folder.finish(error.exit_code)
+            self._tell_drained()
             raise
         except Exception:
             kept = self.folder.keep_traceback(traceback.format_exc())
@@ -81,6 +84,7 @@ class UpRun:
             sys.stderr.write(
                 f"gpuprov: a bug in gpuprov: {printable(last)}\n  → please report it with {kept}\n"
             )
+            self._tell_drained()
             return ExitCode.BUG
         finally:
             running.close()
@@ -101,13 +105,13 @@ class UpRun:
         known = self._look()
         collect.keep(collected, self.fleet, known.vaulted, known.secrets)
         made = self._plan(known)
-        waiting = self._left_drained(known)
         busy = {node for wave in made.waves for node in wave}
-        collect.unlock(collected, self.fleet, busy, self._lock())
+        waiting = [node for node in self._unfinished(known) if node not in busy]
+        collect.unlock(collected, self.fleet, {*busy, *waiting}, self._lock())
         if made.waves:
             self._confirm(made, known)
         if made.waves or waiting:
-            with Progress("up", total=sum(map(len, made.waves))) as progress:
+            with Progress("up", total=len(busy) + len(waiting)) as progress:
                 self._carry_out(known, made, found, schedulers, waiting, progress)
         return self._close(exit_code(self.results.values()))
 
@@ -120,7 +124,7 @@ class UpRun:
         waiting: Sequence[str],
         progress: Progress,
     ) -> None:
-        """Put `waiting` back into service (an earlier run left them out of it); then wave by wave.
+        """Finish `waiting` (an earlier run changed them, and went no further); then wave by wave.
 
         Raises LockedError when another `up` holds one of the nodes."""
         options, lock = self.options, self._lock()
@@ -155,14 +159,13 @@ class UpRun:
                 halted=lambda: lock.lost,
                 on_wave=self._note_wave,
                 say=progress.say,
+                waiting=[node for node in waiting if node not in self.results],
             ).run()
 
-        for node, why in executor.undrain(0, Wave(waiting, BATCH)).items():
-            ended(Result(node, Status.DRAINED, f"it matches its declared state; {why}"))
-        busy = [node for wave in made.waves for node in wave]
         if options.check_mode:
             execute(made)
-        elif busy:
+        else:
+            busy = [*waiting, *(node for wave in made.waves for node in wave)]
             with locked(lock, busy, say=progress.say) as held:
                 self._clocks = held.clocks
                 for result in held.lost.values():
@@ -268,9 +271,12 @@ class UpRun:
             remove=options.remove,
             minutes=durations.learn(self.fleet.place),
         )
-        for node in verified:
+        unfinished = set(self._unfinished(known))
+        for node in verified - unfinished:
             self._note(Result(node, Status.AS_DECLARED))
         for node, wanted in made.nodes.items():
+            if wanted.as_declared and node in unfinished:
+                continue  # its result is that of the health gate
             if wanted.as_declared:
                 self._note(Result(node, Status.AS_DECLARED))
             elif not wanted.roles:
@@ -291,27 +297,11 @@ class UpRun:
     def _confirm(self, made: Plan, known: Assessment) -> None:
         """Say what is about to happen; ask where a person can answer. Raises GpuprovError for a no."""
         names = [node for wave in made.waves for node in wave]
-        busy = [made.nodes[node] for node in names]
-        reboots = sum(node.reboot for node in busy) if self.options.may_reboot else 0
-        minutes = made.minutes(self.options.forks).minutes
-        words = [f"{len(busy)} of {len(self.fleet.nodes)} nodes differ from their declared state"]
-        if self.options.remove:
-            roles = ", ".join(self.options.remove)
-            words = [f"{roles} to be removed from {len(busy)} of {len(self.fleet.nodes)} nodes"]
-        if self.options.full:
-            words = [f"every role on {len(busy)} of {len(self.fleet.nodes)} nodes"]
-        canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
-        first = f", {many(canaries, 'node')} first as {'canary' if canaries == 1 else 'canaries'}"
-        words.append(many(len(made.waves), "wave") + (first if canaries else ""))
-        words.append(plan_report.tally(made))
-        if reboots and not self.options.check_mode:
-            words.append(f"{reboots} to reboot")
-        words.append(f"about {minutes:.0f} min")
         source, which = self.fleet.source, fold(names)
         seen = known.described
         stacks = {stack.node_stack(self.fleet.nodes[node], self.overrides, seen[node]).name for node in names}
         sys.stderr.write(f"{source} · stack {', '.join(sorted(stacks))} · {which}\n")
-        sys.stderr.write(" · ".join(words) + "\n")
+        sys.stderr.write(plan_report.intent(made, self.options, len(self.fleet.nodes)) + "\n")
         if not self.options.confirm:
             return
         sys.stderr.write(f"change {many(len(names), 'node')} of {source} ({which})? [y/N] ")
@@ -347,9 +337,10 @@ class UpRun:
         self.results[result.node] = result
         self._journal.write("outcomes", result.record())
 
-    def _left_drained(self, known: Assessment) -> list[str]:
-        """Nodes that an earlier run left out of service, and that are as declared now."""
-        left = self.options.earlier.drained
+    def _unfinished(self, known: Assessment) -> list[str]:
+        """Nodes as declared now that an earlier run left out of service, or did not put through the gate."""
+        earlier, gated = self.options.earlier, self.options.gate == QUICK
+        left = earlier.drained | (earlier.begun if gated else frozenset())
         return [node for node in known.as_declared if node in left and not self.options.check_mode]
 
     @property
@@ -360,6 +351,14 @@ class UpRun:
             *self.folder.read("hooks"),
         )
         return tuple(sorted(hooks.left_drained(mine) & set(self.fleet.nodes)))
+
+    def _tell_drained(self) -> None:
+        """Name the nodes left out of service by a run that ends without a summary, and the next command."""
+        if drained := self._drained:
+            sys.stderr.write(
+                f"gpuprov: still drained, out of service: {fold(drained)}\n"
+                f"  → gpuprov up --resume {shlex.quote(str(self.folder.path))}\n"
+            )
 
     @property
     def _journal(self) -> Journal:

@@ -12,7 +12,7 @@ from provision.desired import inventory, monitoring, service_hosts, stack
 from provision.drift import fleet_options
 from provision.fleet import Fleet
 from provision.up import health_gate
-from provision.up.execute import UpOptions
+from provision.up.options import UpOptions
 
 INVENTORY = """
 all:
@@ -155,4 +155,4 @@ def test_nodes_that_declare_no_exporter_are_named(file: Path, capsys: pytest.Cap
 def test_the_health_gate_asks_no_monitoring_host(file: Path) -> None:
     fleet, overrides = loaded(file)
     never = lambda *_: pytest.fail("nothing is to be measured")  # noqa: E731
-    assert health_gate.quick(fleet, overrides, ["mon-01"], UpOptions(), never, never) == {}
+    assert health_gate.quick(fleet, overrides, ["mon-01"], UpOptions(), never) == {}

@@ -20,7 +20,8 @@ from provision.drift.drifts import Drift
 from provision.fleet import Fleet
 from provision.remote.ansible.runner import Event, Outcome
 from provision.remote.observe import Observation
-from provision.up.execute import Execution, Look, UpOptions
+from provision.up.execute import Execution, Look
+from provision.up.options import UpOptions
 from provision.up.plan import NodePlan, Plan
 from provision.up.result import Result
 from provision.up.waves import BATCH, CANARY, Wave

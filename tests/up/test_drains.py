@@ -142,6 +142,14 @@ def test_what_a_killed_up_left_drained_is_taken_over(reason: str) -> None:
     assert run.states == {"a": "IDLE"}
 
 
+def test_what_a_killed_up_left_drained_stays_so_when_a_job_does_not_end() -> None:
+    """It may be half changed, or have failed its health gate."""
+    run = Run(Cluster({"a": ["MIXED+DRAIN", "gpuprov: up R0"]}, jobs=["7|eve|4:02|a"]), waits=30)
+    assert "did not end within 30 s" in run.drains.drain(["a"])["a"]
+    assert run.states == {"a": "MIXED+DRAIN"}
+    assert hooks.left_drained(run.records) == {"a"}
+
+
 def test_a_scheduler_that_does_not_answer_keeps_the_node_untouched() -> None:
     run = Run(Cluster({"a": ["IDLE", ""]}, down="Unable to contact slurm controller"))
     assert run.drains.drain(["a"]) == {"a": "its scheduler: Unable to contact slurm controller"}

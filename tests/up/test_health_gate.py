@@ -1,64 +1,189 @@
-"""The quick checks as a gate: who passes, and what is said of the others."""
+"""The quick checks of `validate` as the gate of `up`, by the real validate: only node answers are replaced.
+
+Then runs that ended between the change of a node and its gate: `--resume` runs it before the node returns.
+"""
 
 from __future__ import annotations
 
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision.checks.health import CheckResult, FleetHealth, NodeHealth
-from provision.checks.judge import Finding, Verdict
+from provision.drift import assess
 from provision.errors import ExitCode
 from provision.fleet import Fleet, Node
-from provision.runs.store import RunFolder
+from provision.remote import fleet_lock
+from provision.remote.ansible import runner
+from provision.runs.store import RunFolder, latest
 from provision.up import health_gate
-from provision.up.execute import UpOptions
+from provision.up.options import UpOptions
+from tests.support.machines import HEALTHY, Machines
+from tests.support.machines import machines as machines
+from tests.support.up import NODES, World
+
+SEVEN = {**HEALTHY, "nvidia_smi": "gpu_inventory/h100-seven-v13.xml"}
 
 
-def node(name: str, verdict: Verdict, *messages: str, error: str = "") -> NodeHealth:
-    findings = tuple(Finding("gpu_inventory", verdict, f"gpu{n}", text) for n, text in enumerate(messages))
-    return NodeHealth(name, verdict, (CheckResult("gpu_inventory", verdict, findings, (), 1.0),), error=error)
-
-
-def passed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: list[NodeHealth], *, interrupted: bool = False
-) -> tuple[dict[str, str], RunFolder]:
-    fleet = Fleet(tmp_path / "fleet.yml", {name: Node(name, (), {}) for name in "abcdef"}, {})
+def passed(nodes: str) -> tuple[dict[str, str], RunFolder]:
+    fleet = Fleet(Path("fleet.yml"), {name: Node(name, (), {}) for name in "abcd"}, {})
     opened: list[RunFolder] = []
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-
-    def validate(_folder: Any, part: Fleet, _overrides: Any, asked: Any, _settings: Any) -> Any:
-        assert list(part.nodes) == list("abcde")
-        assert "gpu_burn" not in asked
-        assert "gpu_inventory" in asked
-        health = FleetHealth("r", "1", "f", "s", "e", tuple(asked), tuple(nodes), interrupted)
-        return health, ExitCode.UNHEALTHY
-
-    return health_gate.quick(fleet, {}, list("abcde"), UpOptions(), opened.append, validate), opened[0]
+    return health_gate.quick(fleet, {}, list(nodes), UpOptions(), opened.append), opened[0]
 
 
-def test_only_what_passed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found, folder = passed(
-        monkeypatch,
-        tmp_path,
-        [
-            node("a", Verdict.PASS),
-            node("b", Verdict.WARN, "nobody published a limit"),
-            node("c", Verdict.FAIL, "is missing", "is slow", "is hot", "is old"),
-            node("d", Verdict.ERROR, error="no answer"),
-        ],
-    )
-    assert found == {
-        "c": "the quick checks found: gpu0: is missing; gpu1: is slow; gpu2: is hot, and 1 more",
-        "d": "the quick checks could not be run: no answer",
-        "e": "the quick checks have no result for it",
-    }
+def test_only_what_passed_goes_on(machines: Machines) -> None:
+    machines.add("a")
+    machines.add("b", SEVEN)
+    machines.errors["c"] = "no route to host"
+    found, folder = passed("abc")
+    assert set(found) == {"b", "c"}
+    assert found["b"].startswith("the quick checks found: ")
+    assert "7" in found["b"]
+    assert "no route to host" in found["c"]
     assert folder.meta()["verb"] == "validate"
     assert folder.meta()["exit_code"] == ExitCode.UNHEALTHY
+    assert list(folder.meta()["asked"])
+    assert "gpu_burn" not in folder.meta()["asked"]
     assert (folder.path / "report.json").exists()
 
 
-def test_an_interrupted_gate_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupted_gate_is_an_interrupt(machines: Machines) -> None:
+    machines.add("a")
+    machines.interrupt_at = "journal"
     with pytest.raises(KeyboardInterrupt):
-        passed(monkeypatch, tmp_path, [node("a", Verdict.ERROR)], interrupted=True)
+        passed("a")
+
+
+HOOK = """#!{python}
+import pathlib, sys
+with open({log!r}, "a") as log:
+    print(pathlib.Path(sys.argv[0]).name, *sys.argv[1:], file=log)
+"""
+
+
+class Site:
+    """A fleet whose nodes are drained by hooks, and that `up` changes: node answers are scripted, the rest of
+    `up` and `validate` is real."""
+
+    def __init__(self, world: World, machines: Machines, log: Path) -> None:
+        self.world = world
+        self.machines = machines
+        self.log = log
+
+    def play(self, playbook: Path, *arguments: Any, **more: Any) -> Any:
+        played = self.machines.run_playbook if playbook.name == "validate.yml" else self.world.play
+        return played(playbook, *arguments, **more)
+
+    def up(self, *words: str) -> int:
+        return self.world.up("--gate", "quick", *words)
+
+    def lack(self, *nodes: str) -> None:
+        self.world.lack(*nodes)
+        for node in NODES:
+            self.machines.add(node)
+
+    @property
+    def hooks(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    @property
+    def ends(self) -> dict[str, str]:
+        return {record["node"]: record["status"] for record in latest("up").read("outcomes")}
+
+
+@pytest.fixture
+def site(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Site]:
+    made = Site(World(tmp_path / "fleet.yml", capsys), machines, tmp_path / "log")
+    monkeypatch.setattr(assess, "assess", made.world.assess)
+    monkeypatch.setattr(assess, "look", made.world.look)
+    monkeypatch.setattr(runner, "run_playbook", made.play)
+    monkeypatch.setattr(fleet_lock, "run_programs", made.world.locks.programs)
+    for name in ("drain", "undrain"):
+        (tmp_path / name).write_text(HOOK.format(python=sys.executable, log=str(made.log)))
+        (tmp_path / name).chmod(0o755)
+    made.world.declare(gpuprov_drain_hook="drain", gpuprov_undrain_hook="undrain")
+    return made
+
+
+def test_the_gate_runs_and_a_node_that_fails_it_stays_drained_through_resume(site: Site) -> None:
+    site.lack("gpu-01", "gpu-02")
+    site.machines.add("gpu-02", SEVEN)
+    assert site.up() == ExitCode.UNHEALTHY
+    assert site.ends["gpu-02"] == "unhealthy"
+    assert sorted(site.hooks) == ["drain gpu-01", "drain gpu-02", "undrain gpu-01"]
+    assert site.world.resume() == ExitCode.UNHEALTHY
+    assert site.ends["gpu-02"] == "unhealthy"
+    assert "UNHEALTHY: gpu-02" in site.world.out
+    assert "undrain gpu-02" not in site.hooks
+    site.machines.add("gpu-02")
+    assert site.world.resume() == ExitCode.OK
+    assert site.ends["gpu-02"] == "done"
+    assert site.hooks[-1] == "undrain gpu-02"
+
+
+class Killed(BaseException):
+    """The process ends here, with nothing written any more."""
+
+
+@pytest.mark.parametrize("how", ["interrupt", "bug", "named error", "kill"])
+def test_whatever_ended_the_run_before_its_gate_resume_runs_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    site.lack("gpu-01")
+
+    def end(*_: object) -> None:
+        if how == "interrupt":
+            signal.raise_signal(signal.SIGTERM)
+        raise {"bug": TypeError("oops"), "named error": fleet_lock.LockedError("no")}.get(how, Killed())
+
+    with monkeypatch.context() as patched:
+        patched.setattr("provision.validate.validation.open_folder", end)
+        if how == "kill":
+            patched.setattr("provision.up.execute.Execution._interrupted", lambda _self: None)
+            with pytest.raises(Killed):
+                site.up()
+        else:
+            assert site.up() != ExitCode.OK
+            run = latest("up").path
+            said = site.world.out + site.world.err
+            assert "still drained, out of service" in said
+            assert f"gpuprov up --resume {run}" in said
+            assert "gpu-01" in said
+    site.machines.add("gpu-01", SEVEN)
+    assert site.world.resume() == ExitCode.UNHEALTHY
+    assert site.hooks == ["drain gpu-01"]
+    site.machines.add("gpu-01")
+    assert site.world.resume() == ExitCode.OK
+    assert site.hooks == ["drain gpu-01", "undrain gpu-01"]
+
+
+def test_without_a_way_to_drain_the_gate_is_not_skipped_either(site: Site) -> None:
+    """And no other wave begins while the node that an earlier run changed does not pass."""
+    site.world.variables.clear()
+    site.world.declare(site="a")
+    site.lack("gpu-01", "gpu-02")
+    site.machines.add("gpu-01", SEVEN)
+    assert site.up("--wave", "1") == ExitCode.UNHEALTHY
+    assert site.ends == {"gpu-01": "unhealthy", "gpu-02": "not attempted", "gpu-03": "as declared"}
+    assert site.world.resume() == ExitCode.UNHEALTHY
+    assert site.ends == {"gpu-01": "unhealthy", "gpu-02": "not attempted", "gpu-03": "as declared"}
+    assert "1 failed the health gate, more than allowed (--max-failures 0)" in site.world.out
+    site.machines.add("gpu-01")
+    assert site.world.resume() == ExitCode.OK
+    assert site.ends == {"gpu-01": "done", "gpu-02": "done", "gpu-03": "as declared"}
+
+
+def test_a_full_run_changes_and_gates_a_drained_node_before_it_returns(site: Site) -> None:
+    site.lack("gpu-01")
+    site.machines.add("gpu-01", SEVEN)
+    assert site.up("--full", "--nodes", "gpu-01") == ExitCode.UNHEALTHY
+    assert site.world.resume() == ExitCode.UNHEALTHY
+    assert site.hooks == ["drain gpu-01", "drain gpu-01"]
+    site.machines.add("gpu-01")
+    assert site.world.resume() == ExitCode.OK
+    assert site.hooks[2:] == ["drain gpu-01", "undrain gpu-01"]

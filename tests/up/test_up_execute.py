@@ -12,6 +12,7 @@ from provision.drift.drifts import Drift
 from provision.errors import ExitCode
 from provision.remote.ansible.runner import Outcome
 from provision.up.execute import LOST_LOOKS, SETTLE_LOOKS, Execution, Look
+from provision.up.options import EarlierRuns
 from provision.up.plan import Plan
 from provision.up.result import Result, Status, exit_code
 from provision.up.waves import BATCH, Share, Wave
@@ -309,6 +310,13 @@ def test_a_node_that_cannot_be_drained_is_not_touched_and_stops_nobody() -> None
     assert up.results["a"].message == "its drain hook ended with status 1: a job runs"
     assert executor.called("apply") == [{"b": ("nccl",)}, {"c": ("nccl",)}]
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
+
+
+def test_a_node_that_an_earlier_run_drained_does_not_return_with_its_group() -> None:
+    executor = ScriptedExecutor(undrainable={"b": "busy"}, quiet=False)
+    plan = replace(plan_of("abc"), waves=(Wave("abc", BATCH, [("a", "b", "c")]),))
+    carry_out(plan, executor, earlier=EarlierRuns(drained=frozenset("a")))
+    assert executor.called("undrain") == [("c",)]
 
 
 def test_a_canary_that_cannot_be_drained_proves_nothing() -> None:

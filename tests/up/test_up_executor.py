@@ -24,8 +24,8 @@ from provision.remote.observe import Observation
 from provision.runs.store import RunFolder
 from provision.up import executor as up_executor
 from provision.up import hooks
-from provision.up.execute import UpOptions
 from provision.up.executor import AnsibleExecutor, Journal
+from provision.up.options import UpOptions
 from provision.up.plan import NodePlan, Plan
 from tests.support.up import SECRET
 

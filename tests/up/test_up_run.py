@@ -21,7 +21,7 @@ from provision.remote import fleet_lock
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Outcome
 from provision.runs.store import RunFolder, latest
-from provision.up.execute import UpOptions
+from provision.up.options import UpOptions
 from provision.up.run import UpRun
 from tests.support.commands import ran
 from tests.support.up import DEBIAN, NODES, SECRET, World, drift

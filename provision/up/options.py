@@ -1,0 +1,48 @@
+"""The options of one `up`, and the state that the runs it resumes left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from provision.up.waves import Share
+
+EXPECTATIONS, QUICK = "expectations", "quick"  # what a wave's nodes must pass before the next is begun
+
+
+@dataclass(frozen=True)
+class EarlierRuns:
+    """What the runs that are resumed left. `ids`: their locks are taken over; `ended`: nodes that were
+    finished; `changed`: those that were brought there; `drained`: those that are still out of service;
+    `begun`: those whose wave was begun and that were not finished."""
+
+    ids: tuple[str, ...] = ()
+    ended: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+    drained: frozenset[str] = frozenset()
+    begun: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """More than `max_failures` nodes in trouble: no further wave is begun. `confirm`: ask before anything is
+    changed. `remove`: roles to be taken off, the last one first."""
+
+    wave_size: Share | None = None
+    canary: bool = True
+    full: bool = False
+    max_failures: Share = Share(0)  # noqa: RUF009 - it is frozen
+    gate: str = EXPECTATIONS
+    may_reboot: bool = True
+    reboots_at_once: int | None = None
+    check_mode: bool = False
+    diff: bool = False
+    verbosity: int = 0  # as Ansible's -v, -vv …
+    break_lock: bool = False
+    forks: int = 50
+    connections: int = 64
+    timeout: float = 60.0  # seconds a node has to answer
+    wave_minutes: float | None = None
+    confirm: bool = False
+    json: bool = False
+    remove: tuple[str, ...] = ()
+    earlier: EarlierRuns = EarlierRuns()
