@@ -483,3 +483,9 @@ def test_no_test_imports_a_test() -> None:
         for line in imported.findall(text(path))
     ]
     assert found == []
+
+
+def test_every_seam_has_a_whole_signature() -> None:
+    """Behind `Callable[..., X]` mypy sees no missing argument; a Protocol or the arguments do."""
+    loose = re.compile(r"\bCallable\[\s*\.\.\.\s*,")
+    assert [relative(path) for path in sources() if loose.search(text(path))] == []

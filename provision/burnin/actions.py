@@ -6,11 +6,11 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from provision.burnin import acceptance, campaign, orders, results
 from provision.burnin import fleet as between
@@ -33,8 +33,10 @@ from provision.validate import validation
 _EVERY = 20.0  # seconds between two looks of `attach`
 
 
-# The nodes it is given for us alone while a burn-in starts; a burn-in of the name it is given is ours.
-Alone = Callable[..., AbstractContextManager[None]]
+class Alone(Protocol):
+    """Locks `nodes` for this run; a lock held by the burn-in of that name does not count."""
+
+    def __call__(self, nodes: Collection[str], burnin: str = "") -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast, get_args
@@ -114,27 +114,27 @@ def _guarded(name: str, source: str, module: Any) -> Check:
     def wrong(what: str) -> ParseError:
         return ParseError(f"{name} ({source}): {what}", "report it to its author")
 
-    def listed(function: Callable[..., Any], kind: type, *arguments: Any) -> list[Any]:
+    def listed(function: str, kind: type, *arguments: Any) -> list[Any]:
         try:
-            given = list(function(*arguments))
+            given = list(getattr(module, function)(*arguments))
         except ParseError:
             raise
         except Exception as error:  # a stranger's code, on strange output
-            raise wrong(f"{function.__name__} failed: {type(error).__name__}: {error}") from error
+            raise wrong(f"{function} failed: {type(error).__name__}: {error}") from error
         if not all(isinstance(one, kind) for one in given):
-            raise wrong(f"{function.__name__} gave something else than {kind.__name__}s")
+            raise wrong(f"{function} gave something else than {kind.__name__}s")
         return given
 
     def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
-        return listed(module.commands, Command, node, options)
+        return listed("commands", Command, node, options)
 
     def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-        return listed(module.parse, Measurement, node, outputs)
+        return listed("parse", Measurement, node, outputs)
 
     def judge(
         node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
     ) -> list[Finding]:
-        findings: list[Finding] = listed(module.judge, Finding, node, measurements, thresholds)
+        findings: list[Finding] = listed("judge", Finding, node, measurements, thresholds)
         if not findings:
             raise wrong("judge gave no finding")
         for finding in findings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from provision.desired import (
     compatibility,
@@ -25,7 +25,7 @@ from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
 from provision.drift.drifts import Drift, FleetDrifts
 from provision.errors import CompatibilityError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, Node
 from provision.node_names import fold
 from provision.remote import observe as observer
 from provision.remote.observe import Observation
@@ -34,11 +34,25 @@ from provision.secrets_mask import secrets_of
 from provision.shared_facts import Pool
 from provision.terminal import Progress
 
-Observe = Callable[..., dict[str, Observation]]
 # Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
 OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
 Item = TypeVar("Item")
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
+
+
+class Observe(Protocol):
+    """Reads facts of nodes, as remote.observe.observe does."""
+
+    def __call__(
+        self,
+        nodes: Collection[Node],
+        ask: Mapping[str, Collection[str]],
+        /,
+        *,
+        timeout: float = ...,
+        connections: int = ...,
+        on_done: Callable[[Observation], None] | None = None,
+    ) -> dict[str, Observation]: ...
 
 
 class LookOptions(TypedDict, total=False):
@@ -219,10 +233,9 @@ def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptio
     ours = functools.partial(
         observer.observe, vault_password_files=known.fleet.vault_password_files, say=options.get("say")
     )
+    given: Observe = options.get("observe") or ours
     observe = functools.partial(
-        options.get("observe") or ours,
-        timeout=options.get("timeout", 60.0),
-        connections=options.get("connections", MOST),
+        given, timeout=options.get("timeout", 60.0), connections=options.get("connections", MOST)
     )
     judge = _Judge(known, options.get("on_judged"), also_of)
 

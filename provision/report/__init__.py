@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from provision import atomic_file
 from provision.errors import RunFolderError, UsageError
@@ -39,6 +39,12 @@ FORMATS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 _TELLING = ("html", "md")
 
 
+class _Render(Protocol):
+    """Renders a report; those of _TELLING are given a context."""
+
+    def __call__(self, fleet: FleetHealth, /, *context: Context) -> Iterable[str]: ...
+
+
 def write_all(
     fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str], context: Context | None = None
 ) -> dict[str, Path]:
@@ -65,9 +71,7 @@ def write_all(
         module, files = FORMATS[name]
         told = () if context is None or name not in _TELLING else (context,)
         for file_name, function in files.items():
-            render: Callable[..., Iterable[str]] = getattr(
-                importlib.import_module(f"{__name__}.{module}"), function
-            )
+            render: _Render = getattr(importlib.import_module(f"{__name__}.{module}"), function)
             made = _write(path / file_name, render(fleet, *told))
             written.setdefault(name, made)
     return written

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from provision.checks.check import Command
 from provision.errors import GpuprovError
@@ -80,7 +80,7 @@ def play(
     playbook: Path,
     hosts: Mapping[str, Mapping[str, Any]],
     take: Callable[[str, Mapping[str, Any]], None],
-    **how: Any,
+    **how: Unpack[partitions.ShardOptions],
 ) -> dict[str, runner.Outcome]:
     """Play this playbook on these nodes (each with its variables) and `take` what each answers; how it ended
     on those that gave no answer. `how`: see `partitions.run_sharded`. Never raises for what Ansible could not

@@ -45,9 +45,9 @@ class Nodes:
         nodes: Collection[Node],
         ask: Mapping[str, Collection[str]],
         *,
-        timeout: float,
-        connections: int,
-        on_done: Callable[[Observation], None] | None,
+        timeout: float = 0.0,
+        connections: int = 0,
+        on_done: Callable[[Observation], None] | None = None,
     ) -> dict[str, Observation]:
         assert timeout > 0
         assert connections > 0

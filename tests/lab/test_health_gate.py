@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,8 @@ from tests.lab.lab_nodes import Lab, running_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-ROLE = {"gpuprov_roles": ["host_settings"], "host_settings_time_sync": "none"}
-HOOKS = {"gpuprov_drain_hook": "drain", "gpuprov_undrain_hook": "undrain"}
+ROLE: dict[str, Any] = {"gpuprov_roles": ["host_settings"], "host_settings_time_sync": "none"}
+HOOKS: dict[str, Any] = {"gpuprov_drain_hook": "drain", "gpuprov_undrain_hook": "undrain"}
 GPU = 3
 
 
@@ -87,7 +88,7 @@ def test_a_good_node_returns_and_a_bad_one_stays_drained(lab: Lab, operator: Ope
     assert drained(lab) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_ended_in_its_gate_is_resumed_with_the_gate(
     lab: Lab, operator: Operator, how: signal.Signals
 ) -> None:
@@ -106,7 +107,7 @@ def test_a_run_that_ended_in_its_gate_is_resumed_with_the_gate(
         process.send_signal(how)
         text, _ = process.communicate(timeout=120)
     assert drained(lab) == ["gpu-01"], text
-    if how == signal.SIGINT:
+    if how == signal.SIGTERM:
         assert process.returncode == ExitCode.INTERRUPTED, text
         assert "gpuprov up --resume" in text
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
@@ -20,7 +20,7 @@ from provision.errors import GpuprovError, UsageError
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.partitions import run_sharded
-from provision.remote.ansible.runner import Interrupts
+from provision.remote.ansible.runner import Interrupts, PlayOptions
 from provision.remote.workers import LINK, Link, Worker
 from provision.remote.workers.control import Control
 from provision.remote.workers.mesh import Share
@@ -44,8 +44,15 @@ class Scripted:
         self.called: dict[str, Any] = {}
 
     def __call__(
-        self, _playbook: Path, hosts: Mapping[str, Any], *, on_event: Callable[[Event], None], **options: Any
+        self,
+        _playbook: Path,
+        hosts: Mapping[str, Any],
+        /,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        **options: Unpack[PlayOptions],
     ) -> dict[str, Outcome]:
+        assert on_event is not None
         self.called = {"hosts": list(hosts), **options}
         for kind in ("started", "ok", "changed"):
             for name in hosts:
@@ -61,9 +68,10 @@ def raising(error: BaseException) -> partitions.Run:
 
 
 def until_stopped(
-    _playbook: Path, _hosts: Mapping[str, Any], *, interrupts: Interrupts, **_: Any
+    _playbook: Path, _hosts: Mapping[str, Any], *, interrupts: Interrupts | None = None, **_: Any
 ) -> dict[str, Outcome]:
     """A place that works until it is told to stop, as runner.run_playbook is."""
+    assert interrupts is not None
     for _turn in range(600):
         if interrupts.count:
             raise KeyboardInterrupt
@@ -184,7 +192,8 @@ def test_a_mistake_of_who_listens_stops_every_place_and_is_raised() -> None:
 def test_a_place_that_was_interrupted_does_not_hurry_the_others() -> None:
     counts: list[int] = []
 
-    def slow(*_: Any, interrupts: Interrupts, **__: Any) -> dict[str, Outcome]:
+    def slow(*_: Any, interrupts: Interrupts | None = None, **__: Any) -> dict[str, Outcome]:
+        assert interrupts is not None
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1.5)  # the other has stopped by now, and was heard
         counts.append(interrupts.count)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ class Site:
 @pytest.fixture
 def site(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Site]:
+) -> Site:
     made = Site(World(tmp_path / "fleet.yml", capsys), machines, tmp_path / "log")
     monkeypatch.setattr(assess, "assess", made.world.assess)
     monkeypatch.setattr(assess, "look", made.world.look)

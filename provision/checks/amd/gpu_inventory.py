@@ -95,7 +95,7 @@ def _amd_smi(outputs: Mapping[str, Output], gpus: Mapping[str, str]) -> Iterator
     except ParseError as error:
         yield Measurement("unreadable.amd_smi_static", f"{error.what}; {error.fix}", "")
         return
-    readers: Mapping[str, Callable[..., Iterator[Measurement]]] = {
+    readers: Mapping[str, Callable[[Sequence[smi.Entry], Mapping[int, str]], Iterator[Measurement]]] = {
         "static": sensors.of_static,
         "metric": sensors.of_metric,
         "xgmi": sensors.of_links,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from provision.checks.check import CheckNode, Command, Output, last_words
 from provision.checks.network.rdma_port import Port, compute_ports, ports_of
@@ -35,8 +35,13 @@ _OWN_FAULT = (
 )
 
 Asked = Sequence[tuple[str, float | None]]  # each rail with what is expected on it
-_Ended = Callable[..., Result]
 _Read = Callable[[Output], tuple[float, str]]
+
+
+class _Ended(Protocol):
+    """Makes the result of a transfer that measured nothing; `end`: the node at fault."""
+
+    def __call__(self, outcome: Outcome, end: str = "", said: str = "") -> Result: ...
 
 
 def version_command(program: str) -> Command:

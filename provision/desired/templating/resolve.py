@@ -12,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from provision import paths
 from provision.desired import stack, variables
@@ -262,7 +262,20 @@ def _texts(value: Any) -> Iterator[str]:
 _OWN_TO_A_NODE = re.compile(r"inventory_hostname|ansible_|hostvars|group_names")
 # Templates that mention one of these need the whole inventory.
 _NEEDS_ALL_NODES = re.compile(r"\b(?:groups|group_names|hostvars)\b")
-Run = Callable[..., dict[str, Outcome]]
+
+
+class Run(Protocol):
+    """Plays playbooks/resolve.yml, as runner.run_playbook does."""
+
+    def __call__(
+        self,
+        playbook: Path,
+        hosts: Mapping[str, Mapping[str, Any]],
+        /,
+        *,
+        vault_password_files: Sequence[Path],
+        around: handover.Around | None,
+    ) -> dict[str, Outcome]: ...
 
 
 def ask_ansible(

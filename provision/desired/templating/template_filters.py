@@ -133,7 +133,7 @@ def _hash(value: Any, kind: str = "sha1") -> str:
     return hashlib.sha256(_text(value).encode()).hexdigest()
 
 
-def _matches(method: Callable[..., re.Match[str] | None]) -> Callable[..., bool]:
+def _matches(method: Callable[[str, str], re.Match[str] | None]) -> Callable[[Any, str], bool]:
     def test(value: Any, pattern: str, *more: Any, **options: Any) -> bool:
         _refuse(*more, **options)
         return method(pattern, _text(value)) is not None
@@ -141,7 +141,8 @@ def _matches(method: Callable[..., re.Match[str] | None]) -> Callable[..., bool]
     return test
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
+# Called by jinja2 with the arguments that a template gives.
+FILTERS: dict[str, Any] = {
     "basename": posixpath.basename,
     "bool": _bool,
     "combine": _combine,
@@ -160,7 +161,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "union": lambda one, other: _unique([*one, *other]),
     "unique": _unique,
 }
-TESTS: dict[str, Callable[..., bool]] = {
+TESTS: dict[str, Any] = {
     "all": all,
     "match": _matches(re.match),
     "search": _matches(re.search),

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from provision.errors import GpuprovError
 from provision.remote.ansible import runner
@@ -31,8 +31,14 @@ FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
 _WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
 _POLL = 1.0  # seconds after which somebody who waits looks up
 
-# What plays at a place, called as runner.run_playbook is; None stands for that, on this machine.
-Run = Callable[..., dict[str, Outcome]]
+Run = runner.Play  # at a place; None stands for runner.run_playbook, on this machine
+
+
+class ShardOptions(runner.PlayOptions, total=False):
+    """The options of `run_sharded`."""
+
+    places: Sequence[Run | None] | None
+    waiting: int
 
 
 def local_places(hosts: int) -> list[Run | None]:
@@ -53,11 +59,9 @@ def run_sharded(
     hosts: Mapping[str, Mapping[str, Any]],
     *,
     on_event: Callable[[Event], None] | None = None,
-    forks: int = 25,
-    timeout: float | None = None,
     places: Sequence[Run | None] | None = None,
     waiting: int = 0,
-    **options: Any,
+    **options: Unpack[runner.PlayOptions],
 ) -> dict[str, Outcome]:
     """`runner.run_playbook` at all `places` at once (default: `here`), hosts and forks divided among them;
     hosts that have a worker are played by it. `waiting`: so many hosts, as they stand together, wait for one
@@ -72,11 +76,13 @@ def run_sharded(
     local, links, away = split(hosts)
     shares, stranded = mesh.assigned(away, links) if away else ([], {})
     nobody = {name: worker_runs.unreachable(name, trouble) for name, trouble in stranded.items()}
-    how = {**options, "on_event": on_event, "forks": forks, "timeout": timeout}
+    forks = options.setdefault("forks", 25)
     if not local and not shares:
         return nobody
     if not waiting or not shares:
-        outcomes = _divided(playbook, local, shares, None if waiting else places, waiting, **how)
+        outcomes = _divided(
+            playbook, local, shares, None if waiting else places, waiting, on_event, **options
+        )
     else:
         outcomes = {}
         there = {name: share.worker for share in shares for name in share.hosts}
@@ -89,7 +95,7 @@ def run_sharded(
                 if not names.isdisjoint(share.hosts)
             ]
             mine = {name: local[name] for name in local if name in names}
-            outcomes |= _divided(playbook, mine, some, None, waiting, **how)
+            outcomes |= _divided(playbook, mine, some, None, waiting, on_event, **options)
     outcomes |= nobody
     return {name: outcomes[name] for name in hosts if name in outcomes}
 
@@ -100,22 +106,20 @@ def _divided(
     shares: Sequence[Share],
     places: Sequence[Run | None] | None,
     waiting: int,
-    *,
     on_event: Callable[[Event], None] | None,
-    forks: int,
-    timeout: float | None,
-    **options: Any,
+    **options: Unpack[runner.PlayOptions],
 ) -> dict[str, Outcome]:
+    forks, timeout = options["forks"], options.get("timeout")
     wanted = [None] if waiting else local_places(len(local)) if places is None else places
     chosen = list(wanted)[: max(1, min(forks, len(local)))]
     if len(chosen) == 1 and not shares:
         run = chosen[0] or runner.run_playbook
-        return run(playbook, local, on_event=on_event, forks=forks, timeout=timeout, **options)
+        return run(playbook, local, on_event=on_event, **options)
     dealt: list[tuple[Run | None, Mapping[str, Mapping[str, Any]]]] = []
     if local:
         dealt += zip(chosen, partition(local, len(chosen)), strict=True)
     dealt += [(functools.partial(worker_runs.run_playbook, share), share.hosts) for share in shares]
-    work = _Work(playbook, {**options, "interrupts": Interrupts()}, on_event)
+    work = _Work(playbook, options, on_event)
     rounds = math.ceil(sum(len(some) for _, some in dealt) / forks)
     widths = [forks] * len(dealt) if waiting else _forks(forks, [some for _, some in dealt])
     for (place, some), width in zip(dealt, widths, strict=True):
@@ -178,11 +182,11 @@ class _Work:
     """The places at work, a thread each; what they say is heard in the thread that calls `finish`."""
 
     def __init__(
-        self, playbook: Path, options: Mapping[str, Any], on_event: Callable[[Event], None] | None
+        self, playbook: Path, options: runner.PlayOptions, on_event: Callable[[Event], None] | None
     ) -> None:
         self._playbook = playbook
-        self._options = options
-        self._interrupts: Interrupts = options["interrupts"]
+        self._interrupts = Interrupts()
+        self._options: runner.PlayOptions = {**options, "interrupts": self._interrupts}
         self._on_event = on_event
         self._said: queue.Queue[Event | _Ended] = queue.Queue(_WAITING)
         self._waiting: list[threading.Thread] = []
@@ -203,9 +207,8 @@ class _Work:
         run = place or runner.run_playbook
         hear = self._said.put if self._on_event is not None else None
         try:
-            outcomes = run(
-                self._playbook, hosts, on_event=hear, forks=forks, timeout=timeout, **self._options
-            )
+            options: runner.PlayOptions = {**self._options, "forks": forks, "timeout": timeout}
+            outcomes = run(self._playbook, hosts, on_event=hear, **options)
         except BaseException as error:  # it is raised in the thread that waits
             self._said.put(_Ended(hosts, error=error))
         else:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, TypedDict, Unpack
 
 from provision.errors import GpuprovError
 from provision.remote.ansible import accelerator, handover
@@ -82,6 +82,34 @@ _RUNNERS_OWN = (
     "RUNNER_OMIT_EVENTS",
     "RUNNER_ONLY_FAILED_EVENTS",
 )
+
+
+Hosts = Mapping[str, Mapping[str, Any]]  # name → variables
+OnEvent = Callable[[Event], None] | None
+
+
+class PlayOptions(TypedDict, total=False):
+    """The options of `run_playbook` that every place where a playbook may run takes."""
+
+    extra_vars: Mapping[str, Any] | None
+    forks: int
+    timeout: float | None
+    check_mode: bool
+    diff: bool
+    verbosity: int
+    tags: Collection[str]
+    skip_tags: Collection[str]
+    vault_password_files: Sequence[Path]
+    secrets: Collection[str]
+    interrupts: Interrupts | None
+
+
+class Play(Protocol):
+    """Runs a playbook as `run_playbook` does, here or on a worker."""
+
+    def __call__(
+        self, playbook: Path, hosts: Hosts, /, *, on_event: OnEvent = None, **options: Unpack[PlayOptions]
+    ) -> dict[str, Outcome]: ...
 
 
 def run_playbook(

@@ -10,16 +10,16 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from provision import paths
 from provision.errors import GpuprovError
 from provision.remote import held_locks
 from provision.remote.ansible.events import Event, Outcome, Tally
-from provision.remote.ansible.runner import Interrupts
+from provision.remote.ansible.runner import Interrupts, OnEvent, PlayOptions
 from provision.remote.protocol import NodeError
 from provision.remote.workers import causes, mesh, units
 from provision.remote.workers.mesh import Left, Share
@@ -35,44 +35,36 @@ def run_playbook(
     playbook: Path,
     hosts: Mapping[str, Mapping[str, Any]],
     *,
-    on_event: Callable[[Event], None] | None = None,
-    extra_vars: Mapping[str, Any] | None = None,
-    forks: int = 25,
-    timeout: float | None = None,
-    check_mode: bool = False,
-    diff: bool = False,
-    verbosity: int = 0,
-    tags: Collection[str] = (),
-    skip_tags: Collection[str] = (),
-    vault_password_files: Sequence[Path] = (),
-    secrets: Collection[str] = (),
-    interrupts: Interrupts | None = None,
+    on_event: OnEvent = None,
+    **options: Unpack[PlayOptions],
 ) -> dict[str, Outcome]:
     """`runner.run_playbook`, by the worker of this share; by another one of theirs where it does not begin.
     Hosts of a worker that is lost in the middle are `unreachable`, with its name: what was done on them has
     to be looked at. A host is `ok` only when its worker came to the end of it all. `hosts` are those of the
     share."""
     name = _shipped(playbook)
+    diff, verbosity = options.get("diff", False), options.get("verbosity", 0)
+    extra_vars = options.get("extra_vars") or {}
     about = {
         "playbook": name,
-        "extravars": extra_vars or {},
-        "forks": forks,
-        "check_mode": check_mode,
+        "extravars": extra_vars,
+        "forks": options.get("forks", 25),
+        "check_mode": options.get("check_mode", False),
         "diff": diff,
         "verbosity": verbosity,
-        "tags": sorted(tags),
-        "skip_tags": sorted(skip_tags),
-        "vault_passwords": passwords(vault_password_files),
+        "tags": sorted(options.get("tags", ())),
+        "skip_tags": sorted(options.get("skip_tags", ())),
+        "vault_passwords": passwords(options.get("vault_password_files", ())),
     }
-    known = {"secret": list(secrets)}
-    stop = Stop(timeout, interrupts or Interrupts())
+    known = {"secret": list(options.get("secrets", ()))}
+    stop = Stop(options.get("timeout"), options.get("interrupts") or Interrupts())
     outcomes: dict[str, Outcome] = {}
     refused: list[GpuprovError] = []
     lock = threading.Lock()
 
     def work(share: Share) -> Left:
         tally = Tally(
-            {name: secrets_of(variables, extra_vars or {}, known) for name, variables in share.hosts.items()},
+            {name: secrets_of(variables, extra_vars, known) for name, variables in share.hosts.items()},
             diff=diff,
             verbosity=verbosity,
         )

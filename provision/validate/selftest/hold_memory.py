@@ -13,7 +13,8 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 
 def hold(index: int, mib: int, seconds: int) -> str | None:
@@ -21,19 +22,18 @@ def hold(index: int, mib: int, seconds: int) -> str | None:
     # CUDA numbers GPUs by speed by default; the index is nvidia-smi's.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-        steps = cuda.cuInit, cuda.cuDeviceGet, cuda.cuCtxCreate_v2, cuda.cuMemAlloc_v2
+        steps: list[partial[int]] = [
+            partial(cuda.cuInit, ctypes.c_uint(0)),
+            partial(cuda.cuDeviceGet, ctypes.byref(device), ctypes.c_int(index)),
+            partial(cuda.cuCtxCreate_v2, ctypes.byref(context), ctypes.c_uint(0), device),
+            partial(cuda.cuMemAlloc_v2, ctypes.byref(memory), ctypes.c_size_t(mib * 1024 * 1024)),
+        ]
     except (OSError, AttributeError) as error:
         return f"CUDA's driver library cannot be used: {error}"
-    device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-    arguments: tuple[tuple[object, ...], ...] = (
-        (ctypes.c_uint(0),),
-        (ctypes.byref(device), ctypes.c_int(index)),
-        (ctypes.byref(context), ctypes.c_uint(0), device),
-        (ctypes.byref(memory), ctypes.c_size_t(mib * 1024 * 1024)),
-    )
-    return _called(steps, arguments, seconds)
+    return _called(steps, seconds)
 
 
 def hold_hip(address: str, mib: int, seconds: int) -> str | None:
@@ -54,21 +54,22 @@ def hold_hip(address: str, mib: int, seconds: int) -> str | None:
         status = hip.hipDeviceGetByPCIBusId(ctypes.byref(device), address.encode())
         if status:
             return f"hipDeviceGetByPCIBusId returned {status}"
-        steps = hip.hipSetDevice, hip.hipMalloc
+        size = ctypes.c_size_t(mib * 1024 * 1024)
+        steps: list[partial[int]] = [
+            partial(hip.hipSetDevice, device),
+            partial(hip.hipMalloc, ctypes.byref(memory), size),
+        ]
     except AttributeError as error:
         return f"HIP's library cannot be used: {error}"
-    size = ctypes.c_size_t(mib * 1024 * 1024)
-    return _called(steps, ((device,), (ctypes.byref(memory), size)), seconds)
+    return _called(steps, seconds)
 
 
-def _called(
-    steps: Sequence[Callable[..., int]], arguments: Sequence[tuple[object, ...]], seconds: int
-) -> str | None:
+def _called(steps: Sequence[partial[int]], seconds: int) -> str | None:
     """Call each, and hold what that took; else what the first that failed returned."""
-    for step, given in zip(steps, arguments, strict=True):
-        status = step(*given)
+    for step in steps:
+        status = step()
         if status:
-            return f"{step.__name__} returned {status}"
+            return f"{step.func.__name__} returned {status}"
     sys.stdout.write("holding\n")
     sys.stdout.flush()
     time.sleep(seconds)

@@ -63,6 +63,11 @@ class _Asked:
     name: str = ""
 
 
+_How = Mapping[str, Any]  # options of a request
+_NONE: _How = {}
+_Call = Callable[[Any, _How], Any]  # a request, made with the client's api
+
+
 class Cluster:
     """`kubeconfig`: where the cluster and the credentials stand; without one this process must run in a
     pod of the cluster. `context`: which of its contexts; its current one when empty. Threads may share it."""
@@ -83,10 +88,10 @@ class Cluster:
 
     def node(self, name: str, end: float) -> dict[str, Any]:
         asked = _Asked("get", "nodes", name)
-        return self._json(asked, end, lambda api, **how: api.read_node(name, **how))
+        return self._json(asked, end, lambda api, how: api.read_node(name, **how))
 
     def nodes(self, end: float) -> Iterator[dict[str, Any]]:
-        return self._pages(_Asked("list", "nodes"), end, lambda api, **how: api.list_node(**how))
+        return self._pages(_Asked("list", "nodes"), end, lambda api, how: api.list_node(**how))
 
     def pods(self, node: str, end: float) -> Iterator[dict[str, Any]]:
         """The unfinished pods on a node; on every node where it is ""."""
@@ -94,13 +99,13 @@ class Cluster:
         return self._pages(
             _Asked("list", "pods"),
             end,
-            lambda api, **how: api.list_pod_for_all_namespaces(field_selector=f"{where},{_FINISHED}", **how),
+            lambda api, how: api.list_pod_for_all_namespaces(field_selector=f"{where},{_FINISHED}", **how),
         )
 
     def patch_node(self, name: str, body: Mapping[str, Any], end: float) -> dict[str, Any]:
         asked = _Asked("patch", "nodes", name)
         return self._json(
-            asked, end, lambda api, **how: api.patch_node(name, dict(body), field_manager=MANAGER, **how)
+            asked, end, lambda api, how: api.patch_node(name, dict(body), field_manager=MANAGER, **how)
         )
 
     def patch_status(self, name: str, body: Mapping[str, Any], end: float) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class Cluster:
         return self._json(
             asked,
             end,
-            lambda api, **how: api.patch_node_status(name, dict(body), field_manager=MANAGER, **how),
+            lambda api, how: api.patch_node_status(name, dict(body), field_manager=MANAGER, **how),
         )
 
     def evict(self, namespace: str, pod: str, body: Mapping[str, Any], end: float) -> None:
@@ -117,26 +122,26 @@ class Cluster:
         self._once(
             asked,
             end,
-            lambda api, **how: api.create_namespaced_pod_eviction(pod, namespace, dict(body), **how),
+            lambda api, how: api.create_namespaced_pod_eviction(pod, namespace, dict(body), **how),
         )
 
     # --- how they are made
 
-    def _pages(self, asked: _Asked, end: float, call: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    def _pages(self, asked: _Asked, end: float, call: _Call) -> Iterator[dict[str, Any]]:
         more = ""
         while True:
             how = {"limit": PAGE, **({"_continue": more} if more else {})}
-            page = self._json(asked, end, lambda api, how=how, **rest: call(api, **how, **rest))
+            page = self._json(asked, end, call, how)
             yield from (dict(one) for one in rows(page, "items"))
             more = text(page, "metadata", "continue")
             if not more:
                 return
 
-    def _json(self, asked: _Asked, end: float, call: Callable[..., Any]) -> dict[str, Any]:
+    def _json(self, asked: _Asked, end: float, call: _Call, how: _How = _NONE) -> dict[str, Any]:
         """The answer; asked again where the server could not take the request now."""
         for tried in range(1, TRIES + 1):
             try:
-                return self._once(asked, end, call)
+                return self._once(asked, end, call, how)
             except ApiError as error:
                 wait = min(_WAIT, error.wait if error.wait is not None else 0.5 * 2**tried)
                 if error.status not in _LATER or tried == TRIES or time.monotonic() + wait >= end:
@@ -144,16 +149,16 @@ class Cluster:
                 time.sleep(wait)
         raise AssertionError("unreachable")
 
-    def _once(self, asked: _Asked, end: float, call: Callable[..., Any]) -> dict[str, Any]:
+    def _once(self, asked: _Asked, end: float, call: _Call, how: _How = _NONE) -> dict[str, Any]:
         try:
-            return self._answered(asked, end, call, self._connected())
+            return self._answered(asked, end, call, how, self._connected())
         except ApiError as error:
             if error.status != 401:
                 raise
         # A token that has expired may have been renewed: in the kubeconfig, or by the program it names.
-        return self._answered(asked, end, call, self._connected(again=True))
+        return self._answered(asked, end, call, how, self._connected(again=True))
 
-    def _answered(self, asked: _Asked, end: float, call: Callable[..., Any], api: Any) -> dict[str, Any]:
+    def _answered(self, asked: _Asked, end: float, call: _Call, how: _How, api: Any) -> dict[str, Any]:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -161,7 +166,8 @@ class Cluster:
         if limit <= 0:
             raise ApiError(f"{self.place} was not asked: the time for it is over", everything=True)
         try:
-            response = call(api, _preload_content=False, _request_timeout=(min(CONNECT, limit), limit))
+            limits = {"_preload_content": False, "_request_timeout": (min(CONNECT, limit), limit)}
+            response = call(api, {**how, **limits})
             with contextlib.closing(response):
                 data = response.read(LARGEST + 1)
         except ApiException as error:
