@@ -107,7 +107,8 @@ def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> lis
     events = kernel_incidents.named(events, gpus)
     reported = {(one.finding.metric, one.finding.device) for one in known}
     found = []
-    for finding in kernel_incidents.judge(ID, events, own_test=True):
+    others = [one.finding for one in known]
+    for finding in kernel_incidents.judge(ID, events, own_test=True, others=others):
         if (finding.metric, finding.device) in reported:
             continue
         first = next((e.first for e in events if finding.metric == f"{e.kind}.{e.code}"), None)

@@ -131,9 +131,9 @@ def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> lis
     if output.not_started:
         return [unmeasured(raw.check, output.not_started, action="fix configuration")]
     gpus = kernel_incidents.devices(node.check_node)
-    events = kernel_log.events(output.stdout.splitlines())
+    events = kernel_log.events(output.stdout.split("\n"))
     events = kernel_incidents.named(kernel_incidents.of_its_gpus(node.check_node, events), gpus)
-    found = kernel_incidents.judge(raw.check, events, own_test=True)
+    found = kernel_incidents.judge(raw.check, events, own_test=True, others=known)
     if output.truncated:
         what = "the kernel wrote more than its buffer holds during this test: errors may be lost"
         found.append(unmeasured(raw.check, what, action="investigate"))

@@ -24,7 +24,7 @@ _OURS = re.compile(
 _ANSIBLE = re.compile(r"^from ansible\.module_utils\.basic import AnsibleModule\n", re.MULTILINE)
 _CALL = '\n\nif __name__ == "__main__":\n'
 _BURNIN = (
-    *("order", "spool", "processes", "amd_gpus", "tool_output", "sources", "sampler"),
+    *("order", "spool", "processes", "kernel_lines", "amd_gpus", "tool_output", "sources", "sampler"),
     *("runner", "campaign", "entry"),
 )
 # An f-string, so that a Python older than 3.6 says at once that it does not know the syntax. Two braces in a

@@ -511,7 +511,7 @@ def test_what_an_error_brings_along_is_told_with_it() -> None:
     assert (finding.device, finding.metric) == ("gpu2", "amdgpu.uncorrectable")
     assert finding.message == (
         "the driver amdgpu logged: uncorrectable hardware errors, 1 time since boot; "
-        "with it: the driver reset the GPU, a reset of the GPU failed"
+        "with it: the driver reset the GPU, a reset of the GPU failed; by the kernel log alone"
     )
 
 
@@ -533,7 +533,9 @@ def test_a_processors_own_graphics_are_none_of_the_nodes_gpus() -> None:
     hang = line("amdgpu: ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=2", "0000:c1:00.0")
     assert said(judged(facts(), log=hang)) == set()
     known = {**facts(), "gpu.pci": [{"address": "0000:46:00.0", "device_id": "10de:2330"}], "gpu.count": 1}
-    events = kernel_log.events([line("amdgpu: device lost from bus!").strip(), "amdgpu: GPU reset begin!"])
+    events = kernel_log.events(
+        [line("amdgpu: device lost from bus!").strip(), "[  101.0] amdgpu: GPU reset begin!"]
+    )
     assert len(events) == 2
     assert kernel_incidents.of_its_gpus(node_of(known).check_node, events) == []
     assert kernel_incidents.of_its_gpus(node_of(facts()).check_node, events) == events

@@ -19,11 +19,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-KIND = "amdgpu"  # of a kernel event
-WORD = "amdgpu"  # in each of its lines
-RESET = "reset_done"  # after which a GPU answers again
+from provision.node.burnin.kernel_lines import amdgpu_words
 
-_ADDRESS = re.compile(r"\bamdgpu ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): ")
+KIND = "amdgpu"  # of a kernel event, and in each of its lines
+RESET = "reset_done"  # after which a GPU answers again
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ MEANINGS: Mapping[str, Meaning] = {
         "a block of the GPU could not be started",
     ),
     "uncorrectable": _row(
-        r"\b[1-9]\d* uncorrectable hardware errors detected in \w+ block",
+        r"[1-9]\d* uncorrectable hardware errors detected in \w+ block",
         "fail",
         "reset GPU",
         "uncorrectable hardware errors",
@@ -75,7 +74,7 @@ MEANINGS: Mapping[str, Meaning] = {
         frozenset({"uncorrectable"}),
     ),
     "deferred": _row(
-        r"\b[1-9]\d* deferred hardware errors detected in \w+ block",
+        r"[1-9]\d* deferred hardware errors detected in \w+ block",
         "warn",
         "watch",
         "deferred hardware errors: bad data that nothing has read yet",
@@ -120,7 +119,7 @@ MEANINGS: Mapping[str, Meaning] = {
         frozenset({"lost", "uncorrectable", "firmware_stuck", "poison_consumed", "queue_stuck"}),
     ),
     "reset_failed": _row(
-        r"(?:GPU reset(?:\(\d+\))?|[Mm]ode ?[012] reset) failed",
+        r"(?:GPU reset(?:\(\d+\))?|(?:GPU )?[Mm]ode ?[012] reset) failed",
         "fail",
         "power-cycle",
         "a reset of the GPU failed",
@@ -158,17 +157,8 @@ def of_gpu(kind: int | str, address: str, gpus: Collection[str]) -> bool:
     return not address or address in gpus or kind == "lost"
 
 
-def concerns(line: str) -> bool:
-    """Whether the line may be one of these."""
-    return WORD in line
-
-
 def event(text: str) -> tuple[str, str] | None:
     """(kind of line, PCI address) of one of these lines; the address is empty where the driver gives none."""
-    if not concerns(text):
-        return None
-    name = next((name for name, row in MEANINGS.items() if row.pattern.search(text)), None)
-    if name is None:
-        return None
-    where = _ADDRESS.search(text)
-    return name, where[1] if where else ""
+    address, words = amdgpu_words(text)
+    name = next((name for name, row in MEANINGS.items() if row.pattern.match(words)), None)
+    return (name, address) if name else None

@@ -152,7 +152,7 @@ def judge(
         findings += rules.judge_xgmi(node, values)
         findings += judge_settings(rules.declared(node), rules.at_rest(values))
         findings += rules.judge_memory_heat(values) + rules.judge_partitions(values)
-    return findings + gpu_inventory.judge_events(values)
+    return findings + gpu_inventory.judge_events(values, findings)
 
 
 def _whole(values: Values) -> dict[str, Mapping[str, Any]]:

@@ -131,15 +131,14 @@ def judge(
         findings += nvlink_errors.judge(ID, by_metric)
         findings += judge_fabric(node, by_metric)
         findings += judge_settings(node, by_metric)
-    findings += judge_events(by_metric)
-    return findings
+    return findings + judge_events(by_metric, findings)
 
 
-def judge_events(by_metric: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def judge_events(by_metric: Mapping[str, Mapping[str, Any]], others: Sequence[Finding]) -> list[Finding]:
     """One finding for each incident the kernel logged since boot."""
     events = kernel_incidents.remembered(by_metric)
     settled = [device for device, pending in by_metric.get("remap_pending", {}).items() if pending == "No"]
-    findings = kernel_incidents.judge(ID, events, settled=settled)
+    findings = kernel_incidents.judge(ID, events, settled=settled, others=others)
     if "kernel_log" in by_metric and not findings:
         message = "no GPU error in the kernel log since boot"
         if programs := sorted({f"Xid {event.code}" for event in events if event.kind == "xid"}):

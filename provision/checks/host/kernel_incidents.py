@@ -37,6 +37,7 @@ _MANY = 3  # GPUs with NVLink errors at once: a link joins two, so what they sha
 _AER_PER_MINUTE = 8
 _AER_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 _NAMES = {"xid": "Xid", "sxid": "SXid", "aer": "PCIe error"}
+_ALONE = "by the kernel log alone"
 _CATALOGUE = "NVIDIA Xid catalogue (provision/data/xid.yml)"
 
 
@@ -250,12 +251,18 @@ def _shared(incidents: list[Incident]) -> list[Incident]:
 
 
 def judge(
-    check: str, events: Sequence[KernelEvent], *, own_test: bool = False, settled: Iterable[str] = ()
+    check: str,
+    events: Sequence[KernelEvent],
+    *,
+    own_test: bool = False,
+    settled: Iterable[str] = (),
+    others: Iterable[Finding] = (),
 ) -> list[Finding]:
     """One finding for each incident that asks for something; none when all is well.
 
     `own_test`: these came while one of our programs ran, so a program's fault is none of a user's. `settled`:
-    the GPUs that say no row remap is pending, so that a recorded one (Xid 63) has taken effect.
+    the GPUs that say no row remap is pending, so that a recorded one (Xid 63) has taken effect. `others`:
+    findings of other readings; without one on the same device the message says so.
     """
     cleared = {
         event.address: event.last
@@ -268,7 +275,17 @@ def judge(
         if (event.kind, event.code) == (driver_log.KIND, driver_log.RESET)
     }
     found = [_finding(check, one, own_test, cleared, frozenset(settled)) for one in grouped(events)]
-    return [finding for finding in found if finding is not None]
+    # A GPU that no tool lists any more is missed on the node.
+    bad = {
+        one.device
+        for one in others
+        if one.verdict is Verdict.FAIL or (one.verdict is Verdict.WARN and one.device != "node")
+    }
+    return [
+        one if bad & {one.device, "node"} else replace(one, message=f"{one.message}; {_ALONE}")
+        for one in found
+        if one is not None
+    ]
 
 
 def _finding(

@@ -33,25 +33,26 @@ from provision import shipped
 from provision.checks.amd import driver_log
 from provision.checks.check import Output
 from provision.errors import ParseError
+from provision.node.burnin.kernel_lines import FOLDED, PCI_ADDRESS, XID, whole_messages, without_stamp
 
-_XID = re.compile(
-    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:\d{1,4})?(?: GPU-CI:\d{1,4})?\)[^:]*: *(\d{1,6})\b"
-)
-_INSTANCE = re.compile(r"Xid \([^)]* (GPU-I:\d{1,4}(?: GPU-CI:\d{1,4})?)\)")
 # An SXid's second and third line have its severity and its data.
-_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): *(\d{1,6})\b(?!, (?:Severity \d|Data \{))")
-_FATAL = re.compile(r"(?<![Nn]on-)\bFatal\b")
-_BRIDGE = re.compile(
-    r"\bpci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): "
-    r"PCI bridge to \[bus ([0-9a-f]{2})(?:-([0-9a-f]{2}))?\]"
+_SXID = re.compile(
+    rf"nvidia-nvswitch\d{{1,3}}: SXid \((?:PCI:)?({PCI_ADDRESS})\): *(\d{{1,6}})\b"
+    r"(?!, (?:Severity \d|Data \{))"
 )
-_OFF_THE_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
-_LOST_GPU = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
-_AER = re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): PCIe Bus Error: severity=(\w+)")
+_FATAL = re.compile(r"(?<![Nn]on-)\bFatal\b")
+_NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
+_DEVICE = r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])"
+_BRIDGE = re.compile(rf"pci {_DEVICE}: PCI bridge to \[bus ([0-9a-f]{{2}})(?:-([0-9a-f]{{2}}))?\]")
+_OFF_THE_BUS = re.compile(rf"NVRM: GPU ({PCI_ADDRESS}): GPU has fallen off the bus")
+_LOST_GPU = re.compile(rf"NVRM: The NVIDIA GPU ({PCI_ADDRESS})\b")
+_FALLEN = re.compile(r"(?:NVRM: The NVIDIA GPU .*\\x0a *)?NVRM: fallen off the bus")
+_AER = re.compile(rf"[\w-]{{1,32}} {_DEVICE}: PCIe Bus Error: severity=(\w+)")
+# The kernel keeps 15 characters of a name; it may have line feeds.
+_PROGRAM = re.compile(rf", name=(?:{re.escape(FOLDED)}|(?!{re.escape(FOLDED)}).){{0,15}}(?:, |$)")
 _ADDRESS = re.compile(r"^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-9a-f])?$")
-_LINE = re.compile(r"^(?:(\d+\.\d+) \S+ kernel: |\[ *(\d+\.\d+)\] ?|\[[^\]]*\] ?)?")
 # What stands between two boots: the journal's separators, and the kernel's own first words.
-_BOOT = re.compile(r"^-- (?:Boot [0-9a-f]+|Reboot) --$|^Linux version \d")
+_BOOT = re.compile(r"^-- (?:Boot [0-9a-f]+|Reboot) --$|^Linux version \d+\.")
 
 _MINUTE = 60.0
 RECOVERY_ACTION = 154  # the Xid with which the driver says itself what is to be done
@@ -121,7 +122,7 @@ def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent
 
 def _lines(output: Output) -> tuple[str, list[str]]:
     """What is wrong with a log ("" if nothing), and the lines it has all the same."""
-    lines = [line for line in output.stdout.splitlines() if line.strip()]
+    lines = [line for line in output.stdout.split("\n") if line.strip()]  # a name may hold other separators
     if output.not_started or output.timed_out:
         return f"{output.name}: {output.not_started or 'did not answer in time'}", lines
     if output.truncated:
@@ -134,12 +135,15 @@ def _lines(output: Output) -> tuple[str, list[str]]:
 
 
 # What `events` looks at: every pattern above has one of these words.
-_CONCERNS = ("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus", driver_log.WORD)
+_CONCERNS = ("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus", driver_log.KIND)
 
 
 def concerns_gpus(line: str) -> bool:
-    """Whether `events` may find anything in this line; all other lines can be left out of a log."""
-    return any(word in line for word in _CONCERNS)
+    """Whether `events` may find anything in this message; all others can be left out of a log."""
+    if not any(word in line for word in _CONCERNS):
+        return False
+    _, text = without_stamp(line)
+    return _event(text) is not None or any(form.match(text) for form in (_BRIDGE, _LOST_GPU, _FALLEN))
 
 
 def events(lines: Iterable[str]) -> list[KernelEvent]:
@@ -149,35 +153,37 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
     found: dict[tuple[str, int | str, str], list[tuple[float, str]]] = {}
     below: dict[str, tuple[int, int]] = {}
     lost = ""
-    for number, line in enumerate(lines):
-        stamp = _LINE.match(line)
-        text = line[stamp.end() :].rstrip() if stamp else line.rstrip()
+    for number, line in enumerate(whole_messages(lines)):
+        clock, text = without_stamp(line.rstrip())
         if _BOOT.match(text):
             found.clear()
-        if bridge := _BRIDGE.search(text):
+        if bridge := _BRIDGE.match(text):
             below[bus_address(bridge[1])] = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
+        if match := _LOST_GPU.match(text):
+            lost = bus_address(match[1])
         event = _event(text)
-        if event is None and "fallen off the bus" in text and lost:
-            event = ("xid", 79, lost)
+        if event is None and lost and _FALLEN.match(text):  # others may write between the three lines
+            event, lost = ("xid", 79, lost), ""
         if event is not None:
-            clock = (stamp[1] or stamp[2]) if stamp else None
             found.setdefault(event, []).append((float(clock) if clock else float(number), text))
-        # Other parts of the kernel may write between the three lines.
-        match = _LOST_GPU.search(text)
-        lost = bus_address(match[1]) if match else ("" if "fallen off the bus" in text else lost)
     counted = [_counted(*key, seen) for key, seen in sorted(found.items())]
     return [replace(event, below=below.get(event.address)) for event in counted]
 
 
 def instance(line: str) -> str:
     """The MIG instance that an Xid line names, `GPU-I:05`; empty for a whole GPU."""
-    match = _INSTANCE.search(line)
-    return match[1] if match else ""
+    match = XID.match(line)
+    return match[2].strip() if match else ""
 
 
 def fatal(event: KernelEvent) -> bool:
     """Whether the driver itself calls the event fatal."""
-    return bool(_FATAL.search(event.line))
+    return event.kind != driver_log.KIND and bool(_FATAL.search(_own(event.line)))
+
+
+def _own(line: str) -> str:
+    """The driver's own words in its line: without the name of the user's program."""
+    return _PROGRAM.sub(", ", line, count=1)
 
 
 def _counted(kind: str, code: int | str, address: str, seen: list[tuple[float, str]]) -> KernelEvent:
@@ -189,18 +195,18 @@ def _counted(kind: str, code: int | str, address: str, seen: list[tuple[float, s
         while moment - times[begin] > _MINUTE:
             begin += 1
         burst = max(burst, end - begin + 1)
-    line = next((text for _, text in seen if _FATAL.search(text)), seen[0][1])
+    line = next((text for _, text in seen if _FATAL.search(_own(text))), seen[0][1])
     return KernelEvent(kind, code, address, len(seen), line[:300], times[0], times[-1], burst)
 
 
 def _event(text: str) -> tuple[str, int | str, str] | None:
-    if match := _XID.search(text):
-        return "xid", int(match[2]), bus_address(match[1])
-    if match := _SXID.search(text):
+    if match := XID.match(text):
+        return "xid", int(match[3]), bus_address(match[1])
+    if match := _SXID.match(text):
         return "sxid", int(match[2]), bus_address(match[1])
-    if match := _OFF_THE_BUS.search(text):
+    if match := _OFF_THE_BUS.match(text):
         return "xid", 79, bus_address(match[1])
-    if match := _AER.search(text):
+    if match := _AER.match(text):
         code = AER_CORRECTED if match[2].startswith("Correct") else AER_UNCORRECTED
         return "aer", code, bus_address(match[1])
     if found := driver_log.event(text):
@@ -216,7 +222,7 @@ def meaning(kind: str, code: int | str, line: str) -> tuple[str, str, str]:
     user's program does wrong.
     """
     if kind == "sxid":
-        level = "warn" if re.search(r"\bNon-?fatal\b", line, re.IGNORECASE) else "fail"
+        level = "warn" if _NONFATAL.search(line) else "fail"
         return level, "investigate", "NVSwitch error"
     if kind == "aer":
         return ("warn" if code == AER_CORRECTED else "fail"), "reseat or check cable", "PCIe bus error"
@@ -228,9 +234,9 @@ def meaning(kind: str, code: int | str, line: str) -> tuple[str, str, str]:
         return "warn", "investigate", "an Xid that is not in the catalogue"
     level, action, words = str(row["level"]), str(row["action"]), str(row["meaning"])
     if level == "by severity":
-        level = "warn" if re.search(r"\bNon-?fatal\b", line, re.IGNORECASE) else "fail"
+        level = "warn" if _NONFATAL.search(_own(line)) else "fail"
     elif level == "by text":
-        wanted = re.search(r"to 0x[0-9a-f]+ \(([^)]*)\)", line)
+        wanted = re.search(r"to 0x[0-9a-f]+ \(([^)]*)\)", _own(line))
         action = _RECOVERY.get(wanted[1], "reset GPU") if wanted else "investigate"
         level = "info" if action == "none" else "fail"
         words += f" to {wanted[1]}" if wanted else ""

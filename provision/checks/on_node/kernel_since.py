@@ -16,6 +16,7 @@ from typing import Any
 
 from provision.checks.check import Command, Output
 from provision.checks.host import kernel_log
+from provision.node.burnin.kernel_lines import whole_messages
 
 NAME = "journal"  # of the command in gpu_inventory
 _CURSOR = re.compile(r"^-- cursor: (s=[0-9a-f;=a-z]{20,300})$", re.MULTILINE)
@@ -49,7 +50,8 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
     quiet = known is not None and not found and text.strip() == _NOTHING
     if output.rc != 0 or output.timed_out or output.truncated or not (found or quiet):
         return replace(output, stdout=text), None
-    fresh = [line for line in text.splitlines() if line.strip() and not line.startswith("-- ")]
+    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("-- ")]
+    fresh = whole_messages(lines)
     lines = list(known.lines) if known else fresh[:1]  # one line shows that the log could be read
     lines += [line for line in fresh[0 if known else 1 :] if kernel_log.concerns_gpus(line)]
     if len(lines) > _MOST:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 
+from provision.node.burnin.kernel_lines import amdgpu_words
 from provision.node.burnin.processes import holders_by_file, stat_of
 
 AMD_DRIVER = "/sys/class/kfd/kfd"  # there once the driver is
@@ -165,15 +166,12 @@ AMD_OF_INTEREST = re.compile(
     r"|not done with your previous|fence wait loop timeout|unrecoverable state|ring \S+ timeout|page fault"
     r"|GPU is throttled)"
 )
-AMD_ADDRESS = re.compile(r"\bamdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})\.[0-7]: ")
 
 
 def amd_fatal(line, patterns, gpus):
     """(what a message says, of which device) when it fits one of the patterns; None when it does not, or is
     of a GPU that is none of these."""
-    where = AMD_ADDRESS.search(line)
-    device = gpus.get(where.group(1)) if where else "node"
-    if "amdgpu" not in line or device is None:
-        return None
-    found = next(filter(None, (re.search(pattern, line) for pattern in patterns)), None)
-    return found and (found.group(0)[:80], device)
+    address, words = amdgpu_words(line)
+    device = gpus.get(address.partition(".")[0]) if address else "node"
+    found = next(filter(None, (re.match(pattern, words) for pattern in patterns)), None)
+    return (found.group(0)[:80], device) if found and device else None

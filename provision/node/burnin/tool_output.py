@@ -6,6 +6,7 @@ import stat
 import time
 
 from provision.node.burnin.amd_gpus import AMD_OF_INTEREST
+from provision.node.burnin.kernel_lines import AMDGPU, XID, without_stamp
 
 # What stands in place of a reading when the GPU does not answer -> the code that NVML has for it (nvml.h).
 NVML_ERRORS = {"gpu is lost": 15, "gpu requires reset": 16, "unknown error": 999, "err!": 999}
@@ -165,7 +166,6 @@ def ipmi_row(text):
 
 KMSG = "/dev/kmsg"
 KMSG_DEVICE = (1, 11)
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: *(\d+)")
 OF_INTEREST = re.compile(
     r"NVRM: .*(?:fail|error|lost|assert)|SXid|fallen off the bus|PCIe Bus Error|AER: |Hardware Error"
     r"|Out of memory|oom-kill|oom_reaper|Killed process|EDAC .*\d+ [CU]E |I/O error"
@@ -174,7 +174,6 @@ OF_INTEREST = re.compile(
     re.IGNORECASE,
 )
 OUT_OF_MEMORY = re.compile(r"Out of memory|oom-kill|oom_reaper|Killed process", re.IGNORECASE)
-DMESG_LINE = re.compile(r"\[ *(\d+\.\d+)\] (.*)")
 MOST_LINES = 60  # kept of a minute
 LINE_CAP = 300  # letters
 
@@ -235,8 +234,8 @@ def dmesg_records(text):
 
     [ 5140.900000] NVRM: Xid (PCI:0000:9b:00): 79, pid=…
     """
-    matches = [DMESG_LINE.match(line) for line in text.splitlines()]
-    return [(float(one.group(1)), one.group(2)) for one in matches if one]
+    parted = [without_stamp(line) for line in text.split("\n")]
+    return [(float(clock), words) for clock, words in parted if clock]
 
 
 class KernelWatch:
@@ -277,10 +276,10 @@ class KernelWatch:
 
 def message_of(text):
     """What is reported of a message: an Xid, or a line of interest; None for all others."""
-    found = XID.search(text)
+    found = XID.match(text)
     if found:
         line = text[:LINE_CAP]
-        return {"xid": {"code": int(found.group(2)), "address": found.group(1), "line": line}}
-    if OF_INTEREST.search(text) or AMD_OF_INTEREST.search(text):
+        return {"xid": {"code": int(found.group(3)), "address": found.group(1), "line": line}}
+    if OF_INTEREST.search(text) or (AMDGPU.match(text) and AMD_OF_INTEREST.search(text)):
         return {"kernel": {"line": text[:LINE_CAP]}}
     return None

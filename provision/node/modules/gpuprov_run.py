@@ -338,8 +338,8 @@ def kernel_lines():
     failed = None
     for argv in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-unix", "--no-pager", "-q"]):
         output = run_one({"name": DELTA, "argv": argv, "deadline": LOG_DEADLINE}, LOG_CAP)
-        lines = output["stdout"].splitlines()
-        if output["rc"] == 0 and lines:
+        lines = output["stdout"].strip("\n").split("\n")  # users' names in it may hold other separators
+        if output["rc"] == 0 and lines != [""]:
             return argv, output, lines
         failed = failed or output
     return None, failed, []

@@ -1,0 +1,64 @@
+"""Grammar of the kernel log: where a message begins, who wrote it, and which of its words a user chose.
+
+Any user may name a program, and a crash prints that name: 15 characters of it (TASK_COMM_LEN) first, and the
+whole name of the file, with line feeds, carriage returns or U+2028 in it, at the end. Seen of Linux 6.18:
+
+[ 3277.517443] NVRM: Xid (PCI:[11176]: segfault at 0 ip ... error 6 in NVRM: Xid (PCI:0000:1b:00): 79[1132,...
+
+So a message is the driver's if it begins with more of the driver's words than fit into 15 characters.
+"""
+
+import re
+from typing import Any, List, Tuple
+
+# Everything in front of a message. In this order: dmesg -r or -x; journalctl or rsyslog; dmesg, dmesg -T; the
+# caller of kernels with CONFIG_PRINTK_CALLER.
+KERNEL_STAMP = re.compile(
+    r"(?:<\d{1,3}>|[a-z]{1,8} *:[a-z]{1,8} *: )?"
+    r"(?:(?:(\d+\.\d+)|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+    r"|\d{4}-\d\d-\d\dT[\d:.,]{8,15}(?:Z|[+-]\d\d:?\d\d)) (?:\S+ kernel: )?)?"
+    r"(?:\[ *(\d+\.\d+)\] ?|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ?)?"
+    r"(?:\[ *[TC]\d{1,10}\] ?)?"
+)
+LONGEST = 4096  # characters that a message grows to; the kernel's are shorter
+FOLDED = "\\x0a"  # a line feed within a message, as /dev/kmsg has it
+PCI_ADDRESS = r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
+XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(%s)((?: GPU-I:\d{1,4})?(?: GPU-CI:\d{1,4})?)\)[^:]*: *(\d{1,6})\b" % PCI_ADDRESS
+)
+# By the macros of its sources: dev_err of a device, pr_err, DRM_ERROR; then the number of an event of RAS.
+AMDGPU = re.compile(
+    r"(?:amdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): "
+    r"(?:amdgpu: |(?:\[drm[^\]]{0,60}\]+ )?\*ERROR\* )?"
+    r"|(?:kfd kfd: )?amdgpu: |\[drm:[\w.]{1,60} \[amdgpu\]\] \*ERROR\* )"
+    r"(?:\{\d+\} ?)?(?:socket: \d+,? (?:die: \d+,? )?)?"
+)
+
+
+def without_stamp(line: str) -> Tuple[Any, str]:
+    """(seconds of the clock in front of a message, None if it has no such clock; the message)."""
+    stamp: Any = KERNEL_STAMP.match(line)
+    return stamp.group(1) or stamp.group(2), line[stamp.end() :]
+
+
+def whole_messages(lines: Any) -> List[str]:
+    """The messages of a kernel log, each on one line: further lines of a message have no stamp."""
+    found: List[str] = []
+    stamped = cut = False
+    for line in lines:
+        stamp = len(without_stamp(line)[1]) < len(line)
+        further = not stamp and (stamped or line[:1].isspace()) and not line.startswith("-- ")
+        if found and (further or cut):
+            if len(found[-1]) < LONGEST:
+                found[-1] += FOLDED + line.strip()
+        else:
+            found.append(line)
+        stamped = stamped or stamp
+        cut = line.startswith("[gpuprov: ")  # CUT_MARK: the next line has lost its beginning
+    return found
+
+
+def amdgpu_words(text: str) -> Tuple[str, str]:
+    """(PCI address or "", the driver's words) of a message of the driver amdgpu, of any other ("", "")."""
+    source = AMDGPU.match(text)
+    return (source.group(1) or "", text[source.end() :]) if source else ("", "")
