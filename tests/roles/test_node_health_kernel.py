@@ -3,6 +3,7 @@ a systemctl of the test."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,9 +20,11 @@ from provision.checks.on_node import entry
 from tests.support.processes import until
 
 TEMPLATE = (paths.ROLES / "node_health/templates/gpuprov-node-health-kernel.j2").read_text()
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 LOST = "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 OTHERS = [
     "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",
+    "NVRM: The NVIDIA GPU 0000:b3:00.0\n{}NVRM: fallen off the bus and is not responding".format(" " * 15),
     "NVRM: fallen off the bus and is not responding to commands.",
     "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 95, pid=1, name=python, Uncontained: LTC TAG (0x2,0x0).",
     "NVRM: Xid (0000:03:00): 119, pid=4, name=nvidia-smi, Timeout after 6s of waiting for RPC response",
@@ -35,6 +38,9 @@ AMDS = [
     "amdgpu 0000:c6:00.0: amdgpu: device lost from bus!",
     "amdgpu 0000:05:00.0: amdgpu: GPU reset(2) failed",
     "amdgpu 0000:05:00.0: amdgpu: Mode1 reset failed",
+    "amdgpu: GPU reset(2) failed",
+    "amdgpu 0000:65:00.0: {1}socket: 3, die: 0, 2 uncorrectable hardware errors detected in umc block",
+    "[drm:amdgpu_device_init.cold [amdgpu]] *ERROR* hw_init of IP block <psp> failed -22",
     "amdgpu 0000:09:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012",
     "amdgpu 0000:09:00.0: amdgpu: qcm fence wait loop timeout expired",
     "amdgpu 0000:09:00.0: amdgpu: The cp might be in an unrecoverable state due to an unsuccessful",
@@ -69,7 +75,7 @@ class Machine:
         self.started.touch()
         self.active = folder / "active"
         self.active.write_text("inactive\n")
-        self._program("dmesg", f'[ "$*" = "--follow --notime" ] && exec tail -n +1 -f {self.log}')
+        self._program("dmesg", f'[ "$*" = "--follow" ] && exec tail -n +1 -f {self.log}')
         is_active = f"is-active*gpuprov-node-health.service) cat {self.active};;"
         self._program(
             "systemctl", f'case "$*" in {is_active} *) echo "$*" >>{self.started}; ls {self.early};; esac'
@@ -92,8 +98,11 @@ class Machine:
             start_new_session=True,
         )
 
-    def say(self, *lines: str) -> None:
-        with self.log.open("a") as file:
+    def say(self, *messages: str) -> None:
+        self.write(*(f"[ 3277.517443] {message}" for message in messages))
+
+    def write(self, *lines: str) -> None:
+        with self.log.open("a", newline="") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
     @property
@@ -121,7 +130,7 @@ def test_every_line_that_amds_driver_writes_of_a_broken_gpu_is_tried() -> None:
 
 @pytest.mark.parametrize("line", [LOST, *OTHERS, *AMDS])
 def test_an_error_of_a_gpu_starts_a_run_at_once(machine: Machine, line: str) -> None:
-    assert events(["NVRM: The NVIDIA GPU 0000:b3:00.0", line]), "the check reads it, too"
+    assert events(["NVRM: The NVIDIA GPU 0000:b3:00.0", *line.split("\n")]), "the check reads it, too"
     machine.say(*HARMLESS, line)
     until(lambda: machine.runs == 1)
     assert machine.early.exists(), "rules that count runs do not count this one"
@@ -131,6 +140,22 @@ def test_nothing_else_does(machine: Machine) -> None:
     machine.say(*HARMLESS)
     time.sleep(1)
     assert machine.runs == 0
+
+
+def test_no_name_of_a_users_program_does(machine: Machine) -> None:
+    """Crashes on a real kernel, and every error as the name of a program that crashes."""
+    crashes = json.loads((FIXTURES / "kernel_log/forged-names.json").read_text(encoding="utf-8"))["lines"]
+    machine.write(*crashes)
+    for line in [LOST, *OTHERS, *AMDS]:
+        crash = "{comm}[4711]: segfault at 0 ip 0 sp 0 error 6 in {name}[1132,55867fe64000+1000]"
+        for before in ("", "a\n", "a\n[    1.000000] ", "a\r[    1.000000] "):
+            name = before + line
+            message = crash.format(comm=name[:15], name=name)
+            machine.write("[ 3277.517443] " + message.replace("\n", "\n" + " " * 15))
+    time.sleep(1)
+    assert machine.runs == 0
+    machine.say(LOST)
+    until(lambda: machine.runs == 1)
 
 
 def test_a_flood_starts_a_run_now_and_then_and_none_after_its_end(machine: Machine) -> None:
