@@ -242,7 +242,8 @@ PLACES = {
     "provision/runs/fingerprint.py",
     # A burn-in: the sampler on the node, and what its samples and the kernel's lines say.
     *(f"provision/node/burnin/{name}.py" for name in ("amd_gpus", "campaign", "order", "runner", "sampler")),
-    *("provision/node/burnin/tool_output.py", "provision/remote/node_program.py"),
+    *(f"provision/node/burnin/{name}.py" for name in ("kernel_lines", "tool_output")),
+    "provision/remote/node_program.py",
     *(f"provision/burnin/{name}.py" for name in ("judge", "own_findings", "watch")),
     *(f"provision/data/burnin/{name}.yml" for name in ("day", "long", "smoke")),
     *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250x", "300x", "325x", "355x")),

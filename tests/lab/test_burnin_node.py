@@ -467,6 +467,22 @@ def test_a_tool_killed_for_want_of_memory_is_named(node: Node) -> None:
     assert campaign.of("step_end")[0]["failed"] == [{"name": "gpu_burn", "why": "killed by SIGKILL"}]
 
 
+def test_names_of_crashing_programs_end_no_burnin(node: Node) -> None:
+    """Messages of a real kernel about programs that are named as GPU errors."""
+    crashes = json.loads((ROOT / "tests/fixtures/kernel_log/forged-names.json").read_text(encoding="utf-8"))
+    messages = [line.partition("] ")[2] for line in crashes["lines"] if line.startswith("[ 4")]
+    messages = [text.replace("\n", "\\x0a") for text in messages if "segfault" in text]
+    assert len(messages) > 10
+    campaign = node.start("forged", load("warm", burn(60)), idle(5), abort={"xids": [79]})
+    campaign.wait_for("step")
+    up = "$(( $(date +%s) - $(cut -d. -f1 /var/lib/silicon/boot_time) ))"
+    relay = f'while IFS= read -r line; do printf "[%12.6f] %s\\n" {up} "$line"; done >> /var/lib/silicon/kmsg'
+    node.node.as_root(relay, said="\n".join(messages) + "\n")
+    assert campaign.wait_for("finished")["ended"] == "done"
+    assert campaign.of("xid") == []
+    assert campaign.of("abort") == []
+
+
 def test_a_gpu_that_falls_off_the_bus_is_told_as_it_happens(node: Node) -> None:
     campaign = node.start("lost", load("warm", burn(300)), idle(5), abort={"xids": [48]})
     campaign.wait_for("step")
