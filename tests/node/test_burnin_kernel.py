@@ -64,6 +64,16 @@ def test_a_flood_is_counted() -> None:
     assert "xid" in told[-1]
 
 
+def test_lines_that_users_cause_leave_room_for_the_drivers() -> None:
+    told: list[dict[str, Any]] = []
+    watch = watched(0.0, told, [100.0])
+    crash = f"NVRM: Xid (PCI:[4711]: segfault at 0 ip 0 sp 0 error 6 in {XID}[1132,1+1]"
+    watch.take([(1.0 + number / 1000, crash) for number in range(500)])
+    assert len(told) == 30
+    watch.take([(2.0, XID), (2.1, "amdgpu 0000:c6:00.0: amdgpu: device lost from bus!")])
+    assert [one["kernel_at"] for one in told[30:]] == [2.0, 2.1]
+
+
 def test_both_forms_of_the_log_are_read() -> None:
     assert kmsg_record(b"4,339,5140900,-;NVRM: x; y\n SUBSYSTEM=pci\n") == (5.1409, "NVRM: x; y")
     assert kmsg_record(b"nonsense") is None
