@@ -5,6 +5,9 @@ program that observes. The lock is one small file in /run, which a reboot clears
 that was last confirmed, by the node's own clock since boot: nobody's wall clock matters. It is advisory: what
 asks for it is gpuprov. A burn-in needs no such file: who asks for the lock is told of one that runs.
 
+Any user can lock a file (flock) that they can open for reading. So the files that gpuprov locks are in a
+folder of root alone, within the folder of those that everyone may read.
+
 Standard library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it
 may open a template.
 """
@@ -41,8 +44,7 @@ def lock_operation(request):
     import fcntl
     import time
 
-    folder = request.get("folder", LOCK_FOLDER)
-    make_private(folder)
+    folder = private_folder(request.get("folder", LOCK_FOLDER))
     guard = os.open(os.path.join(folder, "guard"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         wait_for(lambda: fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB), WAIT)
@@ -85,16 +87,23 @@ def decide(request, held, age):
     return "held"
 
 
-def make_private(folder):
+def private_folder(folder):
+    """Make `folder`, which everyone may read, and in it the folder of root alone, which is returned.
+
+    Their modes are set each time: whichever program of ours came first made them under its own umask."""
     import stat
 
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        pass
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise LockError("%s is not a folder of root alone" % folder)
+    private = os.path.join(folder, "private")
+    for path, mode in ((folder, 0o755), (private, 0o700)):
+        try:
+            os.mkdir(path, mode)
+        except FileExistsError:
+            pass
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise LockError("%s is not a folder that root alone may change" % path)
+        os.chmod(path, mode)
+    return private
 
 
 def wait_for(action, seconds):

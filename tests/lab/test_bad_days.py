@@ -251,5 +251,5 @@ def test_two_controllers_exclude_each_other_and_one_that_is_terminated_gives_its
         finish(first, ExitCode.INTERRUPTED)
     finally:
         node.release_dpkg()
-    assert node.run("sudo ls /run/gpuprov").stdout.split() == ["guard"]
+    assert node.run("sudo ls /run/gpuprov/private").stdout.split() == ["guard"]
     finish(up(), ExitCode.OK)

@@ -37,7 +37,7 @@ abort: {gpu_celsius: 120, failed_steps: 50}
 segments:
   - {name: heat, kind: soak, checks: [gpu_burn], minutes: 60, step_minutes: 2}
 """
-LOCK = "cat /run/gpuprov/lock || true"
+LOCK = "cat /run/gpuprov/private/lock || true"
 OTHER = "r570-cuda12.8"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -112,7 +112,7 @@ def test_a_fault_on_the_canary_stops_after_the_canaries(lab: Lab, runs: Path) ->
     assert f"gpuprov up --resume {newest(runs)}" in said
     made = on_all(lab, lambda node: node.run(MADE, check=False).stdout.strip())
     assert [name for name, file in made.items() if file] == ["gpu-09"], made
-    locks = on_all(lab, lambda node: node.run("sudo ls /run/gpuprov/lock", check=False).returncode)
+    locks = on_all(lab, lambda node: node.run("sudo ls /run/gpuprov/private/lock", check=False).returncode)
     assert 0 not in locks.values(), locks
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -338,10 +340,13 @@ def test_a_document_stays_within_its_size() -> None:
     assert len(json.loads(made)["findings"]) >= 100
 
 
-def test_only_root_may_write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_root_may_run_the_checks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert entry.main(["--write", "--settings", "/nowhere.json"]) == 1
-    assert capsys.readouterr().err == "gpuprov-node-health: only root can write the result → run it as root\n"
+    said = "gpuprov-node-health: only root can run the checks → run it as root; without root: --last\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_lost_gpu_has_its_serial_number_and_is_not_counted() -> None:
@@ -397,3 +402,36 @@ def test_what_one_vendors_nodes_alone_have_is_looked_at_there(monkeypatch: pytes
     assert found.problems == {"amdgpu.devices": "no answer within 8 s"}
     judged = run.judged("gpu-01", found, known)
     assert judged.verdict is Verdict.ERROR, "amdgpu.rocm was not answered"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run the checks")
+def test_a_user_who_holds_whatever_can_be_opened_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file and folder that others may open is locked, as any user could."""
+    runs: list[bool] = []
+    monkeypatch.setattr(entry, "RUN", tmp_path / "gpuprov")
+    monkeypatch.setattr(entry, "_fresh", lambda _known, write: runs.append(write))
+    entry.fresh(settings.Settings(), write=True)
+    with contextlib.ExitStack() as stack:
+        for path in (tmp_path / "gpuprov", *(tmp_path / "gpuprov").rglob("*")):
+            closed = any(
+                one.is_dir() and not one.stat().st_mode & 0o005
+                for one in (path, *path.parents)
+                if one.is_relative_to(tmp_path / "gpuprov")
+            )
+            if not closed and path.stat().st_mode & 0o004:
+                held = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, held)
+                fcntl.flock(held, fcntl.LOCK_EX)
+        entry.fresh(settings.Settings(), write=True)
+    assert runs == [True, True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_folder_that_another_user_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "RUN", tmp_path / "gpuprov")
+    (tmp_path / "gpuprov").mkdir()
+    os.chown(tmp_path / "gpuprov", 1000, 1000)
+    with pytest.raises(GpuprovError, match="is not a folder that root alone may change"):
+        entry.fresh(settings.Settings(), write=True)

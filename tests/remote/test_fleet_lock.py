@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -60,7 +61,7 @@ class Machines:
         return answers
 
     def lock(self, node: str) -> dict[str, object] | None:
-        path = self.folder(node) / "lock"
+        path = self.folder(node) / "private" / "lock"
         found: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
         return found or None
 
@@ -68,7 +69,7 @@ class Machines:
         """Let time pass for a lock."""
         held = self.lock(node)
         assert held
-        (self.folder(node) / "lock").write_text(
+        (self.folder(node) / "private" / "lock").write_text(
             json.dumps({**held, "confirmed": float(str(held["confirmed"])) - seconds})
         )
 
@@ -88,7 +89,7 @@ class Machines:
         systemctl.chmod(0o755)
 
     def reboot(self, node: str) -> None:
-        (self.folder(node) / "lock").unlink()
+        (self.folder(node) / "private" / "lock").unlink()
 
 
 @pytest.fixture
@@ -443,7 +444,7 @@ def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines
     assert lock.nodes == ("gpu-01",)
     assert said["gpu-02"].unreachable
     assert "no route to host" in said["gpu-02"].error
-    assert "not a folder of root alone" in said["gpu-03"].error
+    assert "not a folder that root alone may change" in said["gpu-03"].error
 
 
 def test_one_machine_under_two_names_is_found(machines: Machines) -> None:
@@ -490,8 +491,8 @@ def test_a_node_that_answers_nonsense_is_not_locked(body: bytes) -> None:
 
 def test_a_damaged_lock_is_no_lock(machines: Machines) -> None:
     for number, text in enumerate(['{"run": 1}', "torn", "", '{"run": "a", "confirmed": "x"}']):
-        folder = machines.folder(f"n{number}")
-        folder.mkdir(mode=0o700)
+        folder = machines.folder(f"n{number}") / "private"
+        folder.mkdir(parents=True, mode=0o700)
         (folder / "lock").write_text(text)
     lock = controller(machines, "run-1")
     lock.take([f"n{number}" for number in range(4)])
@@ -501,8 +502,9 @@ def test_a_damaged_lock_is_no_lock(machines: Machines) -> None:
 def test_a_lock_is_never_read_or_written_through_a_link(machines: Machines, tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("mine")
-    machines.folder("gpu-01").mkdir(mode=0o700)
-    (machines.folder("gpu-01") / "lock.new").symlink_to(target)
+    private = machines.folder("gpu-01") / "private"
+    private.mkdir(parents=True, mode=0o700)
+    (private / "lock.new").symlink_to(target)
     assert "cannot be locked" in controller(machines, "run-1").take(["gpu-01"])["gpu-01"].error
     assert target.read_text() == "mine"
 
@@ -538,3 +540,28 @@ def test_a_clock_that_is_far_off_is_worth_a_word() -> None:
         "a": "its clock is 400 days ahead of this controller's",
         "b": "its clock is 1 days behind this controller's",
     }
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_others_read_the_folder_of_results_and_cannot_open_a_lock(machines: Machines, umask: int) -> None:
+    """Who can open a file can lock it, and keep every controller out. The folder is often made by this
+    program, and the health result in it is for exporters and people without root."""
+    before = os.umask(umask)
+    try:
+        assert not controller(machines, "run-1").take(["gpu-01"])["gpu-01"].error
+    finally:
+        os.umask(before)
+    folder = machines.folder("gpu-01")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert [one.name for one in folder.iterdir()] == ["private"]
+    assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(one.stat().st_mode) for one in (folder / "private").iterdir()} == {0o600}
+
+
+def test_folders_that_an_earlier_version_left_open_are_closed(machines: Machines) -> None:
+    private = machines.folder("gpu-01") / "private"
+    private.mkdir(parents=True)
+    private.chmod(0o755)
+    private.parent.chmod(0o700)
+    assert not controller(machines, "run-1").take(["gpu-01"])["gpu-01"].error
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (private.parent, private)] == [0o755, 0o700]

@@ -494,7 +494,7 @@ def locking(standing: StandIn, tmp_path: Path) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet_lock, "_program", placed)
-        yield lock, {name: home / "lock" for name, home in homes.items()}
+        yield lock, {name: home / "private/lock" for name, home in homes.items()}
 
 
 def sleeper(mark: Path, seconds: float) -> str:

@@ -45,4 +45,4 @@ def test_it_locks_looks_and_unlocks_over_one_connection_unless_a_load_lies_betwe
     assert own_sshd.logins() - before == 2 * each
     for name in ("gpu-01", "gpu-02"):
         assert (tmp_path / name / "locks").is_dir()
-        assert not (tmp_path / name / "locks" / "lock").exists(), "the lock was given back"
+        assert not (tmp_path / name / "locks/private/lock").exists(), "the lock was given back"

@@ -45,6 +45,7 @@ from provision.checks.on_node import (
 from provision.checks.on_node.settings import Settings
 from provision.checks.on_node.state import State
 from provision.errors import ExitCode, GpuprovError
+from provision.node import lock
 from provision.node.modules import gpuprov_run
 
 SETTINGS = Path("/etc/gpuprov/node-health.json")
@@ -179,11 +180,15 @@ def fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     """Look at the node and judge it; the document of this run. `write`: it counts as a run of the timer,
     and its files are written. Raises GpuprovError when another run is under way, OSError when a file cannot
     be written."""
-    if write and os.geteuid() != 0:
-        raise GpuprovError("only root can write the result", "run it as root")
-    RUN.mkdir(mode=0o755, exist_ok=True)
-    with (RUN / "node-health.lock").open("w") as lock:
-        _alone(lock.fileno(), 0.0 if write else 60.0)
+    if os.geteuid() != 0:
+        raise GpuprovError("only root can run the checks", "run it as root; without root: --last")
+    try:
+        # A user who can open a file can lock it, and so keep every later run from starting.
+        private = Path(lock.private_folder(str(RUN)))
+    except lock.LockError as error:
+        raise GpuprovError(str(error), f"find out who made it, then remove {RUN}") from None
+    with (private / "node-health.lock").open("w") as file:
+        _alone(file.fileno(), 0.0 if write else 60.0)
         return _fresh(known, write=write)
 
 
