@@ -264,6 +264,7 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     from provision.desired.templating import resolve
     from provision.drift import logins
     from provision.remote import workers
+    from provision.remote.ssh import host_key_checking
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option, last_used=options.last_used)
@@ -287,6 +288,8 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
         fleet, others={**fleet.others, **resolve.reachable(service_hosts.slurms(fleet), chosen).nodes}
     )
     chosen = resolve.without_templates(chosen)
+    if line := host_key_checking.note(fleet.nodes.values()):
+        say(line)
     linked = workers.linked(receptor.without_members(fleet), resolve.reachable(others, {}), chosen)
     return replace(
         linked, nodes={name: linked.nodes.get(name, node) for name, node in fleet.nodes.items()}

@@ -36,9 +36,7 @@ _ORPHAN_AGE = 3600.0  # seconds after which a folder without a lock file is nobo
 KEPT = ("HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KRB5CCNAME", "LD_LIBRARY_PATH", "TZ")
 
 # ssh asks a silent node for a sign of life: else a node that dies in the middle is noticed after 15 minutes.
-_SSH_ARGS = (
-    "-C -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
-)
+SSH_ARGS = "-C -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 
 # Ansible's main process goes through all hosts a thousand times a second to see who is ready: a fifth of a
 # core for 20 nodes that build a driver, half a one for 100. There is no variable of the environment for it.
@@ -235,7 +233,7 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
         "ANSIBLE_LIBRARY": str(paths.MODULES),
         "ANSIBLE_FORKS": str(forks),
         "ANSIBLE_HOST_KEY_CHECKING": "True",
-        "ANSIBLE_SSH_ARGS": _SSH_ARGS,
+        "ANSIBLE_SSH_ARGS": SSH_ARGS,
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_TIMEOUT": "30",  # the usual 10 s is short for sudo on a node under load
         "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",

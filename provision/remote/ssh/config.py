@@ -24,6 +24,7 @@ _FLAGS = {"4": ("addressfamily", "inet"), "6": ("addressfamily", "inet6")}
 _FLAGS_WITHOUT_EFFECT_HERE = set("aACfgKkNnqsTtvXxYy")
 _FLAGS_WITH_VALUE = {"p": "port", "l": "user", "i": "identityfile", "J": "proxyjump", "F": "configfile"}
 _MAX_INCLUDES = 16
+OFF = ("no", "off", "false")  # values of StrictHostKeyChecking
 
 
 class NotUnderstoodError(Exception):
@@ -166,6 +167,14 @@ class ConfigFiles:
             for line in [line for file in files for line in self._of(file)]:
                 if all(_holds(kind, words, name, options, final) for kind, words in line.conditions):
                     take(options, line.keyword, line.value)
+
+    def switches_off(self, file: str) -> bool:
+        """Whether this file, or one that it includes, switches the checking of host keys off."""
+        try:
+            lines = self._of(file)
+        except NotUnderstoodError:
+            return False
+        return any(line.keyword == "stricthostkeychecking" and line.value.lower() in OFF for line in lines)
 
     def _of(self, file: str) -> list[_Line]:
         if file not in self._read:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from provision.remote.ssh.config import (
+    OFF,
     SSH_PORT,
     ConfigFiles,
     NotUnderstoodError,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+# A user who keeps keys nowhere (/dev/null) has them kept here, or every changed key would be a new one.
+KEPT_KEYS = str(expanded("~/.ssh/known_hosts_gpuprov"))
 CONNECT_TIMEOUT = 10  # seconds, as Ansible's default
 
 # ssh's name for a list of algorithms -> paramiko's.
@@ -118,8 +121,12 @@ def hop(
     tokens = {"h": host, "n": name, "p": str(port), "r": first.get("user", me)}
     tokens |= {"u": me, "d": home}
     strict = first.get("stricthostkeychecking", "ask").lower()
-    if strict not in ("ask", "yes", "accept-new"):
+    if strict not in ("ask", "yes", "true", "accept-new", *OFF):
         raise NotUnderstoodError(f"StrictHostKeyChecking is {strict}")
+    accept_new = strict == "accept-new" or strict in OFF
+    user_known_hosts = _paths(first.get("userknownhostsfile", USER_KNOWN_HOSTS), tokens)
+    if accept_new and user_known_hosts in ((), ("/dev/null",)):
+        user_known_hosts = (KEPT_KEYS,)
     alias = first.get("hostkeyalias")
     keys = tuple(_path(key, tokens) for key in options.get("identityfile", ()) if key.lower() != "none")
     return Hop(
@@ -134,9 +141,9 @@ def hop(
         password=password,
         key_passphrase=key_passphrase,
         known_as=_expand(alias, tokens) if alias else "",
-        user_known_hosts=_paths(first.get("userknownhostsfile", USER_KNOWN_HOSTS), tokens),
+        user_known_hosts=user_known_hosts,
         global_known_hosts=_paths(first.get("globalknownhostsfile", GLOBAL_KNOWN_HOSTS), tokens),
-        accept_new=strict == "accept-new",
+        accept_new=accept_new,
         connect_timeout=_number(first.get("connecttimeout", str(CONNECT_TIMEOUT)), "ConnectTimeout"),
         proxy_command=_proxy_command(options, tokens),
         algorithms=tuple((kind, first[keyword]) for keyword, kind in ALGORITHMS.items() if keyword in first),
@@ -238,6 +245,7 @@ CONNECTIONS = (
 )
 _FALSE = ("false", "no", "off", "0", "f", "n")
 _TRUE = ("true", "yes", "on", "1", "t", "y")
+CHECKING = ("ansible_ssh_host_key_checking", "ansible_host_key_checking")  # the first one that is set counts
 
 
 @dataclass(frozen=True)
@@ -260,6 +268,8 @@ def route_of(node: Node, configs: ConfigFiles) -> Route:
     _refuse_what_ansible_must_do(values)
     options: Options = {}
     from_arguments(values.text("ansible_ssh_args") or "", options)
+    if checking_is_off(node.variables):
+        take(options, "stricthostkeychecking", "accept-new")
     for keyword, names in _OPTION_VARIABLES:
         value = values.text(*names)
         if value:
@@ -298,6 +308,12 @@ _OPTION_VARIABLES = (
 )
 
 
+def checking_is_off(variables: Mapping[str, Any]) -> bool:
+    """Whether Ansible's variables switch the checking of host keys off."""
+    values = [str(variables[name]) for name in CHECKING if variables.get(name) not in (None, "")]
+    return bool(values) and values[0].lower() in _FALSE
+
+
 class _Variables:
     """A node's variables, read with care: a template or a vaulted value is Ansible's to resolve."""
 
@@ -332,8 +348,6 @@ def _refuse_what_ansible_must_do(values: _Variables) -> None:
         ("ansible_ssh_private_key", ()),
         ("ansible_private_key", ()),
         ("ansible_ssh_pkcs11_provider", ()),
-        ("ansible_host_key_checking", _TRUE),
-        ("ansible_ssh_host_key_checking", _TRUE),
     ):
         value = values.text(name)
         if value is not None and value.lower() not in accepted:
