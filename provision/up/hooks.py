@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -86,8 +87,27 @@ def refuse_unusable(path: Path, where: str) -> None:
         raise InventoryError(f"{where}: {path} is not a file", "name the program itself")
     if not os.access(path, os.X_OK):
         raise InventoryError(f"{where}: {path} is not executable", f"chmod +x {path}")
-    if path.stat().st_mode & 0o002:
-        raise InventoryError(f"{where}: everybody may change {path}", f"chmod o-w {path}")
+    if what := changeable(path):
+        raise InventoryError(f"{where}: {what[0]}", what[1])
+
+
+def changeable(path: Path) -> tuple[str, str] | None:
+    """How others than root and this user could change the program that starts, and what to do about it;
+    None if they cannot. Each folder, link and file on the way to it counts. A folder for everyone (/tmp) is
+    safe if it is sticky, as for sudo and ssh. Raises OSError if there is no such file."""
+    path.stat()  # an error for links in a circle
+    trusted = {0, os.geteuid(), int(os.environ.get("SUDO_UID") or 0)}
+    for part in (*reversed(path.parents), path):
+        found = part.lstat()
+        if found.st_uid not in trusted:
+            what = f"{part} belongs to uid {found.st_uid}, neither root nor the user who runs gpuprov"
+            return what, "keep the program, with the folders above it, where only these can change it"
+        if stat.S_ISLNK(found.st_mode):
+            return changeable(part.parent / part.readlink() / path.relative_to(part))
+        if found.st_mode & 0o022 and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+            who = "everybody" if found.st_mode & 0o002 else "a group"
+            return f"{who} may change {part}", f"chmod go-w {part}"
+    return None
 
 
 @dataclass
@@ -165,6 +185,8 @@ class Runner:
             given.write(json.dumps(document).encode() + b"\n")
             given.seek(0)
             try:
+                if what := changeable(hook.path):  # long after it was loaded, and as another may have left it
+                    raise PermissionError(0, f"{what[0]}: {what[1]}")
                 process = self._started([str(hook.path), *nodes], given, environment, hook.path.parent)
             except OSError as error:
                 why = f"it could not be started: {error.strerror}"

@@ -180,6 +180,20 @@ def test_hooks_are_relative_to_the_inventory_and_may_differ_by_node(tmp_path: Pa
     assert hooks.load(named, {"gpuprov_undrain_hook": str(chosen)})[UNDRAIN]["gpu-01"].path == chosen
 
 
+def open_folder(path: Path) -> Path:
+    folder = path.with_name("open")
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def linked(path: Path) -> Path:
+    """A link in a folder of everyone, to a program that only we may change."""
+    link = open_folder(path) / "link"
+    link.symlink_to(program(path.with_name("real"), ""))
+    return link
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -187,13 +201,62 @@ def test_hooks_are_relative_to_the_inventory_and_may_differ_by_node(tmp_path: Pa
         (lambda path: path.mkdir(), "is not a file"),
         (lambda path: path.write_text("x"), "is not executable"),
         (lambda path: program(path, "").chmod(0o757), "everybody may change"),
+        (lambda path: program(path, "").chmod(0o775), "a group may change"),
+        (lambda path: program(path, "").parent.chmod(0o777), "everybody may change"),
+        (lambda path: program(path, "").parent.parent.chmod(0o775), "a group may change"),
+        (
+            lambda path: path.symlink_to(program(open_folder(path) / "real", "")),
+            "everybody may change .*/open",
+        ),
+        (lambda path: path.symlink_to(linked(path)), "everybody may change .*/open"),
+        (lambda path: path.symlink_to(path), "there is no "),
         (lambda path: path.symlink_to(path.with_name("gone")), "there is no "),
     ],
 )
 def test_what_could_not_be_started_is_refused(
     tmp_path: Path, make: Callable[[Path], object], words: str
 ) -> None:
-    make(tmp_path / "hook")
+    (tmp_path / "site").mkdir()
+    make(tmp_path / "site/hook")
     with pytest.raises(InventoryError, match=words) as refused:
-        hooks.load(fleet(tmp_path, gpuprov_drain_hook="hook"), {})
+        hooks.load(fleet(tmp_path, gpuprov_drain_hook="site/hook"), {})
     assert refused.value.what.startswith("gpuprov_drain_hook (gpu-01): ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("which", ["hook", "folder", "link"])
+def test_what_belongs_to_another_user_is_refused(
+    tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    hook = tmp_path / "site" / "hook"
+    hook.symlink_to(program(tmp_path / "real", ""))
+    os.chown({"hook": hook.resolve(), "folder": hook.parent, "link": hook}[which], 1000, 1000,
+             follow_symlinks=False)  # fmt: skip
+    with pytest.raises(InventoryError, match="belongs to uid 1000, neither root nor the user"):
+        hooks.load(fleet(tmp_path, gpuprov_drain_hook="site/hook"), {})
+    monkeypatch.setenv("SUDO_UID", "1000")  # the user who runs it, then
+    assert hooks.load(fleet(tmp_path, gpuprov_drain_hook="site/hook"), {})[DRAIN]
+
+
+def test_in_a_sticky_folder_a_hook_of_ours_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    program(tmp_path / "site/hook", "")
+    (tmp_path / "site").chmod(0o1777)
+    assert hooks.load(fleet(tmp_path, gpuprov_drain_hook="site/hook"), {})[DRAIN]
+
+
+def test_a_hook_that_others_may_change_meanwhile_is_not_started(tmp_path: Path) -> None:
+    hook = program(tmp_path / "hook", f"touch {tmp_path}/started\n")
+    heard: list[Any] = []
+    runner = Runner(
+        {DRAIN: {"gpu-01": Hook(hook)}}, "run", tmp_path / "i.yml", lambda _event, _nodes: None, heard.append
+    )
+    assert runner.call(DRAIN, ["gpu-01"], 1, "canary") == {}
+    (tmp_path / "started").unlink()
+    hook.chmod(0o777)
+    problem = runner.call(DRAIN, ["gpu-01"], 1, "batch")["gpu-01"]
+    assert problem == (
+        f"its drain hook: it could not be started: everybody may change {hook}: chmod go-w {hook}"
+    )
+    assert not (tmp_path / "started").exists()

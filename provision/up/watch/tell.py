@@ -29,7 +29,7 @@ from provision import __version__, atomic_file
 from provision.errors import InventoryError, RunFolderError
 from provision.fleet import Fleet
 from provision.text import iso, one_line
-from provision.up.hooks import PATH, end_of, placed, refuse_unusable
+from provision.up.hooks import PATH, changeable, end_of, placed, refuse_unusable
 from provision.up.watch.alerts import Alert, Alerts
 from provision.up.watch.steps import Message
 
@@ -125,6 +125,8 @@ def _post(url: str, body: Any) -> None:
 
 def _run(program: Path, message: Message) -> None:
     """Run the site's program: the kind and the node as arguments, the message on standard input."""
+    if what := changeable(program):
+        raise OSError(f"{what[0]}: {what[1]}")
     with tempfile.TemporaryFile() as given:  # a file: it need not be read
         given.write(json.dumps(document(message)).encode() + b"\n")
         given.seek(0)
