@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from provision.node.modules import gpuprov_launch as module
 from tests.support.launching import LAUNCH, SCRIPTS, LaunchNode
 
 FOREIGN = "ssh-ed25519 AAAAfirst admin@a\n# a comment about gpuprov-launch-\nssh-rsa AAAAsecond ci\n"
@@ -52,7 +55,8 @@ def test_open_tells_what_the_controller_has_to_know_and_keeps_the_private_key(no
     assert (node.home / f"{LAUNCH}.close").stat().st_mode & 0o777 == 0o600
     (timer,) = node.ran("systemd-run")
     assert "--on-active=900" in timer
-    assert timer.endswith(f"/bin/sh {node.home}/{LAUNCH}.close close {node.keys}")
+    user = f"{os.getuid()} {os.getgid()}"
+    assert timer.endswith(f"/bin/sh {node.home}/{LAUNCH}.close close {node.keys} {user}")
     assert not node.keys.exists(), "nobody is let in before a certificate is there"
 
 
@@ -274,3 +278,111 @@ def test_closing_ends_what_runs_and_ending_what_is_not_open_does_nothing(node: L
     finally:
         running.kill()
         running.wait(timeout=60)
+
+
+# --- a login user who puts links where root would write ---
+
+NOBODY = pwd.getpwnam("nobody")
+
+
+class Attacked(LaunchNode):
+    """A node whose login user owns the folder of keys; `precious`: a file of root beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for one in (folder, *folder.parents):  # pytest makes its folders for its own user alone
+            if one.stat().st_uid == os.geteuid() and not one.stat().st_mode & 0o001:
+                one.chmod(one.stat().st_mode | 0o011)
+        self.private = folder / "private"
+        self.private.mkdir(mode=0o755)
+        self.precious = self.private / "authorized_keys"
+        self.precious.write_text(f"root's own ca gpuprov-launch-{LAUNCH}\nno end")
+        self.precious.chmod(0o644)
+        os.chown(self.keys.parent, NOBODY.pw_uid, NOBODY.pw_gid)
+        self.log.chmod(0o666)
+        self.before = self.state()
+
+    def state(self) -> tuple[str, list[tuple[int, int, int]], list[str]]:
+        found = [path.stat() for path in (self.precious, self.private)]
+        return (
+            self.precious.read_text(),
+            [(one.st_uid, one.st_gid, one.st_mode) for one in found],
+            sorted(path.name for path in self.private.iterdir()),
+        )
+
+    def run(self, state: str, launch: str = LAUNCH, **arguments: Any) -> dict[str, Any]:
+        return super().run(state, launch, user="nobody", **arguments)
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Attacked:
+    if os.geteuid():
+        pytest.skip("root alone can be led astray")
+    return Attacked(tmp_path)
+
+
+def link_of_keys(node: Attacked) -> None:
+    node.keys.symlink_to(node.precious)
+
+
+def hard_link_of_keys(node: Attacked) -> None:
+    node.keys.hardlink_to(node.precious)
+
+
+def link_of_the_folder(node: Attacked) -> None:
+    node.keys.parent.rmdir()
+    node.keys.parent.symlink_to(node.private)
+
+
+def link_to_a_new_file(node: Attacked) -> None:
+    node.keys.symlink_to(node.private / "new")
+
+
+LINKS = [link_of_keys, hard_link_of_keys, link_of_the_folder, link_to_a_new_file]
+
+
+def test_a_login_user_without_tricks_gets_a_launch(attacked: Attacked) -> None:
+    assert "failed" not in attacked.open()
+    assert "failed" not in attacked.admit()
+    made = [attacked.keys, *(attacked.home / LAUNCH).iterdir()]
+    assert {path.stat().st_uid for path in made} == {NOBODY.pw_uid}
+    assert {"key", "key.pub", "key-cert.pub", "accept", "reach", "created"} <= {path.name for path in made}
+    assert "failed" not in attacked.run("close")
+    assert not attacked.keys.exists()
+    assert not attacked.home.exists()
+
+
+@pytest.mark.parametrize("when", ["open", "admit", "close"])
+@pytest.mark.parametrize("attack", LINKS)
+def test_no_link_of_a_login_user_leads_root_to_another_file(
+    attack: Callable[[Attacked], None], when: str, attacked: Attacked
+) -> None:
+    if attack is link_of_the_folder:
+        os.chown(attacked.keys.parent.parent, NOBODY.pw_uid, NOBODY.pw_gid)
+    for state in ("open", "admit", "close"):
+        if state == when:
+            attacked.keys.unlink(missing_ok=True)
+            attack(attacked)
+        if state == "open":
+            attacked.open()
+        elif state == "admit":
+            attacked.admit()
+        else:
+            attacked.run("close")
+        assert attacked.state() == attacked.before, state
+
+
+@pytest.mark.parametrize("name", ["key-cert.pub", "unended"])
+def test_no_link_in_the_folder_of_a_launch_gives_a_file_away(name: str, attacked: Attacked) -> None:
+    attacked.keys.write_text("no end")
+    os.chown(attacked.keys, NOBODY.pw_uid, NOBODY.pw_gid)
+    attacked.open()
+    (attacked.home / LAUNCH / name).symlink_to(attacked.precious)
+    assert attacked.admit()["failed"] is True
+    assert attacked.state() == attacked.before
+
+
+def test_keys_in_a_folder_of_root_alone_are_written_as_root(attacked: Attacked) -> None:
+    assert module.keeper("/etc/ssh/keys/nobody", NOBODY).pw_uid == 0
+    assert module.keeper(str(attacked.keys), NOBODY) == NOBODY
+    assert module.keeper("/tmp/keys", NOBODY) == NOBODY

@@ -1,5 +1,6 @@
-# Ends what carries the launch's mark; with "close KEYS" also removes its line from that file of keys, and all
-# else that is left of it. systemd's timer runs it, too, when nobody is there any more to ask for it.
+# Ends what carries the launch's mark; with "close KEYS UID GID" also removes its line from that file of keys, with the
+# rights of this user, whose folder it is in and whose links may lead anywhere, and all else that is left of it.
+# systemd's timer runs it as well, if the controller no longer does.
 name=${0##*/}
 launch=${name%.close}
 folder=${0%.close}
@@ -17,13 +18,17 @@ for signal in TERM KILL KILL; do
 done
 [ "$1" = close ] || exit 0
 failed=
-if [ -f "$2" ]; then
+user=
+if [ "$3" != "$(id -u)" ]; then user="setpriv --reuid=$3 --regid=$4 --init-groups"; fi
+# shellcheck disable=SC2016 # the shell below expands it
+$user /bin/sh -c '
+  [ -f "$1" ] || exit 0
   unended=
-  if [ -e "$folder/unended" ] && tail -n 1 "$2" | grep -q " gpuprov-launch-$pattern\$"; then unended=1; fi
-  sed -i --follow-symlinks "/ gpuprov-launch-$pattern\$/d" "$2" || failed=1
-  if [ -n "$unended" ] && [ -z "$failed" ]; then truncate -s -1 "$2"; fi
-  if [ -e "$folder/created" ] && [ ! -s "$2" ]; then rm -f "$2"; fi
-fi
+  if [ -e "$2/unended" ] && tail -n 1 "$1" | grep -q " gpuprov-launch-$3\$"; then unended=1; fi
+  sed -i --follow-symlinks "/ gpuprov-launch-$3\$/d" "$1" || exit 1
+  if [ -n "$unended" ]; then truncate -s -1 "$1"; fi
+  if [ -e "$2/created" ] && [ ! -s "$1" ]; then rm -f "$1"; fi
+' sh "$2" "$folder" "$pattern" || failed=1
 rm -rf "$folder"
 [ -z "$failed" ] || exit 1 # the timer tries again
 rm -f "$0"

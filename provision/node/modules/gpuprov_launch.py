@@ -60,6 +60,7 @@ gpuprov:
   type: dict
 """
 
+import contextlib  # noqa: E402
 import os  # noqa: E402
 import pwd  # noqa: E402
 import re  # noqa: E402
@@ -124,39 +125,70 @@ def authorized_keys(account):
     return os.path.join(account.pw_dir, name.replace("%%", "%"))
 
 
-def write(path, text, mode, account):
-    """A file of the user's, whole."""
+def keeper(keys, account):
+    """The account with whose rights the file of keys is handled: root if root alone can change the folders
+    above it, else the login user, whose link may lead anywhere."""
+    folder = os.path.dirname(keys)
+    while folder != os.path.dirname(folder):
+        if os.path.lexists(folder):
+            found = os.lstat(folder)
+            if found.st_uid != 0 or found.st_mode & 0o022 or not stat.S_ISDIR(found.st_mode):
+                return account
+        folder = os.path.dirname(folder)
+    return pwd.getpwuid(0)
+
+
+@contextlib.contextmanager
+def acting_as(account):
+    """Work with the rights of this user alone: no link of theirs leads to what they may not change."""
+    before, groups = (os.geteuid(), os.getegid()), os.getgroups()
+    if account.pw_uid == before[0]:
+        yield
+        return
+    os.setgroups(os.getgrouplist(account.pw_name, account.pw_gid))
+    os.setegid(account.pw_gid)
+    os.seteuid(account.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(before[0])
+        os.setegid(before[1])
+        os.setgroups(groups)
+
+
+def write(path, text, mode):
+    """Make a file, whole."""
     with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as stream:
         stream.write(text)
-    os.chown(path, account.pw_uid, account.pw_gid)
 
 
 def open_launch(launch, account, seconds, scripts):
     """The node's key pair and scripts; the public key. What an earlier one left behind is removed."""
     keys = authorized_keys(account)
-    close(launch, keys)
+    close(launch, keys, account)
     folder = folder_of(launch)
     os.makedirs(HOME, mode=0o755, exist_ok=True)
     os.mkdir(folder, 0o700)
     os.chown(folder, account.pw_uid, account.pw_gid)
-    write(folder + ".close", scripts["close"], 0o600, pwd.getpwuid(0))
+    write(folder + ".close", scripts["close"], 0o600)
     timer = ["systemd-run", "--quiet", "--on-active=%d" % seconds, "--unit=gpuprov-launch-" + launch]
-    status, said = run([*timer, "/bin/sh", folder + ".close", "close", keys])
+    status, said = run([*timer, "/bin/sh", folder + ".close", *closing(keys, account)])
     if status != 0:
-        close(launch, keys)
+        close(launch, keys, account)
         raise LaunchError("no timer could be set to close it: %s" % said.strip()[-200:])
-    if not os.path.exists(keys):
-        write(os.path.join(folder, "created"), "", 0o600, account)
-    for name in ("accept", "reach"):
-        write(os.path.join(folder, name), scripts[name], 0o644, account)
-    made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", launch, "-f", os.path.join(folder, "key")]
-    status, said = run(made)
-    if status != 0:
-        raise LaunchError("ssh-keygen made no key: %s" % said.strip()[-200:])
-    for name in ("key", "key.pub"):
-        os.chown(os.path.join(folder, name), account.pw_uid, account.pw_gid)
-    with open(os.path.join(folder, "key.pub")) as stream:
-        return stream.read().strip()
+    with acting_as(keeper(keys, account)):
+        fresh = not os.path.exists(keys)
+    with acting_as(account):
+        if fresh:
+            write(os.path.join(folder, "created"), "", 0o600)
+        for name in ("accept", "reach"):
+            write(os.path.join(folder, name), scripts[name], 0o644)
+        path = os.path.join(folder, "key")
+        status, said = run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", launch, "-f", path])
+        if status != 0:
+            raise LaunchError("ssh-keygen made no key: %s" % said.strip()[-200:])
+        with open(path + ".pub") as stream:
+            return stream.read().strip()
 
 
 def admit(launch, account, certificate, authority):
@@ -164,23 +196,27 @@ def admit(launch, account, certificate, authority):
     folder, keys = folder_of(launch), authorized_keys(account)
     if not os.path.isdir(folder):
         raise LaunchError("the launch is not open any more")
-    write(os.path.join(folder, "key-cert.pub"), certificate + "\n", 0o600, account)
+    with acting_as(account):
+        write(os.path.join(folder, "key-cert.pub"), certificate + "\n", 0o600)
     parent = os.path.dirname(keys)
-    if not os.path.isdir(parent):
-        os.mkdir(parent, 0o700)
-        os.chown(parent, account.pw_uid, account.pw_gid)
+    unended = False
     options = 'restrict,cert-authority,principals="gpuprov-launch-%s"' % launch
     line = "%s %s gpuprov-launch-%s\n" % (options, authority, launch)
-    fresh = not os.path.exists(keys)
-    with open(keys, "ab+", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
-        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and stream.seek(0, os.SEEK_END):
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":  # as it will be again when it is closed
-                line = "\n" + line
-                write(os.path.join(folder, "unended"), "", 0o600, account)
-        stream.write(line.encode("ascii"))
-    if fresh:
-        os.chown(keys, account.pw_uid, account.pw_gid)
+    with acting_as(keeper(keys, account)):
+        if not os.path.isdir(parent):
+            os.mkdir(parent, 0o700)
+            os.chown(parent, account.pw_uid, account.pw_gid)
+        fresh = not os.path.exists(keys)
+        with open(keys, "ab+", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+            if fresh:
+                os.chown(stream.fileno(), account.pw_uid, account.pw_gid)
+            if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and stream.seek(0, os.SEEK_END):
+                stream.seek(-1, os.SEEK_END)
+                unended = stream.read(1) != b"\n"  # as it will be again when it is closed
+            stream.write((b"\n" if unended else b"") + line.encode("ascii"))
+    if unended:
+        with acting_as(account):
+            write(os.path.join(folder, "unended"), "", 0o600)
 
 
 def end(launch, *close_too):
@@ -192,9 +228,15 @@ def end(launch, *close_too):
             raise LaunchError("what it started could not be ended: %s" % said.strip()[-200:])
 
 
-def close(launch, keys):
+def closing(keys, account):
+    """The words for the script that closes a launch: the keys, and with whose rights they are handled."""
+    found = keeper(keys, account)
+    return ["close", keys, str(found.pw_uid), str(found.pw_gid)]
+
+
+def close(launch, keys, account):
     """As if it had never been."""
-    end(launch, "close", keys)
+    end(launch, *closing(keys, account))
     run(["systemctl", "stop", "gpuprov-launch-%s.timer" % launch])
 
 
@@ -267,7 +309,7 @@ def main():
         elif params["state"] == "end":
             end(launch)
         else:
-            close(launch, authorized_keys(account))
+            close(launch, authorized_keys(account), account)
     except KeyError:
         module.fail_json(msg="there is no user %s" % params["user"][:80])
     except (LaunchError, OSError) as trouble:
