@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib
 import keyword
+import os
 import sys
 
 from provision import TYPE_CHECKING, __version__
@@ -154,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from provision import terminal
 
             terminal.take_streams()
+        os.umask(os.umask(0o022) | 0o022)  # with a umask of 000 everyone could change what a run keeps
         gc.set_threshold(
             5_000, 10, 10
         )  # Python's own, 700, costs drift 5% more CPU; 20,000 would cost memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,9 +19,15 @@ _TAKEN_OVER = ("GPUPROV_RUNS", "XDG_STATE_HOME", "ANSIBLE_CONFIG", "SSL_CERT_FIL
 
 
 def text(fleet: Fleet, options: Sequence[str], user: str) -> str:
-    """The unit for this interpreter, inventory and user. Raises GpuprovError for a path it cannot hold."""
+    """The unit for this interpreter, inventory and user. Raises GpuprovError for what it cannot hold."""
     words = [sys.executable, "-m", "provision.cli", "watch", fleet.place, *options]
-    environment = [f"{name}={os.environ[name]}" for name in _TAKEN_OVER if os.environ.get(name)]
+    values = {name: os.environ[name] for name in _TAKEN_OVER if os.environ.get(name)}
+    if hidden := [name for name, value in values.items() if re.search(r"://.*@", value, re.DOTALL)]:
+        raise GpuprovError(
+            f"{hidden[0]} has a password, and everyone may read a unit",
+            f"unset it here, write it into a file that root alone may read (0600), and name that file with "
+            f"`systemctl edit {PLACE.name}`: [Service] EnvironmentFile=FILE",
+        )
     return "\n".join(
         [
             "# Written by `gpuprov watch --install-unit`.",
@@ -34,12 +41,14 @@ def text(fleet: Fleet, options: Sequence[str], user: str) -> str:
             "[Service]",
             f"User={user}",
             f"ExecStart={' '.join(map(_quoted, words))}",
-            *(f"Environment={_quoted(one)}" for one in environment),
+            *(f"Environment={_quoted(f'{name}={value}')}" for name, value in values.items()),
             "Restart=always",
             "RestartSec=5",
             # It ends the checks it has begun, and goes on with them at its next start.
             "KillMode=mixed",
             "TimeoutStopSec=60",
+            # The program holds passwords of the inventory.
+            "LimitCORE=0",
             "NoNewPrivileges=yes",
             "ProtectSystem=full",
             "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from provision import paths
 from provision.cli import main
 from provision.errors import ExitCode, GpuprovError
 from provision.up.watch import state, unit
@@ -136,3 +138,56 @@ def test_installing_needs_to_write_the_unit(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "gpuprov-watch.service").stat().st_mode & 0o777 == 0o644
     with pytest.raises(GpuprovError, match="cannot be written"):
         unit.install(fleet(), [], tmp_path / "no" / "gpuprov-watch.service")
+
+
+@pytest.mark.parametrize(
+    "proxy", ["http://ann:se$cret@proxy:3128", "http://ann:se\ncret@proxy", "https://se@cret"]
+)
+def test_a_proxy_with_a_password_is_in_no_unit(
+    proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everyone may read a unit, and `systemctl show` has its environment."""
+    place = tmp_path / "gpuprov-watch.service"
+    monkeypatch.setenv("PATH", str(tmp_path))  # no systemctl
+    monkeypatch.setenv("https_proxy", proxy)
+    with pytest.raises(GpuprovError, match="https_proxy has a password") as refused:
+        unit.install(fleet(), [], place)
+    assert proxy.partition("://")[2] not in str(refused.value)
+    assert "EnvironmentFile=" in refused.value.fix
+    assert not place.exists()
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    unit.install(fleet(), [], place)
+    assert 'Environment="https_proxy=http://proxy:3128"' in place.read_text()
+
+
+def test_a_crash_of_the_watch_leaves_no_secret_on_the_disk() -> None:
+    assert "LimitCORE=0" in unit.text(fleet(), [], "root").splitlines()
+
+
+def test_under_a_umask_of_zero_nobody_else_may_change_the_state(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh interpreter, as a service manager without a UMask= starts it."""
+    code = "import os, sys; os.umask(0); from provision.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = [
+        "drift",
+        "nodes.yml",
+        "--timeout",
+        "5",
+        "--set",
+        "ansible_host=127.0.0.1",
+        "--set",
+        "ansible_port=1",
+    ]
+    monkeypatch.setenv("GPUPROV_RUNS", str(folder / "runs"))
+    subprocess.run(
+        [sys.executable, "-P", "-c", code, *words],
+        cwd=folder,
+        timeout=120,
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(paths.PACKAGE.parent)},
+    )
+    made = [path for place in ("state", "runs") for path in (folder / place).rglob("*")]
+    assert made
+    assert not [path for path in made if path.lstat().st_mode & 0o022 and not path.is_symlink()]
