@@ -6,9 +6,10 @@ them. What is held back is told to people, once, for as long as it is so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from provision.checks.pairs.pairing import RACK
 from provision.fleet import Fleet
 from provision.node_names import fold, natural
 from provision.remote.schedulers import Holder, Scheduled
@@ -68,21 +69,14 @@ def suspects(view: View, policy: Policy) -> list[str]:
 def decide(view: View, policy: Policy) -> Decision:
     """The incidents to open now."""
     candidates = suspects(view, policy)
-    silent = [name for name, one in view.seen.items() if one.silent]
-    if policy.too_silent(len(silent), len(view.seen)):
-        why = (
-            f"{many(len(silent), 'node')} of {len(view.seen):,} silent at once ({fold(silent, 120)}): "
-            "the fault may be this machine or its network, so no node is drained"
-        )
-        return Decision(held=(Held("held.silent", tuple(sorted(silent, key=natural)), why),))
     opened: list[Incident] = []
-    held: list[Held] = []
     role = view.roles
+    stopped, held = _too_silent(view, policy, role)
     # Who failed first goes first; in one moment, the one whose fault is certain before the silent one.
     for name in sorted(
         candidates, key=lambda name: (view.seen[name].silent, view.seen[name].since, natural(name))
     ):
-        if role.get(name) is Role.REPAIR or name not in view.fleet.nodes:
+        if role.get(name) is Role.REPAIR or name not in view.fleet.nodes or name in stopped:
             continue
         outcome = _one(name, view, policy, role, opened)
         if isinstance(outcome, Incident):
@@ -90,6 +84,54 @@ def decide(view: View, policy: Policy) -> Decision:
         elif outcome is not None:
             held.append(outcome)
     return Decision(tuple(opened), _together(held))
+
+
+def _too_silent(view: View, policy: Policy, role: Mapping[str, Role]) -> tuple[Collection[str], list[Held]]:
+    """Nodes that are left alone because too many are silent at once, and why.
+
+    A node that is out of service already may be switched off for its repair, so it does not count. When the
+    rack of each silent node is known, only these racks are left alone.
+    """
+    nodes = [
+        name
+        for name in view.seen
+        if role.get(name) in (Role.SERVICE, Role.SPARE)
+        and not _taken(view.scheduled.get(name), role[name] is Role.SPARE)
+    ]
+    silent = sorted((name for name in nodes if view.seen[name].silent), key=natural)
+    rack = {name: view.fleet.nodes[name].variables.get(RACK) for name in nodes}
+    dark = {rack[name] for name in silent}
+    if not policy.too_silent(len(silent), len(nodes)):
+        members = {one: [name for name in nodes if rack[name] == one] for one in dark if one is not None}
+        dark = {
+            one
+            for one, every in members.items()
+            if policy.too_silent(sum(view.seen[name].silent for name in every), len(every))
+        }
+        silent = [name for name in silent if rack[name] in dark]
+        nodes = [name for name in nodes if rack[name] in dark]
+    if not silent:
+        return (), []
+    others = [name for name, one in view.seen.items() if one.silent and name in role and name not in rack]
+    why = (
+        f"{many(len(silent), 'node')} of {len(nodes):,} silent at once ({fold(silent, 120)}): the fault may "
+        "be this machine or its network, so no node"
+        + ("" if None in dark else f" of rack {', '.join(sorted(map(str, dark)))}")
+        + " is drained"
+        + (f"; not counted: {len(others):,} silent and out of service already" if others else "")
+        + ". Drain a node that is switched off on purpose in its scheduler"
+    )
+    stopped = view.seen if None in dark else [name for name in rack if rack[name] in dark]
+    return stopped, [Held("held.silent", tuple(silent), why)]
+
+
+def _taken(word: Scheduled | None, was_spare: bool) -> bool:
+    """Whether a person took the node out of service, or a run of gpuprov did: `up`, a burn-in, the watch of
+    another machine."""
+    if word is None or word.error:
+        return False
+    ours = word.holder is Holder.US and not was_spare and not by_the_node_itself(word.reason)
+    return ours or word.holder is Holder.OTHERS
 
 
 def _one(
@@ -101,10 +143,8 @@ def _one(
         return None  # asked, but not answered yet
     if word.error:
         return Held("held.scheduler", (name,), f"no answer from the scheduler: {word.error}")
-    if word.holder is Holder.OTHERS:
-        return None  # people have it in hand
-    if word.holder is Holder.US and not was_spare and not by_the_node_itself(word.reason):
-        return None  # another run of gpuprov took it out: `up`, a burn-in, the watch of another machine
+    if _taken(word, was_spare):
+        return None
     cause, action = seen.cause, seen.action
     if not seen.fatal:
         if word.takes_jobs or not word.down:

@@ -94,16 +94,72 @@ def test_nothing_is_done_without_the_schedulers_word() -> None:
     assert decide(replace(bad, scheduled=words), Policy()).opened == ()
 
 
-def test_a_rack_that_goes_dark_is_nobodys_fault_here() -> None:
+def without_racks(of: Fleet) -> Fleet:
+    nodes = {
+        name: replace(one, variables={**one.variables, "gpuprov_rack": None})
+        for name, one in of.nodes.items()
+    }
+    return replace(of, nodes=nodes)
+
+
+@pytest.mark.parametrize("racks", [True, False], ids=["racks known", "racks unknown"])
+def test_a_rack_that_goes_dark_is_nobodys_fault_here(racks: bool) -> None:
+    """Where racks are known the others are watched as before; else nothing is done at all."""
     dark = {f"gpu-{number:02d}": SILENT for number in range(1, 5)}
-    late = view({**dark, "gpu-07": LOST}, at=NOW + HOUR)
+    of = fleet() if racks else without_racks(fleet())
+    late = view({**dark, "gpu-07": LOST, "spare-1": LOST}, of, at=NOW + HOUR)
     for name in dark:
         late = told(late, name, state="DOWN", down=True, takes_jobs=False)
     decision = decide(late, Policy())
-    assert decision.opened == ()
+    assert [one.node for one in decision.opened] == (["gpu-07"] if racks else [])
     (only,) = decision.held
     assert (only.kind, only.nodes) == ("held.silent", tuple(sorted(dark)))
     assert "4 nodes of 10 silent at once (gpu-[01-04])" in only.why
+    assert ("no node of rack r1 is drained" in only.why) is racks
+
+
+def test_a_dark_rack_of_a_large_fleet_is_not_drained_node_by_node() -> None:
+    of = fleet(nodes=96)
+    dark = {f"gpu-{number:02d}": SILENT for number in range(9, 13)}
+    late = view({**dark, "gpu-50": LOST}, of, at=NOW + HOUR)
+    for name in dark:
+        late = told(late, name, state="DOWN", down=True, takes_jobs=False)
+    assert opened(late) == ["gpu-50"]
+    (only,) = decide(late, Policy()).held
+    assert only.nodes == tuple(dark)
+    assert "4 nodes of 4 silent at once (gpu-[09-12])" in only.why
+
+
+OFF = {"state": "DOWN+DRAIN+NOT_RESPONDING", "down": True, "takes_jobs": False}
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"holder": Holder.OTHERS, "reason": "in repair [ann]"},
+        {"holder": Holder.US, "reason": f"{PREFIX}up 2026"},
+        {"holder": Holder.US, "reason": f"{PREFIX}an incident"},
+    ],
+    ids=["a person", "another run", "an incident"],
+)
+def test_nodes_switched_off_for_repair_stop_nothing(why: dict[str, Any]) -> None:
+    of = without_racks(fleet(nodes=30))
+    off = ("gpu-11", "gpu-12", "gpu-13")
+    bad = view({**dict.fromkeys(off, SILENT), "gpu-20": LOST}, of, at=NOW + 3 * 24 * HOUR)
+    for name in off:
+        bad = told(bad, name, **OFF, **why)
+    if "incident" in why["reason"]:
+        bad = replace(bad, incidents=tuple(past(name, 50) for name in off))
+    policy = Policy(share=50)
+    assert opened(bad, policy) == ["gpu-20"]
+    assert held(bad, policy) == []
+    # Three more, that nobody took out of service, do stop it; the numbers are of the nodes in service.
+    more = {name: SILENT for name in ("gpu-01", "gpu-02", "gpu-03")}
+    found = {name: seen(name, NOW, **how) for name, how in more.items()}
+    (only,) = decide(replace(bad, seen={**bad.seen, **found}), policy).held
+    assert only.nodes == tuple(more)
+    assert "3 nodes of 29 silent at once (gpu-[01-03])" in only.why
+    assert "not counted: 3 silent and out of service already" in only.why
 
 
 def test_one_silent_node_counts_when_its_scheduler_has_lost_it_too_and_for_long() -> None:
