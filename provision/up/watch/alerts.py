@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from provision import atomic_file
-from provision.errors import RunFolderError
 from provision.text import iso
 from provision.up.watch.incidents import FORMAT, Incident
 from provision.up.watch.steps import Message
@@ -54,12 +53,11 @@ def is_over(
     held: Collection[str],
     validated: Mapping[str, float],
 ) -> bool:
-    """Whether what a message tells of is over. `held`: the ids of messages on limits that still keep nodes in
-    service, and on spares that are still without their pool; `validated`: spare → when it last passed."""
-    if message.kind.startswith("held.") or message.kind == "pool-lost":
-        return message.id not in held
-    if not message.incident:  # a spare that did not pass
-        return validated.get(message.node, 0.0) > message.at
+    """Whether what a message tells of is over. `held`: the ids of messages on what lasts: a limit that keeps
+    nodes in service, a spare without its pool; `validated`: spare → when it last passed."""
+    if not message.incident:
+        passed = validated.get(message.node, 0.0) > message.at
+        return passed if message.kind == "spare-failed" else message.id not in held
     incident = incidents.get(message.incident)
     if incident is None or not incident.holds_node:
         return True
@@ -91,18 +89,18 @@ class Alerts:
                 self._open[message.id] = message
 
     def open(self, message: Message) -> None:
-        """Have this one sent, now and again. Raises RunFolderError where it cannot be kept."""
+        """Have this one sent, now and again. One that cannot be kept on disk is gone after a restart."""
         with self._guard:
             if message.id in self._open:
                 return
-            self._folder.mkdir(mode=0o700, exist_ok=True)
             row = {"format": FORMAT, "message": asdict(message)}
             try:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
                 atomic_file.write(self._path(message), json.dumps(row) + "\n")
             except OSError as error:
-                raise RunFolderError(
-                    f"{self._folder} cannot be written: {error.strerror}", "make room"
-                ) from None
+                self._say(
+                    f"{self._folder} cannot be written: {error.strerror}; the alert is sent all the same"
+                )
             self._over.pop(message.id, None)
             self._open[message.id] = message
             self._due = 0.0

@@ -46,10 +46,13 @@ class Checking:
         if self._stopped:
             return Checked(False, "this watch was stopped", again=True)
         if code is None:
-            return Checked(False, f"the check did not end within {self._seconds:g} s", run)
-        if run and code in (ExitCode.UNHEALTHY, ExitCode.INCOMPLETE):
+            late = f"the check did not end within {self._seconds:g} s"
+            return Checked(False, late, run, again=True, elsewhere=True)
+        if run and code == ExitCode.UNHEALTHY:
             return Checked(False, why, run)
-        return Checked(False, _error(wrong), run, again=True)  # a lock, a full disk: not the spare's fault
+        # A lock, a full disk, a network that is down: not the spare's fault.
+        why = why if run else _error(wrong)
+        return Checked(False, why, run, again=True, elsewhere=code == ExitCode.INCOMPLETE)
 
     def evidence(self, incident: Incident) -> str:
         """Measure the failed node as it is now, and pack what a vendor asks for."""

@@ -15,7 +15,7 @@ from provision.node_names import fold, natural
 from provision.remote.schedulers import Holder, Scheduled
 from provision.text import many, spelled
 from provision.up.watch.incidents import Incident, Role, Step, by_the_node_itself, new, roles
-from provision.up.watch.policy import Policy, distance, fits
+from provision.up.watch.policy import SPARES, Policy, distance, fits
 from provision.up.watch.seen import Seen
 
 HOUR = 3600.0
@@ -32,6 +32,7 @@ class View:
     scheduled: Mapping[str, Scheduled]
     incidents: Sequence[Incident]
     validated: Mapping[str, float] = field(default_factory=dict)  # spare → when it last passed
+    unscheduled: Collection[str] = ()  # nodes without a scheduler: watched and reported, never drained
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -40,11 +41,22 @@ class View:
 
 @dataclass(frozen=True)
 class Held:
-    """Why nodes are left in service though they failed. `kind` is one of `held.*` (docs/watch.md)."""
+    """A state that lasts and that people must know of. `kind`: docs/watch.md; `held.*` are failed nodes that
+    are left in service."""
 
     kind: str
     nodes: tuple[str, ...]
     why: str
+
+    @property
+    def key(self) -> str:
+        """What is reported once an hour: the kind; for one that stops a single incident, that one."""
+        return f"{self.kind}.{self.nodes[0]}" if self.kind == "incident-stuck" else self.kind
+
+    @property
+    def text(self) -> str:
+        failed = f"{fold(self.nodes, 200)}: left in service: " if self.kind.startswith("held.") else ""
+        return failed + self.why
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,9 @@ def _one(
 ) -> Incident | Held | None:
     seen, word = view.seen[name], view.scheduled.get(name)
     was_spare = role[name] is Role.SPARE
+    if name in view.unscheduled:
+        why = f"no scheduler that gpuprov can ask, so it is not drained: {seen.cause}"
+        return Held("held.unscheduled", (name,), why) if seen.fatal else None
     if word is None:
         return None  # asked, but not answered yet
     if word.error:
@@ -198,6 +213,8 @@ def ready(spare: str, view: View, policy: Policy) -> str:
         return "no health result yet"
     if not seen.healthy:
         return seen.cause or seen.trouble or f"its verdict is {seen.verdict}"
+    if spare in view.unscheduled:
+        return "it has no scheduler that gpuprov can ask"
     if word is None or word.error:
         return f"no answer from the scheduler: {word.error if word else 'not asked yet'}"
     if word.holder is Holder.OTHERS:
@@ -214,11 +231,35 @@ def ready(spare: str, view: View, policy: Policy) -> str:
     return ""
 
 
-def choose(incident: Incident, view: View, policy: Policy) -> tuple[str, dict[str, str]]:
-    """The spare for an incident, or ""; and why each of the others is none."""
+def lost_spares(incidents: Sequence[Incident], at: float) -> int:
+    """How many spares went to repair within the last hour, and are still there."""
+    return sum(one.was_spare and one.holds_node and at - one.opened < HOUR for one in incidents)
+
+
+def spares_gone(view: View) -> list[Held]:
+    """Whether the inventory has spares, and none of them is a spare now."""
+    spares = [name for name in view.fleet.groups.get(SPARES, ()) if name in view.fleet.nodes]
+    if not spares or Role.SPARE in view.roles.values():
+        return []
+    why = f"no spare is left ({fold(spares, 200)}: in service or in repair), so the next failed node waits"
+    return [Held("last-spare", (), why)]
+
+
+def choose(
+    incident: Incident, view: View, policy: Policy, aside: Mapping[str, str] | None = None
+) -> tuple[str, dict[str, str]]:
+    """The spare for an incident, or ""; and why each of the others is none. `aside`: spares that could not be
+    checked a moment ago, with the reason."""
     role, node = view.roles, view.fleet.nodes.get(incident.node)
     if node is None:
         return "", {}
+    if (lost := lost_spares(view.incidents, view.at)) >= policy.spares_hourly:
+        limit = (
+            f"{many(lost, 'spare')} went to repair within an hour, which is the limit "
+            "(gpuprov_watch.spares_hourly): the fault may be this machine's or the check's"
+        )
+        left = [name for name, one in role.items() if one is Role.SPARE]
+        return "", {fold(left): limit} if left else {}
     taken = {one.spare for one in view.incidents if one.holds_spare and one.id != incident.id}
     why: dict[str, str] = {}
     for name, one in view.fleet.nodes.items():
@@ -228,6 +269,8 @@ def choose(incident: Incident, view: View, policy: Policy) -> tuple[str, dict[st
             why[name] = "it is replacing another node"
         elif name in incident.tried:
             why[name] = "its last check failed"
+        elif aside and name in aside:
+            why[name] = aside[name]
         elif not fits(one, node, policy):
             why[name] = "its SKU, stack or a variable of gpuprov_watch.same differs"
         else:
@@ -246,19 +289,20 @@ def choose(incident: Incident, view: View, policy: Policy) -> tuple[str, dict[st
 
 
 class Telling:
-    """What of that people are told: each kind once, again after an hour, and when twice as many nodes are
-    held; a rack falls silent one node after the other."""
+    """What people are told of it: each kind once an hour, however often it comes and goes, and again when
+    twice as many failed nodes are held; a rack falls silent one node after the other."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, int]] = {}
 
     def news(self, held: Sequence[Held], at: float) -> list[Held]:
         """Those that are to be told now."""
-        self._told = {kind: told for kind, told in self._told.items() if kind in {one.kind for one in held}}
+        self._told = {key: told for key, told in self._told.items() if at - told[0] < HOUR}
         found = []
         for one in held:
-            when, count = self._told.get(one.kind, (0.0, 0))
-            if not count or at - when >= HOUR or len(one.nodes) >= 2 * count:
-                self._told[one.kind] = at, len(one.nodes)
+            _, count = self._told.get(one.key, (0.0, 0))
+            grown = one.kind.startswith("held.") and len(one.nodes) >= 2 * count
+            if not count or grown:
+                self._told[one.key] = at, max(1, len(one.nodes))
                 found.append(one)
         return found

@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from provision import atomic_file, paths
 from provision.errors import GpuprovError, RunFolderError
@@ -188,6 +188,7 @@ class Store:
         self.path = path
         # The folders' times of change, and what was in them then.
         self._known: tuple[tuple[int, ...], list[Incident]] = ((), [])
+        self.damaged: dict[str, str] = {}  # incident → why its file cannot be read
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -216,13 +217,20 @@ class Store:
             os.close(descriptor)
 
     def incidents(self) -> list[Incident]:
-        """All there are, by time. Raises RunFolderError for a file that cannot be read."""
+        """Those that can be read, by time; `damaged` has the others. Raises RunFolderError for a newer
+        format."""
         folder, returns = self.path / "incidents", self.path / "returns"
         # Each file is replaced by renaming, which changes its folder's time.
         changed = tuple(one.stat().st_mtime_ns if one.is_dir() else 0 for one in (folder, returns))
-        if changed != self._known[0]:
-            found = [_incident(path, returns / path.name) for path in sorted(folder.glob("[!.]*.json"))]
+        if changed != self._known[0] or self.damaged:  # a file may be repaired in its place
+            found, damaged = [], {}
+            for path in sorted(folder.glob("[!.]*.json")):
+                try:
+                    found.append(_incident(path, returns / path.name))
+                except _DamagedError as error:
+                    damaged[path.stem] = f"{error.what}; {error.fix}"
             self._known = (changed, sorted(found, key=lambda one: (one.opened, one.id)))
+            self.damaged = damaged
         return list(self._known[1])
 
     def write(self, incident: Incident) -> None:
@@ -236,8 +244,11 @@ class Store:
         self._replace(f"returns/{incident.id}.json", {"format": FORMAT, **document})
 
     def validated(self) -> dict[str, dict[str, Any]]:
-        """Spare → {at, verdict, run}: its last validation."""
-        found = _read(self.path / "validated.json")
+        """Spare → {at, verdict, run}: its last validation. Without a file that can be read all are due."""
+        try:
+            found = _read(self.path / "validated.json")
+        except _DamagedError:
+            return {}
         return {str(name): one for name, one in found.get("nodes", {}).items() if isinstance(one, dict)}
 
     def write_validated(self, node: str, at: float, verdict: str, run: str) -> None:
@@ -250,14 +261,21 @@ class Store:
         with _kept(path):
             if path.exists() and path.stat().st_size > _HISTORY:
                 path.replace(path.with_suffix(".1.jsonl"))
-            with path.open("a", encoding="ascii") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+            with path.open("ab+") as file:
+                if file.seek(0, os.SEEK_END) and not _ends_a_line(file):
+                    file.write(b"\n")  # what a kill or a full disk cut off
+                file.write("".join(json.dumps(row) + "\n" for row in rows).encode("ascii"))
 
     def _replace(self, name: str, document: Mapping[str, Any]) -> None:
         path = self.path / name
         with _kept(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             atomic_file.write(path, json.dumps(document, indent=2) + "\n")
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 @contextlib.contextmanager
@@ -271,15 +289,19 @@ def _kept(path: Path) -> Iterator[None]:
         ) from None
 
 
+class _DamagedError(RunFolderError):
+    pass
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}", "restore it, or move it away") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _DamagedError(f"{path} cannot be read: {error}", "restore it, or move it away") from None
     if not isinstance(document, dict) or not isinstance(document.get("format"), int):
-        raise RunFolderError(f"{path} was not written by gpuprov", "move it away")
+        raise _DamagedError(f"{path} was not written by gpuprov", "move it away")
     if document["format"] > FORMAT:
         raise RunFolderError(f"{path} was written by a newer gpuprov", "update gpuprov here")
     return document
@@ -287,6 +309,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 _KNOWN = {one.name for one in fields(Incident)}
 _OF_RETURN = ("returned", "returning")
+_TEXTS = ("node", "cause", "action", "device", "serial", "spare", "note")
+_TIMES = ("drained", "placed", "closed", "returned")
 
 
 def _incident(path: Path, back: Path) -> Incident:
@@ -296,9 +320,16 @@ def _incident(path: Path, back: Path) -> Incident:
         known = {name: value for name, value in document.items() if name in _KNOWN}
         known |= {name: tuple(known.get(name, ())) for name in ("tried", "pools")}
         known["step"] = Step(known["step"])
-        return Incident(**known)
+        found = Incident(**known)
+        texts = [getattr(found, name) for name in _TEXTS]
+        times = [at for name in _TIMES if (at := getattr(found, name)) is not None]
+        if found.id != path.stem or not all(isinstance(text, str) for text in texts):
+            raise ValueError("its id or a text is wrong")
+        if not all(type(at) in (int, float) for at in (found.opened, *times)):
+            raise ValueError("a time is not a number")
+        return found
     except (KeyError, ValueError, TypeError) as error:
-        raise RunFolderError(
+        raise _DamagedError(
             f"{path} is not an incident file: {error}", "restore it, or move it away"
         ) from None
 

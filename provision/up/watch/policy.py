@@ -24,9 +24,11 @@ class Policy:
 
     Spares: SKU and stack must be the failed node's. So must the variables named in `same`; those in `prefer`
     decide among several. A spare was validated within `validated_hours`, or is validated before it counts.
-    `verify_seconds`: the longest that its last check, before it goes into service, may take.
+    `verify_seconds`: the longest that its last check, before it goes into service, may take. With
+    `spares_hourly` spares gone to repair within 60 minutes no other one is checked or put into service.
 
     `return_hours`: how long a node stays away after its first failure in 30 days; twice that after each more.
+    `metrics`: the file, of a node exporter's textfile folder, that has the watch's heartbeat.
     """
 
     hourly: int = 4
@@ -38,7 +40,9 @@ class Policy:
     prefer: tuple[str, ...] = ("gpuprov_rack",)
     validated_hours: float = 24.0
     verify_seconds: float = 120.0
+    spares_hourly: int = 2
     return_hours: float = 1.0
+    metrics: str = ""
 
     def out_of(self, pool: int) -> int:
         """How many nodes of a pool of this size the watch may keep out of service."""
@@ -113,7 +117,12 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prefer": _NAMES,
     "validated_hours": _number(1, 24 * 365),
     "verify_seconds": _number(5, 3600),
+    "spares_hourly": _whole(1, 1000),
     "return_hours": _number(0, 24 * 30),
+    "metrics": (
+        lambda value: isinstance(value, str) and value.startswith("/") and value.endswith(".prom"),
+        "the full path of a .prom file",
+    ),
 }
 
 

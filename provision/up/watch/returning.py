@@ -126,5 +126,6 @@ def run_here(words: Sequence[str]) -> int:
 
 
 def is_ready(incident: Incident) -> bool:
-    """Whether the watch is through with it, so that a person may go on."""
-    return incident.step in (Step.REPAIR, Step.CHOOSE)
+    """Whether the watch is through with it, so that a person may go on. A node that waits for a spare would
+    become the spare for itself."""
+    return incident.step is Step.REPAIR

@@ -7,17 +7,21 @@ keeps nobody waiting. All that must survive a kill is in the store before it is 
 from __future__ import annotations
 
 import concurrent.futures
+import shlex
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from provision.errors import RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.schedulers import Holder, Scheduled, Scheduler
-from provision.text import many
+from provision.text import many, one_line
+from provision.up.watch import heartbeat
 from provision.up.watch.alerts import is_over
-from provision.up.watch.decide import HOUR, Held, Telling, View, decide, ready, suspects
+from provision.up.watch.decide import HOUR, Held, Telling, View, decide, ready, spares_gone, suspects
 from provision.up.watch.incidents import SPARE, Incident, Role, Store, roles, serving
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen, seen
@@ -29,6 +33,7 @@ PACE = 0.2  # seconds between two rounds at least, where nothing failed
 WAIT = 1.0  # seconds at most between two looks at what there is to do
 ASK_ALL = 30.0  # seconds between two questions to the scheduler about all nodes
 ASK_SOME = 5.0  # seconds for which its word about a node that failed, or a spare, is believed
+STUCK = 60.0  # seconds until an incident that an error stopped is tried again
 RENEW = 0.9  # part of the time a validation counts for, after which a spare is validated again
 
 
@@ -71,22 +76,28 @@ class Watch:
         people: People,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.time,
+        unscheduled: Collection[str] = (),
     ) -> None:
-        self.scheduler = scheduler
+        self.scheduler, self._unscheduled = scheduler, unscheduled
         self._fleet, self._policy, self._store = fleet, policy, store
         self._stream, self._checks, self._say, self._clock = stream, checks, say, clock
         self._people = people
         self._seen: dict[str, Seen] = {}
         self._words: dict[str, tuple[float, Scheduled]] = {}  # node → when it was asked, the answer
-        self._steps = Steps(self, store, policy, say)
+        self._nodes = commanded(fleet)
+        self._steps = Steps(self, store, policy, say, self._nodes)
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "incident")
-        self._running: dict[str, concurrent.futures.Future[tuple[Incident, float]]] = {}
+        self._running: dict[str, tuple[Incident, concurrent.futures.Future[tuple[Incident, float]]]] = {}
+        self._stuck: dict[str, Held] = {}  # incident → the error that stopped it
         self._not_before: dict[str, float] = {}
         self._renewing: tuple[str, concurrent.futures.Future[Checked]] | None = None
         self._renewer = concurrent.futures.ThreadPoolExecutor(1, "spare")
         self._renew_after: dict[str, float] = {}
         self._telling = Telling()
-        self._held: dict[str, str] = {}  # kind → the message that told last of what is held now
+        self._held: dict[str, str] = {}  # what lasts (Held.key) → the message on it
+        self._told: dict[str, Message] = {}  # the same, and what has ended since
+        self._full = ""  # why the folder cannot be written
+        self._last_beat = 0.0
         self._lost: dict[str, tuple[str, str]] = {}  # spare → why it is not in its pools, and who told so
         self._asked_all = 0.0
         self._stopped = False
@@ -110,7 +121,7 @@ class Watch:
             if one.get("verdict") == "pass" and isinstance(one.get("at"), int | float)
         }
         words = {name: word for name, (_, word) in self._words.copy().items()}
-        return View(self.now(), self._fleet, dict(self._seen), words, incidents, validated)
+        return View(self.now(), self._fleet, dict(self._seen), words, incidents, validated, self._unscheduled)
 
     def verify(self, spare: str) -> Checked:
         return self._checks.verify(spare)
@@ -128,7 +139,10 @@ class Watch:
         self._greet()
         try:
             while not self._stopped:
-                self.round(WAIT)
+                try:
+                    self.round(WAIT)
+                except Exception as error:  # the next round may do; if none does, the heartbeat stops
+                    self._failed(error)
         finally:
             self._checks.stop()
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -155,16 +169,57 @@ class Watch:
             self._ask(failed, ASK_SOME)
             view = self._known()
         decision = decide(view, self._policy)
+        held = [*decision.held, *spares_gone(view), *self._troubles()]
         for incident in decision.opened:
-            self._store.write(incident)
-            self._say(f"{incident.id}: {incident.node} failed: {incident.cause}")
-        self._tell_held(decision.held)
+            name = incident.node
+            try:
+                self._store.write(incident)
+                self._say(f"{incident.id}: {name} failed: {incident.cause}")
+            except RunFolderError as error:  # what cannot be kept is not done
+                why = f"{name} failed ({incident.cause}) and is not drained, since {error.what}"
+                held.append(Held("incident-stuck", (name,), why))
+        self._tell_held(held)
         if all_of_them:
             known = {one.id: one for one in self._store.incidents()}
             held = {*self._held.values(), *(told for _, told in self._lost.values())}
             self._people.settle(lambda message: is_over(message, known, held, view.validated))
         self._forward()
         self._renew(view)
+        self._beat()
+
+    def _failed(self, error: Exception) -> None:
+        """Report a round that an error of ours ended, and go on after a moment."""
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        self._tell_held(
+            [*self._troubles(), Held("watch-failed", (), one_line(f"the watch fails: {why}", 400))]
+        )
+        time.sleep(WAIT)
+
+    def _troubles(self) -> list[Held]:
+        """What keeps this watch from its work, and has to do with no node."""
+        found = list(self._stuck.values())
+        for name, why in self._store.damaged.items():
+            found.append(Held("incident-stuck", (name,), f"{why}; this incident is left alone until then"))
+        if aside := self._steps.aside.copy():
+            why = next(iter(aside.values()))[1]
+            found.append(Held("spare-unchecked", tuple(aside), f"{fold(aside, 200)} {why}"))
+        if self._full:
+            why = f"{self._full}: no failed node can be drained until there is room, and no history is kept"
+            found.append(Held("disk-full", (), why))
+        return found
+
+    def _beat(self) -> None:
+        """Show that the watch is at work."""
+        if time.monotonic() - self._last_beat < heartbeat.EVERY and self._last_beat:
+            return
+        self._last_beat = time.monotonic()
+        kinds = {self._told[key].kind for key in self._held} | ({"pool-lost"} if self._lost else set())
+        try:
+            heartbeat.beat(self._store.path, self._policy.metrics, self._fleet.pattern, sorted(kinds))
+            self._full = ""
+        except OSError as error:
+            self._full = f"{error.filename or self._store.path} cannot be written ({error.strerror})"
 
     def _take(self, changed: Sequence[NodeStatus]) -> bool:
         """Take in what changed; whether a node failed."""
@@ -175,33 +230,50 @@ class Watch:
             if not found.same_as(before):
                 rows.append(found.row(at))
             self._seen[status.node] = found
-        if rows:
-            self._store.remember(rows)
+        try:
+            if rows:
+                self._store.remember(rows)
+        except RunFolderError as error:  # what is decided does not need it
+            self._full = error.what
         return any(self._seen[status.node].fatal for status in changed)
 
     def _ask(self, nodes: Sequence[str], age: float) -> None:
         """Have the scheduler's word of these nodes, at most so many seconds old."""
         now = time.monotonic()
-        old = [name for name in nodes if name not in self._words or now - self._words[name][0] >= age]
+        old = [
+            name
+            for name in nodes
+            if name not in self._unscheduled
+            and (name not in self._words or now - self._words[name][0] >= age)
+        ]
         if not old:
             return
-        found = self.scheduler.look(old)
+        try:
+            found = self.scheduler.look(old)
+        except Exception as error:  # an answer that nobody foresaw is none
+            found = dict.fromkeys(old, Scheduled("", error=f"{type(error).__name__}: {error}"))
         for name in old:
             self._words[name] = (time.monotonic(), found.get(name, Scheduled(name, error="no answer")))
 
     def _forward(self) -> None:
         """Let each open incident take its next step."""
-        for name, future in list(self._running.items()):
+        for name, (incident, future) in list(self._running.items()):
             if future.done():
                 del self._running[name]
-                incident, pause = future.result()
+                self._stuck.pop(name, None)
+                try:
+                    incident, pause = future.result()
+                except Exception as error:  # it stops this incident alone
+                    pause, why = STUCK, one_line(f"{type(error).__name__}: {error}", 300)
+                    text = f"{name} ({incident.node}) is stopped by an error, and tried every minute: {why}"
+                    self._stuck[name] = Held("incident-stuck", (incident.node,), text)
                 self._not_before[name] = time.monotonic() + pause
                 self._words.pop(incident.node, None)
                 self._words.pop(incident.spare, None)
         for incident in self._store.incidents():
             due = self._not_before.get(incident.id, 0.0) <= time.monotonic()
             if incident.is_open and due and incident.id not in self._running and not self._stopped:
-                self._running[incident.id] = self._pool.submit(self._on, incident)
+                self._running[incident.id] = incident, self._pool.submit(self._on, incident)
 
     def _on(self, incident: Incident) -> tuple[Incident, float]:
         """As far forward as it goes without waiting."""
@@ -215,6 +287,8 @@ class Watch:
     def _keep_spares(self) -> None:
         """A spare that takes jobs is taken out of service: it is to wait."""
         incidents = self._store.incidents()
+        if self._store.damaged:
+            return  # it may be in service for an incident that cannot be read
         role = roles(self._fleet, incidents)
         taken = {one.spare for one in incidents if one.holds_spare}
         idle = [
@@ -266,6 +340,7 @@ class Watch:
                 return
             self._renewing = None
             checked = future.result()
+            self._steps.checked(name, checked)
             if checked.passed:
                 self._store.write_validated(name, self.now(), "pass", checked.run)
                 self._say(f"the spare {name} was validated")
@@ -276,7 +351,7 @@ class Watch:
                 self._store.write_validated(name, self.now(), "fail", checked.run)
                 text = f"the spare {name} did not pass its validation: {checked.why}"
                 stamp = f"{name}.spare-failed.{self.now():.0f}"
-                advice = f"gpuprov validate --nodes {name}"
+                advice = f"gpuprov validate --nodes {shlex.quote(name)}"
                 self.tell(Message(stamp, "spare-failed", self.now(), text, name, next=advice))
             return  # `view` does not know of it yet
         limit = self._policy.validated_hours * HOUR * RENEW
@@ -293,13 +368,18 @@ class Watch:
     # People.
 
     def _tell_held(self, held: Sequence[Held]) -> None:
-        at, kinds = self.now(), {one.kind for one in held}
-        self._held = {kind: told for kind, told in self._held.items() if kind in kinds}
-        for one in self._telling.news(held, at):
-            text = f"{fold(one.nodes, 200)}: left in service: {one.why}"
-            self._held[one.kind] = stamp = f"{at:.0f}.{one.kind}"
-            advice = f"gpuprov status --nodes {one.nodes[0]}"
-            self.tell(Message(stamp, one.kind, at, text, one.nodes[0], next=advice))
+        at, before, news = self.now(), self._held, self._telling.news(held, self.now())
+        for one in news:
+            node = one.nodes[0] if one.nodes else ""
+            status = f"gpuprov status --nodes {shlex.quote(node)}"
+            advice = status if one.kind.startswith("held.") else f"gpuprov watch --state{self._nodes}"
+            self._told[one.key] = message = Message(
+                f"{at:.0f}.{one.key}", one.kind, at, one.text, node, next=advice
+            )
+            self.tell(message)
+        self._held = {one.key: self._told[one.key].id for one in held}
+        for key in self._held.keys() - before.keys() - {one.key for one in news}:
+            self.tell(self._told[key])  # it is back within the hour: its alert is open again
 
     def _greet(self) -> None:
         incidents = self._store.incidents()
@@ -312,3 +392,8 @@ class Watch:
         for one in incidents:
             if one.is_open:
                 self._say(f"{one.id}: continues with {one.step}")
+
+
+def commanded(fleet: Fleet) -> str:
+    """The option that selects the watched nodes in another command, or ""."""
+    return "" if fleet.pattern == "all" else f" --nodes {shlex.quote(fleet.pattern)}"

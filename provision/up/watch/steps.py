@@ -14,23 +14,28 @@ from typing import Protocol
 
 from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import one_line
-from provision.up.watch.decide import View, choose
+from provision.up.watch.decide import View, choose, lost_spares
 from provision.up.watch.incidents import Incident, Step, Store, by_the_node_itself, moved, new
 from provision.up.watch.policy import Policy
 
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a step that failed is tried again; the last one stays
 PLACE_TRIES = 4  # then the spare is put back, and another one is chosen
+CHECK_TRIES = 3  # checks of one spare that found out nothing; then another one is chosen
+ASIDE = 60.0  # seconds until such a spare may be chosen again
+PATIENCE = 600.0  # seconds that a failed node waits for such spares before people hear of it by itself
 
 
 @dataclass(frozen=True)
 class Checked:
-    """How a spare's last check went. `passed`: it may go into service. `again`: nothing is said of the spare
-    (another run holds it for the moment, the check was interrupted)."""
+    """How a spare's last check went. `passed`: it may go into service. `again`: inconclusive (another run
+    holds the spare, the check was interrupted, the network is down). `elsewhere`: to check the same spare
+    again at once would only cost time (it did not answer)."""
 
     passed: bool
     why: str = ""
     run: str = ""
     again: bool = False
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,15 @@ class World(Protocol):
 
 
 class Steps:
-    """Takes incidents forward. `say`: lines for the log."""
+    """Takes incidents forward. `say`: lines for the log; `nodes`: how a command names the watched nodes."""
 
-    def __init__(self, world: World, store: Store, policy: Policy, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, world: World, store: Store, policy: Policy, say: Callable[[str], None], nodes: str = ""
+    ) -> None:
         self._world, self._store, self._policy, self._say = world, store, policy, say
+        self._nodes = nodes
+        self.aside: dict[str, tuple[float, str]] = {}  # spare → since when, and why it cannot be checked
+        self._unsure: dict[str, int] = {}  # spare → its checks without a result, one after the other
         self._choosing = threading.Lock()  # a spare must not be given to two
         self._tries: dict[tuple[str, str], int] = {}
         self._doing = {
@@ -142,15 +152,22 @@ class Steps:
         return moved(incident, Step.CHOOSE, drained=self._world.now())
 
     def _choose(self, incident: Incident) -> Incident:
+        word = self._word(incident.node)
+        if word.takes_jobs and word.holder is Holder.NOBODY and not word.error:
+            return self._closed(incident, f"somebody resumed {incident.node} while it waited for a spare")
         with self._choosing:
-            spare, why = choose(incident, self._world.view(), self._policy)
+            view, aside = self._world.view(), self.aside.copy()
+            now = {name: why for name, (at, why) in aside.items() if 0 <= view.at - at < ASIDE}
+            spare, why = choose(incident, view, self._policy, now)
             if spare:
                 chosen = moved(incident, Step.VERIFY, spare=spare)
                 self._store.write(chosen)
                 return chosen
         each = "; ".join(f"{name}: {problem}" for name, problem in why.items())
         note = one_line(f"no spare for {incident.node}: {each or 'the group gpuprov_spares is empty'}", 600)
-        self._tell(incident, "no-spare", note, "add a spare, or repair one and run gpuprov return")
+        # People were told of spares that cannot be checked; a network that is back soon is no second message.
+        if not aside or view.at - incident.opened > PATIENCE:
+            self._tell(incident, "no-spare", note, "add a spare, or repair one and run gpuprov return")
         return _again(incident, note)
 
     def _verify(self, incident: Incident) -> Incident:
@@ -166,8 +183,12 @@ class Steps:
         if problem:
             return self._other(incident, f"{spare} cannot be marked: {problem}")
         checked = self._world.verify(spare)
+        self.checked(spare, checked)
+        if checked.again and spare not in self.aside:
+            return _again(incident, f"waiting to check {spare}: {checked.why}")
         if checked.again:
-            return _again(incident, f"{spare} could not be checked: {checked.why}")
+            self._say(f"{incident.id}: {spare} {self.aside[spare][1]}")
+            return moved(incident, Step.CHOOSE, spare="")
         word = self._word(spare)
         if word.error:
             return _again(incident, f"the scheduler does not answer for {spare}: {word.error}")
@@ -201,7 +222,7 @@ class Steps:
                 return self._placed(replace(incident, pools=failed.pools))
             problem = word.error or f"it takes no jobs: {word.state} {word.reason}"
         if self._tries.get((incident.id, Step.PLACE.value), 0) + 1 < PLACE_TRIES:
-            return _again(incident, f"{spare} cannot be put into service: {problem}")
+            return _again(incident, f"waiting until {spare} takes jobs: {problem}")
         if undone := scheduler.drain({spare: f"{incident.id} could not be put into service"}).get(spare, ""):
             return _again(
                 incident, f"{spare} cannot be put into service ({problem}), nor be drained: {undone}"
@@ -221,7 +242,7 @@ class Steps:
             f"{incident.node} failed and was drained ({incident.cause}); {incident.spare} took its place "
             f"after {at - incident.opened:.0f} s. Action for {incident.node}: {incident.action}"
         )
-        self._tell(incident, "replaced", text, f"gpuprov return {incident.node}")
+        self._tell(incident, "replaced", text, f"gpuprov return {incident.node}{self._nodes}")
         scheduler = self._world.scheduler
         if isinstance(scheduler, Pools) and (problem := scheduler.leave(incident.node)):
             self._say(f"{incident.id}: {incident.node} keeps its pools: {problem}")
@@ -238,17 +259,29 @@ class Steps:
         tried = (*incident.tried, incident.spare)
         return moved(incident, Step.CHOOSE, why, spare="", tried=tried)
 
-    def _spare_no_more(self, spare: str, why: str) -> None:
-        """A spare that is none waits for repair, as any failed node does."""
-        known = self._store.incidents()
-        if any(one.node == spare and one.holds_node for one in known):
+    def checked(self, spare: str, checked: Checked) -> None:
+        """Count a check without a result; after some the spare is set aside, and people are told."""
+        if not checked.again:
+            self._unsure.pop(spare, None)
+            self.aside.pop(spare, None)
             return
-        taken = [one.id for one in known]
-        self._store.write(new(spare, self._world.now(), one_line(why, 300), taken, was_spare=True))
+        self._unsure[spare] = self._unsure.get(spare, 0) + 1
+        if checked.elsewhere or self._unsure[spare] >= CHECK_TRIES:
+            self.aside[spare] = self._world.now(), f"could not be checked: {checked.why}"
+
+    def _spare_no_more(self, spare: str, why: str) -> None:
+        """A spare that is none waits for repair, as any failed node does: so many an hour, at most."""
+        with self._choosing:
+            known, at = self._store.incidents(), self._world.now()
+            if any(one.node == spare and one.holds_node for one in known):
+                return
+            if lost_spares(known, at) < self._policy.spares_hourly:
+                taken = [one.id for one in known]
+                self._store.write(new(spare, at, one_line(why, 300), taken, was_spare=True))
 
     def _spare_failed(self, incident: Incident) -> None:
         text = f"{incident.node} is no longer a spare: {incident.cause}"
-        self._tell(incident, "spare-failed", text, f"gpuprov return {incident.node}")
+        self._tell(incident, "spare-failed", text, f"gpuprov return {incident.node}{self._nodes}")
 
     def _stuck(self, incident: Incident, note: str) -> Incident:
         """A failed node still gets jobs: people must know."""

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from provision import __version__, atomic_file
-from provision.errors import InventoryError, RunFolderError
+from provision.errors import InventoryError
 from provision.fleet import Fleet
 from provision.text import iso, one_line
 from provision.up.hooks import PATH, changeable, end_of, placed, refuse_unusable
@@ -161,6 +161,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         self._wake, self._ended = threading.Event(), False
         self._told: set[str] = set()
         self._waits: dict[str, tuple[float, int]] = {}  # message → not before, tries
+        self._kept: list[tuple[Message, list[int]]] = []  # with who has not got it; the disk had no room
         self._thread = threading.Thread(target=self._loop, name="tell", daemon=True)
 
     def __enter__(self) -> Teller:
@@ -173,8 +174,8 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         self._thread.join(SECONDS)
 
     def tell(self, message: Message) -> None:
-        """Put a message into the outbox, once, and open its alert. Raises RunFolderError where that is not
-        possible."""
+        """Put a message into the outbox, once, and open its alert. What cannot be written is sent from
+        memory."""
         if self._alerts is not None:
             self._alerts.open(message)
             self._wake.set()
@@ -188,7 +189,8 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         try:
             atomic_file.write(self._outbox / f"{message.id}.json", json.dumps(row) + "\n")
         except OSError as error:
-            raise RunFolderError(f"{self._outbox} cannot be written: {error.strerror}", "make room") from None
+            self._say(f"{self._outbox} cannot be written: {error.strerror}; sending from memory")
+            self._kept.append((message, list(range(len(self._to)))))
         self._wake.set()
 
     def settle(self, over: Callable[[Message], bool]) -> None:
@@ -200,14 +202,23 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
     def _loop(self) -> None:
         while not self._ended:
             self._wake.clear()
-            pause = self._round()
-            if self._alerts is not None and not self._ended:
-                pause = min(pause, self._alerts.round())
+            try:
+                pause = self._round()
+                if self._alerts is not None and not self._ended:
+                    pause = min(pause, self._alerts.round())
+            except Exception as error:  # without this thread nobody hears of anything
+                pause = PAUSES[2]
+                self._say(f"messages could not be sent: {type(error).__name__}: {error}; trying again")
             self._wake.wait(pause)
 
     def _round(self) -> float:
         """Send all that is due; seconds until the next may be."""
         now, soonest = time.monotonic(), 3600.0
+        for row in list(self._kept):
+            if not (left := self._left(*row, news=True)):
+                self._kept.remove(row)
+            else:
+                row[1][:], soonest = left, PAUSES[3]
         for path in sorted(self._outbox.glob("[!.]*.json")):
             if self._ended:
                 break
@@ -219,16 +230,8 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
                 soonest = min(soonest, max(0.1, due - time.monotonic()))
         return soonest
 
-    def _sent(self, path: Path) -> bool:
-        """Whether everybody has it now."""
-        try:
-            row = json.loads(path.read_text("ascii"))
-            message, left = Message(**row["message"]), [int(number) for number in row["left"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            with contextlib.suppress(OSError):
-                path.replace(path.with_suffix(".unreadable"))
-            self._say(f"{path.name} in the outbox is not a message, and was set aside")
-            return True
+    def _left(self, message: Message, left: Sequence[int], news: bool) -> list[int]:
+        """Send a message to these receivers; those that have not taken it."""
         still = []
         for number in left:
             if number >= len(self._to):
@@ -237,8 +240,21 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
                 self._to[number].send(message)
             except (OSError, ValueError) as error:
                 still.append(number)
-                if path.name not in self._waits:
+                if news:
                     self._say(f"{self._to[number].name} was not told of {message.id}: {error}; trying again")
+        return still
+
+    def _sent(self, path: Path) -> bool:
+        """Whether everybody has it now."""
+        try:
+            row = json.loads(path.read_text("ascii"))
+            message, left = Message(**row["message"]), [int(number) for number in row["left"]]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            with contextlib.suppress(OSError):
+                path.replace(path.with_suffix(".unreadable"))
+            self._say(f"{path.name} in the outbox is not a message, and was set aside")
+            return True
+        still = self._left(message, left, news=path.name not in self._waits)
         with contextlib.suppress(OSError):
             if not still or time.time() - message.at > GIVEN_UP:
                 path.unlink()

@@ -54,5 +54,11 @@ def test_the_page_has_every_key_with_its_default() -> None:
     page = (paths.DOCS / "watch.md").read_text()
     for one in fields(Policy):
         default = list(one.default) if isinstance(one.default, tuple) else one.default
-        words = "[" + ", ".join(default) + "]" if isinstance(default, list) else f"{default:g}"
+        words = (
+            "[" + ", ".join(default) + "]"
+            if isinstance(default, list)
+            else f"{default:g}"
+            if default != ""
+            else '""'
+        )
         assert f"| `{one.name}` | {words} |" in page, one.name

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.errors import RunFolderError
 from provision.remote.protocol import unreachable
 from provision.remote.schedulers import PREFIX
-from provision.up.watch import service
+from provision.up.watch import heartbeat, service
 from provision.up.watch.incidents import Incident, Step, Store, moved, new, serving
 from provision.up.watch.policy import Policy
 from provision.up.watch.service import Watch
@@ -57,6 +56,7 @@ class One:
         self.scheduler = FileScheduler(folder / "slurm.json")
         self.scheduler.begin(fleet())
         self.told: list[Message] = []
+        self.calls: list[str] = []
         self.over: set[str] = set()
         self.lines: list[str] = []
         self.late = 0.0  # seconds that its clock is ahead
@@ -73,6 +73,7 @@ class One:
         )
 
     def tell(self, message: Message) -> None:
+        self.calls.append(message.id)
         if message.id not in {one.id for one in self.told}:
             self.told.append(message)
 
@@ -208,14 +209,202 @@ def test_what_was_told_of_an_incident_is_over_when_its_node_has_returned(replace
 
 
 def test_what_cannot_be_remembered_is_not_done(one: One) -> None:
-    """A full disk under the state: it ends with a line, and nothing was drained."""
+    """No incident can be written: nothing is drained, people are told, and it goes on once there is room."""
     folder = one.store.path / "incidents"
     folder.rmdir()
     folder.write_text("")
     one.stream.next = healths(fleet(), ["gpu-03"])
-    with pytest.raises(RunFolderError, match=r"incidents/.* cannot be written"):
-        one.until(lambda: False, "ended")
+    one.until(lambda: bool(one.told), "told")
+    for _ in range(20):
+        one.watch.round(0.01)
+    (message,) = one.told
+    assert (message.kind, message.node) == ("incident-stuck", "gpu-03")
+    assert "gpu-03 failed (" in message.text
+    assert "is not drained, since " in message.text
+    assert "cannot be written" in message.text
     assert not [line for line in one.scheduler.done() if line.startswith("drain gpu")]
+    folder.unlink()
+    one.until(lambda: any(each.placed for each in one.store.incidents()), "replaced")
+
+
+def test_a_full_disk_costs_records_before_decisions(one: One) -> None:
+    (one.store.path / "history.jsonl").mkdir()
+    one.until(lambda: len(validated(one)) == 2, "validated")
+    one.stream.next = healths(fleet(), ["gpu-07"])
+    one.until(lambda: any(each.placed for each in one.store.incidents()), "replaced")
+
+
+def test_a_damaged_incident_stops_itself_alone(replaced: One) -> None:
+    """spare-2 serves for the incident that cannot be read now: it must not be drained as a waiting spare."""
+    (incident,) = replaced.store.incidents()
+    path = replaced.store.path / "incidents" / f"{incident.id}.json"
+    whole = path.read_text()
+    replaced.told.clear()
+    path.unlink()  # as a person's editor replaces it
+    path.write_text("{")
+    replaced.stream.next = healths(fleet(), ["gpu-01"])
+    replaced.until(lambda: any(one.placed for one in replaced.store.incidents()), "the other one goes on")
+    (stuck,) = [message for message in replaced.told if message.kind == "incident-stuck"]
+    assert stuck.node == incident.id
+    assert str(path) in stuck.text
+    assert replaced.reason("spare-2") == "", "in service as before"
+    assert stuck.id not in replaced.over
+    path.write_text(whole)
+    replaced.until(lambda: stuck.id in replaced.over, "repaired in its place, and over")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[" * 100_000, "[]", '{"format": 1}', '{"format": 1, "id": 5, "step": "choose"}'],
+    ids=["empty", "deep", "list", "no id", "number"],
+)
+def test_any_damage_of_an_incident_is_noticed(one: One, text: str) -> None:
+    (one.store.path / "incidents" / "a.json").write_text(text)
+    assert one.store.incidents() == []
+    assert list(one.store.damaged) == ["a"]
+    (one.store.path / "validated.json").write_text(text)
+    assert one.store.validated() == {}
+
+
+def test_an_error_in_one_step_stops_one_incident(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STUCK", 0.1)
+    one.until(lambda: len(validated(one)) == 2, "validated")
+    pools = {"gpu-02": 7}  # a scheduler's answer of another type
+
+    def join(node: str, like: str, wanted: Sequence[str]) -> str:
+        return FileScheduler.join(one.scheduler, node, like, pools.get(like, wanted))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(one.scheduler, "join", join)
+    monkeypatch.setattr(Policy, "out_of", lambda _policy, pool: pool)
+    one.stream.next = healths(fleet(), ["gpu-02", "gpu-05"])
+
+    def step(node: str) -> Step:
+        return next((each.step for each in one.store.incidents() if each.node == node), Step.DRAIN)
+
+    one.until(lambda: step("gpu-05") is Step.REPAIR, "the other one is replaced")
+    one.until(lambda: any(message.kind == "incident-stuck" for message in one.told), "told")
+    for _ in range(50):
+        one.watch.round(0.01)
+    (stuck,) = [message for message in one.told if message.kind == "incident-stuck"]
+    assert stuck.node == "gpu-02"
+    assert "TypeError" in stuck.text
+    pools.clear()
+    one.until(lambda: step("gpu-02") is Step.REPAIR, "tried again")
+
+
+def test_a_scheduler_that_raises_is_one_that_does_not_answer(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(nodes: Sequence[str]) -> None:
+        raise TypeError(f"'int' object is not subscriptable: {len(nodes)}")
+
+    monkeypatch.setattr(one.scheduler, "look", look)
+    one.stream.next = healths(fleet(), ["gpu-03"])
+    one.until(lambda: bool(one.told), "told")
+    assert one.told[0].kind == "held.scheduler"
+
+
+def test_a_round_that_fails_is_reported_and_the_next_one_goes_on(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "WAIT", 0.01)
+    rounds = []
+
+    def changes(seconds: float) -> Sequence[NodeStatus]:
+        rounds.append(seconds)
+        if len(rounds) == 5:
+            one.watch.stop()
+        raise ValueError("a bug of ours")
+
+    monkeypatch.setattr(one.stream, "changes", changes)
+    one.watch.run()
+    assert len(rounds) == 5
+    (message,) = one.told
+    assert message.kind == "watch-failed"
+    assert "ValueError: a bug of ours (" in message.text
+    assert heartbeat.last(one.store.path) == {}, "a watch whose rounds fail has no heartbeat"
+
+
+def test_the_heartbeat_and_what_it_says(one: One, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.0)
+    monkeypatch.setattr(one.watch, "_policy", Policy(metrics=str(tmp_path / "watch.prom")))
+    one.scheduler.broken["look"] = {"gpu-03": "no answer"}
+    one.watch.round(0.01)
+    found = heartbeat.last(one.store.path)
+    assert (found["nodes"], found["held"]) == ("all", [])
+    assert heartbeat.line(found, found["at"] + 5) == "watch: at work"
+    assert "gone; its last round was 10 min" in heartbeat.line(found, found["at"] + 600)
+    assert "gpuprov_watch_held" not in (tmp_path / "watch.prom").read_text()
+    one.stream.next = healths(fleet(), ["gpu-03"])
+    one.until(lambda: bool(heartbeat.last(one.store.path)["held"]), "held")
+    text = (tmp_path / "watch.prom").read_text()
+    assert 'gpuprov_watch_held{kind="held.scheduler"} 1' in text
+    assert (tmp_path / "watch.prom").stat().st_mode & 0o044, "the node exporter reads it"
+
+
+def test_a_spare_that_cannot_be_checked_is_reported_once(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    blip = Checked(False, "no answer", "a-run", again=True, elsewhere=True)
+    one.checks.answers = dict.fromkeys(("spare-1", "spare-2"), blip)
+    one.until(lambda: len(one.checks.made) == 2, "both are tried")
+    for _ in range(20):
+        one.watch.round(0.01)
+    (message,) = one.told
+    assert message.kind == "spare-unchecked"
+    assert message.text.endswith("could not be checked: no answer")
+    assert "fail" not in {row["verdict"] for row in one.store.validated().values()}
+    one.checks.answers.clear()
+    monkeypatch.setattr(one.watch, "_renew_after", {})
+    monkeypatch.setattr(service, "ASK_ALL", 0.0)
+    one.until(lambda: len(validated(one)) == 2 and one.over == {message.id}, "validated, and over")
+
+
+def test_the_last_spare_that_goes_into_service_is_reported_at_once(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "out_of", lambda _policy, pool: pool)
+    one.until(lambda: len(validated(one)) == 2, "validated")
+    one.stream.next = healths(fleet(), ["gpu-07"])
+    one.until(lambda: any(each.placed for each in one.store.incidents()), "replaced")
+    for _ in range(5):
+        one.watch.round(0.01)
+    assert [message.kind for message in one.told] == ["replaced"]
+    one.stream.next = healths(fleet(), ["gpu-01", "gpu-07"])
+    one.until(lambda: len(one.told) == 3, "told")
+    assert [message.kind for message in one.told] == ["replaced", "replaced", "last-spare"]
+    assert "no spare is left (spare-[1-2]: in service or in repair)" in one.told[2].text
+
+
+def test_a_rack_that_flaps_is_told_once_and_its_alert_comes_back(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "ASK_ALL", 0.0)
+    dark = [judged(f"gpu-{number:02d}", unreachable("no route to host")) for number in range(1, 5)]
+    for flap in range(10):
+        one.late = 300.0 * flap
+        one.stream.next = list(dark)
+        one.until(lambda: "held.silent" in one.watch._held, "dark")
+        one.watch.round(0.01)
+        assert one.over == set(), "its alert is open"
+        one.stream.next = healths(fleet(), [])
+        one.until(lambda: bool(one.over), "over")
+    assert [message.kind for message in one.told] == ["held.silent"]
+    assert one.calls.count(one.told[0].id) == 10, "the same alert is opened again"
+
+
+def test_nodes_without_a_scheduler_are_watched_and_never_drained(one: One) -> None:
+    one.watch = Watch(
+        *(fleet(), Policy(), one.store, one.stream, one.scheduler, one.checks, one, one.lines.append),
+        unscheduled={"gpu-03", "spare-1"},
+    )
+    with one.scheduler.rows() as rows:
+        del rows["gpu-03"], rows["spare-1"]  # it must not even be asked of them
+    one.stream.next = healths(fleet(), ["gpu-03"])
+    one.until(lambda: bool(one.told), "told")
+    assert one.told[0].kind == "held.unscheduled"
+    assert "gpu-03: left in service: no scheduler that gpuprov can ask" in one.told[0].text
+    one.stream.next = healths(fleet(), ["gpu-07", "gpu-03"])
+    one.until(lambda: any(each.placed for each in one.store.incidents()), "the others as ever")
+    assert [(each.node, each.spare) for each in one.store.incidents()] == [("gpu-07", "spare-2")]
 
 
 def test_a_rack_that_falls_silent_is_told_once_and_drained_never(

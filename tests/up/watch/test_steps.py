@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from provision.fleet import Fleet
 from provision.remote.schedulers import PREFIX
 from provision.up.watch.decide import View
 from provision.up.watch.incidents import Incident, Step, Store, new
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen
-from provision.up.watch.steps import PLACE_TRIES, Checked, Message, Steps
+from provision.up.watch.steps import ASIDE, CHECK_TRIES, PATIENCE, PLACE_TRIES, Checked, Message, Steps
 from tests.support.watching import GOOD, LOST, FileScheduler, PooledScheduler, fleet, seen
 
 NOW = 1_800_000_000.0
@@ -22,8 +23,10 @@ NOW = 1_800_000_000.0
 class World:
     """A fleet of eight with two spares, of which gpu-03 has failed."""
 
-    def __init__(self, folder: Path, scheduler: type[FileScheduler] = FileScheduler) -> None:
-        self.fleet = fleet()
+    def __init__(
+        self, folder: Path, scheduler: type[FileScheduler] = FileScheduler, of: Fleet | None = None
+    ) -> None:
+        self.fleet = of or fleet()
         self.store = Store(folder)
         self.scheduler = scheduler(folder / "slurm.json")
         folder.mkdir(exist_ok=True)
@@ -184,6 +187,76 @@ def test_a_check_that_says_nothing_of_the_spare_is_made_again(world: World) -> N
     world.answers.clear()
     done = world.go()
     assert (done.step, done.spare, done.tried) == (Step.REPAIR, "spare-1", ())
+
+
+BLIP = Checked(False, "spare-1 does not answer", "a-run", again=True, elsewhere=True)
+
+
+def test_a_blip_of_the_network_costs_no_spare(world: World) -> None:
+    """No check of a spare comes through: none of them is lost, and each is tried again once it does."""
+    world.answers = dict.fromkeys(("spare-1", "spare-2"), BLIP)
+    assert world.go().step is Step.CHOOSE
+    assert list(world.steps.aside) == ["spare-1", "spare-2"]
+    for _ in range(10):
+        world.go()
+    assert [one.node for one in world.store.incidents()] == ["gpu-03"], "no spare went to repair"
+    assert world.told == [], "the watch reports spares that cannot be checked; this is the same event"
+    assert "could not be checked: spare-1 does not answer" in world.incident.note
+    world.answers.clear()
+    world.at += ASIDE + 1
+    done = world.go()
+    assert (done.step, done.spare, done.tried) == (Step.REPAIR, "spare-1", ())
+    assert list(world.steps.aside) == ["spare-2"]
+
+
+def test_a_node_that_waits_long_for_spares_that_cannot_be_checked_is_reported(world: World) -> None:
+    world.answers = dict.fromkeys(("spare-1", "spare-2"), BLIP)
+    world.go()
+    world.at += PATIENCE + 1
+    world.go()
+    assert {message.kind for message in world.told} == {"no-spare"}
+
+
+def test_a_spare_whose_check_cannot_start_is_left_for_another(world: World) -> None:
+    """A vault file that is gone, a full disk, the lock of another run: not for this spare alone, perhaps."""
+    world.answers["spare-1"] = Checked(False, "vault.txt: No such file", again=True)
+    tries = 0
+    while world.go().step is not Step.REPAIR:
+        tries += 1
+        assert tries < CHECK_TRIES, "no other spare was tried"
+    assert (world.incident.spare, world.incident.tried) == ("spare-2", ())
+    assert world.steps.aside["spare-1"] == (NOW, "could not be checked: vault.txt: No such file")
+
+
+def test_so_many_spares_an_hour_go_to_repair_and_no_more(tmp_path: Path) -> None:
+    world = World(tmp_path / "watch", of=fleet(spares=5))
+    bad = Checked(False, "nvidia-smi: not found", "a-run")
+    world.answers = {f"spare-{number}": bad for number in range(1, 6)}
+    assert world.go().step is Step.CHOOSE
+    lost = [one.node for one in world.store.incidents() if one.was_spare]
+    assert len(lost) == Policy().spares_hourly == 2
+    (message,) = world.told
+    assert message.kind == "no-spare"
+    assert "2 spares went to repair within an hour, which is the limit (gpuprov_watch.spares_hourly)" in (
+        message.text
+    )
+    world.answers.clear()
+    world.at += 3601
+    assert world.go().step is Step.REPAIR
+
+
+def test_a_node_that_a_person_resumed_while_it_waited_is_left_in_service(world: World) -> None:
+    for spare in ("spare-1", "spare-2"):
+        world.scheduler.set(spare, reason="moved [ann]")
+    assert world.go().step is Step.CHOOSE
+    world.scheduler.set("gpu-03", reason="")
+    assert world.go().step is Step.CLOSED
+
+
+def test_the_next_command_has_the_nodes_of_this_watch(world: World) -> None:
+    world.steps = Steps(world, world.store, Policy(), world.lines.append, " --nodes rack1")
+    world.go()
+    assert world.told[0].next == "gpuprov return gpu-03 --nodes rack1"
 
 
 def test_a_person_who_takes_the_spare_meanwhile_has_it(world: World) -> None:
