@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import sys
 from pathlib import Path
 
 from provision.errors import GpuprovError
@@ -23,6 +24,19 @@ CHANGELOG = _HOME / "CHANGELOG.md"
 DATA = PACKAGE / "data"
 NODE = PACKAGE / "node"  # programs that run on nodes
 MODULES = NODE / "modules"  # our own Ansible modules
+
+
+def own_command() -> list[str]:
+    """The start of a command line of this gpuprov. -P: no module is imported from the current folder."""
+    return [sys.executable, "-P", "-m", "provision.cli"]
+
+
+def own_environment() -> dict[str, str]:
+    """Our environment for such a command. An empty or relative entry of PYTHONPATH is the current folder."""
+    absolute = [
+        entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry.startswith("/")
+    ]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(absolute), "PYTHONSAFEPATH": "1"}
 
 
 def state_home() -> Path:

@@ -16,6 +16,7 @@ from provision.drift.formats import prometheus as drift_metrics
 from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
 from provision.report import prometheus as report_metrics
+from provision.up.watch import heartbeat
 from tests.support import samples
 from tests.support.observed import debian, promised, unknown
 
@@ -58,6 +59,11 @@ def test_the_page_has_every_metric_of_the_controller_and_no_other(drift: drift_r
     assert table("Of the controller") == made
 
 
+def test_the_page_has_every_metric_of_the_watch() -> None:
+    made = rendered(heartbeat.families({"at": 1.0, "held": ["held.silent"]}))
+    assert table("Of the watch") == made
+
+
 def test_a_metric_has_one_row() -> None:
     names = [name for name, *_ in ROW.findall(DOCUMENT)]
     assert len(names) == len(set(names)) > 15
@@ -66,6 +72,8 @@ def test_a_metric_has_one_row() -> None:
 def test_names_in_the_text_are_of_the_tables() -> None:
     known = {name for name, *_ in ROW.findall(DOCUMENT)}
     assert (
-        set(re.findall(r"\bgpuprov_(?:health|validation|drift|check|finding|burnin|gpu)\w*", DOCUMENT))
+        set(
+            re.findall(r"\bgpuprov_(?:health|validation|drift|check|finding|burnin|gpu|watch_h)\w*", DOCUMENT)
+        )
         == known
     )

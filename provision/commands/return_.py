@@ -7,7 +7,7 @@ import sys
 import time
 
 from provision.drift import fleet_options
-from provision.errors import ExitCode, UsageError
+from provision.errors import ExitCode, InventoryError, UsageError
 
 EPILOG = """\
 Use it after you have repaired a node that gpuprov watch took out of service. It runs `gpuprov up`, `gpuprov
@@ -53,12 +53,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     rules = policy.of(fleet, overrides)
     store = incidents.Store(incidents.place_of(fleet))
     known = store.incidents()
+    for why in store.damaged.values():
+        fleet_options.say(why)
     incident = returning.incident_of(node, fleet, known)
-    if not returning.is_ready(incident):
-        raise UsageError(
-            f"gpuprov watch has not finished with {node} yet ({incident.step})",
-            "gpuprov watch --state shows its progress",
-        )
+    returning.refuse_unfinished(incident)
     returning.refuse_early(incident, known, rules, time.time(), options.now)
 
     def one(part: str) -> int:
@@ -68,4 +66,6 @@ def run(options: argparse.Namespace) -> ExitCode:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
-    return returning.bring_back(incident, store, chosen.only(fleet, overrides), one, time.time, say)
+    if (scheduler := chosen.load(fleet, overrides).of.get(node)) is None:
+        raise InventoryError(f"{node}: no scheduler that gpuprov can ask", "set gpuprov_scheduler")
+    return returning.bring_back(incident, store, scheduler, one, time.time, say)

@@ -67,6 +67,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         Rounds(fleet, say=progress.say, **limits) as rounds,
     ):
         status = rounds.ask(lambda _: progress.done())
+    status = _with_repair(status)
     sys.stdout.write(_shown(status, options.json))
     codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
     return codes.get(status.verdict, ExitCode.OK)
@@ -79,13 +80,30 @@ def _watch(rounds: Rounds, seconds: float, as_json: bool) -> NoReturn:
     with Redrawn() as screen:
         while True:
             began = time.monotonic()
-            status = rounds.ask()
+            status = _with_repair(rounds.ask())
             if as_json:
                 sys.stdout.write(_shown(status, as_json))
                 sys.stdout.flush()
             else:
                 screen.show(_shown(status, as_json), status.signature)
             _pause(max(0.0, began + seconds - time.monotonic()))
+
+
+def _with_repair(status: FleetStatus) -> FleetStatus:
+    """With the nodes that the watch of this inventory took out of service."""
+    import dataclasses
+
+    from provision.errors import RunFolderError
+    from provision.up.watch import incidents
+
+    try:
+        known = incidents.Store(incidents.place_of(status.fleet)).incidents()
+    except (RunFolderError, OSError) as error:
+        fleet_options.say(f"the state of gpuprov watch cannot be read: {error}")
+        return status
+    waiting = {one.node: one.spare for one in known if one.holds_node and one.step is incidents.Step.REPAIR}
+    waiting = {node: spare for node, spare in waiting.items() if node in status.fleet.nodes}
+    return dataclasses.replace(status, repair=waiting)
 
 
 def _pause(seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -10,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from provision.drift import fleet_options
-from provision.errors import ExitCode, UsageError
+from provision.errors import ExitCode, InventoryError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +76,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.install_unit:
         from provision.up.watch import unit
 
-        sys.stdout.write(unit.install(fleet, passed_on))
+        nodes = [] if fleet.pattern == "all" else ["--nodes", fleet.pattern]
+        sys.stdout.write(unit.install(fleet, [*passed_on, *nodes]))
         return ExitCode.OK
     return _watch(fleet, overrides, rules, place, passed_on, options)
 
@@ -88,6 +90,7 @@ def _watch(
     passed_on: list[str],
     options: argparse.Namespace,
 ) -> ExitCode:
+    from provision.node_names import fold
     from provision.remote.schedulers import chosen
     from provision.up.watch.alerts import Alerts
     from provision.up.watch.checking import Checking
@@ -96,7 +99,9 @@ def _watch(
     from provision.up.watch.tell import Teller, alertmanager, receivers
     from provision.validate.status.stream import HealthStream
 
-    scheduler = chosen.only(fleet, overrides)
+    scheduler, without = chosen.only(fleet, overrides)
+    if without:
+        _say(f"{fold(without, 200)}: no scheduler that gpuprov can ask, so they are reported, never drained")
     to, post = receivers(fleet, overrides), alertmanager(fleet, overrides)
     store = Store(place)
     ended: list[int] = []
@@ -106,7 +111,7 @@ def _watch(
         HealthStream(fleet, timeout=options.timeout, connections=options.connections, say=_say) as stream,
     ):
         checks = Checking(fleet, passed_on, rules.verify_seconds, place)
-        watch = Watch(fleet, rules, store, stream, scheduler, checks, teller, _say)
+        watch = Watch(fleet, rules, store, stream, scheduler, checks, teller, _say, unscheduled=without)
 
         def end(number: int, _frame: object) -> None:
             ended.append(number)
@@ -144,10 +149,17 @@ def _dry_run(fleet: Fleet, rules: Policy, named: str, place: Path) -> ExitCode:
 
 
 def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
-    from provision.up.watch import state
+    from provision.desired import inventory
+    from provision.up.watch import heartbeat, state
     from provision.up.watch.incidents import Store
+    from provision.up.watch.service import commanded
 
-    store = Store(place)
-    found = state.document(fleet, store.incidents(), store.validated(), time.time())
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else state.text(found, place))
+    store, beat, now = Store(place), heartbeat.last(place), time.time()
+    if beat and fleet.pattern == "all":
+        with contextlib.suppress(InventoryError):  # as the watch counts
+            fleet = inventory.select(fleet, beat["nodes"])
+    found = state.document(fleet, store.incidents(), store.validated(), now)
+    found |= {"watch": beat, "damaged": store.damaged}
+    shown = state.text(found, place, heartbeat.line(beat, now), commanded(fleet))
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else shown)
     return ExitCode.OK

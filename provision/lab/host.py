@@ -14,6 +14,7 @@ from pathlib import Path
 from provision.errors import LabError
 from provision.lab.command import PATH, call
 from provision.lab.places import STATE, make_root_only
+from provision.paths import own_command
 
 # What must be there -> the Debian (and Ubuntu) package that brings it.
 PROGRAMS = {
@@ -45,9 +46,7 @@ _LIMITS_BEFORE = STATE / "limits-before.json"
 def require_root() -> None:
     """Raise LabError with the command to type unless we are root: namespaces, mounts and bridges need it."""
     if os.geteuid() != 0:
-        ours = (
-            [sys.executable, "-m", "provision.cli"] if sys.argv[0].endswith(".py") else [_full(sys.argv[0])]
-        )
+        ours = own_command() if sys.argv[0].endswith(".py") else [_full(sys.argv[0])]
         raise LabError(
             "the lab boots real nodes, which needs root", shlex.join(["sudo", *ours, *sys.argv[1:]])
         )

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ import pytest
 
 from provision import cli, paths
 from provision.commands import status as command
+from provision.desired import inventory as inventories
 from provision.errors import ExitCode
 from provision.fleet import Node
 from provision.remote import node_program
+from provision.up.watch import incidents
 from tests.support.health_results import failed, result
 from tests.support.processes import until
 from tests.support.sshd import Sshd
@@ -120,6 +123,30 @@ def test_the_worst_decides_the_exit_code(
         "locked-out": "unreachable",
         "no-python": "unreadable",
     }
+
+
+def test_a_node_that_the_watch_took_out_is_to_return_and_not_to_be_validated(
+    sshd: Sshd,
+    health: Path,
+    inventory: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    inventory(*healthy(sshd, 2))
+    write(health, failed())
+    store = incidents.Store(incidents.place_of(inventories.load(tmp_path / "inventory.yml")))
+    one = incidents.moved(incidents.new("gpu-01", 1.8e9, "Xid 79", ()), incidents.Step.REPAIR)
+    store.write(replace(one, spare="gpu-02", placed=1.8e9))
+    assert cli.main(["status", "--nodes", "gpu-*"]) == ExitCode.UNHEALTHY
+    text = capsys.readouterr().out
+    assert "in repair: gpu-01, gpu-02 took its place\n" in text
+    assert "next: gpuprov return gpu-01 inventory.yml --nodes 'gpu-*'\n" in text
+    assert "next: gpuprov validate inventory.yml --nodes gpu-02 --stage quick\n" in text
+    (store.path / "incidents" / f"{one.id}.json").write_text('{"format": 99}')
+    assert cli.main(["status"]) == ExitCode.UNHEALTHY
+    said = capsys.readouterr()
+    assert "written by a newer gpuprov" in said.err
+    assert "gpuprov return" not in said.out
 
 
 @pytest.mark.usefixtures("health")

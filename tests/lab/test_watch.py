@@ -60,7 +60,7 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
 
 @pytest.fixture(scope="module")
 def slurm(operator: Operator) -> Scheduler:
-    return chosen.only(inventory.load(operator.inventory), {})
+    return chosen.only(inventory.load(operator.inventory), {})[0]
 
 
 @pytest.fixture(scope="module")

@@ -528,7 +528,9 @@ def test_kubectl_shows_what_was_written(served: Served, cluster: Kubernetes, tmp
 def test_what_is_set_on_the_command_line_holds(tmp_path: Path) -> None:
     given = {"gpuprov_scheduler": "kubernetes", "gpuprov_kubeconfig": "/of-the-inventory"}
     fleet = Fleet(tmp_path / "inventory.yml", {"gpu-01": Node("gpu-01", (), given)}, {})
-    found = chosen.only(fleet, {"gpuprov_kubeconfig": "/chosen", "gpuprov_kubernetes_pool_labels": ["pool"]})
+    found, _ = chosen.only(
+        fleet, {"gpuprov_kubeconfig": "/chosen", "gpuprov_kubernetes_pool_labels": ["pool"]}
+    )
     assert isinstance(found, Kubernetes)
     assert found._members == {"gpu-01": Member("gpu-01", Path("/chosen"), "", ("pool",))}
 

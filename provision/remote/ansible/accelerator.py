@@ -33,7 +33,7 @@ def check(asked: Collection[object]) -> None:
             "gpuprov_accelerator is mitogen, and the package mitogen is not installed", install
         )
     loaded = subprocess.run(
-        [sys.executable, "-c", f"import {_PACKAGE}.loaders, {_PACKAGE}.strategy"],
+        [sys.executable, "-P", "-c", f"import {_PACKAGE}.loaders, {_PACKAGE}.strategy"],
         capture_output=True,
         text=True,
         timeout=60,

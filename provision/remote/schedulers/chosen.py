@@ -109,11 +109,12 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
     return Schedulers(of, waits)
 
 
-def only(fleet: Fleet, overrides: Mapping[str, Any]) -> Scheduler:
-    """The one scheduler of all these nodes. Raises InventoryError where a node has none that gpuprov speaks
-    to itself, or there are two."""
+def only(fleet: Fleet, overrides: Mapping[str, Any]) -> tuple[Scheduler, frozenset[str]]:
+    """The one scheduler of these nodes that gpuprov speaks to itself, and the nodes without one. Raises
+    InventoryError if there is none, or there are two."""
     found = load(fleet, overrides)
-    if without := [name for name in fleet.nodes if name not in found.of]:
+    without = frozenset(name for name in fleet.nodes if name not in found.of)
+    if without and not found.of:
         raise InventoryError(
             f"{fold(without)}: no scheduler that gpuprov can ask",
             f"set gpuprov_scheduler: {SLURM} or {KUBERNETES}",
@@ -124,7 +125,7 @@ def only(fleet: Fleet, overrides: Mapping[str, Any]) -> Scheduler:
         raise InventoryError(f"two schedulers: {kinds}", "choose the nodes of one with --nodes")
     if not schedulers:
         raise InventoryError("there is no node", "widen --nodes, or add nodes to the inventory")
-    return schedulers[0][0]
+    return schedulers[0][0], without
 
 
 def _kind(name: str, given: Mapping[str, Any]) -> str:

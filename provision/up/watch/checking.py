@@ -11,11 +11,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from provision import paths
 from provision.errors import ExitCode
 from provision.fleet import Fleet
 from provision.text import one_line
@@ -86,13 +86,13 @@ class Checking:
             if self._stopped:
                 return None, "", ""
             process = subprocess.Popen(
-                [sys.executable, "-m", "provision.cli", verb, *more, *rest, "--json"],
+                [*paths.own_command(), verb, *more, *rest, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                env={**os.environ, "NO_COLOR": "1"},
+                env={**paths.own_environment(), "NO_COLOR": "1"},
                 start_new_session=True,
             )
             self._running.add(process)

@@ -25,6 +25,7 @@ from provision.up.watch.seen import Seen, recorded
 TICK = 60.0  # seconds between two decisions while nothing changes: limits end with time
 POOL = "the fleet"
 _DAY = 86400.0
+_BEGIN = '{"at": '  # of each line (seen.Seen.row)
 
 
 def history(paths: Sequence[Path]) -> list[Seen]:
@@ -35,14 +36,13 @@ def history(paths: Sequence[Path]) -> list[Seen]:
             text = path.read_text("utf-8", "replace")
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}", "name a history.jsonl of gpuprov watch") from None
-        lines = text.splitlines()
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(text.splitlines(), 1):
             try:
                 row = json.loads(line)
                 rows.append(recorded(row if isinstance(row, dict) else {}))
             except ValueError as error:
-                if number == len(lines) and not text.endswith("\n"):
-                    continue  # the last line of a watch that was killed
+                if line.startswith(_BEGIN) and isinstance(error, json.JSONDecodeError):
+                    continue  # a watch was killed while it wrote this line, or its disk was full
                 raise UsageError(
                     f"{path}, line {number}: not a line of a health history: {error}", "remove it"
                 ) from None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import datetime
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from provision import paths
 from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
@@ -112,12 +112,12 @@ def command(part: str, place: str, node: str, options: Sequence[str], profile: s
         "validate": ["validate", place, "--nodes", node],
         "burnin": ["burnin", place, "--nodes", node, "--profile", profile],
     }[part]
-    return [sys.executable, "-m", "provision.cli", *words, *options]
+    return [*paths.own_command(), *words, *options]
 
 
 def run_here(words: Sequence[str]) -> int:
     """Run it on this terminal. Ctrl-C reaches both; the run ends in order, and its code says so."""
-    process = subprocess.Popen(words)
+    process = subprocess.Popen(words, env=paths.own_environment())
     while True:
         try:
             return process.wait()
@@ -125,7 +125,16 @@ def run_here(words: Sequence[str]) -> int:
             continue
 
 
-def is_ready(incident: Incident) -> bool:
-    """Whether the watch is through with it, so that a person may go on. A node that waits for a spare would
-    become the spare for itself."""
-    return incident.step is Step.REPAIR
+def refuse_unfinished(incident: Incident) -> None:
+    """Raises UsageError while the watch is at work on the node."""
+    node = incident.node
+    if incident.step is Step.CHOOSE:  # as a spare it would take its own place
+        raise UsageError(
+            f"{node} still waits for a spare, so it cannot become one",
+            "add a spare; or, if it is repaired, run gpuprov validate on it and resume it in its scheduler",
+        )
+    if incident.step is not Step.REPAIR:
+        raise UsageError(
+            f"gpuprov watch has not finished with {node} yet ({incident.step})",
+            "gpuprov watch --state shows its progress",
+        )

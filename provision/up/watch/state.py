@@ -57,17 +57,21 @@ def _verdict(row: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def text(found: Mapping[str, Any], place: Path) -> str:
-    """The same to be read: what waits for people first."""
-    return "".join(f"{line}\n" for line in _lines(found, place))
+def text(found: Mapping[str, Any], place: Path, watch: str = "", nodes: str = "") -> str:
+    """The same to be read: what waits for people first. `watch`: a line on the watch itself; `nodes`: how a
+    command names the watched nodes."""
+    return "".join(f"{line}\n" for line in _lines(found, place, watch, nodes))
 
 
-def _lines(found: Mapping[str, Any], place: Path) -> Iterator[str]:
+def _lines(found: Mapping[str, Any], place: Path, watch: str, nodes: str) -> Iterator[str]:
     incidents = found["incidents"]
     waiting = [one for one in incidents if one["open"]]
     repair = [one for one in incidents if one["step"] == "repair" and one["returned"] is None]
     counts = {name: len(found[name]) for name in ("service", "spares", "repair")}
     yield f"in service: {counts['service']:,} · spares: {counts['spares']:,} · repair: {counts['repair']:,}"
+    if watch:
+        yield watch
+    yield from (f"! {why}" for why in found.get("damaged", {}).values())
     for one in waiting:
         spare = f" by {one['spare']}" if one["spare"] else ""
         note = f": {one['note']}" if one["note"] else ""
@@ -76,7 +80,7 @@ def _lines(found: Mapping[str, Any], place: Path) -> Iterator[str]:
     for one in repair:
         by = f", {one['spare']} took its place at {one['placed']}" if one["placed"] else ""
         yield f"✗ {one['node']}  {one['cause']} → {one['action']}"
-        yield f"    since {one['opened']}{by}; next: gpuprov return {one['node']}"
+        yield f"    since {one['opened']}{by}; next: gpuprov return {one['node']}{nodes}"
     for spare in found["spares"]:
         age = spare["validated"]
         when = "not validated yet" if age is None else f"validated {spelled(age)} ago ({spare['verdict']})"

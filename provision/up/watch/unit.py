@@ -6,11 +6,10 @@ import os
 import pwd
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from provision import atomic_file
+from provision import atomic_file, paths
 from provision.errors import GpuprovError
 from provision.fleet import Fleet
 
@@ -20,7 +19,7 @@ _TAKEN_OVER = ("GPUPROV_RUNS", "XDG_STATE_HOME", "ANSIBLE_CONFIG", "SSL_CERT_FIL
 
 def text(fleet: Fleet, options: Sequence[str], user: str) -> str:
     """The unit for this interpreter, inventory and user. Raises GpuprovError for what it cannot hold."""
-    words = [sys.executable, "-m", "provision.cli", "watch", fleet.place, *options]
+    words = [*paths.own_command(), "watch", fleet.place, *options]
     values = {name: os.environ[name] for name in _TAKEN_OVER if os.environ.get(name)}
     if hidden := [name for name, value in values.items() if re.search(r"://.*@", value, re.DOTALL)]:
         raise GpuprovError(

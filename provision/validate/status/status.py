@@ -191,11 +191,13 @@ def _refuse(text: str) -> Any:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """The nodes of a fleet at one moment (`at`: ISO 8601 UTC)."""
+    """The nodes of a fleet at one moment (`at`: ISO 8601 UTC). `repair`: those that `gpuprov watch` took out
+    of service, with the spare in their place, if there is one."""
 
     fleet: Fleet
     at: str
     nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
+    repair: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def health(self) -> FleetHealth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -26,7 +27,7 @@ def render(status: FleetStatus, width: int = 100, color: bool = False) -> str:
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
         if group := [cause for cause in found if cause.verdict is verdict]:
             lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *section(group, ink)]
-    if more := [*_pending(status), *_versions(status), *_slurm(status)]:
+    if more := [*_pending(status), *_versions(status), *_repair(status), *_slurm(status)]:
         lines += ["", *(line for text in more for line in ink.wrap(text, ""))]
     if commands := list(next_commands(status)):
         lines.append("")
@@ -77,6 +78,15 @@ def _versions(status: FleetStatus) -> Iterator[str]:
         yield f"note: the health program of {fold(names, 200)} is gpuprov {version}, this is {__version__}"
 
 
+def _repair(status: FleetStatus) -> Iterator[str]:
+    """The nodes that the watch took out of service."""
+    for node, spare in list(status.repair.items())[:_KINDS]:
+        by = f"{spare} took its place" if spare else "no spare took its place"
+        yield f"in repair: {node}, {by}"
+    if (more := len(status.repair) - _KINDS) > 0:
+        yield f"  … and {more:,} more in repair: gpuprov watch --state lists them"
+
+
 def _slurm(status: FleetStatus) -> Iterator[str]:
     """How many nodes are in which of Slurm's states, and the reasons that somebody gave for one."""
     known = {name: one.slurm for name, one in status.nodes.items() if one.slurm is not None}
@@ -106,7 +116,11 @@ def next_commands(status: FleetStatus) -> Iterator[tuple[str, str]]:
             yield command, f"Slurm still gives jobs to {many(len(used), 'failed node')}"
     if absent := [name for name, one in status.nodes.items() if one.trouble == ABSENT]:
         yield f"gpuprov up {_arguments(status, absent)}", "applies the role node_health"
-    if failed := [name for name, one in status.nodes.items() if one.verdict is Verdict.FAIL]:
+    for node in list(status.repair)[:1]:
+        command = f"gpuprov return {shlex.quote(node)} {inventory.arguments(status.fleet)}"
+        yield command, "after its repair: validates the node and makes it a spare"
+    failed = [name for name, one in status.nodes.items() if one.verdict is Verdict.FAIL]
+    if failed := [name for name in failed if name not in status.repair]:
         command = f"gpuprov validate {_arguments(status, failed)} --stage quick"
         yield command, "measures them again, and keeps the raw output"
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from provision.errors import UsageError
+from provision.up.watch.incidents import Store
 from provision.up.watch.policy import Policy
 from provision.up.watch.replay import Replay, history, last_day
 from provision.up.watch.seen import Seen
@@ -62,9 +63,23 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     text = "".join(json.dumps(row.row(row.since)) + "\n" for row in rows)
     path.write_text(text + '{"at": 18000')  # the watch was killed
     assert history([path]) == rows
+    # The next watch of an older gpuprov went on in the same line.
+    path.write_text(text + '{"at": 18000' + text)
+    assert history([path]) == sorted([*rows, *rows[1:]], key=lambda one: one.since)
     path.write_text(text + "{}\n" + text)
     with pytest.raises(UsageError, match=f"line {len(rows) + 1}: not a line of a health history"):
         history([path])
+
+
+@pytest.mark.parametrize("cut", ['{"at": 18000', '{"at": 1, "node": "gpu-03"}'], ids=["cut", "no newline"])
+def test_the_next_watch_begins_a_new_line(tmp_path: Path, cut: str) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "history.jsonl").write_text(cut)
+    row = seen("gpu-06", START, **LOST)
+    store.remember([row.row(row.since)])
+    store.remember([row.row(row.since)])
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert (lines[0], len(lines)) == (cut, 3)
 
 
 def test_only_the_last_day_counts_and_begins_with_how_things_were() -> None:

@@ -12,7 +12,14 @@ from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.remote.schedulers import PREFIX
 from provision.up.watch.incidents import Incident, Role, Step, Store, moved, new, roles
 from provision.up.watch.policy import Policy
-from provision.up.watch.returning import PARTS, bring_back, command, incident_of, refuse_early
+from provision.up.watch.returning import (
+    PARTS,
+    bring_back,
+    command,
+    incident_of,
+    refuse_early,
+    refuse_unfinished,
+)
 from tests.support.watching import FileScheduler, PooledScheduler, fleet
 
 NOW = 1_800_000_000.0
@@ -136,8 +143,18 @@ def test_the_watch_may_write_its_file_meanwhile(store: Store, scheduler: FileSch
     assert store.incidents()[0].returned == NOW + 3600
 
 
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.REPAIR])
+def test_a_node_that_the_watch_still_works_on_is_refused(store: Store, step: Step) -> None:
+    """One that waits for a spare would become the spare that takes its place."""
+    (incident,) = store.incidents()
+    said = "still waits for a spare, so it cannot become one" if step is Step.CHOOSE else "has not finished"
+    with pytest.raises(UsageError, match=said):
+        refuse_unfinished(replace(incident, step=step))
+    refuse_unfinished(incident)
+
+
 def test_the_parts_are_ordinary_commands() -> None:
-    words = [command(part, "/i.yml", "gpu-03", ["--user", "ops"], "smoke")[3:] for part in PARTS]
+    words = [command(part, "/i.yml", "gpu-03", ["--user", "ops"], "smoke")[4:] for part in PARTS]
     assert words == [
         ["up", "/i.yml", "--nodes", "gpu-03", "--yes", "--user", "ops"],
         ["validate", "/i.yml", "--nodes", "gpu-03", "--user", "ops"],

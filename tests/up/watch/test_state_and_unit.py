@@ -15,9 +15,12 @@ import pytest
 
 from provision import paths
 from provision.cli import main
+from provision.desired import inventory
 from provision.errors import ExitCode, GpuprovError
-from provision.up.watch import state, unit
-from provision.up.watch.incidents import Step, moved, new
+from provision.fleet import Fleet
+from provision.remote.schedulers import chosen
+from provision.up.watch import heartbeat, state, unit
+from provision.up.watch.incidents import Step, Store, moved, new, place_of
 from tests.support.watching import fleet
 
 NOW = 1_800_000_000.0
@@ -69,7 +72,7 @@ def test_the_state_of_a_fleet_that_was_never_watched(
 ) -> None:
     assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
     said = capsys.readouterr().out
-    assert said.startswith("in service: 2 · spares: 1 · repair: 0\n")
+    assert said.startswith("in service: 2 · spares: 1 · repair: 0\n! no watch has run here yet\n")
     assert main(["watch", "nodes.yml", "--state", "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["service"] == ["gpu-01", "gpu-02"]
     assert not (folder / "state" / "gpuprov" / "watch").exists(), "looking makes nothing"
@@ -103,6 +106,59 @@ def test_without_a_scheduler_there_is_nothing_to_watch(
     assert "gpu-[01-03]: no scheduler that gpuprov can ask" in capsys.readouterr().err
 
 
+MIXED = INVENTORY.replace(
+    "hosts: {gpu-01: {}, gpu-02: {}, gpu-03: {}}",
+    "hosts: {gpu-01: {}, gpu-02: {gpuprov_scheduler: none}, gpu-03: {}}",
+)
+
+
+def test_a_fleet_of_which_some_nodes_have_a_scheduler(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "nodes.yml").write_text(MIXED)
+    mixed = inventory.load(folder / "nodes.yml")
+    scheduler, without = chosen.only(mixed, {})
+    assert (scheduler.kind, without) == ("slurm", {"gpu-02"})
+    store = Store(place_of(mixed))
+    with store.alone():
+        store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.CHOOSE))
+    assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
+    assert "gpu-01 still waits for a spare" in capsys.readouterr().err
+    assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
+    assert "in service: 1 · spares: 1 · repair: 1" in capsys.readouterr().out
+
+
+def test_the_state_counts_the_nodes_that_are_watched_and_names_what_cannot_be_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(place_of(inventory.load(folder / "nodes.yml")))
+    with store.alone():
+        store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.REPAIR, spare="gpu-03", placed=NOW))
+        heartbeat.beat(store.path, "", "gpu-01,gpu-03", [])
+    (store.path / "incidents" / "damaged.json").write_text("{")
+    assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert said.startswith("in service: 1 · spares: 0 · repair: 1\nwatch of --nodes gpu-01,gpu-03: at work\n")
+    assert "next: gpuprov return gpu-01 --nodes gpu-01,gpu-03\n" in said
+    assert "! " in said
+    assert "damaged.json cannot be read" in said
+    assert main(["return", "gpu-02", "nodes.yml"]) == ExitCode.USAGE
+    assert "damaged.json cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_unit_keeps_the_chosen_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def install(_fleet: Fleet, options: list[str]) -> str:
+        given.extend(options)
+        return ""
+
+    monkeypatch.setattr(unit, "install", install)
+    assert main(["watch", "nodes.yml", "--nodes", "gpu-01", "--install-unit"]) == ExitCode.OK
+    assert given == ["--nodes", "gpu-01"]
+
+
 def test_the_unit_runs_this_gpuprov_for_this_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUPROV_RUNS", "/srv/100% runs")
     of = replace(fleet(), source=Path('/srv/a "fleet"/nodes $x.yml'))
@@ -110,7 +166,7 @@ def test_the_unit_runs_this_gpuprov_for_this_inventory(monkeypatch: pytest.Monke
     (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     words = shlex.split(line.removeprefix("ExecStart=").replace("$$", "$").replace("%%", "%"))
     assert words == [
-        *(sys.executable, "-m", "provision.cli", "watch", '/srv/a "fleet"/nodes $x.yml'),
+        *(sys.executable, "-P", "-m", "provision.cli", "watch", '/srv/a "fleet"/nodes $x.yml'),
         *("--user", "ops"),
     ]
     assert "User=ann" in text
