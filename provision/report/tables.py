@@ -19,7 +19,7 @@ from provision.checks.thresholds import sku_names
 from provision.node_names import natural
 from provision.text import one_line, quantity
 
-_PAIR = re.compile(r"^(.*\D|)(\d+)->(.*\D|)(\d+)$")
+_PAIR = re.compile(r"^(.{0,80}\D|)(\d{1,9})->(.{0,80}\D|)(\d{1,9})$")
 _LARGEST = 72  # devices along a matrix: a GB200 NVL72 domain; more is a list
 # Share of the matrix's median → shade; each also shows its number. Below the first: the worst shade.
 _SHADES = (0.5, 0.8, 0.9, 0.97, 1.03)

@@ -173,10 +173,10 @@ def passed(rates: Mapping[str, float], seconds: float) -> Finding:
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%\s+proc'd: ")
 _DONE = re.compile(r"(-?\d{1,18}) \((\d{1,18}) Gflop/s\)")
 _UNIT = re.compile(r"\d \(\d{1,18}(?:\.\d{1,9})? ([^\s()]{1,20})\)")
-_ERRORS = re.compile(r"errors: ([^:]*?)\s+temps:")
+_ERRORS = re.compile(r"errors: ([^:]*)\stemps:")
 _ONE_ERROR = re.compile(r"(-?\d{1,18})\s*(\(DIED!\))?")  # `0 - 6  (WARNING!)- -1  (DIED!)- 0`
 _TEMPS = re.compile(r"temps: ((?:(?:\d{1,5} C|--)(?: - )?)+)")
-_VERDICT = re.compile(r"^\s*GPU (\d{1,4}): (OK|FAULTY)\s*$", re.MULTILINE)
+_VERDICT = re.compile(r"^[ \t]*GPU (\d{1,4}): (OK|FAULTY)[ \t]*$", re.MULTILINE)
 _FAILURE = re.compile(r"Error \(gpu_burn-drv\.cpp:\d{1,6}\): (.{1,160})")
 _TESTED = re.compile(r"^Tested (\d{1,4}) GPUs?:\s*$", re.MULTILINE)
 _BURNING = re.compile(r"Burning for (\d{1,9}) seconds")

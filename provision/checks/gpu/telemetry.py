@@ -51,7 +51,7 @@ FEWEST = 3  # samples under load, below which nothing is said of a GPU
 
 # The index may stand before the address, with or without a colon and a blank: only the address is certain.
 _LOST = re.compile(
-    r"(GPU)[\d:\s]*?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])\b.*"
+    r"(GPU)[\d:\s]{0,20}?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])\b.{0,200}"
     r"(?:is lost|Unknown Error|requires reset)",
     re.IGNORECASE,
 )

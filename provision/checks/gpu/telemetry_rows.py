@@ -52,7 +52,7 @@ def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
             ) from error
         if header is None:
             newer = {old: new for new, old in OLDER.items()}
-            header = [re.sub(r" \[.*\]$", "", cell) for cell in cells]
+            header = [re.sub(r" \[[^\[\]]*\]$", "", cell) for cell in cells]
             header = [newer.get(name, name) for name in header]
             if missing := [name for name in FIELDS if name not in header]:
                 raise ParseError(

@@ -236,7 +236,7 @@ def meaning(kind: str, code: int | str, line: str) -> tuple[str, str, str]:
     if level == "by severity":
         level = "warn" if _NONFATAL.search(_own(line)) else "fail"
     elif level == "by text":
-        wanted = re.search(r"to 0x[0-9a-f]+ \(([^)]*)\)", _own(line))
+        wanted = re.search(r"to 0x[0-9a-f]{1,16} \(([^()]*)\)", _own(line))
         action = _RECOVERY.get(wanted[1], "reset GPU") if wanted else "investigate"
         level = "info" if action == "none" else "fail"
         words += f" to {wanted[1]}" if wanted else ""

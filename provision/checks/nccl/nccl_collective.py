@@ -34,7 +34,7 @@ _ASK_ALGORITHM = {
 
 # `AllReduce: 17179869184 Bytes -> Algo NVLS proto SIMPLE channel{Lo..Hi}={0..23}`; before 2.24 as numbers:
 # `17179869184 Bytes -> Algo 4 proto 2 time 48210.0` (NVIDIA/nccl, src/enqueue.cc, src/include/nccl_common.h)
-_CHOICE = re.compile(r"(\d+) Bytes -> Algo (\w+) proto \w+")
+_CHOICE = re.compile(r"(?<!\d)(\d{1,20}) Bytes -> Algo (\w{1,40}) proto \w")
 _ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 
 # Both rates are rounded to hundredths where they are small, and to three digits where they are large.

@@ -66,7 +66,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-_COLUMN = re.compile(r"#\w+|(?:BW|MsgRate)(?: \w+)*\[[^\]]*\]|CPU_Util\[[^\]]*\]")
+_COLUMN = re.compile(r"#\w+|(?:BW|MsgRate)(?: \w{1,20}){0,4}\[[^\[\]]*\]|CPU_Util\[[^\[\]]*\]")
 _GBITS = {"Gb/sec": 1.0, "MiB/sec": 2**20 * 8 / 1e9, "MB/sec": 2**20 * 8 / 1e9}
 _AVERAGE = re.compile(rf"BW average\[(?:{'|'.join(_GBITS)})\]")
 _RULE = re.compile(r"^\s*-{20,}\s*$")

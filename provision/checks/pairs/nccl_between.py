@@ -39,7 +39,7 @@ _NOT_LAUNCHED = re.compile(
     r"|Node: +(?P<node2>\S{1,200})\s+Executable: +(?P<program2>\S{1,200}))$",
     re.MULTILINE,
 )
-_CUDA = re.compile(r"^\s*(\S{1,80}): Test CUDA failure", re.MULTILINE)
+_CUDA = re.compile(r"^[ \t]*(\S{1,80}): Test CUDA failure", re.MULTILINE)
 
 
 def installs(suite: Suite) -> str:

@@ -71,7 +71,7 @@ SIZE = 2  # bytes; perftest's own size for latency, stated so that a version wit
 _ITERATIONS = 5000  # fifty of them above the 99th percentile; a fiftieth of a second at 2 us
 _SLOW = 100.0  # us, ten times the most that passes; Soft-RoCE takes two hundred
 
-_COLUMN = re.compile(r"#\w+|t_\w+\[[^\]]*\]|[\d.]+% percentile\[[^\]]*\]|CPU_Util\[[^\]]*\]")
+_COLUMN = re.compile(r"#\w+|t_\w{1,20}\[[^\[\]]*\]|[\d.]{1,9}% percentile\[[^\[\]]*\]|CPU_Util\[[^\[\]]*\]")
 _MEDIAN = re.compile(r"t_typical\[usec\]")
 _PERCENTILE = "99% percentile[usec]"
 _LEAST = 0.01  # us; two decimals are printed, and 0.00 is the answer of a clock that stood still

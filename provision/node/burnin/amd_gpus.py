@@ -161,10 +161,10 @@ def amd_holders():
 # --- what its driver tells the kernel's log
 
 AMD_OF_INTEREST = re.compile(
-    r"amdgpu.*(?:correctable hardware errors|deferred hardware errors|poison is consumed|lost from bus"
+    r"amdgpu.{0,300}(?:correctable hardware errors|deferred hardware errors|poison is consumed|lost from bus"
     r"|GPU reset|[Mm]ode ?[012] reset failed|Fatal error|hw_init of IP block|reaches threshold|exceeds 90% of"
-    r"|not done with your previous|fence wait loop timeout|unrecoverable state|ring \S+ timeout|page fault"
-    r"|GPU is throttled)"
+    r"|not done with your previous|fence wait loop timeout|unrecoverable state|ring \S{1,40} timeout"
+    r"|page fault|GPU is throttled)"
 )
 
 

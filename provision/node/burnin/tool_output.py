@@ -167,10 +167,10 @@ def ipmi_row(text):
 KMSG = "/dev/kmsg"
 KMSG_DEVICE = (1, 11)
 OF_INTEREST = re.compile(
-    r"NVRM: .*(?:fail|error|lost|assert)|SXid|fallen off the bus|PCIe Bus Error|AER: |Hardware Error"
-    r"|Out of memory|oom-kill|oom_reaper|Killed process|EDAC .*\d+ [CU]E |I/O error"
-    r"|soft lockup|hard LOCKUP|blocked for more than|thermal.*critical"
-    r"|mlx5_core.*(?:health|fatal|error|Link down)|nvme.*(?:timeout|abort|dead)",
+    r"NVRM: .{0,300}(?:fail|error|lost|assert)|SXid|fallen off the bus|PCIe Bus Error|AER: |Hardware Error"
+    r"|Out of memory|oom-kill|oom_reaper|Killed process|EDAC .{0,300}\d [CU]E |I/O error"
+    r"|soft lockup|hard LOCKUP|blocked for more than|thermal.{0,300}critical"
+    r"|mlx5_core.{0,300}(?:health|fatal|error|Link down)|nvme.{0,300}(?:timeout|abort|dead)",
     re.IGNORECASE,
 )
 OUT_OF_MEMORY = re.compile(r"Out of memory|oom-kill|oom_reaper|Killed process", re.IGNORECASE)

@@ -24,7 +24,7 @@ def parse_gpus(names, output):
     # The sockets stand in brackets: gpu:8(S:0,1)
     counts = [
         re.fullmatch(r"gpu(?::[^:]+)?:(\d{1,6})", entry)
-        for entry in re.sub(r"\([^)]*\)", "", found.group(1)).split(",")
+        for entry in re.sub(r"\([^()]*\)", "", found.group(1)).split(",")
     ]
     return dict.fromkeys(names, sum(int(count.group(1)) for count in counts if count))
 

@@ -42,8 +42,8 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     # E: Release file for http://… is not valid yet (invalid for another 399d 20h 1min 2s). Updates …
     (
         re.compile(
-            r"Release file for (?P<url>\S+) (?P<what>is expired|is not valid yet) "
-            r"\((?:invalid )?(?P<when>[^)]*)\)"
+            r"Release file for (?P<url>\S{1,300}) (?P<what>is expired|is not valid yet) "
+            r"\((?:invalid )?(?P<when>[^()]*)\)"
         ),
         _clock,
     ),
@@ -76,7 +76,9 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     ),
     # E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4711 (unattended-upgr)
     (
-        re.compile(r"Could not get lock \S+?\. It is held by process (?P<pid>\d+) \((?P<name>[^)]*)\)"),
+        re.compile(
+            r"Could not get lock \S{1,200}?\. It is held by process (?P<pid>\d{1,9}) \((?P<name>[^()]*)\)"
+        ),
         _locked,
     ),
     # dpkg: error: dpkg frontend lock was locked by another process with pid 4711
@@ -93,7 +95,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     # E: Failed to fetch http://m/x.deb  Hash Sum mismatch · File has unexpected size (12 != 34). Mirror …
     (
         re.compile(
-            r"Failed to fetch \w+://(?P<host>[^/\s]+)\S*\s+"
+            r"Failed to fetch \w+://(?P<host>[^/\s]+)(?:/\S*)?\s{1,20}"
             r"(?P<why>Hash Sum mismatch|File has unexpected size)"
         ),
         lambda match: (
@@ -114,7 +116,8 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     # E: Failed to fetch http://10.0.0.1:8080/x.deb  Could not connect to 10.0.0.1:8080 (10.0.0.1). - …
     (
         re.compile(
-            r"Failed to fetch \w+://(?P<host>[^/\s]+)\S*\s+(?P<why>[^\n·]{3,160}?)(?=\s*(?:\n|·|$|E: |W:))"
+            r"Failed to fetch \w+://(?P<host>[^/\s]+)(?:/\S*)?\s{1,20}"
+            r"(?P<why>[^\n·]{3,160}?)(?=\s{0,20}(?:\n|·|$|E: |W:))"
         ),
         _repository,
     ),
@@ -133,7 +136,8 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     (
         re.compile(
             r"Shared connection to \S+ closed|Connection to \S+ closed by remote host|Connection reset by|"
-            r"client_loop: send disconnect|Timeout, server \S+ not responding|mux_client\w*: .*[Bb]roken pipe"
+            r"client_loop: send disconnect|Timeout, server \S+ not responding|"
+            r"mux_client\w{0,40}: .{0,200}[Bb]roken pipe"
         ),
         lambda _match: (
             "the connection broke in the middle: the node went down or booted, or the network was cut"

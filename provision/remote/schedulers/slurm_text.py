@@ -29,6 +29,7 @@ _BEFORE = re.compile(
 )
 _WHO = re.compile(r" \[[^\]@ ]{1,64}@[^\]]{1,40}\]$")
 _HOST_LIST = 4096  # names that one host list is expanded to, at most
+_RANGE = 40  # characters of a range of numbers, `0001-0128`
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def hosts(text: str) -> Iterator[str]:
     ['gpu-01', 'gpu-02', 'gpu-7', 'login']
     """
     count = 0
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
         for name in _expanded(part):
             yield name
             count += 1
@@ -144,7 +145,7 @@ def hosts(text: str) -> Iterator[str]:
 
 
 def _expanded(part: str) -> Iterator[str]:
-    bracket = re.search(r"\[([^\]]*)\]", part)
+    bracket = re.search(r"\[([^\[\]]*)\]", part)
     if bracket is None:
         yield part
         return
@@ -152,7 +153,7 @@ def _expanded(part: str) -> Iterator[str]:
         first, _, last = piece.partition("-")
         numbers = (
             (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
-            if first.isdecimal() and last.isdecimal()
+            if first.isdecimal() and last.isdecimal() and len(piece) <= _RANGE
             else iter([piece])
         )
         for number in numbers:

@@ -18,19 +18,23 @@ _WORD = r"[A-Za-z0-9][\w.-]{3,63}"
 # Serial numbers have no shape of their own: they stand behind a name that says so. The kernel log's
 # `Serial: 8250/16550 driver` and `SerialNumber: 0000:00:14.0` are none.
 _NAMED = (
-    re.compile(rf"(?P<name><\w*serial\w*>\s*)(?P<value>{_WORD})(?=\s*</)", re.IGNORECASE),
     re.compile(
-        r'(?P<name>"[^"\n]{0,40}serial(?:[ _]?num(?:ber)?|[ _]?no)?\\?"\s*:\s*(?:\\?")?\s*)'
-        rf'(?P<value>{_WORD})(?=\s*(?:\\?"|[,\}}\]\n]))',
+        rf"(?P<name><\w{{0,40}}serial\w{{0,40}}>\s{{0,40}})(?P<value>{_WORD})(?=\s{{0,40}}</)", re.IGNORECASE
+    ),
+    re.compile(
+        r'(?P<name>"[^"\n]{0,40}serial(?:[ _]?num(?:ber)?|[ _]?no)?\\?"\s{0,40}:\s{0,40}(?:\\?")?\s{0,40})'
+        rf'(?P<value>{_WORD})(?=\s{{0,40}}(?:\\?"|[,\}}\]\n]))',
         re.IGNORECASE,
     ),
     re.compile(
-        r"(?P<name>(?<![A-Za-z])serial(?:[ _]?num(?:ber)?|[ _]?no)?[ \t]*[:=][ \t]*)"
+        r"(?P<name>(?<![A-Za-z])serial(?:[ _]?num(?:ber)?|[ _]?no)?[ \t]{0,40}[:=][ \t]{0,40})"
         rf"(?P<value>{_WORD})(?=[\s,;)\]]|\\[nrt]|$)",
         re.IGNORECASE,
     ),
     # lspci -vv: `Capabilities: [100 v1] Device Serial Number b8-59-9f-ff-ff-03-12-34`
-    re.compile(r"(?P<name>\bserial number[ \t]+)(?P<value>(?:[0-9a-f]{2}-){7}[0-9a-f]{2})\b", re.IGNORECASE),
+    re.compile(
+        r"(?P<name>\bserial number[ \t]{1,40})(?P<value>(?:[0-9a-f]{2}-){7}[0-9a-f]{2})\b", re.IGNORECASE
+    ),
 )
 _KEY = re.compile(r"serial(?:[ _-]?num(?:ber)?|[ _]?no)?$", re.IGNORECASE)
 _SERIAL = re.compile(rf"(?=.*[1-9]){_WORD}")

@@ -1,0 +1,62 @@
+"""A line of a megabyte costs a parser no more than its length: every check with one line of its samples made
+that long. Patterns alone: tests/test_linear_patterns.py."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from provision.checks.check import Output
+from provision.checks.gpu import gpu_burn
+from provision.checks.registry import CHECKS
+from provision.errors import ParseError
+from tests.support.checks import make_output, sample
+from tests.support.scenarios import Scenario, scenarios
+from tests.support.seed import SEED, times
+
+MEGABYTE = 1_000_000
+SECONDS = 10.0  # of CPU. It takes 0.05; in quadratic time it would be 1,000
+FILLERS = (" ", "0", "a:", "[", "- ", "0 ")
+LINES = times(10, 60)  # made long, of each check
+
+
+def lengthened(one: Scenario, dice: random.Random) -> Iterator[tuple[Output, ...]]:
+    """The outputs with one line made long, at a place between two of its words."""
+    spoken = [output for output in one.outputs if output.stdout.strip()]
+    for _ in range(LINES if spoken else 0):
+        output = dice.choice(spoken)
+        lines = output.stdout.splitlines(keepends=True)
+        at = dice.choice([number for number, line in enumerate(lines) if line.strip()])
+        cut = dice.choice([0, *(found.end() for found in re.finditer(r"\w+\W*", lines[at]))])
+        filler = dice.choice(FILLERS)
+        lines[at] = lines[at][:cut] + filler * (MEGABYTE // len(filler)) + lines[at][cut:]
+        long = replace(output, stdout="".join(lines))
+        yield tuple(long if other is output else other for other in one.outputs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", list(CHECKS))
+def test_a_megabyte_in_one_line_is_read_at_once(check: str) -> None:
+    one = scenarios(check)[0]
+    for outputs in lengthened(one, random.Random(SEED)):  # noqa: S311
+        began = time.process_time()
+        with contextlib.suppress(ParseError):
+            CHECKS[check].parse(one.node, {output.name: output for output in outputs})
+        assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.parametrize("filler", [" ", "\t", "0 - ", "0"])
+def test_blanks_behind_errors_of_gpu_burn(filler: str) -> None:
+    filling = "errors: " + filler * (MEGABYTE // len(filler))
+    long = sample("gpu_burn/healthy.txt").replace("errors: ", filling, 1)
+    assert len(long) > MEGABYTE
+    began = time.process_time()
+    with contextlib.suppress(ParseError):
+        gpu_burn.measure(make_output("gpu_burn", long, argv=("gpu_burn", "-tc", "60")))
+    assert time.process_time() - began < SECONDS
