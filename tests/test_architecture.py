@@ -212,6 +212,38 @@ def test_ansible_itself_is_imported_nowhere_but_in_our_modules_for_it() -> None:
                 assert module.startswith("ansible.module_utils"), f"{relative(path)}: {module}"
 
 
+def decoded_json(path: Path) -> list[int]:
+    """The lines that decode JSON with Python's own decoder, unless gpuprov itself has just encoded it."""
+    found = []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "json":
+            found += [node.lineno] if node.attr in ("load", "loads", "JSONDecoder") else []
+    return [
+        line
+        for line in found
+        if not re.search(r"json\.loads\(json\.dumps\(", text(path).splitlines()[line - 1])
+    ]
+
+
+# Packages that talk to nodes, workers, schedulers and tools. The others read what gpuprov or its user wrote.
+FOREIGN = ("remote/", "validate/", "burnin/", "checks/", "drift/")
+OWN_JSON = {
+    "remote/workers/worker_entry.py",  # sealed by the controller: an inventory may hold any number
+    "validate/selftest/measure.py",  # the archive that it has just written
+}
+
+
+def test_the_json_of_others_is_read_in_one_place() -> None:
+    strays = [
+        f"{relative(path)}:{line} reads JSON without provision/foreign_json.py"
+        for path in sources(*FOREIGN)
+        if relative(path) not in OWN_JSON
+        for line in decoded_json(path)
+    ]
+    assert strays == []
+    assert decoded_json(ROOT / "foreign_json.py"), "the decoder was not recognised"
+
+
 # --- who may import whom ---
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provision import foreign_json
 from provision.node_names import file_name
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
@@ -86,7 +86,7 @@ class Spool:
     def have(self) -> dict[str, int]:
         """How many bytes of each file on the node are here."""
         try:
-            known = json.loads((self.path / HAVE).read_text("utf-8"))
+            known = foreign_json.read((self.path / HAVE).read_text("utf-8"))
             return {str(name): int(size) for name, size in known.items()}
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
@@ -143,10 +143,10 @@ class Spool:
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            document = json.loads((self.path / name).read_text("utf-8"))
+            document = foreign_json.read((self.path / name).read_text("utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             self.damaged.append(f"{name} cannot be read")
             return {}
         return document if isinstance(document, dict) else {}
@@ -174,10 +174,10 @@ class Spool:
             return None
         try:
             text = _gunzipped((self.path / name).read_bytes())
-            document = None if text is None else json.loads(text)
+            document = None if text is None else foreign_json.read(text)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             document = None
         if not isinstance(document, dict):
             self.damaged.append(f"{name} cannot be read")
@@ -211,10 +211,10 @@ def _event(line: str) -> Event | None:
     if len(line) > _LINE:
         return None
     try:
-        given = json.loads(line)
+        given = foreign_json.read(line)
         t, up = float(given.pop("t")), float(given.pop("up"))
         boot, name = str(given.pop("boot"))[:64], str(given.pop("event"))[:40]
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
     return Event(t, up, boot, name, given) if 0 <= t < 1e11 and 0 <= up < 1e11 else None
 

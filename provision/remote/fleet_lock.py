@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import os
 import platform
 import random
@@ -24,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from provision import paths
+from provision import foreign_json, paths
 from provision.errors import GpuprovError
 from provision.fleet import Fleet
 from provision.node_names import fold
@@ -38,6 +37,7 @@ RENEW = 600.0
 LEASE = 3 * RENEW
 RETRY = 3.0  # about so many seconds after a refusal the locks are tried once more
 SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
+_LATEST = 1e11  # seconds: no clock and no age is beyond this
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
 Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node → program; node → what it printed
@@ -221,7 +221,7 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
         why = f"its lock could not be read: {output.line}"
         return Answer(node, error=why, unreachable=output.unreachable)
     try:
-        said = json.loads(unframed(output))
+        said = foreign_json.read(unframed(output))
         if said["problem"]:
             return Answer(node, error=f"it cannot be locked: {one_line(str(said['problem']))}")
         holder = said["holder"]
@@ -234,16 +234,16 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
         told = holder and {name: one_line(str(holder[name]), 200) for name in names}
         if told and told["verb"] not in _WORK:
             raise ValueError("an unknown verb")
-        skew = float(said["time"]) - time.time()
-        return Answer(node, said["state"], told, float(said["age"] or 0), busy, skew)
+        age, clock_there = said["age"] or 0, said["time"]
+        if not all(type(value) in (int, float) and 0 <= value < _LATEST for value in (age, clock_there)):
+            raise ValueError("a time that is none")
+        return Answer(node, said["state"], told, age, busy, clock_there - time.time())
     except (
         AnswerError,
         ValueError,
         TypeError,
         KeyError,
         AttributeError,
-        OverflowError,
-        RecursionError,
     ) as error:
         return Answer(node, error=f"it cannot be locked: its answer is not of the form expected ({error})")
 

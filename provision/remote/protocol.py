@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from provision import foreign_json
 from provision.errors import GpuprovError
 from provision.shared_facts import Pool
 
@@ -230,16 +231,12 @@ def _reason(reason: str, uid: int) -> str:
 
 
 def _decoded(body: bytes) -> Any:
-    def refuse(text: str) -> Any:
-        raise ValueError(text)
-
     try:
-        text = body.decode("utf-8")
-        document = json.loads(text, parse_constant=refuse, parse_float=refuse)
-        if "\\u" in text:
+        document = foreign_json.read(body)
+        if b"\\u" in body:
             # An escaped half of a surrogate pair would be an error wherever the fact is written.
             json.dumps(document, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError):
+    except ValueError:
         raise AnswerError("its answer is not JSON as expected") from None
     return document
 

@@ -565,3 +565,27 @@ def test_folders_that_an_earlier_version_left_open_are_closed(machines: Machines
     private.parent.chmod(0o700)
     assert not controller(machines, "run-1").take(["gpu-01"])["gpu-01"].error
     assert [stat.S_IMODE(one.stat().st_mode) for one in (private.parent, private)] == [0o755, 0o700]
+
+
+SAID = {"state": "taken", "holder": None, "age": None, "busy": [], "time": 1.8e9, "problem": ""}
+
+
+@pytest.mark.parametrize("field", ["age", "time"])
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 60_000, "9" * 400, '"nan"', "true", "-1", "1e30"]
+)
+def test_a_time_that_is_none_makes_one_node_unreadable(field: str, value: str) -> None:
+    good, bad = (json.dumps({**SAID, field: put}) for put in (1.8e9 if field == "time" else 5.0, "HERE"))
+    bodies = {"gpu-01": good, "gpu-02": bad.replace('"HERE"', value)}
+
+    def run(programs: Mapping[str, str]) -> dict[str, bytes | NodeError]:
+        return {
+            node: b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(bodies[node]), bodies[node].encode())
+            for node in programs
+        }
+
+    answers = FleetLock("run-1", run).take(["gpu-01", "gpu-02"])
+    assert answers["gpu-01"].error == ""
+    assert answers["gpu-02"].error.startswith("it cannot be locked: its answer is not of the form expected (")
+    assert len(answers["gpu-02"].error) < 200
+    fleet_lock.skewed(answers.values())

@@ -3,8 +3,10 @@ never the token; nothing is changed twice, and no call waits without end."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import http.server
+import itertools
 import socket
 import ssl
 import sys
@@ -307,3 +309,64 @@ def test_a_program_for_credentials_that_fails(
     assert "its program for credentials gave none" in told(one(served.kubeconfig))
     assert served.api.came == []
     assert TOKEN not in caplog.text
+
+
+# --- a server that is malicious, or broken in strange ways
+
+
+def slow(pieces: Iterator[bytes], pause: float) -> Iterator[str]:
+    """The address of a server that sends each of these pieces after a pause, to whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with contextlib.suppress(OSError), connection:
+                        connection.recv(65536)
+                        for piece in pieces:
+                            connection.sendall(piece)
+                            time.sleep(pause)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+
+
+@pytest.mark.parametrize("head", [HEAD, HEAD[:-2] + b"X-More: ", b"HTTP/1.1 500 No\r\n" + HEAD[17:], b""])
+def test_a_server_that_sends_a_byte_now_and_then_ends_the_call(tmp_path: Path, head: bytes) -> None:
+    """Each read ends in time, and the answer never would: in its body, headers, error or first line."""
+    pieces = itertools.chain([head] if head else [], itertools.repeat(b"x"))
+    with contextlib.contextmanager(slow)(pieces, 0.3) as url:
+        began = time.monotonic()
+        said = told(one(kubernetes_api.kubeconfig(tmp_path / "kubeconfig", url), timeout=2.0))
+    assert "did not answer in time" in said
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"spec": NaN}', "1" * 60_000])
+def test_json_that_no_server_sends(served: Served, text: str) -> None:
+    served.api.failures = [Failure("GET", NODE, 200, text=text)]
+    assert "did not answer as one" in told(one(served.kubeconfig))
+    served.api.failures = [Failure("GET", NODE, 500, text=text)]
+    assert "answers get nodes with 500" in told(one(served.kubeconfig, timeout=2.0))
+
+
+@pytest.mark.parametrize("strange", [["a"], {"a": "b"}, 7, None, "x" * 100_000])
+def test_parts_of_another_type(served: Served, strange: Any) -> None:
+    taint = {"key": strange, "effect": strange, "value": strange}
+    served.api.add_node("strange", spec={"taints": [taint, strange], "unschedulable": strange})
+    served.api.add_node(
+        "notes", metadata={"annotations": {"gpuprov.io/pools": strange}}, spec={"taints": strange}
+    )
+    members = {
+        name: Member(name, served.kubeconfig, pool_labels=("pool",))
+        for name in ("strange", "notes", "gpu-01")
+    }
+    found = scheduler(members).look(list(members))
+    assert {name: each.error for name, each in found.items()} == dict.fromkeys(members, "")
+    assert found["gpu-01"].takes_jobs

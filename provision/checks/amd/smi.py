@@ -15,7 +15,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from provision.checks.check import Output, completed, decode, last_words
+from provision import foreign_json
+from provision.checks.check import Output, completed, last_words
 from provision.errors import ParseError
 
 Entry = Mapping[str, Any]
@@ -54,8 +55,8 @@ def sampled(text: str) -> list[Entry]:
     try:
         if at < 0:
             raise ValueError("no document")
-        return _listed(decode(text, at)[0], "metric")
-    except (ValueError, RecursionError):
+        return _listed(foreign_json.first(text, at, unique=True)[0], "metric")
+    except ValueError:
         words = text.strip()[:160] or "nothing"
         fix = next((advice for sign, advice in _ADVICE if sign in text), "run amd-smi on the node")
         raise ParseError(f"amd-smi metric gave no document: {words}", fix) from None
@@ -80,8 +81,8 @@ def _document(output: Output) -> Any:
     try:
         if at < 0:
             raise ValueError("no document")
-        return decode(text, at)[0]
-    except (ValueError, RecursionError):
+        return foreign_json.first(text, at, unique=True)[0]
+    except ValueError:
         words, fix = last_words(output), "run amd-smi on the node"
         lines = f"{text[:4000]}\n{output.stderr[:4000]}".splitlines()
         for (

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, decode_all, last_words
+from provision import foreign_json
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
@@ -161,7 +162,7 @@ def _results(output: Output) -> list[_Result]:
             "look whether nvidia-dcgm (nv-hostengine) runs",
         )
     try:
-        document = decode_all(output.stdout[begin:])
+        document = foreign_json.read(output.stdout[begin:], unique=True)
         body = document.get("DCGM Diagnostic") or document.get("DCGM GPU Diagnostic") or document
         if error := body.get("runtime_error") or document.get("runtime_error"):
             raise ParseError(f"dcgmi diag: {str(error)[:200]}", "look whether nvidia-dcgm runs")
@@ -172,7 +173,7 @@ def _results(output: Output) -> list[_Result]:
             if test is not None  # DCGM 3 writes one after each
             for result in _of_test(test, str(category["category"]))
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
         raise ParseError(f"dcgmi: its JSON was not understood: {problem}", "run the check again") from error
     if not results:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision.checks.check import Output, decode, last_words
+from provision import foreign_json
+from provision.checks.check import Output, last_words
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
 
@@ -115,13 +116,13 @@ def _cell(text: Any, name: str) -> float | None:
 
 def _from_json(text: str) -> dict[str, Matrix]:
     try:
-        document, _ = decode(text)
+        document, _ = foreign_json.first(text, unique=True)
         body = document["nvbandwidth"]
         if body.get("error"):
             words = " ".join(str(body["error"]).split())[:200]
             raise ParseError(f"nvbandwidth: {words}", "look at the kernel log and at fabric manager")
         return _by_name(_case(case) for case in body["testcases"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
         raise ParseError(
             f"nvbandwidth: its JSON was not understood: {problem}", "run the check again"

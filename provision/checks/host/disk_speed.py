@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, decode, last_words
+from provision import foreign_json
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.judge import Finding, Verdict, by_threshold
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
@@ -85,7 +86,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     if begin < 0:
         raise ParseError(f"fio printed no JSON: {last_words(output)}", "run fio by hand")
     try:
-        document, _ = decode(output.stdout, begin)
+        document, _ = foreign_json.first(output.stdout, begin, unique=True)
         jobs = {str(job["jobname"]): job for job in document["jobs"]}
         if set(jobs) != set(_WAYS):
             raise ParseError(f"fio ran the jobs {sorted(jobs)}, not write and read", "report the new format")
@@ -98,7 +99,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             if not rate or not moved:
                 raise ParseError(f"fio moved nothing to {way} in {folder}", "run the check again")
             found.append(Measurement(way, round(rate / 1e6, 1), "MB/s"))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
         raise ParseError(f"fio: its JSON was not understood: {problem}", "run the check again") from error
     if output.rc:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision.checks.check import INSTALL, CheckNode, Command, Output, decode_all, last_words
+from provision import foreign_json
+from provision.checks.check import INSTALL, CheckNode, Command, Output, last_words
 from provision.checks.host import host_rules
 from provision.checks.host.host_rules import finding, number_of
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
@@ -321,8 +322,8 @@ def _cause(output: Output) -> str:
     """Why nvme-cli failed. With `-o json`, 2.13 prints the reason as `{"error": text}` on standard output,
     and its usage text on standard error."""
     try:
-        document = decode_all(output.stdout)
-    except (ValueError, RecursionError):
+        document = foreign_json.read(output.stdout, unique=True)
+    except foreign_json.JsonError:
         return last_words(output)
     error = document.get("error") if isinstance(document, dict) else None
     return error.strip()[:200] if isinstance(error, str) and error.strip() else last_words(output)
@@ -333,8 +334,8 @@ def smart_of(output: Output) -> dict[str, int]:
     if output.rc != 0 or output.truncated:
         raise ParseError(f"nvme smart-log failed: {_cause(output)}", "look at the drive: nvme smart-log")
     try:
-        document = decode_all(output.stdout)
-    except (ValueError, RecursionError) as error:
+        document = foreign_json.read(output.stdout, unique=True)
+    except foreign_json.JsonError as error:
         raise ParseError(f"nvme smart-log did not print JSON: {error}", "run the check again") from error
     if not isinstance(document, dict):
         raise ParseError("nvme smart-log printed no object", "run the check again")

@@ -9,13 +9,13 @@ which waits for nobody. What runs on the node, and what it prints: provision/nod
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from provision import foreign_json
 from provision.checks.check import BUS_ORDER, CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.gpu import nvidia_smi
 from provision.checks.judge import PEERS, Finding, Verdict, below_peers, by_threshold, finding_on, unmeasured
@@ -247,8 +247,8 @@ def read(output: Output, ranks: int) -> Run:
 
 def _object(line: str, output: Output) -> dict[str, Any]:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = foreign_json.read(line)
+    except foreign_json.JsonError:
         found = None
     if not isinstance(found, dict):
         raise ParseError(

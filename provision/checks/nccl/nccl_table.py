@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from provision import foreign_json
 from provision.checks.check import INSTALL
 from provision.errors import ParseError
 
@@ -108,8 +109,8 @@ def without_environment(text: str) -> str:
     if '"env"' not in text or begin < 0:
         return text
     try:
-        document, end = json.JSONDecoder().raw_decode(text, begin)
-    except (ValueError, RecursionError):
+        document, end = foreign_json.first(text, begin)
+    except foreign_json.JsonError:
         return re.sub(
             r'"env"\s*:\s*\[.*', '"env": [] (cut here: the rest was not JSON)', text, flags=re.DOTALL
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from provision import foreign_json
 from provision.node.burnin.order import OrderError, read_order
 from provision.node.lock import BURNIN_HOME, BURNIN_UNIT
 from provision.node.modules import gpuprov_run
@@ -22,7 +22,7 @@ def progress(home: Path = Path(BURNIN_HOME)) -> dict[str, float]:
             return {}
         with (spool / "order.json").open("rb") as source:
             order = read_order(source.read(_LARGEST))
-        state = json.loads((spool / "state.json").read_bytes())
+        state = foreign_json.read((spool / "state.json").read_bytes())
         lengths = [segment["seconds"] or 0.0 for segment in order["segments"]]
         total, place = sum(lengths), int(state["segment"])
         passed = sum(lengths[:place]) + min(float(state["spent"]), *lengths[place : place + 1], total)

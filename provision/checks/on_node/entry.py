@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import fcntl
-import json
 import os
 import socket
 import sys
@@ -27,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, atomic_file
+from provision import __version__, atomic_file, foreign_json
 from provision.checks import exposition
 from provision.checks.judge import Finding, Verdict
 from provision.checks.on_node import (
@@ -167,7 +166,7 @@ def _late(told: Mapping[str, Any], age: float | None) -> bool:
 def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
     """The last result and its age in seconds; None when it is of another boot. Raises GpuprovError."""
     try:
-        told: dict[str, Any] = json.loads(path.read_bytes()[: document.LARGEST + 1])
+        told: dict[str, Any] = foreign_json.read(path.read_bytes()[: document.LARGEST + 1])
         age = run.uptime() - told["uptime"]
         return told, age if age >= 0 and told["boot_id"] == gpuprov_run.boot_id() else None
     except FileNotFoundError:

@@ -3,12 +3,12 @@ with."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from provision import foreign_json
 from provision.checks import node_judge, registry
 from provision.checks.check import Command, Raw
 from provision.checks.health import CheckResult, NodeHealth
@@ -126,8 +126,8 @@ def look(
         else:
             observer.complain(probe, f"{hung.program}: no answer for {now - hung.since:.0f} s")
     observer.run(ready)
-    facts: dict[str, Any] = json.loads("{" + ",".join(observer.facts) + "}")
-    problems: dict[str, str] = json.loads("{" + ",".join(observer.problems) + "}")
+    facts: dict[str, Any] = foreign_json.read("{" + ",".join(observer.facts) + "}")
+    problems: dict[str, str] = foreign_json.read("{" + ",".join(observer.problems) + "}")
     return facts, {**problems, **dict.fromkeys(unknown, "no such fact")}
 
 

@@ -3,12 +3,12 @@ ships holds."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provision import foreign_json
 from provision.checks import thresholds
 from provision.checks.node_facts import for_checks
 from provision.checks.on_node import debounce
@@ -64,8 +64,8 @@ def read(path: Path) -> Settings:
     if len(text) > _LARGEST:
         raise SettingsError(f"{path}: larger than {_LARGEST} bytes", _FIX)
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = foreign_json.read(text)
+    except ValueError as error:
         raise SettingsError(f"{path}: not JSON: {error}", _FIX) from None
     return _settings(path, document)
 

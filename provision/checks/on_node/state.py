@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import atomic_file
+from provision import atomic_file, foreign_json
 from provision.checks.health import GpuIdentity, finding_from
 from provision.checks.on_node import kernel_since
 from provision.checks.on_node.debounce import Rule, Tracked
@@ -46,7 +46,7 @@ def read(folder: Path, boot_id: str) -> State:
             text = source.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ValueError(f"larger than {_LARGEST} bytes")
-        document = json.loads(text)
+        document = foreign_json.read(text)
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r:.40}")
         same_boot = document["boot_id"] == boot_id
@@ -61,7 +61,7 @@ def read(folder: Path, boot_id: str) -> State:
         return State()
     except OSError as error:
         return State(trouble=f"{path} could not be read: {error.strerror}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return State(trouble=f"{path} is damaged, and begun anew: {type(error).__name__}: {error!s:.80}")
 
 
@@ -106,7 +106,7 @@ def note(folder: Path, verdict: str, finished: str, causes: Sequence[str]) -> No
         lines = []
     if lines:
         try:
-            if json.loads(lines[-1])["verdict"] == verdict:
+            if foreign_json.read(lines[-1])["verdict"] == verdict:
                 return
         except (ValueError, KeyError, TypeError):
             pass

@@ -6,7 +6,6 @@ Each call is one round trip with all its commands. node/scheduler_command.py run
 from __future__ import annotations
 
 import binascii
-import json
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from provision import foreign_json
 from provision.fleet import Fleet, Node
 from provision.remote import node_program
 from provision.remote.observe import Reach, run_programs
@@ -108,8 +108,8 @@ class Commands:
     @staticmethod
     def _understood(output: bytes) -> list[Done]:
         try:
-            packed = binascii.a2b_base64(json.loads(unframed(output))["done"])
-            rows = json.loads(zlib.decompressobj().decompress(packed, _LARGEST))
+            packed = binascii.a2b_base64(foreign_json.read(unframed(output))["done"])
+            rows = foreign_json.read(zlib.decompressobj().decompress(packed, _LARGEST))
             return [_done(row) for row in rows]
         except (AnswerError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
             raise CommandsError(f"its answer is not as it should be: {one_line(str(error), 100)}") from None

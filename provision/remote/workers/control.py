@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from provision import foreign_json
 from provision.errors import GpuprovError
 from provision.remote.protocol import one_line
 
@@ -122,8 +123,8 @@ class Control:
         with self._session() as session:
             said = session.ask(command, seconds)
         try:
-            answer = json.loads(said)
-        except (ValueError, RecursionError):
+            answer = foreign_json.read(said)
+        except ValueError:
             answer = None
         if not isinstance(answer, dict):
             raise self._strange(f"{one_line(said, 60)!r}")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provision import atomic_file
+from provision import atomic_file, foreign_json
 from provision.remote.workers import register, worker_stream
 
 KEPT = 3600.0  # seconds
@@ -62,7 +62,7 @@ def _read() -> dict[str, Any]:
     """All that is not too old; nothing where the file is not one of ours."""
     try:
         with _file().open("rb") as file:
-            known = json.loads(file.read(_LIMIT))
+            known = foreign_json.read(file.read(_LIMIT))
         now = time.time()
         return {
             name: said
@@ -71,5 +71,5 @@ def _read() -> dict[str, Any]:
             and isinstance(said["versions"], str)
             and now < said["until"] <= now + KEPT
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import atomic_file, paths
+from provision import atomic_file, foreign_json, paths
 from provision.errors import GpuprovError
 from provision.remote.workers import sealed
 
@@ -114,8 +114,8 @@ def records(folder: Path) -> Iterator[tuple[Record, bool]]:
     """The units named in a `units` folder, and whether the process that began each still lives. What is no
     record is passed over."""
     for file in sorted(folder.glob("*-*.json")):
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            record = _record(json.loads(file.read_text(encoding="utf-8")))
+        with contextlib.suppress(OSError, ValueError):
+            record = _record(foreign_json.read(file.read_text(encoding="utf-8")))
             if record is not None and f"{record.label}.json" == file.name:
                 yield record, _lives(_lock_of(folder, record.label))
 

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from provision import foreign_json
 from provision.errors import GpuprovError
 from provision.remote.ansible import handover
 
@@ -148,8 +149,8 @@ def opened(message: bytes) -> tuple[dict[str, Any], bytes]:
 def header_of(line: bytes) -> dict[str, Any]:
     """Raises SealError."""
     try:
-        header = json.loads(line)
-    except (ValueError, RecursionError):
+        header = foreign_json.read(line)
+    except ValueError:
         header = None
     if not isinstance(header, dict):
         raise SealError("it is not from gpuprov")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, paths
+from provision import __version__, foreign_json, paths
 from provision.remote.protocol import ANSWER_LIMIT, one_line
 from provision.remote.workers import sealed
 
@@ -340,8 +340,8 @@ def _want(said: Mapping[str, Any], name: str, *kinds: type | None) -> None:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
+        said = foreign_json.read(text)
+    except ValueError:
         raise BadStreamError(f"this is not JSON: {one_line(text[:200], 80)!r}") from None
     if not isinstance(said, dict):
         raise BadStreamError(f"this is not an object: {one_line(text[:200], 80)!r}")

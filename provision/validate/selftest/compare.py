@@ -5,7 +5,6 @@ The simulator is a program of its own (`python -m provision.lab.replica`), as th
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree
 
-from provision import paths
+from provision import foreign_json, paths
 from provision.checks.check import Output, Raw
 from provision.validate.selftest.result import Shape
 
@@ -64,7 +63,7 @@ def _simulated(folder: Path, sku: str, driver: str, rocm: str) -> tuple[Mapping[
         done = subprocess.run(
             argv, env=environment, capture_output=True, text=True, timeout=_MAKE, check=True
         )
-        found: Mapping[str, str] = json.loads(done.stdout)
+        found: Mapping[str, str] = foreign_json.read(done.stdout)
     except subprocess.TimeoutExpired:
         return {}, f"the simulated machine was not made within {_MAKE:.0f} s"
     except subprocess.CalledProcessError as error:
@@ -154,10 +153,10 @@ _MASKS = (
     (re.compile(r"[ \t]+"), " "),
     # How many numbers stand in a row is the machine's size; cells with commas between them are columns.
     (re.compile(r"N(?:[ :/]+N\b)+"), "N"),
-    (re.compile(r"(N[^-\n]*?)(?: - \1)+"), r"\1"),  # gpu_burn: one number for each GPU
+    (re.compile(r"(N[^-\n]{0,40}?)(?: - \1)+"), r"\1"),  # gpu_burn: one number for each GPU
 )
 _UNIT = re.compile(r"[-+]?\d+(?:\.\d+)?\s+([A-Za-z%°][A-Za-z%°/]*)")
-_BEGIN = re.compile(r"^\s*(<\?xml|[{\[])", re.MULTILINE)
+_BEGIN = re.compile(r"^[ \t]*(<\?xml|[{\[])", re.MULTILINE)
 _PROCESS = "process_info"  # of nvidia-smi -q -x: one for each process that is there right now
 
 
@@ -181,7 +180,7 @@ def form(text: str) -> Form:
             if found.kind == "XML":
                 walked = _xml(ElementTree.fromstring(text[at:end]), found)  # noqa: S314 - expat since 2.4.1 bounds entities
             else:
-                walked = _json(json.loads(text[at:end]), found)
+                walked = _json(foreign_json.read(text[at:end]), found)
             found.parts = _distinct([*around, *walked])
         except (ElementTree.ParseError, ValueError, RecursionError):
             pass

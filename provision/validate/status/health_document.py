@@ -6,12 +6,12 @@ control characters is refused. What is not understood is a DocumentError, never 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from provision import foreign_json
 from provision.checks.health import GpuIdentity
 from provision.checks.judge import ACTIONS, Finding, Verdict
 from provision.checks.on_node.document import FORMAT, LARGEST
@@ -72,8 +72,8 @@ def read(raw: bytes) -> HealthDocument:
     if len(raw) > LARGEST:
         raise DocumentError(f"is larger than {LARGEST // 1024} KiB")
     try:
-        document = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        document = foreign_json.read(raw)
+    except foreign_json.JsonError:
         raise DocumentError("is not JSON") from None
     if not isinstance(document, dict):
         raise DocumentError("is not a JSON object")
@@ -99,10 +99,6 @@ def read(raw: bytes) -> HealthDocument:
         checks=len(_each(document, "checks", _check)),
         findings=_each(document, "findings", _finding),
     )
-
-
-def _refuse(text: str) -> Any:
-    raise ValueError(text)
 
 
 def _wrong(name: str, wanted: str) -> DocumentError:

@@ -7,7 +7,6 @@ no time server moves, so that a jump of the wall clock makes no result older or 
 from __future__ import annotations
 
 import binascii
-import json
 import re
 import zlib
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from provision import __version__
+from provision import __version__, foreign_json
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict, worst
 from provision.checks.on_node.document import LARGEST, stale
@@ -153,7 +152,7 @@ class _Answer:
 
     def __init__(self, output: bytes) -> None:
         try:
-            fields: Any = json.loads(unframed(output), parse_constant=_refuse)
+            fields: Any = foreign_json.read(unframed(output))
             self.problem = str(fields["problem"])
             self.detail = one_line(str(fields["detail"]), 300)
             self.boot_id = str(fields["boot_id"])
@@ -162,7 +161,7 @@ class _Answer:
             self._health = str(fields["health"])
             self.slurm = self._slurm(fields["slurm"])
             uid = int(fields["uid"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise AnswerError("its answer is not of the form expected") from None
         known = self.problem in ("", "absent", "refused", "unreadable")
         if not known or not 0 <= self.uptime < 1e12 or not 0 <= (self.written or 0) < _LATEST:
@@ -183,10 +182,6 @@ class _Answer:
             return zlib.decompressobj().decompress(binascii.a2b_base64(self._health), LARGEST + 1)
         except (ValueError, binascii.Error, zlib.error):
             raise DocumentError("did not come through whole") from None
-
-
-def _refuse(text: str) -> Any:
-    raise ValueError(text)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import logging
 import threading
 import time
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from provision import yamlfile
+from provision import foreign_json, yamlfile
 from provision.errors import GpuprovError
+from provision.remote.schedulers.kubernetes.deadline import limit_answers
 from provision.remote.schedulers.kubernetes.objects import MANAGER, part, rows, text
 from provision.text import one_line
 
@@ -175,7 +175,7 @@ class Cluster:
         except HTTPError as error:
             raise self._silent(error) from None
         try:
-            found = json.loads(data) if len(data) <= LARGEST else None
+            found = foreign_json.read(data, largest=LARGEST)
         except ValueError:
             found = None
         if not isinstance(found, dict):
@@ -233,7 +233,9 @@ class Cluster:
         self._refuse_unsafe(settings)
         settings.retries = False  # neither redirects nor tries of its own: they have no time limit together
         settings.connection_pool_maxsize = 16
-        return client.CoreV1Api(client.ApiClient(settings))
+        api = client.ApiClient(settings)
+        limit_answers(api.rest_client.pool_manager)
+        return client.CoreV1Api(api)
 
     def _runs_a_program(self) -> bool:
         """Whether credentials come from a program: of one that fails, the client only writes to a log."""
@@ -274,7 +276,7 @@ class Cluster:
         if status == 0:  # the client's way to say that TLS failed
             return self._untrusted(str(error.reason))
         try:
-            body = json.loads(error.body or "")
+            body = foreign_json.read(error.body or "")
         except (ValueError, TypeError):
             body = {}
         said = one_line(text(body, "message"), 300)

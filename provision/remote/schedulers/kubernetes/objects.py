@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from provision import foreign_json
 from provision.remote.schedulers import PREFIX, REASON, Holder, Job, Scheduled
 from provision.text import one_line
 
@@ -144,7 +145,7 @@ def why(node: Object) -> str:
     said = []
     if is_cordoned(node):
         said.append("cordoned" + (f" by {by}" if by else "") + (f" [{when}]" if when else ""))
-    said += [taint_text(one) for one in taints(node) if str(one.get("key")) in _CLOSED]
+    said += [taint_text(one) for one in taints(node) if text(one, "key") in _CLOSED]
     ready = next((one for one in conditions(node) if one.get("type") == "Ready"), {})
     if not is_ready(node):
         said.append(text(ready, "message") or "the node does not report to Kubernetes")
@@ -159,7 +160,8 @@ def taint_text(taint: Object) -> str:
 def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], now: float) -> Scheduled:
     """What Kubernetes says of a node and of these pods on it; `now` in seconds since 1970."""
     closed = is_cordoned(node) or any(
-        one.get("key") in _CLOSED and one.get("effect") in ("NoSchedule", "NoExecute") for one in taints(node)
+        text(one, "key") in _CLOSED and text(one, "effect") in ("NoSchedule", "NoExecute")
+        for one in taints(node)
     )
     ready = is_ready(node)
     words = ["Ready" if ready else "NotReady", *(["SchedulingDisabled"] if is_cordoned(node) else [])]
@@ -183,7 +185,7 @@ def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], 
 def _age(started: str, now: float) -> int | None:
     try:
         return max(0, int(now - datetime.datetime.fromisoformat(started).timestamp()))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -319,8 +321,8 @@ def rejoined(node: Object) -> dict[str, Any] | None:
 def _left(node: Object) -> dict[str, str]:
     """The labels in the note of `left`; none where somebody wrote something else there."""
     try:
-        found = json.loads(part(node, "metadata", "annotations").get(POOLS) or "{}")
-    except (ValueError, TypeError):
+        found = foreign_json.read(part(node, "metadata", "annotations").get(POOLS) or "{}")
+    except (ValueError, TypeError, AttributeError):
         return {}
     known = found.items() if isinstance(found, dict) else ()
     return {key: value for key, value in known if isinstance(value, str)}

@@ -1,0 +1,95 @@
+"""The only reader of JSON from nodes, workers, schedulers and tools, which may be malicious or damaged.
+
+Python's own decoder accepts NaN, Infinity and 1e999, keeps the last value of a repeated name, raises
+RecursionError for deep nesting and a bare ValueError for long integers. This one raises JsonError alone.
+"""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any
+
+LARGEST = 64 * 1024 * 1024  # bytes or characters
+DEEPEST = 100  # lists and objects within each other
+_DIGITS = 40  # of an integer: 64 bits have 20, and float() of a longer one may overflow
+
+
+class JsonError(ValueError):
+    """The text cannot be used; the message is one short line."""
+
+
+def read(data: bytes | str, *, largest: int = LARGEST, unique: bool = False) -> Any:
+    """The value of a whole document. `unique`: refuse an object with two values of one name."""
+    text = _text(data, largest)
+    value, end = first(text, len(text) - len(text.lstrip(" \t\r\n")), unique=unique)
+    if text[end:].strip(" \t\r\n"):
+        raise JsonError(f"not JSON: more text after the value, at character {end}")
+    return value
+
+
+def first(text: str, begin: int = 0, *, unique: bool = False) -> tuple[Any, int]:
+    """The value that begins at that character, and where it ends. `unique`: as for `read`."""
+    try:
+        value, end = (_UNIQUE if unique else _DECODER).raw_decode(text, begin)
+    except json.JSONDecodeError as error:
+        raise JsonError(f"not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise JsonError(_DEEP) from None
+    # Never fewer brackets than levels, so most documents need no closer look.
+    if text.count("[", begin, end) + text.count("{", begin, end) > DEEPEST:
+        _refuse_depth(value)
+    return value, end
+
+
+_DEEP = f"nested more than {DEEPEST} levels deep"
+
+
+def _text(data: bytes | str, largest: int) -> str:
+    if len(data) > largest:
+        raise JsonError(f"longer than {largest} bytes")
+    try:
+        return data if isinstance(data, str) else data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonError(f"not UTF-8 at byte {error.start}") from None
+
+
+def _constant(word: str) -> Any:
+    raise JsonError(f"{word} is no number of JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise JsonError(f"the number {text[:20]} is too large")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise JsonError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise JsonError(f"{name[:60]!r} stands twice in one object")
+        found[name] = value
+    return found
+
+
+def _refuse_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        values = (child for one in level for child in (one.values() if isinstance(one, dict) else one))
+        level = [child for child in values if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise JsonError(_DEEP)
+
+
+_HOOKS = {"parse_constant": _constant, "parse_float": _float, "parse_int": _integer}
+_DECODER = json.JSONDecoder(**_HOOKS)
+_UNIQUE = json.JSONDecoder(**_HOOKS, object_pairs_hook=_unique)

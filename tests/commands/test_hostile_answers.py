@@ -1,0 +1,130 @@
+"""A node that answers with damaged or malicious JSON cannot be read; the other nodes' results are the same as
+without it. Real sshd, whole commands; the malicious node's python3 prints one answer to everything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli
+from provision.remote import fleet_lock
+from tests.support.sshd import Sshd
+
+# An answer to every question: of the lock, the health result, the facts, the burn-in.
+FIELDS = {
+    "state": '"taken"',
+    "holder": "null",
+    "age": "null",
+    "busy": "[]",
+    "time": "0",
+    "problem": '""',
+    "detail": '""',
+    "boot_id": '"b"',
+    "uptime": "1",
+    "written": "null",
+    "health": '""',
+    "slurm": "null",
+    "uid": "0",
+    "facts": "{}",
+    "problems": "{}",
+    "changed": "false",
+    "gpuprov": '{"now": 1, "up": 1, "boot": "b", "campaign": "run-1", "alive": true, "state": {}}',
+}
+INNER = '{"now": %s, "up": %s, "boot": "b", "campaign": "run-1", "alive": true, "state": {"segment": %s}}'
+
+
+def everywhere(value: str) -> str:
+    """The answer with this value in place of each number."""
+    numbers = dict.fromkeys(("age", "time", "uptime", "written", "uid", "facts"), value)
+    fields = FIELDS | numbers | {"gpuprov": INNER % (value, value, value)}
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in fields.items()) + "}"
+
+
+ANSWERS = {
+    "NaN": everywhere("NaN"),
+    "Infinity": everywhere("Infinity"),
+    "a word that float() takes": everywhere('"nan"'),
+    "an infinite float": everywhere("1e999"),
+    "60,000 digits": everywhere("9" * 60_000),
+    "400 digits": everywhere("9" * 400),
+    "deep": everywhere("[" * 20_000),
+    "another type": everywhere('{"a": []}'),
+    "not UTF-8": everywhere('"\udcff"'),
+}
+VERBS = {
+    "status": ["status"],
+    "drift": ["drift"],
+    "validate": ["validate", "--checks", "gpu_inventory"],
+    "burnin status": ["burnin", "status"],
+}
+QUICK = {
+    ("status", "NaN"),
+    ("status", "60,000 digits"),
+    ("status", "deep"),
+    ("drift", "NaN"),
+    ("drift", "not UTF-8"),
+    ("validate", "NaN"),
+    ("burnin status", "NaN"),
+}
+CASES = [
+    pytest.param(
+        words,
+        answer,
+        id=f"{verb}-{name}",
+        marks=[] if (verb, name) in QUICK else [pytest.mark.long],
+    )
+    for verb, words in VERBS.items()
+    for name, answer in ANSWERS.items()
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the inventory is. Locks are kept below it, not in this machine's /run."""
+    told = fleet_lock._program
+
+    def elsewhere(request: Any) -> str:
+        place = tmp_path / str(request["node"])
+        place.mkdir(exist_ok=True)
+        return told({**request, "folder": str(place / "locks"), "root": str(place)})
+
+    monkeypatch.setattr(fleet_lock, "_program", elsewhere)
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fleet(folder: Path, sshd: Sshd, answer: str) -> None:
+    """An inventory of an honest node and one that gives this answer."""
+    body = answer.encode("utf-8", "surrogateescape")
+    (folder / "answer").write_bytes(b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body))
+    python = folder / "python3"
+    python.write_text(f"#!/bin/sh\nexec cat {folder}/answer\n")
+    python.chmod(0o755)
+    of = {"honest": sys.executable, "hostile": str(python)}
+    hosts = {
+        name: sshd.node(name, ansible_become=False, ansible_python_interpreter=interpreter).variables
+        for name, interpreter in of.items()
+    }
+    variables = {"gpuprov_expected_gpus": 0, "gpuprov_roles": ["node_health"]}
+    (folder / "inventory.yml").write_text(json.dumps({"all": {"hosts": hosts, "vars": variables}}))
+
+
+@pytest.mark.parametrize(("words", "answer"), CASES)
+def test_a_hostile_node_ends_no_run(
+    words: list[str], answer: str, folder: Path, sshd: Sshd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet(folder, sshd, answer)
+    ended = cli.main(words)
+    shown = capsys.readouterr()
+    text = shown.out + shown.err
+    assert ended in (3, 4, 5), text
+    assert "Traceback" not in text
+    assert "hostile" in text
+    assert "honest" in text or "no node that answered has a burn-in" in text
+    assert len(text) < 20_000
