@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from provision import yamlfile
-from provision.desired import node_roles, skus, versions
+from provision.desired import node_roles, service_hosts, skus, versions
 from provision.desired.role import OF_FILES, Promise, Role, all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, Tracked, frozen
 from provision.errors import StackError
 
 HARDWARE = "hardware"  # stands in Expectation.role for what no role can repair
+# Vendor → the fact that names the GPUs on the bus that do not answer its driver.
+SILENT_GPUS = {"nvidia": "nvidia_smi.silent", "amd": "amd_smi.silent"}
 # In a fact's name to ask for: the node puts its own there, which the controller does not know yet.
 KERNEL = "{kernel.release}"
 _ITEM = re.compile(r"\bitem\b")
@@ -101,7 +103,7 @@ def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> lis
         for role in _roles_of(declared, mentioned, gpuprov_node):
             one = functools.partial(_promised, role, declared, gpuprov_node)
             found += _of_role[role.name].get(declared, where, one, mentioned)
-        return found + _of_hardware(declared, mentioned)
+        return found + _of_hardware(declared, mentioned, gpuprov_node)
 
     where = (_shipped(), frozen(gpuprov_node))
     return _of_node.get(declared, where, compute)
@@ -124,6 +126,7 @@ def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
         for role in _roles_of(declared, mentioned):
             one = functools.partial(_names_anywhere, role, declared)
             names |= _facts_of_role[role.name].get(declared, _shipped(), one, mentioned)
+        names |= _silent_gpus(declared, mentioned, node_roles.vendor_of(declared))
         found = frozenset(names)
         return _sets.setdefault(found, found)
 
@@ -268,13 +271,25 @@ def _template(file: Path) -> str:
     return yamlfile.read_text(file, StackError)
 
 
-def _of_hardware(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expectation]:
+def _silent_gpus(declared: Mapping[str, Any], mentioned: set[str], vendor: str | None) -> set[str]:
+    """The fact that names the GPUs without an answer, for GPUs of one vendor in a node."""
+    mentioned.update(service_hosts.ENABLED)
+    is_node = vendor in SILENT_GPUS and not any(map(declared.get, service_hosts.ENABLED))
+    return {SILENT_GPUS[str(vendor)]} if is_node else set()
+
+
+def _of_hardware(
+    declared: Mapping[str, Any], mentioned: set[str], gpuprov_node: Mapping[str, Any]
+) -> list[Expectation]:
     mentioned.update(("gpuprov_expected_gpus", "gpuprov_sku"))
     found = []
     for variable, fact in (("gpuprov_expected_gpus", "gpu.count"), ("gpuprov_sku", "gpu.sku")):
         if declared.get(variable) is not None:
             why = f"as set in the inventory ({variable})"
             found.append(Expectation(HARDWARE, fact, "equals", declared[variable], why))
+    for fact in _silent_gpus(declared, mentioned, gpuprov_node["gpu"].get("vendor")):
+        why = "no program can use such a GPU; power-cycle the node, then run gpuprov validate"
+        found.append(Expectation(HARDWARE, fact, "equals", [], why))
     return found
 
 

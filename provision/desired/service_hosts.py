@@ -21,6 +21,7 @@ from provision.node_names import fold
 from provision.remote.schedulers import SLURM_HOSTS
 
 ROLES = {monitoring.GROUP: monitoring.ROLE, receptor.GROUP: receptor.ROLE}
+ENABLED = tuple(f"{role}_enabled" for role in ROLES.values())  # variables that `declared` decides
 # What the machine must have; whether such a host has a GPU is nobody's business.
 _OF_GPU_NODES = frozenset(
     ("gpuprov_sku", "gpuprov_expected_gpus", "gpuprov_expected_nics", "gpuprov_expected_nvmes")

@@ -108,6 +108,7 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (r"nvidia_smi\.clocks\.applications\.graphics", _Words(f"application clock {_GPUS}, in MHz,", _SET)),
     (r"nvidia_smi\.clocks\.applications\.memory", _Words(f"memory clock {_GPUS}, in MHz,", _SET)),
     (r"nvidia_smi\.compute_mode", _Words(f"compute mode {_GPUS}", _SET)),
+    (r"(?:nvidia|amd)_smi\.silent", _Words("GPUs that do not answer the driver", _FOUND)),
     (r"nvidia_smi\.fabric\.state", _Words(f"NVLink fabric {_GPUS}")),
     (r"container\.cdi\.missing", _Words("GPU devices that the CDI specification lacks", _FOUND)),
     (r"container\.cdi\.stale", _Words("entries of the CDI specification that lead nowhere", _FOUND)),

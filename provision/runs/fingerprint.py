@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from provision.desired.expectations import SILENT_GPUS
+
 # part -> (the observed fact, the key of its entries). These are all the parts there are.
 PARTS: Mapping[str, tuple[str, str | None]] = {
     "driver.loaded_version": ("driver.loaded_version", None),
@@ -42,6 +44,9 @@ OF_VENDORS: Mapping[str, tuple[str, str | None]] = {
     "amdgpu.unique_id": ("amdgpu.devices", "unique_id"),
     "amdgpu.vbios": ("amdgpu.devices", "vbios"),
 }
+# GPUs that do not answer the driver. Compared with nothing of the past: a result that counts was measured on
+# GPUs that answered, whether the version that recorded it knew this part or not.
+SILENT = frozenset(SILENT_GPUS.values())
 _WITHOUT_GPUS = frozenset({"network_ports", "disk_speed"})
 
 _SOFTWARE = frozenset(
@@ -106,7 +111,7 @@ def of(facts: Mapping[str, Any], problems: Mapping[str, str]) -> Fingerprint:
     unknown: dict[str, str] = {}
     asked = {
         part: place
-        for part, place in OF_VENDORS.items()
+        for part, place in {**OF_VENDORS, **{fact: (fact, None) for fact in SILENT}}.items()
         if place[0] in facts or place[0] in problems or place[0].partition(".")[0] in problems
     }
     for part, (fact, key) in {**PARTS, **asked}.items():
@@ -176,6 +181,11 @@ def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
             found.append(Change(part, None, now.values.get(part), f"was not known then: {why}"))
         elif then.values[part] != now.values.get(part):
             found.append(Change(part, then.values[part], now.values.get(part)))
+    for part in () if check in _WITHOUT_GPUS else sorted(SILENT):
+        if part in now.unknown:
+            found.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))
+        elif silent := now.values.get(part):
+            found.append(Change("gpu.silent", None, silent, _word(silent)))
     return found
 
 

@@ -101,3 +101,54 @@ def test_it_is_asked_where_rocm_or_the_distribution_has_it(tree: Tree, path: str
 
 def test_without_it_there_is_nothing_to_tell(bare: Tree) -> None:
     assert bare.value(FACT) is None
+
+
+SILENT = "amd_smi.silent"
+LISTED = [{"gpu": 0, "bdf": "0000:05:00.0"}, {"gpu": 1, "bdf": "0000:15:00.0"}]
+
+
+def machine_of(tree: Tree, *addresses: str) -> None:
+    """GPUs on the bus and a loaded driver that has taken them."""
+    tree.lines("/sys/module/amdgpu", version="6.16.13")
+    for address in addresses:
+        folder = f"/sys/bus/pci/devices/{address}"
+        tree.lines(folder, vendor="0x1002", device="0x74a1", **{"class": "0x120000"})
+        tree.file(f"{folder}/config", b"\x02\x10\xa1\x74" + b"\0" * 60)
+        tree.link(f"{folder}/driver", "../../../bus/pci/drivers/amdgpu")
+
+
+def test_the_gpus_that_amd_smi_does_not_list(tree: Tree) -> None:
+    machine_of(tree, "0000:05:00.0", "0000:15:00.0")
+    tree.tool("amd-smi", f"echo '{json.dumps(LISTED)}'")
+    assert tree.values(SILENT) == {SILENT: []}
+    tree.tool("amd-smi", f"echo '{json.dumps(LISTED[:1])}'")
+    assert tree.values(SILENT) == {SILENT: ["0000:15:00.0: not listed by amd-smi"]}
+
+
+def test_a_gpu_that_fell_off_the_bus_is_lost_whoever_lists_it(tree: Tree) -> None:
+    machine_of(tree, "0000:05:00.0", "0000:15:00.0")
+    tree.tool("amd-smi", f"echo '{json.dumps(LISTED)}'")
+    tree.file("/sys/bus/pci/devices/0000:15:00.0/config", b"\xff" * 64)
+    assert tree.values(SILENT) == {SILENT: ["0000:15:00.0: lost from the PCI bus"]}
+
+
+def test_without_amd_smi_the_compute_driver_is_asked(tree: Tree) -> None:
+    machine_of(tree, "0000:05:00.0", "0000:15:00.0")
+    tree.file(
+        "/sys/class/kfd/kfd/topology/nodes/1/properties",
+        f"simd_count 1216\nsimd_per_cu 4\nlocation_id {0x0500}\ndomain 0\n",
+    )
+    assert tree.values(SILENT) == {SILENT: ["0000:15:00.0: not listed by the compute driver"]}
+
+
+def test_an_answer_of_amd_smi_that_is_none_is_unread(tree: Tree) -> None:
+    machine_of(tree, "0000:05:00.0")
+    tree.tool("amd-smi", "echo Traceback")
+    assert list(tree.ask(SILENT)[1]) == [SILENT]
+
+
+def test_without_a_driver_no_gpu_fails_to_answer_it(tree: Tree) -> None:
+    machine_of(tree, "0000:05:00.0")
+    (tree.root / "sys/module/amdgpu/version").unlink()
+    (tree.root / "sys/module/amdgpu").rmdir()
+    assert tree.values(SILENT) == {SILENT: []}

@@ -116,3 +116,17 @@ def test_a_record_comes_back_as_it_was() -> None:
     assert fingerprint.from_record(kept) == THEN
     assert fingerprint.from_record(kept).digest == THEN.digest
     assert THEN.digest != changed("kernel.release", "6.12.2").digest
+
+
+@pytest.mark.parametrize("fact", sorted(fingerprint.SILENT))
+def test_no_result_on_gpus_counts_while_one_does_not_answer(fact: str) -> None:
+    """Also a result of a version that did not record the part, which is not lost for it."""
+    well, lost = changed(fact, []), changed(fact, ["0000:4b:00.0: GPU is lost"])
+    unread = of(OBSERVED, {fact: "no answer within 24 s"})
+    for then in (THEN, well, lost):
+        assert changes("gpu_burn", then, well) == []
+        assert [str(one) for one in changes("gpu_burn", then, lost)] == [
+            'gpu.silent ["0000:4b:00.0: GPU is lost"]'
+        ]
+        assert [one.part for one in changes("gpu_burn", then, unread)] == [fact]
+        assert changes("disk_speed", then, lost) == []

@@ -43,8 +43,9 @@ def debian(version: str, codename: str, kernel: str) -> dict[str, Any]:
 
 
 def unknown(asked: Collection[str], kernel: str) -> dict[str, Any]:
-    """The facts asked for, all of them unknown; `kernel` is the one that runs."""
-    return {name.replace(expectations.KERNEL, kernel): None for name in asked}
+    """The facts asked for as a bare machine has them: none; `kernel` is the one that runs."""
+    silent = expectations.SILENT_GPUS.values()  # without a driver no GPU fails to answer it
+    return {name.replace(expectations.KERNEL, kernel): [] if name in silent else None for name in asked}
 
 
 def promised(declared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

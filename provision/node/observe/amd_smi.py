@@ -1,15 +1,19 @@
 """What amd-smi says of the GPUs that the driver answers for: `amd_smi.gpus`, one entry each in its order.
 
 The same GPUs are in amdgpu.devices, read without it: one that amd-smi does not list is on the bus, and no
-program can use it. ROCm 6 prints a list, later ones the list below `gpu_data`; the limits of power moved.
+program can use it. `amd_smi.silent` has those, from `amd-smi list`, which guests of a hypervisor have, too;
+from the compute driver's topology when amd-smi is not installed. ROCm 6 prints a list, later ones the list below `gpu_data`; the limits of power moved.
 """
 
 import os
 
-from provision.node.observe.files import at
+from provision.node.observe.amdgpu import MODULE, kfd_properties
+from provision.node.observe.files import at, read_bytes
 from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
+from provision.node.observe.system import PCI_FUNCTIONS, bus_address, gpus_of
 
 AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi")
+AMD_SLOWEST = 24  # seconds; how long eight GPUs take nobody has published
 STATIC = ("static", "--asic", "--bus", "--limit", "--vram", "--ras", "--json")
 
 
@@ -55,7 +59,8 @@ def of_amd_smi(entry):
     }
 
 
-def parse_static(names, output):
+def amd_entries(output, *place):
+    """The entries of amd-smi's document, which have the PCI address at this place."""
     import json  # only nodes with such GPUs pay for it
 
     # Warnings may stand before the document: WARNING: User is missing the following required groups: render
@@ -66,10 +71,13 @@ def parse_static(names, output):
     except ValueError:
         raise answered("amd-smi", output) from None
     entries = found.get("gpu_data") if isinstance(found, dict) else found
-    if not isinstance(entries, list) or not all(
-        isinstance(within(entry, "bus", "bdf"), str) for entry in entries
-    ):
+    if not isinstance(entries, list) or not all(isinstance(within(one, *place), str) for one in entries):
         raise answered("amd-smi", output)
+    return entries
+
+
+def parse_static(names, output):
+    entries = amd_entries(output, "bus", "bdf")
     return {name: [of_amd_smi(entry) for entry in entries] for name in names}
 
 
@@ -80,4 +88,29 @@ def amd_smi_probe(name):
     return Probe([name], read=lambda: {name: None})
 
 
-FAMILIES["amd_smi"] = whole_family({}, tools={"gpus": amd_smi_probe})
+def left_out(listed, by_whom):
+    """The GPUs that fell off the PCI bus, whose configuration space is all ones, or that are not listed."""
+    found = []
+    for address in gpus_of("amd", "amdgpu"):
+        if (read_bytes("%s/%s/config" % (PCI_FUNCTIONS, address)) or b"")[:4] == b"\xff" * 4:
+            found.append("%s: lost from the PCI bus" % address)
+        elif address not in listed:
+            found.append("%s: not listed by %s" % (address, by_whom))
+    return found
+
+
+def parse_list(names, output):
+    listed = [bus_address(entry["bdf"]) for entry in amd_entries(output, "bdf")]
+    return dict.fromkeys(names, left_out(listed, "amd-smi"))
+
+
+def amd_silent_probe(name):
+    if not os.path.isdir(at(MODULE)):  # no driver: there is nothing that could answer
+        return Probe([name], read=lambda: {name: []})
+    for path in AMD_SMI:
+        if os.access(at(path), os.X_OK):
+            return Probe([name], None, [path, "list", "--json"], parse_list, AMD_SLOWEST)
+    return Probe([name], read=lambda: {name: left_out(kfd_properties(), "the compute driver")})
+
+
+FAMILIES["amd_smi"] = whole_family({}, tools={"gpus": amd_smi_probe, "silent": amd_silent_probe})

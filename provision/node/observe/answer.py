@@ -140,10 +140,13 @@ class Observer:
     def start(self, function, probe):
         child = Child(function)
         self.poll.register(child.handle, select.POLLIN | select.POLLHUP)
-        self.children[child.handle] = (child, probe, self.fresh_limit())
+        self.children[child.handle] = (child, probe, self.fresh_limit(probe))
 
-    def fresh_limit(self):
-        return min(time.monotonic() + self.probe_seconds, self.end)
+    def seconds_of(self, probe):
+        return max(self.probe_seconds, probe.seconds) if probe else self.probe_seconds
+
+    def fresh_limit(self, probe=None):
+        return min(time.monotonic() + self.seconds_of(probe), self.end)
 
     def start_tool(self, probe):
         try:
@@ -208,7 +211,7 @@ class Observer:
         _, probe, _ = self.children[handle]
         self.forget(handle)
         over = time.monotonic() >= self.end
-        reason = "no time was left for it" if over else "no answer within %g s" % self.probe_seconds
+        reason = "no time was left for it" if over else "no answer within %g s" % self.seconds_of(probe)
         if probe is not None:
             self.complain(probe, "%s: %s" % (probe.command[0], reason))
         elif over:

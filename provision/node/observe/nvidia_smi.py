@@ -1,9 +1,13 @@
 """What nvidia-smi says of each GPU: `nvidia_smi.FIELD` for a field of --query-gpu, a list in index order.
 
-All fields that are asked cost one call. The names are those of `nvidia-smi --help-query-gpu`."""
+All fields that are asked cost one call. The names are those of `nvidia-smi --help-query-gpu`, except
+`nvidia_smi.silent`: the GPUs on the PCI bus that do not answer the loaded driver, with the reason."""
 
-from provision.node.observe.files import ReadError
+import os
+
+from provision.node.observe.files import ReadError, at
 from provision.node.observe.probe import FAMILIES, Family, Probe, answered
+from provision.node.observe.system import bus_address, gpus_of
 
 FIELDS = (
     "name",
@@ -35,8 +39,15 @@ FIELDS = (
 )
 
 
+SILENT = "nvidia_smi.silent"
+# Every GPU has a temperature, with every driver, and the driver has to query the GPU for it.
+READING = "temperature.gpu"
+# Without persistence the driver starts every GPU anew for each call, which takes seconds for each.
+SLOWEST = 24
+
+
 def fields_of(names):
-    return [name[len("nvidia_smi.") :] for name in names]
+    return [READING if name == SILENT else name[len("nvidia_smi.") :] for name in names]
 
 
 # Asked beside the fields, to name a GPU that does not answer: the driver knows both without asking the GPU.
@@ -51,32 +62,39 @@ NVML_ERRORS = {
 }
 
 
+class UnansweredError(ReadError):
+    """A GPU for which nvidia-smi prints an error. `short`: the GPU and the error without advice."""
+
+    def __init__(self, who, text):
+        advice = NVML_ERRORS.get(text.lower(), NVML_ERRORS["unknown error"])
+        ReadError.__init__(self, "%s does not answer: %s; %s" % (who, text, advice))
+        self.short = "%s: %s" % (who, text)
+        self.of_gpu = text.lower() != "insufficient permissions"
+
+
 def silent(index, row, cell):
-    """A ReadError that names the GPU when its cell is an error in place of a reading; else None."""
+    """An UnansweredError when a GPU's cell is an error in place of a reading; else None."""
     text = cell.strip("[] ")
-    advice = NVML_ERRORS.get(text.lower())
-    if advice is None:
+    if text.lower() not in NVML_ERRORS:
         return None
     who = "GPU %d" % index
     if len(row) > len(WHO):
         who += " (%s, serial %s)" % tuple(row[-len(WHO) :])
-    return ReadError("%s does not answer: %s; %s" % (who, text, advice))
+    return UnansweredError(who, text)
 
 
 NO_HANDLE = "Unable to determine the device handle for "
 
 
 def refusal(line):
-    """A ReadError that names the GPU for which nvidia-smi prints one line in place of its answer; else None.
+    """An UnansweredError when nvidia-smi prints one line about a GPU in place of its answer; else None.
 
     Unable to determine the device handle for GPU3: 0000:4B:00.0: Unknown Error
     """
     who, _, why = line.partition(NO_HANDLE)[2].rpartition(": ")
     if not who:
         return None
-    text = why.split(".")[0].strip()
-    advice = NVML_ERRORS.get(text.lower(), NVML_ERRORS["unknown error"])
-    return ReadError("%s does not answer: %s; %s" % (who, text, advice))
+    return UnansweredError(who, why.split(".")[0].strip())
 
 
 def reading(field, cell):
@@ -85,27 +103,44 @@ def reading(field, cell):
     return cell[len(label) :].strip() if label and cell.startswith(label) else cell
 
 
+def unanswered(errors, left_out=()):
+    """The value of `nvidia_smi.silent`; a ReadError when that is unknown for lack of permission."""
+    unknown = next((error for error in errors if not error.of_gpu), None)
+    return unknown or [error.short for error in errors] + [
+        "%s: not listed by nvidia-smi" % address for address in left_out
+    ]
+
+
 def parse_query(names, output):
-    refused = next((one for one in map(refusal, output.splitlines()) if one), None)
+    refused = [one for one in map(refusal, output.splitlines()) if one]
     if refused:
-        raise refused
+        return {name: unanswered(refused) if name == SILENT else refused[0] for name in names}
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
     if not rows or any(len(row) not in (len(names), len(names) + len(WHO)) for row in rows):
         raise answered("nvidia-smi", output)
     fields = fields_of(names)
     found = {}
     for at, name in enumerate(names):
-        errors = [silent(index, row, row[at]) for index, row in enumerate(rows)]
+        errors = [one for one in (silent(index, row, row[at]) for index, row in enumerate(rows)) if one]
+        if name == SILENT:
+            listed = [bus_address(row[-len(WHO)]) for row in rows]
+            left_out = [address for address in gpus_of("nvidia", "nvidia") if address not in listed]
+            found[name] = unanswered(errors, left_out)
+            continue
         # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
-        said = [str(one) for one in errors if one]
+        said = [str(one) for one in errors]
         found[name] = ReadError("; ".join(said)) if said else [reading(fields[at], row[at]) for row in rows]
     return found
 
 
 def nvidia_smi_probes(names):
+    if SILENT in names and not os.path.exists(at("/proc/driver/nvidia/version")):
+        others = [name for name in names if name != SILENT]  # no driver: there is nothing that could answer
+        none = Probe([SILENT], read=lambda: {SILENT: []})
+        return [none, *(nvidia_smi_probes(others) if others else ())]
     query = "--query-gpu=" + ",".join([*fields_of(names), *WHO])
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    return [Probe(names, command=command, parse=parse_query)]
+    return [Probe(names, None, command, parse_query, SLOWEST)]
 
 
-FAMILIES["nvidia_smi"] = Family(FIELDS, nvidia_smi_probes, items=False)
+FAMILIES["nvidia_smi"] = Family((*FIELDS, "silent"), nvidia_smi_probes, items=False)

@@ -2,8 +2,8 @@
 
 import os
 
-from provision.node.observe.files import ReadError, at, names_in, read_line, read_text
-from provision.node.observe.vendors import gpu_part
+from provision.node.observe.files import ReadError, at, link_target, names_in, read_line, read_text
+from provision.node.observe.vendors import VENDORS, gpu_part, number_in
 
 PCI_FUNCTIONS = "/sys/bus/pci/devices"
 
@@ -133,6 +133,24 @@ def probe_gpu():
                 }
             )
     return {"gpu.count": len(gpus), "gpu.pci": gpus, "gpu.nvswitch_count": switches}
+
+
+def gpus_of(vendor, driver):
+    """Addresses of the vendor's GPUs that are this driver's, or no driver's: it could not start those."""
+    found = []
+    for address in names_in(PCI_FUNCTIONS):
+        folder = "%s/%s/" % (PCI_FUNCTIONS, address)
+        if VENDORS.get(number_in(folder + "vendor")) == vendor and gpu_part(folder) == "gpu":
+            holder = (link_target(folder + "driver") or "").rpartition("/")[2]
+            if holder in ("", driver):
+                found.append(address)
+    return found
+
+
+def bus_address(text):
+    """A PCI address as sysfs spells it: 00000000:4B:00.0 -> 0000:4b:00.0"""
+    domain, _, rest = text.strip().lower().partition(":")
+    return "%04x:%s" % (int(domain, 16), rest)
 
 
 BASE = (
