@@ -86,10 +86,12 @@ class _Seen:
 
 
 def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ()) -> list[Diagnosis]:
-    """Every cause these facts give away, the most fundamental first."""
+    """Every cause these facts give away, the most fundamental first, of roles the node takes part in: no
+    other can be mended with `gpuprov up`, or was declared."""
+    roles = {each.role for each in expectations}
     wanted = {each.fact: each.value for each in expectations if each.operator == "equals"}
     seen = _Seen(facts, wanted)
-    return [found for rule in _RULES if (found := rule(seen)) is not None]
+    return [found for rule, role in _RULES.items() if role in roles and (found := rule(seen)) is not None]
 
 
 def causes(
@@ -239,13 +241,8 @@ def _fabric_not_ready(seen: _Seen) -> Diagnosis | None:
     )
 
 
-_RULES: Sequence[Callable[[_Seen], Diagnosis | None]] = (
-    _nouveau,
-    _secure_boot,
-    _dkms,
-    _headers,
-    _split,
-    _reboot_pending,
-    _fabric_manager,
-    _fabric_not_ready,
-)
+# Each rule with the role whose promises it explains.
+_RULES: Mapping[Callable[[_Seen], Diagnosis | None], str] = {
+    **dict.fromkeys((_nouveau, _secure_boot, _dkms, _headers, _split, _reboot_pending), "nvidia_driver"),
+    **dict.fromkeys((_fabric_manager, _fabric_not_ready), "nvlink"),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from provision.checks import registry as checks_asked
 from provision.checks.fleet import majority
 from provision.checks.fleet.majority import Comparison, Voter, outlier_text, tie_text
-from provision.desired import compared, vendors
+from provision.desired import compared, service_hosts, vendors
 from provision.desired.expectations import by_fact
+from provision.drift import drift_text
 from provision.drift.assess import Assessment
 from provision.drift.diagnosis import NODES, Arguments, Diagnosis
 from provision.drift.drifts import Drift
@@ -37,16 +39,18 @@ class DriftReport:
     required: bool = False
     run_folder: str = ""
 
+    @functools.cached_property
+    def findings(self) -> list[Finding]:
+        """The one verdict: the exit code and every format for programs are made of these."""
+        return findings(self)
+
     @property
     def code(self) -> ExitCode:
         """Drift is worse than a failed check, and both are worse than not knowing; none of them is fine."""
-        found = [drift for drifts in self.seen.drifts.values() for drift in drifts]
-        if any(not drift.unknown for drift in found) or (self.odd is not None and self.odd.found):
-            return ExitCode.DRIFT
-        unsure = [each for each in self.all_standings if not each.holds] if self.required else []
-        if any(each.result is not None and each.result.verdict == "fail" for each in unsure):
-            return ExitCode.UNHEALTHY
-        unknown = found or unsure or self.seen.unreachable or self.seen.refused
+        errors = {each.rule.partition("/")[0] for each in self.findings if each.level == "error"}
+        if errors:
+            return ExitCode.UNHEALTHY if errors == {"validation"} else ExitCode.DRIFT
+        unknown = any(each.level == "warning" for each in self.findings)
         return ExitCode.INCOMPLETE if unknown else ExitCode.OK
 
     @property
@@ -64,7 +68,7 @@ def make(
     results = node_history.read(answered)
     checks = checks_asked.select("standard")
     standings = {}
-    for name in answered:
+    for name in service_hosts.gpu_nodes(seen.fleet, answered):  # validate leaves the others out
         said = seen.observations[name]
         now = fingerprint.of(said.facts, said.problems)
         standings[name] = fingerprint.standings(name, checks, results[name], now)
@@ -172,9 +176,8 @@ def findings(report: DriftReport) -> list[Finding]:
     sentence = for_fleet()
     for drifts in seen.drifts.values():
         for drift in drifts:
-            level = "warning" if drift.unknown else "error"
             text = f"{sentence(drift)} ({drift.expectation.fact})"
-            add(rule_of(drift), [drift.node], level, text, drift.expectation.why)
+            add(rule_of(drift), [drift.node], _level([drift]), text, drift.expectation.why)
     for outlier in report.odd.outliers if report.odd else ():
         text = f"{outlier.fact} {outlier_text(outlier)}"
         add(f"majority/{outlier.fact}", [outlier.node], "error", text, outlier.why)
@@ -182,11 +185,14 @@ def findings(report: DriftReport) -> list[Finding]:
         nodes = [node for _, members in each.sides for node in members]
         add(f"majority/{each.fact}", nodes, "error", f"{each.fact} {tie_text(each)}", each.why)
     for cause, names in report.causes.items():
-        add(f"diagnosis/{cause.rule}", names, "error", cause.cause, f"next: {cause.next_step}")
+        # A cause decides nothing: its level is that of the drifts it explains.
+        levels = {name: _level(seen.drifts.get(name, ())) for name in names}
+        for level, alike in drift_text.grouped(levels):
+            add(f"diagnosis/{cause.rule}", alike, level, cause.cause, f"next: {cause.next_step}")
     for node, refusals in seen.refused.items():
         for refusal in refusals:
             text = refusal.what.removeprefix(f"{node}: ")
-            add(f"refused/{refusal.rule}", [node], "error", text, refusal.fix)
+            add(f"refused/{refusal.rule}", [node], "warning", text, refusal.fix)
     for node, what in seen.host_only.items():
         add("gpus/observed", [node], "note", f"compared without its GPUs: {what}", "no role provisions them")
     for node, why in seen.troubles.items():
@@ -194,9 +200,15 @@ def findings(report: DriftReport) -> list[Finding]:
     for node, standings in report.standings.items():
         for expiry in expiries(standings):
             rule = "validation/expired" if expiry.why else f"validation/{expiry.verdict or 'never'}"
-            level = "error" if report.required else "note"
+            needed = "error" if expiry.verdict == "fail" else "warning"
+            level = needed if report.required else "note"
             add(rule, [node], level, expiry.text(), f"run: {expiry.command}")
     return found
+
+
+def _level(drifts: Sequence[Drift]) -> str:
+    known = any(not drift.unknown for drift in drifts)
+    return "error" if known else "warning" if drifts else "note"
 
 
 def rule_of(drift: Drift) -> str:

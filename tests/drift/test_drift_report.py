@@ -9,6 +9,7 @@ import stat
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from provision import cli, paths
 from provision.checks.registry import CHECKS
-from provision.desired import stack
+from provision.desired import inventory, stack
 from provision.drift import drift_report, drift_text, formats
 from provision.errors import ExitCode
-from provision.fleet import Node
+from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
 from provision.runs import fingerprint, node_history, store
 from tests.support.observed import debian, fleet_here, promised, unknown, vault
@@ -72,7 +73,8 @@ class Twenty:
 
     def facts(self, node: Node, asked: Collection[str]) -> dict[str, Any]:
         own = answer_of(int(node.name.removeprefix("gpu-")))
-        wanted = {} if node.name in self.bare else promised(stack.declared(node, {}), own)
+        declared = {**stack.declared(node, {}), "inventory_hostname": node.name}
+        wanted = {} if node.name in self.bare else promised(declared, own)
         whole = {**unknown(asked, KERNEL), **own, **wanted, **self.changed.get(node.name, {})}
         return {name: value for name, value in whole.items() if name not in self.problems.get(node.name, {})}
 
@@ -459,7 +461,7 @@ def test_junit_blames_nodes_and_gives_the_tie_a_case_of_its_own(twenty: Twenty, 
     assert [suite.get("failures"), suite.get("errors")] == [str(count) for count in counts]
     _, out = gpuprov("--format", "junit", "--require-validated")
     suite = ElementTree.fromstring(out)  # noqa: S314 - our own output
-    assert [child.tag for child in suite.findall("testcase[@name='gpu-07']")[0]] == ["failure"]
+    assert [child.tag for child in suite.findall("testcase[@name='gpu-07']")[0]] == ["error"], "as its 5"
 
 
 @pytest.mark.parametrize("name", formats.NAMES)
@@ -524,3 +526,136 @@ def test_the_run_folder_keeps_who_was_odd(twenty: Twenty, gpuprov: Any) -> None:
     kept = list(store.latest("drift").read("majority"))
     assert {each["node"] for each in kept if "node" in each} == {"gpu-03", "gpu-08", "gpu-11", "gpu-15"}
     assert [each["fact"] for each in kept if "sides" in each] == ["firmware.bios_version"]
+
+
+# --- one verdict in every form
+
+SERVER = "gpu-20"
+
+
+@pytest.fixture
+def with_monitoring_host(twenty: Twenty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SERVER is a monitoring host that has GPUs, and nouveau."""
+    known = inventory.load
+
+    def load(source: Path, files: Any = ()) -> Fleet:
+        fleet = known(source, files)
+        nodes = {**fleet.nodes, SERVER: Node(SERVER, ("gpuprov_monitoring",), {})}
+        return replace(fleet, nodes=nodes)
+
+    monkeypatch.setattr(inventory, "load", load)
+    twenty.changed[SERVER] = {"module.nouveau.loaded": True, "driver.loaded_version": None}
+
+
+def _drift(twenty: Twenty) -> None:
+    twenty.changed["gpu-03"] = {"module.nouveau.loaded": True}
+
+
+def _lost_gpu(twenty: Twenty) -> None:
+    twenty.changed["gpu-03"] = {"nvidia_smi.silent": ["0000:4b:00.0: GPU is lost"]}
+
+
+def _unread(twenty: Twenty) -> None:
+    twenty.problems["gpu-03"] = {"nvidia_smi.silent": "nvidia-smi: no answer within 24 s"}
+
+
+def _outlier(twenty: Twenty) -> None:
+    twenty.changed["gpu-03"] = {"firmware.bios_version": "1.5"}
+
+
+def _unreachable(twenty: Twenty) -> None:
+    twenty.silent["gpu-03"] = "no route to host"
+
+
+def _refused(twenty: Twenty) -> None:
+    twenty.changed["gpu-03"] = {"gpu.pci": [], "gpu.count": 0}
+
+
+def _nouveau(twenty: Twenty) -> None:
+    twenty.changed["gpu-03"] = {"module.nouveau.loaded": True, "fabric.manager_version": "1.2-1"}
+
+
+def _never_validated(_: Twenty) -> None:
+    """gpu-03 has no pass."""
+
+
+def _expired(twenty: Twenty) -> None:
+    passed(twenty, "gpu-03", at="2026-11-03T10:00:00Z", driver__loaded_version="570.124.06")
+
+
+def _failed(twenty: Twenty) -> None:
+    passed(twenty, "gpu-03", at="2026-11-03T10:00:00Z", only={"gpu_burn": "fail"})
+
+
+HOST_ONLY = ("--set", "gpuprov_roles=[host_settings]")
+SCENARIOS: dict[str, tuple[Callable[[Twenty], None], tuple[str, ...], ExitCode]] = {
+    "as declared": (lambda _: None, (), ExitCode.OK),
+    "drift": (_drift, (), ExitCode.DRIFT),
+    "lost GPU": (_lost_gpu, (), ExitCode.DRIFT),
+    "lost GPU, and no role of the GPUs": (_lost_gpu, HOST_ONLY, ExitCode.DRIFT),
+    "unread": (_unread, (), ExitCode.INCOMPLETE),
+    "outlier": (_outlier, (), ExitCode.DRIFT),
+    "unreachable": (_unreachable, (), ExitCode.INCOMPLETE),
+    "refused": (_refused, ("--no-majority",), ExitCode.INCOMPLETE),
+    "a cause that no role explains": (_nouveau, HOST_ONLY, ExitCode.OK),
+    "never validated": (_never_validated, (), ExitCode.OK),
+    "never validated, required": (_never_validated, ("--require-validated",), ExitCode.INCOMPLETE),
+    "expired, required": (_expired, ("--require-validated",), ExitCode.INCOMPLETE),
+    "failed": (_failed, (), ExitCode.OK),
+    "failed, required": (_failed, ("--require-validated",), ExitCode.UNHEALTHY),
+}
+
+
+def _worst(name: str, text: str) -> str:
+    """What a format for programs says of the fleet: error, warning, or nothing that counts."""
+    if name == "github":
+        levels = {line.split()[0].strip(":") for line in text.splitlines()}
+    elif name == "sarif":
+        (run,) = json.loads(text)["runs"]
+        levels = {each["level"] for each in run["results"]}
+        if run["invocations"][0]["toolExecutionNotifications"]:
+            levels.add("warning")
+    elif name == "junit":
+        suite = ElementTree.fromstring(text)  # noqa: S314 - our own output
+        words = {"failure": "error", "error": "warning"}
+        levels = {words.get(child.tag, "") for case in suite for child in case}
+    else:
+        headings = {"### Differs": "error", "### Unknown": "warning"}
+        levels = {level for heading, level in headings.items() if heading in text}
+    return "error" if "error" in levels else "warning" if "warning" in levels else ""
+
+
+@pytest.mark.usefixtures("with_monitoring_host")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_format_and_the_exit_code_agree(scenario: str, twenty: Twenty, gpuprov: Any) -> None:
+    change, words, expected = SCENARIOS[scenario]
+    passed(
+        twenty, *(name for name in NAMES if name != SERVER and (name, change) != ("gpu-03", _never_validated))
+    )
+    change(twenty)
+    for name in ("github", "sarif", "junit", "markdown"):
+        code, out = gpuprov("--format", name, *words)
+        assert code == expected, out
+        level = {ExitCode.OK: "", ExitCode.INCOMPLETE: "warning"}.get(expected, "error")
+        assert _worst(name, out) == level, f"{name}: {out}"
+    code, out = gpuprov("--json", *words)
+    assert code == json.loads(out)["exit_code"] == expected
+    code, out = gpuprov(*words)
+    assert code == expected
+    assert ("20 of 20 nodes as declared" in out) == (scenario not in NOT_AS_DECLARED), out
+
+
+NOT_AS_DECLARED = {
+    *("drift", "lost GPU", "lost GPU, and no role of the GPUs"),
+    *("unread", "unreachable", "refused"),
+}
+
+
+@pytest.mark.usefixtures("with_monitoring_host")
+def test_a_monitoring_host_is_neither_diagnosed_nor_asked_for_a_pass(twenty: Twenty, gpuprov: Any) -> None:
+    twenty.changed[SERVER] |= {"nvidia_smi.silent": ["0000:4b:00.0: GPU is lost"]}
+    passed(twenty, *NAMES[:-1])
+    code, out = gpuprov("--require-validated")
+    assert code == ExitCode.OK, out
+    assert "19 of 19 nodes have a current validation" in out
+    assert "nouveau" not in out

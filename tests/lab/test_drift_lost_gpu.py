@@ -1,4 +1,4 @@
-"""`drift` of nodes that are as declared and validated, of which one has lost a GPU: PCIe, NVSwitch and AMD."""
+"""`drift` of declared and validated nodes that lost a GPU: PCIe, NVSwitch and AMD."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from provision.drift.drift_report import DriftReport, Finding, findings, together
+from provision.drift.drift_report import DriftReport, Finding, together
 from provision.drift.formats import markdown
 from provision.errors import UsageError
 from provision.node_names import fold
@@ -29,7 +29,7 @@ def render(report: DriftReport) -> str:
     """At most ten lines of each kind."""
     whole = "the job's summary" if SUMMARY in os.environ else "gpuprov drift --format markdown"
     file = _property(_in_workspace(report.seen.fleet.source))
-    found = together(findings(report))
+    found = together(report.findings)
     lines = []
     for level, command in _COMMANDS.items():
         chosen = [(nodes, same) for nodes, same in found if same[0].level == level]

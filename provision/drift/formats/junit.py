@@ -6,11 +6,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 
 from provision.drift.diagnosis import Arguments
-from provision.drift.drift_report import DriftReport, Finding, findings
+from provision.drift.drift_report import DriftReport, Finding
 from provision.terminal import printable
 
 _FLEET = "(fleet)"  # the case of what no single node can be blamed for
-_UNKNOWN = ("node/", "refused/")
 
 
 def render(report: DriftReport) -> str:
@@ -19,14 +18,14 @@ def render(report: DriftReport) -> str:
     suite = ElementTree.Element("testsuite", name="gpuprov drift")
     failures = errors = 0
     cases: dict[str, list[Finding]] = {name: [] for name in report.seen.fleet.nodes}
-    for finding in findings(report):
+    for finding in report.findings:
         fleet = len(finding.nodes) > 1 and finding.rule.startswith("majority/")
         for node in [_FLEET] if fleet else finding.nodes:
             cases.setdefault(node, []).append(finding)
     for name, found in cases.items():
         case = ElementTree.SubElement(suite, "testcase", classname="gpuprov.drift", name=printable(name))
-        unknown = [each for each in found if each.level == "warning" or each.rule.startswith(_UNKNOWN)]
-        real = [each for each in found if each.level == "error" and each not in unknown]
+        unknown = [each for each in found if each.level == "warning"]
+        real = [each for each in found if each.level == "error"]
         notes = [each for each in found if each.level == "note"]
         for kind, members in (("failure", real), ("error", unknown)):
             if members:

@@ -7,7 +7,7 @@ import re
 
 from provision.drift import drift_text
 from provision.drift.diagnosis import Arguments
-from provision.drift.drift_report import DriftReport, Finding, findings, together
+from provision.drift.drift_report import DriftReport, Finding, together
 from provision.drift.formats import text
 from provision.errors import ExitCode
 from provision.node_names import fold
@@ -31,7 +31,7 @@ def render(report: DriftReport) -> str:
     """A heading with the result, and a table for each kind of finding: as many rows as GitHub takes."""
     lines = ["## gpuprov drift", "", f"{_WORDS[report.code]} (exit code {int(report.code)})", ""]
     lines += [f"- {_plain(line)}" for line in text.totals(report)]
-    found = together(findings(report))
+    found = together(report.findings)
     room = drift_text.SUMMARY - drift_text.size(lines) - _ROUND
     for heading, level in _HEADINGS:
         rows = [

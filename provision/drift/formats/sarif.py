@@ -8,7 +8,7 @@ from typing import Any
 
 from provision import __version__
 from provision.drift.diagnosis import NODES, Arguments
-from provision.drift.drift_report import DriftReport, Finding, findings
+from provision.drift.drift_report import DriftReport, Finding
 from provision.errors import ExitCode
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -18,7 +18,7 @@ _INCOMPLETE = "node/unreachable"
 def render(report: DriftReport) -> str:
     """The log. What differs is a result of kind fail; of what was not looked at nothing is claimed: it is a
     notification of the tool."""
-    found = findings(report)
+    found = report.findings
     rules: dict[str, Finding] = {}
     for each in found:
         if each.rule != _INCOMPLETE:

@@ -120,8 +120,8 @@ def parse_query(names, output):
         raise answered("nvidia-smi", output)
     fields = fields_of(names)
     found = {}
-    for at, name in enumerate(names):
-        errors = [one for one in (silent(index, row, row[at]) for index, row in enumerate(rows)) if one]
+    for place, name in enumerate(names):
+        errors = [one for one in (silent(index, row, row[place]) for index, row in enumerate(rows)) if one]
         if name == SILENT:
             listed = [bus_address(row[-len(WHO)]) for row in rows]
             left_out = [address for address in gpus_of("nvidia", "nvidia") if address not in listed]
@@ -129,7 +129,9 @@ def parse_query(names, output):
             continue
         # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
         said = [str(one) for one in errors]
-        found[name] = ReadError("; ".join(said)) if said else [reading(fields[at], row[at]) for row in rows]
+        found[name] = (
+            ReadError("; ".join(said)) if said else [reading(fields[place], row[place]) for row in rows]
+        )
     return found
 
 
