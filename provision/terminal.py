@@ -6,6 +6,7 @@ Everything that came from a node passes through `printable` first: its answers a
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -83,10 +84,25 @@ def take_streams() -> None:
 def _taken(stream: TextIO | None, number: int, kind: type[_Stream]) -> _Stream:
     if not isinstance(stream, io.TextIOWrapper):
         stream = open(number, "w", closefd=False)  # noqa: SIM115 - as long as the process
-    # In a locale without our arrows and dots, a question mark is better than an error.
-    errors = "replace" if stream.errors == "strict" else stream.errors
+    # Python's own handler in the POSIX locale, surrogateescape, fails on our arrows and dots.
+    utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+    errors = stream.errors if utf8 and stream.errors != "strict" else _ASCII
     how = (stream.encoding, errors, None, stream.line_buffering, stream.write_through)
     return kind(stream.detach(), *how)
+
+
+_ASCII = "gpuprov.ascii"  # the name of the error handler
+_SPELLED = dict(zip("→…·≥≤×°─—├└✓✗", "-> ... - >= <= x deg - - | ` + x".split(), strict=True))
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Error handler of streams: the symbols in ASCII that a locale has no characters for, else `?`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return _SPELLED.get(error.object[error.start], "?"), error.start + 1
+
+
+codecs.register_error(_ASCII, _in_ascii)
 
 
 def coloured(stream: TextIO) -> bool:

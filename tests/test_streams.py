@@ -147,7 +147,7 @@ def test_a_closed_output_is_an_error_and_no_file_gets_its_number(closing: str, f
     assert "nodes as declared" not in "".join(file.read_text() for file in run.iterdir() if file.is_file())
 
 
-def test_a_locale_without_arrows_gets_question_marks(folder: Path) -> None:
+def test_a_locale_without_arrows_gets_them_in_ascii(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "provision.cli", "plan"],
         cwd=folder,
@@ -157,7 +157,27 @@ def test_a_locale_without_arrows_gets_question_marks(folder: Path) -> None:
         check=False,
     )
     assert done.returncode == ExitCode.INCOMPLETE
-    assert b"refused the connection ? start sshd there" in done.stdout
+    assert b"refused the connection -> start sshd there" in done.stdout
+
+
+POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["plan", "--help"], *(pytest.param(each, marks=pytest.mark.long) for each in EVERY)],
+    ids=names,
+)
+def test_every_verb_prints_in_the_posix_locale(words: list[str], folder: Path) -> None:
+    command, how = [sys.executable, "-m", "provision.cli", *words], {"cwd": folder, "timeout": 100}
+    done, usual = (
+        subprocess.run(command, env=environment(folder, **more), capture_output=True, check=False, **how)  # type: ignore[call-overload]
+        for more in (POSIX, {"PYTHONUTF8": "1"})
+    )
+    assert done.returncode == usual.returncode != ExitCode.BUG, done.stderr
+    assert (done.stdout + done.stderr).isascii()
+    assert b"\\u" not in done.stderr
+    assert done.stdout.count(b"?") == usual.stdout.count(b"?"), "every symbol has a word of its own"
 
 
 # --- colours

@@ -97,7 +97,7 @@ def _slurm(status: FleetStatus) -> Iterator[str]:
         yield f"Slurm: {shown}{more}"
     reasons: dict[str, list[str]] = {}
     for name, one in known.items():
-        if one.reason:
+        if one.reason and not one.takes_jobs:  # Slurm keeps a reason after RESUME (24.11)
             reasons.setdefault(f"{one.state}: {one.reason}", []).append(name)
         elif one.error:
             reasons.setdefault(f"no answer of Slurm's: {one.error}", []).append(name)

@@ -69,6 +69,20 @@ def test_a_failed_node_is_shown_with_its_part() -> None:
     assert "next: gpuprov validate fleet.yml --nodes gpu-03 --stage quick\n" in text
 
 
+def test_a_reason_that_outlived_its_drain_is_not_shown() -> None:
+    """Slurm keeps it after RESUME."""
+    stale = "gpuprov: up [root@2026-11-25T10:00:00]"
+    text = shown(
+        fleet(
+            gpu_03=printed(slurm=slurm("gpu-03", "IDLE", stale)),
+            gpu_04=printed(slurm=slurm("gpu-04", "IDLE+DRAIN", "broken fan [root@2026-11-25T10:00:00]")),
+            gpu_05=printed(slurm=slurm("gpu-05", "MIXED+COMPLETING", stale)),
+        )
+    )
+    assert "gpuprov: up" not in text
+    assert "  gpu-04: IDLE+DRAIN: broken fan" in text
+
+
 def test_results_of_many_ages_are_one_cause() -> None:
     old = {f"gpu_{number:02}": printed(uptime=86400 + 600 * number) for number in range(1, 21)}
     text = shown(fleet(**old))
