@@ -197,11 +197,15 @@ class Progress:
 
     def step(self, text: str) -> None:
         """Say what is happening now. Replaces the last step on a terminal; is a line elsewhere."""
-        text = printable(text)
-        if self._rich is not None and self._task is not None:
-            self._rich.update(self._task, description=text)
-        else:
-            self._line(text)
+        if not self.detail(text):
+            self._line(printable(text))
+
+    def detail(self, text: str) -> bool:
+        """Replace the last step on a terminal; a log has no use for it. Returns whether it is shown."""
+        if self._rich is None or self._task is None:
+            return False
+        self._rich.update(self._task, description=printable(text))
+        return True
 
     def done(self, text: str = "", count: int = 1) -> None:
         """`count` units are finished; `text`, if any, stays visible."""

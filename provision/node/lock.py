@@ -21,6 +21,7 @@ BURNIN_HOME = "/var/lib/gpuprov/burnin"
 MARK = b"GPUPROV_RUN="  # in the environment of what gpuprov's Ansible runs on a node (playbooks/up.yml)
 WAIT = 10.0  # seconds for another controller that is asking at the same moment
 MOST = 20  # processes that are named
+ENDING = 8.0  # seconds for what the run has left running to end after its lock is given back
 
 
 class LockError(Exception):
@@ -34,6 +35,8 @@ def main(request):
     answer = {"state": "", "holder": None, "age": None, "busy": [], "time": 0.0, "problem": ""}
     try:
         answer.update(lock_operation(request))
+        if answer["state"] == "released":
+            answer["busy"] = still_running(request.get("ending", ENDING))
     except (LockError, OSError, ValueError, subprocess.SubprocessError) as error:
         answer["problem"] = str(error) or type(error).__name__
     body = json.dumps(answer)
@@ -193,6 +196,18 @@ def write_lock(path, request, before, now):
     finally:
         os.close(file)
     os.rename(beside, path)
+
+
+def still_running(seconds):
+    """What still runs after these seconds: programs of an interrupted run end once its lock is gone."""
+    import time
+
+    end = time.monotonic() + seconds
+    while True:
+        found = processes()
+        if not found or time.monotonic() > end:
+            return found
+        time.sleep(0.2)
 
 
 def processes():

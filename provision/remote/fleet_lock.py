@@ -108,6 +108,7 @@ class FleetLock:
         self.lost = ""  # why the locks are no longer ours; then nothing more may be begun
         # Nodes that could not be told of the end: their locks end by themselves.
         self.left: tuple[str, ...] = ()
+        self.running: dict[str, tuple[str, ...]] = {}  # node → programs that outlived the run
         self._run = run
         self._verb = verb
         self._fleet = fleet
@@ -159,6 +160,7 @@ class FleetLock:
         held, self._held = list(self._held), {}
         answers = self._ask("release", held) if held else {}
         self.left = tuple(node for node, said in answers.items() if said.error)
+        self.running = {node: said.busy for node, said in answers.items() if said.busy}
         return self.left
 
     def keep(self, first: float | None = None) -> None:
@@ -340,6 +342,8 @@ def held(
         if left := lock.release():
             when = f"{round(LEASE / 60)} min of the last work there"
             say(f"{fold(left)}: the lock could not be released; it ends by itself within {when}")
+        for node, programs in lock.running.items():
+            say(f"{node}: programs of this run still run there: {', '.join(programs)}")
 
 
 def fresh_name() -> str:

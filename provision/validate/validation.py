@@ -33,6 +33,8 @@ from provision.validate.campaign import FEW
 from provision.validate.node_commands import Settings as Settings
 from provision.validate.pairs import pair_campaign
 
+_NAMED = 3  # nodes that the progress names once no more are waited for
+
 
 def to_go_on_with(resume: str) -> RunFolder:
     """The run a user names: a path, or a name below the runs."""
@@ -120,6 +122,7 @@ def validate(
                 pair_campaign.measure(check, folder, _able(run), variables, settings, progress)
         except KeyboardInterrupt:
             interrupted = True
+            progress.say("interrupted; what this run started on nodes is being ended")
             for name in fleet.nodes:
                 run.seen.setdefault(name, NodeFacts(name, {}, {}, {}, "interrupted before it was observed"))
     judged = run.health(interrupted=interrupted)
@@ -281,11 +284,15 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
     if not todo:
         return
     progress.step(f"{check} on {len(todo)} node{'s' * (len(todo) != 1)}")
+    waiting = dict.fromkeys(todo)
 
     def take(node: str, answer: Mapping[str, Any]) -> None:
         boot_id = str(run.seen[node].facts.get("boot.id") or "")
         raw = node_judge.raw_from_answer(node, check, answer, boot_id, asked[node])
         progress.done(f"{node}: {check}: {run.take(raw).verdict}")
+        waiting.pop(node, None)
+        if 0 < len(waiting) <= _NAMED:
+            progress.detail(f"{check}: waiting for {', '.join(waiting)}")
 
     limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
     rounds = math.ceil(len(todo) / run.settings.forks)

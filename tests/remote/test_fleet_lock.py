@@ -467,6 +467,28 @@ def test_what_an_earlier_run_still_has_running_is_named(machines: Machines) -> N
     ]
 
 
+@pytest.mark.parametrize("stubborn", [True, False])
+def test_what_outlives_the_run_is_named_when_the_lock_is_given_back(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, stubborn: bool
+) -> None:
+    told = fleet_lock._program
+    monkeypatch.setattr(fleet_lock, "_program", lambda request: told({**request, "ending": 1.5}))
+    said: list[str] = []
+    lock = controller(machines, "run-1")
+    with (
+        subprocess.Popen(
+            ["sleep", "60" if stubborn else "0.5"], env={**os.environ, "GPUPROV_RUN": "validate"}
+        ) as left,
+        fleet_lock.held(lock, ["gpu-01"], say=said.append),
+    ):
+        pass_on = threading.Timer(4, left.kill)
+        pass_on.start()
+    assert machines.lock("gpu-01") is None
+    named = [line for line in said if f"{left.pid} sleep" in line]
+    assert bool(named) is stubborn
+    assert not named or named[0].startswith("gpu-01: programs of this run still run there: ")
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -27,6 +27,7 @@ from provision.paths import ROLES
 from provision.remote.ansible.runner import Outcome
 from provision.runs import fingerprint, node_history
 from provision.runs.store import RunFolder
+from provision.terminal import Progress
 from provision.validate import campaign
 from tests.support.machines import FACTS, FIXTURES, FOUR, HEALTHY, Machines, named, verdicts
 from tests.support.machines import machines as machines
@@ -100,6 +101,19 @@ def test_the_order_is_quick_pairs_group_heat(machines: Machines, validate: Any) 
         "all_reduce_perf",
         "gpu_burn",
     ]
+
+
+def test_the_progress_names_the_last_nodes_that_are_waited_for(
+    machines: Machines, validate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(Progress, "detail", lambda _self, text: shown.append(text))
+    for number in range(1, 6):
+        machines.add(f"gpu-0{number}")
+    validate("--checks", "gpu_burn")
+    last = [line for line in shown if "waiting for" in line]
+    assert last[0] == "gpu_burn: waiting for gpu-03, gpu-04, gpu-05"
+    assert last[-1] == "gpu_burn: waiting for gpu-05"
 
 
 def test_each_cause_is_named_once(machines: Machines, validate: Any) -> None:

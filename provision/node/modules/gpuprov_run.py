@@ -8,10 +8,14 @@ an Xid 119) is left behind rather than waited for. No shell is involved.
 A program with `beside` runs while the program of that name does and is ended with it; whatever becomes of it,
 nothing changes for its companion. The kernel's messages that came meanwhile are one more output.
 
+Nobody can read the answer of a run that was interrupted, or whose controller is gone: `Watch` then ends what
+runs, and starts nothing more.
+
 Ansible sends a module as one file, hence its length.
 """
 
 import errno
+import json
 import os
 import selectors
 import signal
@@ -73,6 +77,13 @@ CUT_MARK = "\n[gpuprov: %d bytes left out here]\n"
 DELTA = "kernel_log_delta"  # the name of the output with the kernel's messages of this run
 LOG_DEADLINE = 20.0  # seconds for a program that prints the kernel log
 LOG_CAP = 64 * 1024 * 1024  # bytes: the ring buffer is far smaller
+BEAT = 1.0  # seconds between two looks whether the run still waits for the answer
+CANCEL_GRACE = 2.0  # seconds between TERM and KILL once it does not
+LOCK = "/run/gpuprov/lock"  # as provision/node/lock.py has it
+
+RUNNING = set()  # the processes that were started and have not been waited for
+STARTING = threading.Lock()
+CANCELLED = threading.Event()  # nothing is started any more
 
 
 class Capped:
@@ -172,17 +183,22 @@ def start(command):
     environment["PATH"] = PATH
     environment["LC_ALL"] = "C"
     environment.update({str(k): str(v) for k, v in (command.get("env") or {}).items()})
-    # Popen looks a bare name up on the PATH of the environment it is given.
-    return subprocess.Popen(
-        command["argv"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=command.get("cwd") or None,
-        env=environment,
-        start_new_session=True,
-        close_fds=True,
-    )
+    with STARTING:
+        if CANCELLED.is_set():
+            raise OSError("the run has ended")
+        # Popen looks a bare name up on the PATH of the environment it is given.
+        process = subprocess.Popen(
+            command["argv"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=command.get("cwd") or None,
+            env=environment,
+            start_new_session=True,
+            close_fds=True,
+        )
+        RUNNING.add(process)
+        return process
 
 
 def nothing_yet(command):
@@ -225,6 +241,7 @@ def run_one(command, cap, enough=None):
         wait(process, GRACE)
         for pipe in kept:
             pipe.close()
+        RUNNING.discard(process)
         raise
     if ended:
         signal_group(process, signal.SIGKILL)  # children it forgot must not disturb the next command
@@ -233,6 +250,7 @@ def run_one(command, cap, enough=None):
         result["timed_out"] = enough is None or not enough.is_set()
         stop(process, kept)
         result["rc"] = None if result["timed_out"] else process.returncode
+    RUNNING.discard(process)
     result["seconds"] = round(time.monotonic() - began, 3)
     result["stdout"] = kept[process.stdout].text()
     result["stderr"] = kept[process.stderr].text()
@@ -329,6 +347,65 @@ def run_all(commands, cap):
             for one in companions:
                 outputs[one.command["name"]] = one.finish()
     return [outputs[command["name"]] for command in commands]
+
+
+def holder():
+    """The run that holds the lock of this node; None when it is free or cannot be read."""
+    try:
+        with open(LOCK) as source:
+            return json.load(source)["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class Watch(threading.Thread):
+    """Ends the programs and this process once the answer can no longer be read: nobody reads standard output,
+    or the run that held the node's lock at the start has given it up.
+    """
+
+    def __init__(self):
+        threading.Thread.__init__(self, daemon=True)
+        self.holder = holder()
+        self.enough = threading.Event()
+
+    def run(self):
+        while self.attended():
+            if self.enough.wait(BEAT):
+                return
+        cancel()
+        time.sleep(GRACE)  # for the main thread to report it, where the connection lives
+        os._exit(1)
+
+    def attended(self):
+        if self.holder is not None and holder() != self.holder:
+            return False
+        try:
+            # Ansible skips blank lines in front of a module's answer. sudo with a terminal of its own copies
+            # what we write, and only writing shows it that nobody reads.
+            os.write(1, b"\n")
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            return False
+        return True
+
+    def finish(self):
+        """Write nothing more: the answer comes next."""
+        self.enough.set()
+        self.join()
+
+
+def cancel():
+    """Start nothing more, and end what runs: TERM, a grace, KILL."""
+    CANCELLED.set()
+    with STARTING:
+        left = list(RUNNING)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in left:
+            signal_group(process, number)
+        until = time.monotonic() + CANCEL_GRACE
+        while any(process.poll() is None for process in left) and time.monotonic() < until:
+            time.sleep(0.05)
 
 
 def kernel_lines():
@@ -442,9 +519,14 @@ def main():
     problem = misuse(commands)
     if problem:
         module.fail_json(msg=problem)
+    watch = Watch()
+    watch.start()
     before = kernel_lines()
     outputs = run_all(commands, cap)
     outputs.append(kernel_log_delta(before, cap))
+    if CANCELLED.is_set():
+        module.fail_json(msg="it was ended: the run no longer holds this node")
+    watch.finish()
     module.exit_json(changed=False, gpuprov={"outputs": outputs, "boot_id": boot_id()})
 
 

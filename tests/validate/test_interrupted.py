@@ -1,0 +1,95 @@
+"""What runs on a node when the run that started it is interrupted, killed or loses the node: real processes,
+started by the real module over a real sshd."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import modules
+from tests.support.processes import alive, line_of, until
+from tests.support.sshd import Sshd
+
+CONTROLLER = """\
+import json, sys
+from provision import paths
+from provision.validate import node_commands
+hosts = json.loads(sys.argv[1])
+try:
+    node_commands.play(paths.PLAYBOOKS / "validate.yml", hosts, lambda *answer: print(answer), forks=5)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+SECONDS = 10.0  # within which everything on a node has ended
+
+
+def commands(folder: Path, *, stubborn: bool = False) -> list[dict[str, Any]]:
+    """A program with a child and one beside it; and one more, which is never to be started."""
+    ignored = "trap '' TERM; " if stubborn else ""
+    tree = f"{ignored}sleep 300 & echo $$ $! > {folder}/began; wait; wait"
+    return [
+        {"name": "first", "argv": ["sh", "-c", tree], "deadline": 300.0},
+        {"name": "beside", "argv": ["sleep", "301"], "deadline": 300.0, "beside": "first"},
+        {"name": "second", "argv": ["touch", f"{folder}/second"], "deadline": 300.0},
+    ]
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(word) for word in (folder / "began").read_text().split()]
+
+
+@pytest.fixture
+def controller(own_sshd: Sshd, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has this node at work."""
+    variables = dict(own_sshd.node("gpu-01", ansible_become=False).variables)
+    variables |= {"gpuprov_commands": commands(tmp_path), "gpuprov_task_timeout": 300}
+    with subprocess.Popen([sys.executable, "-c", CONTROLLER, json.dumps({"gpu-01": variables})]) as process:
+        try:
+            line_of(tmp_path / "began", process)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_programs_end_and_no_other_starts_when_the_controller_is_interrupted_or_killed(
+    controller: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+) -> None:
+    assert all(map(alive, pids(tmp_path)))
+    controller.send_signal(number)
+    until(lambda: not any(map(alive, pids(tmp_path))), SECONDS)
+    assert controller.wait(SECONDS) == (-number if number == signal.SIGKILL else 130)
+    time.sleep(1.5)
+    assert not (tmp_path / "second").exists()
+
+
+def lock_of(path: Path, run: str) -> None:
+    path.write_text(json.dumps({"run": run}))
+
+
+@pytest.mark.parametrize(("after", "stubborn"), [("", False), ("", True), ("run-2", False), ("run-1", False)])
+def test_a_node_that_the_run_gave_up_is_left_alone(tmp_path: Path, after: str, stubborn: bool) -> None:
+    lock = tmp_path / "lock"
+    lock_of(lock, "run-1")
+    first, beside, second = commands(tmp_path, stubborn=stubborn)
+    give_up = f"; sleep 1.5; echo '{json.dumps({'run': after})}' > {lock}; sleep 4" if after else ""
+    script = first["argv"][2].replace("; wait; wait", give_up or f"; sleep 1.5; rm {lock}; sleep 60")
+    before = f"module.LOCK = {str(lock)!r}; module.GRACE = 0.5"
+    began = time.monotonic()
+    answer = modules.Host(tmp_path / "host").module(
+        "gpuprov_run", before=before, commands=[{**first, "argv": ["sh", "-c", script]}, beside, second]
+    )
+    until(lambda: not any(map(alive, pids(tmp_path))), SECONDS)
+    assert time.monotonic() - began < 2 * SECONDS
+    kept = after == "run-1"
+    assert (tmp_path / "second").exists() is kept
+    assert answer.get("failed", False) is not kept
+    assert kept or "the run no longer holds this node" in answer["msg"]
