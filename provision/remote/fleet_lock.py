@@ -120,6 +120,7 @@ class FleetLock:
         self._on_lost = on_lost
         self._held: dict[str, None] = {}
         self._ended = threading.Event()
+        self._asking = threading.RLock()  # a lock that is confirmed after its release would be nobody's
         self._thread: threading.Thread | None = None
 
     @property
@@ -138,29 +139,34 @@ class FleetLock:
             _refuse_twins(answers.values())
             _refuse_held(answers.values(), self._fleet)
         except LockedError:
-            self.release()
+            self.release(self.nodes)  # it may be tried again
             raise
         return answers
 
     def renew(self, nodes: Collection[str] = ()) -> None:
         """Confirm our locks (of `nodes`, or all); one that a reboot cleared is taken again. One that somebody
         else has by now is said in `lost`. A node that does not answer keeps what it has."""
-        chosen = [node for node in list(nodes or self._held) if node in self._held]
-        for said in self._ask("renew", chosen).values() if chosen else ():
-            if said.state in ("held", "twin"):
-                self._held.pop(said.node, None)
-                why = f"the lock of {said.node} was taken for {_holder(said)}"
-                self.lost = self.lost or why
-                self._on_lost(said.node, why)
+        with self._asking:
+            chosen = [node for node in list(nodes or self._held) if node in self._held]
+            for said in self._ask("renew", chosen).values() if chosen else ():
+                if said.state in ("held", "twin"):
+                    self._held.pop(said.node, None)
+                    why = f"the lock of {said.node} was taken for {_holder(said)}"
+                    self.lost = self.lost or why
+                    self._on_lost(said.node, why)
 
-    def release(self) -> tuple[str, ...]:
-        """Give all back. Those that did not answer are returned, and are in `left`: their locks end by
-        themselves."""
-        self._stop()
-        held, self._held = list(self._held), {}
-        answers = self._ask("release", held) if held else {}
-        self.left = tuple(node for node, said in answers.items() if said.error)
-        self.running = {node: said.busy for node, said in answers.items() if said.busy}
+    def release(self, nodes: Collection[str] | None = None) -> tuple[str, ...]:
+        """Give back the locks of `nodes`, or all and end. Nodes that did not answer are in `left`, which is
+        returned: their locks end by themselves."""
+        if nodes is None:
+            self._stop()
+        with self._asking:
+            held = [node for node in self.nodes if nodes is None or node in nodes]
+            answers = self._ask("release", held) if held else {}
+            for node, said in answers.items():
+                self._held.pop(node, None)
+                self.left += (node,) * bool(said.error)
+                self.running |= {node: said.busy} if said.busy else {}
         return self.left
 
     def keep(self, first: float | None = None) -> None:
@@ -276,7 +282,7 @@ _ENDS = {
 _NAMED = 3  # runs whose end is told
 
 
-def _refuse_held(answers: Iterable[Answer], fleet: Fleet | None) -> None:
+def _refuse_held(answers: Collection[Answer], fleet: Fleet | None) -> None:
     holders: dict[str, list[Answer]] = {}
     for said in answers:
         if said.state == "held":
@@ -290,16 +296,22 @@ def _refuse_held(answers: Iterable[Answer], fleet: Fleet | None) -> None:
     leases = [LEASE - said.age for said in taken if (said.holder or {}).get("verb") != "burnin"]
     if leases:
         ends.append(f"locks of a killed run end by themselves in {max(1, round(max(leases) / 60))} min")
+    if any(said.state in ("taken", "mine") for said in answers):
+        ends.append(f"--nodes {_without(taken, fleet)} leaves these nodes out")
+    raise LockedError(
+        f"another gpuprov is at work on nodes of yours: {told}",
+        f"{'; '.join(ends)}; --break-lock takes them all the same",
+    )
+
+
+def _without(taken: Sequence[Answer], fleet: Fleet | None) -> str:
+    """The nodes of this run without those, as a pattern for a shell."""
     chosen = fleet.pattern if fleet else "all"
     comma = (
         "," if "," in chosen else ":"
     )  # a pattern has one of the two throughout, and names are not folded:
     others = "".join(f"{comma}!{said.node}" for said in taken)  # Ansible may read that as something else
-    pattern = shlex.quote(chosen + others)
-    raise LockedError(
-        f"another gpuprov is at work on nodes of yours: {told}",
-        f"{'; '.join(ends)}; --nodes {pattern} leaves these nodes out; --break-lock takes them all the same",
-    )
+    return shlex.quote(chosen + others)
 
 
 def _holder(said: Answer) -> str:

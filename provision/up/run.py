@@ -157,7 +157,7 @@ class UpRun:
                 options,
                 ended,
                 halted=lambda: lock.lost,
-                on_wave=self._note_wave,
+                on_wave=lambda *about: self._note_wave(lock, *about),
                 say=progress.say,
                 waiting=[node for node in waiting if node not in self.results],
             ).run()
@@ -211,9 +211,12 @@ class UpRun:
         with progress.paused():
             return health_gate.quick(self.fleet, self.overrides, nodes, self.options, opened)
 
-    def _note_wave(self, number: int, wave: Wave, begins: bool) -> None:
+    def _note_wave(self, lock: FleetLock, number: int, wave: Wave, begins: bool) -> None:
         what = "begins" if begins else "ends"
         self._journal.write("waves", {"wave": number, "what": what, **wave.record()})
+        if not begins:  # nothing more is done to them; who is silent now would hold the next wave up
+            silent = (Status.UNREACHABLE, Status.UNREADABLE)
+            lock.release([node for node in wave if self.results[node].status not in silent])
 
     def _end(self, result: Result, progress: Progress) -> None:
         if result.node in self._clocks and result.status is Status.FAILED:

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of each check, on nodes of two vendors: nothing of the run is left there soon after."""
+"""Ctrl-C in the middle of each check, on nodes of two vendors: nothing of the run is left there."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_two_holders_are_told_apart(machines: Machines) -> None:
     machines.burn_in("gpu-01", order=ORDER)
     controller(machines, "run-1", verb="validate").take(["gpu-02", "gpu-03"])
     with pytest.raises(LockedError) as refused:
-        controller(machines, "run-2").take(["gpu-01", "gpu-02", "gpu-03"])
+        controller(machines, "run-2").take(["gpu-01", "gpu-02", "gpu-03", "gpu-04"])
     assert "; gpu-[02-03]: gpuprov validate by " in refused.value.what
     assert (
         "press Ctrl-C where it runs; locks of a killed run end by themselves in 30 min" in refused.value.fix
@@ -465,6 +465,40 @@ def test_what_an_earlier_run_still_has_running_is_named(machines: Machines) -> N
     assert not [
         entry for entry in controller(machines, "run-1").take(["gpu-01"])["gpu-01"].busy if "sleep" in entry
     ]
+
+
+def test_no_pattern_is_proposed_where_it_would_name_nobody(machines: Machines) -> None:
+    controller(machines, "run-1").take(["gpu-01", "gpu-02"])
+    with pytest.raises(LockedError) as refused:
+        controller(machines, "run-2").take(["gpu-01", "gpu-02"])
+    assert "--nodes" not in refused.value.fix
+    with pytest.raises(LockedError) as refused:
+        controller(machines, "run-2").take(["gpu-01", "gpu-02", "gpu-03"])
+    assert "--nodes 'all:!gpu-01:!gpu-02' leaves these nodes out" in refused.value.fix
+
+
+def test_locks_taken_at_the_second_try_are_confirmed_as_any(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_lock, "RENEW", 0.2)
+    other = controller(machines, "run-1")
+    other.take(["gpu-01"])
+    lock = controller(machines, "run-2")
+    with fleet_lock.held(
+        lock, ["gpu-01"], say=lambda _: None, pause=lambda _seconds: other.release() and None
+    ):
+        before = (machines.lock("gpu-01") or {})["confirmed"]
+        until(lambda: (machines.lock("gpu-01") or {})["confirmed"] != before, 20)
+
+
+def test_some_are_given_back_and_no_later_confirmation_takes_them_again(machines: Machines) -> None:
+    lock = controller(machines, "run-1")
+    lock.take(["gpu-01", "gpu-02"])
+    lock.release(["gpu-01"])
+    lock.renew()
+    assert lock.nodes == ("gpu-02",)
+    assert (machines.lock("gpu-01") is None, machines.lock("gpu-02") is None) == (True, False)
+    assert lock.release() == ()
 
 
 @pytest.mark.parametrize("stubborn", [True, False])

@@ -173,6 +173,16 @@ def test_a_reboot_happens_inside_the_wave_unless_forbidden(world: World) -> None
     assert [name for name, _, _ in world.played[1:]] == ["up.yml", "reboot.yml"]
 
 
+def test_nodes_are_unlocked_when_their_wave_has_ended(world: World) -> None:
+    world.missing = {name: [drift(name)] for name in NODES}
+    held: list[set[str]] = []
+    world.on_play = lambda: held.append(set(world.locks.holders))
+    assert world.up("--wave-size", "1", "--no-canary") == ExitCode.OK
+    released = [node for operation, node in world.locks.asked if operation == "release"]
+    assert released == list(NODES)
+    assert held == [set(NODES), set(NODES[1:]), set(NODES[2:])]
+
+
 def test_waves_stop_after_a_failure_and_resume_goes_on(world: World) -> None:
     world.lack(*NODES)
     world.fail("gpu-02")
