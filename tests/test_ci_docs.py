@@ -18,14 +18,16 @@ DOCUMENT = (Path(cli.__file__).parent.parent / "docs/ci.md").read_text(encoding=
 EXAMPLES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
 
 
-(GITHUB,) = (example for example in EXAMPLES if "jobs" in example)
+GITHUB, PLAN = (example for example in EXAMPLES if "jobs" in example)
 (GITLAB,) = (example for example in EXAMPLES if "stages" in example)
 
 
 def scripts() -> dict[str, str]:
     job = GITLAB["drift"]
     steps = GITHUB["jobs"]["drift"]["steps"]
+    plan = [step for one in PLAN["jobs"].values() for step in one["steps"]]
     return {
+        "plan": "\n".join(step.get("run", "") for step in plan),
         "github": "\n".join(step.get("run", "") for step in steps),
         "gitlab": "\n".join([*job["before_script"], *job["script"]]),
     }
@@ -53,6 +55,15 @@ def test_the_command_of_each_example_is_accepted(name: str) -> None:
         assert file == "-" or file in str(job), f"{form} is written to {file} and not kept"
 
 
+def test_a_pull_request_is_planned_without_nodes_first_and_its_changes_are_no_failure() -> None:
+    offline, online = (
+        cli.build_parser().parse_args(words) for words in commands(scripts()["plan"].replace("pip ", "# "))
+    )
+    assert (offline.verb, offline.offline, online.format, online.exit_code) == ("plan", True, "github", True)
+    assert PLAN["jobs"]["plan"]["needs"] == "inventory"
+    assert f'"$code" -eq {int(ExitCode.DRIFT)} ]; then exit 0' in scripts()["plan"]
+
+
 def test_the_github_example_is_a_workflow() -> None:
     triggers = GITHUB[True]  # as YAML 1.1 reads the key `on`
     assert re.fullmatch(r"[\d*/,-]+( [\d*/,-]+){4}", triggers["schedule"][0]["cron"])
@@ -75,7 +86,7 @@ def test_the_gitlab_example_is_a_pipeline() -> None:
     assert job["artifacts"]["reports"]["junit"] in job["script"][0]
 
 
-@pytest.mark.parametrize("name", ["github", "gitlab"])
+@pytest.mark.parametrize("name", ["github", "gitlab", "plan"])
 def test_no_example_puts_the_key_into_an_argument_or_a_file(name: str) -> None:
     script = scripts()[name]
     uses = [line for line in script.splitlines() if "FLEET_SSH_KEY" in line and "unset" not in line]

@@ -58,11 +58,17 @@ def run(options: argparse.Namespace) -> ExitCode:
     if not sources:
         raise GpuprovError("no node could be read", "gpuprov plan shows the reason for each node")
     found = lock_sources.groups(seen, sources, majority=options.majority)
+    strange = sorted({name for node in sources for name in lock_sources.undeclared(seen, node)})
     lock = _lock(seen, sources, found.groups)
     target = Path(options.output).expanduser() if options.output else lockfile.beside(seen.fleet.source)
     _write(target, lockfile.render(lock))
     lockfile.read(target)  # what we cannot read back must not wait for the next run to be noticed
-    _say(options, lock, target, found.overruled, unfit)
+    _say(options, lock, target, found.overruled, unfit, strange)
+    if not options.json and seen.fleet.others:
+        sys.stdout.write(
+            "nodes of any other operating system, architecture or GPU are refused by plan and up from now on: "
+            "run gpuprov lock again with good nodes of each kind among --nodes\n"
+        )
     return ExitCode.OK
 
 
@@ -120,7 +126,12 @@ def _write(target: Path, text: str) -> None:
 
 
 def _say(
-    options: argparse.Namespace, lock: Lock, target: Path, overruled: tuple[str, ...], unfit: dict[str, str]
+    options: argparse.Namespace,
+    lock: Lock,
+    target: Path,
+    overruled: tuple[str, ...],
+    unfit: dict[str, str],
+    strange: list[str],
 ) -> None:
     import json
     from dataclasses import asdict
@@ -148,6 +159,11 @@ def _say(
         lines.append(f"{fold(overruled)}: differ from the majority of their kind, not used")
     if unfit:
         lines.append(f"{fold(unfit)}: used though drifted, or skipped because unreachable (--force)")
+    if strange:
+        lines.append(
+            f"locked though the declared stack has another version of it: {', '.join(strange)}; if that is left "
+            "of a stack that was tried, remove it from the nodes and run gpuprov lock again"
+        )
     lines += [
         f"written to {target}",
         "until gpuprov up has pinned these versions, gpuprov drift reports every node of these kinds, also "

@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 
 EPILOG = """\
-exit codes: 3 when a node is refused; otherwise 5 when a node is unreachable or unreadable; otherwise 0.
+exit codes: 3 when a node is refused; otherwise, with --exit-code, 4 when a node would change; otherwise 5
+when a node is unreachable, unreadable or unknown to its scheduler; otherwise 0.
 
 examples:
   gpuprov plan
   gpuprov plan --nodes 'rack1:!gpu-07'
   gpuprov plan --set gpuprov_stack=r595-cuda13.2
   gpuprov plan --diff                                 also what would become of the files that differ
-  gpuprov plan --remove nccl                          what taking this role off the nodes would change
+  gpuprov plan --remove validation_tools              what taking this role off the nodes would change
   gpuprov plan --json | jq '.nodes[] | select(.reboot == "yes")'
-  gpuprov plan --markdown >> "$GITHUB_STEP_SUMMARY"
+  gpuprov plan --format github --exit-code            for a pull request that edits the inventory
+  gpuprov plan --offline                              check the inventory without reaching any node
 """
 
 
@@ -48,15 +50,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the differences in the content of files that roles write whole, with secrets masked",
     )
-    parser.add_argument("--markdown", action="store_true", help="print Markdown for a pull request comment")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "markdown", "github"),
+        default="text",
+        help="text (default); json; markdown: a pull request comment; github: an annotation, and Markdown in "
+        "the job's summary",
+    )
+    parser.add_argument(
+        "--markdown", dest="format", action="store_const", const="markdown", help="same as --format markdown"
+    )
+    parser.add_argument("--exit-code", action="store_true", help="exit 4 when a node would change")
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="reach no node: check the inventory, its variables, stacks, hooks and what contradicts itself",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from dataclasses import replace
+
     from provision.drift import drift_text
+    from provision.remote.schedulers import chosen
     from provision.terminal import coloured, painted
     from provision.up import durations, plan, plan_report
 
     remove = removed(options)
+    if options.offline:
+        return _offline(options, remove)
     seen = fleet_options.assess(options, "plan", remove=remove)
     made = plan.make(
         seen.drifts,
@@ -67,12 +89,17 @@ def run(options: argparse.Namespace) -> ExitCode:
         rollout=rollout(options, seen),
         minutes=durations.learn(seen.fleet.place),
     )
-    if options.json:
+    busy = [node for wave in made.waves for node in wave]
+    looked = chosen.load(seen.fleet, seen.overrides).look(busy)
+    made = replace(made, scheduler={node: said.error for node, said in looked.items() if said.error})
+    if options.json or options.format == "json":
         import json
 
         document = drift_text.without(plan_report.document(seen, made), seen.secrets)
         sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
-    elif options.markdown:
+    elif options.format == "github":
+        sys.stdout.write(plan_report.github(seen, made, diff=options.diff))
+    elif options.format == "markdown":
         lines = plan_report.markdown(seen, made, diff=options.diff)
         sys.stdout.write(drift_text.safe(lines, seen.secrets))
     else:
@@ -81,7 +108,33 @@ def run(options: argparse.Namespace) -> ExitCode:
         sys.stdout.write(painted(text) if coloured(sys.stdout) else text)
     if seen.refused:
         return ExitCode.UNHEALTHY
-    return ExitCode.INCOMPLETE if seen.unreachable else ExitCode.OK
+    if options.exit_code and busy:
+        return ExitCode.DRIFT
+    return ExitCode.INCOMPLETE if seen.unreachable or made.scheduler else ExitCode.OK
+
+
+def _offline(options: argparse.Namespace, remove: tuple[str, ...]) -> ExitCode:
+    """Check what can be checked without a node; whatever is wrong is raised."""
+    from provision.desired.expectations import facts_to_ask
+    from provision.drift import assess
+    from provision.remote.schedulers import chosen
+    from provision.text import many
+    from provision.up import hooks, resume
+
+    if options.json or options.format != "text":
+        raise UsageError("--offline makes no plan: it prints text alone", "leave out --format or --json")
+    fleet, overrides = fleet_options.load(options)
+    resume.refuse_twice_named(fleet)
+    hooks.load(fleet, overrides)
+    chosen.load(fleet, overrides)
+    for view in assess.declare(fleet, overrides, fleet_options.say, remove=remove).views.values():
+        facts_to_ask(view)
+    sys.stdout.write(
+        f"{fleet.source}: {many(len(fleet.nodes), 'node')}, no mistake found in variables, stacks, versions, "
+        "addresses and hooks\nnot looked at, since no node was reached: logins, GPUs and operating systems "
+        "and what they rule out, what differs from the declared state, the scheduler\n"
+    )
+    return ExitCode.OK
 
 
 def add_removal(parser: argparse.ArgumentParser) -> None:

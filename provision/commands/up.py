@@ -32,7 +32,7 @@ examples:
   gpuprov up --wave 10% --max-failures 2              waves of 10 %; stop when more than 2 nodes have failed
   gpuprov up --gate quick --reboots-at-once 4         check each wave's GPUs; reboot 4 nodes at a time
   gpuprov up --check --diff                           show what the roles would change; change nothing
-  gpuprov up --remove nccl                            take a role off the nodes again
+  gpuprov up --remove validation_tools                take a role off the nodes again
   gpuprov up --resume                                 continue the last run, with its inventory and options
 """
 

@@ -191,17 +191,30 @@ def assess(
     own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
     tests.
     """
-    variables.check(fleet, overrides, options.get("say") or (lambda _line: None))
-    declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
-    resolved = resolve.resolve(fleet, declared, run)
     remove = options.get("remove", ())
-    if not remove:
-        _refuse_impossible(resolved.views)
-    start = Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {}, remove=remove)
-    seen = look(start, list(fleet.nodes), **options)
+    known = declare(fleet, overrides, options.get("say") or (lambda _line: None), run=run, remove=remove)
+    seen = look(known, list(fleet.nodes), **options)
     if not remove:
         lockfile.refuse_contradictions(seen.expected)
     return seen
+
+
+def declare(
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    say: Callable[[str], None],
+    *,
+    run: resolve.Run | None = None,
+    remove: tuple[str, ...] = (),
+) -> Assessment:
+    """What the inventory says of the fleet, without a look at any node. Raises StackError and
+    CompatibilityError."""
+    variables.check(fleet, overrides, say)
+    declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
+    resolved = resolve.resolve(fleet, declared, run)
+    if not remove:
+        _refuse_impossible(resolved.views)
+    return Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {}, remove=remove)
 
 
 def with_progress(

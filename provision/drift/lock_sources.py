@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,15 @@ def packages_of(seen: Assessment, node: str) -> dict[str, str]:
         for name, version in found.items()
         if not name.startswith(_KERNELS) and kernel not in name and _fits(node, name, version)
     }
+
+
+def undeclared(seen: Assessment, node: str) -> list[str]:
+    """Locked packages that no role declares, named as declared ones but for the version in the name:
+    cuda-toolkit-13-2 where cuda-toolkit-12-9 is declared."""
+    facts = {each.fact for each in seen.expected.get(node, ()) if each.fact.startswith("package.")}
+    declared = {fact.removeprefix("package.").rpartition(".")[0] for fact in facts}
+    series = {re.sub(r"\d+", "", name) for name in declared if re.search(r"\d", name)}
+    return [n for n in packages_of(seen, node) if n not in declared and re.sub(r"\d+", "", n) in series]
 
 
 def _fits(node: str, name: str, version: Any) -> bool:

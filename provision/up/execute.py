@@ -171,8 +171,10 @@ class Execution:
         bad = self._bad()
         if wave.kind == CANARY and dead:
             # Whatever --max-failures says: the others of its kind would be done without a proof.
-            what = "canary" if len(dead) == 1 else "canaries"
-            self.stopped = f"the {what} {fold(dead)} failed: no other wave was started"
+            tried = [node for node in dead if self.results[node].status is not Status.NOT_ATTEMPTED]
+            what = "canary" if len(tried or dead) == 1 else "canaries"
+            how = "failed" if tried else "was not attempted" if len(dead) == 1 else "were not attempted"
+            self.stopped = f"the {what} {fold(tried or dead)} {how}: no other wave was started"
         elif len(bad) > self._may_fail:
             allowed = f"--max-failures {self.options.max_failures}"
             where = f"up to wave {number}" if number else "the health gate"

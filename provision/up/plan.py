@@ -45,11 +45,13 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `up` would do to the fleet. `unreachable`: node → why nothing can be said about it."""
+    """What `up` would do to the fleet. `unreachable`: node → why nothing can be said about it; `scheduler`:
+    node → why its scheduler could not take it out of service, so that `up` would not touch it."""
 
     nodes: Mapping[str, NodePlan]
     waves: tuple[waves.Wave, ...]
     unreachable: Mapping[str, str]
+    scheduler: Mapping[str, str] = field(default_factory=dict)
 
     def minutes(self, forks: int = FORKS) -> Expected:
         """For all of it: waves one after the other, each as long as its slowest node, or as what `forks`

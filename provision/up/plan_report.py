@@ -9,6 +9,7 @@ from typing import Any
 from provision import __version__
 from provision.drift import diagnosis, drift_text
 from provision.drift.assess import Assessment
+from provision.drift.formats import github as form
 from provision.drift.sentences import likeness, sentence, subject
 from provision.node_names import fold
 from provision.text import many, now
@@ -22,6 +23,7 @@ from provision.up.waves import CANARY
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
 FACTS = 4  # names of facts after a line; the rest are counted
 REASONS = 12  # lines for each role; the rest are counted
+ANNOTATED = 200  # lines in an annotation of GitHub, which cuts a message at 64 KiB
 
 
 def document(seen: Assessment, made: Plan) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def document(seen: Assessment, made: Plan) -> dict[str, Any]:
         "nodes": {name: _record(node) for name, node in made.nodes.items()},
         "waves": [wave.record() for wave in made.waves],
         "unreachable": dict(made.unreachable),
+        "scheduler": dict(made.scheduler),
         "refused": {name: [asdict(each) for each in why] for name, why in seen.refused.items()},
     }
 
@@ -74,7 +77,7 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool
             "",
         ]
     said += diagnosis.section(seen.causes(), seen.arguments)
-    said += drift_text.trouble(seen.refused, seen.troubles, seen.host_only)
+    said += [*drift_text.trouble(seen.refused, seen.troubles, seen.host_only), *_scheduler(made)]
     idle = [name for name, node in made.nodes.items() if node.as_declared]
     if idle:
         what = f"without anything of {', '.join(seen.remove)}" if seen.remove else "as declared"
@@ -86,11 +89,11 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
     """The plan as a comment on a pull request: a table, the details folded away, in the order of `lines`.
 
     What would not fit into a summary of GitHub is counted."""
-    busy = sum(len(wave) for wave in made.waves)
     groups = _groups(made, diff)
     told = [
         *diagnosis.lines(seen.causes(), seen.arguments),
         *drift_text.trouble(seen.refused, seen.troubles, seen.host_only),
+        *_scheduler(made),
     ]
     trouble = _as_list(told)
     some = trouble[: drift_text.fitting([[line] for line in trouble], drift_text.SUMMARY // 4)]
@@ -115,7 +118,7 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
         details.append(["", head, "", "```", *why, "```", "", "</details>"])
     room = drift_text.SUMMARY - drift_text.size(end)
     shown = drift_text.fitting([[row] for row in rows], room // 2)
-    said = [f"### gpuprov plan: {many(busy, 'node')} of {len(seen.fleet.nodes)} would change", ""]
+    said = [f"### {_head(seen, made)}", ""]
     if rows:
         said += ["| nodes | roles | packages | restarts | reboot | time |", "|---|---|---|---|---|---|"]
         said += rows[:shown]
@@ -125,6 +128,29 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
         left = f"{len(groups) - whole} of {many(len(groups), 'group')} of nodes are not shown whole here"
         said += ["", f"{left}: `gpuprov plan --json` has them all"]
     return [*said, *end]
+
+
+def github(seen: Assessment, made: Plan, *, diff: bool = False) -> str:
+    """The plan as one annotation of a GitHub Actions run; the job's summary gets the Markdown form. Raises
+    UsageError when that cannot be written."""
+    whole = lines(seen, made, diff=diff)
+    text = drift_text.safe(whole[:ANNOTATED], seen.secrets)
+    if len(whole) > ANNOTATED:
+        text += f"and {len(whole) - ANNOTATED} more lines: gpuprov plan --format markdown has them all\n"
+    level = "error" if seen.refused else "warning" if made.waves or seen.unreachable else "notice"
+    form.add_to_summary(lambda: drift_text.safe(markdown(seen, made, diff=diff), seen.secrets))
+    return form.annotation(level, seen.fleet.source, _head(seen, made), text)
+
+
+def _head(seen: Assessment, made: Plan) -> str:
+    busy = sum(len(wave) for wave in made.waves)
+    return f"gpuprov plan: {many(busy, 'node')} of {len(seen.fleet.nodes)} would change"
+
+
+def _scheduler(made: Plan) -> list[str]:
+    """Why schedulers could not take nodes out of service, equal reasons together."""
+    alike = drift_text.grouped({node: why.replace(node, "the node") for node, why in made.scheduler.items()})
+    return [f"{fold(nodes)}: up would not touch it: its scheduler: {why}" for why, nodes in alike]
 
 
 def _cell(text: str) -> str:

@@ -168,7 +168,8 @@ def next_command(
     if ended & {Status.INTERRUPTED, Status.NOT_ATTEMPTED}:
         return f"gpuprov up --resume {shlex.quote(run)}"
     if Status.REFUSED in ended:
-        return "correct the inventory as described above, then: gpuprov plan " + fleet
+        do = "follow the advice" if remove else "correct the inventory as described"
+        return f"{do} above, then: {up.replace('gpuprov up', 'gpuprov plan', 1)}"
     if Status.REBOOT_NEEDED in ended:
         return f"{up}  (without --no-reboot)"
     if Status.UNREACHABLE in ended or Status.UNREADABLE in ended:
@@ -224,7 +225,8 @@ def _causes(results: Sequence[Result]) -> Iterator[list[str]]:
         where = " · ".join(part for part in (first.role, first.task) if part)
         head = f"{first.status.value.upper()}: {fold(result.node for result in same)}"
         lines = [f"{head} · {where}" if where else head]
-        lines += [f"  {line}" for line in first.message.splitlines()]
+        message = first.message if len(same) == 1 else _cause(first)[3]  # the first one's name is not theirs
+        lines += [f"  {line}" for line in message.splitlines()]
         lines += [f"  {_drift_line(drift)}" for drift in first.drifts[:_SHOWN]]
         if len(first.drifts) > _SHOWN:
             lines.append(f"  … and {len(first.drifts) - _SHOWN} more in drifts.jsonl")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from provision import cli, paths
 from provision.desired import removal, stack
 from provision.desired.expectations import renderer_for
 from provision.desired.role import all_roles
@@ -142,6 +144,16 @@ def test_what_another_role_wants_as_well_stays() -> None:
 def refused(*remove: str, **declared: Any) -> list[tuple[str, str]]:
     found = removal.refusals(view(**declared), removal.named(remove), MACHINES["debian"], "gpu-01")
     return [(each.what, each.fix) for each in found]
+
+
+@pytest.mark.parametrize("place", ["README.md", "docs/upgrade.md", "commands/up.py", "commands/plan.py"])
+def test_what_the_documents_show_is_not_refused_in_a_fleet_of_defaults(place: str) -> None:
+    folder = paths.ROLES.parent if place.endswith(".md") else Path(cli.__file__).parent
+    shown = [re.findall(r"--remove (\w+)", line) for line in (folder / place).read_text("utf-8").splitlines()]
+    commands = [roles for roles in shown if roles]
+    assert commands != []
+    for roles in commands:
+        assert refused(*roles, validation_tools_enabled=True) == []
 
 
 def test_a_role_that_is_off_by_default_builds_on_nothing() -> None:

@@ -661,3 +661,11 @@ def test_a_removal_that_makes_no_sense_is_refused_before_anything_is_asked(
     assert world.up(*words) == ExitCode.USAGE
     assert said in world.err
     assert world.observed == []
+
+
+def test_a_refused_removal_proposes_the_plan_of_that_removal(world: World) -> None:
+    world.refused = {
+        "gpu-01": Refusal("role-needed", "gpu-01: nvlink builds on nccl", "remove it as well", "")
+    }
+    assert world.up("--remove", "nccl") == ExitCode.UNHEALTHY
+    assert re.search(r"next: follow the advice above, then: gpuprov plan \S+ --remove nccl\n", world.out)

@@ -8,7 +8,7 @@ other nodes, or other things of the same nodes and role, are one, and the tenth 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from provision.drift.drift_report import DriftReport, Finding, together
@@ -43,13 +43,24 @@ def render(report: DriftReport) -> str:
 
 
 def summarize(report: DriftReport) -> None:
-    """Add the Markdown form to the job's summary, where GitHub has one. Raises UsageError when it cannot."""
+    """Add the Markdown form to the job's summary."""
+    add_to_summary(lambda: markdown.render(report))
+
+
+def annotation(level: str, source: Path, title: str, text: str) -> str:
+    """One annotation at the inventory."""
+    where = f"file={_property(_in_workspace(source))},title={_property(title[:_TITLE])}"
+    return f"::{level} {where}::{_data(text)}\n"
+
+
+def add_to_summary(render: Callable[[], str]) -> None:
+    """Add a text to the job's summary, where GitHub has one. Raises UsageError when it cannot."""
     file = os.environ.get(SUMMARY)
     if not file:
         return
     try:
         with Path(file).open("a", encoding="utf-8") as summary:
-            summary.write(markdown.render(report))
+            summary.write(render())
     except OSError as trouble:
         raise UsageError(
             f"{file}: the job's summary cannot be written: {trouble.strerror}",

@@ -74,7 +74,7 @@ class Slurm:
                 name = self._name(node)
                 there_is = known.get(name)
                 found[node] = (
-                    Scheduled(name, error=f"Slurm has no node {name}: gpuprov_scheduler_name says another")
+                    Scheduled(name, error=_unknown(name))
                     if there_is is None
                     else _scheduled(there_is, running.get(name, ()))
                 )
@@ -171,7 +171,7 @@ class Slurm:
                 if name in found:
                     known[node] = found[name]
                 else:
-                    problems[node] = f"Slurm has no node {name}: gpuprov_scheduler_name says another"
+                    problems[node] = _unknown(name)
         return known, problems
 
     def _drained(self, reasons: Mapping[str, str]) -> dict[str, str]:
@@ -218,6 +218,10 @@ class Slurm:
 
     def _name(self, node: str) -> str:
         return self._names.get(node) or node.partition(".")[0]
+
+
+def _unknown(name: str) -> str:
+    return f"Slurm does not know {name}: set gpuprov_scheduler_name to the name that Slurm has for it"
 
 
 def _scheduled(text: NodeText, running: Iterable[Job]) -> Scheduled:
