@@ -73,7 +73,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def messages() -> list[str]:
     """What the host's kernel has logged: the nodes' programs run on it."""
-    found = []
+    found: list[str] = []
     handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     try:
         while True:
