@@ -38,7 +38,7 @@ def measure(options: Options) -> Iterator[Finding]:
     count = QUICK if options.quick else TRIALS
     drawn = random.Random(count)  # noqa: S311 - nodes and moments, no secrets
     with watched(SERVING, SPARES, options.folder, POLICY) as fleet:
-        scheduler = chosen.only(fleet.fleet, {})
+        scheduler, _ = chosen.only(fleet.fleet, {})
         trials = []
         for turn in range(1, count + 1):
             time.sleep(drawn.uniform(0.0, 2.0))  # at any moment between two of the watch's own looks

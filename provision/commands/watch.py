@@ -152,7 +152,6 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     from provision.desired import inventory
     from provision.up.watch import heartbeat, state
     from provision.up.watch.incidents import Store
-    from provision.up.watch.service import commanded
 
     store, beat, now = Store(place), heartbeat.last(place), time.time()
     if beat and fleet.pattern == "all":
@@ -160,6 +159,6 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
             fleet = inventory.select(fleet, beat["nodes"])
     found = state.document(fleet, store.incidents(), store.validated(), now)
     found |= {"watch": beat, "damaged": store.damaged}
-    shown = state.text(found, place, heartbeat.line(beat, now), commanded(fleet))
+    shown = state.text(found, place, heartbeat.line(beat, now), f" {inventory.arguments(fleet)}")
     sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else shown)
     return ExitCode.OK

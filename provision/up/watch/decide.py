@@ -6,6 +6,7 @@ them. What is held back is told to people, once, for as long as it is so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -112,26 +113,22 @@ def _too_silent(view: View, policy: Policy, role: Mapping[str, Role]) -> tuple[C
     ]
     silent = sorted((name for name in nodes if view.seen[name].silent), key=natural)
     rack = {name: view.fleet.nodes[name].variables.get(RACK) for name in nodes}
-    dark = {rack[name] for name in silent}
-    if not policy.too_silent(len(silent), len(nodes)):
-        members = {one: [name for name in nodes if rack[name] == one] for one in dark if one is not None}
-        dark = {
-            one
-            for one, every in members.items()
-            if policy.too_silent(sum(view.seen[name].silent for name in every), len(every))
-        }
-        silent = [name for name in silent if rack[name] in dark]
-        nodes = [name for name in nodes if rack[name] in dark]
+    dark = Counter(rack[name] for name in silent)
+    if not policy.too_silent(len(silent), len(nodes)):  # not the fleet, but perhaps a rack
+        sizes = Counter(rack.values())
+        dark = Counter(
+            {one: count for one, count in dark.items() if one and policy.too_silent(count, sizes[one])}
+        )
+        silent, nodes = ([name for name in names if rack[name] in dark] for names in (silent, nodes))
     if not silent:
         return (), []
-    others = [name for name, one in view.seen.items() if one.silent and name in role and name not in rack]
+    others = sum(one.silent and name in role and name not in rack for name, one in view.seen.items())
+    where = "" if None in dark else f" of rack {', '.join(sorted(map(str, dark)))}"
+    more = f"; not counted: {others:,} silent and out of service already" if others else ""
     why = (
         f"{many(len(silent), 'node')} of {len(nodes):,} silent at once ({fold(silent, 120)}): the fault may "
-        "be this machine or its network, so no node"
-        + ("" if None in dark else f" of rack {', '.join(sorted(map(str, dark)))}")
-        + " is drained"
-        + (f"; not counted: {len(others):,} silent and out of service already" if others else "")
-        + ". Drain a node that is switched off on purpose in its scheduler"
+        f"be this machine or its network, so no node{where} is drained{more}. Drain a node that is switched "
+        "off on purpose in its scheduler"
     )
     stopped = view.seen if None in dark else [name for name in rack if rack[name] in dark]
     return stopped, [Held("held.silent", tuple(silent), why)]

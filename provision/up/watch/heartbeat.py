@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,21 @@ EVERY = 15.0  # seconds between two beats
 LATE = 120.0  # seconds after which a watch without a beat counts as gone
 
 
-def beat(folder: Path, metrics: str, nodes: str, held: Sequence[str]) -> None:
-    """Write both. `nodes`: the pattern of --nodes; `held`: the kinds of what people must know of. Raises
-    OSError."""
+def beat(folder: Path, nodes: str, held: Collection[str]) -> dict[str, Any]:
+    """Write the file, and return its content. `nodes`: the pattern of --nodes; `held`: the kinds of what
+    people must know of. Raises OSError."""
     row = {"format": FORMAT, "at": time.time(), "pid": os.getpid(), "nodes": nodes, "held": sorted(held)}
-    if metrics:  # first: another disk may have room
-        atomic_file.write(Path(metrics), render(families(row)), private=False, sync=False)
     atomic_file.write(folder / "heartbeat.json", json.dumps(row) + "\n", sync=False)
+    return row
+
+
+def export(path: str, row: Mapping[str, Any]) -> str:
+    """Write the metrics; why that failed, or ""."""
+    try:
+        atomic_file.write(Path(path), render(families(row)), private=False, sync=False)
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
 
 
 def families(row: Mapping[str, Any]) -> list[Family]:

@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from provision import atomic_file, paths
 from provision.errors import GpuprovError, RunFolderError
@@ -262,7 +262,7 @@ class Store:
             if path.exists() and path.stat().st_size > _HISTORY:
                 path.replace(path.with_suffix(".1.jsonl"))
             with path.open("ab+") as file:
-                if file.seek(0, os.SEEK_END) and not _ends_a_line(file):
+                if (end := file.seek(0, os.SEEK_END)) and os.pread(file.fileno(), 1, end - 1) != b"\n":
                     file.write(b"\n")  # what a kill or a full disk cut off
                 file.write("".join(json.dumps(row) + "\n" for row in rows).encode("ascii"))
 
@@ -271,11 +271,6 @@ class Store:
         with _kept(path):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             atomic_file.write(path, json.dumps(document, indent=2) + "\n")
-
-
-def _ends_a_line(file: BinaryIO) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from provision.desired import inventory
 from provision.errors import RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
@@ -84,7 +85,7 @@ class Watch:
         self._people = people
         self._seen: dict[str, Seen] = {}
         self._words: dict[str, tuple[float, Scheduled]] = {}  # node → when it was asked, the answer
-        self._nodes = commanded(fleet)
+        self._nodes = f" {inventory.arguments(fleet)}"  # as another command takes them
         self._steps = Steps(self, store, policy, say, self._nodes)
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "incident")
         self._running: dict[str, tuple[Incident, concurrent.futures.Future[tuple[Incident, float]]]] = {}
@@ -97,7 +98,7 @@ class Watch:
         self._held: dict[str, str] = {}  # what lasts (Held.key) → the message on it
         self._told: dict[str, Message] = {}  # the same, and what has ended since
         self._full = ""  # why the folder cannot be written
-        self._last_beat = 0.0
+        self._last_beat, self._unexported = 0.0, ""
         self._lost: dict[str, tuple[str, str]] = {}  # spare → why it is not in its pools, and who told so
         self._asked_all = 0.0
         self._stopped = False
@@ -181,8 +182,8 @@ class Watch:
         self._tell_held(held)
         if all_of_them:
             known = {one.id: one for one in self._store.incidents()}
-            held = {*self._held.values(), *(told for _, told in self._lost.values())}
-            self._people.settle(lambda message: is_over(message, known, held, view.validated))
+            lasting = {*self._held.values(), *(told for _, told in self._lost.values())}
+            self._people.settle(lambda message: is_over(message, known, lasting, view.validated))
         self._forward()
         self._renew(view)
         self._beat()
@@ -190,10 +191,8 @@ class Watch:
     def _failed(self, error: Exception) -> None:
         """Report a round that an error of ours ended, and go on after a moment."""
         where = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        self._tell_held(
-            [*self._troubles(), Held("watch-failed", (), one_line(f"the watch fails: {why}", 400))]
-        )
+        why = f"the watch fails: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        self._tell_held([*self._troubles(), Held("watch-failed", (), one_line(why, 400))])
         time.sleep(WAIT)
 
     def _troubles(self) -> list[Held]:
@@ -216,10 +215,16 @@ class Watch:
         self._last_beat = time.monotonic()
         kinds = {self._told[key].kind for key in self._held} | ({"pool-lost"} if self._lost else set())
         try:
-            heartbeat.beat(self._store.path, self._policy.metrics, self._fleet.pattern, sorted(kinds))
+            row = heartbeat.beat(self._store.path, self._fleet.pattern, kinds)
             self._full = ""
         except OSError as error:
-            self._full = f"{error.filename or self._store.path} cannot be written ({error.strerror})"
+            self._full = f"{self._store.path} cannot be written ({error.strerror})"
+            row = {"at": time.time(), "held": sorted({*kinds, "disk-full"})}
+        before, self._unexported = self._unexported, ""
+        if self._policy.metrics:  # another disk may have room
+            self._unexported = heartbeat.export(self._policy.metrics, row)
+        if self._unexported not in ("", before):
+            self._say(self._unexported)
 
     def _take(self, changed: Sequence[NodeStatus]) -> bool:
         """Take in what changed; whether a node failed."""
@@ -240,12 +245,8 @@ class Watch:
     def _ask(self, nodes: Sequence[str], age: float) -> None:
         """Have the scheduler's word of these nodes, at most so many seconds old."""
         now = time.monotonic()
-        old = [
-            name
-            for name in nodes
-            if name not in self._unscheduled
-            and (name not in self._words or now - self._words[name][0] >= age)
-        ]
+        old = [name for name in nodes if name not in self._words or now - self._words[name][0] >= age]
+        old = [name for name in old if name not in self._unscheduled]
         if not old:
             return
         try:
@@ -270,6 +271,9 @@ class Watch:
                 self._not_before[name] = time.monotonic() + pause
                 self._words.pop(incident.node, None)
                 self._words.pop(incident.spare, None)
+        self._stuck = {
+            one.id: self._stuck[one.id] for one in self._store.incidents() if one.id in self._stuck
+        }
         for incident in self._store.incidents():
             due = self._not_before.get(incident.id, 0.0) <= time.monotonic()
             if incident.is_open and due and incident.id not in self._running and not self._stopped:
@@ -287,16 +291,16 @@ class Watch:
     def _keep_spares(self) -> None:
         """A spare that takes jobs is taken out of service: it is to wait."""
         incidents = self._store.incidents()
-        if self._store.damaged:
-            return  # it may be in service for an incident that cannot be read
         role = roles(self._fleet, incidents)
+        for name in self._steps.aside.keys() - {name for name, one in role.items() if one is Role.SPARE}:
+            self._steps.aside.pop(name, None)
         taken = {one.spare for one in incidents if one.holds_spare}
         idle = [
             name
             for name, one in role.items()
             if one is Role.SPARE and name not in taken and self._is(name, Holder.NOBODY)
         ]
-        if not idle:
+        if not idle or self._store.damaged:  # it may be in service for an incident that cannot be read
             return
         problems = self.scheduler.drain(dict.fromkeys(idle, SPARE))
         self._ask(idle, 0.0)
@@ -373,10 +377,9 @@ class Watch:
             node = one.nodes[0] if one.nodes else ""
             status = f"gpuprov status --nodes {shlex.quote(node)}"
             advice = status if one.kind.startswith("held.") else f"gpuprov watch --state{self._nodes}"
-            self._told[one.key] = message = Message(
-                f"{at:.0f}.{one.key}", one.kind, at, one.text, node, next=advice
-            )
-            self.tell(message)
+            stamp = f"{at:.0f}.{one.key}"
+            self._told[one.key] = Message(stamp, one.kind, at, one.text, node, next=advice)
+            self.tell(self._told[one.key])
         self._held = {one.key: self._told[one.key].id for one in held}
         for key in self._held.keys() - before.keys() - {one.key for one in news}:
             self.tell(self._told[key])  # it is back within the hour: its alert is open again
@@ -392,8 +395,3 @@ class Watch:
         for one in incidents:
             if one.is_open:
                 self._say(f"{one.id}: continues with {one.step}")
-
-
-def commanded(fleet: Fleet) -> str:
-    """The option that selects the watched nodes in another command, or ""."""
-    return "" if fleet.pattern == "all" else f" --nodes {shlex.quote(fleet.pattern)}"

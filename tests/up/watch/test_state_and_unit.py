@@ -118,7 +118,7 @@ def test_a_fleet_of_which_some_nodes_have_a_scheduler(
     (folder / "nodes.yml").write_text(MIXED)
     mixed = inventory.load(folder / "nodes.yml")
     scheduler, without = chosen.only(mixed, {})
-    assert (scheduler.kind, without) == ("slurm", {"gpu-02"})
+    assert (scheduler.kind, without) == ("slurm", frozenset({"gpu-02"}))
     store = Store(place_of(mixed))
     with store.alone():
         store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.CHOOSE))
@@ -134,12 +134,12 @@ def test_the_state_counts_the_nodes_that_are_watched_and_names_what_cannot_be_re
     store = Store(place_of(inventory.load(folder / "nodes.yml")))
     with store.alone():
         store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.REPAIR, spare="gpu-03", placed=NOW))
-        heartbeat.beat(store.path, "", "gpu-01,gpu-03", [])
+        heartbeat.beat(store.path, "gpu-01,gpu-03", [])
     (store.path / "incidents" / "damaged.json").write_text("{")
     assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
     said = capsys.readouterr().out
     assert said.startswith("in service: 1 · spares: 0 · repair: 1\nwatch of --nodes gpu-01,gpu-03: at work\n")
-    assert "next: gpuprov return gpu-01 --nodes gpu-01,gpu-03\n" in said
+    assert "next: gpuprov return gpu-01 nodes.yml --nodes gpu-01,gpu-03\n" in said
     assert "! " in said
     assert "damaged.json cannot be read" in said
     assert main(["return", "gpu-02", "nodes.yml"]) == ExitCode.USAGE
