@@ -207,7 +207,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
                 if self._alerts is not None and not self._ended:
                     pause = min(pause, self._alerts.round())
             except Exception as error:  # without this thread nobody hears of anything
-                pause = PAUSES[2]
+                pause = PAUSES[0]
                 self._say(f"messages could not be sent: {type(error).__name__}: {error}; trying again")
             self._wake.wait(pause)
 
@@ -215,10 +215,11 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         """Send all that is due; seconds until the next may be."""
         now, soonest = time.monotonic(), 3600.0
         for row in list(self._kept):
-            if not (left := self._left(*row, news=True)):
-                self._kept.remove(row)
+            row[1][:] = self._left(*row, news=False)
+            if row[1]:
+                soonest = PAUSES[0]
             else:
-                row[1][:], soonest = left, PAUSES[3]
+                self._kept.remove(row)
         for path in sorted(self._outbox.glob("[!.]*.json")):
             if self._ended:
                 break

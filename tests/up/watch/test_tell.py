@@ -12,6 +12,8 @@ import pytest
 
 from provision.errors import InventoryError
 from provision.up.watch import tell
+from provision.up.watch.alerts import Alerts
+from provision.up.watch.steps import Message
 from provision.up.watch.tell import Receiver, Teller, alertmanager, receivers
 from tests.support.told import MESSAGE, Server, until
 from tests.support.watching import fleet
@@ -44,6 +46,36 @@ def test_a_webhook_gets_the_message(server: Server, tmp_path: Path) -> None:
         "serial": "1650923004321",
         "next": "gpuprov return gpu-03",
     }
+
+
+def test_a_full_disk_keeps_no_message_back(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "outbox").write_text("")  # no file can be made below it
+    (tmp_path / "alerts").write_text("")
+    server.answers = [503, 200, 200]
+    lines: list[str] = []
+    of = fleet(gpuprov_watch_webhooks=[f"{server.url}/hook"], gpuprov_watch_alertmanager=server.url)
+    post = alertmanager(of, {})
+    assert post is not None
+    alerts = Alerts(tmp_path / "alerts", post, lines.append)
+    with Teller(tmp_path / "outbox", receivers(of, {}), lines.append, alerts) as teller:
+        teller.tell(MESSAGE)
+        until(lambda: {path for path, _ in server.got} == {"/hook", "/api/v2/alerts"}, "told")
+    assert any("outbox cannot be written: Not a directory; sending from memory" in line for line in lines)
+
+
+def test_an_error_of_ours_does_not_end_the_telling(tmp_path: Path) -> None:
+    told: list[str] = []
+    lines: list[str] = []
+
+    def send(message: Message) -> None:
+        told.append(message.id)
+        if len(told) == 1:
+            raise TypeError("a bug")
+
+    with Teller(tmp_path, [Receiver("a list", send)], lines.append) as teller:
+        teller.tell(MESSAGE)
+        until(lambda: len(told) == 2, "told again")
+    assert any("TypeError: a bug; trying again" in line for line in lines)
 
 
 def test_a_receiver_that_fails_is_tried_again_and_the_others_are_told_once(
