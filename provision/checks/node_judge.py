@@ -105,7 +105,7 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
     try:
         if raw.error:
             raise ParseError(raw.error)
-        measurements = check.parse(node.check_node, {output.name: output for output in raw.outputs})
+        measurements = _parsed(check, node.check_node, raw)
         findings = check.judge(node.check_node, measurements, limits)
     except ParseError as error:
         what = "; ".join(part for part in (error.what, error.fix) if part)
@@ -121,6 +121,20 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
     if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
         findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))
     return _result(raw.check, findings, measurements, raw)
+
+
+# What Python's int() and float() refuse in a number of some thousand digits, in NaN and in Infinity.
+_UNUSABLE = ("integer string conversion", "too large to convert to float", "cannot convert float")
+
+
+def _parsed(check: Check, node: CheckNode, raw: Raw) -> list[Measurement]:
+    """The measurements in an output. Raises ParseError, also for a number that cannot be one."""
+    try:
+        return check.parse(node, {output.name: output for output in raw.outputs})
+    except (ValueError, OverflowError) as error:
+        if not any(words in str(error) for words in _UNUSABLE):
+            raise
+        raise ParseError(f"a number that cannot be used: {error}", "run the check again") from error
 
 
 def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> list[Finding]:

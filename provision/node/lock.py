@@ -210,8 +210,19 @@ def still_running(seconds):
         time.sleep(0.2)
 
 
+def real_user(pid):
+    with open("/proc/%s/status" % pid) as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
+
+
 def processes():
-    """What an earlier run's Ansible still has running here: `1234 apt-get`, the oldest first."""
+    """What an earlier run's Ansible still has running here: `1234 apt-get`, the oldest first.
+
+    Its tasks run as root or as the login user. Any other user may write the mark into an environment as well,
+    also into that of a setuid program, which then runs as root."""
+    import stat
+
+    trusted = {0, os.geteuid(), int(os.environ.get("SUDO_UID", "0"))}
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -220,6 +231,8 @@ def processes():
             with open("/proc/%s/environ" % name, "rb") as file:
                 environment = file.read(1 << 20)
             if any(entry.startswith(MARK) for entry in environment.split(b"\0")):
+                if real_user(name) not in trusted or os.stat("/proc/%s/exe" % name).st_mode & stat.S_ISUID:
+                    continue
                 with open("/proc/%s/comm" % name) as file:
                     found.append((int(name), file.read(64).strip()))
         except OSError:

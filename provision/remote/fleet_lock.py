@@ -16,6 +16,7 @@ import getpass
 import os
 import platform
 import random
+import re
 import shlex
 import threading
 import time
@@ -38,6 +39,7 @@ LEASE = 3 * RENEW
 RETRY = 3.0  # about so many seconds after a refusal the locks are tried once more
 SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
 _LATEST = 1e11  # seconds: no clock and no age is beyond this
+_RUN = re.compile(r"\w[\w.-]*", re.ASCII)  # it is pasted into commands: no option, no blank
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
 Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node → program; node → what it printed
@@ -240,8 +242,8 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
             raise ValueError("nobody holds it")
         names = ("run", "node", "who", "since", "verb")
         told = holder and {name: one_line(str(holder[name]), 200) for name in names}
-        if told and told["verb"] not in _WORK:
-            raise ValueError("an unknown verb")
+        if told and (told["verb"] not in _WORK or not _RUN.fullmatch(told["run"])):
+            raise ValueError("an unknown verb, or a run's name that none has")
         age, clock_there = said["age"] or 0, said["time"]
         if not all(type(value) in (int, float) and 0 <= value < _LATEST for value in (age, clock_there)):
             raise ValueError("a time that is none")

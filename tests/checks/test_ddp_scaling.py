@@ -126,7 +126,7 @@ def test_a_real_run_is_read_but_for_its_backend() -> None:
     [
         ("overlapped", {"compute_ms": [12.0] * 7}, "its line on overlapped"),
         ("overlapped", {"compute_ms": ["12.0"] * 8}, "its line on overlapped"),
-        ("together", {"step_ms": [float("nan")] * 8}, "its line on together"),
+        ("together", {"step_ms": [float("nan")] * 8}, "instead of a result"),
         ("all_reduce", {"step_ms": [0] * 8}, "its line on all_reduce"),
         ("alone", {"more": 1}, "its line on alone"),
         ("ddp", {"phase": "fsdp"}, "torch reported alone, together, all_reduce, overlapped, fsdp"),

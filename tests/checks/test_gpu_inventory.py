@@ -309,3 +309,10 @@ def test_a_reading_that_is_not_available_on_one_gpu_alone_is_an_error_of_it(
     assert words in finding.message
     everywhere = inventory(nvidia_smi=make_output("nvidia_smi", H100.replace(whole, none)))
     assert Verdict.ERROR not in {f.verdict for f in everywhere}
+
+
+def test_a_serial_number_with_a_newline_stays_on_one_line() -> None:
+    hostile = H100.replace("<serial>", "<serial>1\n2\u202e", 1)
+    assert hostile != H100
+    found = gpu_inventory.identities(nvidia_smi.parse_xml(make_output("nvidia_smi", hostile)))
+    assert [gpu.serial.isprintable() for gpu in found] == [True] * 8

@@ -7,16 +7,17 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
-from provision.checks.check import Output
+from provision.checks import node_judge
+from provision.checks.check import CheckNode, Measurement, Output, Raw
 from provision.checks.gpu import gpu_burn
 from provision.checks.registry import CHECKS
 from provision.errors import ParseError
-from tests.support.checks import make_output, sample
+from tests.support.checks import make_node, make_output, sample
 from tests.support.scenarios import Scenario, scenarios
 from tests.support.seed import SEED, times
 
@@ -49,6 +50,34 @@ def test_a_megabyte_in_one_line_is_read_at_once(check: str) -> None:
         with contextlib.suppress(ParseError):
             CHECKS[check].parse(one.node, {output.name: output for output in outputs})
         assert time.process_time() - began < SECONDS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", list(CHECKS))
+def test_a_number_of_60_000_digits_is_not_understood_or_not_read(check: str) -> None:
+    one = scenarios(check)[0]
+    for output in one.outputs:
+        numbers = list(re.finditer(r"\d+", output.stdout))
+        for found in numbers[:: max(1, len(numbers) // 60)]:
+            text = output.stdout[: found.start()] + "9" * 60_000 + output.stdout[found.end() :]
+            outputs = tuple(replace(output, stdout=text) if o is output else o for o in one.outputs)
+            with contextlib.suppress(ParseError):
+                node_judge._parsed(CHECKS[check], one.node, Raw("gpu-01", check, outputs))
+
+
+def test_a_number_that_python_refuses_is_a_parse_error() -> None:
+    class Hostile:
+        @staticmethod
+        def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+            text = outputs["x"].stdout
+            return [Measurement("a", int(float(text) if text.isalpha() else text) + 0.0, "")]
+
+    for text in ("9" * 60_000, "9" * 400, "nan", "inf"):
+        raw = Raw("gpu-01", "x", (make_output("x", text),))
+        with pytest.raises(ParseError, match="a number that cannot be used"):
+            node_judge._parsed(Hostile, make_node(), raw)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="invalid literal"):
+        node_judge._parsed(Hostile, make_node(), Raw("gpu-01", "x", (make_output("x", "1x"),)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("filler", [" ", "\t", "0 - ", "0"])

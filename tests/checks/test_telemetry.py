@@ -330,6 +330,12 @@ def test_replays_that_go_on_are_a_fault_and_old_ones_are_none() -> None:
     assert told(burned(counted(old, grown))) == {("fail", "gpu3", "load_replays", "reseat or check cable")}
 
 
+@pytest.mark.parametrize("text", ["9" * 60_000, "9" * 400, "²", "-1"])
+def test_a_count_that_is_no_number_is_not_understood(text: str) -> None:
+    with pytest.raises(ParseError):
+        telemetry.parse_counters(counted([0] * 8, [text] * 8))  # type: ignore[list-item]
+
+
 def test_memory_errors_under_load() -> None:
     zero, one = [0] * 8, [0, 0, 0, 0, 1, 0, 0, 0]
     assert told(burned(counted(zero, one, column="dbecc"))) == {

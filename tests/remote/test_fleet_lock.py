@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -445,6 +447,37 @@ def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines
     assert said["gpu-02"].unreachable
     assert "no route to host" in said["gpu-02"].error
     assert "not a folder that root alone may change" in said["gpu-03"].error
+
+
+@pytest.mark.parametrize("run", ["-x", "--force", "a b", "", "r$(id)", "../r"])
+def test_a_run_name_that_is_an_option_or_more_than_a_name_reaches_no_advice(run: str) -> None:
+    holder = {"run": run, "node": "gpu-01", "who": "w", "since": "10:00", "verb": "burnin"}
+    body = json.dumps({**SAID, "state": "held", "holder": holder}).encode()
+    answer = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body)
+    lock = FleetLock("run-1", lambda programs: dict.fromkeys(programs, answer))
+    assert "cannot be locked" in lock.take(["gpu-01"])["gpu-01"].error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of another user")
+def test_what_another_user_marks_as_ours_is_none_of_ours(machines: Machines, tmp_path: Path) -> None:
+    """Neither a process of that user, nor a setuid program that the user has started."""
+    setuid = Path(tempfile.mkdtemp(dir="/var/tmp")) / "setuid"
+    shutil.copy("/bin/sleep", setuid)
+    setuid.parent.chmod(0o755)
+    setuid.chmod(0o4755)
+    marked = {"GPUPROV_RUN": "run-0", "PATH": "/usr/bin:/bin"}
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, setuid.parent)
+        started = [
+            stack.enter_context(subprocess.Popen(words, env=marked, user=65534, group=65534, cwd="/"))
+            for words in (["sleep", "60"], [str(setuid), "60"])
+        ]
+        for each in started:
+            stack.callback(each.kill)
+            environment = Path(f"/proc/{each.pid}/environ")
+            until(lambda environment=environment: b"GPUPROV_RUN=run-0" in environment.read_bytes())
+        busy = controller(machines, "run-1").take(["gpu-01"])["gpu-01"].busy
+    assert not [entry for entry in busy if entry.split()[0] in {str(each.pid) for each in started}]
 
 
 def test_one_machine_under_two_names_is_found(machines: Machines) -> None:

@@ -20,6 +20,7 @@ from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
+from provision.text import one_line
 
 SUMMARY = (
     "count, model, memory, ECC, row remap, PCIe width, throttling, NVLinks, fabric state, Xids since boot"
@@ -152,7 +153,7 @@ def identities(measurements: Sequence[Measurement]) -> list[GpuIdentity]:
     by_gpu: dict[str, dict[str, str]] = defaultdict(dict)
     for m in measurements:
         if m.metric in ("name", "serial", "uuid", "pci_address"):
-            by_gpu[m.device][m.metric] = str(m.value)
+            by_gpu[m.device][m.metric] = one_line(str(m.value), 120)
     return [
         GpuIdentity(
             int(device[3:]),
@@ -223,7 +224,11 @@ def judge_unanswered(values: Values) -> list[Finding]:
     for device, error in values.get("unanswered", {}).items():
         count = values["unanswered_readings"][device]
         serial, address = (values.get(metric, {}).get(device) for metric in ("serial", "pci_address"))
-        where = ", ".join(f"{what} {text}" for what, text in (("serial", serial), ("PCI", address)) if text)
+        where = ", ".join(
+            f"{what} {one_line(str(text), 120)}"
+            for what, text in (("serial", serial), ("PCI", address))
+            if text
+        )
         first = values["unanswered_first"][device]
         words = f"does not answer: {error!r} in place of {count} readings, {first} first ({where})"
         sensor = not values["unanswered_judged"][device] and error in _OF_ONE_READING

@@ -67,7 +67,7 @@ def parse(
             told[gpu] |= {(link, name) for link in links}
             if name not in _RECOVERIES | _ERRORS:
                 continue
-            if not text.isdigit():
+            if not text.isdecimal() or len(text) > 20:
                 raise ParseError(f"nvidia-smi nvlink -e: {name} is {text!r}", "report the new format")
             for link in links:
                 if name in _RECOVERIES:

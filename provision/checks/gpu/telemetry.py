@@ -244,6 +244,7 @@ _METRICS = {"pci": "load_replays", "sbecc": "load_ecc_correctable", "dbecc": "lo
 _UNITS = {"pci": "replays", "sbecc": "errors", "dbecc": "errors"}
 _COUNTING = 5  # seconds
 _MOST_COUNTS = 3000
+_COUNT = re.compile(r"\d{1,20}", re.ASCII)
 _ERROR = re.compile("|".join(rf"\[?{re.escape(error)}\]?" for error in WORST_FIRST), re.IGNORECASE)
 
 
@@ -291,9 +292,9 @@ def parse_counters(output: Output) -> list[Measurement]:
             continue  # cut by the end of the load, or next to what was left out
         elif NO_HANDLE in line:
             ended = line.strip()[:160]  # telemetry names the GPU
-        elif len(words) != len(columns) + 1 or not words[0].isdigit():
+        elif len(words) != len(columns) + 1 or not _COUNT.fullmatch(words[0]):
             if error is not None:
-                if words[0].isdigit():
+                if _COUNT.fullmatch(words[0]):
                     errors[int(words[0])] = _spelt(error[0])
                 else:
                     ended = line.strip()[:160]
@@ -308,7 +309,7 @@ def parse_counters(output: Output) -> list[Measurement]:
             for name, text in zip(columns, words[1:], strict=True):
                 if text == "-" or name not in _METRICS:
                     continue
-                if not text.isdigit():
+                if not _COUNT.fullmatch(text):
                     raise ParseError(f"nvidia-smi dmon: {name} is {text[:40]!r}", "report the new format")
                 first = seen.get((int(words[0]), name), (int(text), 0))[0]
                 seen[int(words[0]), name] = (first, int(text))

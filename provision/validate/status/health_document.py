@@ -73,8 +73,8 @@ def read(raw: bytes) -> HealthDocument:
         raise DocumentError(f"is larger than {LARGEST // 1024} KiB")
     try:
         document = foreign_json.read(raw)
-    except foreign_json.JsonError:
-        raise DocumentError("is not JSON") from None
+    except foreign_json.JsonError as error:
+        raise DocumentError(f"is not JSON as expected: {error}") from None
     if not isinstance(document, dict):
         raise DocumentError("is not a JSON object")
     made = _whole(document, "format", 0, 1 << 30)
