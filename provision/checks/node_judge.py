@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from provision import bug_file
 from provision.checks import registry
 from provision.checks.amd import gpu_answers as amd_answers
 from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Command, Measurement, Output, Raw
@@ -23,6 +24,7 @@ from provision.checks.suspects import reconciled
 from provision.checks.thresholds import Threshold
 from provision.desired import vendors
 from provision.errors import ParseError
+from provision.text import one_line
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
@@ -111,7 +113,8 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
         what = "; ".join(part for part in (error.what, error.fix) if part)
         findings = [unmeasured(raw.check, what, action=_remedy(raw, error.fix), evidence=_evidence(raw))]
     except Exception as error:  # one node's strange answer must not cost the others their report
-        what = f"gpuprov failed on this output ({error!r}): please report it with {raw.path}"
+        failed = one_line(repr(error), 200)
+        what = f"gpuprov failed on this output ({failed}): {bug_file.report(error)} and {raw.path}"
         findings = [unmeasured(raw.check, what, action="investigate")]
     answers = next((output for output in raw.outputs if output.name == gpu_answers.NAME), None)
     findings = _answers(node.check_node).judge(

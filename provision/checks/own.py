@@ -16,6 +16,7 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast, get_args
 
+from provision import bug_file
 from provision.checks import thresholds
 from provision.checks.check import Check, CheckNode, Command, Measurement, Output
 from provision.checks.judge import ACTIONS, Finding, Verdict
@@ -120,7 +121,8 @@ def _guarded(name: str, source: str, module: Any) -> Check:
         except ParseError:
             raise
         except Exception as error:  # a stranger's code, on strange output
-            raise wrong(f"{function} failed: {type(error).__name__}: {error}") from error
+            kept = bug_file.report(error)
+            raise wrong(f"{function} failed: {type(error).__name__}: {error}; {kept}") from error
         if not all(isinstance(one, kind) for one in given):
             raise wrong(f"{function} gave something else than {kind.__name__}s")
         return given

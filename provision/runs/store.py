@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from provision import __version__, atomic_file, paths
+from provision import __version__, atomic_file, bug_file, paths
 from provision import text as wording
 from provision.errors import RunFolderError
 from provision.secrets_mask import HIDDEN, is_secret_name
@@ -61,6 +61,7 @@ class RunFolder:
             _make_folder(home)
             folder = cls(_new_folder(home, verb))
             folder._begin(verb, arguments, wording.now())
+        bug_file.keep_in(folder.path)
         return folder
 
     @classmethod
@@ -102,7 +103,8 @@ class RunFolder:
         return document
 
     def note(self, **fields: Any) -> None:
-        """Add fields to run.json (the inventory, the nodes, where it stopped)."""
+        """Add fields to run.json (the inventory, the nodes, where it stopped): this is the run at work."""
+        bug_file.keep_in(self.path)
         self._write_meta({**self.meta(), **fields})
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:

@@ -68,7 +68,7 @@ def test_a_number_of_60_000_digits_is_not_understood_or_not_read(check: str) -> 
 def test_a_number_that_python_refuses_is_a_parse_error() -> None:
     class Hostile:
         @staticmethod
-        def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+        def parse(_node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             text = outputs["x"].stdout
             return [Measurement("a", int(float(text) if text.isalpha() else text) + 0.0, "")]
 

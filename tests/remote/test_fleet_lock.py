@@ -459,7 +459,7 @@ def test_a_run_name_that_is_an_option_or_more_than_a_name_reaches_no_advice(run:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of another user")
-def test_what_another_user_marks_as_ours_is_none_of_ours(machines: Machines, tmp_path: Path) -> None:
+def test_what_another_user_marks_as_ours_is_none_of_ours(machines: Machines) -> None:
     """Neither a process of that user, nor a setuid program that the user has started."""
     setuid = Path(tempfile.mkdtemp(dir="/var/tmp")) / "setuid"
     shutil.copy("/bin/sleep", setuid)

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, atomic_file, foreign_json
+from provision import __version__, atomic_file, bug_file, foreign_json
 from provision.checks import exposition
 from provision.checks.judge import Finding, Verdict
 from provision.checks.on_node import (
@@ -59,6 +59,7 @@ _STATUS = {"fail": ExitCode.UNHEALTHY, "error": ExitCode.INCOMPLETE}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; its exit status."""
+    bug_file.keep_in(STATE)
     try:
         return _main(_options(argv))
     except GpuprovError as error:
@@ -143,7 +144,9 @@ def _npd(chosen: argparse.Namespace) -> int:
         told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
         text, status = styles.npd(told)
     except Exception as error:
-        text, status = styles.npd_text(str(error) or type(error).__name__), 2
+        known = isinstance(error, (GpuprovError, OSError))
+        said = str(error) if known else f"{type(error).__name__}: {bug_file.report(error)}"
+        text, status = styles.npd_text(said or type(error).__name__), 2
     sys.stdout.write(f"{text}\n")
     return status
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from provision import bug_file
 from provision.remote.protocol import ANSWER_LIMIT, AnswerError, Frames, NodeError, unreachable
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.connection import Route
@@ -145,7 +146,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             found = error
         except Exception as error:  # one node's trouble never becomes another's
             what = f"{type(error).__name__}: {error}"
-            found = NodeError("garbage", what, "please report this: it is a bug")
+            found = NodeError("garbage", what, bug_file.report(error))
         with self._handover:
             if not self._closed:
                 self._events.put(lambda: self._logged_in(name, found))

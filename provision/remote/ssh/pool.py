@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from provision import bug_file
 from provision.remote.protocol import NodeError, hung
 from provision.remote.ssh.connection import Route
 
@@ -220,9 +221,7 @@ class HostPool(Generic[Result]):
             except NodeError as error:
                 result = error
             except Exception as error:  # one node's trouble never becomes another's
-                result = NodeError(
-                    "garbage", f"{type(error).__name__}: {error}", "please report this: it is a bug"
-                )
+                result = NodeError("garbage", f"{type(error).__name__}: {error}", bug_file.report(error))
             if self._busy.pop(name, None) is None:
                 return  # given up: another thread took its place
             self._done.put(Done(name, result, time.monotonic() - started))

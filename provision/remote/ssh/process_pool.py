@@ -22,6 +22,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from provision import bug_file
 from provision.remote.protocol import NodeError
 from provision.remote.ssh.connection import Route
 from provision.remote.ssh.pool import Done, SshThreads
@@ -153,7 +154,7 @@ class Processes:
             if isinstance(message, list):
                 one.awaited = message
             elif isinstance(message, str):
-                yield from self._lost(one, f"broke: {message}", "please report this: it is a bug")
+                yield from self._lost(one, f"broke: {message}", "it is a bug of gpuprov")
             elif message.name in one.left:
                 one.left.discard(message.name)
                 yield message
@@ -236,7 +237,7 @@ def work(parent: Connection) -> None:
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
-            parent.send(f"{type(error).__name__}: {error}")
+            parent.send(f"{type(error).__name__}: {error}; {bug_file.report(error)}")
 
 
 def _run(parent: Connection, threads: SshThreads) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from provision import bug_file
 from provision.errors import GpuprovError
 from provision.remote.ansible.runner import Interrupts
 from provision.remote.protocol import KINDS, NodeError, one_line
@@ -68,7 +69,7 @@ class Away:
             left = {**stranded, **mesh.worked(shares, work)}
         except Exception as error:
             what = error.what if isinstance(error, GpuprovError) else f"{type(error).__name__}: {error}"
-            fix = error.fix if isinstance(error, GpuprovError) else "please report this: it is a bug"
+            fix = error.fix if isinstance(error, GpuprovError) else bug_file.report(error)
             left = dict.fromkeys(hosts, NodeError("ansible", f"workers: {what}", fix))
         for node, trouble in left.items():
             take(node, NodeError("unreachable", trouble.what, causes.next_step(trouble)), 0.0)

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import paths
+from provision import bug_file, paths
 from provision.errors import GpuprovError
 from provision.fleet import Node
 from provision.remote.ansible import handover
@@ -246,7 +246,8 @@ def _work(about: Mapping[str, Any], share: Mapping[str, Any]) -> int:
     except GpuprovError as error:
         trouble = error.what
     except Exception as error:
-        trouble = f"a bug in gpuprov: {type(error).__name__}: {error}"
+        kept = f"{bug_file.report(error)} on the worker"
+        trouble = f"a bug in gpuprov: {type(error).__name__}: {error}: {kept}"
     with contextlib.suppress(KeyboardInterrupt):
         speaker.end(trouble)
         output.close()

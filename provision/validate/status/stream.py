@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from provision import bug_file
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet
 from provision.remote import node_program
@@ -22,7 +23,6 @@ from provision.remote.ssh.follow import LOGINS, Follow
 from provision.validate.status.status import NodeStatus, judged
 
 _MEND = "let this machine log in to it over SSH, or watch it from its worker"
-_BUG = "please report this: it is a bug"
 
 
 class HealthStream(contextlib.AbstractContextManager["HealthStream"]):
@@ -74,7 +74,9 @@ class HealthStream(contextlib.AbstractContextManager["HealthStream"]):
         try:
             status = judged(node, output)
         except Exception as error:  # a status that nobody updates any more would look healthy
-            status = judged(node, NodeError("garbage", f"{type(error).__name__}: {error}", _BUG))
+            status = judged(
+                node, NodeError("garbage", f"{type(error).__name__}: {error}", bug_file.report(error))
+            )
         self._note(status)
 
     def _note(self, status: NodeStatus) -> None:

@@ -177,4 +177,4 @@ def test_a_status_that_cannot_be_judged_is_no_healthy_one(
         next_of(running)
         monkeypatch.setattr(stream, "judged", broken)
         machine.write(result())
-        assert next_of(running).trouble.startswith("KeyError: 'a bug' → please report this")
+        assert next_of(running).trouble.startswith("KeyError: 'a bug' → please report it with ")

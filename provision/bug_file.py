@@ -1,0 +1,50 @@
+"""Keeps the traceback of a bug that became the error of one node, so that it can be reported."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import traceback
+from pathlib import Path
+
+MOST = 20  # files in one folder: a bug may strike every node, or every minute
+
+_folder: Path | None = None
+
+
+def keep_in(folder: Path) -> None:
+    """Keep tracebacks in this folder from now on: that of the run. Without one they go where temporary files
+    are."""
+    global _folder
+    _folder = folder
+
+
+def report(error: BaseException) -> str:
+    """Keep the traceback of an exception; returns `please report it with FILE`. The same traceback is kept
+    once."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    text = "".join(lines).encode("utf-8", "backslashreplace")
+    name = f"bug-{hashlib.sha256(text).hexdigest()[:12]}.txt"
+    try:
+        return f"please report it with {_written(_folder, name, text)}"
+    except OSError:
+        pass
+    try:
+        return f"please report it with {_written(None, name, text)}"
+    except OSError as full:
+        return f"please report it; its traceback cannot be kept: {full.strerror}"
+
+
+def _written(folder: Path | None, name: str, text: bytes) -> str:
+    if folder is None:
+        handle, path = tempfile.mkstemp(prefix="gpuprov-bug-", suffix=".txt")
+    else:
+        path = str(folder / name)
+        kept = sorted(folder.glob("bug-*.txt"))
+        if os.path.lexists(path) or len(kept) >= MOST:
+            return path if os.path.lexists(path) else str(kept[0])
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
+    return path
