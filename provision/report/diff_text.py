@@ -116,9 +116,13 @@ def comparison(found: Diff) -> Iterator[str]:
     yield from _section(
         "GPUs that are others", [_part(part) for part in found.parts[:_SHOWN]], len(found.parts)
     )
-    asked = [f"only in the earlier run: {name}" for name in found.only_before]
-    asked += [f"only in the later run: {name}" for name in found.only_after]
-    yield from _section("checks requested in one run only", asked)
+    alone = {"earlier": found.only_before, "later": found.only_after}
+    asked = [
+        f"{many(len(checks), 'check')} only in the {word} run: {', '.join(checks)}"
+        for word, checks in alone.items()
+        if checks
+    ]
+    yield from _section("not compared", asked)
     yield from _section("measured in one run only", list(found.unpaired[:_SHOWN]), len(found.unpaired))
     better = [one for one in found.moved if not one.worse]
     gained = [_shift(one) for one in found.shifts if not one.worse]
@@ -126,12 +130,6 @@ def comparison(found: Diff) -> Iterator[str]:
         nodes = fold({one.node for one in better}, 200)
         gained.append(f"{many(len(better), 'measurement')} on {nodes}; --json has them")
     yield from _section("better than before", gained)
-    yield ""
-    use = found.use
-    yield (
-        f"moved: by more than the SKU's devices differ in their changes, and than {use.minimum:.1%} "
-        f"({use.alone:.0%} where fewer than {use.smallest_group} were measured twice); {use.source}"
-    )
 
 
 def _section(title: str, lines: Sequence[str], total: int | None = None) -> Iterator[str]:

@@ -70,7 +70,6 @@ def test_one_gpu_that_slowed_is_named_with_its_numbers() -> None:
     assert found.worse
     text = told(found)
     assert "worse than before:\n  gpu-03 gpu_burn rate gpu5: " in text
-    assert "SuperBench" in text
 
 
 def test_what_scatters_much_needs_more_to_be_told() -> None:
@@ -146,11 +145,19 @@ def test_verdicts_nodes_and_checks_that_changed() -> None:
     assert (found.only_before, found.only_after) == (("dcgm_diag",), ("disk_speed",))
     text = told(found)
     assert "gpu-03: pass → fail" in text
+    assert "not compared:\n  1 check only in the earlier run: dcgm_diag\n  1 check only in the later" in text
     assert "gpu_burn errors gpu5" in text
     assert found.worse
     assert not diff(after, before).worse
     assert diff(after, before).less_known  # gpu-04 is gone
     assert diff(before, replace(before, nodes=(*good[:2], samples.silent("gpu-03")))).less_known
+
+
+def test_a_full_run_and_a_quick_one_of_a_healthy_fleet_are_two_sections_at_most() -> None:
+    before, after = fleets(same)
+    asked = [f"check_{number}" for number in range(12)]
+    lines = told(diff(replace(before, asked=("gpu_burn", *asked)), after)).splitlines()
+    assert lines[2:] == ["", "not compared:", f"  12 checks only in the earlier run: {', '.join(asked)}"]
 
 
 def test_a_node_that_fails_by_more_than_before_is_worse() -> None:

@@ -1,9 +1,9 @@
 """What amd-smi says of the GPUs that the driver answers for: `amd_smi.gpus`, one entry each in its order.
 
 The same GPUs are in amdgpu.devices, read without it: one that amd-smi does not list is on the bus, and no
-program can use it. `amd_smi.silent` has those, from `amd-smi list`, which guests of a hypervisor have, too; from
-the compute driver's topology where amd-smi is not installed. ROCm 6 prints a list, later ones the list below
-`gpu_data`; the limits of power moved.
+program can use it. `amd_smi.silent` has those, from `amd-smi list`, which guests of a hypervisor have, too;
+from the compute driver's topology when amd-smi is not installed. ROCm 6 prints a list, later ones the list
+below `gpu_data`; the limits of power moved.
 """
 
 import os
