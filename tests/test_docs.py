@@ -99,7 +99,7 @@ OPTIONS_OF_OTHERS = {
     "kubernetes.md": {"--config.custom-plugin-monitor", "--delete-emptydir-data"},
     "metrics.md": {"--collector.textfile.directory"},
     "performance.md": {"--only", "--quick", "--rounds"},
-    "CONTRIBUTING.md": {"--tree"},
+    "CONTRIBUTING.md": {"--python", "--sources", "--tree", "--unpack"},
 }
 
 
