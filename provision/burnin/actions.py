@@ -27,6 +27,7 @@ from provision.fleet import Fleet
 from provision.remote import node_program
 from provision.runs.store import RunFolder
 from provision.terminal import printable
+from provision.text import many
 from provision.up import hooks
 from provision.validate import validation
 
@@ -79,7 +80,7 @@ def start(
         raise RunFolderError(
             f"the burn-in started on no node: {next(iter(refused.values()))}", "gpuprov burnin status latest"
         )
-    sys.stdout.write(f"\n{run.name}: {len(begun)} of {len(fleet.nodes)} nodes are burning in\n")
+    sys.stdout.write(f"\n{run.name}: {len(begun)} of {many(len(fleet.nodes), 'node')} burning in\n")
     if options.detach:
         sys.stdout.write(f"  → gpuprov burnin status {run.name}\n  → gpuprov burnin collect {run.name}\n")
         if any(segment.kind == "fleet" for segment in profile.segments) and len(begun) > 1:

@@ -88,19 +88,20 @@ def _overview() -> Iterator[str]:
     from provision.checks import registry
 
     files = pages()
+    width = max(map(len, (*files, *registry.table())))
     yield "pages (gpuprov docs NAME)"
     for name, file in files.items():
         if file.parent.parent != paths.ROLES:
-            yield f"  {name:<20} {_title(file)}"
+            yield f"  {name:<{width}} {_title(file)}"
     yield ""
     yield "roles"
     for name, file in files.items():
         if file.parent.parent == paths.ROLES:
-            yield f"  {name:<20} {_what_a_role_is(file.parent)}"
+            yield f"  {name:<{width}} {_what_a_role_is(file.parent)}"
     yield ""
     yield "checks"
     for name, entry in registry.table().items():
-        yield f"  {name:<20} {entry.load().SUMMARY}"
+        yield f"  {name:<{width}} {entry.load().SUMMARY}"
     yield ""
     yield "facts and variables: by name; gpuprov docs facts and gpuprov docs variables have them all"
 

@@ -111,6 +111,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _up(options: argparse.Namespace) -> ExitCode:
     from provision.lab import fleet
     from provision.lab.spec import wanted_nodes
+    from provision.node_names import fold
     from provision.terminal import Progress
 
     if options.seed is not None and options.seed < 1:
@@ -128,7 +129,7 @@ def _up(options: argparse.Namespace) -> ExitCode:
             speed=options.speed,
             fresh=options.fresh,
         )
-    print(f"{len(lab.nodes)} nodes are up; their inventory is {options.inventory}")  # noqa: T201
+    print(f"up: {fold(node.name for node in lab.nodes)}; the inventory is {options.inventory}")  # noqa: T201
     return ExitCode.OK
 
 

@@ -66,8 +66,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     _say(options, lock, target, found.overruled, unfit, strange)
     if not options.json and seen.fleet.others:
         sys.stdout.write(
-            "nodes of any other operating system, architecture or GPU are refused by plan and up from now on: "
-            "run gpuprov lock again with good nodes of each kind among --nodes\n"
+            "plan and up refuse nodes of any other operating system, architecture or GPU from now on: to "
+            "cover them, run gpuprov lock again with a good node of each kind among --nodes\n"
         )
     return ExitCode.OK
 
@@ -161,8 +161,8 @@ def _say(
         lines.append(f"{fold(unfit)}: used though drifted, or skipped because unreachable (--force)")
     if strange:
         lines.append(
-            f"locked though the declared stack has another version of it: {', '.join(strange)}; if that is left "
-            "of a stack that was tried, remove it from the nodes and run gpuprov lock again"
+            f"also locked, though another version of it is declared: {', '.join(strange)}; if a stack that "
+            "was tried has left it, remove it from the nodes and run gpuprov lock again"
         )
     lines += [
         f"written to {target}",

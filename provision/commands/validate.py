@@ -33,7 +33,7 @@ examples:
   gpuprov validate --checks gpu_burn --burn-seconds 600
   gpuprov validate --checks pair_bandwidth,pair_latency
   gpuprov validate --checks nccl_group --nodes 'rack1:rack2'
-  gpuprov validate --resume 20261121T101500.000Z-validate
+  gpuprov validate --resume
 """
 
 
@@ -91,7 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"reports to write into the run folder: {','.join(NAMED)} (default: all but prometheus)",
     )
     parser.add_argument(
-        "--resume", metavar="RUN", help="continue a run with its checks; skip what is already measured"
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="continue a run (default: the last one) with its checks; skip what is already measured",
     )
     fleet_options.add_break_lock(parser, "also measure")
     fleet_options.add_with_jobs(parser)
@@ -112,7 +116,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.text import many
     from provision.validate import validation
 
-    before = validation.to_go_on_with(options.resume) if options.resume else None
+    before = validation.to_go_on_with(options.resume) if options.resume is not None else None
     checks = options.checks
     if before is not None:
         checks = _taken_over(options, before)
@@ -136,7 +140,9 @@ def run(options: argparse.Namespace) -> ExitCode:
         vault_password_files=fleet_options.vault_password_files(options),
         schedulers=None if options.with_jobs else schedulers,
     )
-    fleet_options.say_what(fleet, many(len(asked), "check"), _minutes(asked, fleet, overrides, settings))
+    fleet_options.say_what(
+        fleet, f"{many(len(asked), 'check')} on each", _minutes(asked, fleet, overrides, settings)
+    )
     held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
     limits = (options.timeout or 60.0, options.connections, settings.vault_password_files)
     with (

@@ -218,13 +218,19 @@ def declare(
 
 
 def with_progress(
-    title: str, fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]
+    title: str,
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    *,
+    named: bool = True,
+    **options: Unpack[LookOptions],
 ) -> Assessment:
-    """`assess`, with progress shown; nodes in trouble are named as they come."""
+    """`assess`, with progress shown. `named`: nodes in trouble are named as they come, for a caller whose
+    report does not name them at once."""
     with Progress(title, total=len(fleet.nodes)) as progress:
         options.setdefault("say", progress.say)
         options["on_done"] = lambda said: progress.done(
-            f"{said.node}: {said.trouble}" if said.trouble else ""
+            f"{said.node}: {said.trouble}" if named and said.trouble else ""
         )
         return assess(fleet, overrides, **options)
 

@@ -358,9 +358,9 @@ def say_what(fleet: Fleet, *more: str) -> None:
 
 
 def assess(options: argparse.Namespace, title: str, **more: Unpack[LookOptions]) -> Assessment:
-    """Load the fleet and look at it, with progress shown. Nodes in trouble are said as they come."""
+    """Load the fleet and look at it, with progress shown. Nodes in trouble are for the report to name."""
     from provision.drift import assess as assessing
 
     fleet, chosen = load(options)
     more |= {"timeout": options.timeout, "connections": options.connections}
-    return assessing.with_progress(title, fleet, chosen, **more)
+    return assessing.with_progress(title, fleet, chosen, named=False, **more)

@@ -23,7 +23,7 @@ HEADINGS = {
     Verdict.FAIL: "Failed",
     Verdict.ERROR: "Not measured",
     Verdict.WARN: "Warnings",
-    Verdict.SKIP: "Skipped: declared not applicable",
+    Verdict.SKIP: "Skipped: not applicable",
 }
 FABRIC = "the fabric"  # the name under which what lies between the nodes is told; no host is called so
 _VARYING = re.compile(
@@ -168,7 +168,7 @@ def missing(fleet: FleetHealth, node: NodeHealth) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Coverage:
     """How much of what was asked was measured, counted in checks on nodes. `asked` is without `skipped`:
-    those that were declared not applicable."""
+    those that do not apply to their node."""
 
     asked: int
     measured: int
@@ -182,7 +182,7 @@ class Coverage:
     @property
     def words(self) -> str:
         """`30 of 36 checks measured`, and how many were skipped, where any were."""
-        skipped = f", {self.skipped:,} skipped (declared not applicable)" if self.skipped else ""
+        skipped = f", {self.skipped:,} skipped (not applicable)" if self.skipped else ""
         return f"{self.measured:,} of {many(self.asked, 'check')} measured{skipped}"
 
 

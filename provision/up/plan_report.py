@@ -230,11 +230,12 @@ def tally(made: Plan) -> str:
 def intent(made: Plan, options: UpOptions, total: int) -> str:
     """The changes that `up` is about to make to a fleet of `total` nodes, in one line."""
     busy = [made.nodes[node] for wave in made.waves for node in wave]
-    words = [f"{len(busy)} of {total} nodes differ from their declared state"]
+    share = f"{len(busy)} of {many(total, 'node')}"
+    words = [f"{share} differ from their declared state"]
     if options.remove:
-        words = [f"{', '.join(options.remove)} to be removed from {len(busy)} of {total} nodes"]
+        words = [f"{', '.join(options.remove)} to be removed from {share}"]
     if options.full:
-        words = [f"every role on {len(busy)} of {total} nodes"]
+        words = [f"every role on {share}"]
     canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
     first = f", {many(canaries, 'node')} first as {'canary' if canaries == 1 else 'canaries'}"
     words.append(many(len(made.waves), "wave") + (first if canaries else ""))
@@ -276,7 +277,8 @@ def _of_role(role: str, items: Sequence[Item], everything: bool) -> list[str]:
 
 
 def _facts(item: Item) -> str:
-    names = list(dict.fromkeys(drift.expectation.fact for drift in item.drifts))
+    facts = [drift.expectation.fact for drift in item.drifts]
+    names = list({fact.rpartition(".")[0]: fact for fact in reversed(facts)}.values())[::-1]  # one of a thing
     more = f" and {len(names) - FACTS} more" if len(names) > FACTS else ""
     return f"  [{', '.join(names[:FACTS])}{more}]" if names else ""
 

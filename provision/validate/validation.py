@@ -37,7 +37,9 @@ _NAMED = 3  # nodes that the progress names once no more are waited for
 
 
 def to_go_on_with(resume: str) -> RunFolder:
-    """The run a user names: a path, or a name below the runs."""
+    """The run a user names: a path, a name below the runs, or "" for the last one."""
+    if not resume:
+        return store.latest("validate")
     path = Path(resume) if Path(resume).is_dir() else runs_home() / resume
     folder = RunFolder.open(path)
     if folder.meta().get("verb") != "validate":

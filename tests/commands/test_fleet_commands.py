@@ -162,7 +162,7 @@ def test_nodes_are_chosen_by_pattern_and_the_inventory_is_remembered(
 ) -> None:
     (tmp_path / "fleet.yml").touch()
     _, out, _ = gpuprov(capsys, "drift", "fleet.yml", "--nodes", "gpu-03")
-    assert "1 of 1 nodes as declared" in out
+    assert "1 of 1 node as declared" in out
     (tmp_path / "inventory.yml").unlink()
     _, out, _ = gpuprov(capsys, "drift", "--json")
     assert json.loads(out)["inventory"] == str(tmp_path / "fleet.yml")

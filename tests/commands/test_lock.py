@@ -75,6 +75,26 @@ def test_a_fleet_is_locked_and_what_moves_is_named(
     assert "package libnccl2: 2.30-1 is installed, 2.29.7-1 is declared" in out
 
 
+@pytest.mark.usefixtures("packages")
+def test_a_lock_of_some_nodes_says_that_other_kinds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "plan and up refuse nodes of any other operating system, architecture or GPU from now on"
+    assert told in gpuprov(capsys, "lock", "--nodes", "gpu-01")[1]
+    assert told not in gpuprov(capsys, "lock")[1]
+
+
+def test_what_a_tried_stack_has_left_is_named(packages: Facts, capsys: pytest.CaptureFixture[str]) -> None:
+    for mine in packages.values():
+        mine |= {
+            "cuda-toolkit-12-9": "12.9.1-1",
+            "cuda-toolkit-13-2": "13.2.0-1",
+            "libcublas-12-9": "12.9.1-1",
+        }
+    roles = "gpuprov_roles=[cuda_toolkit,package_lock]"
+    code, out, err = observed.gpuprov(capsys, "lock", "--force", "--set", roles)
+    assert code == ExitCode.OK, err
+    assert "also locked, though another version of it is declared: cuda-toolkit-13-2; if a stack" in out
+
+
 def test_nodes_that_disagree_need_a_majority(
     packages: Facts, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -149,7 +149,7 @@ def test_a_fleet_that_is_alike_and_validated_is_fine(twenty: Twenty, gpuprov: An
     assert code == ExitCode.OK, out
     assert "20 of 20 nodes as declared" in out
     assert "20 of 20 nodes like the majority of their kind (17 undeclared facts compared)" in out
-    assert "20 of 20 nodes have a current validation" in out
+    assert "20 of 20 nodes with a current validation" in out
 
 
 def test_undeclared_facts_cost_no_second_question_and_no_tool(twenty: Twenty, gpuprov: Any) -> None:
@@ -175,7 +175,7 @@ def test_three_odd_ones_a_silent_one_a_tie_and_expired_passes(twenty: Twenty, gp
     expired = "driver.loaded_version 570.124.06 → 580.126.09"
     assert expiry("driver.loaded_version", "gpu-[07,09]", "gpu-07,gpu-09", expired) in out
     # The one whose VBIOS cannot be read now has no current pass either.
-    assert "17 of 20 nodes have a current validation" in out
+    assert "17 of 20 nodes with a current validation" in out
 
 
 def test_only_the_checks_that_depend_on_it_expire(twenty: Twenty, gpuprov: Any) -> None:
@@ -213,7 +213,7 @@ def test_a_check_that_does_not_apply_is_not_missed(twenty: Twenty, gpuprov: Any)
     passed(twenty, *NAMES, only={"network_ports": "skip", "rdma_loopback": "skip"})
     assert gpuprov("--require-validated")[0] == ExitCode.OK
     _, out = gpuprov()
-    assert "20 of 20 nodes have a current validation" in out
+    assert "20 of 20 nodes with a current validation" in out
 
 
 def test_a_node_that_was_never_validated_is_said(twenty: Twenty, gpuprov: Any) -> None:

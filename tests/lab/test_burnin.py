@@ -90,7 +90,7 @@ FAULT: dict[str, float] = {}
 
 def test_a_burn_in_outlives_its_controller_a_cut_link_and_a_reboot(burnins: Burnins, lab: Lab) -> None:
     started = burnins.began("--set", f"gpuprov_drain_hook={burnins.folder / 'hook'}")
-    hear(started, "2 of 2 nodes are burning in")
+    hear(started, "2 of 2 nodes burning in")
     time.sleep(8)
     kill(started)
     again = begin(burnins, "--detach")

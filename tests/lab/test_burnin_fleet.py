@@ -112,7 +112,7 @@ def happened(lab: Lab, burnins: Burnins) -> Happened:
         found.faults[one.node] = (before, time.time())
 
     controller = burnins.began()
-    hear(controller, "8 of 8 nodes are burning in")
+    hear(controller, "8 of 8 nodes burning in")
     hear(controller, "first_heat")
     plant(FAULTS[0])
     time.sleep(10 * INTERVAL)

@@ -609,7 +609,10 @@ def test_the_users_ansible_settings_count_only_when_named(
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        ({"msg": "Task failed: Missing sudo password"}, "sudo refused: set ansible_become_password"),
+        (
+            {"msg": "Task failed: Missing sudo password"},
+            "sudo refused: give its password with -K or ansible_become_password",
+        ),
         (
             {"msg": "Timeout (32s) waiting for privilege escalation prompt: "},
             "sudo did not answer within 32 s",

@@ -119,7 +119,7 @@ def test_what_was_not_measured_has_its_own_section_tile_and_reason() -> None:
     shown = Reader(page_of("unmeasured")).text
     for wanted in (
         "? Not measured",
-        "16 of 27 ? checks measured: 11 were not; 1 skipped (declared not applicable)",
+        "16 of 27 ? checks measured: 11 were not; 1 skipped (not applicable)",
         "unreachable: ssh: connect to 10.0.3.44",
         "gpu_burn did not end within 180 s and was killed",
         "did not run: nccl_all_reduce",

@@ -39,7 +39,7 @@ def test_what_was_not_measured_is_there() -> None:
     assert "## ? Not measured" in ticket
     assert "unreachable: ssh: connect to 10.0.3.44" in ticket
     assert "did not run: nccl_all_reduce" in ticket
-    assert "16 of 27 checks measured, 1 skipped (declared not applicable)" in ticket
+    assert "16 of 27 checks measured, 1 skipped (not applicable)" in ticket
     assert "no node" in text(samples.nothing())
 
 

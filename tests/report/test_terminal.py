@@ -134,7 +134,7 @@ def test_many_culprits_with_their_own_numbers_are_folded_with_examples() -> None
 def test_what_was_not_measured_is_as_loud_as_a_failure() -> None:
     told = summary(samples.unmeasured())
     assert told.startswith("5 of 7 nodes not proven (could not be measured), 1 with warnings, 1 healthy\n")
-    assert "16 of 27 checks measured, 1 skipped (declared not applicable) · 2 nodes unreachable" in told
+    assert "16 of 27 checks measured, 1 skipped (not applicable) · 2 nodes unreachable" in told
     assert "\nNot measured\n" in told
     assert "? ERROR 2 nodes: unreachable: ssh: connect to 10.0.3.44 port 22: timed out" in flat(told)
     assert "? ERROR gpu_burn: gpu_burn did not end within 180 s and was killed → reboot gpu-01" in flat(told)

@@ -22,7 +22,7 @@ from provision.fleet import Fleet, Node
 from provision.nearest import did_you_mean
 from provision.node_names import fold, natural, unfold
 
-START_HERE = "gpuprov init writes a commented starter; or name one: gpuprov plan INVENTORY"
+START_HERE = "name one with -i FILE; gpuprov init writes a commented starter"
 
 
 def find(argument: str | None, option: str | None, *, last_used: bool = True) -> Path:
@@ -59,7 +59,9 @@ def find(argument: str | None, option: str | None, *, last_used: bool = True) ->
 def _existing(named: str, by: str) -> Path:
     source = Path(named).expanduser()
     if not source.exists() and "," not in named:  # `a,b,` is Ansible's inventory without a file
-        raise InventoryError(f"{named}: no such inventory{by}", START_HERE)
+        raise InventoryError(
+            f"{named}: no such inventory{by}", "correct the path; gpuprov init writes a commented starter"
+        )
     return source
 
 
@@ -338,6 +340,7 @@ _HOSTS_PLACE = "@HOSTS@"
 
 def starter(hosts: Sequence[str] = ()) -> str:
     """The starter's text with these hosts (default: two examples). Raises UsageError on a bad name."""
+    hosts = [re.sub(r"\[(\w+)-(\w+)\]", r"[\1:\2]", host) for host in hosts]  # as gpuprov prints names
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise UsageError(

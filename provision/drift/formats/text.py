@@ -80,10 +80,8 @@ def _validation(report: DriftReport) -> list[str]:
 def totals(report: DriftReport) -> list[str]:
     """What was looked at, a line each."""
     seen, odd = report.seen, report.odd
-    total = len(seen.fleet.nodes)
-    lines = [
-        f"{len(seen.as_declared)} of {total} nodes as declared ({seen.expectations} expectations compared)"
-    ]
+    total = many(len(seen.fleet.nodes), "node")
+    lines = [f"{len(seen.as_declared)} of {total} as declared ({seen.expectations} expectations compared)"]
     if odd is not None and odd.compared:
         facts = sum(not fact.vendor for fact in compared.compared_facts().values())
         differ = len({outlier.node for outlier in odd.outliers})
@@ -97,5 +95,5 @@ def totals(report: DriftReport) -> list[str]:
         lines.append(f"not compared, because fewer than 3 of their kind: {alone}")
     holds = sum(all(each.holds for each in standings) for standings in report.standings.values())
     if report.standings:
-        lines.append(f"{holds} of {len(report.standings)} nodes have a current validation")
+        lines.append(f"{holds} of {many(len(report.standings), 'node')} with a current validation")
     return lines

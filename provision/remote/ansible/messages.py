@@ -179,7 +179,8 @@ _TRANSLATED = (
         re.compile(
             r"^(Missing sudo password|Incorrect sudo password|.*sudo: a password is required).*", re.DOTALL
         ),
-        "sudo refused: set ansible_become_password (vaulted), or let this user use sudo without a password",
+        "sudo refused: give its password with -K or ansible_become_password (vaulted), or let this user do "
+        "without one",
     ),
 )
 

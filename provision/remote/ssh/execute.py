@@ -41,15 +41,16 @@ def command(python: str, *, become: bool, prompt: str | None) -> str:
 
 
 _NO_SUDO = "let this user run sudo on the node, or correct ansible_user and ansible_become in the inventory"
+_RETYPE = "type it again where -K asks for it, or correct ansible_become_password"
 _SUDO = (
     (
         "a password is required",
         "sudo needs a password",
         "give -K, or set ansible_become_password, or NOPASSWD in sudoers",
     ),
-    ("no password was provided", "sudo refused the password", "correct ansible_become_password"),
-    ("incorrect password", "sudo refused the password", "correct ansible_become_password"),
-    ("Sorry, try again", "sudo refused the password", "correct ansible_become_password"),
+    ("no password was provided", "sudo refused the password", _RETYPE),
+    ("incorrect password", "sudo refused the password", _RETYPE),
+    ("Sorry, try again", "sudo refused the password", _RETYPE),
     (
         "a terminal is required",
         "sudo needs a password",
