@@ -13,6 +13,7 @@ from provision.errors import ExitCode, GpuprovError, UsageError
 if TYPE_CHECKING:
     from provision.desired.lockfile import Group, Lock
     from provision.drift.assess import Assessment
+    from provision.drift.lock_sources import Found
 
 EPILOG = """\
 exit codes: 0 when the file was written; 1 when a node cannot be a source, or nodes of one kind disagree.
@@ -58,12 +59,11 @@ def run(options: argparse.Namespace) -> ExitCode:
     if not sources:
         raise GpuprovError("no node could be read", "gpuprov plan shows the reason for each node")
     found = lock_sources.groups(seen, sources, majority=options.majority)
-    strange = sorted({name for node in sources for name in lock_sources.undeclared(seen, node)})
     lock = _lock(seen, sources, found.groups)
     target = Path(options.output).expanduser() if options.output else lockfile.beside(seen.fleet.source)
     _write(target, lockfile.render(lock))
     lockfile.read(target)  # what we cannot read back must not wait for the next run to be noticed
-    _say(options, lock, target, found.overruled, unfit, strange)
+    _say(options, lock, target, found, unfit)
     if not options.json and seen.fleet.others:
         sys.stdout.write(
             "plan and up refuse nodes of any other operating system, architecture or GPU from now on: to "
@@ -125,14 +125,7 @@ def _write(target: Path, text: str) -> None:
         ) from None
 
 
-def _say(
-    options: argparse.Namespace,
-    lock: Lock,
-    target: Path,
-    overruled: tuple[str, ...],
-    unfit: dict[str, str],
-    strange: list[str],
-) -> None:
+def _say(options: argparse.Namespace, lock: Lock, target: Path, found: Found, unfit: dict[str, str]) -> None:
     import json
     from dataclasses import asdict
 
@@ -146,7 +139,7 @@ def _say(
             "format": 1,
             "file": str(target),
             "groups": groups,
-            "overruled": list(overruled),
+            "overruled": list(found.overruled),
             "forced": unfit,
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
@@ -155,14 +148,14 @@ def _say(
     for group in lock.groups:
         count = many(len(group.packages), "package")
         lines.append(f"{group.os} {group.arch}, {', '.join(group.skus)}: {count}, taken from {group.nodes}")
-    if overruled:
-        lines.append(f"{fold(overruled)}: differ from the majority of their kind, not used")
+    if found.overruled:
+        lines.append(f"{fold(found.overruled)}: differ from the majority of their kind, not used")
     if unfit:
         lines.append(f"{fold(unfit)}: used though drifted, or skipped because unreachable (--force)")
-    if strange:
+    if found.strange:
         lines.append(
-            f"also locked, though another version of it is declared: {', '.join(strange)}; if a stack that "
-            "was tried has left it, remove it from the nodes and run gpuprov lock again"
+            f"also locked, though another version of it is declared: {', '.join(found.strange)}; if a stack "
+            "that was tried has left it, remove it from the nodes and run gpuprov lock again"
         )
     lines += [
         f"written to {target}",

@@ -93,7 +93,7 @@ def packages_of(seen: Assessment, node: str) -> dict[str, str]:
     }
 
 
-def undeclared(seen: Assessment, node: str) -> list[str]:
+def _undeclared(seen: Assessment, node: str) -> list[str]:
     """Locked packages that no role declares, named as declared ones but for the version in the name:
     cuda-toolkit-13-2 where cuda-toolkit-12-9 is declared."""
     facts = {each.fact for each in seen.expected.get(node, ()) if each.fact.startswith("package.")}
@@ -113,10 +113,11 @@ def _fits(node: str, name: str, version: Any) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """The groups, and the nodes whose packages a majority has overruled."""
+    """The groups, the nodes whose packages a majority has overruled, and packages of another stack."""
 
     groups: tuple[Group, ...]
     overruled: tuple[str, ...]
+    strange: tuple[str, ...]
 
 
 def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) -> Found:
@@ -149,7 +150,8 @@ def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) 
         told = [*disagreements[:_SHOWN], *([f"and {many(more, 'more package')}"] if more > 0 else [])]
         fix = "make them equal with gpuprov up, choose nodes with --nodes, or follow most with --majority"
         raise StackError("nodes of one kind do not have the same packages:\n  " + "\n  ".join(told), fix)
-    return Found(tuple(made.values()), tuple(overruled))
+    strange = sorted({name for node in nodes for name in _undeclared(seen, node)})
+    return Found(tuple(made.values()), tuple(overruled), tuple(strange))
 
 
 def _members_of(

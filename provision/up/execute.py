@@ -163,22 +163,20 @@ class Execution:
     def _bad(self) -> list[Result]:
         """Nodes that were touched, and are in trouble now."""
         touched = [self.results[node] for node in self._ledger.done if node in self.results]
-        bad = [result for result in touched if result.status in UNHEALTHY | INCOMPLETE]
-        return [result for result in bad if result.status is not Status.REBOOT_NEEDED]
+        return [one for one in touched if one.status in (UNHEALTHY | INCOMPLETE) - {Status.REBOOT_NEEDED}]
 
     def _stop_if_too_many_failed(self, number: int, wave: Wave) -> None:
         dead = [node for node in wave if self.results[node].status not in _WELL]
-        bad = self._bad()
         if wave.kind == CANARY and dead:
             # Whatever --max-failures says: the others of its kind would be done without a proof.
             tried = [node for node in dead if self.results[node].status is not Status.NOT_ATTEMPTED]
             what = "canary" if len(tried or dead) == 1 else "canaries"
-            how = "failed" if tried else "was not attempted" if len(dead) == 1 else "were not attempted"
+            how = "failed" if tried else "not attempted"
             self.stopped = f"the {what} {fold(tried or dead)} {how}: no other wave was started"
-        elif len(bad) > self._may_fail:
+        elif (bad := len(self._bad())) > self._may_fail:
             allowed = f"--max-failures {self.options.max_failures}"
             where = f"up to wave {number}" if number else "the health gate"
-            self.stopped = f"{len(bad)} failed {where}, more than allowed ({allowed})"
+            self.stopped = f"{bad} failed {where}, more than allowed ({allowed})"
 
     def _interrupted(self) -> None:
         end_all, results = self._ledger.end_all, self.results

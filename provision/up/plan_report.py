@@ -23,7 +23,6 @@ from provision.up.waves import CANARY
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
 FACTS = 4  # names of facts after a line; the rest are counted
 REASONS = 12  # lines for each role; the rest are counted
-ANNOTATED = 200  # lines in an annotation of GitHub, which cuts a message at 64 KiB
 
 
 def document(seen: Assessment, made: Plan) -> dict[str, Any]:
@@ -133,10 +132,7 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
 def github(seen: Assessment, made: Plan, *, diff: bool = False) -> str:
     """The plan as one annotation of a GitHub Actions run; the job's summary gets the Markdown form. Raises
     UsageError when that cannot be written."""
-    whole = lines(seen, made, diff=diff)
-    text = drift_text.safe(whole[:ANNOTATED], seen.secrets)
-    if len(whole) > ANNOTATED:
-        text += f"and {len(whole) - ANNOTATED} more lines: gpuprov plan --format markdown has them all\n"
+    text = drift_text.safe(lines(seen, made, diff=diff), seen.secrets)
     level = "error" if seen.refused else "warning" if made.waves or seen.unreachable else "notice"
     form.add_to_summary(lambda: drift_text.safe(markdown(seen, made, diff=diff), seen.secrets))
     return form.annotation(level, seen.fleet.source, _head(seen, made), text)

@@ -216,7 +216,7 @@ class UpRun:
         self._journal.write("waves", {"wave": number, "what": what, **wave.record()})
         if not begins:  # nothing more is done to them; who is silent now would hold the next wave up
             silent = (Status.UNREACHABLE, Status.UNREADABLE)
-            lock.release([node for node in wave if self.results[node].status not in silent])
+            lock.release([name for name in wave if self.results[name].status not in silent])
 
     def _end(self, result: Result, progress: Progress) -> None:
         if result.node in self._clocks and result.status is Status.FAILED:

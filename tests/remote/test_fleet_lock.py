@@ -517,9 +517,7 @@ def test_locks_taken_at_the_second_try_are_confirmed_as_any(
     other = controller(machines, "run-1")
     other.take(["gpu-01"])
     lock = controller(machines, "run-2")
-    with fleet_lock.held(
-        lock, ["gpu-01"], say=lambda _: None, pause=lambda _seconds: other.release() and None
-    ):
+    with fleet_lock.held(lock, ["gpu-01"], say=lambda _: None, pause=lambda _seconds: print(other.release())):
         before = (machines.lock("gpu-01") or {})["confirmed"]
         until(lambda: (machines.lock("gpu-01") or {})["confirmed"] != before, 20)
 

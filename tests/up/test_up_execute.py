@@ -323,7 +323,7 @@ def test_a_canary_that_cannot_be_drained_proves_nothing() -> None:
     executor = ScriptedExecutor(undrainable={"a": "a job runs"})
     up = carry_out(plan_of("ab", canaries=1), executor)
     assert ends(up) == "a not attempted, b not attempted"
-    assert up.results["b"].message == "the canary a was not attempted: no other wave was started"
+    assert up.results["b"].message == "the canary a not attempted: no other wave was started"
     assert not executor.called("apply")
 
 

@@ -8,8 +8,8 @@ an Xid 119) is left behind rather than waited for. No shell is involved.
 A program with `beside` runs while the program of that name does and is ended with it; whatever becomes of it,
 nothing changes for its companion. The kernel's messages that came meanwhile are one more output.
 
-Nobody can read the answer of a run that was interrupted, or whose controller is gone: `Watch` then ends what
-runs, and starts nothing more.
+Nobody can read the answer of a run that was interrupted, or whose controller is gone: `Heartbeat` then ends
+what runs, and starts nothing more.
 
 Ansible sends a module as one file, hence its length.
 """
@@ -358,7 +358,7 @@ def holder():
         return None
 
 
-class Watch(threading.Thread):
+class Heartbeat(threading.Thread):
     """Ends the programs and this process once the answer can no longer be read: nobody reads standard output,
     or the run that held the node's lock at the start has given it up.
     """
@@ -519,14 +519,14 @@ def main():
     problem = misuse(commands)
     if problem:
         module.fail_json(msg=problem)
-    watch = Watch()
-    watch.start()
+    heartbeat = Heartbeat()
+    heartbeat.start()
     before = kernel_lines()
     outputs = run_all(commands, cap)
     outputs.append(kernel_log_delta(before, cap))
     if CANCELLED.is_set():
         module.fail_json(msg="it was ended: the run no longer holds this node")
-    watch.finish()
+    heartbeat.finish()
     module.exit_json(changed=False, gpuprov={"outputs": outputs, "boot_id": boot_id()})
 
 
