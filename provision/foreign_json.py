@@ -90,6 +90,7 @@ def _refuse_depth(value: Any) -> None:
     raise JsonError(_DEEP)
 
 
-_HOOKS = {"parse_constant": _constant, "parse_float": _float, "parse_int": _integer}
-_DECODER = json.JSONDecoder(**_HOOKS)
-_UNIQUE = json.JSONDecoder(**_HOOKS, object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(parse_constant=_constant, parse_float=_float, parse_int=_integer)
+_UNIQUE = json.JSONDecoder(
+    parse_constant=_constant, parse_float=_float, parse_int=_integer, object_pairs_hook=_unique
+)

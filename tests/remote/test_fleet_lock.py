@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -458,6 +460,10 @@ def test_a_run_name_that_is_an_option_or_more_than_a_name_reaches_no_advice(run:
     assert "cannot be locked" in lock.take(["gpu-01"])["gpu-01"].error
 
 
+def marked_in(environment: Path) -> bool:
+    return b"GPUPROV_RUN=run-0" in environment.read_bytes()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of another user")
 def test_what_another_user_marks_as_ours_is_none_of_ours(machines: Machines) -> None:
     """Neither a process of that user, nor a setuid program that the user has started."""
@@ -475,7 +481,7 @@ def test_what_another_user_marks_as_ours_is_none_of_ours(machines: Machines) -> 
         for each in started:
             stack.callback(each.kill)
             environment = Path(f"/proc/{each.pid}/environ")
-            until(lambda environment=environment: b"GPUPROV_RUN=run-0" in environment.read_bytes())
+            until(partial(marked_in, environment))
         busy = controller(machines, "run-1").take(["gpu-01"])["gpu-01"].busy
     assert not [entry for entry in busy if entry.split()[0] in {str(each.pid) for each in started}]
 
@@ -517,7 +523,11 @@ def test_locks_taken_at_the_second_try_are_confirmed_as_any(
     other = controller(machines, "run-1")
     other.take(["gpu-01"])
     lock = controller(machines, "run-2")
-    with fleet_lock.held(lock, ["gpu-01"], say=lambda _: None, pause=lambda _seconds: print(other.release())):
+
+    def release(_seconds: float) -> None:
+        other.release()
+
+    with fleet_lock.held(lock, ["gpu-01"], say=lambda _: None, pause=release):
         before = (machines.lock("gpu-01") or {})["confirmed"]
         until(lambda: (machines.lock("gpu-01") or {})["confirmed"] != before, 20)
 
@@ -654,7 +664,14 @@ def test_folders_that_an_earlier_version_left_open_are_closed(machines: Machines
     assert [stat.S_IMODE(one.stat().st_mode) for one in (private.parent, private)] == [0o755, 0o700]
 
 
-SAID = {"state": "taken", "holder": None, "age": None, "busy": [], "time": 1.8e9, "problem": ""}
+SAID: dict[str, Any] = {
+    "state": "taken",
+    "holder": None,
+    "age": None,
+    "busy": [],
+    "time": 1.8e9,
+    "problem": "",
+}
 
 
 @pytest.mark.parametrize("field", ["age", "time"])
