@@ -178,21 +178,14 @@ class Assessment:
         return {"node_health_program": str(health_program.file())} if wanted and not self.remove else {}
 
 
-def assess(
-    fleet: Fleet,
-    overrides: Mapping[str, Any],
-    *,
-    run: resolve.Run | None = None,
-    **options: Unpack[LookOptions],
-) -> Assessment:
+def assess(fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]) -> Assessment:
     """Look at the whole fleet, one connection a node.
 
     Raises StackError and CompatibilityError before any node is touched. Afterwards a node's trouble is its
-    own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
-    tests.
+    own: unreachable or refused, it is named, and the others go on. `observe` stands in for nodes in tests.
     """
     remove = options.get("remove", ())
-    known = declare(fleet, overrides, options.get("say") or (lambda _line: None), run=run, remove=remove)
+    known = declare(fleet, overrides, options.get("say") or (lambda _line: None), remove=remove)
     seen = look(known, list(fleet.nodes), **options)
     if not remove:
         lockfile.refuse_contradictions(seen.expected)
@@ -204,7 +197,6 @@ def declare(
     overrides: Mapping[str, Any],
     say: Callable[[str], None],
     *,
-    run: resolve.Run | None = None,
     remove: tuple[str, ...] = (),
 ) -> Assessment:
     """What the inventory says of the fleet, without a look at any node. Raises StackError and

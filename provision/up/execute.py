@@ -102,7 +102,9 @@ class Execution:
         """Carry the plan out. On KeyboardInterrupt every node still has a Result."""
         try:
             if self.waiting:
-                self._hold = {node: "" for node in self.waiting if self._ledger.begin(node)}
+                for node in self.waiting:
+                    self._ledger.begin(node)
+                self._hold = dict.fromkeys(self.waiting, "")
                 self._put_back(0, BATCH)
                 self._stop_if_too_many_failed(0, Wave(self.waiting))
             for number, wave in enumerate(self.plan.waves, 1):

@@ -80,11 +80,14 @@ def play(
     playbook: Path,
     hosts: Mapping[str, Mapping[str, Any]],
     take: Callable[[str, Mapping[str, Any]], None],
-    **how: Unpack[partitions.ShardOptions],
+    *,
+    places: Sequence[partitions.Run | None] | None = None,
+    waiting: int = 0,
+    **how: Unpack[runner.PlayOptions],
 ) -> dict[str, runner.Outcome]:
     """Play this playbook on these nodes (each with its variables) and `take` what each answers; how it ended
-    on those that gave no answer. `how`: see `partitions.run_sharded`. Never raises for what Ansible could not
-    do."""
+    on those that gave no answer. `places`, `waiting`, `how`: see `partitions.run_sharded`. Never raises for
+    what Ansible could not do."""
     answered: set[str] = set()
 
     def on_event(event: runner.Event) -> None:
@@ -94,7 +97,9 @@ def play(
             take(event.node, answer)
 
     try:
-        ended = partitions.run_sharded(playbook, hosts, on_event=on_event, **how)
+        ended = partitions.run_sharded(
+            playbook, hosts, on_event=on_event, places=places, waiting=waiting, **how
+        )
     except GpuprovError as error:
         ended = {name: runner.Outcome(name, "failed", message=error.what) for name in hosts}
     nothing = "nothing was run on it"

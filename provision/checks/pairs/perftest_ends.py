@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from provision.checks.check import CheckNode, Command, Output, last_words
 from provision.checks.network.rdma_port import Port, compute_ports, ports_of
@@ -36,12 +36,6 @@ _OWN_FAULT = (
 
 Asked = Sequence[tuple[str, float | None]]  # each rail with what is expected on it
 _Read = Callable[[Output], tuple[float, str]]
-
-
-class _Ended(Protocol):
-    """Makes the result of a transfer that measured nothing; `end`: the node at fault."""
-
-    def __call__(self, outcome: Outcome, end: str = "", said: str = "") -> Result: ...
 
 
 def version_command(program: str) -> Command:
@@ -144,7 +138,7 @@ def _result(
     if client.timed_out:
         return ended(Outcome.HANG, said=f"no end after {client.seconds:.0f} s")
     if client.rc:
-        return _failed(ended, pair, server, client)
+        return ended(Outcome.ERROR, *_fault(pair, server, client))
     try:
         if client.truncated:
             raise ParseError(f"{metric.program}: the output was cut at its size limit", "run it again")
@@ -154,17 +148,17 @@ def _result(
         return ended(Outcome.ERROR, guest, error.what)
 
 
-def _failed(ended: _Ended, pair: Pair, server: Output, client: Output) -> Result:
-    """The client ended with an error: whose it is, where a program speaks of its own machine."""
+def _fault(pair: Pair, server: Output, client: Output) -> tuple[str, str]:
+    """The node at fault for the client's error ("" when unknown), and the program's own words."""
     host, guest = pair
     said = last_words(client)
     if NOBODY in f"{client.stdout}{client.stderr}":
         if server.rc:
-            return ended(Outcome.ERROR, host if _own_fault(server) else "", last_words(server))
-        return ended(Outcome.ERROR, "", f"{said} (the server was waiting)")
+            return host if _own_fault(server) else "", last_words(server)
+        return "", f"{said} (the server was waiting)"
     if _own_fault(client):
-        return ended(Outcome.ERROR, guest, said)
-    return ended(Outcome.ERROR, host if server.rc and _own_fault(server) else "", said)
+        return guest, said
+    return host if server.rc and _own_fault(server) else "", said
 
 
 def _own_fault(output: Output) -> bool:

@@ -12,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from provision import paths
 from provision.desired import stack, variables
@@ -90,7 +90,7 @@ def _around(fleet: Fleet, views: Mapping[str, View]) -> Around:
     return Around({name: declared.get(name, {}) for name in names}, fleet.groups)
 
 
-def resolve(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], run: Run | None = None) -> Resolved:
+def resolve(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]]) -> Resolved:
     """Every node's view, with the options of roles that only Ansible can render asked of it.
 
     Raises StackError when Ansible cannot say either, or a value is vaulted and no password was given.
@@ -103,7 +103,7 @@ def resolve(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], run: Run | 
         names = asked.get(view, 0, lambda mentioned, view=view: _unrenderable(view, options, mentioned))  # type: ignore[misc]
         if names:
             wanted[node] = list(names)
-    secrets = _fill(fleet, views, wanted, run)
+    secrets = _fill(fleet, views, wanted)
     for node in wanted:
         views[node].maps[0] = inert(views[node].maps[0])
     return Resolved(views, secrets)
@@ -126,7 +126,7 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **_place(view)}
 
 
-def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: Run | None = None) -> Fleet:
+def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
     """The fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered, and
     those of `--set` among them.
 
@@ -145,7 +145,7 @@ def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: Run | None = None
         view.maps[0].update(rendered)
         if asked:
             wanted[node] = asked
-    _fill(fleet, views, wanted, run, where)
+    _fill(fleet, views, wanted, where)
     chosen = {name: value for name, value in overrides.items() if name.startswith(_EARLY)}
     nodes = {
         name: replace(node, variables={**node.variables, **chosen, **views[name].maps[0]})
@@ -226,7 +226,6 @@ def _fill(
     fleet: Fleet,
     views: Mapping[str, View],
     wanted: Mapping[str, list[str]],
-    run: Run | None,
     where: Callable[[str], str] = lambda _name: "",
 ) -> frozenset[str]:
     """Put Ansible's answers into the views; returns the texts that were vaulted. `where`: name → the place it
@@ -242,7 +241,7 @@ def _fill(
             )
     hosts = {node: {**all_defaults(), **views[node].maps[1], **_place(views[node])} for node in wanted}
     around = functools.partial(_around, fleet, views)
-    answers = ask_ansible(hosts, wanted, fleet.vault_password_files, run, around, where)
+    answers = ask_ansible(hosts, wanted, fleet.vault_password_files, around, where)
     for node, answer in answers.items():
         views[node].maps[0].update(answer)
     return frozenset(
@@ -264,25 +263,10 @@ _OWN_TO_A_NODE = re.compile(r"inventory_hostname|ansible_|hostvars|group_names")
 _NEEDS_ALL_NODES = re.compile(r"\b(?:groups|group_names|hostvars)\b")
 
 
-class Run(Protocol):
-    """Plays playbooks/resolve.yml, as runner.run_playbook does."""
-
-    def __call__(
-        self,
-        playbook: Path,
-        hosts: Mapping[str, Mapping[str, Any]],
-        /,
-        *,
-        vault_password_files: Sequence[Path],
-        around: handover.Around | None,
-    ) -> dict[str, Outcome]: ...
-
-
 def ask_ansible(
     hosts: Mapping[str, Mapping[str, Any]],
     wanted: Mapping[str, Sequence[str]],
     vault_password_files: Sequence[Path],
-    run: Run | None = None,
     around: Callable[[], handover.Around] | None = None,
     where: Callable[[str], str] = lambda _name: "",
 ) -> dict[str, dict[str, Any]]:
@@ -290,12 +274,10 @@ def ask_ansible(
     tells of the whole inventory, and is called if a template may speak of it. `where`: name → the place it is
     written at, for errors.
 
-    Raises StackError with Ansible's words when it cannot say. `run` stands in for the runner in tests.
+    Raises StackError with Ansible's words when it cannot say.
     """
-    if run is None:
-        from provision.remote.ansible.runner import run_playbook
+    from provision.remote.ansible.runner import run_playbook
 
-        run = run_playbook
     same: dict[Hashable, list[str]] = {}
     for node, asked in wanted.items():
         same.setdefault(_question(node, asked, hosts[node]), []).append(node)
@@ -305,7 +287,7 @@ def ask_ansible(
             for number, nodes in enumerate(same.values())
         }
         of_the_fleet = around is not None and any(_NEEDS_ALL_NODES.search(str(question)) for question in same)
-        outcomes = run(
+        outcomes = run_playbook(
             paths.PLAYBOOKS / "resolve.yml",
             questions,
             vault_password_files=vault_password_files,

@@ -34,13 +34,6 @@ _POLL = 1.0  # seconds after which somebody who waits looks up
 Run = runner.Play  # at a place; None stands for runner.run_playbook, on this machine
 
 
-class ShardOptions(runner.PlayOptions, total=False):
-    """The options of `run_sharded`."""
-
-    places: Sequence[Run | None] | None
-    waiting: int
-
-
 def local_places(hosts: int) -> list[Run | None]:
     """As many places on this machine as `hosts` are worth. Raises UsageError when GPUPROV_PROCESSES is no
     number."""
