@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
 import json
+import os
 import random
 import signal
 import tarfile
@@ -122,6 +124,38 @@ def test_ctrl_c_ends_the_step_and_keeps_what_it_printed(tmp_path: Path) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     assert [(step.name, step.why) for step in running.steps] == [("long", "interrupted")]
     assert (tmp_path / "long.txt").read_text() == "begun\n"
+
+
+@pytest.mark.parametrize("how", ["interrupted", "hung", "done"])
+def test_a_burn_in_that_is_not_done_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    running = recorder(tmp_path, 300)
+    called = []
+
+    def gpuprov(name: str, *words: str, limit: float) -> None:
+        assert limit <= 230
+        called.append(words[:2])
+        running.steps.append(script.Step(name, words, None if name == "burnin" and how != "done" else 0))
+        if name == "burnin" and how == "interrupted":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "gpuprov", gpuprov)
+    with pytest.raises(KeyboardInterrupt) if how == "interrupted" else contextlib.nullcontext():
+        script.burn_in(running, "inventory.yml", "profile.yml")
+    assert (("burnin", "stop") in called) == (how != "done")
+    assert (("burnin", "collect") in called) == (how != "interrupted")
+    late = recorder(tmp_path, 100)
+    script.burn_in(late, "inventory.yml", "profile.yml")
+    assert [step.why for step in late.steps] == ["not started: too little time is left"]
+
+
+def test_nothing_runs_with_a_pack_whose_source_was_changed(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("recording needs root")
+    with pytest.raises(script.HardwareError, match="SHA-256 is"):
+        script.record(tmp_path / "out", {"sources/nvbandwidth.tar.gz": b"changed"}, 10, time.monotonic())
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_identifies_the_machine_is_not_in_the_archive(tmp_path: Path) -> None:
