@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from provision.burnin import profile
 from tests.support.hardware import FILE, script
 
 SERIAL, UUID = "1652823055571", "GPU-4b1c2f0e-5a7d-4c3b-9e21-0d8f6a7b5c4d"
@@ -148,6 +149,14 @@ def test_a_burn_in_that_is_not_done_is_stopped(
     late = recorder(tmp_path, 100)
     script.burn_in(late, "inventory.yml", "profile.yml")
     assert [step.why for step in late.steps] == ["not started: too little time is left"]
+
+
+def test_the_burn_in_takes_three_minutes(tmp_path: Path) -> None:
+    (tmp_path / "three.yml").write_text(script.PROFILE)
+    loaded = profile.load(str(tmp_path / "three.yml"))
+    (soak,) = (segment for segment in loaded.segments if segment.kind == "soak")
+    assert loaded.minutes == 3
+    assert profile.steps_of_soak(soak) == (1, 120)
 
 
 def test_nothing_runs_with_a_pack_whose_source_was_changed(tmp_path: Path) -> None:
