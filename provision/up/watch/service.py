@@ -170,6 +170,9 @@ class Watch:
             self._ask(failed, ASK_SOME)
             view = self._known()
         decision = decide(view, self._policy)
+        if silent := [name for one in decision.held if one.kind == "held.silent" for name in one.nodes]:
+            self._ask(silent, ASK_SOME)  # a person may have drained them a moment ago
+            decision = decide(view := self._known(), self._policy)
         held = [*decision.held, *spares_gone(view), *self._troubles()]
         for incident in decision.opened:
             name = incident.node
@@ -374,7 +377,7 @@ class Watch:
     def _tell_held(self, held: Sequence[Held]) -> None:
         at, before, news = self.now(), self._held, self._telling.news(held, self.now())
         for one in news:
-            node = one.nodes[0] if one.nodes else ""
+            node = next(iter(one.nodes), "")
             status = f"gpuprov status --nodes {shlex.quote(node)}"
             advice = status if one.kind.startswith("held.") else f"gpuprov watch --state{self._nodes}"
             stamp = f"{at:.0f}.{one.key}"

@@ -426,6 +426,22 @@ def test_a_rack_that_falls_silent_is_told_once_and_drained_never(
     one.until(lambda: one.over == {one.told[0].id}, "over")
 
 
+def test_nodes_that_a_person_drains_and_switches_off_at_once_stop_nothing(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler's word of all nodes is half a minute old by then."""
+    one.until(lambda: len(validated(one)) == 2, "validated")
+    monkeypatch.setattr(service, "ASK_SOME", 0.0)
+    off = [f"gpu-{number:02d}" for number in range(1, 4)]
+    for name in off:
+        one.scheduler.set(name, reason="in repair [ann]")
+    one.stream.next = [judged(name, unreachable("no route to host")) for name in off]
+    one.watch.round(0.01)
+    one.stream.next = healths(fleet(), ["gpu-07"])[3:]
+    one.until(lambda: any(each.placed for each in one.store.incidents()), "replaced")
+    assert [message.kind for message in one.told] == ["replaced"]
+
+
 def test_it_tries_again_what_did_not_work_and_says_so_once(one: One) -> None:
     one.until(lambda: len(validated(one)) == 2, "validated")
     one.scheduler.broken["drain"] = {"gpu-03": "slurmctld does not answer"}
