@@ -36,7 +36,7 @@ def own_environment() -> dict[str, str]:
     absolute = [
         entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry.startswith("/")
     ]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(absolute), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(absolute)}
 
 
 def state_home() -> Path:
