@@ -203,7 +203,7 @@ def declare(
     CompatibilityError."""
     variables.check(fleet, overrides, say)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
-    resolved = resolve.resolve(fleet, declared, run)
+    resolved = resolve.resolve(fleet, declared)
     if not remove:
         _refuse_impossible(resolved.views)
     return Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {}, remove=remove)
