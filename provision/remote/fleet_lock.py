@@ -39,7 +39,7 @@ LEASE = 3 * RENEW
 RETRY = 3.0  # about so many seconds after a refusal the locks are tried once more
 SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
 _LATEST = 1e11  # seconds: no clock and no age is beyond this
-_RUN = re.compile(r"\w[\w.-]*", re.ASCII)  # it is pasted into commands: no option, no blank
+_RUN = re.compile(r"[^\s-]\S{0,199}")  # RunFolder.id; people paste it into commands: no option
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
 Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node → program; node → what it printed

