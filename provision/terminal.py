@@ -92,17 +92,12 @@ def _taken(stream: TextIO | None, number: int, kind: type[_Stream]) -> _Stream:
 
 
 _ASCII = "gpuprov.ascii"  # the name of the error handler
-_SPELLED = {
-    **{"→": "->", "…": "...", "·": "-", "≥": ">=", "≤": "<=", "\u00d7": "x", "°": "deg"},
-    **{"─": "-", "—": "-", "├": "|", "└": "`", "✓": "+", "✗": "x"},
-}
+_SPELLED = dict(zip("→…·≥≤°─—├└✓✗", ("->", "...", "-", ">=", "<=", "deg", *"--|`+x"), strict=True))
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """Error handler of streams: the symbols in ASCII that a locale has no characters for, else `?`."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return _SPELLED.get(error.object[error.start], "?"), error.start + 1
+    return _SPELLED.get(error.object[error.start], "?"), error.start + 1  # type: ignore[attr-defined]
 
 
 codecs.register_error(_ASCII, _in_ascii)

@@ -287,10 +287,9 @@ def _of_hardware(
         if declared.get(variable) is not None:
             why = f"as set in the inventory ({variable})"
             found.append(Expectation(HARDWARE, fact, "equals", declared[variable], why))
-    for fact in _silent_gpus(declared, mentioned, gpuprov_node["gpu"].get("vendor")):
-        why = "no program can use such a GPU; power-cycle the node, then run gpuprov validate"
-        found.append(Expectation(HARDWARE, fact, "equals", [], why))
-    return found
+    why = "no program can use such a GPU; power-cycle the node, then run gpuprov validate"
+    silent = _silent_gpus(declared, mentioned, gpuprov_node["gpu"].get("vendor"))
+    return found + [Expectation(HARDWARE, fact, "equals", [], why) for fact in silent]
 
 
 def by_fact(expectations: Sequence[Expectation]) -> frozenset[str]:

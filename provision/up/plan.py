@@ -112,7 +112,8 @@ def _of_node(
     ours = [drift for drift in drifts if drift.expectation.role != HARDWARE]
     waiting = [drift for drift in ours if drift.expectation.reboot and not drift.unknown]
     asks = facts.get("boot.required") is True and bool(roles)
-    expected = _durations(roles, ours, facts, durations, reboot=bool(waiting) or asks)
+    sure = asks or any(_in_use(drift) for drift in waiting)
+    expected = _durations(roles, ours, facts, durations, reboot=sure)  # most bare nodes need none
     return NodePlan(
         node,
         roles,
@@ -121,7 +122,7 @@ def _of_node(
         sum(each.minutes for each in expected),
         packages_of(ours, facts),
         tuple(dict.fromkeys(unit for drift in ours for unit in drift.expectation.restarts)),
-        asks or any(_in_use(drift) for drift in waiting),
+        sure,
         (*(because(drift) for drift in waiting), *([_asked_for(facts)] if asks else [])),
         min((each.runs for each in expected), default=0),
     )

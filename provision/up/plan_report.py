@@ -239,7 +239,7 @@ def intent(made: Plan, options: UpOptions, total: int) -> str:
     reboots = sum(node.reboot for node in busy) if options.may_reboot else 0
     if reboots and not options.check_mode:
         words.append(f"{reboots} to reboot")
-    return " · ".join([*words, f"about {made.minutes(options.forks).minutes:.0f} min"])
+    return " · ".join([*words, about(made.minutes(options.forks))])
 
 
 def _of_node(node: NodePlan, items: Mapping[str, Sequence[Item]], all_reasons: bool) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from provision.desired.role import all_roles
 from provision.runs.store import RunFolder
 from provision.up import durations
 from provision.up.durations import KEPT, Minutes, learn
@@ -140,10 +141,24 @@ def test_the_same_inventorys_runs_count_before_others(tmp_path: Path) -> None:
 
 def test_estimates_where_nothing_is_known() -> None:
     nothing = Minutes()
-    assert nothing.role("nvidia_driver", KIND, True) == durations.Expected(6.0)
-    assert nothing.role("nvidia_driver", KIND, False) == durations.Expected(0.5)
+    assert nothing.role("nvidia_driver", KIND, True) == durations.Expected(3.0)
+    assert nothing.role("nvidia_driver", KIND, False) == durations.Expected(0.2)
     assert nothing.role("a role of tomorrow", KIND, True).minutes > 0
     assert nothing.reboot(KIND) == durations.Expected(5.0)
+
+
+def test_the_estimate_of_bare_nodes_is_within_a_factor_of_two() -> None:
+    """Five bare lab nodes took 616 s in two waves, with the roles that are on by default."""
+    off = ("monitoring", "receptor", "slurm_health", "node_health", "gpu_metrics", "gpu_settings")
+    off += ("amd_gpu_settings", "gpudirect_rdma", "package_lock")
+    nodes = {"nvidia": 0.0, "amd": 0.0}
+    for name, role in all_roles().items():
+        if name not in off:
+            for vendor in nodes:
+                if role.vendor in (None, vendor):
+                    nodes[vendor] += Minutes().role(name, KIND, True).minutes
+    measured = 616 / 60
+    assert measured / 2 <= 2 * max(nodes.values()) <= measured * 2
 
 
 def test_only_recent_runs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,14 @@ def test_what_is_unknown_calls_for_its_role_but_promises_no_reboot() -> None:
 
 def test_a_reboot_costs_minutes() -> None:
     still = make({"a": [drift("a", "nvidia_driver")]}).nodes["a"]
-    again = make({"a": [drift("a", "nvidia_driver", reboot=True)]}).nodes["a"]
-    assert (still.reboot, again.reboot) == (False, True)
-    assert again.minutes == still.minutes + 5
+    perhaps = make({"a": [drift("a", "nvidia_driver", reboot=True)]}).nodes["a"]
+    surely = make({"a": [drift("a", "nvidia_driver", reboot=True, found="570.1", fact="driver.x")]}).nodes[
+        "a"
+    ]
+    assert (still.reboot, perhaps.reboot, surely.reboot) == (False, True, True)
+    assert (perhaps.reboot_sure, surely.reboot_sure) == (False, True)
+    assert perhaps.minutes == still.minutes, "a bare node loads its driver without one"
+    assert surely.minutes == still.minutes + 5
 
 
 @pytest.mark.parametrize(
@@ -266,11 +271,11 @@ def test_equal_nodes_are_told_once_and_the_worst_first() -> None:
     said = "\n".join(plan_report.lines(*everything()))
     heads = [line for line in said.splitlines() if line.startswith("gpu-") and "node" in line]
     assert [head.split("  ")[0] for head in heads] == ["gpu-4", "gpu-[2-3]", "gpu-1"]
-    assert "gpu-[2-3]  (2 nodes)  3 to change, reboot, about 11 min (estimate)" in said
+    assert "gpu-[2-3]  (2 nodes)  3 to change, reboot, about 8 min (estimate)" in said
     assert "    ~ 2 packages 570.1-1 → 580.1: libcuda1, libnvidia-ml1\n" in said
     assert "  restarts x.service\n  reboot: NVIDIA kernel module\n" in said
     assert "wave 1 (canary): gpu-[1-2], up to 1 reboot\nwave 2 (batch): gpu-3, up to 1 reboot\n" in said
-    last = "1 to add, 6 to change, 0 to remove, 1 no role can change, 2 reboots, about 22 min (estimate)"
+    last = "1 to add, 6 to change, 0 to remove, 1 no role can change, 2 reboots, about 16 min (estimate)"
     assert said.endswith(f"\ngpuprov up fleet.yml would change 3 nodes in 2 waves: {last}")
 
 
@@ -282,7 +287,7 @@ def test_markdown_is_one_table_whose_cells_no_node_can_break_out_of() -> None:
     assert len(rows) == 1
     assert rows[0].replace("\\|", "").count("|") == 7
     assert "<img" not in rows[0]
-    assert rows[0].endswith("| no | about 6 min (estimate) |")
+    assert rows[0].endswith("| no | about 3 min (estimate) |")
 
 
 def test_a_plan_to_remove_roles_has_them_in_that_order_and_says_so() -> None:

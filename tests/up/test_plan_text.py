@@ -63,7 +63,8 @@ def seen_of(
     found = {name: drifts(wanted, each) for name, each in said.items() if each.error is None}
     fleet = Fleet(Path("inventory.yml"), {name: Node(name, (), {}) for name in nodes}, {})
     everywhere = {name: {"a_password": list(secrets)} for name in nodes}
-    return Assessment(fleet, {}, everywhere, {}, frozenset(), said, drifts=found)
+    expected = dict.fromkeys(found, wanted)
+    return Assessment(fleet, {}, everywhere, {}, frozenset(), said, expected=expected, drifts=found)
 
 
 def text_of(seen: Assessment, **options: Any) -> str:

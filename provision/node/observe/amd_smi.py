@@ -9,9 +9,10 @@ below `gpu_data`; the limits of power moved.
 import os
 
 from provision.node.observe.amdgpu import MODULE, kfd_properties
-from provision.node.observe.files import at, read_bytes
+from provision.node.observe.files import at
 from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
-from provision.node.observe.system import PCI_FUNCTIONS, bus_address, gpus_of
+from provision.node.observe.system import bus_address, gpus_of
+from provision.node.observe.vendors import AMD
 
 AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi")
 AMD_SLOWEST = 24  # seconds; how long eight GPUs take nobody has published
@@ -82,22 +83,17 @@ def parse_static(names, output):
     return {name: [of_amd_smi(entry) for entry in entries] for name in names}
 
 
-def amd_smi_probe(name):
+def amd_probe(name, words, parse, without=lambda: None):
     for path in AMD_SMI:
         if os.access(at(path), os.X_OK):
-            return Probe([name], command=[path, *STATIC], parse=parse_static)
-    return Probe([name], read=lambda: {name: None})
+            return Probe([name], None, [path, *words], parse, AMD_SLOWEST)
+    return Probe([name], read=lambda: {name: without()})
 
 
 def left_out(listed, by_whom):
-    """The GPUs that fell off the PCI bus, whose configuration space is all ones, or that are not listed."""
-    found = []
-    for address in gpus_of("amd", "amdgpu"):
-        if (read_bytes("%s/%s/config" % (PCI_FUNCTIONS, address)) or b"")[:4] == b"\xff" * 4:
-            found.append("%s: lost from the PCI bus" % address)
-        elif address not in listed:
-            found.append("%s: not listed by %s" % (address, by_whom))
-    return found
+    """The GPUs on the bus without an answer: one that is lost leaves the list (burnin/amd_gpus.py)."""
+    on_bus = [address for address in gpus_of(AMD, "amdgpu") if address not in listed]
+    return ["%s: not listed by %s" % (address, by_whom) for address in on_bus]
 
 
 def parse_list(names, output):
@@ -106,12 +102,13 @@ def parse_list(names, output):
 
 
 def amd_silent_probe(name):
-    if not os.path.isdir(at(MODULE)):  # no driver: there is nothing that could answer
+    if not os.path.isdir(at(MODULE)):  # no driver: no GPU fails to answer it
         return Probe([name], read=lambda: {name: []})
-    for path in AMD_SMI:
-        if os.access(at(path), os.X_OK):
-            return Probe([name], None, [path, "list", "--json"], parse_list, AMD_SLOWEST)
-    return Probe([name], read=lambda: {name: left_out(kfd_properties(), "the compute driver")})
+    return amd_probe(
+        name, ("list", "--json"), parse_list, lambda: left_out(kfd_properties(), "the compute driver")
+    )
 
 
-FAMILIES["amd_smi"] = whole_family({}, tools={"gpus": amd_smi_probe, "silent": amd_silent_probe})
+FAMILIES["amd_smi"] = whole_family(
+    {}, tools={"gpus": lambda name: amd_probe(name, STATIC, parse_static), "silent": amd_silent_probe}
+)

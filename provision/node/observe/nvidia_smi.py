@@ -62,39 +62,32 @@ NVML_ERRORS = {
 }
 
 
-class UnansweredError(ReadError):
-    """A GPU for which nvidia-smi prints an error. `short`: the GPU and the error without advice."""
-
-    def __init__(self, who, text):
-        advice = NVML_ERRORS.get(text.lower(), NVML_ERRORS["unknown error"])
-        ReadError.__init__(self, "%s does not answer: %s; %s" % (who, text, advice))
-        self.short = "%s: %s" % (who, text)
-        self.of_gpu = text.lower() != "insufficient permissions"
-
-
 def silent(index, row, cell):
-    """An UnansweredError when a GPU's cell is an error in place of a reading; else None."""
+    """A ReadError that names the GPU when its cell is an error in place of a reading; else None."""
     text = cell.strip("[] ")
-    if text.lower() not in NVML_ERRORS:
+    advice = NVML_ERRORS.get(text.lower())
+    if advice is None:
         return None
     who = "GPU %d" % index
     if len(row) > len(WHO):
         who += " (%s, serial %s)" % tuple(row[-len(WHO) :])
-    return UnansweredError(who, text)
+    return ReadError("%s does not answer: %s; %s" % (who, text, advice))
 
 
 NO_HANDLE = "Unable to determine the device handle for "
 
 
 def refusal(line):
-    """An UnansweredError when nvidia-smi prints one line about a GPU in place of its answer; else None.
+    """A ReadError that names the GPU for which nvidia-smi prints one line in place of its answer; else None.
 
     Unable to determine the device handle for GPU3: 0000:4B:00.0: Unknown Error
     """
     who, _, why = line.partition(NO_HANDLE)[2].rpartition(": ")
     if not who:
         return None
-    return UnansweredError(who, why.split(".")[0].strip())
+    text = why.split(".")[0].strip()
+    advice = NVML_ERRORS.get(text.lower(), NVML_ERRORS["unknown error"])
+    return ReadError("%s does not answer: %s; %s" % (who, text, advice))
 
 
 def reading(field, cell):
@@ -105,10 +98,10 @@ def reading(field, cell):
 
 def unanswered(errors, left_out=()):
     """The value of `nvidia_smi.silent`; a ReadError when that is unknown for lack of permission."""
-    unknown = next((error for error in errors if not error.of_gpu), None)
-    return unknown or [error.short for error in errors] + [
-        "%s: not listed by nvidia-smi" % address for address in left_out
-    ]
+    texts = [str(error).partition("; ")[0].replace(" does not answer", "") for error in errors]
+    texts += ["%s: not listed by nvidia-smi" % address for address in left_out]
+    denied = [error for error in errors if "Insufficient Permissions" in str(error)]
+    return denied[0] if denied else texts
 
 
 def parse_query(names, output):
@@ -124,7 +117,7 @@ def parse_query(names, output):
         errors = [one for one in (silent(index, row, row[place]) for index, row in enumerate(rows)) if one]
         if name == SILENT:
             listed = [bus_address(row[-len(WHO)]) for row in rows]
-            left_out = [address for address in gpus_of("nvidia", "nvidia") if address not in listed]
+            left_out = [address for address in gpus_of("10de", "nvidia") if address not in listed]
             found[name] = unanswered(errors, left_out)
             continue
         # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
@@ -137,9 +130,9 @@ def parse_query(names, output):
 
 def nvidia_smi_probes(names):
     if SILENT in names and not os.path.exists(at("/proc/driver/nvidia/version")):
-        others = [name for name in names if name != SILENT]  # no driver: there is nothing that could answer
-        none = Probe([SILENT], read=lambda: {SILENT: []})
-        return [none, *(nvidia_smi_probes(others) if others else ())]
+        others = [name for name in names if name != SILENT]  # no driver: no GPU fails to answer it
+        rest = nvidia_smi_probes(others) if others else []
+        return [Probe([SILENT], read=lambda: {SILENT: []}), *rest]
     query = "--query-gpu=" + ",".join([*fields_of(names), *WHO])
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     return [Probe(names, None, command, parse_query, SLOWEST)]

@@ -3,7 +3,7 @@
 import os
 
 from provision.node.observe.files import ReadError, at, link_target, names_in, read_line, read_text
-from provision.node.observe.vendors import VENDORS, gpu_part, number_in
+from provision.node.observe.vendors import gpu_part, number_in
 
 PCI_FUNCTIONS = "/sys/bus/pci/devices"
 
@@ -136,14 +136,13 @@ def probe_gpu():
 
 
 def gpus_of(vendor, driver):
-    """Addresses of the vendor's GPUs that are this driver's, or no driver's: it could not start those."""
+    """Addresses of the GPUs with this PCI vendor that the driver has, or none: it could not start those."""
     found = []
     for address in names_in(PCI_FUNCTIONS):
         folder = "%s/%s/" % (PCI_FUNCTIONS, address)
-        if VENDORS.get(number_in(folder + "vendor")) == vendor and gpu_part(folder) == "gpu":
-            holder = (link_target(folder + "driver") or "").rpartition("/")[2]
-            if holder in ("", driver):
-                found.append(address)
+        holder = (link_target(folder + "driver") or driver).rpartition("/")[2]
+        if gpu_part(folder) == "gpu" and number_in(folder + "vendor") == vendor and holder == driver:
+            found.append(address)
     return found
 
 
