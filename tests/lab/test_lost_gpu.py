@@ -96,7 +96,7 @@ def test_at_rest_every_verb_names_it(lab: Lab, operator: Operator, tmp_path: Pat
     assert any(f["verdict"] == "pass" and "7 GPUs" in f["message"] for f in findings), "the others are judged"
 
     done = operator.call("drift", *one, gpuprov_roles=ROLES)
-    assert done.returncode == ExitCode.INCOMPLETE
+    assert done.returncode == ExitCode.DRIFT
     for word in (f"GPU {GPU} ", gpu.serial, "power-cycle the node"):
         assert word in said(done)
 

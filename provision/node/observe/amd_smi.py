@@ -15,7 +15,7 @@ from provision.node.observe.system import bus_address, gpus_of
 from provision.node.observe.vendors import AMD
 
 AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi")
-AMD_SLOWEST = 24  # seconds; how long eight GPUs take nobody has published
+AMD_PATIENCE = 3  # how long eight GPUs take nobody has published
 STATIC = ("static", "--asic", "--bus", "--limit", "--vram", "--ras", "--json")
 
 
@@ -86,7 +86,7 @@ def parse_static(names, output):
 def amd_probe(name, words, parse, without=lambda: None):
     for path in AMD_SMI:
         if os.access(at(path), os.X_OK):
-            return Probe([name], None, [path, *words], parse, AMD_SLOWEST)
+            return Probe([name], None, [path, *words], parse, AMD_PATIENCE)
     return Probe([name], read=lambda: {name: without()})
 
 

@@ -143,7 +143,7 @@ class Observer:
         self.children[child.handle] = (child, probe, self.fresh_limit(probe))
 
     def seconds_of(self, probe):
-        return max(self.probe_seconds, probe.seconds) if probe else self.probe_seconds
+        return self.probe_seconds * (probe.patience if probe else 1)
 
     def fresh_limit(self, probe=None):
         return min(time.monotonic() + self.seconds_of(probe), self.end)

@@ -43,7 +43,7 @@ SILENT = "nvidia_smi.silent"
 # Every GPU has a temperature, with every driver, and the driver has to query the GPU for it.
 READING = "temperature.gpu"
 # Without persistence the driver starts every GPU anew for each call, which takes seconds for each.
-SLOWEST = 24
+PATIENCE = 3
 
 
 def fields_of(names):
@@ -135,7 +135,7 @@ def nvidia_smi_probes(names):
         return [Probe([SILENT], read=lambda: {SILENT: []}), *rest]
     query = "--query-gpu=" + ",".join([*fields_of(names), *WHO])
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    return [Probe(names, None, command, parse_query, SLOWEST)]
+    return [Probe(names, None, command, parse_query, PATIENCE)]
 
 
 FAMILIES["nvidia_smi"] = Family((*FIELDS, "silent"), nvidia_smi_probes, items=False)

@@ -11,14 +11,14 @@ FAMILIES = {}
 
 class Probe:
     """One thing that may hang: the facts it reads, and either `read` (run in the reader child) or a tool's
-    `command` with the `parse` of its output. `seconds`: its own time limit, of a tool that may be slow."""
+    `command` with the `parse` of its output. `patience`: how many times the usual seconds a slow tool has."""
 
-    def __init__(self, facts, read=None, command=None, parse=None, seconds=0):
+    def __init__(self, facts, read=None, command=None, parse=None, patience=1):
         self.facts = facts
         self.read = read
         self.command = command
         self.parse = parse
-        self.seconds = seconds
+        self.patience = patience
 
 
 class Family:
