@@ -149,8 +149,8 @@ def test_estimates_where_nothing_is_known() -> None:
 
 def test_the_estimate_of_bare_nodes_is_within_a_factor_of_two() -> None:
     """Five bare lab nodes took 616 s in two waves, with the roles that are on by default."""
-    off = ("monitoring", "receptor", "slurm_health", "node_health", "gpu_metrics", "gpu_settings")
-    off += ("amd_gpu_settings", "gpudirect_rdma", "package_lock")
+    off = {"monitoring", "receptor", "slurm_health", "node_health", "gpu_metrics", "gpu_settings"}
+    off |= {"amd_gpu_settings", "gpudirect_rdma", "package_lock"}
     nodes = {"nvidia": 0.0, "amd": 0.0}
     for name, role in all_roles().items():
         if name not in off:
