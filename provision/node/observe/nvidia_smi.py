@@ -100,7 +100,7 @@ def unanswered(errors, left_out=()):
     """The value of `nvidia_smi.silent`; a ReadError when that is unknown for lack of permission."""
     texts = [str(error).partition("; ")[0].replace(" does not answer", "") for error in errors]
     texts += ["%s: not listed by nvidia-smi" % address for address in left_out]
-    denied = [error for error in errors if "Insufficient Permissions" in str(error)]
+    denied = [error for error in errors if NVML_ERRORS["insufficient permissions"] in str(error)]
     return denied[0] if denied else texts
 
 
