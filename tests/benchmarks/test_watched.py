@@ -77,8 +77,8 @@ def test_it_refuses_what_slurm_refuses(cluster: Cluster, slurm: Slurm) -> None:
     )
     assert slurm_stub.main(cluster, ["squeue", "--nodelist=a,x"])[2] == "squeue: error: Invalid node name x\n"
     cluster.begin(["a"], [])
-    assert slurm.look(["a", "b"])["b"].error.startswith("Slurm has no node b")
-    assert slurm.drain({"b": "no fan"})["b"].startswith("Slurm has no node b")
+    assert slurm.look(["a", "b"])["b"].error.startswith("Slurm does not know b")
+    assert slurm.drain({"b": "no fan"})["b"].startswith("Slurm does not know b")
     assert done(cluster) == []
 
 

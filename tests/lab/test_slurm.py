@@ -162,7 +162,7 @@ def test_joining_partitions(slurm: Slurm, controller: LabNode) -> None:
 
 def test_names_that_slurm_does_not_know(fleet: Fleet, controller: LabNode) -> None:
     slurm = Slurm(fleet, {"s1": "s1", "s2": "gpu-99"})
-    why = "Slurm has no node gpu-99: gpuprov_scheduler_name says another"
+    why = "Slurm does not know gpu-99: set gpuprov_scheduler_name to the name that Slurm has for it"
     looked = slurm.look(["s1", "s2"])
     assert (looked["s1"].error, looked["s2"].error) == ("", why)
     assert slurm.drain({"s1": "x", "s2": "x"}) == {"s2": why}

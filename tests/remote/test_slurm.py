@@ -69,7 +69,10 @@ def test_a_name_that_slurm_does_not_know_and_jobs_of_the_others() -> None:
     cluster = Cluster({"a": ["MIXED", ""]}, jobs=["7|eve|1:00|a"])
     looked = slurm(cluster, a="a", b="bb").look(["a", "b"])
     assert looked["a"].jobs == (Job("7", "eve", 60),)
-    assert looked["b"].error == "Slurm has no node bb: gpuprov_scheduler_name says another"
+    assert (
+        looked["b"].error
+        == "Slurm does not know bb: set gpuprov_scheduler_name to the name that Slurm has for it"
+    )
 
 
 def test_a_job_that_is_not_shown_counts() -> None:
