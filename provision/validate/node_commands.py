@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from provision.checks.check import Command
 from provision.errors import GpuprovError
+from provision.remote import held_locks
 from provision.remote.ansible import partitions, runner
 from provision.remote.schedulers.chosen import Schedulers
 
@@ -89,6 +90,8 @@ def play(
     on those that gave no answer. `places`, `waiting`, `how`: see `partitions.run_sharded`. Never raises for
     what Ansible could not do."""
     answered: set[str] = set()
+    runs = {name: held["run"] for held in held_locks.of(hosts) for name in held["nodes"]}
+    hosts = {name: {**variables, "gpuprov_lock_run": runs.get(name, "")} for name, variables in hosts.items()}
 
     def on_event(event: runner.Event) -> None:
         answer = event.result.get("gpuprov")

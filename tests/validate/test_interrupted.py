@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from provision.remote import held_locks
+from provision.remote.ansible import partitions
+from provision.validate import node_commands
 from tests.support import modules
 from tests.support.processes import alive, line_of, until
 from tests.support.sshd import Sshd
@@ -75,8 +78,20 @@ def lock_of(path: Path, run: str) -> None:
     path.write_text(json.dumps({"run": run}))
 
 
-@pytest.mark.parametrize(("after", "stubborn"), [("", False), ("", True), ("run-2", False), ("run-1", False)])
-def test_a_node_that_the_run_gave_up_is_left_alone(tmp_path: Path, after: str, stubborn: bool) -> None:
+@pytest.mark.parametrize(
+    ("after", "stubborn", "ours"),
+    [
+        ("", False, "run-1"),
+        ("", True, "run-1"),
+        ("run-2", False, "run-1"),
+        ("run-1", False, "run-1"),
+        ("run-2", False, "run-3"),
+    ],
+    ids=["free", "free and stubborn", "taken", "kept", "of another run, whose lock was broken"],
+)
+def test_a_node_that_the_run_gave_up_is_left_alone(
+    tmp_path: Path, after: str, stubborn: bool, ours: str
+) -> None:
     lock = tmp_path / "lock"
     lock_of(lock, "run-1")
     first, beside, second = commands(tmp_path, stubborn=stubborn)
@@ -85,11 +100,25 @@ def test_a_node_that_the_run_gave_up_is_left_alone(tmp_path: Path, after: str, s
     before = f"module.LOCK = {str(lock)!r}; module.GRACE = 0.5"
     began = time.monotonic()
     answer = modules.Host(tmp_path / "host").module(
-        "gpuprov_run", before=before, commands=[{**first, "argv": ["sh", "-c", script]}, beside, second]
+        "gpuprov_run",
+        before=before,
+        lock=ours,
+        commands=[{**first, "argv": ["sh", "-c", script]}, beside, second],
     )
     until(lambda: not any(map(alive, pids(tmp_path))), SECONDS)
     assert time.monotonic() - began < 2 * SECONDS
-    kept = after == "run-1"
+    kept = after == "run-1" or ours != "run-1"
     assert (tmp_path / "second").exists() is kept
     assert answer.get("failed", False) is not kept
     assert kept or "the run no longer holds this node" in answer["msg"]
+
+
+def test_the_module_is_given_the_run_that_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: dict[str, Any] = {}
+    monkeypatch.setattr(partitions, "run_sharded", lambda _book, hosts, **_: played.update(hosts) or {})
+    with held_locks.lent(lambda nodes: {"run": "run-1", "nodes": [n for n in nodes if n == "gpu-01"]}):
+        node_commands.play(Path("x.yml"), {"gpu-01": {}, "gpu-02": {}}, lambda *_: None)
+    assert {name: one["gpuprov_lock_run"] for name, one in played.items()} == {
+        "gpu-01": "run-1",
+        "gpu-02": "",
+    }

@@ -49,6 +49,10 @@ options:
     description: Bytes kept of each stream. Of a longer one the beginning and the end are kept.
     type: int
     default: 2097152
+  lock:
+    description: The run that holds the node's lock. What runs is ended when another does, or none.
+    type: str
+    default: ""
 author: the gpuprov authors
 """
 
@@ -360,12 +364,12 @@ def holder():
 
 class Heartbeat(threading.Thread):
     """Ends the programs and this process once the answer can no longer be read: nobody reads standard output,
-    or the run that held the node's lock at the start has given it up.
+    or the run `lock`, which held the node's lock at the start, has given it up.
     """
 
-    def __init__(self):
+    def __init__(self, lock):
         threading.Thread.__init__(self, daemon=True)
-        self.holder = holder()
+        self.lock = lock if holder() == lock else None  # only root can read it
         self.enough = threading.Event()
 
     def run(self):
@@ -377,7 +381,7 @@ class Heartbeat(threading.Thread):
         os._exit(1)
 
     def attended(self):
-        if self.holder is not None and holder() != self.holder:
+        if self.lock and holder() != self.lock:
             return False
         try:
             # Ansible skips blank lines in front of a module's answer. sudo with a terminal of its own copies
@@ -512,6 +516,7 @@ def main():
         argument_spec={
             "commands": {"type": "list", "elements": "dict", "required": True, "options": suboptions},
             "cap": {"type": "int", "default": 2 * 1024 * 1024},
+            "lock": {"type": "str", "default": ""},
         },
         supports_check_mode=False,
     )
@@ -519,7 +524,7 @@ def main():
     problem = misuse(commands)
     if problem:
         module.fail_json(msg=problem)
-    heartbeat = Heartbeat()
+    heartbeat = Heartbeat(module.params["lock"])
     heartbeat.start()
     before = kernel_lines()
     outputs = run_all(commands, cap)
