@@ -9,7 +9,6 @@ from typing import Any
 from provision import __version__
 from provision.drift import diagnosis, drift_text
 from provision.drift.assess import Assessment
-from provision.drift.formats import github as form
 from provision.drift.sentences import likeness, sentence, subject
 from provision.node_names import fold
 from provision.text import many, now
@@ -132,6 +131,8 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
 def github(seen: Assessment, made: Plan, *, diff: bool = False) -> str:
     """The plan as one annotation of a GitHub Actions run; the job's summary gets the Markdown form. Raises
     UsageError when that cannot be written."""
+    from provision.drift.formats import github as form  # it imports every check
+
     text = drift_text.safe(lines(seen, made, diff=diff), seen.secrets)
     level = "error" if seen.refused else "warning" if made.waves or seen.unreachable else "notice"
     form.add_to_summary(lambda: drift_text.safe(markdown(seen, made, diff=diff), seen.secrets))
