@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from provision import paths
 from provision.remote import held_locks
 from provision.remote.ansible import partitions
 from provision.validate import node_commands
@@ -122,3 +123,15 @@ def test_the_module_is_given_the_run_that_holds_the_lock(monkeypatch: pytest.Mon
         "gpu-01": "run-1",
         "gpu-02": "",
     }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_module_that_is_ended_takes_its_programs_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    asked = json.dumps({"commands": commands(tmp_path)})
+    words = [sys.executable, "-c", modules._PROGRAM, str(paths.MODULES / "gpuprov_run.py"), asked, ""]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as module:
+        line_of(tmp_path / "began", module)
+        module.send_signal(number)
+        until(lambda: not any(map(alive, pids(tmp_path))), SECONDS)
+        assert module.wait(SECONDS) == 1
+    assert not (tmp_path / "second").exists()

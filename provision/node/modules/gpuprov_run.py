@@ -86,7 +86,7 @@ CANCEL_GRACE = 2.0  # seconds between TERM and KILL once it does not
 LOCK = "/run/gpuprov/lock"  # as provision/node/lock.py has it
 
 RUNNING = set()  # the processes that were started and have not been waited for
-STARTING = threading.Lock()
+STARTING = threading.RLock()  # a signal may come while the main thread has it
 CANCELLED = threading.Event()  # nothing is started any more
 
 
@@ -524,6 +524,8 @@ def main():
     problem = misuse(commands)
     if problem:
         module.fail_json(msg=problem)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # each program has a session of its own and would live on
+        signal.signal(number, lambda *_: (cancel(), os._exit(1)))
     heartbeat = Heartbeat(module.params["lock"])
     heartbeat.start()
     before = kernel_lines()
