@@ -18,7 +18,7 @@ HostKey {folder}/host_ed25519
 HostKey {folder}/host_ecdsa
 AuthorizedKeysFile {folder}/authorized_keys
 PidFile none
-UsePAM no
+UsePAM {pam}
 StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -38,7 +38,7 @@ def free_port() -> int:
 class Sshd:
     """One sshd with its own keys and known_hosts. Programs in `bin` come first on its sessions' PATH."""
 
-    def __init__(self, folder: Path, program: str, max_startups: int = 200) -> None:
+    def __init__(self, folder: Path, program: str, max_startups: int = 200, pam: str = "no") -> None:
         self.folder = folder
         self.program = program
         self.port = free_port()
@@ -51,7 +51,7 @@ class Sshd:
         self.key_file = self.key("user")
         self.known_hosts = folder / "known_hosts"
         self.know(self.known_hosts)
-        settings = {"port": self.port, "folder": folder, "max_startups": max_startups}
+        settings = {"port": self.port, "folder": folder, "max_startups": max_startups, "pam": pam}
         (folder / "sshd_config").write_text(SSHD_CONFIG.format(**settings))
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
