@@ -92,7 +92,10 @@ def _taken(stream: TextIO | None, number: int, kind: type[_Stream]) -> _Stream:
 
 
 _ASCII = "gpuprov.ascii"  # the name of the error handler
-_SPELLED = dict(zip("→…·≥≤°─—├└✓✗", ("->", "...", "-", ">=", "<=", "deg", *"--|`+x"), strict=True))
+_SPELLED = {
+    **{"→": "->", "…": "...", "·": "-", "≥": ">=", "≤": "<=", "°": "deg", "─": "-", "—": "-"},
+    **{"├": "|", "└": "`", "✓": "+", "✗": "x"},
+}
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:

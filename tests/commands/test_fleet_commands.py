@@ -143,7 +143,7 @@ def test_the_plan_groups_equal_nodes_and_gives_reasons(
     assert "    ~ service nvidia-persistenced is inactive, must be active\n" in out
     assert "1 node as declared: gpu-03" in out
     assert "gpuprov up inventory.yml would change 2 nodes in 2 waves: " in out
-    assert ", about 1 min (estimate)\n" in out
+    assert ", less than 1 min (estimate)\n" in out
 
 
 @pytest.mark.parametrize("verb", ["plan", "drift"])

@@ -240,6 +240,7 @@ PLACES = {
     "provision/checks/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
     "provision/runs/fingerprint.py",
+    "provision/desired/expectations.py",  # of each vendor, the fact that names GPUs which do not answer
     # A burn-in: the sampler on the node, and what its samples and the kernel's lines say.
     *(f"provision/node/burnin/{name}.py" for name in ("amd_gpus", "campaign", "order", "runner", "sampler")),
     *(f"provision/node/burnin/{name}.py" for name in ("kernel_lines", "tool_output")),
@@ -317,6 +318,7 @@ FIRST_PLACES = {
     *(f"provision/data/{name}.yml" for name in ("compatibility", "debounce", "majority", "minutes", "xid")),
     *("provision/data/inventory.yml.in", "provision/data/schemas/report.schema.json"),
     *(f"provision/desired/{name}.py" for name in ("skus", "stack", "variables", "vendors")),
+    "provision/desired/expectations.py",  # the fact that names GPUs which do not answer
     "provision/desired/compatibility_kinds.py",  # versions of its driver in its packages' form
     # Words for its facts, and causes that several of them have together.
     *(f"provision/drift/{name}.py" for name in ("diagnosis", "sentences")),

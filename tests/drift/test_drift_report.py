@@ -657,5 +657,5 @@ def test_a_monitoring_host_is_neither_diagnosed_nor_asked_for_a_pass(twenty: Twe
     passed(twenty, *NAMES[:-1])
     code, out = gpuprov("--require-validated")
     assert code == ExitCode.OK, out
-    assert "19 of 19 nodes have a current validation" in out
+    assert "19 of 19 nodes with a current validation" in out
     assert "nouveau" not in out

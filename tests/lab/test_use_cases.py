@@ -43,6 +43,15 @@ def test_plan(operator: Operator) -> None:
     assert "as declared" in ok(operator.call("plan"))
     assert "nvidia_driver" in ok(operator.call("plan", "--full", *ONE))
     assert ok(operator.call("plan", "--diff", *ONE))
+    assert "gpu-01" in ok(operator.call("plan", "--offline"))
+
+
+@pytest.mark.parametrize("form", ["text", "json", "github", "markdown"])
+def test_plan_in_a_pipeline(form: str, operator: Operator) -> None:
+    ok(operator.call("plan", "--exit-code", "--format", form))
+    changed = operator.call("plan", "--exit-code", "--format", form, "--full", *ONE)
+    assert changed.returncode == ExitCode.DRIFT, said(changed)
+    assert "nvidia_driver" in changed.stdout
 
 
 def test_a_lock_file_is_used_and_left_out(operator: Operator, tmp_path: Path) -> None:

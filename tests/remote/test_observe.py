@@ -71,7 +71,7 @@ FRAME = "def main(r): b = {!r}; print('@gpuprov-facts 1 %d\\n%s\\n@gpuprov-end' 
         ('{"uid":0,"facts":{},"problems":{},"more":1}', "not of the form expected"),
         ('{"uid":0,"facts":{"evil.fact":1},"problems":{}}', "facts that were not requested: 'evil.fact'"),
         ('{"uid":0,"facts":{"os.id":[[1]]},"problems":{}}', "its answer for os.id is not a fact"),
-        ('{"uid":0,"facts":{"os.id":1.5},"problems":{}}', "is not JSON as expected"),
+        ('{"uid":0,"facts":{"os.id":1.5},"problems":{}}', "its answer for os.id is not a fact"),
         ('{"uid":0,"facts":{"os.id":"\\\\ud800"},"problems":{}}', "is not JSON as expected"),
         ("[" * 100_000, "is not JSON"),
     ],

@@ -19,6 +19,7 @@ class Lock:
     def __init__(self, **answers: list[Answer]) -> None:
         self.answers = answers
         self.did: list[str] = []
+        self.running: dict[str, tuple[str, ...]] = {}
 
     refusals = 0
 
