@@ -460,8 +460,11 @@ def test_a_run_name_that_is_an_option_or_more_than_a_name_reaches_no_advice(run:
     assert "cannot be locked" in lock.take(["gpu-01"])["gpu-01"].error
 
 
-def test_the_name_of_a_run_with_its_controller_is_one(machines: Machines) -> None:
-    controller(machines, "20261121T101500.000Z-up@ctl-3.example").take(["gpu-01"])
+@pytest.mark.parametrize(
+    "run", ["20261121T101500.000Z-up@ctl-3.example", "2026-11-28T14:12:40.235Z root@ctl-3 (process 6552)"]
+)
+def test_the_name_of_a_run_with_its_controller_is_one(machines: Machines, run: str) -> None:
+    controller(machines, run).take(["gpu-01"])
     with pytest.raises(LockedError, match="gpu-01: gpuprov up by "):
         controller(machines, "run-2").take(["gpu-01"])
 
