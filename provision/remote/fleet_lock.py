@@ -39,12 +39,8 @@ LEASE = 3 * RENEW
 RETRY = 3.0  # about so many seconds after a refusal the locks are tried once more
 SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
 _LATEST = 1e11  # seconds: no clock and no age is beyond this
-_RUN = re.compile(
-    r"[^\s-][^\x00-\x1f]{0,199}"
-)  # `2026-11-28T14:12:40.235Z root@ctl (process 6552)`, or RunFolder.id
-_BURNIN = re.compile(
-    r"[^\s-]\S{0,199}"
-)  # RunFolder.id; people paste it into a command: one word, and no option
+# A run: `2026-11-28T14:12:40Z root@ctl (process 9)`. That of a burn-in is pasted: one word, no option.
+_RUN, _BURNIN = re.compile(r"[^\s-][^\x00-\x1f]{0,199}"), re.compile(r"[^\s-]\S{0,199}")
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
 Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node → program; node → what it printed
@@ -247,7 +243,8 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
             raise ValueError("nobody holds it")
         names = ("run", "node", "who", "since", "verb")
         told = holder and {name: one_line(str(holder[name]), 200) for name in names}
-        if told and (told["verb"] not in _WORK or not _run_of(told["verb"]).fullmatch(told["run"])):
+        form = _BURNIN if told and told["verb"] == "burnin" else _RUN
+        if told and (told["verb"] not in _WORK or not form.fullmatch(told["run"])):
             raise ValueError("an unknown verb, or a run's name that none has")
         age, clock_there = said["age"] or 0, said["time"]
         if not all(type(value) in (int, float) and 0 <= value < _LATEST for value in (age, clock_there)):
@@ -287,10 +284,6 @@ _ENDS = {
     "burnin": "`gpuprov burnin stop {run}{source}` ends it",
 }
 _NAMED = 3  # runs whose end is told
-
-
-def _run_of(verb: str) -> re.Pattern[str]:
-    return _BURNIN if verb == "burnin" else _RUN
 
 
 def _refuse_held(answers: Collection[Answer], fleet: Fleet | None) -> None:
