@@ -22,9 +22,11 @@ import pytest
 
 from provision.desired.inventory import matching
 from provision.fleet import Fleet, Node
+from provision.node import lock
 from provision.remote import fleet_lock, held_locks
 from provision.remote.fleet_lock import FleetLock, LockedError
 from provision.remote.protocol import NodeError, unreachable
+from tests.support.modules import load
 from tests.support.processes import until
 
 BURNIN = "20261121T101500.000Z-burnin"
@@ -662,6 +664,13 @@ def test_others_read_the_folder_of_results_and_cannot_open_a_lock(machines: Mach
     assert [one.name for one in folder.iterdir()] == ["private"]
     assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700
     assert {stat.S_IMODE(one.stat().st_mode) for one in (folder / "private").iterdir()} == {0o600}
+
+
+def test_the_module_that_runs_checks_looks_for_the_lock_where_it_is(machines: Machines) -> None:
+    controller(machines, "run-1").take(["gpu-01"])
+    (written,) = machines.folder("gpu-01").rglob("lock")
+    place = Path(lock.LOCK_FOLDER, written.relative_to(machines.folder("gpu-01")))
+    assert str(place) == load("gpuprov_run").LOCK
 
 
 def test_folders_that_an_earlier_version_left_open_are_closed(machines: Machines) -> None:

@@ -83,7 +83,7 @@ LOG_DEADLINE = 20.0  # seconds for a program that prints the kernel log
 LOG_CAP = 64 * 1024 * 1024  # bytes: the ring buffer is far smaller
 BEAT = 1.0  # seconds between two looks whether the run still waits for the answer
 CANCEL_GRACE = 2.0  # seconds between TERM and KILL once it does not
-LOCK = "/run/gpuprov/lock"  # as provision/node/lock.py has it
+LOCK = "/run/gpuprov/private/lock"  # where provision/node/lock.py writes it
 
 RUNNING = set()  # the processes that were started and have not been waited for
 STARTING = threading.RLock()  # a signal may come while the main thread has it
