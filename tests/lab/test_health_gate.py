@@ -66,7 +66,7 @@ def up(operator: Operator, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_good_node_returns_and_a_bad_one_stays_drained(lab: Lab, operator: Operator) -> None:
-    lab.node("gpu-02").fault("gpu_silent", gpu=GPU)
+    lab.node("gpu-02").fault("pcie_width", gpu=GPU, width=4)
     done = up(operator)
     assert done.returncode == ExitCode.UNHEALTHY, said(done)
     assert ends(operator) == {"gpu-01": "done", "gpu-02": "unhealthy"}
@@ -111,7 +111,7 @@ def test_a_run_that_ended_in_its_gate_is_resumed_with_the_gate(
         assert process.returncode == ExitCode.INTERRUPTED, text
         assert "gpuprov up --resume" in text
 
-    lab.node("gpu-01").fault("gpu_silent", gpu=GPU)
+    lab.node("gpu-01").fault("pcie_width", gpu=GPU, width=4)
     done = operator.call("up", "--resume")
     assert done.returncode == ExitCode.UNHEALTHY, said(done)
     assert ends(operator) == {"gpu-01": "unhealthy"}
