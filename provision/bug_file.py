@@ -1,9 +1,10 @@
-"""Keeps the traceback of a bug that became the error of one node, so that it can be reported."""
+"""Keeps the traceback of a bug, which often is the error of one node alone, so that it can be reported."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -18,6 +19,14 @@ def keep_in(folder: Path) -> None:
     are."""
     global _folder
     _folder = folder
+
+
+def complain(error: BaseException) -> None:
+    """Keep the traceback of a bug that ends the program, and print its last line for the user."""
+    from provision.terminal import printable
+
+    last = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
+    sys.stderr.write(f"gpuprov: a bug in gpuprov: {printable(last)}\n  → {report(error)}\n")
 
 
 def report(error: BaseException) -> str:

@@ -173,8 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ngpuprov: interrupted\n")
         return ExitCode.INTERRUPTED
-    except Exception:
-        return _report_bug()
+    except Exception as error:
+        from provision import bug_file
+
+        bug_file.complain(error)
+        return ExitCode.BUG
 
 
 def _complain(error: GpuprovError) -> None:
@@ -183,19 +186,6 @@ def _complain(error: GpuprovError) -> None:
     sys.stderr.write(f"gpuprov: {printable(error.what)}\n")
     if error.fix:
         sys.stderr.write(f"  → {printable(error.fix)}\n")
-
-
-def _report_bug() -> ExitCode:
-    """Keep the traceback for the maintainers and print one line for the user."""
-    import tempfile
-    import traceback
-
-    text = traceback.format_exc()
-    with tempfile.NamedTemporaryFile("w", prefix="gpuprov-bug-", suffix=".txt", delete=False) as kept:
-        kept.write(text)
-    last_line = text.strip().splitlines()[-1]
-    sys.stderr.write(f"gpuprov: a bug in gpuprov: {last_line}\n  → please report it with {kept.name}\n")
-    return ExitCode.BUG
 
 
 if __name__ == "__main__":

@@ -160,10 +160,6 @@ class RunFolder:
         """A whole JSON file at once; values of keys named like secrets are left out."""
         return self.write(name, json.dumps(without_secrets(document), indent=1, default=str) + "\n")
 
-    def keep_traceback(self, text: str) -> Path:
-        """Keep the traceback of a bug beside what led to it."""
-        return self.write("traceback.txt", text)
-
     def finish(self, exit_code: int) -> None:
         """Note the end in run.json and one row in the history index."""
         meta = {**self.meta(), "finished": wording.now(), "exit_code": int(exit_code)}

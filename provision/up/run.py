@@ -6,11 +6,11 @@ import json
 import shlex
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from provision import bug_file
 from provision.desired import inventory, stack
 from provision.drift import assess, fleet_options
 from provision.drift.assess import Assessment
@@ -26,7 +26,7 @@ from provision.remote.schedulers import chosen
 from provision.remote.workers import register
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
-from provision.terminal import Progress, live, printable
+from provision.terminal import Progress, live
 from provision.text import many
 from provision.up import collect, durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
@@ -77,13 +77,9 @@ class UpRun:
             self.folder.finish(error.exit_code)
             self._tell_drained()
             raise
-        except Exception:
-            kept = self.folder.keep_traceback(traceback.format_exc())
+        except Exception as error:
+            bug_file.complain(error)
             self.folder.finish(ExitCode.BUG)
-            last = traceback.format_exc().strip().splitlines()[-1]
-            sys.stderr.write(
-                f"gpuprov: a bug in gpuprov: {printable(last)}\n  → please report it with {kept}\n"
-            )
             self._tell_drained()
             return ExitCode.BUG
         finally:

@@ -225,4 +225,3 @@ def test_a_file_is_replaced_whole(run: RunFolder) -> None:
     path = run.write("report.json", json.dumps({"n": 2}))
     assert json.loads(path.read_text()) == {"n": 2}
     assert sorted(p.name for p in run.path.iterdir()) == ["report.json", "run.json"]
-    assert run.keep_traceback("Traceback: x").read_text() == "Traceback: x"

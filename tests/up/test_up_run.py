@@ -369,8 +369,9 @@ def test_a_bug_keeps_its_traceback_in_the_run(world: World) -> None:
 
     world.on_play = fail
     assert world.up() == ExitCode.BUG
-    assert "ZeroDivisionError" in (newest().path / "traceback.txt").read_text()
-    assert str(newest().path) in world.err
+    (kept,) = newest().path.glob("bug-*.txt")
+    assert "ZeroDivisionError" in kept.read_text()
+    assert f"a bug in gpuprov: ZeroDivisionError: oops\n  → please report it with {kept}" in world.err
 
 
 def test_one_node_of_a_kind_goes_first_and_a_resumed_run_needs_no_second_canary(world: World) -> None:
