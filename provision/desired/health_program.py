@@ -20,7 +20,17 @@ from pathlib import Path
 from provision import atomic_file, paths, shipped
 
 _ENTRY = "provision.checks.on_node.entry"
-_DATA = ("xid", "majority", "host_limits", "port_limits", "debounce", "thresholds/metrics")
+_DATA = (
+    "xid",
+    "sxid",
+    "nvlink",
+    "kernel_log",
+    "majority",
+    "host_limits",
+    "port_limits",
+    "debounce",
+    "thresholds/metrics",
+)
 _NOT_ON_NODES = ("provision.yamlfile",)  # its data is JSON
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every member
 _PYTHON = "#!/usr/bin/python3 -IS\n"

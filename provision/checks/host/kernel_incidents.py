@@ -1,37 +1,30 @@
-"""Errors of the kernel log that belong together → one finding an incident, on the part it began with.
+"""Errors of the kernel log that belong together → one finding an incident, on the part that caused it.
 
 A GPU that falls off the bus takes its channels, its firmware and its peers' NVLinks with it: one cause,
-thirty lines. What an Xid brings along on its own GPU says provision/data/xid.yml (`after`).
+thirty lines (kernel_grouping.py). An incident has the worst level and the worst action of all its lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from provision.checks.amd import driver_log
 from provision.checks.check import CheckNode, Measurement
-from provision.checks.host.kernel_log import (
+from provision.checks.host.kernel_grouping import Incident, grouped
+from provision.checks.host.kernel_log import KernelEvent, bus_address, gravity, instance
+from provision.checks.host.kernel_meaning import (
     AER_CORRECTED,
+    NVRM,
     RECOVERY_ACTION,
-    KernelEvent,
-    brings,
-    bus_address,
-    fatal,
-    instance,
+    Meaning,
+    lines,
     meaning,
+    of_domain,
+    worst,
 )
 from provision.checks.judge import Finding, Verdict, finding_on
-
-# Seconds within which errors belong to one incident: a stuck GSP is asked again every 6 s for a while, and a
-# job's channels are cleaned up for tens of seconds.
-WINDOW = 60.0
-_SLACK = 2.0  # the consequence may be logged just before its cause
-
-_NVLINK = frozenset({74, 136, 137, *range(144, 151), 155})
-_SILENCING = frozenset({79, 95, 119, 120, 62})  # a GPU with one of these stops answering its peers
-_MANY = 3  # GPUs with NVLink errors at once: a link joins two, so what they share is to blame
 
 # NVIDIA's own limit for the replays of a healthy PCIe link, of which these messages are the trace.
 _AER_PER_MINUTE = 8
@@ -39,15 +32,7 @@ _AER_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a
 _NAMES = {"xid": "Xid", "sxid": "SXid", "aer": "PCIe error"}
 _ALONE = "by the kernel log alone"
 _CATALOGUE = "NVIDIA Xid catalogue (provision/data/xid.yml)"
-
-
-@dataclass
-class Incident:
-    """What happened first, on which device, and what came with it."""
-
-    root: KernelEvent
-    device: str
-    with_it: list[KernelEvent] = field(default_factory=list)
+_SWITCHES = "NVIDIA Fabric Manager guide (provision/data/sxid.yml)"
 
 
 def devices(node: CheckNode) -> dict[str, str]:
@@ -94,17 +79,29 @@ def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[Kernel
             continue
         if event.kind == driver_log.KIND and not driver_log.of_gpu(event.code, event.address, gpus):
             continue
-        of_gpu = event.kind == "xid" or (event.kind == driver_log.KIND and event.address)
+        if of_domain(event.kind, event.code, event.line):  # each GPU of the node repeats it
+            found.append(replace(event, address="node", below=None))
+            continue
+        of_gpu = event.kind == "xid" or (event.kind in (driver_log.KIND, NVRM) and event.address)
         away = f"gpu@{event.address}" if of_gpu else "node"
         found.append(replace(event, address=gpus.get(event.address, away), below=None))
-    # Both ends of a link may report one error: the end that reports more of it counts. NVSwitches all stand
-    # for the node: what one of them calls fatal counts.
-    most: dict[tuple[str, int | str, str], KernelEvent] = {}
+    # Both ends of a link may report one error, and all NVSwitches stand for the node: the worst counts.
+    joined: dict[tuple[str, int | str, str], KernelEvent] = {}
     for event in found:
         key = event.kind, event.code, event.address
-        if key not in most or (fatal(most[key]), most[key].count) < (fatal(event), event.count):
-            most[key] = event
-    return list(most.values())
+        joined[key] = _joined(joined[key], event) if key in joined else event
+    return list(joined.values())
+
+
+def _joined(one: KernelEvent, other: KernelEvent) -> KernelEvent:
+    """One event of two of the same kind: the worse line, and the larger of each number."""
+    return replace(
+        max((one, other), key=gravity),
+        count=max(one.count, other.count),
+        first=min(one.first, other.first),
+        last=max(one.last, other.last),
+        burst=max(one.burst, other.burst),
+    )
 
 
 def _of_port(event: KernelEvent, gpus: Mapping[str, str]) -> list[KernelEvent]:
@@ -144,7 +141,7 @@ def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
         kind, _, word = metric.partition(".")
         if kind in ("xid", "sxid", "aer") and word.isdigit():
             code: int | str = int(word)
-        elif kind == driver_log.KIND and word in driver_log.MEANINGS:
+        elif (kind == driver_log.KIND and word in driver_log.MEANINGS) or (kind == NVRM and word in lines()):
             code = word
         else:
             continue
@@ -165,91 +162,6 @@ def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
     return found
 
 
-def grouped(events: Sequence[KernelEvent]) -> list[Incident]:
-    """Named events → incidents. The driver's own verdict (Xid 154) goes with its cause."""
-    xids = [event for event in events if event.kind == "xid"]
-    others = [event for event in events if event.kind == driver_log.KIND]
-    causes = {id(event): cause for event in events if (cause := _cause(event, xids, others)) is not None}
-    incidents = {id(event): Incident(event, event.address) for event in events if id(event) not in causes}
-    for event in events:
-        root = event
-        while id(root) in causes:  # the catalogue's rows lead nowhere in a circle; a test holds that
-            root = causes[id(root)]
-        if root is not event:
-            incidents[id(root)].with_it.append(event)
-    return _shared(list(incidents.values()))
-
-
-def _near(root: KernelEvent, event: KernelEvent) -> bool:
-    return root.first - _SLACK <= event.first and event.last <= root.last + WINDOW
-
-
-def _cause(
-    event: KernelEvent, xids: Sequence[KernelEvent], others: Sequence[KernelEvent]
-) -> KernelEvent | None:
-    if event.kind == driver_log.KIND:
-        return _cause_in_driver(event, others)
-    if event.kind != "xid":
-        return None
-    if event.code == RECOVERY_ACTION:
-        near = [x for x in xids if x.address == event.address and x is not event and _near(x, event)]
-        worst = {"fail": 0, "warn": 1, "program": 2, "info": 3}
-        near.sort(key=lambda x: (worst[meaning(x.kind, x.code, x.line)[0]], x.first))
-        return near[0] if near else None
-    own = [
-        x
-        for x in xids
-        if x.address == event.address and x is not event and brings(int(x.code), int(event.code))
-    ]
-    far = [
-        x
-        for x in xids
-        if event.code in _NVLINK
-        and x.address != event.address
-        and x.code in _SILENCING
-        and x.first <= event.first
-    ]
-    near = [x for x in (*own, *far) if _near(x, event)]
-    return min(near, key=lambda x: x.first, default=None)
-
-
-def _cause_in_driver(event: KernelEvent, others: Sequence[KernelEvent]) -> KernelEvent | None:
-    """An earlier line of the same GPU, or of any where the driver did not say of which."""
-    after = driver_log.MEANINGS[str(event.code)].after
-    near = [
-        other
-        for other in others
-        if other.code in after
-        and other is not event
-        and (other.address == event.address or event.address == "node")
-        and _near(other, event)
-        and (other.first, str(other.code)) < (event.first, str(event.code))
-    ]
-    return min(near, key=lambda other: other.first, default=None)
-
-
-def _shared(incidents: list[Incident]) -> list[Incident]:
-    """NVLink errors of many GPUs at once are one incident of the node; a switch's own go with them."""
-    links = [one for one in incidents if one.root.kind == "xid" and one.root.code in _NVLINK]
-    links.sort(key=lambda one: one.root.first)
-    if not links:
-        return incidents
-    together = [one for one in links if one.root.first <= links[0].root.last + WINDOW]
-    if len({one.device for one in together}) >= _MANY:
-        first = together[0]
-        joint = Incident(first.root, "node", [*first.with_it])
-        for other in together[1:]:
-            joint.with_it += [other.root, *other.with_it]
-        incidents = [joint, *(one for one in incidents if one not in together)]
-        links = [joint]
-    for one in [one for one in incidents if one.root.kind == "sxid"]:
-        host = next((link for link in links if abs(link.root.first - one.root.first) <= WINDOW), None)
-        if host is not None:
-            host.with_it += [one.root, *one.with_it]
-            incidents.remove(one)
-    return incidents
-
-
 def judge(
     check: str,
     events: Sequence[KernelEvent],
@@ -268,7 +180,7 @@ def judge(
         event.address: event.last
         for event in events
         if (event.kind, event.code) == ("xid", RECOVERY_ACTION)
-        and meaning("xid", event.code, event.line)[1] == "none"
+        and meaning("xid", event.code, event.line).action == "none"
     } | {
         event.address: event.last
         for event in events
@@ -291,45 +203,65 @@ def judge(
 def _finding(
     check: str, one: Incident, own_test: bool, cleared: Mapping[str, float], settled: frozenset[str]
 ) -> Finding | None:
-    root = one.root
-    level, action, words = meaning(root.kind, root.code, root.line)
-    if root.kind == "aer" and root.code == AER_CORRECTED and root.burst <= _AER_PER_MINUTE:
-        return None
-    if (root.kind, root.code) == ("xid", 63) and root.address in settled and not one.with_it:
-        return None
-    verdicts = [x for x in one.with_it if (x.kind, x.code) == ("xid", RECOVERY_ACTION)]
-    wanted = [meaning(x.kind, x.code, x.line) for x in verdicts]
-    asked = next((words for words in wanted if words[1] != "none"), None)
-    if asked is not None:
-        level, action = asked[:2]
-        words += f"; {asked[2]}"
-    elif level == "program" and own_test:
-        level, action = "warn", "investigate"
+    root, events = one.root, [one.root, *one.with_it]
+    requests = [x for x in one.with_it if (x.kind, x.code) == ("xid", RECOVERY_ACTION)]
+    read = [_reading(x, own_test, cleared, settled) for x in events]
+    level, action = worst(read)
     if level in ("info", "program"):
         return None
-    if asked is None and cleared.get(root.address, -1.0) >= root.last and driver_log.mended(root.code):
-        since = "the GPU was reset since"
-        if root.kind == "xid":
-            since = "the driver took its demand back since, after a reset"
-        level, action, words = "warn", "watch", f"{words}; {since}"
-    said = f"{_NAMES.get(root.kind, root.kind)} {root.code} ({words})"
-    if root.kind == "aer":
-        said = f"{words}, {root.burst} within a minute"
-    elif root.kind == driver_log.KIND:
-        said = f"the driver amdgpu logged: {words}"
-    if mig := instance(root.line):
-        said += f" of the MIG instance {mig}"
     times = f", {root.count} time{'s' * (root.count != 1)} {'during this test' if own_test else 'since boot'}"
     return finding_on(
         check,
         Verdict.FAIL if level == "fail" else Verdict.WARN,
         Measurement(f"{root.kind}.{root.code}", root.count, "events", one.device),
-        said + times + _company(one, {id(x) for x in verdicts}),
+        _sentence(one, read[0].words, requests) + times + _company(one, {id(x) for x in requests}),
         f"≤ {_AER_PER_MINUTE} a minute" if root.kind == "aer" else "",
-        {"xid": _CATALOGUE, "aer": _AER_SOURCE}.get(root.kind, "kernel log"),
+        {"xid": _CATALOGUE, "sxid": _SWITCHES, "aer": _AER_SOURCE}.get(root.kind, "kernel log"),
         action,
-        [x.line for x in (root, *one.with_it) if x.line][:5],
+        [x.line for x in events if x.line][:5],
     )
+
+
+def _reading(
+    event: KernelEvent, own_test: bool, cleared: Mapping[str, float], settled: frozenset[str]
+) -> Meaning:
+    """The meaning of an event on this node, now."""
+    read = meaning(event.kind, event.code, event.line)
+    few = event.kind == "aer" and event.code == AER_CORRECTED and event.burst <= _AER_PER_MINUTE
+    remapped = (event.kind, event.code) == ("xid", 63) and event.address in settled
+    if few or remapped:
+        return Meaning("info", "none", read.words)
+    if read.level == "program" and own_test:
+        return Meaning("warn", "investigate", read.words)
+    over = cleared.get(event.address, -1.0) >= event.last and driver_log.mended(event.code)
+    if read.level not in ("fail", "warn") or not over:
+        return read
+    xid = event.kind == "xid"
+    since = "the driver took its demand back since, after a reset" if xid else "the GPU was reset since"
+    return Meaning("warn", "watch", f"{read.words}; {since}")
+
+
+def _sentence(one: Incident, words: str, requests: Sequence[KernelEvent]) -> str:
+    """The event to blame in words, its GPU where others are involved, and what the driver requests."""
+    root = one.root
+    wanted = [meaning(x.kind, x.code, x.line) for x in requests]
+    words = "; ".join([words, *dict.fromkeys(x.words for x in wanted if x.action != "none")])
+    said = f"{_NAMES.get(root.kind, root.kind)} {root.code} ({words})"
+    if root.kind == "aer":
+        said = f"{words}, {root.burst} within a minute"
+    elif root.kind == driver_log.KIND:
+        said = f"the driver amdgpu logged: {words}"
+    elif root.kind == NVRM:
+        said = f"the NVIDIA driver logged: {words}"
+    if any(x.address != root.address for x in one.with_it):
+        said += f" of {root.address}"
+    if mig := instance(root.line):
+        said += f" of the MIG instance {mig}"
+    if one.is_echo:
+        said += (
+            ", an echo of a link that went down elsewhere: look for Xid 149 on the other nodes of its domain"
+        )
+    return said
 
 
 def _in_words(event: KernelEvent) -> str:

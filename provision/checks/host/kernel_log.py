@@ -12,12 +12,19 @@ NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.
 NVRM: The NVIDIA GPU 0000:b3:00.0                         before the driver was loaded: three lines, no Xid
 NVRM: (PCI ID: 10de:26b5) installed in this system has
 NVRM: fallen off the bus and is not responding to commands.
+NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:1784)     lines without a number: kernel_log.yml
 nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)
 nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Severity 0 Engine instance 32 Sub-engine instance 00
 nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Data {0x00000000, 0x00000000, …}    one event
 nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
 nvidia 0000:9b:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)
 pcieport 0000:64:01.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID) of its port
+nvidia 0000:09:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), …     Linux 5.3 to 5.7
+nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)
+{1}[Hardware Error]:  Error 0, type: recoverable          firmware first: one error, a line for each field
+{1}[Hardware Error]:   section_type: PCIe error
+{1}[Hardware Error]:   device_id: 0000:0a:00.0
+nvidia 0000:0a:00.0: AER: aer_status: 0x00100000, aer_mask: 0x00000000
 pci 0000:64:01.0: PCI bridge to [bus 65]                  at boot: what is below that port
 """
 
@@ -26,46 +33,56 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
-from provision import shipped
 from provision.checks.amd import driver_log
 from provision.checks.check import Output
+from provision.checks.host.kernel_meaning import AER_CORRECTED as AER_CORRECTED
+from provision.checks.host.kernel_meaning import (
+    AER_UNCORRECTED,
+    FATAL,
+    NVRM,
+    RECOVERY_ACTION,
+    own_words,
+    weight,
+)
+from provision.checks.host.kernel_meaning import brings as brings
+from provision.checks.host.kernel_meaning import lines as nvrm_lines
+from provision.checks.host.kernel_meaning import meaning as meaning
 from provision.errors import ParseError
-from provision.node.burnin.kernel_lines import FOLDED, PCI_ADDRESS, XID, whole_messages, without_stamp
+from provision.node.burnin.kernel_lines import PCI_ADDRESS, XID, whole_messages, without_stamp
 
 # An SXid's second and third line have its severity and its data.
 _SXID = re.compile(
     rf"nvidia-nvswitch\d{{1,3}}: SXid \((?:PCI:)?({PCI_ADDRESS})\): *(\d{{1,6}})\b"
     r"(?!, (?:Severity \d|Data \{))"
 )
-_FATAL = re.compile(r"(?<![Nn]on-)\bFatal\b")
-_NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
 _DEVICE = r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])"
 _BRIDGE = re.compile(rf"pci {_DEVICE}: PCI bridge to \[bus ([0-9a-f]{{2}})(?:-([0-9a-f]{{2}}))?\]")
 _OFF_THE_BUS = re.compile(rf"NVRM: GPU ({PCI_ADDRESS}): GPU has fallen off the bus")
 _LOST_GPU = re.compile(rf"NVRM: The NVIDIA GPU ({PCI_ADDRESS})\b")
 _FALLEN = re.compile(r"(?:NVRM: The NVIDIA GPU .*\\x0a *)?NVRM: fallen off the bus")
-_AER = re.compile(rf"[\w-]{{1,32}} {_DEVICE}: PCIe Bus Error: severity=(\w+)")
-# The kernel keeps 15 characters of a name; it may have line feeds.
-_PROGRAM = re.compile(rf", name=(?:{re.escape(FOLDED)}|(?!{re.escape(FOLDED)}).){{0,15}}(?:, |$)")
+_AER = re.compile(
+    rf"[\w-]{{1,32}} {_DEVICE}: (?:AER: )?"
+    r"(?:PCIe Bus Error: severity=(\w+)|(can't recover \(|aer_uncor_severity: 0x)|aer_status: 0x)"
+)
+# A record of the firmware: its type, its section, the device. The number before it is the record's.
+_FIRMWARE = re.compile(
+    r"\{\d{1,10}\}\[Hardware Error\]: +(?:Error \d+, type: (\w+)|section_type: (.{1,40})|device_id: (\S+))"
+)
 _ADDRESS = re.compile(r"^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-9a-f])?$")
 # What stands between two boots: the journal's separators, and the kernel's own first words.
 _BOOT = re.compile(r"^-- (?:Boot [0-9a-f]+|Reboot) --$|^Linux version \d+\.")
 
 _MINUTE = 60.0
-RECOVERY_ACTION = 154  # the Xid with which the driver says itself what is to be done
-AER_CORRECTED, AER_UNCORRECTED = 0, 1  # the codes of an `aer` event
 
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kind of error of one device: how often, and the first line of it. `kind`: xid, sxid, amdgpu or aer.
+    """One kind of error of one device: how often, and its worst line. `kind`: xid, sxid, amdgpu, nvrm or aer.
 
     `first` and `last`: seconds, of whatever clock the log has; where it has none, the line's number stands
-    in. `burst`: the most of them within a minute. Of the driver's own verdict (Xid 154) only the latest
-    counts. The line is the first, or the first fatal one. `below`: of a bridge, the buses behind it.
+    in. `burst`: the most of them within a minute. Of the driver's own verdict (Xid 154) those count that it
+    did not take back. The line is the first of the worst ones. `below`: of a bridge, the buses behind it.
     """
 
     kind: str
@@ -104,7 +121,7 @@ def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent
         for event in events(lines):
             known = seen.get((event.kind, event.code, event.address))
             if known is not None:  # the clocks of the two differ: the first one's is kept
-                line = event.line if fatal(event) and not fatal(known) else known.line
+                line = max((known, event), key=gravity).line
                 below = known.below or event.below
                 event = replace(known, count=max(known.count, event.count), line=line, below=below)
             seen[event.kind, event.code, event.address] = event
@@ -135,7 +152,10 @@ def _lines(output: Output) -> tuple[str, list[str]]:
 
 
 # What `events` looks at: every pattern above has one of these words.
-_CONCERNS = ("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus", driver_log.KIND)
+_CONCERNS = (
+    *("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus", driver_log.KIND),
+    *("[Hardware Error]", "aer_status", "can't recover", "IO_PAGE_FAULT"),
+)
 
 
 def concerns_gpus(line: str) -> bool:
@@ -143,7 +163,9 @@ def concerns_gpus(line: str) -> bool:
     if not any(word in line for word in _CONCERNS):
         return False
     _, text = without_stamp(line)
-    return _event(text) is not None or any(form.match(text) for form in (_BRIDGE, _LOST_GPU, _FALLEN))
+    return _event(text) is not None or any(
+        form.match(text) for form in (_BRIDGE, _LOST_GPU, _FALLEN, _FIRMWARE)
+    )
 
 
 def events(lines: Iterable[str]) -> list[KernelEvent]:
@@ -153,6 +175,7 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
     found: dict[tuple[str, int | str, str], list[tuple[float, str]]] = {}
     below: dict[str, tuple[int, int]] = {}
     lost = ""
+    firmware = _Firmware()
     for number, line in enumerate(whole_messages(lines)):
         clock, text = without_stamp(line.rstrip())
         if _BOOT.match(text):
@@ -161,7 +184,7 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
             below[bus_address(bridge[1])] = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
         if match := _LOST_GPU.match(text):
             lost = bus_address(match[1])
-        event = _event(text)
+        event = firmware.event(text) if firmware.concerns(text) else _event(text)
         if event is None and lost and _FALLEN.match(text):  # others may write between the three lines
             event, lost = ("xid", 79, lost), ""
         if event is not None:
@@ -178,24 +201,27 @@ def instance(line: str) -> str:
 
 def fatal(event: KernelEvent) -> bool:
     """Whether the driver itself calls the event fatal."""
-    return event.kind != driver_log.KIND and bool(_FATAL.search(_own(event.line)))
+    return event.kind != driver_log.KIND and bool(FATAL.search(own_words(event.line)))
 
 
-def _own(line: str) -> str:
-    """The driver's own words in its line: without the name of the user's program."""
-    return _PROGRAM.sub(", ", line, count=1)
+def gravity(event: KernelEvent) -> tuple[int, int, int]:
+    """For ordering events by what they ask for."""
+    return weight(event.kind, event.code, event.line)
 
 
 def _counted(kind: str, code: int | str, address: str, seen: list[tuple[float, str]]) -> KernelEvent:
     if (kind, code) == ("xid", RECOVERY_ACTION):
-        seen = seen[-1:]
+        back = [at for at, (_, text) in enumerate(seen) if meaning(kind, code, text).action == "none"]
+        seen = seen[back[-1] + 1 :] or seen[-1:] if back else seen
+    # The driver writes Xid 79 with the number, and once more without it.
+    seen = [one for one in seen if XID.match(one[1])] or seen
     times = [moment for moment, _ in seen]
     burst = begin = 0
     for end, moment in enumerate(times):
         while moment - times[begin] > _MINUTE:
             begin += 1
         burst = max(burst, end - begin + 1)
-    line = next((text for _, text in seen if _FATAL.search(_own(text))), seen[0][1])
+    line = max((text for _, text in seen), key=lambda text: weight(kind, code, text))
     return KernelEvent(kind, code, address, len(seen), line[:300], times[0], times[-1], burst)
 
 
@@ -207,53 +233,51 @@ def _event(text: str) -> tuple[str, int | str, str] | None:
     if match := _OFF_THE_BUS.match(text):
         return "xid", 79, bus_address(match[1])
     if match := _AER.match(text):
-        code = AER_CORRECTED if match[2].startswith("Correct") else AER_UNCORRECTED
+        code = (
+            AER_UNCORRECTED
+            if match[3] or not (match[2] or "Correct").startswith("Correct")
+            else AER_CORRECTED
+        )
         return "aer", code, bus_address(match[1])
+    if match := _nvrm(text):
+        return match
     if found := driver_log.event(text):
         return driver_log.KIND, found[0], bus_address(found[1])
     return None
 
 
-_RECOVERY = {"None": "none", "GPU Reset Required": "reset GPU", "Node Reboot Required": "reboot"}
+def _nvrm(text: str) -> tuple[str, str, str] | None:
+    """A line of NVIDIA's driver without a number; the address is empty where it gives none."""
+    for name, row in nvrm_lines().items():
+        if match := re.match(row["pattern"], text):
+            return NVRM, name, bus_address(match["device"]) if "device" in match.re.groupindex else ""
+    return None
 
 
-def meaning(kind: str, code: int | str, line: str) -> tuple[str, str, str]:
-    """What an event means: (level: fail, warn, program or info; the action to take; words). `program`: what a
-    user's program does wrong.
+class _Firmware:
+    """Reader of the PCIe errors that the firmware handles first: what type, of which device.
+
+    The kernel repeats the registers in the name of the device; both are one error.
     """
-    if kind == "sxid":
-        level = "warn" if _NONFATAL.search(line) else "fail"
-        return level, "investigate", "NVSwitch error"
-    if kind == "aer":
-        return ("warn" if code == AER_CORRECTED else "fail"), "reseat or check cable", "PCIe bus error"
-    if kind == driver_log.KIND:
-        known = driver_log.MEANINGS[str(code)]
-        return known.level, known.action, known.words
-    row = _catalogue().get(int(code))
-    if row is None:
-        return "warn", "investigate", "an Xid that is not in the catalogue"
-    level, action, words = str(row["level"]), str(row["action"]), str(row["meaning"])
-    if level == "by severity":
-        level = "warn" if _NONFATAL.search(_own(line)) else "fail"
-    elif level == "by text":
-        wanted = re.search(r"to 0x[0-9a-f]{1,16} \(([^()]*)\)", _own(line))
-        action = _RECOVERY.get(wanted[1], "reset GPU") if wanted else "investigate"
-        level = "info" if action == "none" else "fail"
-        words += f" to {wanted[1]}" if wanted else ""
-    return level, action, words
 
+    def __init__(self) -> None:
+        self.corrected = self.pcie = False
+        self.device = ""
 
-def brings(root: int, code: int) -> bool:
-    """Whether the Xid `root` brings the Xid `code` of the same GPU along (the catalogue: sympathetic)."""
-    after = _catalogue().get(code, {}).get("after", ())
-    if after == "any":
-        return root != RECOVERY_ACTION and _catalogue().get(root, {}).get("after") != "any"
-    if after == "hardware":
-        return _catalogue().get(root, {}).get("level") in ("fail", "warn", "by severity")
-    return root in after
+    def concerns(self, text: str) -> bool:
+        return bool(_FIRMWARE.match(text)) or (self.pcie and ": aer_" in text)
 
-
-@cache
-def _catalogue() -> dict[int, dict[str, Any]]:
-    # JSON has no numbers for keys.
-    return {int(code): row for code, row in shipped.load("xid").items()}
+    def event(self, text: str) -> tuple[str, int, str] | None:
+        code = AER_CORRECTED if self.corrected else AER_UNCORRECTED
+        if match := _FIRMWARE.match(text):
+            if match[1]:
+                self.corrected, self.pcie, self.device = match[1] == "corrected", False, ""
+            elif match[2]:
+                self.pcie = match[2].strip() == "PCIe error"
+            elif self.pcie:
+                self.device = bus_address(match[3])
+                return "aer", code, self.device
+        elif (match := _AER.match(text)) and bus_address(match[1]) != self.device:
+            self.device = bus_address(match[1])
+            return "aer", code, self.device
+        return None

@@ -1,0 +1,277 @@
+"""Meaning of a kernel event: level, action and words, by the vendors' catalogues in provision/data (pure).
+
+Codes and registers decide before words, since drivers change their words:
+
+NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)    r610
+NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
+NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 ...)
+NVRM: Xid (PCI:0000:1b:00): 74, pid=…, NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, ...)
+NVRM: Xid (PCI:0000:1b:00): 45, pid=4711, name=python, Ch 00000008 caused by previous Xid 94   since 570.124
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from provision import shipped
+from provision.checks.amd import driver_log
+from provision.node.burnin.kernel_lines import FOLDED
+
+CLEANUP = 45  # the Xid of a channel that is cleaned up after another error
+RECOVERY_ACTION = 154  # the Xid with which the driver requests an action
+AER_CORRECTED, AER_UNCORRECTED = 0, 1  # the codes of an `aer` event
+NVRM = "nvrm"  # kind of the lines that NVIDIA's driver writes without a number
+
+FATAL = re.compile(r"(?<![Nn]on-)\bFatal\b")
+_NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
+# The kernel keeps 15 characters of a name; it may have line feeds.
+_PROGRAM = re.compile(rf", name=(?:{re.escape(FOLDED)}|(?!{re.escape(FOLDED)}).){{0,15}}(?:, |$)")
+_REQUESTED = re.compile(r"to (0x[0-9a-f]{1,16}) \(([^()]*)\)")
+_CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,6})$")
+_REGISTERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}(?:,? 0x[0-9a-fA-F]{1,8})*)\)")
+
+_LEVELS = ("info", "program", "warn", "fail")
+# From least to most: a later one is needed whether or not an earlier one is taken.
+_ACTIONS = (
+    "none",
+    "watch",
+    "run again",
+    "investigate",
+    "restart job",
+    "reset GPU",
+    "reboot",
+    "power-cycle",
+    "fix configuration",
+    "reseat or check cable",
+    "replace part",
+)
+_OF_HARDWARE = ("fail", "warn", "by severity")
+_OF_SHEET = "by severity"
+
+
+class Meaning(NamedTuple):
+    """`level`: fail, warn, program (a user's program is at fault) or info. `action`: one of judge.ACTIONS."""
+
+    level: str
+    action: str
+    words: str
+
+
+def worst(meanings: Iterable[Meaning]) -> tuple[str, str]:
+    """(worst level, worst action) of all these, each on its own."""
+    found = list(meanings)
+    level = max((one.level for one in found), key=_LEVELS.index)
+    return level, max((one.action for one in found), key=_ACTIONS.index)
+
+
+def weight(kind: str, code: int | str, line: str) -> tuple[int, int, int]:
+    """For ordering the lines of one kind of event: by level, by action, then by rank as a cause."""
+    level, action, _ = meaning(kind, code, line)
+    return _LEVELS.index(level), _ACTIONS.index(action), rank(kind, code, line)
+
+
+def meaning(kind: str, code: int | str, line: str) -> Meaning:
+    """The meaning of an event with this line."""
+    if kind == "sxid":
+        return _of_switch(int(code), line)
+    if kind == "aer":
+        level = "warn" if code == AER_CORRECTED else "fail"
+        return Meaning(level, "reseat or check cable", "PCIe bus error")
+    if kind == driver_log.KIND:
+        known = driver_log.MEANINGS[str(code)]
+        return Meaning(known.level, known.action, known.words)
+    if kind == NVRM:
+        row = lines()[str(code)]
+        return Meaning(row["level"], row["action"], row["meaning"])
+    return _of_xid(int(code), own_words(line))
+
+
+def own_words(line: str) -> str:
+    """The driver's own words in its line: without the name of the user's program."""
+    return _PROGRAM.sub(", ", line, count=1)
+
+
+def rank(kind: str, code: int | str, line: str) -> int:
+    """How likely an event is the cause of others of the same moment; provision/data/kernel_log.yml."""
+    ranks = _data()["ranks"]
+    for row in ranks if kind == "xid" else ():
+        if code in row["xids"] and re.search(row.get("with", ""), own_words(line)):
+            return int(row["rank"])
+    return 1
+
+
+def cause_named(line: str) -> int | None:
+    """The Xid that an Xid 45 names as its cause."""
+    match = _CAUSED_BY.search(own_words(line))
+    return int(match[1]) if match else None
+
+
+def names_lost_cause(code: int | str, line: str) -> bool:
+    """Whether it is an Xid 45 that names a cause which breaks a GPU."""
+    cause = cause_named(line) if code == CLEANUP else None
+    return cause is not None and _catalogue().get(cause, {}).get("level") in ("fail", _OF_SHEET)
+
+
+def of_domain(kind: str, code: int | str, line: str) -> bool:
+    """Whether it is a request that concerns the whole NVLink domain and no GPU in particular."""
+    if (kind, code) != ("xid", RECOVERY_ACTION):
+        return False
+    return bool(_requested(own_words(line)).get("domain"))
+
+
+def brings(root: int, code: int) -> bool:
+    """Whether the Xid `root` brings the Xid `code` of the same GPU along (the catalogue: sympathetic)."""
+    after = _catalogue().get(code, {}).get("after", ())
+    if after == "any":
+        return root != RECOVERY_ACTION and _catalogue().get(root, {}).get("after") != "any"
+    if after == "hardware":
+        return _catalogue().get(root, {}).get("level") in _OF_HARDWARE
+    return root in after
+
+
+def _of_xid(code: int, words: str) -> Meaning:
+    row = _catalogue().get(code)
+    if row is None:
+        return Meaning("warn", "investigate", "an Xid that is not in the catalogue")
+    known = Meaning(row["level"], row["action"], row["meaning"])
+    if code == RECOVERY_ACTION:
+        return _of_request(known, words)
+    if code == CLEANUP and names_lost_cause(code, words):
+        said = f"{known.words}; it names Xid {cause_named(words)} as its cause"
+        return known._replace(level="warn", action="investigate", words=said)
+    if known.level == _OF_SHEET:
+        return _of_nvlink5(code, known, words)
+    if "registers" in row:
+        return _of_registers(known, words)
+    return known
+
+
+def _requested(words: str) -> Mapping[str, Any]:
+    """The row of the requested action: by its number, by its words where that is unknown."""
+    matches = _REQUESTED.findall(words)
+    if not matches:
+        return {}
+    number, text = matches[-1]
+    actions = _data()["recovery_actions"]
+    rows: dict[int, Mapping[str, Any]] = {int(one): row for one, row in actions.items()}
+    return rows.get(int(number, 16)) or next((row for row in rows.values() if text in row["words"]), {})
+
+
+def _of_request(known: Meaning, words: str) -> Meaning:
+    row = _requested(words)
+    matches = _REQUESTED.findall(words)
+    if not row:  # a demand that nobody knows is still one
+        action = "to an unknown action" if matches else ""
+        return Meaning("fail", "investigate", f"{known.words} {action}".rstrip())
+    said = f"{known.words} to {matches[-1][1]}"
+    if more := row.get("meaning"):
+        said += f": {more}"
+    return Meaning(row["level"], row["action"], said)
+
+
+def _registers(words: str) -> list[int]:
+    match = _REGISTERS.search(words)
+    return [int(one, 16) for one in re.findall(r"0x[0-9a-fA-F]+", match[1])] if match else []
+
+
+def _of_nvlink5(code: int, known: Meaning, words: str) -> Meaning:
+    """By NVIDIA's decode sheet of 144 to 150, by the severity in words where no row of it fits."""
+    rows = sheet_rows(code, _registers(words))
+    # The severity of some rows depends on the case: what the driver calls fatal is never less.
+    if not rows or (FATAL.search(words) and all("Non-fatal" in row["severity"] for row in rows)):
+        if _NONFATAL.search(words):
+            return known._replace(level="warn", action="investigate")
+        return known._replace(level="fail")
+    return max((_of_row(known, row) for row in rows), key=lambda one: _LEVELS.index(one.level))
+
+
+def _of_row(known: Meaning, row: Mapping[str, Any]) -> Meaning:
+    immediate, then = row["nvidia"]
+    words = f"{known.words}, {row['unit'][0]}"
+    if then.startswith("INVESTIGATE"):
+        words += f"; NVIDIA: {then.replace('_', ' ').lower()}"
+    if immediate == "RESET_GPU":
+        return Meaning("fail", known.action, words)
+    action = "none" if (immediate, then) == ("IGNORE", "IGNORE") else "investigate"
+    return Meaning("warn", action, words)
+
+
+def sheet_rows(code: int, registers: Sequence[int]) -> list[Mapping[str, Any]]:
+    """The rows of the decode sheet that fit an Xid's first two registers.
+
+    Drivers before 575 encode the unit in the low ten bits of the first register, later ones in the low seven;
+    its bits 20 to 25 are the detail. The second register has one bit for each error, or is a number (149).
+    """
+    if len(registers) < 2:
+        return []
+    first, status = registers[:2]
+    found = []
+    for row in _sheet()["rows"]:
+        if row["xid"] != code or row["detail"] != (first >> 20) & 0x3F:
+            continue
+        if first & 0x3FF != row["v1"] and first & 0x7F != row["v2"]:
+            continue
+        of_bits = code < 149 and row["status"] and status & row["status"]
+        if row["status"] is None or row["status"] == status or of_bits:
+            found.append(row)
+    return found
+
+
+def _of_registers(known: Meaning, words: str) -> Meaning:
+    """Xid 74 by the bits of its seven registers, as far as NVIDIA explains them."""
+    registers = _registers(words)
+    bits = {(at, bit) for at, value in enumerate(registers[:7]) for bit in range(32) if value >> bit & 1}
+    groups = []
+    for group in _sheet()["xid_74"]:
+        of_group = {(group["register"], bit) for bit in group["bits"]}
+        groups += [group] if bits & of_group else []
+        bits -= of_group
+    if not groups or bits:  # a bit that NVIDIA does not explain
+        return known
+    top = max(groups, key=lambda one: (_LEVELS.index(one["level"]), _ACTIONS.index(one["action"])))
+    return Meaning(top["level"], top["action"], f"{known.words}: {top['meaning']}")
+
+
+def _of_switch(code: int, line: str) -> Meaning:
+    """By the Fabric Manager guide; the line's own severity decides between fail and warn."""
+    row = _switch_errors().get(code)
+    words = f"NVSwitch error: {row['meaning']}" if row else "NVSwitch error"
+    level = "warn" if _NONFATAL.search(line) else "fail"
+    if row is None:
+        return Meaning(level, "investigate", words)
+    if row["level"] == "info" and level == "warn":
+        return Meaning("info", "none", words)
+    if row["nvidia"] == "always fatal":
+        level = "fail"
+    return Meaning(level, row["action"], words)
+
+
+@cache
+def lines() -> Mapping[str, Mapping[str, Any]]:
+    """Name → row of the lines of NVIDIA's driver that have no number."""
+    found: Mapping[str, Mapping[str, Any]] = _data()["lines"]
+    return found
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    return shipped.load_mapping("kernel_log")
+
+
+@cache
+def _sheet() -> Mapping[str, Any]:
+    return shipped.load_mapping("nvlink")
+
+
+@cache
+def _catalogue() -> dict[int, dict[str, Any]]:
+    # JSON has no numbers for keys.
+    return {int(code): row for code, row in shipped.load("xid").items()}
+
+
+@cache
+def _switch_errors() -> dict[int, dict[str, Any]]:
+    return {int(code): row for code, row in shipped.load("sxid").items()}
