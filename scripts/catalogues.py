@@ -36,7 +36,7 @@ _GO_ROW = re.compile(
     rf"\{{Xid: (\d+), Unit: {_TEXT}, IntrinfoPatternV1: {_TEXT}, IntrinfoPatternV2: {_TEXT}, "
     rf"ErrorStatus: (0x[0-9a-f]+), Resolution: {_TEXT}, Investigatory: {_TEXT}, Severity: {_TEXT}"
 )
-_GO_SWITCH = re.compile(r"^\t(\d{5}): \{\n(.*?)^\t\},\n", re.MULTILINE | re.DOTALL)
+_GO_SWITCH = re.compile(r"^\t(\d{5}): \{[^\n]*\n(.*?)^\t\},\n", re.MULTILINE | re.DOTALL)
 _SECTIONS = {"false/false": "non-fatal", "true/false": "notable", "true/true": "always fatal"}
 
 

@@ -31,7 +31,7 @@ def test_each_row_of_the_catalogue_is_recorded() -> None:
     assert [code for code, row in XIDS.items() if "nvidia" in row] == list(range(1, 173))
     assert len(NVLINK["rows"]) == 94
     assert {row["xid"] for row in NVLINK["rows"]} == set(range(144, 151))
-    assert len(SXIDS) == 92
+    assert len(SXIDS) == 93
 
 
 @pytest.mark.parametrize("code", [code for code, row in XIDS.items() if "nvidia" in row])
