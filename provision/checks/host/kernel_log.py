@@ -34,6 +34,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from provision import foreign_json
 from provision.checks.amd import driver_log
 from provision.checks.check import Output
 from provision.checks.host.kernel_meaning import AER_CORRECTED as AER_CORRECTED
@@ -49,7 +50,7 @@ from provision.checks.host.kernel_meaning import brings as brings
 from provision.checks.host.kernel_meaning import lines as nvrm_lines
 from provision.checks.host.kernel_meaning import meaning as meaning
 from provision.errors import ParseError
-from provision.node.burnin.kernel_lines import PCI_ADDRESS, XID, whole_messages, without_stamp
+from provision.node.burnin.kernel_lines import FOLDED, PCI_ADDRESS, XID, whole_messages, without_stamp
 
 # An SXid's second and third line have its severity and its data.
 _SXID = re.compile(
@@ -176,7 +177,7 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
     below: dict[str, tuple[int, int]] = {}
     lost = ""
     firmware = _Firmware()
-    for number, line in enumerate(whole_messages(lines)):
+    for number, line in enumerate(whole_messages(_plain(lines))):
         clock, text = without_stamp(line.rstrip())
         if _BOOT.match(text):
             found.clear()
@@ -191,6 +192,27 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
             found.setdefault(event, []).append((float(clock) if clock else float(number), text))
     counted = [_counted(*key, seen) for key, seen in sorted(found.items())]
     return [replace(event, below=below.get(event.address)) for event in counted]
+
+
+def _plain(lines: Iterable[str]) -> list[str]:
+    """Lines of `journalctl -o json` as `-o short-unix` prints them, those of other logs as they are.
+
+    The first line decides: a later one may be the rest of a message, and so a user's text.
+    """
+    found = list(lines)
+    if not found or not found[0].startswith('{"'):
+        return found
+    plain = []
+    for line in found:
+        try:
+            row = foreign_json.read(line)
+            seconds, message = int(row["__REALTIME_TIMESTAMP"]) / 1e6, row["MESSAGE"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(message, str):
+            folded = message.replace("\n", FOLDED)
+            plain.append(f"{seconds:.6f} {row.get('_HOSTNAME') or 'node'} kernel: {folded}")
+    return plain
 
 
 def instance(line: str) -> str:

@@ -35,7 +35,7 @@ _REGISTERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}(?:,? 0x[0-9a-fA-F]{1,8})*)\)")
 
 _LEVELS = ("info", "program", "warn", "fail")
 # From least to most: a later one is needed whether or not an earlier one is taken.
-_ACTIONS = (
+ACTIONS = (
     "none",
     "watch",
     "run again",
@@ -64,13 +64,13 @@ def worst(meanings: Iterable[Meaning]) -> tuple[str, str]:
     """(worst level, worst action) of all these, each on its own."""
     found = list(meanings)
     level = max((one.level for one in found), key=_LEVELS.index)
-    return level, max((one.action for one in found), key=_ACTIONS.index)
+    return level, max((one.action for one in found), key=ACTIONS.index)
 
 
 def weight(kind: str, code: int | str, line: str) -> tuple[int, int, int]:
     """For ordering the lines of one kind of event: by level, by action, then by rank as a cause."""
     level, action, _ = meaning(kind, code, line)
-    return _LEVELS.index(level), _ACTIONS.index(action), rank(kind, code, line)
+    return _LEVELS.index(level), ACTIONS.index(action), rank(kind, code, line)
 
 
 def meaning(kind: str, code: int | str, line: str) -> Meaning:
@@ -231,7 +231,7 @@ def _of_registers(known: Meaning, words: str) -> Meaning:
         bits -= of_group
     if not groups or bits:  # a bit that NVIDIA does not explain
         return known
-    top = max(groups, key=lambda one: (_LEVELS.index(one["level"]), _ACTIONS.index(one["action"])))
+    top = max(groups, key=lambda one: (_LEVELS.index(one["level"]), ACTIONS.index(one["action"])))
     return Meaning(top["level"], top["action"], f"{known.words}: {top['meaning']}")
 
 
@@ -242,8 +242,8 @@ def _of_switch(code: int, line: str) -> Meaning:
     level = "warn" if _NONFATAL.search(line) else "fail"
     if row is None:
         return Meaning(level, "investigate", words)
-    if row["level"] == "info" and level == "warn":
-        return Meaning("info", "none", words)
+    if row["level"] == "info":
+        return Meaning(*(("info", "none") if level == "warn" else ("fail", "investigate")), words)
     if row["nvidia"] == "always fatal":
         level = "fail"
     return Meaning(level, row["action"], words)
