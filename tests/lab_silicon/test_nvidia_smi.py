@@ -14,6 +14,7 @@ from tests.lab_silicon.silicon import Silicon
 
 Make = Callable[..., Silicon]
 DRIVER = "580.126.09"
+DOMAIN = "fabric.clusterUuid,fabric.cliqueId"
 
 
 def xml(node: Silicon) -> Xml.Element:
@@ -127,6 +128,45 @@ def test_the_fabric_completes_when_fabric_manager_runs(node: Make) -> None:
 )
 def test_fabric_cells_carry_their_label_up_to_580(node: Make, driver: str, cells: str) -> None:
     assert node(driver=driver).column("fabric.state,fabric.status") == [cells] * 8
+
+
+@pytest.mark.parametrize(
+    ("action", "driver", "words"),
+    [
+        ("", "580.126.09", "Reset"),
+        ("Reboot", "580.126.09", "Reboot"),
+        ("Recover IMEX Domain", "580.126.09", "None"),
+        ("Recover IMEX Domain", "595.71.05", "Recover IMEX Domain"),
+    ],
+)
+def test_the_recovery_action_has_the_words_of_its_driver(
+    node: Make, action: str, driver: str, words: str
+) -> None:
+    one = node("gb200", driver=driver)
+    fault = ("recovery_action", "gpu=1", f"action={action}") if action else ("row_remap_pending", "gpu=1")
+    one.fault("set", *fault)
+    assert each(one, "gpu_recovery_action")[:2] == ["None", words]
+    assert one.column("gpu_recovery_action")[1] == words
+
+
+def test_a_board_is_in_no_nvlink_domain(node: Make) -> None:
+    assert set(node("b200").column(DOMAIN)) == {"00000000-0000-0000-0000-000000000000, 0"}
+
+
+def test_a_tray_is_in_the_domain_of_its_rack(node: Make) -> None:
+    tray = node("gb200")
+    (healthy,) = set(tray.column(DOMAIN))
+    assert healthy.endswith(", 32766")
+    tray.break_("nvlink_domain what=none")
+    assert set(each(tray, "fabric/cliqueId")) == {"0"}
+    tray.fault("clear")
+    tray.break_("nvlink_domain what=clique")
+    assert set(tray.column(DOMAIN)) == {healthy.replace("32766", "4026")}
+    tray.fault("clear")
+    tray.break_("nvlink_domain what=cluster")
+    (other,) = set(tray.column(DOMAIN))
+    assert other != healthy
+    assert other.endswith(", 32766")
 
 
 def test_an_a100_has_no_fabric_state_whatever_fabric_manager_does(node: Make) -> None:

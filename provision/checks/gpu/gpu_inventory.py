@@ -13,7 +13,8 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
 from provision.checks.gpu import gpu_answers, nvidia_smi, nvlink_errors
-from provision.checks.gpu.inventory_links import judge_fabric, judge_links, judge_settings
+from provision.checks.gpu.fabric import judge_fabric
+from provision.checks.gpu.inventory_links import judge_links, judge_settings
 from provision.checks.gpu.inventory_rules import ID as ID
 from provision.checks.gpu.inventory_rules import Values, judge_flags, judge_models
 from provision.checks.host import kernel_incidents, kernel_log
@@ -246,6 +247,7 @@ def judge_unanswered(values: Values) -> list[Finding]:
 
 # Readings that are judged, and in what the ECC mode or MIG has no part.
 _JUDGED = {
+    "memory_total": "memory size",
     "pcie_width": "PCIe width",
     "pcie_gen_max": "highest PCIe generation",
     "sram_threshold_exceeded": "SRAM threshold flag",

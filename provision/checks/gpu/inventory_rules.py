@@ -14,7 +14,7 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Measurement
 from provision.checks.gpu.nvidia_smi import THROTTLE_ALARMS
-from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text
+from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text, unmeasured
 from provision.checks.thresholds import Threshold
 
 ID = "gpu_inventory"
@@ -66,7 +66,16 @@ def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Thres
 
 
 def _memory(values: Values, threshold: Threshold | None) -> list[Finding]:
-    sizes = values["memory_total"]
+    sizes = values.get("memory_total", {})
+    answering = (
+        values["name"].keys() - values.get("unanswered", {}).keys() - values.get("forbidden", {}).keys()
+    )
+    if not sizes and answering:
+        # A GB10 shares its memory with the processor, and reads N/A. A product with a limit has a size.
+        words = "nvidia-smi gives no memory size of any GPU"
+        if threshold is not None:
+            return [unmeasured(ID, words, action="investigate")]
+        return [Finding(ID, Verdict.WARN, "node", words, "memory_total", action="investigate")]
     if not sizes:
         return []
     if threshold is not None:
@@ -118,7 +127,27 @@ _FLAGS = {
     "tpc_repair_pending": ("Yes", Verdict.WARN, "a TPC repair waits for a reset", "reset GPU"),
     "ecc_mode": ("Disabled", Verdict.WARN, "ECC is off: memory errors go unseen", "fix configuration"),
 }
-_RECOVERY_ACTIONS = {"GPU Reset": "reset GPU", "Node Reboot": "reboot"}
+# Recovery action → (verdict, action, what to know of it). The words: NVIDIA, "Error Recovery and Response
+# Flags"; Recover IMEX Domain and System Reboot: newer drivers; the last two: names of NVML's constants.
+_RECOVERY_ACTIONS = {
+    "Reset": (Verdict.FAIL, "reset GPU", ""),
+    "Reboot": (Verdict.FAIL, "reboot", ""),
+    "System Reboot": (Verdict.FAIL, "reboot", ""),
+    "Drain and Reset": (Verdict.FAIL, "reset GPU", ", once its programs have ended"),
+    "Drain P2P": (
+        Verdict.FAIL,
+        "investigate",
+        ": end the programs that use peer-to-peer and read the action again, another one follows",
+    ),
+    "Recover IMEX Domain": (
+        Verdict.WARN,
+        "investigate",
+        ": the IMEX domain of the rack needs recovery, this GPU is not broken",
+    ),
+    "GPU Reset": (Verdict.FAIL, "reset GPU", ""),
+    "Node Reboot": (Verdict.FAIL, "reboot", ""),
+}
+_OTHER_RECOVERY = (Verdict.FAIL, "investigate", "")
 
 
 def judge_flags(node: CheckNode, values: Values) -> list[Finding]:
@@ -193,17 +222,10 @@ def _throttled(values: Values, gpus: int) -> list[Finding]:
 
 
 def _recovery(values: Values, gpus: int) -> list[Finding]:
-    findings = [
-        Finding(
-            ID,
-            Verdict.FAIL,
-            device,
-            f"the driver requests: {wanted}",
-            "recovery",
-            wanted,
-            action=_RECOVERY_ACTIONS.get(str(wanted), "reset GPU"),
-        )
-        for device, wanted in values.get("recovery", {}).items()
-        if wanted != "None"
-    ]
+    findings = []
+    for device, wanted in values.get("recovery", {}).items():
+        if wanted != "None":
+            verdict, action, more = _RECOVERY_ACTIONS.get(str(wanted), _OTHER_RECOVERY)
+            words = f"the driver requests: {wanted}{more}"
+            findings.append(Finding(ID, verdict, device, words, "recovery", wanted, action=action))
     return shared(findings, gpus)

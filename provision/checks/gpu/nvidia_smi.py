@@ -79,7 +79,10 @@ _FIELDS = {
     "retired_single_bit": ("retired_pages/multiple_single_bit_retirement/retired_count", "pages", "number"),
     "retired_double_bit": ("retired_pages/double_bit_retirement/retired_count", "pages", "number"),
 }
-_MUST_HAVE = ("name", "uuid", "memory_total")
+_MUST_HAVE = ("name", "uuid")
+# Values that may read like an NVML error: what a probe of the fabric ended with (nvmlErrorString), and the
+# names of programs, which are their users' choice.
+_WORDS_OF_OTHERS = ("processes", "accounted_processes")
 
 
 def parse_xml(output: Output) -> list[Measurement]:
@@ -168,12 +171,24 @@ def _root(output: Output) -> ElementTree.Element:
 def _text(element: ElementTree.Element, path: str) -> str | None:
     """The text at `path`; None when it is missing or one of nvidia-smi's words for "nothing"."""
     text = (element.findtext(path) or "").strip()
-    return None if text in _NO_VALUE or error_text(text) else text
+    failed = error_text(text) and not (path == "fabric/status" and _probed(element))
+    return None if text in _NO_VALUE or failed else text
+
+
+def _probed(gpu: ElementTree.Element) -> bool:
+    """Whether the driver answered for the fabric: its status is then the result of the GPU's probe."""
+    return error_text(gpu.findtext("fabric/state") or "") is None
 
 
 def _errors(gpu: ElementTree.Element) -> dict[str, str]:
     """Path → the NVML error that stands there in place of a reading."""
-    errors = ((path, error_text(element.text or "")) for path, element in _walk(gpu))
+    errors = (
+        (path, error_text(element.text or ""))
+        for child in gpu
+        if child.tag not in _WORDS_OF_OTHERS
+        for path, element in _walk(child, child.tag)
+        if path != "fabric/status" or not _probed(gpu)
+    )
     # A healthy B200 prints `Insufficient Permissions` for power_smoothing, to root as to anybody.
     return {
         path: error
@@ -275,12 +290,12 @@ def _throttle(gpu: ElementTree.Element) -> str:
 
 
 def _recovery(gpu: ElementTree.Element) -> str:
-    """What the driver itself asks for: `None`, `GPU Reset`, `Node Reboot`, `Drain P2P`, `Drain and Reset`.
-    Empty where it has such an element and no answer in it."""
+    """The recovery action that the driver requests, in nvidia-smi's words (inventory_rules.py); empty where
+    it has such an element and no answer in it."""
     if action := _text(gpu, "gpu_recovery_action"):
         return action
     if _text(gpu, "gpu_reset_status/reset_required") == "Yes":
-        return "GPU Reset"
+        return "Reset"
     if _text(gpu, "gpu_reset_status/drain_and_reset_recommended") == "Yes":
         return "Drain and Reset"
     return "" if "N/A" in (gpu.findtext("gpu_recovery_action") or "") else "None"

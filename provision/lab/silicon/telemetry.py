@@ -54,6 +54,8 @@ def read(node, gpu, index: int, moment: Moment) -> dict:
     values["state"] = "P0"
     values["idle"] = load is None
     values["fabric"] = _fabric(node, slot, moment.fabric_ready)
+    values["domain"] = _domain(node)
+    values["recovery"] = _recovery(node, slot, values["remap_pending"])
     values["fabric_unhealthy"] = node.given("fabric_unhealthy", "what", "", gpu=slot)
     return values
 
@@ -175,3 +177,25 @@ def _fabric(node, slot: int, ready: bool) -> tuple:
     if failed and ready:
         return "Completed", failed["status"]
     return ("Completed", "Success") if ready else ("In Progress", "N/A")
+
+
+def _recovery(node, slot: int, pending: bool) -> str:
+    """The recovery action, in the words of NVIDIA's "Error Recovery and Response Flags"."""
+    requested = node.given("recovery_action", "action", "Reset" if pending else "None", gpu=slot)
+    driver = node.driver()
+    # Driver 595 was the first to have it (ctrl2080gpu.h of the open driver).
+    if requested == "Recover IMEX Domain" and (driver is None or int(driver[0].split(".")[0]) < 595):
+        return "None"
+    return requested
+
+
+_NO_DOMAIN = "00000000-0000-0000-0000-000000000000", 0
+
+
+def _domain(node) -> tuple:
+    """(ClusterUUID, CliqueId): zeros except on trays of an NVL72 (leptonai/gpud issue 1106)."""
+    wrong = node.given("nvlink_domain", "what", "")
+    if node.sku["fabric"] != "imex" or wrong == "none":
+        return _NO_DOMAIN
+    rack = "other" if wrong == "cluster" else "rack"
+    return noise.identity("nvlink domain", node.seed, rack), 4026 if wrong == "clique" else 32766

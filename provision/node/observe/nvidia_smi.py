@@ -62,8 +62,13 @@ NVML_ERRORS = {
 }
 
 
-def silent(index, row, cell):
-    """A ReadError that names the GPU when its cell is an error in place of a reading; else None."""
+def silent(index, row, cell, field=""):
+    """A ReadError that names the GPU when its cell is an error in place of a reading; else None.
+
+    `fabric.status` is the result of the GPU's probe of the fabric, in the words of NVML's errors: an error of
+    the reading is in brackets, and text without them is the value."""
+    if field == "fabric.status" and not cell.startswith("["):
+        return None
     text = cell.strip("[] ")
     advice = NVML_ERRORS.get(text.lower())
     if advice is None:
@@ -114,7 +119,9 @@ def parse_query(names, output):
     fields = fields_of(names)
     found = {}
     for place, name in enumerate(names):
-        errors = [one for one in (silent(index, row, row[place]) for index, row in enumerate(rows)) if one]
+        field = fields[place]
+        errors = [silent(index, row, row[place], field) for index, row in enumerate(rows)]
+        errors = [one for one in errors if one]
         if name == SILENT:
             listed = [bus_address(row[-len(WHO)]) for row in rows]
             left_out = [address for address in gpus_of("10de", "nvidia") if address not in listed]
@@ -122,9 +129,7 @@ def parse_query(names, output):
             continue
         # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
         said = [str(one) for one in errors]
-        found[name] = (
-            ReadError("; ".join(said)) if said else [reading(fields[place], row[place]) for row in rows]
-        )
+        found[name] = ReadError("; ".join(said)) if said else [reading(field, row[place]) for row in rows]
     return found
 
 

@@ -84,6 +84,8 @@ def _checked(fault: dict, node) -> dict:
         and not node.sku["fabric"]
     ):
         raise StateError(f"{name}: a {node.sku_name} node has no NVLink fabric")
+    if name == "nvlink_domain" and node.sku["fabric"] != "imex":
+        raise StateError(f"{name}: a {node.sku_name} node is no tray of an NVL72")
     return fault
 
 

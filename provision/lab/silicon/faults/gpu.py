@@ -156,6 +156,22 @@ FAULTS = {
         "a GPU could not join the NVLink fabric",
         [gpu(), text("status", "Unknown Error", "as nvidia-smi prints it")],
     ),
+    "recovery_action": (
+        "the driver requests an action to recover a GPU",
+        [
+            gpu(),
+            choice(
+                "action",
+                REQUIRED,
+                ["Reset", "Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain"],
+                "which one (the last from driver 595 on)",
+            ),
+        ],
+    ),
+    "nvlink_domain": (
+        "a tray of an NVL72 is not in its rack's NVLink domain",
+        [choice("what", "none", ["none", "clique", "cluster"], "in no domain, or another clique or cluster")],
+    ),
     "xid_incident": (
         "an Xid with all that it brings along, and the driver's verdict",
         [gpu(), number("code", REQUIRED, 1, 999, "the Xid it begins with"), onset()],

@@ -84,7 +84,9 @@ def _sensors(sku, one: dict, driver: str) -> dict:
         "inforom.img": ("", sku["vbios_inforom"]),
         "fabric.state": ("", _fabric("state ", one["fabric"][0], driver)),
         "fabric.status": ("", _fabric("status", one["fabric"][1], driver)),
-        "gpu_recovery_action": ("", "None"),
+        "fabric.clusterUuid": ("", one["domain"][0] if one["fabric"][0] == "Completed" else "[N/A]"),
+        "fabric.cliqueId": ("", str(one["domain"][1]) if one["fabric"][0] == "Completed" else "[N/A]"),
+        "gpu_recovery_action": ("", one["recovery"]),
     }
     for limit in ("power.limit", "enforced.power.limit"):
         values[limit] = ("W", f"{settings['power']:.2f} W")

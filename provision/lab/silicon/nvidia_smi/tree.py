@@ -256,7 +256,7 @@ def _modes(sku, form: int, driver: str, one: dict) -> list:
         "chip": ("c2c_mode", "GPU C2C Mode", chip),
         "virtual": ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual),
         "reset": ("gpu_reset_status", "GPU Reset Status", reset),
-        "recovery": ("gpu_recovery_action", "GPU Recovery Action", "GPU Reset" if pending else "None"),
+        "recovery": ("gpu_recovery_action", "GPU Recovery Action", one["recovery"]),
         "ibm": ("ibmnpu", "IBMNPU", [("relaxed_ordering_mode", "Relaxed Ordering Mode", NA)]),
     }
     order = (

@@ -31,8 +31,8 @@ def _fabric(node, one: dict, form: int) -> list:
     rows = [("state", "State", state), ("status", "Status", status)]
     done = state == "Completed"
     if form >= 550:
-        cluster = "00000000-0000-0000-0000-000000000000" if done else NA
-        rows += [("cliqueId", "CliqueId", "0" if done else NA), ("clusterUuid", "ClusterUUID", cluster)]
+        cluster, clique = (str(part) if done else NA for part in one["domain"])
+        rows += [("cliqueId", "CliqueId", clique), ("clusterUuid", "ClusterUUID", cluster)]
         known = _KNOWN.get(node.sku["fabric"], ()) if done else ()
         rows.append(("health", "Health", _health(known, form, one["fabric_unhealthy"] if done else "", done)))
     return rows

@@ -1,0 +1,71 @@
+"""The rules of gpu_inventory for the NVLink fabric that NVSwitches make of GPUs (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from provision.checks.check import CheckNode
+from provision.checks.gpu.inventory_rules import ID, Values, all_good, shared
+from provision.checks.judge import Finding, Verdict, unmeasured
+
+
+def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
+    """GPUs behind NVSwitches must have joined the fabric, else cuInit fails with 802 while nvidia-smi looks
+    fine.
+
+    A reported state is judged wherever the NVSwitches are: a virtual machine may have GPUs of a shared fabric
+    and no switch on its own PCI bus. Without a fabric, and before Hopper, the state is N/A.
+    """
+    states, statuses = values.get("fabric_state", {}), values.get("fabric_status", {})
+    gpu = node.gpuprov_node["gpu"]
+    expected = gpu.get("fabric", "none") != "none" and gpu.get("architecture") != "ampere"
+    if not states and not expected:
+        return []
+    findings = []
+    for device in values["name"]:
+        if device in values.get("unanswered", {}):
+            continue  # a finding of its own
+        state, status = states.get(device), statuses.get(device)
+        if (state, status) == ("Completed", "Success") or (state is None and not expected):
+            continue
+        if state is None:
+            findings.append(
+                unmeasured(ID, "the driver reports no fabric state", device=device, action="investigate")
+            )
+            continue
+        words = f"has not joined the NVLink fabric: state {state}, status {status or 'N/A'} (fabric manager)"
+        findings.append(
+            Finding(ID, Verdict.FAIL, device, words, "fabric_state", state, action="fix configuration")
+        )
+    findings += _fabric_health(values, {finding.device for finding in findings})
+    return shared(findings, len(values["name"])) or [
+        all_good("fabric_state", "every GPU has joined the NVLink fabric")
+    ]
+
+
+# metric → (what it reads when all is well, what it means when it does not)
+_HEALTH = {
+    "fabric_bandwidth": ("Full", "it has less than its bandwidth"),
+    "fabric_route": ("False", "a route is unhealthy"),
+    "fabric_timeout": ("False", "an access timed out"),
+    "fabric_configuration": ("None", "its configuration is wrong"),
+    "fabric_summary": ("Healthy", "the driver calls it unhealthy"),
+}
+
+
+def _fabric_health(values: Values, told: Collection[str]) -> list[Finding]:
+    """What the driver says of a GPU that has joined: one finding, with the most telling of its fields."""
+    findings = []
+    for device in values["name"]:
+        wrong = [
+            (metric, str(values[metric][device]), words)
+            for metric, (good, words) in _HEALTH.items()
+            if values.get(metric, {}).get(device, good) != good
+        ]
+        if not wrong or device in told:
+            continue
+        metric, shown, words = wrong[0]
+        action = "fix configuration" if metric == "fabric_configuration" else "reset GPU"
+        said = f"joined the NVLink fabric, and {words}: {shown}"
+        findings.append(Finding(ID, Verdict.FAIL, device, said, metric, shown, action=action))
+    return findings
