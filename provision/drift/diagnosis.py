@@ -13,7 +13,7 @@ from typing import Any
 from provision.desired import versions
 from provision.desired.expectations import Expectation
 from provision.node_names import fold
-from provision.text import one_line
+from provision.text import many, one_line
 
 NODES = "{nodes}"  # in a next step: the inventory and the nodes it is for, as a command takes them
 Arguments = Callable[[Iterable[str]], str]  # what stands there: desired.inventory.arguments of the fleet
@@ -223,8 +223,11 @@ def _fabric_manager(seen: _Seen) -> Diagnosis | None:
 def _fabric_not_ready(seen: _Seen) -> Diagnosis | None:
     states = seen.texts("nvidia_smi.fabric.state")
     waiting = [state for state in states if state in ("In Progress", "Not Started")]
+    failed = [one for one in seen.texts("nvidia_smi.fabric.status") if one not in ("Success", "N/A", "[N/A]")]
     if waiting:
         what = f"the NVLink fabric of {len(waiting)} of {len(states)} GPUs is {waiting[0]!r}"
+    elif failed:
+        what = f"{many(len(failed), 'GPU')} failed to join the NVLink fabric: {failed[0]!r}"
     elif seen.wanted.get("service.nvidia-fabricmanager.active") == "active" and seen.text(
         "service.nvidia-fabricmanager.active"
     ) not in ("active", ""):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from provision import __version__
 from provision.checks import health, offenders, registry
-from provision.checks.fleet import fleet_judge
+from provision.checks.fleet import fleet_judge, nvlink_domains
 from provision.checks.fleet.majority import Voter
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.host import versions
@@ -103,15 +103,17 @@ class Alone:
     node: NodeHealth
     numbers: tuple[fleet_judge.Measured, ...]
     voter: Voter | None
+    tray: nvlink_domains.Tray | None
 
 
 def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
     """What has to be kept of a node that was judged by itself. `many`: it is one of more than FEW."""
-    numbers = tuple(fleet_judge.numbers(node))
+    known = one.check_node if one else None
     return Alone(
         health.compressed(node) if many else node,
-        numbers,
-        versions.voter_of(node, one.check_node if one else None),
+        tuple(fleet_judge.numbers(node)),
+        versions.voter_of(node, known),
+        nvlink_domains.tray_of(node, known),
     )
 
 
@@ -122,12 +124,16 @@ def judged(
     through once. Raises RunFolderError."""
     peers, of_kinds = fleet_judge.Peers(), versions.Versions()
     kept: list[NodeHealth] = []
+    trays = {}
     for one in nodes:
         kept.append(one.node)
+        if one.tray is not None:
+            trays[one.node.node] = one.tray
         peers.add(one.numbers)
         of_kinds.add(one.node.node, one.voter)
     by_peers = peers.found()
     by_versions, ambiguous = of_kinds.found()
+    by_racks = nvlink_domains.judge(trays)
     not_compared = (*peers.not_compared(), *ambiguous)
     del peers, of_kinds  # what they were compared by is as much as all that is kept of them
     past, between = node_history.recalled(folder), fleet_pairs.between(folder, seen)
@@ -135,6 +141,8 @@ def judged(
         told = node
         if number in by_peers:
             told = fleet_judge.extended(told, by_peers[number])
+        if node.node in by_racks:
+            told = fleet_judge.extended(told, by_racks[node.node])
         if node.node in by_versions:
             told = versions.extended(told, by_versions[node.node])
         if any(run.bad for run in past.get(node.node, ())):  # what is bad once is not raised

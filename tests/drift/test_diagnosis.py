@@ -88,6 +88,13 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+def test_a_gpu_that_failed_to_join_the_fabric_is_completed_and_explained() -> None:
+    status = {"nvidia_smi.fabric.status": ["Success", "Insufficient Resources"]}
+    (found,) = diagnose({**GOOD, "nvidia_smi.fabric.state": ["Completed"] * 2, **status}, WANTED)
+    assert found.rule == "fabric-not-ready"
+    assert "1 GPU failed to join the NVLink fabric: 'Insufficient Resources'" in found.cause
+
+
 def lines(nodes: dict[str, tuple[dict[str, Any], list[Expectation]]]) -> list[str]:
     return diagnosis.lines(causes(nodes), lambda names: f"fleet.yml --nodes {','.join(names)}")
 

@@ -63,6 +63,8 @@ def test_fabric_manager_has_the_drivers_version_under_any_name(version: str, os_
     assert facts["fabric.manager_matches_driver"] is True
     assert facts["fabric.manager_held"] is True
     assert facts["nvidia_smi.fabric.state"] == ["Completed"] * 8
+    assert facts["nvidia_smi.fabric.status"] == ["Success"] * 8
+    assert not [fact for fact in facts if "without_" in fact]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,7 @@ def test_a_tray_names_all_trays_of_its_rack() -> None:
     assert facts["file./etc/nvidia-imex/nodes_config.cfg.content"].splitlines()[1:] == trays
     assert facts["fabric.imex_version"] == "580.126.09"
     assert not [fact for fact in facts if "manager" in fact]
+    assert facts["nvidia_smi.without_cluster"] == facts["nvidia_smi.without_clique"] == []
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection
 
 from provision.checks.check import CheckNode
 from provision.checks.gpu.inventory_rules import ID, Values, all_good, shared
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.text import one_line
 
 
 def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
@@ -38,6 +41,8 @@ def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
             Finding(ID, Verdict.FAIL, device, words, "fabric_state", state, action="fix configuration")
         )
     findings += _fabric_health(values, {finding.device for finding in findings})
+    if gpu.get("fabric") == "imex":
+        findings += _domain(values, {finding.device for finding in findings})
     return shared(findings, len(values["name"])) or [
         all_good("fabric_state", "every GPU has joined the NVLink fabric")
     ]
@@ -68,4 +73,47 @@ def _fabric_health(values: Values, told: Collection[str]) -> list[Finding]:
         action = "fix configuration" if metric == "fabric_configuration" else "reset GPU"
         said = f"joined the NVLink fabric, and {words}: {shown}"
         findings.append(Finding(ID, Verdict.FAIL, device, said, metric, shown, action=action))
+    return findings
+
+
+# --- the NVLink domain of a rack. On an NVL72 membership is the pair ClusterUUID and CliqueId. A tray in no
+# domain has zeros with state Completed and status Success (Azure/azhpc-images issue 506); a healthy one has a
+# UUID and a clique such as 32766 (leptonai/gpud issue 1106). An HGX board prints zeros when healthy.
+
+
+_ZERO = re.compile(r"[0-]*")
+
+
+def domain_of(values: Values, device: str) -> str | None:
+    """The NVLink domain of a GPU, as `ClusterUUID, clique CliqueId`; empty when it is in none, None when
+    nvidia-smi gives no such values."""
+    cluster, clique = (values.get(f"fabric_{part}", {}).get(device) for part in ("cluster", "clique"))
+    if cluster is None or clique is None:
+        return None
+    if _ZERO.fullmatch(str(cluster)) or _ZERO.fullmatch(str(clique)):
+        return ""
+    return f"{one_line(str(cluster), 40)}, clique {one_line(str(clique), 12)}"
+
+
+def _domain(values: Values, told: Collection[str]) -> list[Finding]:
+    """The GPUs of a tray that are in no NVLink domain, or in another one than most of the tray."""
+    joined = [d for d in values.get("fabric_state", {}) if d not in told]
+    domains = {device: domain_of(values, device) for device in joined}
+    usual = Counter(filter(None, domains.values())).most_common(1)
+    findings = []
+    for device, domain in domains.items():
+        if domain is None:
+            what = "nvidia-smi gives no ClusterUUID and CliqueId of it"
+            findings.append(unmeasured(ID, what, device=device, action="investigate"))
+            continue
+        if not domain:
+            cluster, clique = values["fabric_cluster"][device], values["fabric_clique"][device]
+            words = f"is in no NVLink domain: ClusterUUID {cluster}, CliqueId {clique}"
+        elif domain != usual[0][0]:
+            words = f"is in NVLink domain {domain}, other GPUs of this tray in {usual[0][0]}"
+        else:
+            continue
+        findings.append(
+            Finding(ID, Verdict.FAIL, device, words, "fabric_domain", domain, action="fix configuration")
+        )
     return findings

@@ -56,6 +56,8 @@ _FIELDS = {
     "retirement_pending": ("retired_pages/pending_retirement", "", "text"),
     "fabric_state": ("fabric/state", "", "text"),
     "fabric_status": ("fabric/status", "", "text"),
+    "fabric_clique": ("fabric/cliqueId", "", "text"),
+    "fabric_cluster": ("fabric/clusterUuid", "", "text"),
     "fabric_bandwidth": ("fabric/health/bandwidth", "", "text"),
     "fabric_summary": ("fabric/health/summary", "", "text"),
     "fabric_route": ("fabric/health/route_unhealthy", "", "text"),

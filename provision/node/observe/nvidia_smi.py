@@ -1,7 +1,8 @@
 """What nvidia-smi says of each GPU: `nvidia_smi.FIELD` for a field of --query-gpu, a list in index order.
 
 All fields that are asked cost one call. The names are those of `nvidia-smi --help-query-gpu`, except
-`nvidia_smi.silent`: the GPUs on the PCI bus that do not answer the loaded driver, with the reason."""
+`nvidia_smi.silent`: the GPUs on the PCI bus that do not answer the loaded driver, with the reason; and
+`nvidia_smi.without_cluster`, `nvidia_smi.without_clique`: the GPUs whose NVLink fabric has none (zeros)."""
 
 import os
 
@@ -36,6 +37,8 @@ FIELDS = (
     "memory.total",
     "fabric.state",
     "fabric.status",
+    "fabric.clusterUuid",
+    "fabric.cliqueId",
 )
 
 
@@ -46,8 +49,13 @@ READING = "temperature.gpu"
 PATIENCE = 3
 
 
+# Of the NVLink domain of a rack: fact -> the field that is all zeros in no domain.
+WITHOUT = {"nvidia_smi.without_cluster": "fabric.clusterUuid", "nvidia_smi.without_clique": "fabric.cliqueId"}
+
+
 def fields_of(names):
-    return [READING if name == SILENT else name[len("nvidia_smi.") :] for name in names]
+    own = dict(WITHOUT, **{SILENT: READING})
+    return [own.get(name, name[len("nvidia_smi.") :]) for name in names]
 
 
 # Asked beside the fields, to name a GPU that does not answer: the driver knows both without asking the GPU.
@@ -127,6 +135,9 @@ def parse_query(names, output):
             left_out = [address for address in gpus_of("10de", "nvidia") if address not in listed]
             found[name] = unanswered(errors, left_out)
             continue
+        if name in WITHOUT and not errors:
+            found[name] = ["GPU %d" % index for index, row in enumerate(rows) if not row[place].strip("0-")]
+            continue
         # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
         said = [str(one) for one in errors]
         found[name] = ReadError("; ".join(said)) if said else [reading(field, row[place]) for row in rows]
@@ -143,4 +154,6 @@ def nvidia_smi_probes(names):
     return [Probe(names, None, command, parse_query, PATIENCE)]
 
 
-FAMILIES["nvidia_smi"] = Family((*FIELDS, "silent"), nvidia_smi_probes, items=False)
+FAMILIES["nvidia_smi"] = Family(
+    (*FIELDS, "silent", "without_cluster", "without_clique"), nvidia_smi_probes, items=False
+)

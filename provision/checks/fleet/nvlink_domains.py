@@ -1,0 +1,67 @@
+"""Comparison of the NVLink domains of the trays of each rack (pure).
+
+All trays of an NVL72 are in one domain, which is the pair of ClusterUUID and CliqueId. Racks are not compared
+with each other: two may have the same clique number (meta-pytorch/torchcomms issue 3612).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from provision.checks.check import CheckNode
+from provision.checks.gpu import fabric
+from provision.checks.gpu.inventory_rules import ID
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Finding, Verdict
+from provision.text import many
+
+_OWN = "if that is on purpose, give each domain a gpuprov_rack of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Tray:
+    """One tray: its rack, and the NVLink domain of most of its GPUs."""
+
+    rack: str
+    domain: str
+
+
+def tray_of(node: NodeHealth, one: CheckNode | None) -> Tray | None:
+    """What is compared of a node; None when it is no tray of a known rack, or in no domain."""
+    rack = one.variables.get("gpuprov_rack") if one else None
+    if one is None or rack is None or one.gpuprov_node["gpu"].get("fabric") != "imex":
+        return None
+    values: dict[str, dict[str, object]] = defaultdict(dict)
+    for check in node.checks:
+        for m in check.measurements if check.check == ID else ():
+            values[m.metric][m.device] = m.value
+    domains = Counter(filter(None, (fabric.domain_of(values, device) for device in values["fabric_cluster"])))
+    return Tray(str(rack), domains.most_common(1)[0][0]) if domains else None
+
+
+def judge(trays: Mapping[str, Tray]) -> dict[str, list[Finding]]:
+    """Node → how its domain differs from that of its rack. `trays`: by name of the node."""
+    racks: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, tray in trays.items():
+        racks[tray.rack][name] = tray.domain
+    findings = {}
+    for rack, domains in racks.items():
+        count = Counter(domains.values())
+        (usual, having), *others = count.most_common()
+        if not others:
+            continue
+        split = 2 * having <= len(domains)
+        for name, domain in domains.items():
+            if split or domain != usual:
+                findings[name] = [_differs(rack, domain, count, split=split)]
+    return findings
+
+
+def _differs(rack: str, domain: str, count: Counter[str], *, split: bool) -> Finding:
+    sides = "; ".join(f"{many(trays, 'tray')} in {one}" for one, trays in count.most_common(4))
+    words = f"rack {rack} is split into NVLink domains ({sides}), this tray is in {domain}; {_OWN}"
+    # Where no domain has most trays of a rack, the rack is at fault and no single tray.
+    verdict, action = (Verdict.WARN, "investigate") if split else (Verdict.FAIL, "fix configuration")
+    return Finding(ID, verdict, "node", words, "rack_domain", domain, action=action)
