@@ -221,5 +221,6 @@ def _header(node: NodeFacts, measurements: Iterable[Measurement]) -> dict[str, A
         "driver": driver or "",
         "sku": node.gpuprov_node["gpu"]["sku"] or "",
         "gpus": node.gpuprov_node["gpu"]["count"],
+        **({"boot": facts["boot.id"]} if facts.get("boot.id") else {}),
         **({"pcie_width": node.lanes} if node.lanes else {}),
     }

@@ -91,10 +91,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
         if names := by_verdict.get(verdict):
             told.append(f"  {verdict:<5} {len(names):>6,}  {fold(names, 200)}")
     flips = [f"{one_line(node, 80)}: {many(times, 'time')}" for node, times in document["flips"].items()]
-    repeats = [
-        f"{one_line(one['node'], 80)} {one_line(one['device'], 80)}: {_times(one)}"
-        for one in document["repeat_offenders"]
-    ]
+    repeats = [f"{one_line(one['node'], 80)} {_repeat(one)}" for one in document["repeat_offenders"]]
     for title, lines in (("verdict changed from run to run", flips), ("repeated faults", repeats)):
         told += [f"{title}:", *(f"  {line}" for line in lines[:_SHOWN] or ["none"])]
         if len(lines) > _SHOWN:
@@ -109,12 +106,12 @@ def _node_lines(document: dict[str, Any]) -> list[str]:
     said = [f"{one['verdict']:<5}  {moment(one['started'])}  {one['run']}" for one in document["runs"]]
     told = [f"{one_line(document['node'], 80)}: {many(len(said), 'run')}, newest first", *reversed(said)]
     told.append(f"the verdict changed {many(document['flips'], 'time')}")
-    told += [
-        f"repeated fault: {one_line(one['device'], 80)}, {_times(one)}"
-        for one in document["repeat_offenders"]
-    ]
+    told += [f"repeated fault: {_repeat(one)}" for one in document["repeat_offenders"]]
     return told
 
 
-def _times(one: dict[str, Any]) -> str:
-    return f"in {one['times']} of the last {one['runs']} runs"
+def _repeat(one: dict[str, Any]) -> str:
+    from provision.text import one_line
+
+    what = f"{one_line(one['device'], 80)} {one_line(one['fault'], 80)}"
+    return f"{what}: came {one['times']} times in the last {one['runs']} runs"

@@ -74,11 +74,13 @@ def record(
         elif (verdict := verdicts.get((node, row["check"]))) and digest in looked.get(node, {}):
             result = {"digest": digest, "at": str(row["at"]), "verdict": verdict, "run": folder.path.name}
             fresh.setdefault(node, {})[row["check"]] = result
-    bad = {node.node: offenders.bad(node) for node in fleet.nodes if node.checks} if fleet else {}
+    name = folder.path.name
+    nodes = [node for node in fleet.nodes if node.checks] if fleet else []
+    past = {node.node: offenders.past_from(name, node, _names(node)).record() for node in nodes}
     home = folder.path.parent
     with _locked(home / FOLDER):
-        for node in dict.fromkeys((*fresh, *bad)):
-            run = [{"run": folder.path.name, "bad": bad[node]}] if node in bad else []
+        for node in dict.fromkeys((*fresh, *past)):
+            run = [past[node]] if node in past else []
             _merge(home, node, fresh.get(node, {}), looked.get(node, {}), run)
     if fleet is not None and not fleet.interrupted:
         _keep_verdicts(folder, fleet)
@@ -116,7 +118,7 @@ def _merge(
         if check not in checks or checks[check]["at"] <= one["at"]:
             checks[check] = one
     used = {one["digest"] for one in checks.values()}
-    runs = [{"run": past.run, "bad": sorted(past.bad)} for past in _past(home, node, document, run)]
+    runs = [past.record() for past in _past(home, node, document, run)]
     document = {
         "format": FORMAT,
         "node": node,
@@ -126,6 +128,10 @@ def _merge(
     }
     text = json.dumps(document, separators=(",", ":"), default=str)
     atomic_file.write(path, text, sync=False)  # ten thousand nodes, one after the other
+
+
+def _names(node: NodeHealth) -> list[str]:
+    return [check.check for check in node.checks]
 
 
 def _file(home: Path, node: str) -> Path:
@@ -175,11 +181,12 @@ def recall(folder: RunFolder, nodes: Iterable[str]) -> None:
     """Keep in the run folder what earlier runs found on these nodes: all of it or, after a kill, nothing."""
     if (folder.path / f"{_EARLIER_RUNS}.jsonl").exists():
         return  # a run that goes on: what it knew at first still holds
-    home, wanted = folder.path.parent, offenders.rules().runs - 1
+    home, few = folder.path.parent, offenders.rules().runs - 1
     rows: list[dict[str, Any]] = []
     for node in nodes:
         past = [one for one in _past(home, node, _document(_file(home, node))) if one.run != folder.path.name]
-        rows += ({"node": node, "run": one.run, "bad": sorted(one.bad)} for one in past[-wanted:])
+        wanted = _RUNS if any(one.bad for one in past) else few  # what was never bad is not raised
+        rows += ({"node": node, **one.record()} for one in past[-wanted:])
     if rows:
         folder.write(f"{_EARLIER_RUNS}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -189,8 +196,7 @@ def recalled(folder: RunFolder) -> dict[str, list[Past]]:
     found: dict[str, list[Past]] = {}
     with contextlib.suppress(GpuprovError, KeyError, TypeError):
         for row in folder.read(_EARLIER_RUNS):
-            past = Past(str(row["run"]), frozenset(map(str, row["bad"])))
-            found.setdefault(str(row["node"]), []).append(past)
+            found.setdefault(str(row["node"]), []).append(offenders.past_of(row))
     return found
 
 
@@ -203,7 +209,7 @@ def _past(home: Path, node: str, document: Mapping[str, Any], more: Sequence[Any
     found: dict[str, Past] = {}
     for row in (*rows, *more):
         with contextlib.suppress(KeyError, TypeError):
-            past = Past(str(row["run"]), frozenset(map(str, row["bad"])))
+            past = offenders.past_of(row)
             found.pop(past.run, None)
             found[past.run] = past
     return list(found.values())
@@ -250,8 +256,9 @@ def _short(node: NodeHealth) -> NodeHealth:
         wrong = [replace(f, evidence=()) for f in check.wrong]
         if wrong:
             checks.append(replace(check, findings=tuple(wrong), measurements=()))
-    gpus = node.gpus if offenders.bad(node) else ()  # which device it was, in the runs after
-    return replace(node, checks=tuple(checks), gpus=gpus, facts={})
+    # Which device it was, and in which boot, in the runs after.
+    gpus, kept = (node.gpus, {"boot"} & node.facts.keys()) if checks else ((), set())
+    return replace(node, checks=tuple(checks), gpus=gpus, facts={key: node.facts[key] for key in kept})
 
 
 def earlier(folder: RunFolder, fleet: FleetHealth) -> Earlier | None:
@@ -307,21 +314,21 @@ def _verdicts(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """What one run said of a node. `started`: ISO 8601 UTC; `bad`: its devices that warned or failed, by
-    `offenders.identity`."""
+    """What one run said of a node. `started`: ISO 8601 UTC."""
 
     run: str
     started: str
     verdict: str
-    bad: Collection[str] = ()
+    past: Past
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """A device that was bad in `times` of the last `runs` runs of its node."""
+    """A fault (check.metric) of a device that appeared `times` times in the `runs` runs known of its node."""
 
     node: str
     device: str
+    fault: str
     times: int
     runs: int
 
@@ -332,13 +339,13 @@ def node_runs(home: Path | None = None) -> dict[str, list[NodeRun]]:
     for path in _runs(home or runs_home()):
         with contextlib.suppress(*_DAMAGED):
             report = _verdicts(path)["report"]
-            started = str(report["started"])
+            started, asked = str(report["started"]), tuple(map(str, report["asked"]))
             said = {
                 str(node["node"]): NodeRun(
                     path.name,
                     started,
                     Verdict(node["verdict"]).value,
-                    offenders.bad(health.node_from(node)) if node["checks"] else (),
+                    offenders.past_from(path.name, health.node_from(node), asked),
                 )
                 for node in report["nodes"]
             }
@@ -353,10 +360,13 @@ def flips(runs: Sequence[NodeRun]) -> int:
 
 
 def repeats(node: str, runs: Sequence[NodeRun]) -> list[Repeat]:
-    """The devices that were bad in as many of the node's last runs as ask for more than a look, most often
-    first."""
+    """The faults that came back often enough after a repair to ask for more than a look, most often first."""
     use = offenders.rules()
-    last = runs[-use.runs :]
-    times = {device: sum(device in run.bad for run in last) for run in last for device in run.bad}
-    found = [Repeat(node, device, n, len(last)) for device, n in times.items() if n >= use.investigate]
-    return sorted(found, key=lambda one: (-one.times, one.device))
+    past = [run.past for run in runs[-_RUNS:]]
+    found = []
+    for name in {name for one in past for name in one.bad}:
+        times = len(offenders.appearances(name, past, use))
+        if times >= use.investigate:
+            device, _, kind = name.rpartition(" ")
+            found.append(Repeat(node, device, kind, times, len(past)))
+    return sorted(found, key=lambda one: (-one.times, one.device, one.fault))

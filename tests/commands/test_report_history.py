@@ -18,7 +18,7 @@ FAIL, PASS = Verdict.FAIL, Verdict.PASS
 
 def node(name: str, verdict: Verdict) -> NodeHealth:
     finding = Finding(
-        "gpu_burn", verdict, "gpu3", "says so", action="none" if verdict is PASS else "replace part"
+        "gpu_burn", verdict, "gpu3", "says so", "rate", action="none" if verdict is PASS else "replace part"
     )
     result = CheckResult("gpu_burn", verdict, (finding,), (), 1.0)
     return NodeHealth(name, verdict, (result,), (GpuIdentity(3, "H100", "", f"GPU-{name}-3", ""),))
@@ -51,7 +51,7 @@ def test_all_nodes_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
         "  gpu-02: 2 times",
         "  gpu-03: 1 time",
         "repeated faults:",
-        "  gpu-02 GPU-gpu-02-3: in 2 of the last 3 runs",
+        "  gpu-02 GPU-gpu-02-3 gpu_burn.rate: came 2 times in the last 3 runs",
     ]
 
 
@@ -63,7 +63,7 @@ def test_one_node_for_a_person(home: Path, capsys: pytest.CaptureFixture[str]) -
         "pass   2026-05-01 00:00:02 UTC  20260501T000002.000Z-validate",
         "fail   2026-05-01 00:00:01 UTC  20260501T000001.000Z-validate",
         "the verdict changed 2 times",
-        "repeated fault: GPU-gpu-02-3, in 2 of the last 3 runs",
+        "repeated fault: GPU-gpu-02-3 gpu_burn.rate: came 2 times in the last 3 runs",
     ]
 
 

@@ -32,7 +32,7 @@ def changed(part: str, value: str) -> Fingerprint:
     return Fingerprint({**THEN.values, part: value})
 
 
-def node(name: str, verdict: Verdict, gpu: int = 3) -> NodeHealth:
+def node(name: str, verdict: Verdict, gpu: int = 3, boot: str = "") -> NodeHealth:
     """A node whose GPU `gpu` is what is wrong with it."""
     action = {FAIL: "replace part", WARN: "watch"}.get(verdict, "none")
     finding = Finding(
@@ -41,7 +41,11 @@ def node(name: str, verdict: Verdict, gpu: int = 3) -> NodeHealth:
     rows = (Measurement("rate", 4.0, "Gflop/s", f"gpu{gpu}"),)
     gpus = tuple(GpuIdentity(i, "H100", f"serial {i}", f"GPU-{name}-{i}", f"0:{i}") for i in range(8))
     return NodeHealth(
-        name, verdict, (CheckResult("gpu_burn", verdict, (finding,), rows, 1.0),), gpus, {"a": 1}
+        name,
+        verdict,
+        (CheckResult("gpu_burn", verdict, (finding,), rows, 1.0),),
+        gpus,
+        {"a": 1, **({"boot": boot} if boot else {})},
     )
 
 
@@ -208,8 +212,8 @@ def recalled(runs: Path, *nodes: str) -> dict[str, list[Past]]:
 
 def test_history_is_remembered_run_by_run_and_told_again_the_same(tmp_path: Path) -> None:
     actions = []
-    one = node("gpu-01", WARN)
-    for _ in range(4):
+    for boot in "aaabbcd":
+        one = node("gpu-01", WARN, boot=boot)
         folder = RunFolder.create("validate", {}, runs=tmp_path)
         node_history.recall(folder, ["gpu-01"])
         raised = offenders.escalate([one], node_history.recalled(folder))
@@ -218,7 +222,7 @@ def test_history_is_remembered_run_by_run_and_told_again_the_same(tmp_path: Path
         actions.append(raised[0].checks[0].findings[0].action)
         again = offenders.escalate([one], node_history.recalled(RunFolder.open(folder.path)))
         assert again == raised
-    assert actions == ["watch", "investigate", "replace part", "replace part"]
+    assert actions == ["watch"] * 3 + ["investigate"] * 2 + ["replace part"] * 2
 
 
 def test_a_healthy_run_is_one_of_the_last_runs_too_and_a_silent_one_is_not(tmp_path: Path) -> None:
@@ -226,13 +230,16 @@ def test_a_healthy_run_is_one_of_the_last_runs_too_and_a_silent_one_is_not(tmp_p
     for day, one in enumerate([WARN, PASS, PASS, PASS, PASS], 1):
         run(tmp_path, day, **{"gpu-01": one})
         stored(tmp_path, fleet(day + 10, silent))
-    assert [set(past.bad) for past in recalled(tmp_path)["gpu-01"]] == [set()] * 4
+    past = recalled(tmp_path)["gpu-01"]
+    assert [set(one.bad) for one in past] == [{"GPU-gpu-01-3 gpu_burn.rate"}] + [set()] * 4
+    raised = offenders.escalate([node("gpu-01", WARN)], {"gpu-01": past})
+    assert raised[0].checks[0].findings[0].action == "watch", "longer ago than what counts"
 
 
 def test_the_history_outlives_the_run_folders(tmp_path: Path) -> None:
     shutil.rmtree(run(tmp_path, 1, **{"gpu-01": FAIL}).path)
     (past,) = recalled(tmp_path)["gpu-01"]
-    assert past == Past("20260501T100000.000Z-validate", {"GPU-gpu-01-3"})
+    assert past == Past("20260501T100000.000Z-validate", {"GPU-gpu-01-3 gpu_burn.rate"}, "", {"gpu_burn"})
 
 
 @pytest.mark.parametrize(
@@ -254,11 +261,17 @@ def test_what_an_older_version_kept_of_the_runs_is_read_and_taken_over(tmp_path:
     ]  # fmt: skip
     (tmp_path / "offenders").mkdir()
     (tmp_path / "offenders/gpu-01.jsonl").write_text("\n".join(lines))
-    before = [Past("run1", frozenset()), Past("run0", frozenset({"GPU-2", "nvlink é"}))]
+    before = [
+        Past("run1", frozenset(), "", frozenset()),
+        Past("run0", frozenset({"GPU-2", "nvlink é"}), "", frozenset()),
+    ]
     assert recalled(tmp_path) == {"gpu-01": before}
     newest = run(tmp_path, 1, **{"gpu-01": FAIL})
     shutil.rmtree(tmp_path / "offenders")
-    assert recalled(tmp_path)["gpu-01"] == [*before, Past(newest.path.name, frozenset({"GPU-gpu-01-3"}))]
+    assert recalled(tmp_path)["gpu-01"] == [
+        *before,
+        Past(newest.path.name, frozenset({"GPU-gpu-01-3 gpu_burn.rate"}), "", frozenset({"gpu_burn"})),
+    ]
 
 
 # --- what the runs before said
@@ -366,24 +379,37 @@ def repeats(runs: Path) -> list[Repeat]:
 
 def test_verdicts_flips_and_repeat_offenders(tmp_path: Path) -> None:
     run(tmp_path, 1, n1=PASS, n2=FAIL)
-    run(tmp_path, 2, n1=FAIL, n2=FAIL)
-    newest = run(tmp_path, 3, n1=PASS, n3=ERROR)
+    run(tmp_path, 2, n1=FAIL, n2=PASS)
+    run(tmp_path, 3, n1=FAIL, n2=FAIL)
+    newest = run(tmp_path, 4, n1=PASS, n3=ERROR)
     history = node_history.node_runs(tmp_path)
-    assert said(tmp_path) == {"n1": ["pass", "fail", "pass"], "n2": ["fail", "fail"], "n3": ["error"]}
-    assert (history["n1"][-1].run, history["n1"][-1].started) == (newest.path.name, "2026-05-03T10:00:00Z")
-    assert {name: node_history.flips(runs) for name, runs in history.items()} == {"n1": 2, "n2": 0, "n3": 0}
-    assert repeats(tmp_path) == [Repeat("n2", "GPU-n2-3", 2, 2)]
+    assert said(tmp_path) == {
+        "n1": ["pass", "fail", "fail", "pass"],
+        "n2": ["fail", "pass", "fail"],
+        "n3": ["error"],
+    }
+    assert (history["n1"][-1].run, history["n1"][-1].started) == (newest.path.name, "2026-05-04T10:00:00Z")
+    assert {name: node_history.flips(runs) for name, runs in history.items()} == {"n1": 2, "n2": 2, "n3": 0}
+    assert repeats(tmp_path) == [Repeat("n2", "GPU-n2-3", "gpu_burn.rate", 2, 3)]
     assert node_history.node_runs(tmp_path / "nowhere") == {}
+
+
+def test_a_repeat_offender_is_one_across_boots_and_not_across_looks(tmp_path: Path) -> None:
+    for day, boot in enumerate("aaaab", 1):
+        assert repeats(tmp_path) == []
+        stored(tmp_path, fleet(day, node("n1", FAIL, boot=boot)))
+    assert repeats(tmp_path) == [Repeat("n1", "GPU-n1-3", "gpu_burn.rate", 2, 5)]
 
 
 def test_only_the_last_runs_count_for_a_repeat_offender(tmp_path: Path) -> None:
     use = offenders.rules()
-    verdicts: Mapping[int, Verdict] = {1: FAIL, 2: FAIL, use.runs + 2: FAIL}
-    for day in range(1, use.runs + 3):
+    verdicts: Mapping[int, Verdict] = {1: FAIL, 3: FAIL, use.runs + 3: FAIL}
+    for day in range(1, use.runs + 4):
         run(tmp_path, day, n1=verdicts.get(day, PASS))
     assert repeats(tmp_path) == []
-    run(tmp_path, use.runs + 3, n1=WARN)
-    assert repeats(tmp_path) == [Repeat("n1", "GPU-n1-3", 2, use.runs)]
+    run(tmp_path, use.runs + 4, n1=PASS)
+    run(tmp_path, use.runs + 5, n1=WARN)
+    assert repeats(tmp_path) == [Repeat("n1", "GPU-n1-3", "gpu_burn.rate", 2, use.runs + 5)]
 
 
 def test_runs_that_were_removed_or_judged_again_are_as_they_are_now(tmp_path: Path) -> None:
@@ -401,5 +427,6 @@ def test_a_device_is_told_by_its_uuid(tmp_path: Path) -> None:
     identity = dataclasses.replace(moved.gpus[3], index=5)
     elsewhere = dataclasses.replace(node("n1", FAIL, gpu=5), gpus=(identity,))
     stored(tmp_path, fleet(1, moved))
-    stored(tmp_path, fleet(2, elsewhere))
-    assert repeats(tmp_path) == [Repeat("n1", "GPU-n1-3", 2, 2)]
+    run(tmp_path, 2, n1=PASS)
+    stored(tmp_path, fleet(3, elsewhere))
+    assert repeats(tmp_path) == [Repeat("n1", "GPU-n1-3", "gpu_burn.rate", 2, 3)]

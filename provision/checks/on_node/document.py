@@ -51,7 +51,7 @@ def document(
         # With a check, a finding of it says what is wrong.
         "error": "" if health.checks else health.error,
         "gpus": [{**asdict(gpu), "lost": gpu.index not in here} for gpu in gpus],
-        "facts": {key: value for key, value in health.facts.items() if key != "pcie_width"},
+        "facts": {key: value for key, value in health.facts.items() if key not in ("pcie_width", "boot")},
         "checks": [
             {"check": one.check, "verdict": one.verdict.value, "seconds": round(one.seconds, 3)}
             for one in health.checks
