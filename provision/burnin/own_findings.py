@@ -11,7 +11,7 @@ from provision.burnin.timeline import APART, Clock, Incident, Timeline
 from provision.burnin.watch import SIGNS, Watch, drift, measured
 from provision.checks.amd import telemetry as amd_telemetry
 from provision.checks.gpu import telemetry_rules
-from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.host import host_lines, kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.node_facts import NodeFacts
 from provision.node_names import fold
@@ -64,6 +64,7 @@ def of(
     found = [
         *_reboots(timeline),
         *errors,
+        *_host_lines(node, timeline, known),
         *_incidents(timeline),
         *_end(timeline, missing, over=over, silence=silence),
         *_telemetry(timeline, watch),
@@ -113,6 +114,25 @@ def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> lis
             continue
         first = next((e.first for e in events if finding.metric == f"{e.kind}.{e.code}"), None)
         found.append(Reported(finding, first, timeline.during(first) if first is not None else ""))
+    return found
+
+
+def _host_lines(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> list[Reported]:
+    """What the kernel logged of the machine around the GPUs; what a test told of it already is left out."""
+    first: dict[tuple[str, str], float] = {}
+    lines = []
+    for one in timeline.incidents:
+        line = str(one.fields.get("line", ""))
+        if one.kind == "kernel" and (kind := host_lines.kind_of(line)):
+            lines.append(line)
+            first.setdefault((f"{host_lines.METRIC}{kind[0]}", kind[1]), one.at)
+    events = host_lines.events(lines)
+    reported = {(one.finding.metric, one.finding.device) for one in known}
+    found = []
+    for finding in host_lines.judge(ID, node.check_node, events, during=True):
+        if (finding.metric, finding.device) not in reported:
+            at = first[finding.metric, finding.device]
+            found.append(Reported(finding, at, timeline.during(at)))
     return found
 
 

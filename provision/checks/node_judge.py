@@ -15,7 +15,7 @@ from provision.checks.amd import gpu_answers as amd_answers
 from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Command, Measurement, Output, Raw
 from provision.checks.gpu import gpu_answers, gpu_inventory
 from provision.checks.health import CheckResult, NodeHealth, roll_up
-from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.host import host_lines, kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.nccl.nccl_table import without_environment
 from provision.checks.node_facts import NodeFacts
@@ -141,16 +141,19 @@ def _parsed(check: Check, node: CheckNode, raw: Raw) -> list[Measurement]:
 
 
 def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> list[Finding]:
-    """What the kernel said of GPUs while the check ran, whatever the check was; nothing is told twice."""
+    """What the kernel said of GPUs and the machine while the check ran, whatever it was; nothing twice."""
     output = next((output for output in raw.outputs if output.name == KERNEL_LOG_DELTA), None)
     if output is None:
         return []
     if output.not_started:
         return [unmeasured(raw.check, output.not_started, action="fix configuration")]
     gpus = kernel_incidents.devices(node.check_node)
-    events = kernel_log.events(output.stdout.split("\n"))
+    lines = output.stdout.split("\n")
+    events = kernel_log.events(lines)
     events = kernel_incidents.named(kernel_incidents.of_its_gpus(node.check_node, events), gpus)
     found = kernel_incidents.judge(raw.check, events, own_test=True, others=known)
+    of_host = host_lines.events(kernel_log.texts(lines))
+    found += host_lines.judge(raw.check, node.check_node, of_host, during=True)
     if output.truncated:
         what = "the kernel wrote more than its buffer holds during this test: errors may be lost"
         found.append(unmeasured(raw.check, what, action="investigate"))

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 from provision import yamlfile
-from provision.checks.gpu import gpu_inventory
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Finding, Verdict
 from provision.paths import DATA
@@ -26,7 +25,9 @@ from provision.text import many
 _OF_HARDWARE = ("watch", "reset GPU", "power-cycle", "investigate", "replace part")
 _GPU = re.compile(r"gpu(\d+)")
 # The kernel log of a boot is read by one check; others read the part that came while they ran.
-_OF_KERNEL_LOG = ("xid.", "sxid.", "aer.", "amdgpu.")
+_OF_KERNEL_LOG = dict.fromkeys(("xid", "sxid", "aer", "amdgpu"), "gpu_inventory") | {
+    "host_line": "host_health"
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def fault(node: NodeHealth, finding: Finding) -> str:
 
 
 def _kind(finding: Finding) -> str:
-    check = gpu_inventory.ID if finding.metric.startswith(_OF_KERNEL_LOG) else finding.check
+    check = _OF_KERNEL_LOG.get(finding.metric.partition(".")[0], finding.check)
     return f"{check}.{finding.metric}".replace(" ", "_")
 
 

@@ -25,6 +25,7 @@ _DATA = (
     "sxid",
     "nvlink",
     "kernel_log",
+    "host_lines",
     "majority",
     "host_limits",
     "port_limits",

@@ -14,7 +14,7 @@ from typing import Any
 from provision.checks.amd.devices import entries as devices
 from provision.checks.amd.devices import loaded
 from provision.checks.check import CheckNode, Command, Measurement, Output
-from provision.checks.host import host_health, host_rules
+from provision.checks.host import host_health, host_lines, host_rules
 from provision.checks.host.host_health import ID as ID
 from provision.checks.host.host_rules import finding
 from provision.checks.judge import Finding, Verdict
@@ -34,7 +34,8 @@ _NOT_FOUND = 127  # of Docker and podman: the image has no such program
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    return [*host_health.of_drives(node), *host_health.of_container(node, "amd.com/gpu=all", "rocminfo")]
+    container = host_health.of_container(node, "amd.com/gpu=all", "rocminfo")
+    return [*host_health.of_drives(node), *container, *host_lines.commands()]
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:

@@ -14,14 +14,14 @@ from typing import Any
 
 from provision import foreign_json
 from provision.checks.check import INSTALL, CheckNode, Command, Output, last_words
-from provision.checks.host import host_rules
+from provision.checks.host import host_lines, host_rules
 from provision.checks.host.host_rules import finding, number_of
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
 from provision.checks.network.rdma_port import entries
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
 
-SUMMARY = "modules, libraries, memlock, /dev/shm, ACS, IOMMU, governor, clock, memory errors, NVMe, GPUDirect"
+SUMMARY = "modules, libraries, limits, ACS, IOMMU, governor, clock, memory, NVMe, GPUDirect, kernel log"
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("module.nouveau.loaded", "module.nvidia.loaded", "module.nvidia_peermem.loaded"),
@@ -50,7 +50,8 @@ def of_drives(node: CheckNode) -> list[Command]:
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    return [*of_drives(node), *of_container(node, "nvidia.com/gpu=all", "nvidia-smi", "-L")]
+    container = of_container(node, "nvidia.com/gpu=all", "nvidia-smi", "-L")
+    return [*of_drives(node), *container, *host_lines.commands()]
 
 
 def of_container(node: CheckNode, devices: str, *program: str) -> list[Command]:
@@ -104,6 +105,7 @@ def parse_by(
     container = outputs.get("container")
     if container is not None:
         found += _container(container, listed)
+    found += host_lines.measured(outputs)
     uptime = node.facts.get("clock.uptime_s")
     if isinstance(uptime, int) and not isinstance(uptime, bool):
         found.append(Measurement("uptime", uptime, "s"))
@@ -155,7 +157,7 @@ def judge_by(
     measurements: Sequence[Measurement],
     container: Sequence[Finding],
 ) -> list[Finding]:
-    """The findings of these rules, and of memory and drives, which are of every machine; and those of a
+    """The findings of these rules; of memory, drives and the kernel log, as every machine has; of a
     container."""
     findings: list[Finding] = []
     for rule in (*rules, judge_memory, judge_drives):
@@ -165,6 +167,7 @@ def judge_by(
             findings.append(unmeasured(ID, f"{error.what}; {error.fix}"))
     findings += _judge_smart(measurements)
     findings += container
+    findings += host_lines.judge_log(ID, node, measurements, findings)
     if not any(one.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR) for one in findings):
         message = "modules, limits, PCI, processors, clock, memory and drives are as they should be"
         findings.append(finding(ID, Verdict.PASS, message, "host"))

@@ -152,6 +152,28 @@ def _lines(output: Output) -> tuple[str, list[str]]:
     return "", lines
 
 
+def messages(output: Output) -> tuple[str, list[str]]:
+    """What is wrong with a log ("" if nothing), and its messages since the last boot, without stamps."""
+    problem, lines = _lines(output)
+    return problem, texts(lines)
+
+
+def texts(lines: Iterable[str]) -> list[str]:
+    """The messages among these lines since the last boot, without stamps."""
+    found: list[str] = []
+    for line in whole_messages(lines):
+        text = text_of(line)
+        if _BOOT.match(text):
+            found.clear()
+        found.append(text)
+    return found
+
+
+def text_of(message: str) -> str:
+    """A message without its stamp."""
+    return without_stamp(message.rstrip())[1]
+
+
 # What `events` looks at: every pattern above has one of these words.
 _CONCERNS = (
     *("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus", driver_log.KIND),

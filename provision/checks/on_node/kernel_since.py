@@ -1,5 +1,5 @@
 """The kernel's messages since the last run: the journal from where the last run ended, joined with what of
-this boot concerns GPUs.
+this boot concerns the GPUs and the machine around them.
 
 `journalctl --show-cursor` ends with the place that it has read to (seen of systemd 257 on Debian 13;
 `-- No entries --` comes before it where nothing is new, and alone where nothing ever was):
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.checks.check import Command, Output
-from provision.checks.host import kernel_log
+from provision.checks.host import host_lines, kernel_log
 from provision.node.burnin.kernel_lines import whole_messages
 
 NAME = "journal"  # of the command in gpu_inventory
@@ -26,7 +26,7 @@ _MOST = 4000  # lines that are kept: half the oldest, half the newest
 
 @dataclass(frozen=True)
 class Remembered:
-    """How far the journal of one boot was read, and its lines that concern GPUs (the first line of all
+    """How far the journal of one boot was read, and its lines that checks judge (the first line of all
     beside)."""
 
     boot_id: str
@@ -41,7 +41,7 @@ def command(whole: Command, known: Remembered | None) -> Command:
 
 
 def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Output, Remembered | None]:
-    """The output as the whole journal of this boot would have it, as far as GPUs go, and what to remember.
+    """The output as the whole journal of this boot would have it, as far as checks go, and what to remember.
 
     None to remember where the answer was no good: the next run reads the whole journal again.
     """
@@ -53,7 +53,9 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("-- ")]
     fresh = whole_messages(lines)
     lines = list(known.lines) if known else fresh[:1]  # one line shows that the log could be read
-    lines += [line for line in fresh[0 if known else 1 :] if kernel_log.concerns_gpus(line)]
+    fresh = fresh[0 if known else 1 :]
+    of_host = set(host_lines.kept(fresh, lines))
+    lines += [line for line in fresh if line in of_host or kernel_log.concerns_gpus(line)]
     if len(lines) > _MOST:
         lines = [*lines[: _MOST // 2], *lines[-_MOST // 2 :]]
     if not lines:  # a container's journal has no kernel lines

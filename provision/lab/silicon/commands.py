@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import host_lines
 import kernel_log
 import nics
 import noise
@@ -110,6 +111,7 @@ def _set(node, new_fault: dict) -> None:
     node.faults = [one for one in node.faults if not faults.same(one, new_fault)] + [new_fault]
     node.save()
     xid.report(node, [new_fault])
+    kernel_log.append(node.folder, host_lines.lines(new_fault))
 
 
 def _clear(node, words: list) -> None:

@@ -1,5 +1,7 @@
 """The faults of the machine around the GPUs; see catalogue.py."""
 
+import host_lines
+
 from faults.parameters import REQUIRED, choice, number, telling
 
 DRIVES, MODULES = 4, 16
@@ -52,6 +54,14 @@ FAULTS = {
     "container_broken": (
         "containers do not get the GPUs",
         [choice("how", "refused", ["refused", "none", "some"], "what is seen")],
+    ),
+    "host_line": (
+        "the kernel logs trouble of the machine",
+        [choice("kind", REQUIRED, host_lines.KINDS["trouble"], "what of")],
+    ),
+    "host_line_harmless": (
+        "look-alike: the kernel logs what a healthy machine has",
+        [choice("kind", REQUIRED, host_lines.KINDS["harmless"], "what of")],
     ),
     "virtual_machine": ("look-alike: a guest, which needs access control and a translating IOMMU", []),
     "fresh_boot": (

@@ -1,0 +1,193 @@
+"""What the kernel log says about the machine around the GPUs: hung tasks, machine checks, drives, file
+systems, network cards. Text → findings, by provision/data/host_lines.yml.
+
+The lines of one device are one incident: a drive that is given up takes its file system with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from provision import shipped
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.host import kernel_log
+from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
+
+METRIC = "host_line."  # before the id of a line
+MANY = 100  # lines of one kind and device that are counted: a node keeps no more of them
+_DRIVE = re.compile(r"(nvme\d+)n\d+")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of host_lines.yml; `rank`: its place there."""
+
+    rank: int
+    id: str
+    line: re.Pattern[str]
+    level: str
+    action: str
+    meaning: str
+    source: str
+    unless: str = ""
+
+
+@dataclass(frozen=True)
+class HostEvent:
+    """How often a kind of line came about one device (`node`: none is named), and one of the lines."""
+
+    id: str
+    device: str
+    count: int
+    line: str
+
+
+@cache
+def catalogue() -> Mapping[str, Line]:
+    """The rows by id, in the order of cause."""
+    document = shipped.load("host_lines")
+    found = {}
+    for rank, row in enumerate(document["lines"]):
+        text = row["line"]
+        for name, words in document["words"].items():
+            text = text.replace(f"<{name}>", words)
+        found[row["id"]] = Line(**{**row, "rank": rank, "line": re.compile(text)})
+    return found
+
+
+@cache
+def _any() -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{row.line.pattern})" for row in catalogue().values()))
+
+
+def kind_of(text: str) -> tuple[str, str] | None:
+    """(id, device) of a message without its stamp."""
+    if not _any().match(text):
+        return None
+    for row in catalogue().values():
+        if match := row.line.match(text):
+            return row.id, _device(match[1] if row.line.groups else "")
+    return None
+
+
+def _device(name: str) -> str:
+    if not name:
+        return "node"
+    drive = _DRIVE.fullmatch(name)
+    return drive[1] if drive else name.lower()
+
+
+def events(texts: Iterable[str]) -> list[HostEvent]:
+    """The events among messages without stamps."""
+    seen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for text in texts:
+        if kind := kind_of(text):
+            seen[kind].append(text)
+    return [HostEvent(*kind, len(lines), lines[0][:300]) for kind, lines in sorted(seen.items())]
+
+
+def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Those of the messages, with stamps, that are to be remembered beside the `known` ones of this boot."""
+    found, counted = [], Counter(map(kind_of, kernel_log.texts(known)))
+    for message in messages:
+        kind = kind_of(kernel_log.text_of(message))
+        if kind and catalogue()[kind[0]].level != "info" and counted[kind] < MANY:
+            counted[kind] += 1
+            found.append(message)
+    return found
+
+
+def commands() -> list[Command]:
+    """What reads the log: each of the two knows what the other has forgotten."""
+    return [
+        Command("journal", ("journalctl", "-k", "-b", "-o", "short-unix", "--no-pager"), 60.0),
+        Command("dmesg", ("dmesg",), 30.0),
+    ]
+
+
+def measured(outputs: Mapping[str, Output]) -> list[Measurement]:
+    """The events of this boot from both logs; `unreadable_log` when neither could be read."""
+    logs = [output for name in ("journal", "dmesg") if (output := outputs.get(name)) is not None]
+    seen: dict[tuple[str, str], HostEvent] = {}
+    problems = []
+    for output in logs:
+        problem, texts = kernel_log.messages(output)
+        problems += [problem] if problem else []
+        for event in events(texts):
+            known = seen.get((event.id, event.device))
+            if known is None or known.count < event.count:
+                seen[event.id, event.device] = event
+    found = []
+    for event in seen.values():
+        found.append(Measurement(f"{METRIC}{event.id}", event.count, "lines", event.device))
+        found.append(Measurement(f"{METRIC}{event.id}.line", event.line, "", event.device))
+    if logs and len(problems) == len(logs):
+        found.append(Measurement("unreadable_log", "; ".join(problems), ""))
+    return found
+
+
+def remembered(measurements: Iterable[Measurement]) -> list[HostEvent]:
+    """The inverse of `measured`."""
+    rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+    for m in measurements:
+        name, _, word = m.metric.removeprefix(METRIC).partition(".")
+        if m.metric.startswith(METRIC) and name in catalogue():
+            rows[name, m.device][word or "count"] = m.value
+    return [HostEvent(*kind, row["count"], str(row["line"])) for kind, row in rows.items()]
+
+
+def judge(check: str, node: CheckNode, found: Iterable[HostEvent], *, during: bool = False) -> list[Finding]:
+    """One finding for each device with lines that ask for something; on the node, one for each kind of line.
+
+    `during`: they came while one of our programs ran, not since boot.
+    """
+    incidents: dict[tuple[str, str], list[tuple[Line, HostEvent]]] = defaultdict(list)
+    for event in found:
+        line = catalogue()[event.id]
+        if line.level == "info" or (line.unless and node.facts.get(line.unless) is True):
+            continue
+        key = event.device, event.id if event.device == "node" else ""
+        incidents[key].append((line, event))
+    return [
+        _finding(check, device, sorted(rows, key=lambda row: row[0].rank), during)
+        for (device, _), rows in sorted(incidents.items())
+    ]
+
+
+def judge_log(
+    check: str, node: CheckNode, measurements: Sequence[Measurement], known: Sequence[Finding]
+) -> list[Finding]:
+    """What the log of this boot says, without memory errors whose module the counters (`known`) name."""
+    counted = any(one.metric == "memory_uncorrected" for one in known)
+    found = [one for one in remembered(measurements) if not (counted and one.id == "edac_uncorrected")]
+    unread = [str(m.value) for m in measurements if m.metric == "unreadable_log"]
+    return [
+        *judge(check, node, found),
+        *(unmeasured(check, f"the kernel log could not be read: {why}; run it as root") for why in unread),
+    ]
+
+
+def _finding(check: str, device: str, rows: Sequence[tuple[Line, HostEvent]], during: bool) -> Finding:
+    root, event = rows[0]
+    worst = next((line for line, _ in rows if line.level == "fail"), root)
+    often = (
+        f"{MANY} times or more" if event.count >= MANY else f"{event.count} time{'s' * (event.count != 1)}"
+    )
+    said = f"the kernel logged: {root.meaning}; {often} {'during this test' if during else 'since boot'}"
+    if rows[1:]:
+        said += f"; with it: {'; '.join(line.meaning for line, _ in rows[1:])}"
+    return finding_on(
+        check,
+        Verdict.FAIL if worst.level == "fail" else Verdict.WARN,
+        Measurement(f"{METRIC}{root.id}", event.count, "lines", device),
+        said,
+        "",
+        f"Linux or driver source: {root.source}",
+        worst.action,
+        [event.line for _, event in rows][:5],
+    )
