@@ -91,6 +91,22 @@ def test_the_number_of_mig_devices_is_not_that_of_gpus() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mig", "devices"),
+    [
+        ({"enabled": True, "profiles": {"all": ["3g.40gb", "3g.40gb"]}}, 16),
+        ({"enabled": True, "profiles": {0: ["1g.10gb"] * 7, "1": ["3g.40gb"] * 2}}, 7 + 2 + 6),
+        ({"enabled": True, "profiles": {"all": [], 7: ["7g.80gb"]}}, 1),
+        ({"enabled": False, "profiles": {"all": ["3g.40gb", "3g.40gb"]}}, 8),
+    ],
+)
+def test_slurm_hands_out_the_declared_mig_devices(mig: dict[str, Any], devices: int) -> None:
+    """As many GPUs in Gres as gpu_settings makes MIG devices: another number is drift."""
+    found = promised(gpu_settings_mig=mig, slurm_health_enabled=True, slurm_health_include=True)
+    assert found["slurm.gpus"].value == devices
+    assert f" Gres=gpu:{devices}\n" in found[NODE_LINE].value
+
+
+@pytest.mark.parametrize(
     ("sku", "partition", "devices"),
     [
         ("mi300x", "", 8),
