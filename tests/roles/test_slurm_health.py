@@ -94,8 +94,8 @@ def test_the_number_of_mig_devices_is_not_that_of_gpus() -> None:
     ("mig", "devices"),
     [
         ({"enabled": True, "profiles": {"all": ["3g.40gb", "3g.40gb"]}}, 16),
-        ({"enabled": True, "profiles": {0: ["1g.10gb"] * 7, "1": ["3g.40gb"] * 2}}, 7 + 2 + 6),
-        ({"enabled": True, "profiles": {"all": [], 7: ["7g.80gb"]}}, 1),
+        ({"enabled": True, "profiles": {0: ["1g.10gb"] * 7, 1: ["3g.40gb"] * 2}}, 7 + 2 + 6),
+        ({"enabled": True, "profiles": {"all": [], "7": ["7g.80gb"]}}, 1),
         ({"enabled": False, "profiles": {"all": ["3g.40gb", "3g.40gb"]}}, 8),
     ],
 )
