@@ -176,6 +176,36 @@ def test_a_port_that_is_switched_off_is_not_judged(cards: Cards) -> None:
     assert any("mlx5_2" in f.message and f.verdict is Verdict.SKIP for f in cards.judge(**EIGHT))
 
 
+OFF = {"state": "DOWN", "phys_state": "Disabled", "rate": 10, "link": None, "sm_lid": 0}
+
+
+def test_a_node_with_all_its_ports_switched_off_is_not_healthy(cards: Cards) -> None:
+    ports(range(8), **OFF)(cards)
+    assert cards.flagged() == cards.flagged(**EIGHT) == [("warn", "node", "state", CONFIGURE)]
+    assert any("all 8 ports are switched off" in f.message for f in cards.judge())
+    found = cards.flagged(rdma_expected_ports=declared("InfiniBand"))
+    assert found == [("fail", name, "state", CONFIGURE) for name in NAMES]
+
+
+def test_a_declared_port_that_is_switched_off_fails_beside_others_that_are_up(cards: Cards) -> None:
+    ports([2], **OFF)(cards)
+    found = cards.flagged(rdma_expected_ports=declared("InfiniBand"))
+    assert found == [("fail", "mlx5_2", "state", CONFIGURE)]
+    assert not any("not judged" in f.message for f in cards.judge(rdma_expected_ports=declared("InfiniBand")))
+
+
+def test_roce_interfaces_that_are_all_down_are_told_if_anything_expects_them(cards: Cards) -> None:
+    """The GID of an address stays while the interface is down: drivers/infiniband/core/roce_gid_mgmt.c."""
+    cards.roce()
+    ports(range(8), state="DOWN", phys_state="Disabled", netdev_up=False)(cards)
+    assert cards.flagged() == [("warn", "node", "state", CONFIGURE)]
+    found = cards.flagged(rdma_expected_ports=declared("Ethernet"))
+    assert found == [("fail", name, "state", CONFIGURE) for name in NAMES]
+    ports(range(8), roce_v2_ipv4="")(cards)
+    assert cards.flagged(**EIGHT) == [("warn", "node", "state", CONFIGURE)]
+    assert cards.flagged() == [], "a laboratory's cards: no address, nothing declared"
+
+
 def test_a_node_without_cards_is_skipped_unless_some_are_declared(cards: Cards) -> None:
     cards.ports, cards.counters, cards.cards, cards.functions, cards.mtus = [], [], [], [], {}
     assert [f.verdict for f in cards.judge()] == [Verdict.SKIP]

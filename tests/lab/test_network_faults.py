@@ -12,7 +12,7 @@ import yaml
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.gpuprov_up import Operator, flagged
+from tests.lab.gpuprov_up import Operator, flagged, said
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
@@ -150,6 +150,43 @@ def test_a_fault_is_named_and_nothing_else(
     assert found == expected
     failed = any(verdict == "fail" for _, _, verdict in expected)
     assert code == (ExitCode.UNHEALTHY if failed else ExitCode.INCOMPLETE)
+
+
+def test_ports_that_are_all_switched_off_are_seen_by_validate_drift_and_the_node_itself(
+    operator: Operator, node: LabNode, validate: Validate
+) -> None:
+    ports = [{"device": f"mlx5_{number}", "link_layer": "InfiniBand"} for number in range(8)]
+    health: dict[str, Any] = {
+        "node_health_enabled": True,
+        "gpuprov_roles": [*VARIABLES["gpuprov_roles"], "node_health"],
+    }
+
+    def of_itself(**declared: Any) -> set[tuple[str, str, str]]:
+        done = operator.call("up", "--yes", **health, **declared)
+        assert done.returncode == ExitCode.OK, said(done)
+        node.fault("ports_off")
+        node.as_root("systemctl start gpuprov-node-health.service")
+        rows = json.loads(node.as_root("cat /run/gpuprov/health.json").stdout)["findings"]
+        return {
+            (row["check"], row["device"], row["verdict"])
+            for row in rows
+            if row["check"] == PORTS and row["verdict"] != "skip"
+        }
+
+    try:
+        undeclared = {(PORTS, "node", "warn")}
+        assert of_itself() == undeclared
+        assert validate(PORTS)[1] == undeclared
+        node.heal()
+        each = {(PORTS, port["device"], "fail") for port in ports}
+        assert of_itself(rdma_expected_ports=ports) == each
+        done = operator.call("validate", "--json", "--checks", PORTS, rdma_expected_ports=ports)
+        assert (done.returncode, flagged(done, "skip")) == (ExitCode.UNHEALTHY, each)
+        drifted = operator.drifted(rdma_expected_ports=ports)
+        assert {f"rdma.{port['device']}/1.state" for port in ports} <= set(drifted)
+    finally:
+        node.heal()
+        node.as_root("systemctl stop gpuprov-node-health.timer")
 
 
 def test_a_worn_drive_is_named(node: LabNode, validate: Validate) -> None:

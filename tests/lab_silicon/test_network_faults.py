@@ -76,6 +76,17 @@ def test_each_fault_is_found_where_it_is(flagged: Any, faults: dict[str, Any], n
     assert sorted(flagged(*faults, network=network, gpuprov_expected_nics=8)) == sorted(faults.values())
 
 
+@pytest.mark.parametrize(("network", "layer"), [("ib", "InfiniBand"), ("roce", "Ethernet")])
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_node_with_all_ports_switched_off_is_flagged(
+    flagged: Any, network: str, layer: str, declared: bool
+) -> None:
+    ports = [{"device": f"mlx5_{number}", "link_layer": layer} for number in range(8)]
+    each = [("fail", port["device"], "state", CONFIGURE) for port in ports]
+    found = flagged("ports_off", network=network, rdma_expected_ports=ports if declared else [])
+    assert found == (each if declared else [("warn", "node", "state", CONFIGURE)])
+
+
 @pytest.mark.parametrize("network", ["ib", "roce"])
 def test_what_only_looks_broken_is_not_flagged(flagged: Any, network: str) -> None:
     oddities = (

@@ -1,8 +1,9 @@
 """The network cards for RDMA and their ports, as they are without traffic: how many, up, at which rate, with
 which errors, and whether packets would find their way.
 
-From facts alone. Storage and management cards (another board, or Ethernet beside InfiniBand) and ports an
-administrator switched off are not judged. What nobody declared is compared with the node's other ports.
+From facts alone. Storage and management cards (another board, or Ethernet beside InfiniBand) are not judged.
+Ports an administrator switched off are judged only if they are declared, or if no port is up. What nobody
+declared is compared with the node's other ports.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ def judge(
     findings += _judge_slots(node, chosen)
     findings += _unasked(node, chosen)
     up = [port for port in chosen if port.active]
-    off = [port.name for port in chosen if not port.active and port.switched_off]
+    spare = [port for port in chosen if (port.device, port.number) not in declared]
+    off = [port.name for port in spare if not port.active and port.switched_off]
+    none_up = network_rules.judge_none_up(spare, bool(_expected(node))) if not up else None
+    if none_up is not None:
+        findings, off = [*findings, none_up], []
     if not any(finding.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR) for finding in findings):
         said = f"{len(up)} port{'s' * (len(up) != 1)} up, without errors that matter"
         verdict = Verdict.PASS if up else Verdict.SKIP
@@ -92,7 +97,7 @@ def _judge_port(
     node: CheckNode, port: Port, peers: Sequence[Port], declared: Mapping[str, Any], uptime: int | None
 ) -> list[Finding]:
     unread = network_rules.judge_unread(port)
-    down = network_rules.judge_state(port)
+    down = network_rules.judge_state(port, bool(declared))
     if down is not None:
         return [*unread, down]
     if not port.active and not unread:

@@ -31,11 +31,14 @@ def judge_unread(port: Port) -> list[Finding]:
     return [unmeasured(ID, message, device=port.name, action="investigate")]
 
 
-def judge_state(port: Port) -> Finding | None:
-    """Whether the port is up. None when it is, when nobody knows, or when somebody has switched it off."""
-    if port.active or port.switched_off or port.state not in _STATES:
+def judge_state(port: Port, declared: bool) -> Finding | None:
+    """The finding about a port that is not up; None if it is up, unknown, or switched off and not declared."""
+    if port.active or (port.switched_off and not declared) or port.state not in _STATES:
         return None
     said = f"{port.state}, {port.phys_state or 'no physical state'}"
+    if port.switched_off:
+        message = f"{port.name} is declared in rdma_expected_ports and switched off ({said})"
+        return _fail(port, "state", message, port.state, limit="= ACTIVE", source="rdma_expected_ports")
     if port.state == "INIT" and port.phys_state == "LinkUp" and not port.ethernet:
         words = "has a link and no address: no subnet manager has configured it"
         action = CONFIGURE
@@ -44,6 +47,29 @@ def judge_state(port: Port) -> Finding | None:
     else:
         words, action = "has no link: cable, transceiver, or the other end", CABLE
     return _fail(port, "state", f"{port.name} {words} ({said})", port.state, action=action, limit="= ACTIVE")
+
+
+def judge_none_up(ports: Sequence[Port], expected: bool) -> Finding | None:
+    """A warning if all ports of the kind between nodes are switched off.
+
+    One port that is switched off next to ports that are up is a spare, or an administrator's decision. With
+    all of them off the node cannot reach its peers, and a port without a transceiver is Disabled as well.
+    Ethernet cards without an address that no inventory expects are left alone: lab machines have cards that
+    nobody has cabled.
+    """
+    if not ports or not all(port.switched_off and not port.active for port in ports):
+        return None
+    layer = ports[0].link_layer
+    if layer == "Ethernet" and not expected and not any(port.roce_v2_ipv4 for port in ports):
+        return None
+    count = "its only port" if len(ports) == 1 else f"all {len(ports)} ports"
+    message = (
+        f"no {layer or 'RDMA'} port is up: {count} "
+        f"{'is' if len(ports) == 1 else 'are'} switched off, or without a transceiver"
+    )
+    evidence = tuple(f"{port.name}: {port.state}, {port.phys_state}" for port in ports)
+    measured = Measurement("state", 0, "ports")
+    return finding_on(ID, Verdict.WARN, measured, message, "≥ 1 port", "", CONFIGURE, evidence)
 
 
 def judge_link(port: Port, peers: Sequence[Port], declared: int | None) -> Finding | None:

@@ -151,15 +151,20 @@ def link_of(node, card):
         speed = speed if slow["link"][0].isdigit() else slow["link"]
     ethernet = card["layer"] == "roce"
     down = node.fault("port_down", nic=number)
-    if node.fault("port_disabled", nic=number):
+    if _switched_off(node, card):
         return "1: DOWN", "3: Disabled", 4, "SDR"
     if down:
         state, physical = DOWN[down["how"]]
         # Ethernet's driver knows no more than whether there is a carrier.
         return state, "3: Disabled" if ethernet and state == "1: DOWN" else physical, lanes, speed
-    if card["board"] == "storage" and node.fault("storage_port_down"):
-        return "1: DOWN", "3: Disabled", 4, "SDR"
     return "4: ACTIVE", "5: LinkUp", lanes, speed
+
+
+def _switched_off(node, card) -> bool:
+    """Whether a port is Disabled, as `ibportstate disable`, `ip link set down` or an empty cage leave it."""
+    if card["board"] == "storage":
+        return bool(node.fault("storage_port_down"))
+    return bool(node.fault("ports_off") or node.fault("port_disabled", nic=card["number"]))
 
 
 def rate_of(node, card) -> int:
@@ -270,9 +275,7 @@ def _write_netdev(node, card) -> None:
         return
     place = node.folder / NETDEVS / netdev(card)
     place.mkdir(parents=True, exist_ok=True)
-    off = node.fault("port_disabled", nic=card["number"])
-    off = off or (card["board"] == "storage" and node.fault("storage_port_down"))
-    (place / "flags").write_text("0x1002\n" if off else "0x1003\n")
+    (place / "flags").write_text("0x1002\n" if _switched_off(node, card) else "0x1003\n")
     downs = node.given("port_flaps", "count", 1, nic=card["number"])
     (place / "carrier_down_count").write_text(f"{downs}\n")
     (place / "mtu").write_text(f"{9000 if mtu_of(node, card) == 4096 else 1500}\n")

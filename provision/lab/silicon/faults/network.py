@@ -37,6 +37,10 @@ FAULTS = {
             ),
         ],
     ),
+    "ports_off": (
+        "every port between nodes is switched off, or without a transceiver",
+        [],
+    ),
     "port_slow": (
         "a port's link came up with fewer lanes, or at an older speed",
         [nic(), choice("link", "1X", ["1X", "2X", "EDR", "FDR"], "lanes, or the speed of its four")],
