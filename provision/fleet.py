@@ -21,6 +21,8 @@ class Node:
 class Fleet:
     """The machines of one inventory, in inventory order. `groups` maps each group to its node names.
 
+    `source` holds several inventories joined with commas: `sources`.
+
     `others` are those of the inventory that were not selected by `pattern`: templates may speak of them.
     `vault_password_files` are those it was read with: who hands its variables to Ansible needs them too.
     """
@@ -35,5 +37,25 @@ class Fleet:
     @property
     def place(self) -> str:
         """The inventory as every folder can name it: its absolute path; a list of hosts (`a,b,`) as it is."""
-        listed = "," in str(self.source) and not self.source.exists()
-        return str(self.source if listed else self.source.absolute())
+        files = sources(self.source)
+        listed = "," in str(files[0]) and not files[0].exists()
+        return ",".join(str(file if listed else file.absolute()) for file in files)
+
+
+def sources(source: Path) -> tuple[Path, ...]:
+    """The inventories that `source` joins with commas; the later one wins, as in Ansible.
+
+    A list of hosts (`a,b,`) is one inventory: its parts are no paths.
+    """
+    parts = [Path(part) for part in str(source).split(",") if part]
+    files = any(len(part.parts) > 1 or part.is_file() for part in parts) or all(
+        part.exists() for part in parts
+    )
+    return (source,) if source.exists() or str(source).endswith(",") or not files else tuple(parts)
+
+
+def folder_of(source: Path, holds: str | Path = "") -> Path:
+    """The folder of an inventory, absolute. Of several: the first folder that has the file `holds`, else the
+    first one."""
+    folders = [file if file.is_dir() else file.parent for file in sources(source)]
+    return next((folder for folder in folders if holds and (folder / holds).exists()), folders[0]).absolute()

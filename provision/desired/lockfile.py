@@ -19,7 +19,7 @@ from provision import yamlfile
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation
 from provision.errors import CompatibilityError, StackError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, sources
 from provision.node_names import fold
 from provision.text import many
 
@@ -81,8 +81,9 @@ def is_a(form: str, text: Any) -> bool:
 
 def beside(inventory: Path) -> Path:
     """Where the lock file of an inventory is: beside the file, or beside the folder that holds it all (in the
-    folder Ansible would take it for an inventory)."""
-    return inventory.absolute().parent / NAME
+    folder Ansible would take it for an inventory). Of several inventories: beside the first that has one."""
+    places = [each.absolute().parent / NAME for each in sources(inventory)]
+    return next((path for path in places if path.exists()), places[0])
 
 
 def held(fleet: Fleet, named: str | None, ignored: bool = False) -> Fleet:

@@ -47,9 +47,9 @@ def add_arguments(
         "-i",
         "--inventory",
         dest="inventory_option",
-        action=_Once,
+        action="append",
         metavar="FILE",
-        help="the inventory, as an option",
+        help="the inventory, as an option (repeatable: Ansible's merging, the last one wins)",
     )
     parser.add_argument(
         "-l",
@@ -113,17 +113,6 @@ def add_login(parser: argparse.ArgumentParser) -> None:
     add("-b", "--become", action="store_true", help="become root (so it is without this flag, too)")
     add("-k", "--ask-pass", action="store_true", help="ask for the SSH password on the terminal")
     add("-K", "--ask-become-pass", action="store_true", help="ask for sudo's password on the terminal")
-
-
-class _Once(argparse.Action):
-    """Ansible merges several inventories; taking the last one in silence would be worse than refusing."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, name: Any = None
-    ) -> None:
-        if getattr(options, self.dest) not in (None, value):
-            parser.error(f"argument {name}: given twice; for several files give the folder that holds them")
-        setattr(options, self.dest, value)
 
 
 def extra_vars(text: str) -> list[str]:

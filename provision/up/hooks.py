@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import InventoryError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, folder_of
 from provision.text import one_line
 
 DRAIN, UNDRAIN = "drain", "undrain"
@@ -76,8 +76,7 @@ def load(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Hook
 
 def placed(named: str, source: Path) -> Path:
     """A relative path is relative to the inventory that names it."""
-    home = source if source.is_dir() else source.parent
-    return (home.absolute() / Path(named).expanduser()).absolute()
+    return (folder_of(source, named) / Path(named).expanduser()).absolute()
 
 
 def refuse_unusable(path: Path, where: str) -> None:

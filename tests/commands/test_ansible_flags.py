@@ -11,6 +11,7 @@ import pytest
 
 from provision import cli
 from provision.commands.ansible_habits import FLAGS, WORDS
+from provision.desired import inventory
 from provision.drift import fleet_options
 from provision.errors import ExitCode
 
@@ -119,13 +120,53 @@ def test_extra_vars_that_cannot_be_meant_are_one_error_without_the_values(
     assert "s3cret-word" not in answer
 
 
-def test_a_second_inventory_is_refused_and_not_silently_the_only_one(
-    capsys: pytest.CaptureFixture[str],
+def test_several_inventories_are_merged_as_ansible_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parsed("plan", "-i", "a.yml", "-i", "b.yml")
-    assert ended.value.code == ExitCode.USAGE
-    assert "given twice" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    Path("common.ini").write_text("[gpus]\na\n[gpus:vars]\nx=1\ny=1\n")
+    Path("site").mkdir()
+    Path("site/hosts.yml").write_text("gpus: {hosts: {b: }, vars: {y: 2}}\n")
+    for words in (
+        ("plan", "-i", "common.ini", "-i", "site"),
+        ("plan", "common.ini", "-i", "site"),
+        ("plan", "common.ini,site"),
+    ):
+        options = parsed(*words)
+        fleet = inventory.load(inventory.find(options.inventory, options.inventory_option))
+        assert {name: dict(node.variables) for name, node in fleet.nodes.items()} == {
+            "a": {"x": 1, "y": 2},
+            "b": {"x": 1, "y": 2},
+        }
+        assert fleet.place == f"{tmp_path}/common.ini,{tmp_path}/site"
+        assert inventory.load(inventory.find(fleet.place)).nodes == fleet.nodes
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_missing_one_of_several_inventories_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("common.ini").write_text("a\n")
+    for words in (("-i", "common.ini", "-i", "sit"), ("sit", "-i", "common.ini"), ("common.ini,sit",)):
+        assert cli.main(("plan", *words)) == ExitCode.ERROR
+        assert "sit: no such inventory" in capsys.readouterr().err
+    assert cli.main(("plan", "-i", "common.ini", "-i", "a,b,")) == ExitCode.ERROR
+    assert "a,b,: a list of hosts cannot be one of several inventories" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_inventories_of_ansible_cfg_are_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("conf").mkdir()
+    Path("conf/ansible.cfg").write_text("[defaults]\ninventory = ../common.ini, site.yml\n")
+    Path("common.ini").write_text("a\n")
+    Path("conf/site.yml").write_text("all: {hosts: {b: }}\n")
+    monkeypatch.setenv("ANSIBLE_CONFIG", "conf")
+    assert list(inventory.load(inventory.find(None, last_used=False)).nodes) == ["a", "b"]
+    Path("conf/site.yml").unlink()
+    assert cli.main(("plan",)) == ExitCode.ERROR
+    assert re.search(
+        r"conf/site.yml: no such inventory \(from .*conf/ansible.cfg:2\)", capsys.readouterr().err
+    )
 
 
 # --- habits ---

@@ -71,6 +71,26 @@ def test_a_plain_inventory_is_read_without_ansible(
     assert json.dumps(answer, indent=1) == json.dumps(ansible.listed(source), indent=1)
 
 
+def test_several_inventories_mean_what_ansible_says(tmp_path: Path) -> None:
+    for name, files in {
+        "one": {"hosts.ini": "[gpus]\na\nb x=0\n[gpus:vars]\nx=1\n", "group_vars/gpus.yml": "y: 1\nz: [1]\n"},
+        "two": {"in/h.yml": "gpus: {hosts: {c: {x: 3}, a: }}\n", "in/host_vars/a.yml": "y: 4\n"},
+        "three": {
+            "more.yml": "all: {children: {gpus: {vars: {x: 5}}}}\n",
+            "group_vars/all.yml": "z: 9\nw: 1\n",
+        },
+    }.items():
+        for path, text in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(text)
+    named = [f"{tmp_path}/{path}" for path in ("one/hosts.ini", "two/in", "three/more.yml")]
+    for order in (named, named[::-1]):
+        joined = Path(",".join(order))
+        answer = ansible_inventory.read(joined)
+        answer["_meta"].pop("profile", None)
+        assert plain_inventory.read(joined) == answer
+
+
 @pytest.mark.usefixtures("ansible")
 @pytest.mark.parametrize("files", CASES["left_to_ansible"].values(), ids=list(CASES["left_to_ansible"]))
 def test_what_is_unusual_is_left_to_ansible(tmp_path: Path, files: dict[str, str]) -> None:

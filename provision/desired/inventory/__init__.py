@@ -15,40 +15,39 @@ from pathlib import Path
 from typing import Any
 
 from provision import atomic_file, paths, yamlfile
-from provision.desired.inventory import ansible_inventory, plain
+from provision.desired.inventory import ansible_inventory, ansible_settings, plain
 from provision.desired.inventory.plain.documents import NotPlainError
 from provision.errors import InventoryError, UsageError
-from provision.fleet import Fleet, Node
+from provision.fleet import Fleet, Node, sources
 from provision.nearest import did_you_mean
 from provision.node_names import fold, natural, unfold
 
 START_HERE = "name one with -i FILE; gpuprov init writes a commented starter"
 
 
-def find(argument: str | None, option: str | None, *, last_used: bool = True) -> Path:
-    """The inventory to use: argument, --inventory, GPUPROV_INVENTORY, ./inventory.yml, the last used here.
+def find(argument: str | None, options: Sequence[str] | None = None, *, last_used: bool = True) -> Path:
+    """The inventory to use: argument and each --inventory, GPUPROV_INVENTORY, ./inventory.yml, ansible.cfg's,
+    the last used here. Several become one path, joined with commas (`provision.fleet.sources`).
 
     `last_used`: whether that last one is taken. A verb that changes or loads nodes takes only one that was
-    named, or that lies here.
-    Raises UsageError when argument and option disagree, InventoryError when there is none.
+    named, or that lies here. Raises InventoryError when there is none.
     """
-    if argument and option and argument != option:
-        ansible_inventory.refuse_playbook(Path(argument))
-        raise UsageError(f"two inventories: {argument} and --inventory {option}", "give one")
-    for named, by in (
-        (argument or option, ""),
-        (os.environ.get("GPUPROV_INVENTORY"), " (from GPUPROV_INVENTORY)"),
-    ):
-        if named:
-            return _existing(named, by)
+    if named := [*([argument] if argument else []), *(options or ())]:
+        if argument and options:
+            ansible_inventory.refuse_playbook(Path(argument))
+        return _existing(named, "")
+    if variable := os.environ.get("GPUPROV_INVENTORY"):
+        return _existing([variable], " (from GPUPROV_INVENTORY)")
     here = Path("inventory.yml")
     if here.exists():
         return here
+    if (configured := ansible_settings.read()).inventories:
+        return _existing(configured.inventories, f" (from {configured.inventories_from})")
     note = _last_used_note()
     if note.is_file():
         noted = note.read_text(encoding="utf-8").strip()
         if last_used:
-            return _existing(noted, " (the one last used in this folder)")
+            return _existing([noted], " (the one last used in this folder)")
         raise InventoryError(
             "no inventory: this command changes or loads nodes, so it does not take the inventory last used",
             f"name it: that was {shlex.quote(noted)}",
@@ -56,13 +55,20 @@ def find(argument: str | None, option: str | None, *, last_used: bool = True) ->
     raise InventoryError("no inventory: there is no inventory.yml in this folder", START_HERE)
 
 
-def _existing(named: str, by: str) -> Path:
-    source = Path(named).expanduser()
-    if not source.exists() and "," not in named:  # `a,b,` is Ansible's inventory without a file
-        raise InventoryError(
-            f"{named}: no such inventory{by}", "correct the path; gpuprov init writes a commented starter"
-        )
-    return source
+def _existing(named: Sequence[str], by: str) -> Path:
+    found = [part.expanduser() for name in named for part in sources(Path(name).expanduser())]
+    for part in found:
+        if part.exists():
+            continue
+        if "," not in str(part):  # `a,b,` is Ansible's inventory without a file
+            raise InventoryError(
+                f"{part}: no such inventory{by}", "correct the path; gpuprov init writes a commented starter"
+            )
+        if len(found) > 1:
+            raise InventoryError(
+                f"{part}: a list of hosts cannot be one of several inventories", "write the hosts into a file"
+            )
+    return Path(",".join(map(str, dict.fromkeys(found))))
 
 
 def _last_used_note() -> Path:

@@ -19,6 +19,7 @@ from typing import Any
 
 from provision import yamlfile
 from provision.errors import InventoryError, UsageError
+from provision.fleet import sources
 
 TIMEOUT = 600.0  # seconds; 10,000 hosts in YAML take about 45
 
@@ -33,9 +34,11 @@ _CAUSE = re.compile(r"Failed to parse inventory with '(?P<plugin>\w+)' plugin: (
 
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
     """What `ansible-inventory --list` says of `source`, as parsed JSON. Raises InventoryError."""
-    _check_readable(source)
-    _check_yaml(source)
-    command = [_program(), "-i", str(source), "--list"]
+    command = [_program(), "--list"]
+    for each in sources(source):
+        _check_readable(each)
+        _check_yaml(each)
+        command += ["-i", str(each)]
     for file in vault_password_files:
         command += ["--vault-password-file", str(file)]
     try:
@@ -168,12 +171,13 @@ def _check_yaml_of_folders(source: Path) -> None:
 
 def files(source: Path) -> Iterator[Path]:
     """The files an inventory is written in, as far as they are files: its own, group_vars and host_vars."""
-    if source.is_file():
-        yield source
-    folders = [source] if source.is_dir() else [source.parent / "group_vars", source.parent / "host_vars"]
-    for folder in folders:
-        if folder.is_dir():
-            yield from sorted(path for path in folder.rglob("*") if path.is_file())
+    for each in sources(source):
+        if each.is_file():
+            yield each
+        folders = [each] if each.is_dir() else [each.parent / "group_vars", each.parent / "host_vars"]
+        for folder in folders:
+            if folder.is_dir():
+                yield from sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def place_of(pattern: str, source: Path) -> str:
@@ -199,8 +203,9 @@ def _refused(source: Path, stderr: str) -> InventoryError:
         )
     unparsed = _UNPARSED.search(text)
     wanted = Path(unparsed["source"]) if unparsed else source
-    if os.path.abspath(source) == str(wanted):  # noqa: PTH100 - as Ansible does
-        wanted = source
+    for each in sources(source):
+        if os.path.abspath(each) == str(wanted):  # noqa: PTH100 - as Ansible does
+            wanted = each
     place = next((match["place"] for match in _PLACE.finditer(text)), str(wanted))
     causes = {match["plugin"]: match["cause"] for match in _CAUSE.finditer(text)}
     errors = re.findall(r"^(?:\[?ERROR\]?|ERROR!)[: ]+(.+)$", text, re.MULTILINE)

@@ -31,7 +31,7 @@ class Setting:
     names: tuple[str, ...]
     environment: tuple[str, ...]
     keys: tuple[tuple[str, str], ...]
-    kind: Literal["text", "arguments", "path", "number", "flag"] = "text"
+    kind: Literal["text", "arguments", "path", "paths", "number", "flag"] = "text"
 
 
 def _ssh(name: str, kind: Literal["text", "arguments", "flag"] = "text", key: str = "") -> Setting:
@@ -143,18 +143,21 @@ _NAMES = {setting.names[0]: setting.names for setting in SETTINGS} | {PASSWORD[0
 _ASK = Setting((), ("ANSIBLE_ASK_PASS",), (("defaults", "ask_pass"),), "flag")
 _ASK_BECOME = Setting((), ("ANSIBLE_BECOME_ASK_PASS",), ((_BECOME, "become_ask_pass"),), "flag")
 _VAULT = Setting((), ("ANSIBLE_VAULT_PASSWORD_FILE",), (("defaults", "vault_password_file"),), "path")
+_INVENTORY = Setting((), ("ANSIBLE_INVENTORY",), (("defaults", "inventory"),), "paths")
 _ROOT = Setting((), ("ANSIBLE_BECOME",), ((_BECOME, "become"),), "flag")
 
 
 @dataclass(frozen=True)
 class Settings:
     """What is configured. `variables`: by the first of their names; `notes`: lines for people, of settings
-    that change nothing here."""
+    that change nothing here; `inventories`: paths and lists of hosts, with the place that names them."""
 
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
     ask_pass: bool = False
     ask_become_pass: bool = False
     vault_password_file: str | None = None
+    inventories: tuple[str, ...] = ()
+    inventories_from: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -181,6 +184,8 @@ def read() -> Settings:
         ask_pass=bool(source.value(_ASK)),
         ask_become_pass=bool(source.value(_ASK_BECOME)),
         vault_password_file=source.value(_VAULT) or None,
+        inventories=source.value(_INVENTORY) or (),
+        inventories_from=source.place(_INVENTORY),
         notes=tuple(notes),
     )
 
@@ -267,9 +272,12 @@ class _Source:
                     f"{self.place(setting)}: {name} must be a whole number, not {text!r}", "correct it"
                 )
             return int(text)
-        if setting.kind == "path" and text:
+        if setting.kind in ("path", "paths") and text:
             in_file = self._path is not None and not any(name in os.environ for name in setting.environment)
-            return _whole(text, self._path.parent if in_file and self._path else Path.cwd())
+            base = self._path.parent if in_file and self._path else Path.cwd()
+            if setting.kind == "path":
+                return _whole(text, base)
+            return tuple(_whole(part.strip(), base) for part in text.split(",") if part.strip())
         return text
 
     def place(self, setting: Setting) -> str:

@@ -22,7 +22,7 @@ from provision.desired.templating import BadTemplateError, NotPlainError, Render
 from provision.desired.templating.render_cache import RenderCache, frozen
 from provision.desired.variable_types import is_dynamic
 from provision.errors import StackError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, sources
 from provision.node_names import fold
 from provision.remote.ansible import handover
 from provision.remote.ansible.events import Outcome
@@ -55,14 +55,14 @@ class Resolved:
 
 def views_of(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, View]:
     """Each node's variables as templates see them: resolved, declared, then what Ansible adds."""
-    source = fleet.source.resolve()
     shared: dict[str, Any] = {"groups": {name: list(members) for name, members in fleet.groups.items()}}
-    # In a folder it is the file that names the host first, which is not kept.
-    shared |= (
-        {"inventory_dir": str(source)}
-        if source.is_dir()
-        else {"inventory_dir": str(source.parent), "inventory_file": str(source)}
-    )
+    files = [source.resolve() for source in sources(fleet.source)]
+    # In a folder, and of several, it is the file that names the host first, which is not kept.
+    folders = {source if source.is_dir() else source.parent for source in files}
+    if len(folders) == 1:
+        shared["inventory_dir"] = str(*folders)
+    if len(files) == 1 and not files[0].is_dir():
+        shared["inventory_file"] = str(files[0])
     return {
         name: View({}, dict(declared[name]), _magic(name, node.groups), shared)
         for name, node in fleet.nodes.items()

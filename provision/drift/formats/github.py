@@ -14,6 +14,7 @@ from pathlib import Path
 from provision.drift.drift_report import DriftReport, Finding, together
 from provision.drift.formats import markdown
 from provision.errors import UsageError
+from provision.fleet import sources
 from provision.node_names import fold
 from provision.text import many
 
@@ -85,6 +86,7 @@ def _message(nodes: Sequence[str], same: Sequence[Finding], report: DriftReport)
 def _in_workspace(source: Path) -> str:
     """The inventory as the repository names it, so that the annotation is shown at the file."""
     workspace = os.environ.get("GITHUB_WORKSPACE")
+    source = sources(source)[0]
     full = source.absolute()
     if workspace and full.is_relative_to(workspace):
         return str(full.relative_to(workspace))

@@ -10,6 +10,7 @@ from provision import __version__
 from provision.drift.diagnosis import NODES, Arguments
 from provision.drift.drift_report import DriftReport, Finding
 from provision.errors import ExitCode
+from provision.fleet import sources
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _INCOMPLETE = "node/unreachable"
@@ -25,7 +26,7 @@ def render(report: DriftReport) -> str:
             rules.setdefault(each.rule, each)
     index = {rule: number for number, rule in enumerate(rules)}
     silent = [each for each in found if each.rule == _INCOMPLETE]
-    uri = report.seen.fleet.source.name
+    uri = sources(report.seen.fleet.source)[0].name
     run = {
         "tool": {
             "driver": {

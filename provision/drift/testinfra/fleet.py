@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -92,7 +93,8 @@ def host_of(node: Node, fleet: Fleet, sockets: str) -> Any:
     if connection not in ("ssh", "smart", "ansible.builtin.ssh") or any(
         values.get(key) for key in _OF_ANSIBLE
     ):
-        return testinfra.get_host(f"ansible://{node.name}", ansible_inventory=str(fleet.source), sudo=become)
+        os.environ["ANSIBLE_INVENTORY"] = fleet.place  # testinfra's own parameter takes one inventory
+        return testinfra.get_host(f"ansible://{node.name}", sudo=become)
     user = values.get("ansible_user")
     address = str(values.get("ansible_host") or node.name)
     address = f"[{address}]" if ":" in address else address

@@ -176,7 +176,7 @@ def may_return(node: str, incidents: Sequence[Incident], hours: float) -> float:
 
 def place_of(fleet: Fleet) -> Path:
     """The folder of the watch of this inventory."""
-    whole = fleet.place
+    whole = ",".join(sorted(fleet.place.split(",")))  # in whichever order they were named
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", Path(whole).name)[:60]
     return paths.state_home() / "watch" / f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 

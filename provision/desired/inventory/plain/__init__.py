@@ -10,7 +10,7 @@ from __future__ import annotations
 import configparser
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from provision.desired.inventory.plain import documents
 from provision.desired.inventory.plain.documents import NotPlainError
 from provision.desired.inventory.plain.groups import ALL, Groups, add_ini, add_yaml
 from provision.errors import InventoryError
+from provision.fleet import sources
 
 # What Ansible passes over in a folder of inventories.
 _IGNORED_NAMES = ("group_vars", "host_vars", "vars_plugins")
@@ -47,19 +48,20 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
         _check_settings(ansible_inventory.environment())
     except OSError as trouble:  # a home that is not ours to read
         raise NotPlainError(str(trouble)) from None
-    named = str(source)
-    if "," in named or "$" in named:
-        raise NotPlainError("not the name of one file or folder")
-    path = Path(os.path.abspath(named))  # noqa: PTH100 - `..` behind a link is what Ansible takes it for
+    if any("," in str(each) or "$" in str(each) for each in sources(source)):
+        raise NotPlainError("not the names of files or folders")
+    # `..` behind a link is what Ansible takes it for.
+    paths = [Path(os.path.abspath(each)) for each in sources(source)]  # noqa: PTH100
     groups = Groups()
     known: dict[str, Any] = {}
     spellings: dict[str, Any] = {}
     try:
-        for file in _files(path):
-            _add(file, groups, known, spellings)
+        for path in paths:
+            for file in _files(path):
+                _add(file, groups, known, spellings)
         groups.complete()
-        folder = (path if path.is_dir() else path.parent).resolve()
-        return _answer(groups, folder, Contents(known, vault_password_files))
+        folders = [(path if path.is_dir() else path.parent).resolve() for path in paths]
+        return _answer(groups, folders, Contents(known, vault_password_files))
     except (OSError, RecursionError) as trouble:
         raise NotPlainError(str(trouble)) from None
 
@@ -102,10 +104,9 @@ def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str,
     add_ini(text, groups, spellings)
 
 
-def _answer(groups: Groups, folder: Path, contents: Contents) -> dict[str, Any]:
-    of_groups, of_hosts = Folder(folder / "group_vars"), Folder(folder / "host_vars")
-    group_files = {name: of_groups.files_of(name) for name in groups.children}
-    host_files = {name: of_hosts.files_of(name) for name in groups.of_host}
+def _answer(groups: Groups, folders: Sequence[Path], contents: Contents) -> dict[str, Any]:
+    group_files = _files_of(groups.children, [Folder(folder / "group_vars") for folder in folders])
+    host_files = _files_of(groups.of_host, [Folder(folder / "host_vars") for folder in folders])
     contents.read([file for each in (group_files, host_files) for files in each.values() for file in files])
     shared = documents.Shared()
     precedence, ancestors = groups.precedence(), groups.ancestors()
@@ -179,7 +180,15 @@ _ENVIRONMENT = frozenset(
     {
         *("CALLBACKS_ENABLED", "COLLECTIONS_PATH", "COLLECTIONS_PATHS", "CONFIG", "DEBUG"),
         *("DEPRECATION_WARNINGS", "DEVEL_WARNING", "DISPLAY_ARGS_TO_STDOUT", "DISPLAY_OK_HOSTS"),
-        *("DISPLAY_SKIPPED_HOSTS", "FORCE_COLOR", "FORKS", "GATHERING", "HOST_KEY_CHECKING", "LIBRARY"),
+        *(
+            "DISPLAY_SKIPPED_HOSTS",
+            "FORCE_COLOR",
+            "FORKS",
+            "GATHERING",
+            "HOST_KEY_CHECKING",
+            "INVENTORY",
+            "LIBRARY",
+        ),
         *("LOCALHOST_WARNING", "LOCAL_TEMP", "LOG_PATH", "NOCOLOR", "NOCOWS", "PIPELINING"),
         *("PRIVATE_KEY_FILE", "PYTHON_INTERPRETER", "REMOTE_PORT", "REMOTE_TEMP", "REMOTE_USER"),
         *("RETRY_FILES_ENABLED", "ROLES_PATH", "SSH_ARGS", "SSH_CONTROL_PATH_DIR", "STDOUT_CALLBACK"),
@@ -253,6 +262,10 @@ class Folder:
             if path.name in self._entries and path.exists():
                 return _below(path) if path.is_dir() else [path]
         return []
+
+
+def _files_of(names: Iterable[str], folders: Sequence[Folder]) -> dict[str, list[Path]]:
+    return {name: [file for folder in folders for file in folder.files_of(name)] for name in names}
 
 
 def _below(folder: Path) -> list[Path]:

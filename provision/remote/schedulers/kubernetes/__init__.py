@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from provision.fleet import Fleet
+from provision.fleet import Fleet, folder_of
 from provision.remote.schedulers import Holder, Scheduled
 from provision.remote.schedulers.kubernetes import objects, published
 from provision.remote.schedulers.kubernetes.cluster import ApiError, Cluster
@@ -46,14 +46,13 @@ class Member:
 def members(fleet: Fleet, names: Mapping[str, str]) -> dict[str, Member]:
     """Inventory name → Member, for `names` (inventory name → what Kubernetes calls it). A kubeconfig that is
     named relatively lies beside the inventory."""
-    home = (fleet.source if fleet.source.is_dir() else fleet.source.parent).absolute()
     found = {}
     for node, name in names.items():
         given = fleet.nodes[node].variables
         path = given.get("gpuprov_kubeconfig")
         found[node] = Member(
             name,
-            home / Path(str(path)).expanduser() if path else None,
+            folder_of(fleet.source, str(path)) / Path(str(path)).expanduser() if path else None,
             str(given.get("gpuprov_kubernetes_context") or ""),
             tuple(str(label) for label in given.get("gpuprov_kubernetes_pool_labels") or ()),
         )
