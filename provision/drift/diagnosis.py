@@ -19,6 +19,8 @@ NODES = "{nodes}"  # in a next step: the inventory and the nodes it is for, as a
 Arguments = Callable[[Iterable[str]], str]  # what stands there: desired.inventory.arguments of the fleet
 _LONGEST = 320  # characters of what a node said (a compiler's message is the longest)
 
+_BY_HAND = "on the node, correct or remove what is named: gpuprov changes no file of others"
+
 # Asked of every node beside what its roles promise; from files, but for one modinfo.
 FACTS = frozenset(
     {"driver.loaded_version", "driver.userspace_version", "driver.installed_version", "driver.flavour"}
@@ -91,7 +93,11 @@ def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ())
     roles = {each.role for each in expectations}
     wanted = {each.fact: each.value for each in expectations if each.operator == "equals"}
     seen = _Seen(facts, wanted)
-    return [found for rule, role in _RULES.items() if role in roles and (found := rule(seen)) is not None]
+    return [
+        found
+        for rule, names in _RULES.items()
+        if not roles.isdisjoint(names) and (found := rule(seen)) is not None
+    ]
 
 
 def causes(
@@ -139,6 +145,24 @@ def _secure_boot(seen: _Seen) -> Diagnosis | None:
         "/var/lib/shim-signed/mok/MOK.der), reboot, and choose Enroll MOK at the console; it cannot be done "
         "over SSH",
     )
+
+
+def _sources(seen: _Seen) -> Diagnosis | None:
+    problems = seen.texts("package_manager.source_problems")
+    return (
+        Diagnosis("package-sources", f"apt cannot read its sources: {problems[0]}", _BY_HAND)
+        if problems
+        else None
+    )
+
+
+def _overruled(seen: _Seen) -> Diagnosis | None:
+    facts = [
+        fact for fact in seen.facts if fact.startswith("package_manager.") and fact.endswith(".overruled_by")
+    ]
+    found = [text for fact in facts for text in seen.texts(fact)]
+    cause = f"the package manager is kept from the declared driver by {found[0]}" if found else ""
+    return Diagnosis("driver-overruled", cause, _BY_HAND) if cause else None
 
 
 def _dkms(seen: _Seen) -> Diagnosis | None:
@@ -245,7 +269,9 @@ def _fabric_not_ready(seen: _Seen) -> Diagnosis | None:
 
 
 # Each rule with the role whose promises it explains.
-_RULES: Mapping[Callable[[_Seen], Diagnosis | None], str] = {
-    **dict.fromkeys((_nouveau, _secure_boot, _dkms, _headers, _split, _reboot_pending), "nvidia_driver"),
-    **dict.fromkeys((_fabric_manager, _fabric_not_ready), "nvlink"),
+_RULES: Mapping[Callable[[_Seen], Diagnosis | None], tuple[str, ...]] = {
+    **dict.fromkeys((_nouveau, _secure_boot, _dkms, _headers, _split, _reboot_pending), ("nvidia_driver",)),
+    _sources: ("nvidia_repository", "amd_repository"),
+    _overruled: ("nvidia_driver",),
+    **dict.fromkeys((_fabric_manager, _fabric_not_ready), ("nvlink",)),
 }

@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
 WANTED = [
     Expectation("nvidia_driver", "driver.loaded_version", "equals", "580.126.09", ""),
     Expectation("nvidia_driver", "dkms.nvidia.failed", "equals", [], ""),
+    Expectation("nvidia_repository", "package_manager.source_problems", "equals", [], ""),
     Expectation("nvlink", "service.nvidia-fabricmanager.active", "equals", "active", ""),
 ]
 COMPILER = "nvidia/nv-pci.c:237: error: too few arguments to function 'pci_resize_resource'"
@@ -40,6 +41,20 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"module.nouveau.loaded": True, "driver.loaded_version": None, "kernel.initramfs_stale": True},
         "nouveau is loaded and holds the GPUs",
         "gpuprov up fleet.yml --nodes gpu-07",
+    ),
+    "package-sources": (
+        {
+            "package_manager.source_problems": [
+                "Malformed entry 1 in list file /etc/apt/sources.list.d/a.list (URI)"
+            ]
+        },
+        "apt cannot read its sources: Malformed entry 1 in list file /etc/apt/sources.list.d/a.list (URI)",
+        "gpuprov changes no file of others",
+    ),
+    "driver-overruled": (
+        {"package_manager.580.126.09.overruled_by": ["/etc/dnf/dnf.conf: exclude=nvidia*"]},
+        "the package manager is kept from the declared driver by /etc/dnf/dnf.conf: exclude=nvidia*",
+        "gpuprov changes no file of others",
     ),
     "secure-boot-key": (
         {"driver.loaded_version": None, "secure_boot.enrolled": False},

@@ -212,6 +212,14 @@ BY_A_PERSON = {
     "secure_boot.rejects_dkms": ByAPerson(
         "failed", "mokutil --import", "umount /sys/firmware; rm /var/lib/dkms/mok.pub"
     ),
+    "package_manager.source_problems": ByAPerson(
+        "not as declared", "apt cannot read its sources", "rm /etc/apt/sources.list.d/site.list"
+    ),
+    "package_manager.580.126.09.overruled_by": ByAPerson(
+        "not as declared",
+        "kept from the declared driver",
+        "rm -f /etc/apt/preferences.d/site; sed -i /^excludepkgs=/d /etc/dnf/dnf.conf; true",
+    ),
     **{
         fact: ByAPerson("not as declared", "scontrol reconfigure", _SLURM_REPAIR)
         for fact in ("slurm.gpus", *_SLURM_LINES)
@@ -317,6 +325,11 @@ def _runtime_mode(_: str, __: Expectation) -> str:
     return """sed -i 's/^mode = "auto"$/mode = "legacy"/' /etc/nvidia-container-runtime/config.toml"""
 
 
+_OVERRULING = """if [ -d /etc/apt/preferences.d ]
+then printf 'Package: *nvidia*\\nPin: version 570.*\\nPin-Priority: 1002\\n' > /etc/apt/preferences.d/site
+else echo 'excludepkgs=nvidia-open' >> /etc/dnf/dnf.conf
+fi"""
+
 BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("file", "content"): _file_content,
     ("file", "sha256"): lambda path, _: f"echo '# changed by hand' >> {shlex.quote(path)}",
@@ -332,6 +345,11 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("module", "loaded"): _module,
     ("driver", ""): _driver,
     ("sysctl", "value"): _sysctl,
+    ("package_manager", "source_problems"): lambda _, __: "echo deb > /etc/apt/sources.list.d/site.list",
+    ("package_manager", "overruled_by"): lambda _, __: _OVERRULING,
+    ("package_manager", "stream"): lambda module, _: (
+        f"sed -i 's/^stream=.*/stream=570-dkms/' /etc/dnf/modules.d/{module}.module"
+    ),
     ("pgp_key", "fingerprints"): _key,
     ("pgp_key", "trusted_by"): _trusted_key,
     ("dkms", "failed"): lambda module, _: _FAILED_BUILDS[module],

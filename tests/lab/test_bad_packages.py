@@ -89,6 +89,32 @@ def test_a_tampered_package_is_not_installed_and_named(operator: Operator, node:
     consistent(node)
 
 
+def test_a_second_source_with_another_key_is_named_by_plan_drift_and_up(
+    operator: Operator, node: Any
+) -> None:
+    roles = {"gpuprov_roles": ["nvidia_repository"]}
+    done = operator.call("up", **roles)
+    assert done.returncode == ExitCode.OK, said(done)
+    file = "/etc/apt/sources.list.d/site.list"
+    url = node.run("grep -h ^URIs /etc/apt/sources.list.d/nvidia-cuda.sources").stdout.split()[1]
+    node.run(f"echo 'deb [signed-by=/etc/os-release] {url} /' | sudo tee {file}")
+    for verb, code in (("plan", ExitCode.OK), ("drift", ExitCode.DRIFT), ("up", ExitCode.UNHEALTHY)) * 2:
+        done = operator.call(verb, **roles)
+        assert done.returncode == code, said(done)
+        assert "apt cannot read its sources: Conflicting values set for option Signed-By" in said(done)
+        assert f"(/etc/apt/sources.list.d/nvidia-cuda.sources and {file})" in said(done)
+    assert node.run(f"cat {file}").stdout.startswith("deb [signed-by=/etc/os-release]")
+    # A changed source of ours makes the role refresh the lists, which apt refuses.
+    node.run("sudo sh -c 'echo >> /etc/apt/sources.list.d/nvidia-cuda.sources'")
+    done = operator.call("up", **roles)
+    assert done.returncode == ExitCode.UNHEALTHY, said(done)
+    assert f"correct or remove one, in /etc/apt/sources.list.d/nvidia-cuda.sources, {file}" in said(done)
+    node.run(f"sudo rm {file}")
+    done = operator.call("up", **roles)
+    assert done.returncode == ExitCode.OK, said(done)
+    assert operator.drifted(**roles) == {}
+
+
 @pytest.mark.long
 def test_the_next_run_works_when_the_causes_are_gone(operator: Operator, node: Any) -> None:
     done = operator.call("up", gpuprov_roles=ROLES)

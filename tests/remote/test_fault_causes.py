@@ -18,6 +18,33 @@ SAID = {
         "the package repository mirror did not serve the request (503  Unable to download in offline mode "
         "[IP: 10.0.0.1 80]): is it up, and may this node reach it?"
     ),
+    # apt 2.6, lists older than the mirror
+    "E: Failed to fetch http://10.0.0.1/cuda/./libnccl2_2.27.7-1_amd64.deb  404  Not Found [IP: 10.0.0.1 80]\n"
+    "E: Unable to fetch some archives, maybe run apt-get update or try with --fix-missing?": (
+        "10.0.0.1 does not have libnccl2_2.27.7-1_amd64.deb (404 Not Found): the node's package lists are likely "
+        "older than the mirror (apt-get update there, or dnf clean metadata), or the mirror is incomplete"
+    ),
+    "[MIRROR] libnccl-2.27.7-1.x86_64.rpm: Status code: 404 for http://m/cuda/libnccl-2.27.7-1.x86_64.rpm (IP: 10.0.0.1)": (
+        "m does not have libnccl-2.27.7-1.x86_64.rpm (404 Not Found): the node's package lists are likely older "
+        "than the mirror (apt-get update there, or dnf clean metadata), or the mirror is incomplete"
+    ),
+    # OpenSSH 9.2
+    "Failed to connect to the host via ssh: ssh: Could not resolve hostname gpu-99: Name or service not known": (
+        "the name gpu-99 does not resolve on this machine: correct ansible_host, or the resolver (DNS, /etc/hosts)"
+    ),
+    # apt 2.6
+    "E: Sources that disagree are in: /etc/apt/sources.list.d/a.list, /etc/apt/sources.list.d/b.sources\n"
+    "E: Conflicting values set for option Signed-By regarding source http://m/cuda/ /: /a.gpg != /b.gpg\n"
+    "E: The list of sources could not be read.": (
+        "apt reads no source at all while two of them disagree about Signed-By of http://m/cuda/: correct or "
+        "remove one, in /etc/apt/sources.list.d/a.list, /etc/apt/sources.list.d/b.sources"
+    ),
+    # apt 2.6 of Debian 12
+    "The following packages have unmet dependencies:\n ceph-mgr : Depends: librados2 (= 19.2.3-pve1) but 19.2.3-pve4 "
+    "is to be installed\nE: Unable to correct problems, you have held broken packages.": (
+        "apt cannot install these versions together: ceph-mgr : Depends: librados2 (= 19.2.3-pve1) but 19.2.3-pve4 "
+        "is to be installed: does a pin or a hold keep one of them back (apt-cache policy, apt-mark showhold)?"
+    ),
     "W: Failed to fetch http://a/InRelease  Temporary failure resolving 'a'\nW: Some index files failed": (
         "the package repository a did not serve the request (Temporary failure resolving 'a'): "
         "is it up, and may this node reach it?"
@@ -96,6 +123,28 @@ def test_what_was_said_stays_behind_the_cause() -> None:
     assert message.endswith(said)
     assert "\n" not in message
     assert len(message_of({"msg": f"{'x' * 5000} No space left on device"})) <= MESSAGE_LIMIT
+
+
+def test_apt_3_tells_the_dependencies_and_not_the_head_of_its_solver() -> None:
+    error = (
+        "Error: Unable to correct problems, you have held broken packages.\n"
+        "Error: The following information from --solver 3.0 may provide additional context:\n"
+        "   Unable to satisfy dependencies. Reached two conflicting decisions:\n"
+        "   1. ceph-common:amd64=19.2.3-pve1 is not selected for install\n"
+        "   2. ceph-common:amd64=19.2.3-pve1 is selected as a downgrade because:\n"
+        "      1. ceph-mds:amd64=19.2.3-pve1 is selected for install\n"
+    )
+    message = message_of({"msg": f"apt-get install failed (100): {error}", "rc": 100, "stderr": error})
+    assert message.startswith(
+        "apt cannot install these versions together: 1. ceph-common:amd64=19.2.3-pve1 is not selected for install · "
+        "2. ceph-common:amd64=19.2.3-pve1 is selected as a downgrade because: · 1. ceph-mds:amd64=19.2.3-pve1"
+    )
+    assert "--solver" not in message
+    listed = "Unsatisfied dependencies:\n zabbix-agent : Depends: libldap-2.5-0 (>= 2.5.4) but it is not installable\n"
+    message = message_of(
+        {"msg": f"apt-get install failed (100): {error}", "rc": 100, "stdout": listed, "stderr": error}
+    )
+    assert "zabbix-agent : Depends: libldap-2.5-0 (>= 2.5.4) but it is not installable" in message
 
 
 def test_a_secret_in_what_was_said_is_masked() -> None:

@@ -171,6 +171,7 @@ marked:
 
 import fnmatch  # noqa: E402
 import functools  # noqa: E402
+import glob  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import time  # noqa: E402
@@ -223,6 +224,15 @@ def choose(offered, wanted):
     return None
 
 
+def read(path):
+    """The text of a file; empty when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as text:
+            return text.read()
+    except (IOError, OSError):
+        return ""
+
+
 def matches(name, patterns):
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -231,6 +241,11 @@ class Manager:
     """What both package managers are asked, and how one waits for them."""
 
     removed = ()
+
+    def hidden(self, _name):
+        """Why a package is not offered though it is there; empty when nothing is known."""
+        return ""
+
     known = (
         False  # whether the repository that the packages are wanted from is configured, as far as was seen
     )
@@ -267,6 +282,22 @@ class Manager:
 
 
 class Apt(Manager):
+    def fail(self, command, code, out, error):
+        """Name the files of a source that apt refuses: apt prints its URL alone."""
+        url = re.search(r" regarding source (\S+?)/? ", error)
+        named = [
+            path
+            for path in glob.glob("/etc/apt/sources.list*") + glob.glob("/etc/apt/sources.list.d/*")
+            if url and os.path.isfile(path) and url.group(1) in read(path)
+        ]
+        # The last line of apt's error is always the same.
+        error = (
+            "E: Sources that disagree are in: {0}\n{1}".format(", ".join(sorted(named)), error)
+            if named
+            else error
+        )
+        super(Apt, self).fail(command, code, out, error)
+
     def waits(self, _code, error):
         # Of apt-get; of the dpkg that apt-mark starts.
         return "Could not get lock" in error or "lock was locked by another process" in error
@@ -405,6 +436,18 @@ class Dnf(Manager):
         found = self.parse(out)
         self.known = self.known or bool(found)
         return found
+
+    def hidden(self, name):
+        """The settings that hide a package from dnf, as the end of a sentence."""
+        found = []
+        for path in ["/etc/dnf/dnf.conf", *sorted(glob.glob("/etc/yum.repos.d/*.repo"))]:
+            for line in read(path).splitlines():
+                key, _, patterns = line.partition("=")
+                if key.strip() in ("exclude", "excludepkgs") and matches(
+                    name, patterns.replace(",", " ").split()
+                ):
+                    found.append(" {0} hides it: {1}.".format(path, line.strip()))
+        return "".join(found)
 
     def parse(self, text):
         """Lines of name|epoch|version|release|arch, a repository behind it or not → {package: [version…]}."""
@@ -596,7 +639,10 @@ def ask(manager, wanted, check_mode):
         "satisfied": not absent and all(there.get(name) == version for name, version in chosen.items()),
         "installed": there,
         "versions": chosen,
-        "missing": sorted(sentence(names, version, offered) for names, version in absent),
+        "missing": sorted(
+            sentence(names, version, offered) + "".join(manager.hidden(name) for name in names)
+            for names, version in absent
+        ),
         "known": manager.known,
     }
 

@@ -22,6 +22,28 @@ def _repository(match: re.Match[str]) -> str:
     )
 
 
+def _unmet(match: re.Match[str]) -> str:
+    lines = " · ".join(" ".join(line.split()) for line in match["lines"].splitlines())
+    return (
+        f"apt cannot install these versions together: {lines[:300]}: does a pin or a hold keep one of them "
+        "back (apt-cache policy, apt-mark showhold)?"
+    )
+
+
+def _missing(match: re.Match[str]) -> str:
+    return (
+        f"{match['host']} does not have {match['file']} (404 Not Found): the node's package lists are likely "
+        "older than the mirror (apt-get update there, or dnf clean metadata), or the mirror is incomplete"
+    )
+
+
+def _name(match: re.Match[str]) -> str:
+    return (
+        f"the name {match['name']} does not resolve on this machine: correct ansible_host, or the resolver "
+        "(DNS, /etc/hosts)"
+    )
+
+
 def _locked(match: re.Match[str]) -> str:
     found = {name: value for name, value in match.groupdict().items() if value}
     who = f"process {found['pid']}" if "pid" in found else "not named"
@@ -113,6 +135,51 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
             + (f" (its key is {match['key']})" if match["key"] else "")
         ),
     ),
+    # The following packages have unmet dependencies: (apt 2.6) · Unsatisfied dependencies: (apt 3.0)
+    #  libnvidia-ml1 : Depends: libnvidia-common (= 580.1) but 570.1 is to be installed
+    (
+        re.compile(
+            r"(?:have unmet dependencies|Unsatisfied dependencies):\n(?P<lines>(?: [^\n]{1,300}\n){1,6})"
+        ),
+        _unmet,
+    ),
+    # Unable to satisfy dependencies. Reached two conflicting decisions: (apt 3.0)
+    #    1. ceph-common:amd64=19.2.3-pve1 is not selected for install
+    (
+        re.compile(
+            r"Reached two conflicting (?:decisions|assignments):\n(?P<lines>(?: [^\n]{1,300}(?:\n|$)){1,6})"
+        ),
+        _unmet,
+    ),
+    # E: Sources that disagree are in: /etc/apt/sources.list.d/a.list, … (our module) · E: Conflicting values
+    # set for option Signed-By regarding source http://mirror.example/cuda/ /: a.gpg != b.gpg (apt 2.6)
+    (
+        re.compile(
+            r"Sources that disagree are in: (?P<files>[^\n]{1,400})[^·]{0,20}?"
+            r"Conflicting values set for option (?P<what>\S+) regarding source (?P<url>\S+)"
+        ),
+        lambda match: (
+            f"apt reads no source at all while two of them disagree about {match['what']} of "
+            f"{match['url']}: correct or remove one, in {match['files'].strip()}"
+        ),
+    ),
+    # E: Failed to fetch http://m/x.deb  404  Not Found [IP: 10.0.0.1 80] (apt 2.6)
+    (
+        re.compile(
+            r"Failed to fetch \w+://(?P<host>[^/\s]+)/(?:\S{0,500}/)?(?P<file>[^/\s]+\.deb)\s{1,20}"
+            r"(?P<why>404\s{1,9}Not Found)"
+        ),
+        _missing,
+    ),
+    # [MIRROR] x.rpm: Status code: 404 for http://m/x.rpm (IP: 10.0.0.1) (librepo 1.14)
+    (
+        re.compile(
+            r"(?P<why>Status code: 404) for \w+://(?P<host>[^/\s]+)/(?:\S{0,500}/)?(?P<file>[^/\s]+\.rpm)"
+        ),
+        _missing,
+    ),
+    # ssh: Could not resolve hostname gpu-99: Name or service not known (OpenSSH 9.2)
+    (re.compile(r"ssh: Could not resolve hostname (?P<name>\S{1,255}?):"), _name),
     # E: Failed to fetch http://10.0.0.1:8080/x.deb  Could not connect to 10.0.0.1:8080 (10.0.0.1). - …
     (
         re.compile(
@@ -188,6 +255,9 @@ _TRANSLATED = (
 def _last_lines(text: Any, count: int = 3) -> list[str]:
     lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E: ", "Error: ", "error: ", "fatal: "))]
+    errors = [
+        line for line in errors if not line.endswith("may provide additional context:")
+    ]  # apt 3.0: of what follows
     return (errors or lines)[-count:]
 
 

@@ -1,0 +1,128 @@
+"""Settings by others that keep apt or dnf from what is declared; sources are read by the real apt-get."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.node.machine import Machine
+
+LIST = "deb [signed-by=/usr/share/keyrings/{key}.gpg] http://mirror.example/cuda/ /\n"
+OURS = """# Written by gpuprov (role nvidia_repository); an edit here is drift.
+Types: deb
+URIs: http://mirror.example/cuda/
+Suites: /
+Signed-By: /usr/share/keyrings/nvidia-cuda.gpg
+"""
+FOLDER = "/etc/apt/sources.list.d"
+
+
+@pytest.fixture
+def apt(machine: Machine) -> Machine:
+    """A machine with our source and a real apt-get that reads it."""
+    if shutil.which("apt-get") is None:
+        pytest.skip("apt-get is not installed")
+    machine.tool(
+        "apt-get",
+        f'exec {shutil.which("apt-get")} -o Dir={machine.root} -o Dir::State::status=/dev/null "$@"',
+    )
+    for folder in ("var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "etc/apt/apt.conf.d"):
+        (machine.root / folder).mkdir(parents=True)
+    machine.file(f"{FOLDER}/nvidia-cuda.sources", OURS)
+    return machine
+
+
+def problems(apt: Machine) -> list[str]:
+    found = apt.value("package_manager.source_problems")
+    return [text.replace(str(apt.root), "") for text in found]
+
+
+def test_a_source_like_ours_with_another_key_is_named_with_both_files(apt: Machine) -> None:
+    assert problems(apt) == []
+    apt.file("/usr/share/keyrings/other.gpg", "")
+    apt.file(f"{FOLDER}/site.list", LIST.format(key="other"))
+    (found,) = problems(apt)
+    assert found.startswith(
+        "Conflicting values set for option Signed-By regarding source http://mirror.example/cuda/ /: "
+    )
+    assert found.endswith(f"({FOLDER}/nvidia-cuda.sources and {FOLDER}/site.list)")
+
+
+def test_a_list_that_is_no_list_is_named(apt: Machine) -> None:
+    apt.file(f"{FOLDER}/site.list", "deb http://mirror.example\n")
+    assert problems(apt) == [f"Malformed entry 1 in list file {FOLDER}/site.list (Suite)"]
+    apt.file(f"{FOLDER}/site.list", "")
+    apt.file(f"{FOLDER}/site.sources", "Types deb\nURIs: http://mirror.example/\n")
+    assert problems(apt) == [f"Malformed stanza 1 in source list {FOLDER}/site.sources (type)"]
+
+
+def test_a_key_that_a_foreign_source_misses_is_named(apt: Machine) -> None:
+    apt.file(f"{FOLDER}/a.list", LIST.format(key="gone").replace("cuda", "a"))
+    apt.file(f"{FOLDER}/b.sources", OURS.partition("\n")[2].replace("cuda", "b"))
+    apt.file(f"{FOLDER}/off.sources", "Enabled: no\n" + OURS.partition("\n")[2].replace("cuda", "c"))
+    assert problems(apt) == [
+        f"its key /usr/share/keyrings/gone.gpg is missing ({FOLDER}/a.list)",
+        f"its key /usr/share/keyrings/nvidia-b.gpg is missing ({FOLDER}/b.sources)",
+    ]
+
+
+PIN = "Package: {package}\nPin: {pin}\nPin-Priority: {priority}\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "pin", "priority", "named"),
+    [
+        ("*nvidia*", "version 570.*", 1002, True),
+        ("nvidia-open libcuda1", "version 570.195.03-1", 1001, True),
+        ("*", "release o=Debian", 1001, True),
+        ("*nvidia*", "version 580.*", -1, True),
+        ("*nvidia*", "version 580.*", 1001, False),  # NVIDIA's own nvidia-driver-pinning-580
+        ("*nvidia*", "version 580.126.09-1", 1002, False),
+        ("*nvidia*", "version 595.*", -1, False),
+        ("*nvidia*", "version 570.*", 600, False),
+        ("*", "release o=Debian", 990, False),
+        ("firefox", "release o=Debian", 1001, False),
+        ("*", "release l=NVIDIA CUDA", 1001, False),
+        ("*nvidia*", "version 570.*", "high", False),
+    ],
+)  # fmt: skip
+def test_a_pin_is_named_when_it_keeps_the_declared_driver_away(
+    machine: Machine, package: str, pin: str, priority: object, named: bool
+) -> None:
+    machine.file("/etc/os-release", "ID=debian\n")
+    text = PIN.format(package=package, pin=pin, priority=priority)
+    path = "/etc/apt/preferences.d/site"
+    machine.file(path, "# a comment\n" + text)
+    said = [f"{path}: Package: {package}, Pin: {pin}, priority {priority}"] if named else []
+    for wanted in ("580.126.09", "580"):
+        assert machine.value(f"package_manager.{wanted}.overruled_by") == said
+    machine.file(path, "# Written by gpuprov (role package_lock).\n" + text)
+    assert machine.value("package_manager.580.126.09.overruled_by") == []
+
+
+def test_an_exclude_is_named_when_it_hides_nvidias_packages(machine: Machine) -> None:
+    machine.file("/etc/os-release", "ID=rocky\nID_LIKE=rhel\n")
+    fact = "package_manager.580.126.09.overruled_by"
+    machine.file("/etc/dnf/dnf.conf", "[main]\ngpgcheck=1\n# exclude=nvidia*\nexclude=kernel*\n")
+    # EPEL's users hide its own driver, and should.
+    machine.file("/etc/yum.repos.d/epel.repo", "[epel]\nbaseurl=https://epel.example/\nexcludepkgs=nvidia*\n")
+    assert machine.value(fact) == []
+    machine.file("/etc/dnf/dnf.conf", "[main]\nexcludepkgs = kernel*, *nvidia*\n")
+    machine.file(
+        "/etc/yum.repos.d/site.repo", "[cuda]\nbaseurl=https://m.example/nvidia/\nexclude=kmod-nvidia*\n"
+    )
+    assert machine.value(fact) == [
+        "/etc/dnf/dnf.conf: excludepkgs=kernel*, *nvidia*",
+        "/etc/yum.repos.d/site.repo: exclude=kmod-nvidia*",
+    ]
+
+
+def test_the_enabled_stream_of_a_module(machine: Machine) -> None:
+    path, fact = "/etc/dnf/modules.d/nvidia-driver.module", "package_manager.nvidia-driver.stream"
+    assert machine.value(fact) is None
+    # As dnf 4 writes it.
+    machine.file(path, "[nvidia-driver]\nname=nvidia-driver\nstream=560-open\nprofiles=\nstate=enabled\n")
+    assert machine.value(fact) == "560-open"
+    machine.file(path, "[nvidia-driver]\nname=nvidia-driver\nstream=\nprofiles=\nstate=disabled\n")
+    assert machine.value(fact) is None
