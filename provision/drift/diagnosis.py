@@ -148,7 +148,7 @@ def _secure_boot(seen: _Seen) -> Diagnosis | None:
 
 
 def _sources(seen: _Seen) -> Diagnosis | None:
-    problems = seen.texts("package_manager.source_problems")
+    problems = seen.texts("packages.source_problems")
     return (
         Diagnosis("package-sources", f"apt cannot read its sources: {problems[0]}", _BY_HAND)
         if problems
@@ -157,9 +157,7 @@ def _sources(seen: _Seen) -> Diagnosis | None:
 
 
 def _overruled(seen: _Seen) -> Diagnosis | None:
-    facts = [
-        fact for fact in seen.facts if fact.startswith("package_manager.") and fact.endswith(".overruled_by")
-    ]
+    facts = [fact for fact in seen.facts if fact.startswith("packages.") and fact.endswith(".overruled_by")]
     found = [text for fact in facts for text in seen.texts(fact)]
     cause = f"the package manager is kept from the declared driver by {found[0]}" if found else ""
     return Diagnosis("driver-overruled", cause, _BY_HAND) if cause else None

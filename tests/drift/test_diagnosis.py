@@ -30,7 +30,7 @@ GOOD: dict[str, Any] = {
 WANTED = [
     Expectation("nvidia_driver", "driver.loaded_version", "equals", "580.126.09", ""),
     Expectation("nvidia_driver", "dkms.nvidia.failed", "equals", [], ""),
-    Expectation("nvidia_repository", "package_manager.source_problems", "equals", [], ""),
+    Expectation("nvidia_repository", "packages.source_problems", "equals", [], ""),
     Expectation("nvlink", "service.nvidia-fabricmanager.active", "equals", "active", ""),
 ]
 COMPILER = "nvidia/nv-pci.c:237: error: too few arguments to function 'pci_resize_resource'"
@@ -43,16 +43,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "gpuprov up fleet.yml --nodes gpu-07",
     ),
     "package-sources": (
-        {
-            "package_manager.source_problems": [
-                "Malformed entry 1 in list file /etc/apt/sources.list.d/a.list (URI)"
-            ]
-        },
+        {"packages.source_problems": ["Malformed entry 1 in list file /etc/apt/sources.list.d/a.list (URI)"]},
         "apt cannot read its sources: Malformed entry 1 in list file /etc/apt/sources.list.d/a.list (URI)",
         "gpuprov changes no file of others",
     ),
     "driver-overruled": (
-        {"package_manager.580.126.09.overruled_by": ["/etc/dnf/dnf.conf: exclude=nvidia*"]},
+        {"packages.580.126.09.overruled_by": ["/etc/dnf/dnf.conf: exclude=nvidia*"]},
         "the package manager is kept from the declared driver by /etc/dnf/dnf.conf: exclude=nvidia*",
         "gpuprov changes no file of others",
     ),

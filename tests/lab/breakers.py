@@ -212,10 +212,10 @@ BY_A_PERSON = {
     "secure_boot.rejects_dkms": ByAPerson(
         "failed", "mokutil --import", "umount /sys/firmware; rm /var/lib/dkms/mok.pub"
     ),
-    "package_manager.source_problems": ByAPerson(
+    "packages.source_problems": ByAPerson(
         "not as declared", "apt cannot read its sources", "rm /etc/apt/sources.list.d/site.list"
     ),
-    "package_manager.580.126.09.overruled_by": ByAPerson(
+    "packages.580.126.09.overruled_by": ByAPerson(
         "not as declared",
         "kept from the declared driver",
         "rm -f /etc/apt/preferences.d/site; sed -i /^excludepkgs=/d /etc/dnf/dnf.conf; true",
@@ -345,9 +345,9 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("module", "loaded"): _module,
     ("driver", ""): _driver,
     ("sysctl", "value"): _sysctl,
-    ("package_manager", "source_problems"): lambda _, __: "echo deb > /etc/apt/sources.list.d/site.list",
-    ("package_manager", "overruled_by"): lambda _, __: _OVERRULING,
-    ("package_manager", "stream"): lambda module, _: (
+    ("packages", "source_problems"): lambda _, __: "echo deb > /etc/apt/sources.list.d/site.list",
+    ("packages", "overruled_by"): lambda _, __: _OVERRULING,
+    ("packages", "stream"): lambda module, _: (
         f"sed -i 's/^stream=.*/stream=570-dkms/' /etc/dnf/modules.d/{module}.module"
     ),
     ("pgp_key", "fingerprints"): _key,

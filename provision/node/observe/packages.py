@@ -1,7 +1,19 @@
-"""All installed packages whose names match a shell pattern, in one fact: packages.libnvidia-*.versions"""
+"""Packages as a whole: the installed ones whose names match a shell pattern, in one fact
+(packages.libnvidia-*.versions), and what others wrote that keeps apt or dnf from what is declared."""
 
+import os
+
+from provision.node.observe.files import at, names_in, read_text
 from provision.node.observe.package import RPM_FORM, dpkg_database, dpkg_packages, has_rpm, rpm_rows
-from provision.node.observe.probe import FAMILIES, Family, Probe, answered, item_of
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, item_of, single
+
+APT_SOURCES = "/etc/apt/sources.list"
+APT_PREFERENCES = "/etc/apt/preferences"
+OURS = "# Written by gpuprov"
+FORCED = 1000  # above it apt installs a pinned version in any case, by a downgrade if need be
+# A pattern that matches one of them is about the driver.
+DRIVER_PACKAGES = ("nvidia-open", "nvidia-driver-cuda", "libnvidia-compute", "libcuda1", "cuda-drivers")
+DNF_PACKAGES = (*DRIVER_PACKAGES, "kmod-nvidia-open-dkms", "nvidia-driver-cuda-libs", "cuda-toolkit-13-0")
 
 
 def matching(facts, versions):
@@ -32,10 +44,148 @@ def parse_rpm_all(facts, output):
     return matching(facts, {name: version for name, version in versions.items() if version})
 
 
+def apt_files(main, ends):
+    """(path, text) of apt's main file and those in its folder, in the order in which apt reads them."""
+    folder = main + ".d"
+    names = [name for name in names_in(folder) if os.path.splitext(name)[1] in ends]
+    paths = [main, *[folder + "/" + name for name in names]]
+    texts = [(path, read_text(path)) for path in paths]
+    return [(path, text) for path, text in texts if text]
+
+
+def deb822_fields(paragraph):
+    """The fields of a deb822 paragraph, names in lower case, values on one line."""
+    fields = {}
+    key = ""
+    for line in paragraph.splitlines():
+        if line[:1] in ("#", ""):
+            continue
+        if line[:1] in " \t":
+            fields[key] = fields.get(key, "") + " " + line.strip()
+        else:
+            key, _, value = line.partition(":")
+            key = key.strip().lower()
+            fields[key] = value.strip()
+    return fields
+
+
+def deb822_paragraphs(text):
+    parts = text.replace("\r", "").split("\n\n")
+    return [fields for fields in [deb822_fields(part) for part in parts] if fields]
+
+
+def source_keys(path, text):
+    """The key files that the sources of one file name."""
+    if path.endswith(".sources"):
+        found = [one for one in deb822_paragraphs(text) if one.get("enabled", "yes").lower() != "no"]
+        return [word for one in found for word in one.get("signed-by", "").split() if word[0] == "/"]
+    lines = [line for line in text.splitlines() if line.strip()[:3] == "deb"]
+    options = [line.partition("[")[2].partition("]")[0].split() for line in lines]
+    values = [word.partition("=")[2] for words in options for word in words if word[:10] == "signed-by="]
+    return [key for value in values for key in value.split(",") if key[:1] == "/"]
+
+
+def parse_sources(facts, output):
+    """Each reason why apt cannot read its sources, with the file it is about."""
+    files = apt_files(APT_SOURCES, (".list", ".sources"))
+    problems = []
+    for line in output.splitlines():
+        if line[:3] == "E: " or line[:7] == "Error: ":  # apt 2.6, apt 3.0
+            problem = line.partition(": ")[2].strip()
+            # Conflicting values set for option Signed-By regarding source http://mirror/x/ /: a.gpg != b.gpg
+            url = problem.partition(" regarding source ")[2].split(" ")[0].rstrip("/")
+            named = [path for path, text in files if url and url in text]
+            problems.append(problem + " (" + " and ".join(named) + ")" if named else problem)
+    problems = sorted(set(problems) - {"The list of sources could not be read."}) or problems[:1]
+    for path, text in files:
+        missing = [key for key in source_keys(path, text) if not os.path.exists(at(key))]
+        if text[: len(OURS)] != OURS:  # the key of our own source is a fact of its own
+            problems += ["its key %s is missing (%s)" % (key, path) for key in missing]
+    return dict.fromkeys(facts, problems)
+
+
+def is_about_driver(patterns, names=DRIVER_PACKAGES):
+    import fnmatch
+
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def overruling_pins(wanted):
+    """Pins of others that keep apt from the driver `wanted`, a version or a branch."""
+    import fnmatch
+
+    found = []
+    for path, text in apt_files(APT_PREFERENCES, ("", ".pref")):
+        for pin in deb822_paragraphs(text) if text[: len(OURS)] != OURS else []:
+            priority, what = pin.get("pin-priority", "0"), pin.get("pin", "")
+            if not priority.lstrip("-").isdigit() or not is_about_driver(pin.get("package", "").split()):
+                continue
+            forced = int(priority) > FORCED
+            kind, _, pattern = what.partition(" ")
+            if kind == "version":
+                pattern = pattern.strip()
+                forms = (wanted, wanted + "-1", wanted + ".0-1")
+                fits = pattern.startswith(wanted + ".") or any(
+                    fnmatch.fnmatchcase(form, pattern) for form in forms
+                )
+                bad = fits if int(priority) < 0 else forced and not fits
+            else:
+                bad = forced and "nvidia" not in what.lower()
+            if bad:
+                found.append("%s: Package: %s, Pin: %s, priority %s" % (path, pin["package"], what, priority))
+    return found
+
+
+def excluding_settings():
+    """Lines of dnf's settings, and of NVIDIA's repositories, that hide packages of the driver from dnf."""
+    folder = "/etc/yum.repos.d"
+    files = [folder + "/" + name for name in names_in(folder) if name.endswith(".repo")]
+    found = []
+    for path in ["/etc/dnf/dnf.conf", *files]:
+        for section in ("\n" + (read_text(path) or "")).split("\n["):
+            lines = [line.partition("=") for line in section.splitlines()]
+            values = {key.strip(): value.strip() for key, equals, value in lines if equals}
+            name = section.partition("]")[0]
+            # Another repository may hide its own packages of the driver, and should.
+            theirs = (name + values.get("baseurl", "") + values.get("mirrorlist", "")).lower()
+            if (name == "main" or "nvidia" in theirs) and values.get("enabled") != "0":
+                for key in ("exclude", "excludepkgs"):
+                    if is_about_driver(values.get(key, "").replace(",", " ").split(), DNF_PACKAGES):
+                        found.append("%s: %s=%s" % (path, key, values[key]))
+    return found
+
+
+def enabled_stream(module):
+    """The stream of a dnf module that is enabled; None when none is."""
+    lines = (read_text("/etc/dnf/modules.d/" + module + ".module") or "").splitlines()
+    values = {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
+    return values.get("stream") or None if values.get("state") == "enabled" else None
+
+
+def packages_value(item, attribute):
+    if attribute == "stream":
+        return enabled_stream(item)
+    return excluding_settings() if has_rpm() else overruling_pins(item)
+
+
 def packages_probes(names):
-    if has_rpm():
-        return [Probe(names, command=["rpm", "-qa", "--qf", RPM_FORM], parse=parse_rpm_all)]
-    return [Probe(names, read=lambda: matching(names, dpkg_versions()))]
+    asked = [name for name in names if attribute_of(name) == "versions"]
+    sources = [name for name in names if attribute_of(name) == "source_problems"]
+    probes = [
+        single(name, packages_value, item_of(name), attribute_of(name))
+        for name in names
+        if name not in asked + sources
+    ]
+    if sources:
+        command = ["apt-get", "indextargets", "--format", "$(IDENTIFIER)", "Identifier: Packages"]
+        probes.append(Probe(sources, command=command, parse=parse_sources))
+    if asked and has_rpm():
+        probes.append(Probe(asked, command=["rpm", "-qa", "--qf", RPM_FORM], parse=parse_rpm_all))
+    elif asked:
+        probes.append(Probe(asked, read=lambda: matching(asked, dpkg_versions())))
+    return probes
 
 
-FAMILIES["packages"] = Family(("versions",), packages_probes)
+FAMILIES["packages"] = Family(
+    ("versions", "stream", "overruled_by"), packages_probes, whole=("source_problems",)
+)

@@ -34,7 +34,7 @@ def apt(machine: Machine) -> Machine:
 
 
 def problems(apt: Machine) -> list[str]:
-    found = apt.value("package_manager.source_problems")
+    found = apt.value("packages.source_problems")
     return [text.replace(str(apt.root), "") for text in found]
 
 
@@ -96,14 +96,14 @@ def test_a_pin_is_named_when_it_keeps_the_declared_driver_away(
     machine.file(path, "# a comment\n" + text)
     said = [f"{path}: Package: {package}, Pin: {pin}, priority {priority}"] if named else []
     for wanted in ("580.126.09", "580"):
-        assert machine.value(f"package_manager.{wanted}.overruled_by") == said
+        assert machine.value(f"packages.{wanted}.overruled_by") == said
     machine.file(path, "# Written by gpuprov (role package_lock).\n" + text)
-    assert machine.value("package_manager.580.126.09.overruled_by") == []
+    assert machine.value("packages.580.126.09.overruled_by") == []
 
 
 def test_an_exclude_is_named_when_it_hides_nvidias_packages(machine: Machine) -> None:
     machine.file("/etc/os-release", "ID=rocky\nID_LIKE=rhel\n")
-    fact = "package_manager.580.126.09.overruled_by"
+    fact = "packages.580.126.09.overruled_by"
     machine.file("/etc/dnf/dnf.conf", "[main]\ngpgcheck=1\n# exclude=nvidia*\nexclude=kernel*\n")
     # EPEL's users hide its own driver, and should.
     machine.file("/etc/yum.repos.d/epel.repo", "[epel]\nbaseurl=https://epel.example/\nexcludepkgs=nvidia*\n")
@@ -119,7 +119,7 @@ def test_an_exclude_is_named_when_it_hides_nvidias_packages(machine: Machine) ->
 
 
 def test_the_enabled_stream_of_a_module(machine: Machine) -> None:
-    path, fact = "/etc/dnf/modules.d/nvidia-driver.module", "package_manager.nvidia-driver.stream"
+    path, fact = "/etc/dnf/modules.d/nvidia-driver.module", "packages.nvidia-driver.stream"
     assert machine.value(fact) is None
     # As dnf 4 writes it.
     machine.file(path, "[nvidia-driver]\nname=nvidia-driver\nstream=560-open\nprofiles=\nstate=enabled\n")
