@@ -225,6 +225,69 @@ def test_containerd_in_both_formats(host: Tree, text: str) -> None:
     assert host.value("container_runtime.containerd.imported") is True
 
 
+TYPE, UNCONFIGURED = "container_runtime.containerd.runtime_type", "container_runtime.all.unconfigured"
+# containerd 1.6.20 config dump, cut: a drop-in without runtime_type; one of format 3 beside a main file of 2.
+WITHOUT_TYPE = """version = 2
+
+[plugins]
+
+  [plugins."io.containerd.grpc.v1.cri"]
+
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes]
+
+        [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+          runtime_engine = ""
+          runtime_type = ""
+
+          [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+            BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
+IGNORED = WITHOUT_TYPE.replace("nvidia", "runc").replace(
+    'runtime_type = ""', 'runtime_type = "io.containerd.runc.v2"'
+)
+RIGHT = IGNORED + IGNORED.partition("runtimes]")[2].replace("runc]", "nvidia]").replace("runc.o", "nvidia.o")
+
+
+@pytest.mark.parametrize(
+    ("dump", "kind", "known"),
+    [
+        (WITHOUT_TYPE, None, False),
+        (IGNORED, None, False),
+        (RIGHT, "io.containerd.runc.v2", True),
+        # containerd 2.3.2 and 2.3.4
+        *[("containerd: drop-in config version 4 higher than root config version 2\n",) * 2 + (False,)],
+    ],
+)
+def test_containerds_effective_configuration_decides(host: Tree, dump: str, kind: str, known: bool) -> None:
+    host.file("/etc/containerd/config.toml", 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    text = containerd(2, "io.containerd.grpc.v1.cri")
+    host.file(
+        "/etc/containerd/conf.d/99-nvidia.toml", text.replace("runtimes.nvidia]", "runtimes.runc]") + text
+    )
+    host.file("/etc/dump", dump)
+    host.tool("containerd", f"cat {host.root}/etc/dump")
+    assert host.value(TYPE) == (kind.strip() if kind else None)
+    assert host.value(UNCONFIGURED) == ([] if known else ["containerd"])
+
+
+def test_files_are_merged_as_containerd_does_where_it_cannot_be_run(host: Tree) -> None:
+    host.tool(
+        "containerd", "echo 'containerd: open /etc/containerd/config.toml: permission denied' >&2; exit 1"
+    )
+    text = containerd(3, "io.containerd.cri.v1.runtime")
+    host.file(
+        "/etc/containerd/conf.d/99-nvidia.toml", text.replace("runtimes.nvidia]", "runtimes.runc]") + text
+    )
+    for main, kind in (
+        ('version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n', "io.containerd.runc.v2"),
+        ('version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n', None),
+        ("version = 3\n", None),
+    ):
+        host.file("/etc/containerd/config.toml", main)
+        assert host.value(TYPE) == kind
+        assert host.value(UNCONFIGURED) == ([] if kind else ["containerd"])
+
+
 def test_crio_and_the_mode_of_the_runtime(host: Tree) -> None:
     crio = '[crio]\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
     host.file("/etc/crio/conf.d/99-nvidia.toml", crio)

@@ -3,7 +3,7 @@
 import os
 
 from provision.node.observe.files import ReadError, at, link_target, read_text
-from provision.node.observe.probe import FAMILIES, Family, one_each
+from provision.node.observe.probe import FAMILIES, Family, Probe, one_each
 
 RUNTIMES = {
     "docker": ("/usr/bin/dockerd", "/usr/sbin/dockerd"),
@@ -45,8 +45,12 @@ def docker_value(what):
 
 def toml_value(path, table, key):
     """The value of a key, of the table whose name ends in `table`, as text without quotes."""
+    return toml_text_value(read_text(path) or "", table, key)
+
+
+def toml_text_value(text, table, key):
     here = False
-    for line in (read_text(path) or "").splitlines():
+    for line in text.splitlines():
         line = line.strip()
         if line[:1] == "[":
             here = line.strip("[] ").replace('"', "").replace("'", "").endswith(table)
@@ -72,6 +76,53 @@ def containerd_value(what):
     return toml_value(CONTAINERD_DROP_IN, "runtimes.nvidia.options", "BinaryName")
 
 
+def containerd_merged():
+    """The settings in force: a drop-in counts if it is imported and of no later format than the main file."""
+    texts = [read_text(path) or "" for path in (CONTAINERD_FILE, CONTAINERD_DROP_IN)]
+    main, drop_in = [int("0" + (toml_number(text, "version") or "")) for text in texts]
+    return "\n".join(texts if containerd_value("imported") and drop_in <= main else texts[:1])
+
+
+def toml_number(text, key):
+    """The digits of a key before the first table."""
+    for line in text.partition("\n[")[0].splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == key and value.strip().isdigit():
+            return value.strip()
+    return None
+
+
+def parse_containerd(facts, output):
+    """The type of the NVIDIA runtime in containerd's effective configuration, else why containerd refuses the
+    configuration; and the runtimes that do not know the NVIDIA runtime."""
+    refused = [line for line in output.splitlines() if line.startswith("containerd: ")]
+    readable = "[plugins" in output
+    if not readable and refused and "permission denied" not in output:
+        kind, known = refused[-1], False
+    else:
+        text = output if readable else containerd_merged()
+        kind = toml_text_value(text, "containerd.runtimes.nvidia", "runtime_type") or None
+        runc = toml_text_value(text, "containerd.runtimes.runc", "runtime_type")
+        known = kind and (runc if readable else containerd_value("keeps_runc"))
+    found = {}
+    for fact in facts:
+        unconfigured = [name for name in runtimes_unconfigured() if name != "containerd"]
+        if "containerd" in runtimes_to_tell() and not known:
+            unconfigured = sorted([*unconfigured, "containerd"])
+        found[fact] = kind if fact.endswith(".runtime_type") else unconfigured
+    return found
+
+
+def runtime_probes(names):
+    programs = [path for path in RUNTIMES["containerd"] if os.path.exists(at(path))]
+    effective = ("container_runtime.containerd.runtime_type", "container_runtime.all.unconfigured")
+    asked = [name for name in names if name in effective] if programs else []
+    probes = one_each(runtime_value)([name for name in names if name not in asked])
+    if asked:
+        probes.append(Probe(asked, command=[programs[0], "config", "dump"], parse=parse_containerd))
+    return probes
+
+
 def runtime_value(runtime, what):
     if what == "restart_required":
         return restart_required(runtime + ".service")
@@ -85,7 +136,7 @@ def runtime_value(runtime, what):
         return docker_value(what)
     if runtime == "crio":
         return toml_value(CRIO_DROP_IN, "runtimes.nvidia", "runtime_path") if what == "path" else None
-    return containerd_value(what) if runtime == "containerd" else None
+    return containerd_value(what) if runtime == "containerd" and what != "runtime_type" else None
 
 
 def restart_required(unit):
@@ -137,8 +188,8 @@ LISTS = {
 }
 FAMILIES["container_runtime"] = Family(
     (
-        *("path", "cdi", "imported", "installed", "restart_required", "mode", "keeps_runc"),
+        *("path", "cdi", "imported", "installed", "restart_required", "mode", "keeps_runc", "runtime_type"),
         *("unconfigured", "without_cdi", "amd_path", "amd_unconfigured", "amd_without_cdi"),
     ),
-    one_each(runtime_value),
+    runtime_probes,
 )
