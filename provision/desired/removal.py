@@ -165,7 +165,7 @@ def _reversed(promised: Expectation) -> Iterator[Expectation]:
         fact, gone = f"file.{item}.exists", False
     elif family == "fabric":
         fact = f"fabric.{'imex' if attribute.startswith('imex') else 'manager'}_version"
-    elif family == "driver":
+    elif family == "driver" and attribute != "broken_libraries":
         gone = None
     elif fact == "amdgpu.loaded_version":
         fact = "amdgpu.dkms_version"  # the kernel's own driver may take its place

@@ -186,7 +186,7 @@ def test_xids_are_judged_by_the_catalogue() -> None:
         ({"rc": 9, "stdout": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."},
          Verdict.ERROR, "not loaded"),
         ({"rc": 255, "stdout": "Failed to initialize NVML: Driver/library version mismatch\n"},
-         Verdict.ERROR, "reboot the node"),
+         Verdict.ERROR, "reboot if `modinfo -F version nvidia` prints the library's version"),
         ({"rc": 15, "stdout": "Unable to determine the device handle for GPU0000:9B:00.0: GPU is lost.\n"},
          Verdict.FAIL, "GPU is lost"),
         ({"stdout": "\x7fELF garbage"}, Verdict.ERROR, "did not print its document"),

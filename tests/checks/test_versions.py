@@ -68,6 +68,12 @@ def test_what_only_looks_apart(facts: Mapping[str, Any], fabric: str) -> None:
             "nvswitch",
             ("fail", "driver_mismatch", "reboot"),
         ),
+        (  # the library alone was upgraded: the next boot loads the old module again
+            {"driver.mismatch": "module 570.124.06, library 580.126.09", "boot.required": True}
+            | {"driver.userspace_version": "580.126.09", "driver.installed_version": "570.124.06"},
+            "nvswitch",
+            ("fail", "driver_mismatch", "fix configuration"),
+        ),
         (
             {"driver.mismatch": "module 570.124.06, library 580.126.09", "boot.required": True},
             "none",

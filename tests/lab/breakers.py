@@ -111,6 +111,10 @@ def _driver(fact: str, _: Expectation) -> str:
         change = r"s/version=[0-9]\([0-9.]*\)/version=9\1/"
         return f"sed -i '{change}' $(modinfo -n nvidia)"
     library = "/usr/lib/x86_64-linux-gnu"
+    if fact == "broken_libraries":
+        return (
+            f": > $(readlink -f $(ls {library}/libcuda.so.1 /usr/lib64/libcuda.so.1 2>/dev/null | head -n1))"
+        )
     return (
         f"cp {library}/libnvidia-ml.so.1 {library}/libnvidia-ml.so.470.1.1 && "
         f"ln -sfn libnvidia-ml.so.470.1.1 {library}/libnvidia-ml.so.1"

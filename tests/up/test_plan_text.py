@@ -46,7 +46,7 @@ def bare() -> Facts:
     empty: dict[str, Any] = {"status": "absent", "held": False, "loaded": False, "exists": False}
     facts |= {name: empty[end] for name in facts if (end := name.rpartition(".")[2]) in empty}
     settled = {"kernel.initramfs_stale": False, "secure_boot.rejects_dkms": False, "dkms.nvidia.failed": []}
-    settled |= {name: [] for name in facts if name.endswith(".overruled_by")}
+    settled |= {name: [] for name in facts if name.endswith((".overruled_by", ".broken_libraries"))}
     return facts | settled | {"kernel.headers": [], "module.nouveau.loaded": True}
 
 

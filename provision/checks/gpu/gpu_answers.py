@@ -168,7 +168,11 @@ def worst(errors: set[str]) -> str:
 # nvidia-smi's exit statuses, and its messages where they are more specific: what to do about it.
 RC_INFOROM = 14  # the infoROM is corrupted; what was printed is still valid
 _ADVICE = (
-    ("version mismatch", "user space and the loaded module differ: reboot the node"),
+    (
+        "version mismatch",
+        "user space and the loaded module differ: reboot if `modinfo -F version nvidia` prints the library's "
+        "version, else gpuprov up",
+    ),
     (
         "couldn't communicate with the NVIDIA driver",
         "the driver module is not loaded: gpuprov up, then reboot",

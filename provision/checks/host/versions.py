@@ -37,7 +37,12 @@ _COMPARED = (
 )
 FACTS: tuple[str, ...] = (
     *_COMPARED,
-    *("driver.mismatch", "fabric.manager_version", "fabric.manager_matches_driver"),
+    *(
+        "driver.mismatch",
+        "driver.installed_version",
+        "fabric.manager_version",
+        "fabric.manager_matches_driver",
+    ),
     *("fabric.imex_version", "fabric.imex_matches_driver", "service.nvidia-imex.active"),
 )
 
@@ -100,6 +105,12 @@ def _judge_libraries(node: CheckNode) -> list[Finding]:
     if mismatch is None:
         return []
     message = f"the driver's module and library differ: {mismatch}"
+    library, on_disk = (node.facts.get(f"driver.{part}_version") for part in ("userspace", "installed"))
+    if isinstance(library, str) and isinstance(on_disk, str) and library != on_disk:
+        message += (
+            f"; the module on disk is {on_disk}, so a reboot does not help: gpuprov up makes them one version"
+        )
+        return [_finding(Verdict.FAIL, message, "driver_mismatch", mismatch, "fix configuration")]
     return [_apart(node, message, "driver_mismatch", mismatch, "reboot")]
 
 
