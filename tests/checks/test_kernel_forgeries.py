@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.amd import driver_log
+from provision.checks.amd import gpu_inventory as amd_gpu_inventory
 from provision.checks.check import Output
 from provision.checks.gpu import gpu_inventory
 from provision.checks.host import kernel_incidents, kernel_log
@@ -18,6 +19,7 @@ from provision.checks.judge import Finding, Verdict
 from provision.checks.on_node import kernel_since
 from provision.node.burnin.amd_gpus import amd_fatal
 from provision.node.burnin.tool_output import dmesg_records, message_of
+from provision.node.modules import gpuprov_run
 from tests.support.checks import make_node, make_output
 
 # Programs of an unprivileged user that crash, named as the drivers' messages: what dmesg printed of them.
@@ -120,6 +122,12 @@ def as_printed(message: str, stamp: str = "[ 3277.517443] ") -> str:
     return stamp + message.replace("\n", "\n" + " " * len(stamp))
 
 
+def escaped(message: str) -> str:
+    """A message as /dev/kmsg and dmesg in the C locale print it: bytes that are no text in hexadecimal."""
+    data = message.encode("utf-8", "surrogateescape")
+    return "".join(chr(one) if 32 <= one < 127 else f"\\x{one:02x}" for one in data)
+
+
 def filled(position: str, text: str) -> str:
     return position.format(comm=text[:15], name=text[:255])
 
@@ -159,6 +167,15 @@ def test_a_forged_name_changes_nothing(position: str) -> None:
         texts = [*(before + fault for before in _BEFORE), *(fault[begin:] for begin in range(5, 40, 7))]
         for text in texts:  # the last ones have the middle of the fault within their 15 characters
             assert readings(as_printed(filled(position, text))) == plain, text
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("before", ["\udcc3\udcc3", "\udcff" * 6, "\x01", "é"])
+def test_a_name_that_is_no_text_changes_nothing(position: str, before: str) -> None:
+    """Two bytes and `to 0x2 (None)` took back what the driver demanded, `reboot the node`."""
+    plain = readings(as_printed(filled(position, "python")))
+    for text in ("to 0x2 (None)", " Fatal", " Nonfatal", ", Fatal"):
+        assert readings(as_printed(escaped(filled(position, before + text)))) == plain, text
 
 
 _PIECES = st.sampled_from(
@@ -231,9 +248,24 @@ def test_crashes_do_not_push_errors_out_of_what_the_health_program_remembers() -
 
 def test_only_messages_of_the_kernel_are_read_from_the_journal() -> None:
     """`journalctl -k` asks for `_TRANSPORT=kernel`, a field that no client of the journal can set."""
-    for command in gpu_inventory.commands(make_node(), {}):
-        if command.argv[0] == "journalctl":
-            assert "-k" in command.argv
+    for check in (gpu_inventory, amd_gpu_inventory):
+        (journal,) = [one.argv for one in check.commands(make_node(), {}) if one.name == kernel_since.NAME]
+        assert "-k" in journal
+
+
+def test_the_journal_hides_no_message_with_a_name_that_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --all, journalctl prints such a message as `[81B blob data]`."""
+    for check in (gpu_inventory, amd_gpu_inventory):
+        (journal,) = [one.argv for one in check.commands(make_node(), {}) if one.name == kernel_since.NAME]
+        assert "--all" in journal
+    (tmp_path / "dmesg").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "journalctl").write_text('#!/bin/sh\necho "$@"\n')
+    for name in ("dmesg", "journalctl"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(gpuprov_run, "PATH", str(tmp_path))
+    assert "--all" in gpuprov_run.kernel_lines()[2][0].split()
 
 
 def test_a_fault_of_the_log_alone_is_called_so() -> None:

@@ -52,6 +52,9 @@ from provision.checks.host.kernel_meaning import meaning as meaning
 from provision.errors import ParseError
 from provision.node.burnin.kernel_lines import FOLDED, PCI_ADDRESS, XID, whole_messages, without_stamp
 
+# Without --all a message with a name that is no text is "[81B blob data]" (seen of systemd 257).
+JOURNAL = ("journalctl", "-k", "-b", "-o", "short-unix", "--all", "--no-pager")
+
 # An SXid's second and third line have its severity and its data.
 _SXID = re.compile(
     rf"nvidia-nvswitch\d{{1,3}}: SXid \((?:PCI:)?({PCI_ADDRESS})\): *(\d{{1,6}})\b"

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from provision import shipped
 from provision.checks.amd import driver_log
-from provision.node.burnin.kernel_lines import FOLDED
 
 CLEANUP = 45  # the Xid of a channel that is cleaned up after another error
 RECOVERY_ACTION = 154  # the Xid with which the driver requests an action
@@ -27,8 +26,8 @@ NVRM = "nvrm"  # kind of the lines that NVIDIA's driver writes without a number
 
 FATAL = re.compile(r"(?<![Nn]on-)\bFatal\b")
 _NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
-# The kernel keeps 15 characters of a name; it may have line feeds.
-_PROGRAM = re.compile(rf", name=(?:{re.escape(FOLDED)}|(?!{re.escape(FOLDED)}).){{0,15}}(?:, |$)")
+# The kernel keeps 15 bytes of a name. /dev/kmsg and dmesg print a byte that is no text as \xNN.
+_PROGRAM = re.compile(r", name=(?:\\x[0-9a-f]{2}|(?!\\x[0-9a-f]{2}).){0,15}(?:, |$)")
 _REQUESTED = re.compile(r"to (0x[0-9a-f]{1,16}) \(([^()]*)\)")
 _CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,6})$")
 _REGISTERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}(?:,? 0x[0-9a-fA-F]{1,8})*)\)")

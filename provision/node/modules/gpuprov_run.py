@@ -414,10 +414,10 @@ def cancel():
 
 def kernel_lines():
     """(what printed the kernel's messages, its output, its lines). The ring buffer has no delay; the journal
-    answers where it may not be read.
+    answers where it may not be read. --all: also messages with a name that is no text.
     """
     failed = None
-    for argv in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-unix", "--no-pager", "-q"]):
+    for argv in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-unix", "--all", "--no-pager", "-q"]):
         output = run_one({"name": DELTA, "argv": argv, "deadline": LOG_DEADLINE}, LOG_CAP)
         lines = output["stdout"].strip("\n").split("\n")  # users' names in it may hold other separators
         if output["rc"] == 0 and lines != [""]:
