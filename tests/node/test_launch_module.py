@@ -352,6 +352,17 @@ def test_a_login_user_without_tricks_gets_a_launch(attacked: Attacked) -> None:
     assert not attacked.home.exists()
 
 
+def test_a_strict_umask_of_root_keeps_the_login_user_out_of_nothing(attacked: Attacked) -> None:
+    before = os.umask(0o077)
+    try:
+        assert "failed" not in attacked.open()
+        assert "failed" not in attacked.admit()
+        assert attacked.home.stat().st_mode & 0o777 == 0o755
+        assert "failed" not in attacked.run("close")
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("when", ["open", "admit", "close"])
 @pytest.mark.parametrize("attack", LINKS)
 def test_no_link_of_a_login_user_leads_root_to_another_file(

@@ -167,7 +167,9 @@ def open_launch(launch, account, seconds, scripts):
     keys = authorized_keys(account)
     close(launch, keys, account)
     folder = folder_of(launch)
-    os.makedirs(HOME, mode=0o755, exist_ok=True)
+    os.makedirs(HOME, exist_ok=True)
+    # Whatever root's umask: the login user works in the folder below.
+    os.chmod(HOME, 0o755)  # noqa: S103 - as /run itself
     os.mkdir(folder, 0o700)
     os.chown(folder, account.pw_uid, account.pw_gid)
     write(folder + ".close", scripts["close"], 0o600)
