@@ -45,7 +45,8 @@ class Command:
     `error`. `load`: the seconds of it that the program was asked to run. `beside`: the name of another
     command of the check; this one runs while that one does and is ended (TERM, then KILL) with it. `port`: of
     one beside another, the TCP port it listens on: the other waits for that. `retry_on`: it is run again
-    while it fails with these words, for `retry_for` seconds: a client, while nobody listens yet.
+    while it fails with these words, for `retry_for` seconds: a client, while nobody listens yet. `keep`: of
+    what it prints only the lines with one of these words are kept, and the first.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Command:
     port: int = 0
     retry_on: str = ""
     retry_for: float = 0.0
+    keep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def plain(command: Command) -> dict[str, Any]:
         "port": command.port,
         "retry_on": command.retry_on,
         "retry_for": command.retry_for,
+        "keep": list(command.keep),
     }
 
 

@@ -253,6 +253,13 @@ def test_only_messages_of_the_kernel_are_read_from_the_journal() -> None:
         assert "-k" in journal
 
 
+def test_what_a_node_sends_of_its_journal_has_every_message_that_is_read() -> None:
+    for check in (gpu_inventory, amd_gpu_inventory):
+        (journal,) = [one for one in check.commands(make_node(), {}) if one.name == kernel_since.NAME]
+        for line in [*FAULTS, *OTHERS[:-1]]:
+            assert any(word in line for word in journal.keep), line
+
+
 def test_the_journal_hides_no_message_with_a_name_that_is_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

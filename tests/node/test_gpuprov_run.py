@@ -464,3 +464,33 @@ def test_an_error_of_a_pcie_port_comes_with_the_buses_below_it(module: ModuleTyp
         events([*module.bridges(errors, str(tmp_path)), *errors]), key=lambda one: one.address
     )
     assert event.below == (0x65, 0x66)
+
+
+# --- only some lines of it
+
+NOISE = "1795884709.100000 gpu-01 kernel: [UFW BLOCK] IN=eth0 OUT= SRC=10.0.0.1 DST=10.0.0.2 PROTO=TCP"
+FAULT = "1795884709.200000 gpu-01 kernel: NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."
+FURTHER = "                                  NVRM: Xid (PCI:0000:1c:00): 79"
+
+
+def test_the_journal_of_weeks_is_short_by_the_lines_that_are_kept(run: Run) -> None:
+    noise = f"for i in range(40000): print({NOISE!r}, i)"
+    code = f"{noise}\nprint({FAULT!r})\n{noise}"
+    result = run(*python(code), keep=["NVRM:", "SXid"])
+    assert (result["stdout"], result["truncated"]) == (f"{NOISE} 0\n{FAULT}\n", False)
+    assert run(*python(code))["truncated"], "it is longer than an answer may be"
+
+
+def test_further_lines_are_kept_with_the_message_that_they_belong_to(run: Run) -> None:
+    text = "\n".join(
+        [NOISE, NOISE, FURTHER, FAULT, "      more", NOISE, FURTHER, "-- cursor: s=1;i=2", FAULT]
+    )
+    result = run("printf", "%s", text, keep=["NVRM:"])
+    assert result["stdout"].split("\n") == [NOISE, FAULT, "      more", "-- cursor: s=1;i=2", FAULT]
+    assert run("true", keep=["NVRM:"])["stdout"] == ""
+
+
+def test_a_line_without_an_end_takes_no_memory(run: Run) -> None:
+    code = "import sys\nfor i in range(400): sys.stdout.write('x' * 65536)\nprint()\nprint('NVRM: y')"
+    result = run(*python(code), keep=["NVRM:"], cap=65536)
+    assert (len(result["stdout"]) < 70000, result["truncated"]) == (True, True)

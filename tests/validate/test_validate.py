@@ -357,7 +357,7 @@ def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
     validate("--checks", "gpu_burn", "--burn-seconds", "300", "--timeout", "20")
     variables = machines.hosts[0]["gpu-01"]
     command, *samplers, answers = variables["gpuprov_commands"]
-    names = {"name", "argv", "deadline", "cwd", "env", "beside", "port", "retry_on", "retry_for"}
+    names = {"name", "argv", "deadline", "cwd", "env", "beside", "port", "retry_on", "retry_for", "keep"}
     assert set(command) == names
     assert {each["beside"] for each in samplers} == {command["name"]}
     assert (answers["name"], answers["beside"]) == ("gpu_answers", "")

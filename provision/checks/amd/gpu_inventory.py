@@ -34,7 +34,7 @@ _LATER = ("amd-smi", "metric", "--pcie", "--json")
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     found = [
-        Command("journal", kernel_log.JOURNAL, 60.0),
+        Command("journal", kernel_log.JOURNAL, 60.0, keep=kernel_log.KEPT),
         Command("dmesg", ("dmesg",), 30.0),
     ]
     if node.facts.get("amdgpu.loaded_version", "") is None:

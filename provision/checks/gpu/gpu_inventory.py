@@ -39,7 +39,7 @@ _IDLE_DMESG = 1.0
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     return [
-        Command("journal", kernel_log.JOURNAL, 60.0),
+        Command("journal", kernel_log.JOURNAL, 60.0, keep=kernel_log.KEPT),
         Command("dmesg", ("dmesg",), 30.0),
         Command("nvidia_smi", ("nvidia-smi", "-q", "-x"), _SMI_DEADLINE),
         Command("nvlink", ("nvidia-smi", "nvlink", "-s"), 30.0),

@@ -137,7 +137,9 @@ def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent
     found = [event for _, event in sorted(seen.items())]
     if not whole:
         what = f"the kernel log could not be read: {'; '.join(problems) or 'nobody was asked'}"
-        return found, ParseError(what, "run it as root")
+        cut = any(output is not None and output.truncated for output in (journal, dmesg))
+        fix = "look at it on the node: journalctl -k -b" if cut else "run it as root"
+        return found, ParseError(what, fix)
     return found, None
 
 
@@ -182,6 +184,8 @@ _CONCERNS = (
     *("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus", driver_log.KIND),
     *("[Hardware Error]", "aer_status", "can't recover", "IO_PAGE_FAULT"),
 )
+# What nodes send of the journal: a firewall's or containers' lines of weeks would be too long for an answer.
+KEPT = (*_CONCERNS, "Linux version ")
 
 
 def concerns_gpus(line: str) -> bool:

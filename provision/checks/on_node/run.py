@@ -91,6 +91,7 @@ def _output(command: Command, stuck: dict[str, Hung], now: float) -> dict[str, A
         "argv": list(command.argv),
         "deadline": command.deadline,
         "env": dict(command.env),
+        "keep": list(command.keep),
     }
     program = command.argv[0].rpartition("/")[2][:15]  # the kernel keeps 15 characters of a name
     if program in stuck:

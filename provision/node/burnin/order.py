@@ -158,6 +158,9 @@ def command_of(where, command):
     env = mapping(command, "env", where)
     if not all(isinstance(value, (str, int, float)) for value in env.values()):
         raise OrderError(where + "env has a value that is no text")
+    keep = items(command, "keep", where, 0, 100) if command.get("keep") else []
+    if not all(isinstance(word, str) for word in keep):
+        raise OrderError(where + "keep is not a list of words")
     return {
         "name": command["name"],
         "argv": argv,
@@ -168,6 +171,7 @@ def command_of(where, command):
         "port": whole(command, "port", where, 0, 65535, 0),
         "retry_on": text_of(command, "retry_on", where, 1000, ""),
         "retry_for": number(command, "retry_for", where, 0, MONTH, 0.0) or 0.0,
+        "keep": keep,
     }
 
 

@@ -45,6 +45,7 @@ options:
       port: {description: The TCP port it listens on; the other waits for it., type: int, default: 0}
       retry_on: {description: It is run again while it fails with these words., type: str, default: ""}
       retry_for: {description: For so many seconds, those with the same words together., type: float}
+      keep: {description: Keep only the printed lines with one of these words., type: list, elements: str}
   cap:
     description: Bytes kept of each stream. Of a longer one the beginning and the end are kept.
     type: int
@@ -122,6 +123,39 @@ class Capped:
             parts.append(CUT_MARK % self.dropped)
         parts.append(self.tail.decode("utf-8", "replace"))
         return "".join(parts)
+
+
+class Sieve(Capped):
+    """Keeps only the lines with one of these words, with their further lines, which are indented. The first
+    line and the lines `-- …` of journalctl are kept as well: they show that there are any, and their end.
+    """
+
+    def __init__(self, cap, words):
+        Capped.__init__(self, cap)
+        self.cap, self.words = cap, [word.encode("utf-8") for word in words]
+        self.rest, self.keeps, self.first = b"", True, True
+
+    def add(self, data):
+        lines = (self.rest + data).split(b"\n")
+        self.rest = lines.pop()
+        for line in lines:
+            self._line(line + b"\n")
+        if len(self.rest) > self.cap:
+            self._line(self.rest)
+            self.rest = b""
+
+    def _line(self, line):
+        if not line[:1].isspace():
+            wanted = self.first or line.startswith(b"-- ")
+            self.keeps = wanted or any(word in line for word in self.words)
+            self.first = False
+        if self.keeps:
+            Capped.add(self, line)
+
+    def text(self):
+        self._line(self.rest)
+        self.rest = b""
+        return Capped.text(self)
 
 
 def signal_group(process, number):
@@ -230,7 +264,8 @@ def run_one(command, cap, enough=None):
     except (OSError, ValueError) as error:
         result["not_started"] = describe(command, error)
         return result
-    kept = {process.stdout: Capped(cap), process.stderr: Capped(cap)}
+    words = command.get("keep")
+    kept = {process.stdout: Sieve(cap, words) if words else Capped(cap), process.stderr: Capped(cap)}
     deadline = began + float(command["deadline"])
     try:
         pump(process, kept, deadline, enough)
@@ -511,6 +546,7 @@ def main():
         "port": {"type": "int", "default": 0},
         "retry_on": {"type": "str", "default": ""},
         "retry_for": {"type": "float"},
+        "keep": {"type": "list", "elements": "str", "default": []},
     }
     module = AnsibleModule(
         argument_spec={
