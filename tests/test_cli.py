@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import statistics
@@ -205,6 +206,19 @@ def test_a_bug_is_70_and_keeps_its_traceback(
     assert "ZeroDivisionError: oops" in kept.read_text()
     assert "Traceback" not in message
     kept.unlink()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_bug(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen of `drift` with a state folder that filled up while nodes were judged."""
+    fake_command(monkeypatch, OSError(number, os.strerror(number)))
+    assert cli.main(["drift"]) == ExitCode.ERROR
+    what, fix = capsys.readouterr().err.splitlines()
+    assert what.startswith("gpuprov: ")
+    assert os.strerror(number) in what
+    assert "make room" in fix
 
 
 def test_the_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
