@@ -421,6 +421,16 @@ def test_an_unknown_node_is_told_with_the_nearest(runs: Path) -> None:
     assert "did you mean gpu-03" in caught.value.fix
 
 
+def test_a_node_of_an_earlier_run_is_told_with_that_run(runs: Path) -> None:
+    """The newest run was of other nodes: its nearest name would be another machine."""
+    fleet = report_of(keep(runs))
+    earlier = keep(runs, names=("gpu-11", "gpu-12", "gpu-13", "gpu-14"))
+    node_history.record(earlier, {}, report_of(earlier))
+    with pytest.raises(RunFolderError, match="has no node gpu-13") as caught:
+        bundle.find_node(fleet, "gpu-13")
+    assert f"gpuprov report {earlier.path.name} --bundle gpu-13" in caught.value.fix
+
+
 # --- the command ---
 
 
