@@ -1,0 +1,180 @@
+"""Faults and their healthy look-alikes in the values of NVML, and what a person would have to do about each.
+
+Written from nvml.h and NVIDIA's documents, not from what the checks answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.printers.nvml_values import LOST, RESET_REQUIRED, UNKNOWN, Machine
+
+FAIL, WARN, PASS, ERROR = "fail", "warn", "pass", "error"
+
+Change = Callable[[Machine], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`verdicts`: what the worst finding may be; `device`: whom it names; `actions`: what it may ask for."""
+
+    name: str
+    change: Change
+    verdicts: tuple[str, ...]
+    device: str = ""
+    actions: tuple[str, ...] = ()
+    needs: str = ""  # what a machine must have for it, see _HAS
+
+    def applies(self, machine: Machine) -> bool:
+        """Whether a machine of this SKU under this driver has the part, and the driver a word for it."""
+        return not self.needs or _HAS[self.needs](machine)
+
+
+_HAS: dict[str, Callable[[Machine], bool]] = {
+    "remap": lambda machine: machine.sku["architecture"] != "turing",
+    "sram": lambda machine: machine.sku["architecture"] != "turing" and machine.major >= 550,
+    "nvlink": lambda machine: bool(machine.sku.get("nvlink")) and machine.sku["fabric"] != "none",
+    "switched": lambda machine: machine.sku["fabric"] != "none",
+    "fabric": lambda machine: "nvmlDeviceGetGpuFabricInfoV" in machine.rows and machine.major >= 535,
+    "mig": lambda machine: machine.sku["memory_mib"] > 70_000,
+    "peers": lambda machine: machine.count > 1,
+}
+
+
+def _set(function: str, device: int | None = 3, *arguments: int, **values: object) -> Change:
+    def change(machine: Machine) -> None:
+        of = device if device is None or device < machine.count else machine.count - 1
+        machine.set(function, of, *arguments, **values)
+
+    return change
+
+
+def _counter(kind: int, since: int, where: int, count: int) -> Change:
+    """A counter of memory errors. kind 1: uncorrected; since 0: since boot; where 2: DRAM, 7: SRAM."""
+    return _set("nvmlDeviceGetMemoryErrorCounter", 3, kind, since, where, count=count)
+
+
+def _remapped(rows: int, *, pending: int = 0, failed: int = 0) -> Change:
+    values = {"corrRows": 0, "uncRows": rows, "isPending": pending, "failureOccurred": failed}
+    return _set("nvmlDeviceGetRemappedRows", **values)
+
+
+def _all(function: str, **values: object) -> Change:
+    return _set(function, None, **values)
+
+
+def _links(*links: int) -> Change:
+    def change(machine: Machine) -> None:
+        for link in links or range(18):
+            if f"nvmlDeviceGetNvLinkState 3 {link}" in machine.rows:
+                machine.set("nvmlDeviceGetNvLinkState", 3, link, isActive=0)
+                machine.set("nvmlDeviceGetFieldValues", 3, 165, link, value=0)
+                machine.set("nvmlDeviceGetFieldValues", 3, 164, link, value=0)
+
+    return change
+
+
+def _lost(code: int) -> Change:
+    return lambda machine: machine.fail(3, code)
+
+
+def _no_handle(machine: Machine) -> None:
+    for key in list(machine.rows):
+        if key.startswith("nvmlDeviceGetHandleBy") and machine.rows[key].get("device") == 3:
+            machine.rows[key] = {"return": LOST}
+
+
+def _fabric(device: int | None, state: int, status: int = 0) -> Change:
+    def change(machine: Machine) -> None:
+        for function in ("nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetGpuFabricInfoV"):
+            values = {**machine.rows[function], "gpuFabricInfo.state": state, "gpuFabricInfo.status": status}
+            machine.rows[function if device is None else f"{function} {device}"] = values
+
+    return change
+
+
+def _both(*changes: Change) -> Change:
+    def change(machine: Machine) -> None:
+        for one in changes:
+            one(machine)
+
+    return change
+
+
+def _throttle(bits: int) -> Change:
+    """Bits of nvmlClocksEventReasons."""
+    return _both(
+        _set("nvmlDeviceGetCurrentClocksThrottleReasons", clocksThrottleReasons=bits),
+        _set("nvmlDeviceGetCurrentClocksEventReasons", clocksEventReasons=bits),
+    )
+
+
+def _memory(device: int, part: float) -> Change:
+    def change(machine: Machine) -> None:
+        for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
+            values = machine.rows[function]
+            whole = int(part * int(str(values["memory.total"])))
+            left = whole - int(str(values.get("memory.reserved", 0)))
+            machine.rows[f"{function} {device}"] = {**values, "memory.total": whole, "memory.free": left}
+
+    return change
+
+
+_RESET = ("reset GPU", "reboot", "power-cycle", "replace part")
+FAULTS = (
+    Fault("nothing", _both(), (PASS,)),
+    Fault("one GPU gives no handle: lost", _no_handle, (FAIL,), "gpu@0000:52:00", ("power-cycle", "reboot")),
+    Fault("one GPU answers 'GPU is lost' to all", _lost(LOST), (FAIL,), "gpu3", ("power-cycle", "reboot")),
+    Fault("one GPU requires a reset", _lost(RESET_REQUIRED), (FAIL,), "gpu3", _RESET[:3]),
+    Fault("one GPU answers 'unknown error' to all", _lost(UNKNOWN), (FAIL,), "gpu3", _RESET),
+    Fault("uncorrected DRAM errors since boot", _counter(1, 0, 2, 4), (FAIL,), "gpu3"),
+    Fault("uncorrected SRAM errors since boot", _both(
+        _counter(1, 0, 7, 2),
+        _set("nvmlDeviceGetSramEccErrorStatus", status__volatileUncParity=2, status__aggregateUncParity=2),
+    ), (FAIL,), "gpu3", needs="remap"),
+    Fault("SRAM threshold exceeded", _set("nvmlDeviceGetSramEccErrorStatus", status__bThresholdExceeded=1,
+        status__aggregateUncParity=12, status__aggregateUncBucketL2=12),
+        (FAIL,), "gpu3", ("replace part",), "sram"),
+    Fault("few corrected DRAM errors", _counter(0, 0, 2, 3), (PASS,), needs="remap"),
+    Fault("uncorrected DRAM errors of long ago", _counter(1, 1, 2, 1), (PASS, WARN), needs="remap"),
+    Fault("row remap pending", _remapped(1, pending=1, failed=0),
+        (FAIL, WARN), "gpu3", ("reset GPU",), "remap"),
+    Fault("row remap failed", _remapped(4, pending=0, failed=1),
+        (FAIL,), "gpu3", ("replace part",), "remap"),
+    Fault("a row remapped long ago", _remapped(1, pending=0, failed=0),
+        (PASS, WARN), needs="remap"),
+    Fault("ECC off on one GPU", _set("nvmlDeviceGetEccMode", current=0, pending=0), (FAIL, WARN), "gpu3"),
+    Fault("one NVLink down", _links(5), (FAIL,), "gpu3", needs="nvlink"),
+    Fault("all NVLinks of one GPU down", _links(), (FAIL,), "gpu3", needs="nvlink"),
+    Fault("PCIe width 8", _set("nvmlDeviceGetCurrPcieLinkWidth", currLinkWidth=8), (FAIL, WARN), "gpu3",
+        ("reseat or check cable",), "switched"),
+    Fault("PCIe Gen 1 at rest on all", _all("nvmlDeviceGetCurrPcieLinkGeneration", currLinkGen=1),
+        (PASS, WARN)),
+    Fault("HW slowdown", _throttle(0x9), (FAIL, WARN), "gpu3"),
+    Fault("HW thermal slowdown", _throttle(0x49), (FAIL, WARN), "gpu3"),
+    Fault("HW power brake", _throttle(0x89), (FAIL, WARN), "gpu3"),
+    Fault("idle alone", _throttle(0x1), (PASS,)),
+    Fault("hot at rest", _set("nvmlDeviceGetTemperature", temp=88), (FAIL, WARN), "gpu3"),
+    Fault("power limit lowered on one GPU", _both(
+        _set("nvmlDeviceGetPowerManagementLimit", limit=60_000),
+        _set("nvmlDeviceGetEnforcedPowerLimit", limit=60_000),
+        _set("nvmlDeviceGetFieldValues", 3, 190, 0, value=60_000),
+        _set("nvmlDeviceGetFieldValues", 3, 192, 0, value=60_000),
+    ), (FAIL, WARN), "gpu3"),
+    Fault("persistence off on one GPU", _set("nvmlDeviceGetPersistenceMode", mode=0), (WARN, FAIL), "gpu3"),
+    Fault("MIG on one GPU", _set("nvmlDeviceGetMigMode", currentMode=1, pendingMode=1),
+        (WARN, FAIL), "gpu3", needs="mig"),
+    Fault("compute mode prohibited on one GPU", _set("nvmlDeviceGetComputeMode", mode=2),
+        (WARN, FAIL), "gpu3"),
+    Fault("half the memory on one GPU", _memory(3, 0.5), (FAIL,), "gpu3"),
+    Fault("fabric: one GPU in progress", _fabric(3, 2), (FAIL,), "gpu3", needs="fabric"),
+    Fault("fabric: none has started", _fabric(None, 1), (FAIL,), needs="fabric"),
+    Fault("fabric: completed with an unknown error", _fabric(3, 3, UNKNOWN), (FAIL,), "gpu3", needs="fabric"),
+    Fault("fabric: insufficient resources", _fabric(3, 3, 23), (FAIL,), "gpu3", needs="fabric"),
+    Fault("another VBIOS on one GPU", _set("nvmlDeviceGetVbiosVersion", version="96.00.61.00.01"),
+        (WARN, FAIL), "gpu3"),
+    Fault("another product on one GPU", _set("nvmlDeviceGetName", name="NVIDIA L4"), (FAIL, WARN), "gpu3"),
+    Fault("driver and library differ", lambda m: m.set("nvmlInitWithFlags", **{"return": 18}), (FAIL, ERROR)),
+    Fault("driver not loaded", lambda m: m.set("nvmlInitWithFlags", **{"return": 9}), (FAIL, ERROR)),
+)  # fmt: skip

@@ -1,0 +1,179 @@
+"""Builds a libnvidia-ml.so.1 that answers from a table of values.
+
+nvml_library.c reads the table; this module writes a function for each one of NVIDIA's header nvml.h."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+RUNTIME = Path(__file__).with_name("nvml_library.c")
+_OWN = {"nvmlErrorString", "nvmlDeviceGetFieldValues"}  # written by hand
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+_FUNCTION = re.compile(r"nvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(([^)]*)\)\s*;")
+_STRUCT = re.compile(r"typedef\s+struct(?:\s+\w+)?\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*(\w+)\s*;")
+_ALIAS = re.compile(r"typedef\s+(nvml\w+_t)\s+(nvml\w+_t)\s*;")
+_FIELD = re.compile(r"^\s*((?:unsigned |signed |long |const )*\w+)\s+(\w+)((?:\[[^\]]*\])*)\s*$")
+_PARAMETER = re.compile(r"^\s*(.*?)(\w+)\s*((?:\[[^\]]*\])?)\s*$", re.S)
+_HANDLES = {"nvmlDevice_t"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of the header: its name and parameters as (type, name)."""
+
+    name: str
+    parameters: tuple[tuple[str, str], ...]
+
+
+def read_header(text: str) -> tuple[list[Function], dict[str, list[tuple[str, str, str]]]]:
+    """The functions of nvml.h, and its structs as their fields (type, name, dimensions).
+
+    A struct with another one written inside has no fields: nothing here needs one."""
+    text = _COMMENT.sub("", text)
+    functions = []
+    for name, parameters in _FUNCTION.findall(text):
+        split = []
+        for parameter in parameters.split(","):
+            found = _PARAMETER.match(parameter)
+            if found and found[2] != "void":
+                split.append((" ".join(found[1].replace("*", " * ").split()), found[2]))
+        functions.append(Function(name, tuple(split)))
+    structs = {}
+    for body, name in _STRUCT.findall(text):
+        fields = [_FIELD.match(line) for line in body.split(";") if line.strip()] if "{" not in body else []
+        structs[name] = [(found[1].strip(), found[2], found[3]) for found in fields if found]
+    for known, name in _ALIAS.findall(text):
+        if known in structs:
+            structs[name] = structs[known]
+    return functions, structs
+
+
+class _Source:
+    """The C text: a description for each struct, and the functions."""
+
+    def __init__(self, structs: dict[str, list[tuple[str, str, str]]]) -> None:
+        self.structs = structs
+        self.described: dict[str, str] = {}
+        self.lines: list[str] = []
+
+    def type_of(self, name: str, *, array: bool = False) -> str:
+        """The address, in C, of the description of a type; written before its first use."""
+        kind, key = "INTEGER", name
+        if name == "char" and array:
+            kind, key = "TEXT", "text"
+        elif name in _HANDLES:
+            kind = "HANDLE"
+        elif name in ("double", "float"):
+            kind = "REAL"
+        elif name in self.structs:
+            kind = "STRUCT"
+        if key not in self.described:
+            label = "type_" + re.sub(r"\W", "_", key)
+            self.described[key] = label
+            fields = "NULL"
+            if kind == "STRUCT":
+                fields = label + "_fields"
+                rows = []
+                for field_type, field, dimensions in self.structs[name]:
+                    described = self.type_of(field_type, array=bool(dimensions))
+                    place = f"offsetof({name}, {field}), sizeof((({name} *)0)->{field})"
+                    rows.append(f'    {{"{field}", {place}, {described}}},')
+                table = "\n".join(rows)
+                self.lines.append(
+                    f"static const struct field {fields}[] = {{\n{table}\n    {{NULL, 0, 0, NULL}}}};"
+                )
+            size = "1" if kind == "TEXT" else f"sizeof({name})"
+            self.lines.append(f"static const struct type {label} = {{{kind}, {size}, {fields}}};")
+        return "&" + self.described[key]
+
+    def _of_no_key(self, kind: str) -> bool:
+        """A value that no key has: a whole struct, or a handle that this library never gives out."""
+        opaque = ("Instance_t", "Unit_t", "EventSet_t", "Sample_t")
+        return kind in self.structs or (kind.startswith("nvml") and kind.endswith(opaque))
+
+    def function(self, function: Function) -> None:
+        """One function: its arguments make the key, its pointers take the outputs."""
+        arguments, outputs = [], []
+        names = [name for _, name in function.parameters]
+        for index, (kind, name) in enumerate(function.parameters):
+            bare = kind.replace("const ", "").replace("*", "").strip()
+            if "*" not in kind:
+                if kind in _HANDLES:
+                    arguments.append(f"device_argument(&call, {name});")
+                elif not self._of_no_key(kind) and not (
+                    name in ("length", "size") and _is_text(function, index)
+                ):
+                    arguments.append(f"number(&call, (long long){name});")
+            elif kind.startswith("const char"):
+                arguments.append(f"argument(&call, {name});")
+            elif kind.count("*") == 1 and not kind.startswith("const") and bare != "void":
+                text = bare == "char"
+                length = names[index + 1] if text and index + 1 < len(names) else "0"
+                if text and index + 1 < len(names) and "*" in function.parameters[index + 1][0]:
+                    length = f"*{length}"
+                outputs.append(f'{{"{name}", {name}, {length}, {self.type_of(bare, array=text)}}}')
+        head = ", ".join(f"{kind} {name}" for kind, name in function.parameters) or "void"
+        table = ", ".join([*outputs, "{NULL, NULL, 0, NULL}"])
+        self.lines.append(
+            f"nvmlReturn_t {function.name}({head}) {{\n    struct call call;\n"
+            f'    begin(&call, "{function.name}");\n    ' + "\n    ".join(arguments) + "\n"
+            f"    return answer(&call, (struct output[]){{{table}}});\n}}"
+        )
+
+
+def _is_text(function: Function, index: int) -> bool:
+    """Whether a parameter is the room of the text before it."""
+    return index > 0 and "*" in function.parameters[index - 1][0]
+
+
+def source(header: str) -> str:
+    """The C text of the library for a header."""
+    functions, structs = read_header(header)
+    made = _Source(structs)
+    for function in functions:
+        if function.name not in _OWN:
+            made.function(function)
+    made.lines.append(_FIELD_VALUES)
+    return RUNTIME.read_text() + "\n" + "\n".join(made.lines) + "\n"
+
+
+_FIELD_VALUES = """
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
+    for (int i = 0; i < count; i++) {
+        struct call call;
+        unsigned long long value = 0;
+        unsigned kind = NVML_VALUE_TYPE_UNSIGNED_INT;
+        static const struct type WIDE = {INTEGER, 8, NULL};
+        begin(&call, "nvmlDeviceGetFieldValues");
+        device_argument(&call, device);
+        number(&call, values[i].fieldId);
+        number(&call, values[i].scopeId);
+        struct output outputs[] = {
+            {"value", &value, 0, &WIDE}, {"valueType", &kind, 0, &WORD}, {NULL, NULL, 0, NULL}};
+        values[i].nvmlReturn = answer(&call, outputs);
+        values[i].valueType = kind;
+        values[i].value.ullVal = value;
+    }
+    return NVML_SUCCESS;
+}
+"""
+
+
+def build(header: Path, folder: Path) -> Path:
+    """Compile the library into a folder, for LD_LIBRARY_PATH. Raises CalledProcessError."""
+    text = folder / "library.c"
+    text.write_text(source(header.read_text()))
+    made = folder / "libnvidia-ml.so.1"
+    command = ["gcc", "-O1", "-w", "-shared", "-fPIC", "-I", str(header.parent), "-o", str(made), str(text)]
+    subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
+def write_table(path: Path, rows: Iterable[tuple[str, str, object]]) -> Path:
+    """Write a table of values: (key, path, value) each."""
+    path.write_text("".join(f"{key}\t{name}\t{value}\n" for key, name, value in rows))
+    return path

@@ -1,0 +1,74 @@
+"""NVIDIA's own nvidia-smi prints each fault, and gpu_inventory judges what it prints.
+
+The values are ours and the text is NVIDIA's: program and check cannot agree on a wrong form of it.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from provision.checks.judge import Finding
+from tests.printers import nvml_values
+from tests.printers.nvml_faults import FAULTS, Fault
+from tests.printers.smi import RELEASES, NvidiaSmi
+from tests.support.checks import judged, make_node
+from tests.support.seed import Selected
+
+# SKU → the first branch of the driver that prints it here. 555 does not know Blackwell, and prints it.
+_FIRST = {
+    "a100-sxm-80": 470,
+    "t4": 470,
+    "a10": 470,
+    "l40s": 535,
+    "h100-sxm": 535,
+    "h200-sxm": 535,
+    "b200": 555,
+    "gb200": 555,
+}
+_PAIRS = [(driver, sku) for driver in RELEASES for sku, first in _FIRST.items() if int(driver[:3]) >= first]
+_RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
+
+
+def loudest(findings: list[Finding]) -> tuple[str, list[Finding]]:
+    """The worst verdict, and the findings that have it."""
+    worst = max((finding.verdict.value for finding in findings), key=_RANK.__getitem__, default="pass")
+    return (
+        ("pass", []) if not _RANK[worst] else (worst, [one for one in findings if one.verdict.value == worst])
+    )
+
+
+def wrong(fault: Fault, findings: list[Finding]) -> str:
+    """What is wrong with the verdict on a fault; nothing where it is right."""
+    verdict, loud = loudest(findings)
+    said = "; ".join(
+        f"{one.verdict.value} {one.device} {one.metric} [{one.action}] {one.message}"[:200]
+        for one in loud[:2]
+    )
+    if verdict not in fault.verdicts:
+        return f"{fault.name}: {verdict}, not {' or '.join(fault.verdicts)}: {said}"
+    if verdict == "pass":
+        return ""
+    if fault.device and fault.device not in {one.device for one in loud}:
+        return f"{fault.name}: does not name {fault.device}: {said}"
+    if fault.actions and not {one.action for one in loud} & set(fault.actions):
+        return f"{fault.name}: asks for none of {', '.join(fault.actions)}: {said}"
+    return ""
+
+
+@pytest.mark.parametrize(("driver", "sku"), _PAIRS, ids=[f"{sku}-{driver[:3]}" for driver, sku in _PAIRS])
+def test_each_fault_is_judged_right(driver: str, sku: str, printers: dict[str, NvidiaSmi]) -> None:
+    """In CI a quarter of the faults of each pair, drawn by their names; all of them in the long set."""
+    found = []
+    for fault in FAULTS:
+        machine = nvml_values.machine(sku, driver)
+        drawn = zlib.crc32(f"{driver}{sku}{fault.name}".encode()) % 4 == 0 or fault.name == "nothing"
+        if fault.applies(machine) and (drawn or Selected.long):
+            fault.change(machine)
+            node = make_node(machine.count, sku, machine.sku["fabric"], machine.sku["architecture"])
+            found.append(
+                wrong(fault, judged("gpu_inventory", *printers[driver].inventory(machine), node=node))
+            )
+    assert found, "no fault applies"
+    assert "\n".join(filter(None, found)) == ""
