@@ -105,7 +105,7 @@ def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
 def commands() -> list[Command]:
     """What reads the log: each of the two knows what the other has forgotten."""
     return [
-        Command("journal", ("journalctl", "-k", "-b", "-o", "short-unix", "--no-pager"), 60.0),
+        Command("journal", kernel_log.JOURNAL, 60.0),
         Command("dmesg", ("dmesg",), 30.0),
     ]
 
