@@ -67,12 +67,11 @@ def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Thres
 
 def _memory(values: Values, threshold: Threshold | None) -> list[Finding]:
     sizes = values.get("memory_total", {})
-    answering = (
-        values["name"].keys() - values.get("unanswered", {}).keys() - values.get("forbidden", {}).keys()
-    )
+    excused = {d for metric in ("unanswered", "forbidden", "partition") for d in values.get(metric, {})}
+    answering = values["name"].keys() - excused
     if not sizes and answering:
         # A GB10 shares its memory with the processor, and reads N/A. A product with a limit has a size.
-        words = "nvidia-smi gives no memory size of any GPU"
+        words = "the driver gives no memory size of any GPU"
         if threshold is not None:
             return [unmeasured(ID, words, action="investigate")]
         return [Finding(ID, Verdict.WARN, "node", words, "memory_total", action="investigate")]
