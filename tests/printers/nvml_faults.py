@@ -36,6 +36,7 @@ _HAS: dict[str, Callable[[Machine], bool]] = {
     "sram": lambda machine: machine.sku["architecture"] != "turing" and machine.major >= 550,
     "nvlink": lambda machine: bool(machine.sku.get("nvlink")) and machine.sku["fabric"] != "none",
     "switched": lambda machine: machine.sku["fabric"] != "none",
+    "domain": lambda machine: machine.sku["fabric"] == "imex",
     "fabric": lambda machine: "nvmlDeviceGetGpuFabricInfoV" in machine.rows and machine.major >= 535,
     "mig": lambda machine: machine.sku["memory_mib"] > 70_000,
     "peers": lambda machine: machine.count > 1,
@@ -92,6 +93,12 @@ def _fabric(device: int | None, state: int, status: int = 0) -> Change:
             machine.rows[function if device is None else f"{function} {device}"] = values
 
     return change
+
+
+def _no_domain(machine: Machine) -> None:
+    for function in ("nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetGpuFabricInfoV"):
+        row = machine.rows[function]
+        row |= {path: 0 for path in row if path.startswith("gpuFabricInfo.cl")}
 
 
 def _both(*changes: Change) -> Change:
@@ -172,6 +179,7 @@ FAULTS = (
     Fault("fabric: none has started", _fabric(None, 1), (FAIL,), needs="fabric"),
     Fault("fabric: completed with an unknown error", _fabric(3, 3, UNKNOWN), (FAIL,), "gpu3", needs="fabric"),
     Fault("fabric: insufficient resources", _fabric(3, 3, 23), (FAIL,), "gpu3", needs="fabric"),
+    Fault("fabric: in no domain", _no_domain, (FAIL,), needs="domain"),
     Fault("another VBIOS on one GPU", _set("nvmlDeviceGetVbiosVersion", version="96.00.61.00.01"),
         (WARN, FAIL), "gpu3"),
     Fault("another product on one GPU", _set("nvmlDeviceGetName", name="NVIDIA L4"), (FAIL, WARN), "gpu3"),

@@ -194,12 +194,12 @@ def _answers_for_all(machine: Machine) -> Rows:
         }
         rows["nvmlDeviceGetRowRemapperHistogram"] = {"values.max": 640}
     if sku["fabric"] != "none" and sku["architecture"] != "ampere":
-        rows["nvmlDeviceGetGpuFabricInfo"] = {"gpuFabricInfo.state": 3, "gpuFabricInfo.status": SUCCESS}
-        rows["nvmlDeviceGetGpuFabricInfoV"] = {
-            "gpuFabricInfo.state": 3,
-            "gpuFabricInfo.status": SUCCESS,
-            "gpuFabricInfo.healthMask": 2,
-        }
+        fabric: dict[str, object] = {"gpuFabricInfo.state": 3, "gpuFabricInfo.status": SUCCESS}
+        if sku["fabric"] == "imex":  # an HGX board is in no domain of several nodes, and prints zeros
+            fabric |= {f"gpuFabricInfo.clusterUuid[{byte}]": 16 + byte for byte in range(16)}
+            fabric["gpuFabricInfo.cliqueId"] = 32766
+        rows["nvmlDeviceGetGpuFabricInfo"] = fabric
+        rows["nvmlDeviceGetGpuFabricInfoV"] = {**fabric, "gpuFabricInfo.healthMask": 2}
     for number in range(sku["nvlink"]["links"] if sku.get("nvlink") else 0):
         for device in range(machine.count):
             rows[f"nvmlDeviceGetNvLinkState {device} {number}"] = {"isActive": 1}

@@ -119,7 +119,28 @@ def judge_links(
         # Where one is not told of, the rest may be half told as well.
         if measured and not missing and not values["name"].keys() - measured.keys() - excused:
             findings += limited(what, metric, measured, threshold, "reset GPU")
+    if f"{ID}.nvlink_links" not in thresholds:
+        findings += _fewer_links(
+            {device: int(count) for device, count in values.get("nvlink_links", {}).items()}
+        )
     return findings
+
+
+def _fewer_links(links: Mapping[str, Any]) -> list[Finding]:
+    """GPUs with fewer active links than the others, of a product without a limit.
+
+    Cards may have no bridge: one without any link is told of only where most have some.
+    """
+    most = max(links.values(), default=0)
+    usual = sum(count == most for count in links.values()) * 2 > len(links)
+    return [
+        Finding(
+            ID, Verdict.FAIL, device, f"{count} NVLinks are active, of its peers up to {most}",
+            "nvlink_links", count, "links", action="reset GPU",
+        )
+        for device, count in links.items()
+        if count < most and (count or usual)
+    ]  # fmt: skip
 
 
 def _switched_off(gpus: int) -> Finding:
