@@ -19,6 +19,7 @@ from provision.burnin.profile import LOADS, Profile, Segment, about, steps_of_so
 from provision.checks import node_judge, registry
 from provision.checks.check import Command
 from provision.checks.host import kernel_incidents
+from provision.checks.host.kernel_meaning import NEEDS_RESET
 from provision.checks.node_facts import NodeFacts
 from provision.desired import vendors
 from provision.node_names import fold
@@ -31,7 +32,6 @@ FORMAT = 1
 # Seconds in which a node looks who holds its GPUs, before each round. Without them its last step does not fit
 # before the end of its turn, and is not begun.
 _LOOK = 40.0
-_NEEDS_RESET = frozenset({"reset GPU", "reboot", "power-cycle", "replace part"})
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,11 @@ def _xids(rule: Sequence[int] | str | None) -> list[int] | None:
 
 @functools.cache
 def fatal_xids() -> tuple[int, ...]:
-    """The Xids of provision/data/xid.yml that fail a GPU until it is reset, the node rebooted, or worse."""
+    """The Xids of provision/data/xid.yml that fail a GPU until it is reset, the node rebooted, or worse,
+    whatever else their line has (kernel_incidents.fatal_lines: those whose line decides)."""
     rows = yamlfile.load(DATA / "xid.yml")
     return tuple(
-        sorted(code for code, row in rows.items() if row["level"] == "fail" and row["action"] in _NEEDS_RESET)
+        sorted(code for code, row in rows.items() if row["level"] == "fail" and row["action"] in NEEDS_RESET)
     )
 
 

@@ -81,11 +81,12 @@ SOME_UNKNOWN = Limits(((1, PURPLE),), "purple from 1: nobody knows how these nod
 
 
 def xids() -> States:
-    """The driver's error numbers in words, as the checks read them."""
+    """The driver's error numbers in words, as the checks read them; without those that no driver uses."""
     catalogue: dict[int, dict[str, Any]] = yaml.safe_load((DATA / "xid.yml").read_text(encoding="utf-8"))
     known = {
         number: (f"{number}: {entry['meaning']} ({entry['action']})", LEVELS.get(entry["level"], YELLOW))
         for number, entry in catalogue.items()
+        if not entry["meaning"].startswith("unused")
     }
     return {0: ("none", GREEN), **known}
 

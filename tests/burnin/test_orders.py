@@ -13,6 +13,7 @@ from provision.burnin.plan import Part
 from provision.checks.node_facts import NodeFacts
 from provision.node.burnin.campaign import FOREIGN_PAUSE, HOLDERS_DEADLINE
 from provision.node.burnin.order import read_order
+from provision.node.burnin.runner import Watch
 from provision.runs.fingerprint import Fingerprint
 from tests.support.burnin import NODE
 
@@ -88,3 +89,36 @@ def test_the_last_step_of_a_turn_fits_before_its_end(minutes: float) -> None:
     (step,) = segment["steps"]
     looks = 1.0 + HOLDERS_DEADLINE + 2 * FOREIGN_PAUSE  # in a round
     assert segment["repeat"] * (looks + step["deadline"]) <= most
+
+
+HEAD = "NVRM: Xid (PCI:0000:1b:00): "
+CHANGED = "GPU recovery action changed from 0x0 (None) to "
+
+
+@pytest.mark.parametrize(
+    ("line", "ends"),
+    [
+        ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000)", True),
+        ("149, pid=7, name=x, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x0)", True),
+        ("145, RLW_SRC_TRACK Fatal XC0 i0 Link -1 (0x00000007 0x00000001)", True),
+        ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x026001c6 0x00000000)", False),
+        ("149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x028001c6 0x00000000)", False),
+        ("149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x13 0x0)", False),
+        ("149, pid=7, name=x, A Fatal XC0 , NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x13 0x0)", False),
+        (f"154, {CHANGED}0x1 (PF FLR)", True),
+        (f"154, pid=7, name=a, b, {CHANGED}0x2 (OS Reboot)", True),
+        (f"154, {CHANGED}0x4 (Drain and Reset)", True),
+        (f"154, {CHANGED}0x0 (None)", False),
+        (f"154, {CHANGED}0x3 (Drain P2P)", False),
+        (f"154, {CHANGED}0x5 (Recover IMEX Domain)", False),
+        (f"154, pid=7, name=x to 0x2 (, {CHANGED}0x0 (None)", False),
+        (f"31, pid=7, name=x, {CHANGED}0x2 (OS Reboot)", False),
+    ],
+)
+def test_an_xid_whose_line_decides_ends_the_burn_in(line: str, ends: bool) -> None:
+    abort = read_order(json.dumps(order_of(profile.available()[0])))["abort"]
+    watch = Watch.__new__(Watch)
+    watch.order = {"abort": abort}
+    code = int(line.partition(",")[0])
+    assert watch._is_fatal({"code": code, "line": HEAD + line}) is ends
+    assert abort["kernel"]

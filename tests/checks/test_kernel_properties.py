@@ -18,6 +18,8 @@ from provision.checks.judge import Finding
 from provision.paths import DATA
 from tests.support.seed import SEED, times
 
+pytestmark = pytest.mark.timeout(3600)
+
 CASES = times(300, 20_000)
 GPUS = {f"0000:{0x10 + i:02x}:00": f"gpu{i}" for i in range(4)}
 BRIDGE = "pci 0000:00:02.0: PCI bridge to [bus 10]"
@@ -89,7 +91,8 @@ def messages(draw: random.Random, name: str) -> tuple[list[str], str]:
         said = draw.choice(("corrected", "recoverable", "fatal"))
         record = (f" Error 0, type: {said}", "  section_type: PCIe error", f"  device_id: {address}.0")
         repeated = f"nvidia {address}.0: AER: aer_status: 0x00100000, aer_mask: 0x00000000"
-        return [*(f"{{7}}[Hardware Error]: {line}" for line in record), repeated], "firmware"
+        number = draw.randrange(10**6)
+        return [*(f"{{{number}}}[Hardware Error]: {line}" for line in record), repeated], "firmware"
     return [
         draw.choice(
             (

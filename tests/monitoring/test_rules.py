@@ -93,6 +93,7 @@ def test_what_could_not_be_measured_is_one_alert_whatever_its_metric() -> None:
         ("xid.74", "NvlinkDown"),
         ("xid.149", "NvlinkDown"),
         ("xid.13", "GpuFailing"),
+        ("nvrm.init_failed", "GpuFailing"),
     ],
 )
 def test_a_finding_is_told_as_what_it_means(metric: str, alert: str) -> None:

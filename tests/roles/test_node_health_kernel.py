@@ -30,6 +30,10 @@ OTHERS = [
     "NVRM: Xid (0000:03:00): 119, pid=4, name=nvidia-smi, Timeout after 6s of waiting for RPC response",
     "nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
     "nvidia 0000:9b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+    "nvidia 0000:9b:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
+    "nvidia 0000:9b:00.0: AER: can't recover (no error_detected callback)",
+    "NVRM: GPU 0000:9b:00.0: RmInitAdapter failed! (0x62:0x40:1784)",
+    "NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 5201 timeout 5200",
 ]
 AMDS = [
     "amdgpu 0000:08:00.0: {1}1 uncorrectable hardware errors detected in umc block",

@@ -22,6 +22,7 @@ from provision.checks.host.kernel_meaning import (
     lines,
     meaning,
     of_domain,
+    stopping_lines,
     worst,
 )
 from provision.checks.judge import Finding, Verdict, finding_on
@@ -43,8 +44,8 @@ def devices(node: CheckNode) -> dict[str, str]:
 
 def fatal_lines(vendor: str | None) -> tuple[str, ...]:
     """Patterns of the lines after which a GPU of this vendor is of no use until its reset; NVIDIA's driver
-    gives numbers instead (provision/data/xid.yml)."""
-    return driver_log.FATAL if vendor == "amd" else ()
+    gives numbers for most (provision/data/xid.yml)."""
+    return driver_log.FATAL if vendor == "amd" else stopping_lines()
 
 
 def is_of_driver(line: str, code: str = "") -> bool:

@@ -71,7 +71,7 @@ _AER = re.compile(
 )
 # A record of the firmware: its type, its section, the device. The number before it is the record's.
 _FIRMWARE = re.compile(
-    r"\{\d{1,10}\}\[Hardware Error\]: +(?:Error \d+, type: (\w+)|section_type: (.{1,40})|device_id: (\S+))"
+    r"\{(\d{1,10})\}\[Hardware Error\]: +(?:Error \d+, type: (\w+)|section_type: (.{1,40})|device_id: (\S+))"
 )
 _ADDRESS = re.compile(r"^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-9a-f])?$")
 # What stands between two boots: the journal's separators, and the kernel's own first words.
@@ -308,27 +308,32 @@ def _nvrm(text: str) -> tuple[str, str, str] | None:
 class _Firmware:
     """Reader of the PCIe errors that the firmware handles first: what type, of which device.
 
-    The kernel repeats the registers in the name of the device; both are one error.
+    The kernel repeats the registers in the name of the device; both are one error. Other lines, of other
+    records too, may come between those of a record.
     """
 
     def __init__(self) -> None:
-        self.corrected = self.pcie = False
-        self.device = ""
+        self.records: dict[str, tuple[int, bool]] = {}  # number → code of the error, whether it is of PCIe
+        self.devices: dict[str, int] = {}  # of the PCIe errors whose registers may follow
 
     def concerns(self, text: str) -> bool:
-        return bool(_FIRMWARE.match(text)) or (self.pcie and ": aer_" in text)
+        return bool(_FIRMWARE.match(text)) or (bool(self.records) and ": aer_" in text)
 
     def event(self, text: str) -> tuple[str, int, str] | None:
-        code = AER_CORRECTED if self.corrected else AER_UNCORRECTED
-        if match := _FIRMWARE.match(text):
-            if match[1]:
-                self.corrected, self.pcie, self.device = match[1] == "corrected", False, ""
-            elif match[2]:
-                self.pcie = match[2].strip() == "PCIe error"
-            elif self.pcie:
-                self.device = bus_address(match[3])
-                return "aer", code, self.device
-        elif (match := _AER.match(text)) and bus_address(match[1]) != self.device:
-            self.device = bus_address(match[1])
-            return "aer", code, self.device
+        if not (match := _FIRMWARE.match(text)):
+            match = _AER.match(text)
+            device = bus_address(match[1]) if match else ""
+            return None if not device or device in self.devices else ("aer", self._latest(), device)
+        number, kind, section, device = match.groups()
+        code, pcie = self.records.get(number, (AER_UNCORRECTED, False))
+        if kind:
+            self.records[number] = AER_CORRECTED if kind == "corrected" else AER_UNCORRECTED, False
+        elif section:
+            self.records[number] = code, section.strip() == "PCIe error"
+        elif pcie:
+            self.devices[bus_address(device)] = code
+            return "aer", code, bus_address(device)
         return None
+
+    def _latest(self) -> int:
+        return next((code for code, pcie in reversed(self.records.values()) if pcie), AER_UNCORRECTED)

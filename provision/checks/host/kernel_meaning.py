@@ -47,6 +47,7 @@ ACTIONS = (
     "reseat or check cable",
     "replace part",
 )
+NEEDS_RESET = frozenset({"reset GPU", "reboot", "power-cycle", "replace part"})
 _OF_HARDWARE = ("fail", "warn", "by severity")
 _OF_SHEET = "by severity"
 
@@ -246,6 +247,30 @@ def _of_switch(code: int, line: str) -> Meaning:
     if row["nvidia"] == "always fatal":
         level = "fail"
     return Meaning(level, row["action"], words)
+
+
+def stopping_lines() -> tuple[str, ...]:
+    """Patterns of lines after which a GPU is of no use until its reset, although the Xid alone is not enough:
+    a request of the driver (154), and NVLink errors that it calls fatal and NVIDIA's sheet does not ignore.
+
+    A program's name has 15 characters, too few for the words that follow it here.
+    """
+    actions = _data()["recovery_actions"].items()
+    numbers = [f"{int(one):x}" for one, row in actions if row["action"] in NEEDS_RESET]
+    fatal = [row for row in _sheet()["rows"] if "Non-fatal" not in row["severity"]]
+    # Bits 20 to 25 of the first register: the low two bits of its second digit, and its third.
+    details = sorted({row["detail"] for row in fatal if row["nvidia"][0] != "RESET_GPU"})
+    ignored = "|".join(
+        f"[{''.join(f'{4 * high + (one >> 4):x}' for high in range(4))}]{one & 15:x}" for one in details
+    )
+    codes = "|".join(str(code) for code, row in _catalogue().items() if row["level"] == _OF_SHEET)
+    program = r"\b(?:, pid=[^,]*, name=.{0,15})?, "
+    head = r"NVRM: Xid \([^()]*\)[^:]*: *"
+    requested = rf"GPU recovery action changed from \S+ \([^()]*\) to 0x(?:{'|'.join(numbers)}) \("
+    return (
+        rf"{head}{RECOVERY_ACTION}{program}{requested}",
+        rf"{head}(?:{codes}){program}\w+ +Fatal +XC\d i\d Link -?\d+\b(?! *\(0x[0-9a-f](?:{ignored}))",
+    )
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -127,6 +128,10 @@ class Watch:
         for line in lines:
             self._heard_of(json.loads(line.decode("ascii")))
 
+    def _is_fatal(self, xid):
+        rules = self.order["abort"]
+        return xid["code"] in rules["xids"] or any(re.match(one, xid["line"]) for one in rules["kernel"])
+
     def _heard_of(self, message):
         if "kernel_at" in message:
             self.state["kernel_at"] = message["kernel_at"]
@@ -140,7 +145,7 @@ class Watch:
         if "cost" in message:
             for name, value in message["cost"].items():
                 self.cost[name] = self.cost.get(name, 0.0) + value
-        if "xid" in message and message["xid"]["code"] in self.order["abort"]["xids"]:
+        if "xid" in message and self._is_fatal(message["xid"]):
             self.abort("xids", message["xid"]["code"], message["xid"]["address"])
         fatal = amd_fatal(message.get("kernel", {}).get("line", ""), self.order["abort"]["kernel"], self.gpus)
         if fatal:
