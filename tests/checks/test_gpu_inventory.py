@@ -316,3 +316,26 @@ def test_a_serial_number_with_a_newline_stays_on_one_line() -> None:
     assert hostile != H100
     found = gpu_inventory.identities(nvidia_smi.parse_xml(make_output("nvidia_smi", hostile)))
     assert [gpu.serial.isprintable() for gpu in found] == [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        ("NVRM: GPU 0000:21:00.0: RmInitAdapter failed! (0x62:0x40:1784)", "reset GPU"),
+        ("NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting gsp", "reset GPU"),
+        ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:21:00.0)", "fix configuration"),
+        ("NVRM: installed in this system is not supported by the", "fix configuration"),
+        ("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.09", "reseat or check cable"),
+    ],
+)
+def test_the_drivers_reason_decides_the_advice_for_a_gpu_that_it_does_not_list(
+    reason: str, action: str
+) -> None:
+    log = make_output("dmesg", f"[    9.1] {reason}\n")
+    quiet = make_output("journal", "-- No entries --\n")
+    findings = inventory(node=make_node(gpuprov_pci_addresses=ADDRESSES), journal=quiet, dmesg=log, **SEVEN)
+    (count,) = [one for one in findings if one.metric == "driver_gpus"]
+    assert count.action == action
+    gone = inventory(node=make_node(7, gpuprov_expected_gpus=8), journal=quiet, dmesg=log, **SEVEN)
+    (count,) = [one for one in gone if one.metric == "driver_gpus"]
+    assert count.action == "reseat or check cable", "it is not on the PCI bus"

@@ -263,12 +263,9 @@ def test_no_text_of_a_user_changes_anything() -> None:
 def test_each_clearing_line_is_one(pattern: re.Pattern[str]) -> None:
     samples = (
         "NVRM: Xid (PCI:0000:10:00): 154, GPU recovery action changed from 0x1 (PF FLR) to 0x0 (None)",
-        "amdgpu 0000:10:00.0: amdgpu: GPU reset(2) succeeded!",
         "Linux version 6.12.107+deb13-amd64",
     )
     (sample,) = (one for one in samples if pattern.match(one))
     lines = [f"[{100:12.6f}] NVRM: Xid (PCI:0000:10:00): 48, DBE"]
-    if "amdgpu" in sample:
-        lines = [f"[{100:12.6f}] amdgpu 0000:10:00.0: amdgpu: GPU reset(2) failed"]
     before, after = (worst(judged(log, False)) for log in (lines, [*lines, f"[{200:12.6f}] {sample}"]))
     assert after < before

@@ -239,6 +239,7 @@ PLACES = {
     "provision/checks/node_judge.py",  # what asks after a load which GPUs answer
     "provision/checks/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
+    *(f"provision/checks/host/{name}.py" for name in ("kernel_grouping", "kernel_meaning")),
     "provision/runs/fingerprint.py",
     "provision/desired/expectations.py",  # of each vendor, the fact that names GPUs which do not answer
     # A burn-in: the sampler on the node, and what its samples and the kernel's lines say.
@@ -311,11 +312,12 @@ FIRST_PLACES = {
     # The checks of the host and of the network: driver, kernel log, the way from a GPU into a card.
     *(f"provision/checks/{name}.py" for name in ("check", "node_facts", "suspects", "table")),
     *(f"provision/checks/host/{name}.py" for name in ("host_health", "host_rules", "kernel_incidents")),
-    *(f"provision/checks/host/{name}.py" for name in ("kernel_log", "versions")),
+    *(f"provision/checks/host/{name}.py" for name in ("kernel_log", "kernel_meaning", "versions")),
     *("provision/checks/network/rdma_loopback.py", "provision/checks/on_node/processes.py"),
     "provision/burnin/watch.py",
     # Rules, defaults, meanings.
-    *(f"provision/data/{name}.yml" for name in ("compatibility", "debounce", "majority", "minutes", "xid")),
+    *(f"provision/data/{name}.yml" for name in ("compatibility", "debounce", "majority", "minutes")),
+    *(f"provision/data/{name}.yml" for name in ("xid", "sxid", "nvlink", "kernel_log")),
     *("provision/data/inventory.yml.in", "provision/data/schemas/report.schema.json"),
     *(f"provision/desired/{name}.py" for name in ("skus", "stack", "variables", "vendors")),
     "provision/desired/expectations.py",  # the fact that names GPUs which do not answer

@@ -225,3 +225,13 @@ def test_a_cleanup_names_the_xid_before_it_as_drivers_do_since_570(node: Make) -
         one.break_("xid_incident gpu=3 code=48")
         (cleanup,) = [line for line in one.run("dmesg").stdout.splitlines() if "): 45, " in line]
         assert cleanup.endswith(f"name=python, Ch 00000008{words}")
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"), [("580.126.09", "0x2 (Node Reboot Required)"), ("610.43.02", "0x2 (OS Reboot)")]
+)
+def test_the_words_of_a_recovery_action_are_the_drivers(node: Make, driver: str, words: str) -> None:
+    """gpu.c of NVIDIA/open-gpu-kernel-modules 595.45.04; public logs of 610.43.02."""
+    one = node(driver=driver)
+    one.break_("xid_incident gpu=3 code=79")
+    assert f"154, GPU recovery action changed from 0x0 (None) to {words}" in one.run("dmesg").stdout

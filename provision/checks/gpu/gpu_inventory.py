@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
@@ -133,7 +134,25 @@ def judge(
         findings += nvlink_errors.judge(ID, by_metric)
         findings += judge_fabric(node, by_metric)
         findings += judge_settings(node, by_metric)
-    return findings + judge_events(by_metric, findings)
+    events = judge_events(by_metric, findings)
+    return [*_with_the_drivers_reason(node, findings, events), *events]
+
+
+def _with_the_drivers_reason(
+    node: CheckNode, findings: Sequence[Finding], events: Sequence[Finding]
+) -> list[Finding]:
+    """GPUs that are on the bus and that the driver refused: its reason decides the advice."""
+    reasons = [one for one in events if one.metric.startswith("nvrm.") and one.verdict is Verdict.FAIL]
+    declared = int(node.variables.get("gpuprov_expected_gpus") or node.gpu_count)
+    if not reasons or node.gpu_count < declared:
+        return list(findings)
+    reason = reasons[0]
+    return [
+        replace(one, message=f"{one.message}; {reason.message}", action=reason.action)
+        if (one.metric, one.verdict) == ("driver_gpus", Verdict.FAIL)
+        else one
+        for one in findings
+    ]
 
 
 def judge_events(by_metric: Mapping[str, Mapping[str, Any]], others: Sequence[Finding]) -> list[Finding]:

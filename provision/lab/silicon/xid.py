@@ -29,8 +29,9 @@ TEXTS = {
     120: "pid='<unknown>', name=<unknown>, GSP task exception: misaligned load (0x4) @ pc:0x4c4b52",
     149: "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000 0x00000000 0x00000000 "
     "0x00000000)",
-    154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
 }
+# NVIDIA/open-gpu-kernel-modules, gpu.c (_gpuRecoveryActionName), to 595; logs of 610.43.02 have other words.
+RECOVERY = {1: ("GPU Reset Required", "PF FLR"), 2: ("Node Reboot Required", "OS Reboot")}
 OF_FAULT = {"gpu_off_bus": 79, "ecc_uncorrectable": 48, "row_remap_pending": 63, "row_remap_failure": 64}
 
 
@@ -45,17 +46,31 @@ def line(gpu, code: int, text: str = "", instance: str = "") -> str:
     return f"NVRM: Xid (PCI:{where}): {code}, " + words.format(pid=4000 + code, slot=gpu["slot"])
 
 
+def major(node) -> int:
+    """The first number of the loaded driver's version, 0 without one."""
+    driver = node.driver()
+    return int(driver[0].split(".")[0]) if driver else 0
+
+
+def requested(node, action: int) -> str:
+    """The driver's words for its recovery action, which changed with 610."""
+    words = RECOVERY[action][major(node) >= 610]
+    return f"GPU recovery action changed from 0x0 (None) to {action:#x} ({words})"
+
+
+def _text(node, fault: dict) -> str:
+    """The words of a single Xid, where they are chosen or depend on the driver."""
+    return fault["text"] or (requested(node, 1) if fault["code"] == 154 else "")
+
+
 def _incident(node, fault: dict) -> list:
     """A root cause and its train: channels cleaned up, a row remapped, the driver's verdict."""
     gpu, code = node.gpus[fault["gpu"]], fault["code"]
     train = [code, 63, 94, 45, 154] if code in (48, 95) else [code, 13, 43, 45]
     if code == 79:
         train = [79, 119, 45, 154]
-    words = {}
-    if code == 79:
-        words[154] = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
-    driver = node.driver()
-    if driver and int(driver[0].split(".")[0]) >= 570:  # from 570.124.04 on, kernel_rc.c 376 to 381
+    words = {154: requested(node, 2 if code == 79 else 1)}
+    if major(node) >= 570:  # from 570.124.04 on, kernel_rc.c 376 to 381
         words[45] = f"{TEXTS[45]} caused by previous Xid {code}"
     return [line(gpu, one, words.get(one, "")) for one in train]
 
@@ -102,7 +117,7 @@ def lines(node, fault: dict) -> list:
             line(
                 node.gpus[fault["gpu"]],
                 fault["code"],
-                fault["text"].replace("{", "{{").replace("}", "}}"),
+                _text(node, fault).replace("{", "{{").replace("}", "}}"),
                 fault.get("instance", ""),
             )
         ]
