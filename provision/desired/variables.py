@@ -25,7 +25,7 @@ OWN = {
     "gpuprov_pcie_width": "lanes the slots of its GPUs are wired with, where that is fewer than 16",
     "gpuprov_expected_nics": "number or names of the RDMA cards that it must have for traffic between nodes",
     "gpuprov_expected_nvmes": "how many NVMe drives it must have",
-    "gpuprov_rack": "name of the rack or leaf switch, for choosing pairs; its NVL72 trays share one NVLink domain",
+    "gpuprov_rack": "rack or leaf switch, by name, to choose pairs; its NVL72 trays share one NVLink domain",
     "gpuprov_address": "where the other nodes reach this one; ansible_host when absent",
     "gpuprov_oversubscription": "how many times more a rack sends than its uplinks carry; 1 when absent",
     "gpuprov_rack_kw": "kilowatts that the nodes of its rack may draw together under burn-in",
