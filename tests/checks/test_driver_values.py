@@ -112,3 +112,31 @@ def test_a_known_product_without_a_memory_size_is_not_measured() -> None:
     one = [f for f in findings(total, "<total>N/A</total>", 1) if f.verdict is Verdict.ERROR]
     assert [f.device for f in everywhere] == ["node"]
     assert [f.device for f in one] == ["gpu0"]
+
+
+@pytest.mark.parametrize(("count", "device"), [(-1, "node"), (1, "gpu0")])
+def test_ecc_that_is_off_is_reported_of_an_unknown_product_too(count: int, device: str) -> None:
+    node = make_node(sku=None)
+    found = findings("<current_ecc>Enabled<", "<current_ecc>Disabled<", count, node=node)
+    assert ("warn", device, "ecc_mode", "fix configuration") in flagged(found)
+
+
+@pytest.mark.parametrize(
+    ("level", "banks", "words"), [("low", 1, "1 memory bank with few"), ("none", 2, "2 memory banks without")]
+)
+def test_a_memory_bank_that_runs_out_of_spare_rows_is_a_warning(level: str, banks: int, words: str) -> None:
+    element = f"row_remapper_histogram_{level}"
+    histogram = f"<row_remapper_histogram><{element}>{banks} bank(s)</{element}></row_remapper_histogram>"
+    same = histogram.replace(f"{banks} bank", "0 bank")
+    xml = H100.replace("</remapped_rows>", f"{same}</remapped_rows>")
+    (found,) = [f for f in findings(same, histogram, 1, xml) if f.verdict is not Verdict.PASS]
+    assert flagged([found]) == [("warn", "gpu0", f"remap_banks_{level}", "watch")]
+    assert found.message.startswith(words)
+
+
+def test_persistence_mode_off_on_all_gpus_is_reported_where_it_is_declared() -> None:
+    old, new = "<persistence_mode>Enabled<", "<persistence_mode>Disabled<"
+    declared = make_node(nvidia_driver_persistence=True)
+    assert flagged(findings(old, new, node=declared)) == [
+        ("warn", "node", "persistence", "fix configuration")
+    ]

@@ -98,7 +98,13 @@ def test_a_run_names_the_tray_that_is_in_another_domain_than_its_rack(tmp_path: 
 
 @pytest.mark.parametrize(
     ("row", "outside"),
-    [(f"{RACK}, 32766", [[], []]), (f"{ZERO}, 0", [["GPU 0"], ["GPU 0"]])],
+    [
+        (f"{RACK}, 32766", [[], []]),
+        (f"{ZERO}, 0", [["GPU 0"], ["GPU 0"]]),
+        # Programs of 550.163.01 and 555.58.02 print the label into the cell.
+        (f"clusterUuid {RACK}, cliqueId 32766", [[], []]),
+        (f"clusterUuid {ZERO}, cliqueId 0", [["GPU 0"], ["GPU 0"]]),
+    ],
 )
 def test_the_facts_name_the_gpus_without_a_domain(row: str, outside: list[list[str]]) -> None:
     names = list(facts.WITHOUT)

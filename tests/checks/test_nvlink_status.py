@@ -13,7 +13,7 @@ from provision.checks.gpu.inventory_links import judge_links
 from provision.checks.judge import Finding, Verdict
 from provision.checks.thresholds import for_sku
 from provision.errors import ParseError
-from tests.support.checks import flagged
+from tests.support.checks import flagged, make_output
 
 UP = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
 # 535 to 610, an RTX A4000 and an L40S on 595, an H100 on 590: public reports.
@@ -184,3 +184,48 @@ def test_a_reading_or_its_absence_is_no_error(cell: str) -> None:
 
 def test_a_lost_gpu_outranks_the_other_errors_of_its_cells() -> None:
     assert worst({UNKNOWN, LOST, NOT_PERMITTED}) == LOST
+
+
+def counted(*lines: str) -> list[Finding]:
+    """The findings of NVLinks that count this, on a GPU with 18 NVLinks of the newest kind."""
+    text = "GPU 0: NVIDIA B300 SXM6 AC (UUID: GPU-0)\n" + "".join(f"\t {line}\n" for line in lines)
+    found = nvlink_errors.parse(make_output("nvlink_errors", text))
+    values: dict[str, dict[str, Any]] = {}
+    for one in found:
+        values.setdefault(one.metric, {})[one.device] = one.value
+    return nvlink_errors.judge("gpu_inventory", values)
+
+
+QUIET = ("Link 0: Rx Errors: 0", "Link 0: Link recovery failed events: 0", "Link 7: Rx Errors: 0")
+
+
+def test_a_link_that_recovered_is_a_warning_that_names_it() -> None:
+    (found,) = counted(*QUIET, "Link 7: Link recovery successful events: 1")
+    assert (found.verdict, found.action) == (Verdict.WARN, "watch")
+    assert found.message == "its NVLinks counted 1 successful link recovery (most: link 7)"
+
+
+@pytest.mark.parametrize("name", ["Link recovery failed events: 1", "Link recovery successful events: 505"])
+def test_a_link_that_fails_to_recover_or_does_again_and_again_fails(name: str) -> None:
+    (found,) = counted(*QUIET, f"Link 7: {name}")
+    assert (found.verdict, found.action) == (Verdict.FAIL, "reset GPU")
+    assert "(most: link 7)" in found.message
+
+
+@pytest.mark.parametrize("name", ["Rx remote Errors", "Tx discards"])
+def test_errors_of_the_other_end_count(name: str) -> None:
+    (found,) = counted(*QUIET, f"Link 7: {name}: 200")
+    assert found.verdict is Verdict.FAIL
+    assert found.message == "its NVLinks counted 200 errors (most: link 7)"
+
+
+@pytest.mark.parametrize(("count", "verdicts"), [(0, []), (1234, [Verdict.FAIL])])
+def test_the_counters_of_driver_470_are_read(count: int, verdicts: list[Verdict]) -> None:
+    lines = [
+        f"Link {link}: {count if (link, name) == (3, 'data CRC') else 0} {name} errors"
+        for link in range(12)
+        for name in ("replay", "recovery", "flit CRC", "data CRC")
+    ]
+    found = counted(*lines)
+    assert [one.verdict for one in found] == verdicts
+    assert all("1234 errors (most: link 3)" in one.message for one in found)

@@ -150,13 +150,15 @@ def test_the_recovery_action_has_the_words_of_its_driver(
 
 
 def test_a_board_is_in_no_nvlink_domain(node: Make) -> None:
-    assert set(node("b200").column(DOMAIN)) == {"00000000-0000-0000-0000-000000000000, 0"}
+    zeros = "00000000-0000-0000-0000-000000000000"
+    assert set(node("b200").column(DOMAIN)) == {f"clusterUuid {zeros}, cliqueId 0"}
+    assert set(node("b200", "595.71.05", name="gpu-02").column(DOMAIN)) == {f"{zeros}, 0"}
 
 
 def test_a_tray_is_in_the_domain_of_its_rack(node: Make) -> None:
     tray = node("gb200")
     (healthy,) = set(tray.column(DOMAIN))
-    assert healthy.endswith(", 32766")
+    assert healthy.endswith(", cliqueId 32766")
     tray.break_("nvlink_domain what=none")
     assert set(each(tray, "fabric/cliqueId")) == {"0"}
     tray.fault("clear")
@@ -166,7 +168,7 @@ def test_a_tray_is_in_the_domain_of_its_rack(node: Make) -> None:
     tray.break_("nvlink_domain what=cluster")
     (other,) = set(tray.column(DOMAIN))
     assert other != healthy
-    assert other.endswith(", 32766")
+    assert other.endswith(", cliqueId 32766")
 
 
 def test_an_a100_has_no_fabric_state_whatever_fabric_manager_does(node: Make) -> None:

@@ -151,3 +151,20 @@ def test_a_rule_that_cannot_be_used_is_refused_by_name(row: object, words: str) 
     with pytest.raises(GpuprovError, match="here: debounce rule 1: ") as refused:
         debounce.rules([row], "here")
     assert words in refused.value.what
+
+
+def test_a_pending_row_remap_is_a_warning_in_service_and_stays_one_rule() -> None:
+    pending = Finding("gpu_inventory", Verdict.FAIL, "gpu3", "a row remap waits", "remap_pending")
+    rules = debounce.shipped_rules()
+    first = followed((), [pending], rules, "t1")
+    assert [(one.finding.verdict, one.state, one.rule.name) for one in first] == [
+        (Verdict.WARN, "active", "row-remap-pending")
+    ]
+    assert debounce.verdict(followed(first, [pending], rules, "t2"), Verdict.PASS) is Verdict.WARN
+    assert followed(first, [], rules, "t2") == []
+
+
+def test_a_verdict_that_a_rule_cannot_give_is_refused() -> None:
+    row = {"name": "mine", "needs": 1, "of": 1, "clear_after": 1, "counts_as": "pass"}
+    with pytest.raises(GpuprovError, match="counts_as must be one of"):
+        debounce.rules([row], "settings")

@@ -165,7 +165,7 @@ def _whole(values: Values) -> dict[str, Mapping[str, Any]]:
 def _health(node: CheckNode, values: Values) -> list[Finding]:
     """Error counters, pages and clocks. The flag of ECC is judged as everybody's; counters are AMD's own."""
     without = {**values, "ecc_uncorrectable": {}, "throttle": {}}
-    flags = [one for one in judge_flags(node, without) if one.verdict is not Verdict.PASS]
+    flags = [one for one in judge_flags(without) if one.verdict is not Verdict.PASS]
     findings = flags + rules.judge_errors(values) + rules.judge_pages(values) + rules.judge_throttle(values)
     if not findings and values.get("ecc_uncorrectable"):
         findings.append(all_good("ecc_uncorrectable", "error counters, memory pages and clocks are in order"))

@@ -127,7 +127,7 @@ def judge(
         findings += judge_unanswered(by_metric)
         findings += judge_absent(by_metric)
         findings += judge_models(node, by_metric, thresholds)
-        findings += judge_flags(node, by_metric)
+        findings += judge_flags(by_metric)
         generation = int(limits(f"skus/{node.sku}")["pcie"]["gen"]) if node.sku else 0
         off = node.facts.get("driver.nvlink_disabled") is True
         findings += judge_links(by_metric, thresholds, generation, nvlink_off=off)

@@ -16,6 +16,7 @@ from provision.checks.check import CheckNode, Measurement
 from provision.checks.gpu.nvidia_smi import THROTTLE_ALARMS
 from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text, unmeasured
 from provision.checks.thresholds import Threshold
+from provision.text import many
 
 ID = "gpu_inventory"
 
@@ -67,9 +68,7 @@ def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Thres
 
 def _memory(values: Values, threshold: Threshold | None) -> list[Finding]:
     sizes = values.get("memory_total", {})
-    excused = {d for metric in ("unanswered", "forbidden", "partition") for d in values.get(metric, {})}
-    answering = values["name"].keys() - excused
-    if not sizes and answering:
+    if not sizes and "memory_unread" in values:
         # A GB10 shares its memory with the processor, and reads N/A. A product with a limit has a size.
         words = "the driver gives no memory size of any GPU"
         if threshold is not None:
@@ -149,13 +148,11 @@ _RECOVERY_ACTIONS = {
 _OTHER_RECOVERY = (Verdict.FAIL, "investigate", "")
 
 
-def judge_flags(node: CheckNode, values: Values) -> list[Finding]:
+def judge_flags(values: Values) -> list[Finding]:
     """ECC, row remapping, throttling, and what the driver itself asks for."""
     gpus = len(values["name"])
     findings: list[Finding] = []
     for metric, (bad, verdict, words, action) in _FLAGS.items():
-        if metric == "ecc_mode" and node.sku is None:
-            continue  # workstation GPUs come with ECC off
         hit = [device for device, value in values.get(metric, {}).items() if value == bad]
         findings += shared([Finding(ID, verdict, d, words, metric, bad, action=action) for d in hit], gpus)
     for device, count in values.get("ecc_uncorrectable", {}).items():
@@ -163,7 +160,13 @@ def judge_flags(node: CheckNode, values: Values) -> list[Finding]:
             words = f"{count} uncorrectable ECC error{'s' * (count != 1)} since the driver was loaded"
             measured = Measurement("ecc_uncorrectable", count, "errors", device)
             findings.append(finding_on(ID, Verdict.FAIL, measured, words, "= 0 errors", action="reset GPU"))
-    findings += _retired(values) + _remapped(values) + _throttled(values, gpus) + _recovery(values, gpus)
+    findings += (
+        _retired(values)
+        + _remapped(values)
+        + _spare_rows(values)
+        + _throttled(values, gpus)
+        + _recovery(values, gpus)
+    )
     return findings or [all_good("ecc_uncorrectable", "ECC, row remapping and clocks are in order")]
 
 
@@ -179,6 +182,23 @@ def _remapped(values: Values) -> list[Finding]:
                 f"≤ {_MANY_REMAPPED_ROWS} rows",
             )
             findings.append(finding_on(ID, Verdict.WARN, measured, words, limit, source, "watch"))
+    return findings
+
+
+def _spare_rows(values: Values) -> list[Finding]:
+    """Memory banks that have used most or all of their spare rows."""
+    findings = []
+    for metric, words in (
+        ("remap_banks_none", "without spare rows"),
+        ("remap_banks_low", "with few spare rows"),
+    ):
+        for device, banks in values.get(metric, {}).items():
+            if banks > 0 and device not in {finding.device for finding in findings}:
+                measured = Measurement(metric, banks, "banks", device)
+                said = (
+                    f"{many(banks, 'memory bank')} {words}: the next memory error there may not be remapped"
+                )
+                findings.append(finding_on(ID, Verdict.WARN, measured, said, "= 0 banks", action="watch"))
     return findings
 
 

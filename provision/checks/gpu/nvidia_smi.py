@@ -53,6 +53,16 @@ _FIELDS = {
     "remapped_uncorrectable": ("remapped_rows/remapped_row_unc", "rows", "number"),
     "remap_pending": ("remapped_rows/remapped_row_pending", "", "text"),
     "remap_failure": ("remapped_rows/remapped_row_failure", "", "text"),
+    "remap_banks_low": (
+        "remapped_rows/row_remapper_histogram/row_remapper_histogram_low",
+        "banks",
+        "number",
+    ),
+    "remap_banks_none": (
+        "remapped_rows/row_remapper_histogram/row_remapper_histogram_none",
+        "banks",
+        "number",
+    ),
     "retirement_pending": ("retired_pages/pending_retirement", "", "text"),
     "fabric_state": ("fabric/state", "", "text"),
     "fabric_status": ("fabric/status", "", "text"),
@@ -200,7 +210,7 @@ def _errors(gpu: ElementTree.Element) -> dict[str, str]:
 
 
 def _number(text: str, where: str) -> int:
-    match = re.fullmatch(r"(\d{1,18})(?:\.\d{1,6})?\s*(?:MiB|x|W|C)?", text)
+    match = re.fullmatch(r"(\d{1,18})(?:\.\d{1,6})?\s*(?:MiB|x|W|C|bank\(s\))?", text)
     if match is None:
         raise ParseError(
             f"nvidia-smi: {where} is {text[:60]!r}, which is not a number", "report the new format"
@@ -225,6 +235,8 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
     found.append(Measurement("pci_address", bus_address(address), "", device))
     if errors:
         found += _unanswered(errors, device)
+    elif _text(gpu, "fb_memory_usage/total") is None:
+        found.append(Measurement("memory_unread", True, "", device))
     found += _ecc(gpu, device)
     found.append(Measurement("processes", programs(gpu), "", device))
     found.append(Measurement("throttle", _throttle(gpu), "", device))

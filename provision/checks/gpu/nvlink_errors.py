@@ -5,6 +5,7 @@ Link 0: Link recovery failed events: 0    NVLink 5: these and a dozen more
 Link 0: FEC Errors - 0: 36140749276       bucket 0 counts what needed no correction: no error
 Link 0: Effective BER: 15e-255
 Links 0-5: CRC Errors: 0            some drivers join links that say the same
+Link 0: 0 replay errors             driver 470: the count first, and CRC errors of flits and of data
 """
 
 from __future__ import annotations
@@ -19,15 +20,26 @@ from provision.checks.gpu import gpu_answers
 from provision.checks.gpu.gpu_answers import NO_HANDLE, error_text, worst
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.errors import ParseError
+from provision.text import many
 
-# A link that lost its synchronisation and trained again, or failed to.
-_RECOVERIES = frozenset({"Recovery Errors", "Link recovery failed events", "Link recovery successful events"})
+# A link that lost its synchronisation and trained again, or failed to. One that trained again works: NVIDIA's
+# DCGM calls that a warning.
+_RECOVERED = frozenset({"Link recovery successful events"})
+_RECOVERIES = frozenset({"Recovery Errors", "Link recovery failed events", *_RECOVERED})
 _ERRORS = frozenset(
     {
         "Replay Errors", "CRC Errors", "Malformed packet Errors", "Buffer overrun Errors", "Rx Errors",
-        "Rx General Errors", "Local link integrity Errors", "Effective Errors", "Symbol Errors",
+        "Rx remote Errors", "Rx General Errors", "Local link integrity Errors", "Tx discards",
+        "Effective Errors", "Symbol Errors",
     }
 )  # fmt: skip
+# Driver 470's words for them.
+_OLD_NAMES = {
+    "replay errors": "Replay Errors",
+    "recovery errors": "Recovery Errors",
+    "flit CRC errors": "CRC Errors",
+    "data CRC errors": "CRC Errors",
+}
 # The driver's makers call 100 CRC errors a second the rate that matters. So many in the whole time since the
 # driver was loaded cannot be called less than one bad second; fewer come while links train after a reboot.
 _MANY = 100
@@ -35,6 +47,15 @@ _SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: CRC errors matter from 100 a
 
 _COUNTER_ERROR = re.compile(r"^\s+Links? \d{1,3}(?:-\d{1,3})?: .{1,60}?: (.{1,40})$")
 _COUNTER = re.compile(r"^\s+Links? (\d{1,3})(?:-(\d{1,3}))?: (.+): ([0-9a-fA-Fxe.+-]{1,30}|N/A|\[N/A\])\s*$")
+_OLD_COUNTER = re.compile(
+    r"^(\s+Link \d{1,3}): (\d{1,20}) ((?:replay|recovery|flit CRC|data CRC) errors)\s*$"
+)
+
+
+def _modern(line: str) -> str:
+    """A counter's line in the form of drivers after 470; any other line as is."""
+    match = _OLD_COUNTER.match(line)
+    return f"{match[1]}: {_OLD_NAMES[match[3]]}: {match[2]}" if match else line
 
 
 def parse(
@@ -43,16 +64,19 @@ def parse(
     linked: bool = False,
     unanswered: Collection[str] = (),
 ) -> list[Measurement]:
-    """Per GPU: `nvlink_errors` of its worst link, `nvlink_recoveries` of all, and `nvlink_worst`, which link
-    it is. No output: no NVLink, unless the GPUs are known to be `linked`. `inactive`: GPU → the links that
-    are down, which have no counters. `unanswered`: GPUs known not to answer. Raises ParseError.
+    """Per GPU: `nvlink_errors` of its worst link and `nvlink_worst`, which link it is; `nvlink_recoveries` of
+    all links, `nvlink_recovered`, how many of them succeeded, and `nvlink_unsteady`, the link with most.
+
+    No output: no NVLink, unless the GPUs are known to be `linked`. `inactive`: GPU → the links that are down,
+    which have no counters. `unanswered`: GPUs known not to answer. Raises ParseError.
     """
     errors: dict[int, dict[int, int]] = {}
-    recoveries: dict[int, int] = defaultdict(int)
+    recoveries: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    recovered: dict[int, int] = defaultdict(int)
     unread: dict[int, set[str]] = {}  # GPU → the NVML errors in place of counters
     told: dict[int, set[tuple[int, str]]] = {}  # GPU → the counters of it, as (link, name)
     gpu = -1
-    for line in output.stdout.splitlines():
+    for line in map(_modern, output.stdout.splitlines()):
         if match := _GPU_LINE.match(line):
             gpu = int(match[1])
             errors.setdefault(gpu, {})
@@ -71,7 +95,8 @@ def parse(
                 raise ParseError(f"nvidia-smi nvlink -e: {name} is {text!r}", "report the new format")
             for link in links:
                 if name in _RECOVERIES:
-                    recoveries[gpu] += int(text)
+                    recoveries[gpu][link] += int(text)
+                    recovered[gpu] += int(text) if name in _RECOVERED else 0
                 else:
                     # One bad packet shows in several counters: the largest is the number of them.
                     errors[gpu][link] = max(errors[gpu].get(link, 0), int(text))
@@ -110,11 +135,19 @@ def parse(
     ]
     for index, counted in sorted(errors.items()):
         if counted:
-            worst = max(counted, key=lambda link: (counted[link], -link))
+            worst, again = _most(counted), recoveries[index]
             found.append(Measurement("nvlink_errors", counted[worst], "errors", f"gpu{index}"))
-            found.append(Measurement("nvlink_recoveries", recoveries[index], "events", f"gpu{index}"))
+            found.append(Measurement("nvlink_recoveries", sum(again.values()), "events", f"gpu{index}"))
             found.append(Measurement("nvlink_worst", f"link {worst}", "", f"gpu{index}"))
+            if any(again.values()):
+                found.append(Measurement("nvlink_recovered", recovered[index], "events", f"gpu{index}"))
+                found.append(Measurement("nvlink_unsteady", f"link {_most(again)}", "", f"gpu{index}"))
     return found
+
+
+def _most(counts: Mapping[int, int]) -> int:
+    """The link with the highest count, the first of several."""
+    return max(counts, key=lambda link: (counts[link], -link))
 
 
 def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
@@ -134,16 +167,24 @@ def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
         )
     for device, count in counted.items():
         again = int(values.get("nvlink_recoveries", {}).get(device, 0))
+        recovered = int(values.get("nvlink_recovered", {}).get(device, 0))
+        said = []
+        if int(count) >= _MANY or not again:
+            said.append(f"{count} errors (most: {values.get('nvlink_worst', {}).get(device, '')})")
+        if again:
+            kind = "successful link recover" if again == recovered else "link recover"
+            most = values.get("nvlink_unsteady", {}).get(device, "")
+            said.append(f"{many(again, kind + 'y', kind + 'ies')} (most: {most})")
+        steady = again == recovered and again < _MANY
         if int(count) < _MANY and not again:
             continue
-        where = values.get("nvlink_worst", {}).get(device, "")
-        said = f"its NVLinks counted {count} errors (most: {where})" + (
-            f", {again} recoveries" if again else ""
+        verdict, action = (
+            (Verdict.WARN, "watch") if int(count) < _MANY and steady else (Verdict.FAIL, "reset GPU")
         )
         findings.append(
             Finding(
-                check, Verdict.FAIL, device, said, "nvlink_errors", count, "errors", f"< {_MANY} errors",
-                _SOURCE, "reset GPU",
+                check, verdict, device, f"its NVLinks counted {', '.join(said)}", "nvlink_errors", count,
+                "errors", f"< {_MANY} errors", _SOURCE, action,
             )
         )  # fmt: skip
     return findings

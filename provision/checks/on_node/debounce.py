@@ -18,14 +18,16 @@ _VERDICTS = ("fail", "warn", "error")
 _LISTS, _NUMBERS, _TEXTS = (
     ("checks", "metrics", "verdicts"),
     ("needs", "of", "clear_after"),
-    ("name", "why", "source"),
+    ("name", "why", "source", "counts_as"),
 )
 
 
 @dataclass(frozen=True)
 class Rule:
     """Findings of these checks, metrics and verdicts (patterns; empty: all) count once they were seen in
-    `needs` of the last `of` runs, and are gone after `clear_after` runs in a row without them."""
+    `needs` of the last `of` runs, and are gone after `clear_after` runs in a row without them.
+
+    `counts_as`: the verdict that they have in service; empty: their own."""
 
     name: str
     needs: int
@@ -36,6 +38,11 @@ class Rule:
     verdicts: tuple[str, ...] = ()
     why: str = ""
     source: str = ""
+    counts_as: str = ""
+
+    def counted(self, finding: Finding) -> Finding:
+        """The finding with the verdict that counts on a node in service."""
+        return replace(finding, verdict=Verdict(self.counts_as)) if self.counts_as else finding
 
     def fits(self, finding: Finding) -> bool:
         """Whether it is the rule for this finding."""
@@ -87,6 +94,8 @@ def _rule(row: Any, where: str) -> Rule:
     for key in _NUMBERS:
         if not isinstance(row[key], int) or isinstance(row[key], bool) or not 1 <= row[key] <= LONGEST:
             raise GpuprovError(f"{where}: {key} must be a whole number from 1 to {LONGEST}", fix)
+    if row.get("counts_as", "warn") not in _VERDICTS:
+        raise GpuprovError(f"{where}: counts_as must be one of {', '.join(_VERDICTS)}", fix)
     if row["needs"] > row["of"]:
         raise GpuprovError(f"{where}: needs {row['needs']} of {row['of']} runs can never be", fix)
     for key in _LISTS:
@@ -127,7 +136,7 @@ def followed(
         earlier = one.seen[: -1 if early else None] if one else ()
         seen = (*earlier, True)[-rule.of :]
         active = (one is not None and one.active) or before is None or sum(seen) >= rule.needs
-        tracked.append(Tracked(finding, rule, one.since if one else now, seen, active))
+        tracked.append(Tracked(rule.counted(finding), rule, one.since if one else now, seen, active))
     for one in () if rebooted else known.values():
         # By its rule of today: who changed the rules means it.
         rule = next(rule for rule in by if rule.fits(one.finding))

@@ -163,6 +163,7 @@ def _errors(node, slot: int) -> dict:
         "sram_threshold": sram > 0,
         "remapped_correctable": node.given("remapped_many", "rows", 0, gpu=slot),
         "remapped_uncorrectable": clean + (1 if pending or failed else 0),
+        "remap_banks": tuple(node.given("remap_banks_used", key, 0, gpu=slot) for key in ("low", "none")),
         "remap_pending": pending is not None,
         "remap_failure": failed is not None,
     }

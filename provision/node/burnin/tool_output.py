@@ -114,8 +114,8 @@ LINK_LINE = re.compile(r"\s*Link (\d+): (.*): (\d+)\s*\Z")
 # billion, or before it corrects: FEC and raw errors. Its `Total link recovery events` repeats two others.
 LINK_ERRORS = (
     "Replay Errors", "Recovery Errors", "CRC Errors", "Malformed packet Errors", "Buffer overrun Errors",
-    "Rx Errors", "Rx General Errors", "Local link integrity Errors", "Link recovery failed events",
-    "Effective Errors", "Symbol Errors",
+    "Rx Errors", "Rx remote Errors", "Rx General Errors", "Local link integrity Errors", "Tx discards",
+    "Link recovery failed events", "Effective Errors", "Symbol Errors",
 )  # fmt: skip
 
 

@@ -104,8 +104,9 @@ def refusal(line):
 
 
 def reading(field, cell):
-    """A cell without the label that drivers 535 to 580 print into it (`state  Completed`)."""
-    label = {"fabric.state": "state ", "fabric.status": "status "}.get(field)
+    """A cell without the label that drivers 535 to 580 print into it (`state  Completed`, `cliqueId 0`)."""
+    name = field.partition("fabric.")[2]
+    label = name and name + " "
     return cell[len(label) :].strip() if label and cell.startswith(label) else cell
 
 
@@ -136,7 +137,8 @@ def parse_query(names, output):
             found[name] = unanswered(errors, left_out)
             continue
         if name in WITHOUT and not errors:
-            found[name] = ["GPU %d" % index for index, row in enumerate(rows) if not row[place].strip("0-")]
+            cells = [reading(field, row[place]) for row in rows]
+            found[name] = ["GPU %d" % index for index, cell in enumerate(cells) if not cell.strip("0-")]
             continue
         # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
         said = [str(one) for one in errors]

@@ -60,6 +60,18 @@ FAULTS = {
             number("count", 1234, 1, 10**9, "of each kind"),
         ],
     ),
+    "nvlink_recovered": (
+        "an NVLink 5 trained again, with success",
+        [gpu(), number("link", REQUIRED, 0, 17, "which link"), number("count", 1, 1, 10**9, "how often")],
+    ),
+    "nvlink_remote": (
+        "an NVLink 5 counts errors of its other end, and discards what it had to send",
+        [
+            gpu(),
+            number("link", REQUIRED, 0, 17, "which link"),
+            number("count", 1234, 1, 10**9, "of each kind"),
+        ],
+    ),
     "collective_slow": ("collectives are slow and no GPU or pair is", [factor(0.7)]),
     "wrong_result": ("collectives return wrong elements", [number("count", 16, 1, 10**9, "#wrong per size")]),
     "h2d_slow": ("copies between host and a GPU are slow", [gpu(), factor(0.4)]),
@@ -126,6 +138,14 @@ FAULTS = {
     "remapped_many": (
         "rows remapped for correctable errors, none pending: memory that wears out",
         [gpu(), number("rows", 24, 1, 512, "rows")],
+    ),
+    "remap_banks_used": (
+        "memory banks with few or no spare rows left",
+        [
+            gpu(),
+            number("low", 1, 0, 64, "banks with few"),
+            number("none", 0, 0, 64, "banks without any"),
+        ],
     ),
     "sram_threshold": (
         "uncorrectable SRAM errors over NVIDIA's limit",

@@ -125,6 +125,7 @@ def _status(node, gpus) -> int:
 
 
 def _errors(node, gpus) -> int:
+    old = int((node.driver() or ("0",))[0].split(".")[0]) <= 470
     for i, gpu in gpus:
         if not node.sku["links"]:
             continue
@@ -138,9 +139,21 @@ def _errors(node, gpus) -> int:
             )
             names = _new_names if node.sku["fabric"] in ("nvlink5", "imex") else _old_names
             for name, value in names(node, gpu, link, count, trained):
-                print(f"\t Link {link}: {name}: {value}")
+                print(
+                    f"\t Link {link}: {value} {_NAMES_470[name]}"
+                    if old
+                    else f"\t Link {link}: {name}: {value}"
+                )
             print()
     return 0
+
+
+# Strings of nvidia-smi 470.256.02.
+_NAMES_470 = {
+    "Replay Errors": "replay errors",
+    "Recovery Errors": "recovery errors",
+    "CRC Errors": "flit CRC errors",
+}
 
 
 def _old_names(node, gpu, link: int, count: int, trained: int) -> list:
@@ -150,7 +163,7 @@ def _old_names(node, gpu, link: int, count: int, trained: int) -> list:
 
 
 def _new_names(node, gpu, link: int, count: int, trained: int) -> list:
-    """The counters of NVLink 5, as driver 595 names them; bucket 0 of the FEC counts what was fine."""
+    """The counters of NVLink 5 as driver 595 names them; bucket 0 of the FEC counts what was fine."""
     passed = int(1e9 * (1 + 40 * noise.fraction(node.seed, gpu["uuid"], link)))
     names = [
         ("Tx packets", passed),
@@ -159,10 +172,13 @@ def _new_names(node, gpu, link: int, count: int, trained: int) -> list:
         ("Rx bytes", passed * 48),
     ]
     names += [(name, 0) for name in ("Malformed packet Errors", "Buffer overrun Errors")]
-    names += [("Rx Errors", count), ("Rx remote Errors", 0), ("Rx General Errors", 0)]
-    names += [("Local link integrity Errors", count), ("Tx discards", 0)]
-    names += [("Link recovery successful events", count // 100), ("Link recovery failed events", 0)]
-    names += [("Total link recovery events", count // 100), ("Effective Errors", count)]
+    remote = node.given("nvlink_remote", "count", 0, gpu=gpu["slot"], link=link)
+    names += [("Rx Errors", count), ("Rx remote Errors", remote), ("Rx General Errors", 0)]
+    names += [("Local link integrity Errors", count), ("Tx discards", remote)]
+    again = node.given("nvlink_recovered", "count", 0, gpu=gpu["slot"], link=link)
+    failed = count // 100
+    names += [("Link recovery successful events", again), ("Link recovery failed events", failed)]
+    names += [("Total link recovery events", again + failed), ("Effective Errors", count)]
     names += [("Effective BER", "15e-255"), ("Symbol Errors", count + trained), ("Symbol BER", "15e-255")]
     # Counted before any correction: a healthy B300 had such values at its boot (595.91.07).
     names += [("Raw BER Lane 0", 2061), ("Raw BER Lane 1", 1038), ("Raw BER Total", 1037)]

@@ -57,7 +57,8 @@ def _enabled(on: bool) -> str:
 
 
 def _fabric(label: str, text: str, driver: str) -> str:
-    """535 to at least 580.95 print the label into the cell (`state  %s` in the programs); 590.48 does not."""
+    """535 to at least 580.95 print the label into the cell (`state  %s` and `cliqueId %u` in the programs);
+    590.48 does not."""
     if text == "N/A":
         return "[N/A]"
     return f"{label} {text}" if int(driver.split(".")[0]) < 590 else text
@@ -65,6 +66,7 @@ def _fabric(label: str, text: str, driver: str) -> str:
 
 def _sensors(sku, one: dict, driver: str) -> dict:
     settings = one["settings"]
+    domain = [str(part) if one["fabric"][0] == "Completed" else "N/A" for part in one["domain"]]
     values = {
         "utilization.gpu": ("%", "[N/A]" if settings["mig"] else "100 %" if one["load"] else "0 %"),
         "utilization.memory": ("%", "[N/A]" if settings["mig"] else "38 %" if one["load"] else "0 %"),
@@ -84,8 +86,8 @@ def _sensors(sku, one: dict, driver: str) -> dict:
         "inforom.img": ("", sku["vbios_inforom"]),
         "fabric.state": ("", _fabric("state ", one["fabric"][0], driver)),
         "fabric.status": ("", _fabric("status", one["fabric"][1], driver)),
-        "fabric.clusterUuid": ("", one["domain"][0] if one["fabric"][0] == "Completed" else "[N/A]"),
-        "fabric.cliqueId": ("", str(one["domain"][1]) if one["fabric"][0] == "Completed" else "[N/A]"),
+        "fabric.clusterUuid": ("", _fabric("clusterUuid", domain[0], driver)),
+        "fabric.cliqueId": ("", _fabric("cliqueId", domain[1], driver)),
         "gpu_recovery_action": ("", one["recovery"]),
     }
     for limit in ("power.limit", "enforced.power.limit"):

@@ -66,13 +66,13 @@ def _retired() -> list:
 
 def _remapped(node, one: dict, form: int):
     banks = {"Ampere": 640, "Hopper": 2560, "Blackwell": 4096, "Ada Lovelace": 192}[node.sku["architecture"]]
-    used = 1 if one["remapped_uncorrectable"] else 0
+    used, (low, none) = 1 if one["remapped_uncorrectable"] else 0, one["remap_banks"]
     levels = [
-        ("max", "Max", banks - used),
+        ("max", "Max", banks - used - low - none),
         ("high", "High", used),
         ("partial", "Partial", 0),
-        ("low", "Low", 0),
-        ("none", "None", 0),
+        ("low", "Low", low),
+        ("none", "None", none),
     ]
     histogram = [(f"row_remapper_histogram_{x}", t, f"{count} bank(s)") for x, t, count in levels]
     rows = [("remapped_row_corr", "Correctable Error", str(one["remapped_correctable"]))]
