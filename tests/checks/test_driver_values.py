@@ -134,9 +134,35 @@ def test_a_memory_bank_that_runs_out_of_spare_rows_is_a_warning(level: str, bank
     assert found.message.startswith(words)
 
 
-def test_persistence_mode_off_on_all_gpus_is_reported_where_it_is_declared() -> None:
+@pytest.mark.parametrize(
+    ("declared", "reported"),
+    [
+        ({"nvidia_driver_persistence": True}, True),
+        ({"nvidia_driver_version": "580.126.09"}, True),  # the role's default
+        ({"nvidia_driver_version": "580.126.09", "nvidia_driver_persistence": False}, False),
+        ({}, False),
+    ],
+)
+def test_persistence_mode_off_on_all_gpus_is_reported_where_the_driver_is_declared(
+    declared: dict[str, object], reported: bool
+) -> None:
     old, new = "<persistence_mode>Enabled<", "<persistence_mode>Disabled<"
-    declared = make_node(nvidia_driver_persistence=True)
-    assert flagged(findings(old, new, node=declared)) == [
-        ("warn", "node", "persistence", "fix configuration")
-    ]
+    found = flagged(findings(old, new, node=make_node(**declared)))
+    assert found == ([("warn", "node", "persistence", "fix configuration")] if reported else [])
+
+
+@pytest.mark.parametrize("code", [48, 64])
+def test_a_gpu_with_a_failed_row_remap_is_to_be_replaced_and_not_reset(code: int) -> None:
+    old = "<remapped_row_failure>No<"
+    smi = make_output("nvidia_smi", H100.replace(old, old.replace("No", "Yes"), 1))
+    text = {
+        48: "An uncorrectable double bit error (DBE) has been detected",
+        64: "Row Remapper: Failed to remap row.",
+    }
+    head = f"100.000000 gpu-01 kernel: NVRM: Xid (PCI:0000:1a:00): {code}, pid='<unknown>', name=<unknown>"
+    log = f"{head}, {text[code]}\n"
+    found = inventory(nvidia_smi=smi, journal=make_output("journal", log))
+    bad = [f for f in found if f.verdict is not Verdict.PASS]
+    assert {(f.device, f.action) for f in bad} == {("gpu0", "replace part")}
+    assert [f.metric for f in bad] == (["remap_failure"] if code == 64 else ["remap_failure", "xid.48"])
+    assert any(f"{code}, pid=" in line for f in bad for line in f.evidence)

@@ -17,7 +17,7 @@ from provision.checks.gpu import gpu_answers, nvidia_smi, nvlink_errors
 from provision.checks.gpu.fabric import judge_fabric
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
 from provision.checks.gpu.inventory_rules import ID as ID
-from provision.checks.gpu.inventory_rules import Values, judge_flags, judge_models
+from provision.checks.gpu.inventory_rules import Values, judge_flags, judge_models, one_action
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.thresholds import Threshold, limits
@@ -135,7 +135,7 @@ def judge(
         findings += judge_fabric(node, by_metric)
         findings += judge_settings(node, by_metric)
     events = judge_events(by_metric, findings)
-    return [*_with_the_drivers_reason(node, findings, events), *events]
+    return one_action([*_with_the_drivers_reason(node, findings, events), *events])
 
 
 def _with_the_drivers_reason(

@@ -186,11 +186,18 @@ def judge_settings(node: CheckNode, values: Values) -> list[Finding]:
     return findings + _processes(values) + _heat(values) + _latency(values, gpus)
 
 
+def _default_of(node: CheckNode, variable: str) -> Any:
+    """What holds when a variable is not declared: the driver's role keeps the driver loaded, and nothing is
+    known of a driver that is not declared."""
+    declares = any(name.startswith("nvidia_driver_") for name in node.variables)
+    return True if variable == "nvidia_driver_persistence" and declares else ""
+
+
 def _modes(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
     findings = []
     for metric, (variable, words) in _MODES.items():
         found = {device: str(mode) for device, mode in values.get(metric, {}).items()}
-        declared = words.get(node.variables.get(variable, ""))
+        declared = words.get(node.variables.get(variable, _default_of(node, variable)))
         wanted = declared or (Counter(found.values()).most_common(1)[0][0] if len(found) > _PEERS else None)
         if wanted is None or (metric == "ecc_mode" and declared is None):
             continue  # ECC that is off is reported in any case

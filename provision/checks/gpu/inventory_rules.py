@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -248,3 +248,32 @@ def _recovery(values: Values, gpus: int) -> list[Finding]:
             words = f"the driver requests: {wanted}{more}"
             findings.append(Finding(ID, verdict, device, words, "recovery", wanted, action=action))
     return shared(findings, gpus)
+
+
+# Reading of the driver → the Xid that logs the same event.
+_LOGGED_AS = {"remap_failure": "xid.64", "remap_pending": "xid.63"}
+
+
+def one_action(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a node with one action for each GPU: one that has to be replaced is not to be reset as
+    well, and an Xid that logs what a reading shows is told with that reading."""
+    said = {(f.device, f.metric): f for f in findings}
+    replaced = {f.device for f in findings if f.verdict is Verdict.FAIL and f.action == "replace part"}
+    twice = {
+        (device, xid): metric
+        for metric, xid in _LOGGED_AS.items()
+        for device, _ in said
+        if (device, metric) in said and (device, xid) in said
+    }
+    merged = []
+    for finding in findings:
+        if (finding.device, finding.metric) in twice:
+            continue
+        xid = said.get((finding.device, _LOGGED_AS.get(finding.metric, "")))
+        if xid is not None:
+            words = f"{finding.message} ({xid.metric.replace('xid.', 'Xid ')} in the kernel log)"
+            finding = replace(finding, message=words, evidence=(*finding.evidence, *xid.evidence))
+        if finding.device in replaced and finding.action == "reset GPU":
+            finding = replace(finding, action="replace part")
+        merged.append(finding)
+    return merged
