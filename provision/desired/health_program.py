@@ -22,6 +22,7 @@ from provision import atomic_file, paths, shipped
 _ENTRY = "provision.checks.on_node.entry"
 _DATA = (
     "xid",
+    "amdgpu",
     "sxid",
     "nvlink",
     "kernel_log",

@@ -247,8 +247,9 @@ def test_a_gpu_that_is_gone(
 
 
 LINES = {
-    "ecc_uncorrectable gpu=0": "0000:05:00.0: {1}1 uncorrectable hardware errors detected in umc block",
-    "ras_errors gpu=0 kind=ce count=5": "{1}5 correctable hardware errors detected in total in umc block",
+    "ecc_uncorrectable gpu=0": "{1}socket: 0, die: 0, 1 new uncorrectable hardware errors detected in umc",
+    "ras_errors gpu=0 kind=ce count=5": "die: 0, 5 correctable hardware errors detected in total in umc",
+    "gpu_event gpu=1 event=fatal_event": "uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
     "gpu_reset gpu=1 result=failed": "amdgpu 0000:26:00.0: amdgpu: GPU reset(1) failed",
     "gpu_event gpu=1 event=poison": "amdgpu 0000:26:00.0: amdgpu: Poison is created",
     "bad_pages gpu=0 state=reserved count=128": "Saved bad pages 128 reaches threshold value 128",
@@ -262,6 +263,14 @@ def test_what_the_kernel_says(booted: Callable[[str], Silicon]) -> None:
     node.break_(*LINES)
     said = node.run("dmesg").stdout.removeprefix(before)
     assert [line for line in LINES.values() if line not in said] == []
+
+
+def test_the_driver_of_mi200_counts_without_dies(booted: Callable[[str], Silicon]) -> None:
+    node = booted("mi210")
+    before = node.run("dmesg").stdout
+    node.break_("ecc_uncorrectable gpu=0")
+    (line,) = node.run("dmesg").stdout.removeprefix(before).splitlines()
+    assert line.endswith("{1}1 uncorrectable hardware errors detected in umc block")
 
 
 def test_the_forms_of_releases(bare: Make) -> None:

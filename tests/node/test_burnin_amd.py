@@ -256,7 +256,7 @@ LINES = {
 
 @pytest.mark.parametrize(("what", "line"), LINES.items())
 def test_what_breaks_a_gpu_is_told_and_ends_the_campaign(what: str, line: str) -> None:
-    assert message_of(line) == {"kernel": {"line": line}}
+    assert message_of(line, driver_log.PATTERNS) == {"kernel": {"line": line}}
     assert amd_fatal(line, driver_log.FATAL, GPUS) == (what, "gpu1")
     assert amd_fatal(line, (), GPUS) is None
 
@@ -274,7 +274,7 @@ def test_what_breaks_a_gpu_is_told_and_ends_the_campaign(what: str, line: str) -
     ],
 )
 def test_what_does_not_ends_nothing(line: str, told: bool) -> None:
-    assert (message_of(line) is not None) is told
+    assert (message_of(line, driver_log.PATTERNS) is not None) is told
     assert amd_fatal(line, driver_log.FATAL, GPUS) is None
 
 

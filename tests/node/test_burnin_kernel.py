@@ -12,7 +12,7 @@ XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has 
 
 
 def watched(seen: float | None, told: list[dict[str, Any]], now: list[float]) -> KernelWatch:
-    return KernelWatch(seen, told.append, lambda: now[0])
+    return KernelWatch(seen, told.append, lambda: now[0], [r"device lost from bus"])
 
 
 def test_an_xid_is_told_with_its_code_and_address() -> None:

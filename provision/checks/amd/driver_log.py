@@ -1,16 +1,18 @@
-"""What the driver amdgpu writes to the kernel log when something is wrong: its lines, and what they mean.
+"""Lines of the kernel log about AMD's GPUs, by the catalogue provision/data/amdgpu.yml (pure).
 
-The forms, of AMD's own list of kernel errors (amd/node-scraper), of the driver's sources and of public
-reports; {1} is the number of an event:
+The forms of one error, by driver; {1} is the number of an event:
 
-amdgpu 0000:08:00.0: {1}1 uncorrectable hardware errors detected in umc block
+MI200:
 amdgpu 0000:c3:00.0: amdgpu: 2 uncorrectable hardware errors detected in umc block
-amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block   all is well
-amdgpu 0000:05:00.0: {2}poison is consumed by client 27, kick off gpu reset flow
-amdgpu: GPU reset begin!                                                             of older drivers
-amdgpu 0000:05:00.0: amdgpu: GPU reset(2) failed
-amdgpu 0000:c6:00.0: amdgpu: ring comp_1.0.1 timeout, but soft recovered             the driver helped itself
-amdgpu 0000:09:00.0: amdgpu: SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012 …
+MI300 and newer, two lines for each die; a fatal error; a register of an error bank:
+amdgpu 0000:65:00.0: {1}socket: 3, die: 0, 1 new uncorrectable hardware errors detected in umc block
+amdgpu 0000:65:00.0: {1}socket: 3, die: 0, 1 uncorrectable hardware errors detected in total in umc block
+amdgpu 0000:68:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!
+amdgpu 0000:1b:00.0: {1}[Hardware Error]: aca entry[00].STATUS=0xbaa000000000080b
+All is well; an old driver; the port above a GPU:
+amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block
+amdgpu: GPU reset begin!
+pcieport 0000:72:00.0: pciehp: Slot(15): Link Down
 """
 
 from __future__ import annotations
@@ -19,136 +21,72 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from provision.node.burnin.kernel_lines import amdgpu_words
+from provision import shipped
+from provision.node.burnin.kernel_lines import PCI_ADDRESS, amdgpu_words
 
-KIND = "amdgpu"  # of a kernel event, and in each of its lines
-RESET = "reset_done"  # after which a GPU answers again
+KIND = "amdgpu"  # of a kernel event
+RESET = "reset_done"  # the kind of line after which a GPU answers again
+WORDS = (KIND, "[drm] ", "pciehp: ", "AMD-Vi: ")  # one of them is in each line of the catalogue
+# Who writes a line instead of the driver, with the address of the device concerned.
+_SOURCES = {
+    "pcieport": re.compile(rf"pcieport ({PCI_ADDRESS}): (?=pciehp: )"),
+    "iommu": re.compile(rf"AMD-Vi: (?=Event logged \[IO_PAGE_FAULT device=({PCI_ADDRESS}) )"),
+}
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """`level` (fail, warn, program, info), `action` and `words` of a kind of line. `after`: the kinds on the
-    same GPU that bring it along, so that it is told with them."""
+    """A kind of line. `level`: fail, warn, program or info. `after`: the kinds on the same GPU that bring it
+    along, so that it is told with them. `hive`: the kinds that it brings along on other GPUs. `lasting`: a
+    reset does not mend it. `source_of`: who writes it instead of the driver."""
 
     pattern: re.Pattern[str]
     level: str
     action: str
     words: str
     after: frozenset[str] = frozenset()
+    hive: frozenset[str] = frozenset()
+    lasting: bool = False
+    source_of: str = ""
 
 
-_BROKEN = frozenset(
-    {"uncorrectable", "poison_consumed", "firmware_stuck", "queue_stuck", "ring_timeout", "lost"}
-)
+def _meanings() -> dict[str, Meaning]:
+    rows = shipped.load_mapping("amdgpu")
+    hardware = {name for name, row in rows.items() if row["level"] == "fail"}
+    found = {}
+    for name, row in rows.items():
+        after, pattern = set(row.get("after", ())), row["pattern"]
+        if "hardware" in after:
+            after = (after | hardware) - {"hardware", name}
+        found[name] = Meaning(
+            re.compile(pattern),
+            row["level"],
+            row["action"],
+            row["meaning"],
+            frozenset(after),
+            frozenset(row.get("hive", ())),
+            row.get("lasting", False),
+            row.get("source_of", ""),
+        )
+    return found
 
 
-def _row(pattern: str, level: str, action: str, words: str, after: frozenset[str] = frozenset()) -> Meaning:
-    return Meaning(re.compile(pattern), level, action, words, after)
-
-
-# The first that fits is it. Levels: AMD's list calls all of these errors but correctable ones and throttling;
-# what the driver has mended by itself, and what programs do wrong, is our own reading.
-MEANINGS: Mapping[str, Meaning] = {
-    "lost": _row(r"device lost from bus", "fail", "power-cycle", "the GPU fell off the bus"),
-    "init_failed": _row(
-        r"Fatal error during GPU init", "fail", "power-cycle", "the driver could not start the GPU"
-    ),
-    "block_failed": _row(
-        r"hw_init of IP block .{1,40} failed",
-        "fail",
-        "power-cycle",
-        "a block of the GPU could not be started",
-    ),
-    "uncorrectable": _row(
-        r"[1-9]\d* uncorrectable hardware errors detected in \w+ block",
-        "fail",
-        "reset GPU",
-        "uncorrectable hardware errors",
-        frozenset({"poison_consumed"}),
-    ),
-    "poison_consumed": _row(
-        r"poison is consumed by (?:client|source) \d+",
-        "fail",
-        "reset GPU",
-        "a program read memory with an uncorrectable error",
-        frozenset({"uncorrectable"}),
-    ),
-    "deferred": _row(
-        r"[1-9]\d* deferred hardware errors detected in \w+ block",
-        "warn",
-        "watch",
-        "deferred hardware errors: bad data that nothing has read yet",
-        frozenset({"uncorrectable", "poison_consumed"}),
-    ),
-    "pages_full": _row(
-        r"Saved bad pages \d+ reaches threshold value \d+",
-        "fail",
-        "replace part",
-        "as many bad pages of memory as AMD allows",
-        frozenset({"uncorrectable", "deferred", "poison_consumed"}),
-    ),
-    "pages_many": _row(
-        r"RAS records:\d+ exceeds 90% of threshold",
-        "warn",
-        "watch",
-        "nearly as many bad pages of memory as AMD allows",
-        frozenset({"uncorrectable", "deferred", "poison_consumed"}),
-    ),
-    "firmware_stuck": _row(
-        r"SMU: I'm not done with your previous command",
-        "fail",
-        "reset GPU",
-        "the GPU's power management firmware does not answer",
-        frozenset({"lost", "reset_failed"}),
-    ),
-    "queue_stuck": _row(
-        r"qcm fence wait loop timeout expired|The cp might be in an unrecoverable state",
-        "fail",
-        "reset GPU",
-        "the GPU does not give up a program's queue",
-        frozenset({"lost", "uncorrectable", "firmware_stuck", "poison_consumed"}),
-    ),
-    "ring_recovered": _row(
-        r"ring \S{1,40} timeout, but soft recovered", "info", "none", "a hang that was mended"
-    ),
-    "ring_timeout": _row(
-        r"ring \S{1,40} timeout,",
-        "warn",
-        "investigate",
-        "the GPU hung, or a program never ended",
-        frozenset({"lost", "uncorrectable", "firmware_stuck", "poison_consumed", "queue_stuck"}),
-    ),
-    "reset_failed": _row(
-        r"(?:GPU reset(?:\(\d+\))?|(?:GPU )?[Mm]ode ?[012] reset) failed",
-        "fail",
-        "power-cycle",
-        "a reset of the GPU failed",
-        _BROKEN,
-    ),
-    RESET: _row(r"GPU reset(?:\(\d+\))? succeeded", "info", "none", "the GPU was reset"),
-    "reset": _row(
-        r"GPU reset begin", "warn", "watch", "the driver reset the GPU", _BROKEN | {"reset_failed"}
-    ),
-    "page_fault": _row(
-        r"\[\w{1,20}\] (?:no-retry |retry )?page fault",
-        "program",
-        "restart job",
-        "memory page fault of a program",
-    ),
-    "throttled": _row(r"WARN: GPU is throttled", "warn", "investigate", "the clocks were held down"),
-}
-
-
-# Those after which a GPU is of no use until its reset, or worse.
-FATAL = tuple(meaning.pattern.pattern for meaning in MEANINGS.values() if meaning.level == "fail")
-
-# What a reset does not mend.
-_LASTING = frozenset({"pages_full", "pages_many", "init_failed", "block_failed"})
+MEANINGS: Mapping[str, Meaning] = _meanings()  # the first that fits decides
+# The driver's own lines, for burn-in: all of them, and those after which a GPU is of no use until its reset.
+PATTERNS = tuple(row.pattern.pattern for row in MEANINGS.values() if not row.source_of)
+FATAL = tuple(row.pattern.pattern for row in MEANINGS.values() if row.level == "fail" and not row.source_of)
 
 
 def mended(kind: int | str) -> bool:
-    """Whether what the driver did since, a reset, can have mended it."""
-    return kind not in _LASTING
+    """Whether a reset by the driver can have mended it."""
+    known = MEANINGS.get(str(kind))
+    return known is None or not known.lasting
+
+
+def of_port(kind: int | str) -> bool:
+    """Whether a line of this kind names the port above a GPU."""
+    known = MEANINGS.get(str(kind))
+    return known is not None and known.source_of == "pcieport"
 
 
 def of_gpu(kind: int | str, address: str, gpus: Collection[str]) -> bool:
@@ -160,5 +98,10 @@ def of_gpu(kind: int | str, address: str, gpus: Collection[str]) -> bool:
 def event(text: str) -> tuple[str, str] | None:
     """(kind of line, PCI address) of one of these lines; the address is empty where the driver gives none."""
     address, words = amdgpu_words(text)
-    name = next((name for name, row in MEANINGS.items() if row.pattern.match(words)), None)
-    return (name, address) if name else None
+    source = ""
+    for name, form in _SOURCES.items():
+        if match := form.match(text):
+            address, words, source = match[1], text[match.end() :], name
+    kinds = (kind for kind, row in MEANINGS.items() if row.source_of == source and row.pattern.match(words))
+    kind = next(kinds, None) if words else None
+    return (kind, address) if kind else None

@@ -101,14 +101,19 @@ def _cause(
 
 
 def _cause_in_driver(event: KernelEvent, others: Sequence[KernelEvent]) -> KernelEvent | None:
-    """An earlier line of the same GPU, or of any where the driver did not say of which."""
+    """An earlier line of the same GPU, of any GPU where the driver names none, or of one reset with it."""
     after = driver_log.MEANINGS[str(event.code)].after
     near = [
         other
         for other in others
-        if other.code in after
+        if other.kind == driver_log.KIND
+        and other.code in after
         and other is not event
-        and (other.address == event.address or event.address == "node")
+        and (
+            other.address == event.address
+            or event.address == "node"
+            or event.code in driver_log.MEANINGS[str(other.code)].hive
+        )
         and _near(other, event)
         and (other.first, str(other.code)) < (event.first, str(event.code))
     ]

@@ -75,7 +75,7 @@ def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[Kernel
     """
     found = []
     for event in events:
-        if event.kind == "aer" and event.address not in gpus:
+        if (event.kind == "aer" or driver_log.of_port(event.code)) and event.address not in gpus:
             found += _of_port(event, gpus)
             continue
         if event.kind == driver_log.KIND and not driver_log.of_gpu(event.code, event.address, gpus):

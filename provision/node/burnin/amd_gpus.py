@@ -160,13 +160,6 @@ def amd_holders():
 
 # --- what its driver tells the kernel's log
 
-AMD_OF_INTEREST = re.compile(
-    r"amdgpu.{0,300}(?:correctable hardware errors|deferred hardware errors|poison is consumed|lost from bus"
-    r"|GPU reset|[Mm]ode ?[012] reset failed|Fatal error|hw_init of IP block|reaches threshold|exceeds 90% of"
-    r"|not done with your previous|fence wait loop timeout|unrecoverable state|ring \S{1,40} timeout"
-    r"|page fault|GPU is throttled)"
-)
-
 
 def amd_fatal(line, patterns, gpus):
     """(what a message says, of which device) when it fits one of the patterns; None when it does not, or is

@@ -26,12 +26,14 @@ PCI_ADDRESS = r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA
 XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(%s)((?: GPU-I:\d{1,4})?(?: GPU-CI:\d{1,4})?)\)[^:]*: *(\d{1,6})\b" % PCI_ADDRESS
 )
-# By the macros of its sources: dev_err of a device, pr_err, DRM_ERROR; then the number of an event of RAS.
+# By the macros of its sources: dev_err and drm_err of a device, pr_err, DRM_ERROR, DRM_WARN (which names no
+# driver, so only two messages are known by it); then the number of an event of RAS, HW_ERR, socket and die.
 AMDGPU = re.compile(
     r"(?:amdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): "
-    r"(?:amdgpu: |(?:\[drm[^\]]{0,60}\]+ )?\*ERROR\* )?"
-    r"|(?:kfd kfd: )?amdgpu: |\[drm:[\w.]{1,60} \[amdgpu\]\] \*ERROR\* )"
-    r"(?:\{\d+\} ?)?(?:socket: \d+,? (?:die: \d+,? )?)?"
+    r"(?:amdgpu: |(?:\[drm[^\]]{0,60}\]+ )?(?:\*ERROR\* )?)"
+    r"|(?:kfd kfd: )?amdgpu: |\[drm:[\w.]{1,60} \[amdgpu\]\] \*ERROR\* "
+    r"|\[drm\] (?=ASIC reset failed with |RAS event of type ))"
+    r"(?:\{\d+\} ?)?(?:\[Hardware [Ee]rror\]:? )?(?:socket: \d+,? (?:die: \d+,? )?)?"
 )
 
 

@@ -43,6 +43,7 @@ def read_order(text):
         "sample_seconds": sample,
         "sampler": sampler_of(mapping(order, "sampler", ""), sample),
         "abort": abort_of(mapping(order, "abort", "")),
+        "kernel_lines": [pattern_of(one) for one in items(order, "kernel_lines", "", 0, 200, ())],
         "space_mib": number(order, "space_mib", "", 1, 10**7, 1024),
         "end_by_s": number(order, "end_by_s", "", 0, MONTH, None),
         "segments": [segment_of(*one) for one in enumerate(items(order, "segments", "", 1, 2000))],
@@ -97,7 +98,7 @@ def pattern_of(text):
     try:
         re.compile(text)
     except (TypeError, re.error):
-        raise OrderError("abort: kernel: %.60r is no pattern" % (text,)) from None
+        raise OrderError("%.60r is no pattern of a kernel line" % (text,)) from None
     return text
 
 

@@ -150,7 +150,7 @@ class Sampler:
         self.hot = {}
         path = spool.file("telemetry", (spool.boot or "unknown") + ".csv")
         self.telemetry = Telemetry(path, room, self._no_room)
-        self.kernel = KernelWatch(kernel_seen, self.say)
+        self.kernel = KernelWatch(kernel_seen, self.say, lines=order["kernel_lines"])
         self.kmsg = readable_kmsg()
         self.sources = self._sources()
         self.gpus = set()

@@ -5,8 +5,7 @@ import re
 import stat
 import time
 
-from provision.node.burnin.amd_gpus import AMD_OF_INTEREST
-from provision.node.burnin.kernel_lines import AMDGPU, XID, without_stamp
+from provision.node.burnin.kernel_lines import AMDGPU, XID, amdgpu_words, without_stamp
 
 # What stands in place of a reading when the GPU does not answer -> the code that NVML has for it (nvml.h).
 NVML_ERRORS = {"gpu is lost": 15, "gpu requires reset": 16, "unknown error": 999, "err!": 999}
@@ -242,11 +241,14 @@ def dmesg_records(text):
 
 
 class KernelWatch:
-    """Tells of the messages after `seen`, a moment of the kernel's own clock; None: of those from now on."""
+    """Reports the messages after `seen`, a moment of the kernel's own clock; None: those from now on.
 
-    def __init__(self, seen, tell, clock=time.monotonic):
+    `lines`: patterns of the lines of the driver amdgpu that are reported."""
+
+    def __init__(self, seen, tell, clock=time.monotonic, lines=()):
         self.seen = seen
         self.tell = tell
+        self.lines = lines
         self.clock = clock
         self.minute, self.told, self.dropped = 0.0, 0, 0
 
@@ -258,7 +260,7 @@ class KernelWatch:
             return
         fresh = [record for record in records if record[0] > self.seen]
         for moment, text in fresh:
-            message = message_of(text)
+            message = message_of(text, self.lines)
             # Users can make the kernel write lines of interest: half of the room is the drivers' own.
             own = message and ("xid" in message or AMDGPU.match(text))
             if message and self._allowed(MOST_LINES if own else MOST_LINES // 2):
@@ -280,12 +282,14 @@ class KernelWatch:
         return allowed
 
 
-def message_of(text):
-    """What is reported of a message: an Xid, or a line of interest; None for all others."""
+def message_of(text, lines=()):
+    """What is reported of a message: an Xid, a line of interest, or one of the driver amdgpu that fits one of
+    the patterns `lines`; None for all others."""
     found = XID.match(text)
     if found:
         line = text[:LINE_CAP]
         return {"xid": {"code": int(found.group(3)), "address": found.group(1), "line": line}}
-    if OF_INTEREST.search(text) or (AMDGPU.match(text) and AMD_OF_INTEREST.search(text)):
+    words = amdgpu_words(text)[1]
+    if OF_INTEREST.search(text) or (words and any(re.match(one, words) for one in lines)):
         return {"kernel": {"line": text[:LINE_CAP]}}
     return None

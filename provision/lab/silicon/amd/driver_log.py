@@ -2,7 +2,8 @@
 
 The forms are those of AMD's own list of kernel errors (amd/node-scraper, plugins/inband/dmesg) and of the
 driver's sources: `amdgpu 0000:05:00.0: amdgpu: TEXT`, and of RAS events of newer drivers `{N}TEXT`, with the
-event's number.
+event's number. Counted errors: the driver of MI200 prints one line, that of MI300 and newer two for each die
+(amdgpu_ras.c, amdgpu_ras_error_print_error_data).
 """
 
 EVENTS = {
@@ -10,6 +11,11 @@ EVENTS = {
     "ring_recovered": "ring comp_1.0.1 timeout, but soft recovered",
     "firmware_stuck": "SMU: I'm not done with your previous command: SMN_C2PMSG_66:0x00000012 "
     "SMN_C2PMSG_82:0x00000005",
+    "fatal_event": "uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
+    "pages_over": "RAS records:300 exceed threshold:256",
+    "asic_reset": "ASIC reset failed with error, -62 for drm dev, renderD128",
+    "topology": "XGMI: Set topology failure on device 1a2b3c, hive 4d5e6f, ret -22",
+    "ip_discovery": "get invalid ip discovery binary signature",
     "fence_timeout": "qcm fence wait loop timeout expired",
     "page_fault": "[gfxhub0] no-retry page fault (src_id:0 ring:24 vmid:8 pasid:32770)",
     "poison": "Poison is created",
@@ -49,9 +55,9 @@ def lines(node, fault: dict) -> list:
     if name == "gpu_off_bus":
         return [line(gpu, "device lost from bus!")]
     if name == "ecc_uncorrectable":
-        return _counted(gpu, "ue", "umc", fault["count"])
+        return _counted(node, gpu, "ue", "umc", fault["count"])
     if name in ("ras_errors", "ras_corrected_few"):
-        return _counted(gpu, fault.get("kind", "ce"), fault.get("block", "umc"), fault["count"])
+        return _counted(node, gpu, fault.get("kind", "ce"), fault.get("block", "umc"), fault["count"])
     if name == "bad_pages" and fault["count"] >= node.sku["bad_page_threshold"]:
         threshold = node.sku["bad_page_threshold"]
         return [line(gpu, f"Saved bad pages {fault['count']} reaches threshold value {threshold}")]
@@ -64,7 +70,10 @@ def lines(node, fault: dict) -> list:
     return []
 
 
-def _counted(gpu, kind: str, block: str, count: int) -> list:
-    total = " in total" if kind == "ce" else ""
-    words = f"{{1}}{count} {_KINDS[kind]} hardware errors detected{total} in {block} block"
-    return [f"amdgpu {gpu['address']}: {words}"]
+def _counted(node, gpu, kind: str, block: str, count: int) -> list:
+    what = f"{_KINDS[kind]} hardware errors detected"
+    if node.sku["architecture"] == "cdna2":
+        total = " in total" if kind == "ce" else ""
+        return [f"amdgpu {gpu['address']}: {{1}}{count} {what}{total} in {block} block"]
+    place = f"amdgpu {gpu['address']}: {{1}}socket: {gpu['slot']}, die: 0, {count}"
+    return [f"{place} new {what} in {block} block", f"{place} {what} in total in {block} block"]
