@@ -172,7 +172,12 @@ OF_TOOL: list[tuple[dict[str, Any], Said]] = [
         changed("process", "process_list", [{"process_info": {"name": "python3", "pid": 77}}]),
         {("warn", "gpu3", "processes", "investigate")},
     ),
+    (
+        changed("process", "process_info", {"name": "python3", "pid": 77}),  # of ROCm 6.1
+        {("warn", "gpu3", "processes", "investigate")},
+    ),
     (changed("process", "process_list", [{"process_info": {"name": "gpuagent", "pid": 77}}]), set()),
+    (changed("process", "process_info", "No running processes detected"), set()),  # of ROCm 6.1
 ]
 
 

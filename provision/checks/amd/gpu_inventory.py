@@ -21,6 +21,7 @@ from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
+from provision.node.observe.amd_smi import STATIC
 
 SUMMARY = "count, model, memory, error counters, bad pages, PCIe, xGMI links, throttling, heat, kernel log"
 NEEDS: tuple[str, ...] = ("amd-smi",)
@@ -28,7 +29,7 @@ FACTS: tuple[str, ...] = devices.FACTS
 
 # How long eight GPUs take nobody has published; a driver that is stuck never answers.
 _DEADLINE = 40.0
-_STATIC = ("amd-smi", "static", "--asic", "--bus", "--limit", "--vram", "--ras", "--json")
+_STATIC = ("amd-smi", *STATIC)
 _LATER = ("amd-smi", "metric", "--pcie", "--json")
 
 

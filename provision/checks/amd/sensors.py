@@ -153,6 +153,8 @@ def of_processes(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[
     """The programs on each GPU, in words; empty where there are none."""
     for row in rows:
         device, listed = devices.get(int(row["gpu"])), within(row, "process_list")
+        if "process_info" in row:  # ROCm 6.1: of several programs the last
+            listed = [row]
         if device is None or not isinstance(listed, list):
             continue
         programs = [found for found in (_program(one) for one in listed) if found]

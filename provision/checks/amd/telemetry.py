@@ -25,10 +25,11 @@ from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
+from provision.node.observe.amd_smi import STATIC
 
 NAME = "telemetry"  # of the command beside the load
 BEFORE, AFTER = "amd_smi_before", "amd_smi_after"
-_STATIC = ("amd-smi", "static", "--asic", "--bus", "--limit", "--json")
+_STATIC = ("amd-smi", *STATIC)
 _DEADLINE = 40.0  # how long eight GPUs take nobody has published; a driver that is stuck never answers
 
 _INTERVAL = 2.0  # seconds between two samples

@@ -50,6 +50,8 @@ class Node:
             self.name, self.seed = self.data["name"], self.data["seed"]
             self.speed = float(self.data["speed"])
             self.faults = self.data["faults"]
+            if self.fault("guest"):
+                self.sku = dict(self.sku, **self.sku["guest"])
             self.gpus = [self._fitted(gpu) for gpu in self.data["gpus"]]
         except FileNotFoundError:
             raise StateError(f"{folder}/state.json is missing: this node has no simulated GPUs") from None

@@ -16,7 +16,9 @@ from provision.node.observe.vendors import AMD
 
 AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi")
 AMD_PATIENCE = 3  # how long eight GPUs take nobody has published
-STATIC = ("static", "--asic", "--bus", "--limit", "--vram", "--ras", "--json")
+# All sections that the program has on this machine. A guest of a hypervisor (SR-IOV) has no limits, and with
+# ROCm until 6.3 no RAS; the program refuses a call that names a missing one (amdsmi_parser.py: is_baremetal).
+STATIC = ("static", "--json")
 
 
 def amount(value):

@@ -41,6 +41,8 @@ PRODUCTS = {
         "gfx_version": 90402,
         "device": "74a1",
         "subsystem": "74a1",
+        # What differs as a virtual function; the names: libdrm's amdgpu.ids, rccl-tests of a cloud node.
+        "guest": {"device": "74b5", "name": "AMD Instinct MI300X VF", "product": "AMD Instinct MI300X VF"},
         "class": "0x120000",
         "buses": ["05", "26", "46", "65", "85", "A6", "C6", "E5"],
         "cpus": 192,
@@ -154,6 +156,7 @@ PRODUCTS["mi355x"] = dict(
     gfx_version=90500,
     device="75a3",
     subsystem="75a3",
+    guest={"device": "75b3", "name": "AMD Instinct MI355X VF", "product": "AMD Instinct MI355X VF"},
     buses=["05", "15", "65", "75", "85", "95", "E5", "F5"],
     vram_bytes=309220868096,
     vram_mib=294896,

@@ -51,8 +51,11 @@ def amd_smi(node, arguments: list) -> int:
     if not node.privileged() and not {"render", "video"} <= _groups():
         print(NO_GROUPS)
     unknown = [word for word in words[1:] if command == "xgmi" and release < _NEWER.get(word, (0,))]
+    if command == "static":
+        unknown = [word for word in words[1:] if smi_values.absent(node, word, release)]
     if unknown:
-        return _refused(f"Parameter '{unknown[0]}' is invalid. Run '--help' for more info.", -2, as_json)
+        _refused(f"Parameter '{unknown[0]}' is invalid. Run '--help' for more info.", -2, as_json)
+        return int(release >= (7, 2))
     time.sleep(SECONDS * len(gpus) / node.speed)
     entries = _COMMANDS[command](node, gpus, words[1:], release)
     if chosen and isinstance(entries, list):
@@ -176,7 +179,8 @@ def _process(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of
         load, taken = loads.get(gpu["slot"]), smi_values.unit(4 * 2**30, "B")
         memory = {"gtt_mem": smi_values.unit(0, "B"), "cpu_mem": smi_values.unit(0, "B"), "vram_mem": taken}
         program = load and {"name": load["tool"], "pid": load["pid"], "memory_usage": memory}
-        found.append({"gpu": index, "process_list": [{"process_info": program}] if program else nobody})
+        listed = [{"process_info": program}] if program else nobody
+        found.append({"gpu": index, **({"process_list": listed} if release >= (6, 2) else listed[0])})
     return found
 
 

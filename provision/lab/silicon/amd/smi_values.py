@@ -40,12 +40,18 @@ def _chosen(command: str, words: list) -> tuple:
     return tuple(part for part in PARTS[command] if part in named) or PARTS[command]
 
 
+def absent(node, word: str, release: tuple) -> bool:
+    """Whether `static` lacks this section on a guest of a hypervisor (ROCm 6.2, 7.2: amdsmi_parser.py)."""
+    part = SHORT.get(word, word.lstrip("-"))
+    return bool(node.fault("guest")) and (part in ("limit", "numa") or (part == "ras" and release < (6, 4)))
+
+
 def static(node, gpus, words, release) -> list:
-    parts = _chosen("static", words)
+    parts = [part for part in _chosen("static", words) if not absent(node, part, release)]
     return [{"gpu": i, **_static_of(node, gpu, parts, release)} for i, gpu in enumerate(gpus)]
 
 
-def _static_of(node, gpu, parts: tuple, release: tuple) -> dict:
+def _static_of(node, gpu, parts: list, release: tuple) -> dict:
     sku, identity = node.sku, readings.identity(node, gpu)
     link = readings.pcie(node, gpu)
     power = readings.power_limit(node, gpu)

@@ -55,6 +55,10 @@ FAULTS = {
         "look-alike: AMD: the site partitions every GPU",
         [choice("mode", "CPX", ["CPX", "QPX", "DPX"], "how")],
     ),
+    "guest": (
+        "look-alike: AMD: the node is a guest of a hypervisor, its GPUs are virtual functions (SR-IOV)",
+        [],
+    ),
     "bridges": (
         "look-alike: AMD: bridges join so many cards each, not four as usual",
         [choice("cards", 2, [1, 2], "1: there are none")],
@@ -88,6 +92,8 @@ def refusal(name: str, vendor: str, sku: str) -> str:
     """Why a node with these GPUs cannot have the fault; empty when it can."""
     if name == "bridges" and sku != "mi210":
         return f"{name}: only cards (mi210) are joined by bridges"
+    if name == "guest" and sku not in ("mi300x", "mi355x"):
+        return f"{name}: the lab knows the virtual functions of mi300x and mi355x"
     if vendor == "amd" and name not in SHOWN:
         return f"{name}: the lab does not simulate it for AMD's GPUs"
     if vendor != "amd" and name in FAULTS:
