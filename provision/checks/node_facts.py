@@ -22,6 +22,7 @@ _VARIABLES = (
     "gpu_settings_mig",
     *("gpu_settings_power_limit", "amd_gpu_settings_power_limit"),
     *("gpuprov_expected_gpus", "gpuprov_expected_nics", "gpuprov_expected_nvmes", "gpuprov_pci_addresses"),
+    *("gpuprov_expected_memory_gib", "gpuprov_expected_cpus", "gpuprov_expected_services"),
     *("gpuprov_container_image", "host_settings_cpu_governor", "gpudirect_rdma_method"),
     *("rdma_enabled", "rdma_expected_ports", "rdma_memlock", "rdma_mtu", "rdma_roce_gid_index"),
 )

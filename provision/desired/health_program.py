@@ -30,6 +30,7 @@ _DATA = (
     "majority",
     "host_limits",
     "port_limits",
+    "nccl_environment",
     "debounce",
     "thresholds/metrics",
 )

@@ -17,6 +17,8 @@ COMMON: dict[str, Any] = {
     "gpu.count": 8,
     "gpu.nvswitch_count": 4,
     "firmware.system": "Supermicro SYS-821GE",
+    "memory.installed_gib": 2048,
+    "cpu.online": 224,
     "firmware.bios_version": "1.4b",
     "firmware.cpu_microcode": "0x2b000603",
     "driver.loaded_version": "580.126.09",

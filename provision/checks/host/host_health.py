@@ -14,14 +14,16 @@ from typing import Any
 
 from provision import foreign_json
 from provision.checks.check import INSTALL, CheckNode, Command, Output, last_words
-from provision.checks.host import host_lines, host_rules
+from provision.checks.host import host_basics, host_lines, host_rules
 from provision.checks.host.host_rules import finding, number_of
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
 from provision.checks.network.rdma_port import entries
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
 
-SUMMARY = "modules, libraries, limits, ACS, IOMMU, governor, clock, memory, NVMe, GPUDirect, kernel log"
+SUMMARY = (
+    "modules, libraries, limits, ACS, IOMMU, governor, clock, memory, drives, GPUDirect, services, kernel log"
+)
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("module.nouveau.loaded", "module.nvidia.loaded", "module.nvidia_peermem.loaded"),
@@ -30,6 +32,7 @@ FACTS: tuple[str, ...] = (
     *("pci.hypervisor", "pci.acs_harmful", "pci.iommu", "cpu.governors"),
     *("clock.state", "clock.largest_error_us", "clock.uptime_s"),
     *("edac.controllers", "edac.modules", "nvme.drives", "container_runtime.all.installed"),
+    *host_basics.FACTS,
 )
 
 ID = "host_health"
@@ -160,7 +163,7 @@ def judge_by(
     """The findings of these rules; of memory, drives and the kernel log, as every machine has; of a
     container."""
     findings: list[Finding] = []
-    for rule in (*rules, judge_memory, judge_drives):
+    for rule in (*rules, *host_basics.RULES, judge_memory, judge_drives):
         try:
             findings += rule(ID, node)
         except ParseError as error:

@@ -30,13 +30,14 @@ ALIKE = (
     *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
     *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "rdma.firmware"),
     *("amdgpu.loaded_version", "amdgpu.rocm", "amdgpu.vbios"),  # of nodes with AMD's GPUs
+    *("memory.installed_gib", "cpu.online"),
 )
 _COMPARED = (
     *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
     *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "firmware.system", "firmware.rdma"),
 )
 FACTS: tuple[str, ...] = (
-    *_COMPARED,
+    *(*_COMPARED, "memory.installed_gib", "cpu.online"),
     *(
         "driver.mismatch",
         "driver.installed_version",
@@ -244,7 +245,9 @@ def _differing(outlier: Outlier) -> Finding:
         found,
         limit=f"= {outlier.majority}",
         source=_OF_MOST,
-        action="fix configuration",
+        action="investigate"
+        if outlier.fact in ("memory.installed_gib", "cpu.online")
+        else "fix configuration",
     )
 
 

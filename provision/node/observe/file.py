@@ -1,9 +1,26 @@
-"""Files: what is in them, what they are, whose."""
+"""Files: what is in them, what they are, whose; file systems that are read-only or full; and the variables of
+NCCL that every program finds: no other of those files is told, for there are passwords among them."""
 
-from provision.node.observe.files import link_target, read_bytes, read_text, status_of
-from provision.node.observe.probe import FAMILIES, Family, one_each
+import os
+
+from provision.node.observe.files import (
+    FILE_LIMIT,
+    ReadError,
+    at,
+    link_target,
+    names_in,
+    read_bytes,
+    read_text,
+    status_of,
+)
+from provision.node.observe.probe import FAMILIES, Family, attribute_of, item_of, single
 
 HASH_LIMIT = 256 * 1024 * 1024
+LOCAL = ("/dev/", "UUID=", "LABEL=", "PARTUUID=", "PARTLABEL=")
+WRITTEN = ("/", "/run", "/tmp", "/var", "/var/lib", "/var/log", "/var/tmp")  # noqa: S108 - asked about, not written
+DAEMONS = ("containerd", "crio", "docker", "kubelet", "slurmd")
+SETTINGS = ("/etc/environment", "/etc/nccl.conf", "/etc/profile", "/etc/bash.bashrc", "/etc/bashrc")
+FOLDERS = ("/etc/profile.d", "/etc/environment.d")
 
 
 def owner_name(path, number):
@@ -35,6 +52,70 @@ def file_attribute(path, attribute):
     return owner_name("/etc/passwd", status.st_uid) + ":" + owner_name("/etc/group", status.st_gid)
 
 
-FAMILIES["file"] = Family(
-    ("content", "exists", "mode", "owner", "sha256", "target"), one_each(file_attribute)
-)
+def read_only_mounts():
+    """Local file systems of /etc/fstab that the first process of the machine can only read."""
+    wanted = [
+        line.split() for line in (read_text("/etc/fstab") or "").splitlines() if line.strip()[:1] != "#"
+    ]
+    rows = [line.split() for line in (read_text("/proc/1/mounts", 4 * FILE_LIMIT) or "").splitlines()]
+    mounted = {row[1]: row[3].split(",") for row in rows if len(row) > 3}
+    return [
+        row[1]
+        for row in wanted
+        if len(row) > 3 and row[0].startswith(LOCAL) and "ro" not in row[3].split(",")
+        and "ro" in mounted.get(row[1], ())
+    ]  # fmt: skip
+
+
+def free_space():
+    """What is free, in percent, of the file systems that every node writes to; read-only images are full."""
+    found = {}
+    for path in WRITTEN:
+        try:
+            status, device = os.statvfs(at(path)), os.stat(at(path)).st_dev
+        except OSError:
+            continue
+        if status.f_blocks and device not in found and not status.f_flag & os.ST_RDONLY:
+            inodes = status.f_favail * 100 // status.f_files if status.f_files else 100
+            free = status.f_bavail * 100 // status.f_blocks
+            found[device] = {"path": path, "free_percent": free, "free_inodes_percent": inodes}
+    return list(found.values())
+
+
+def nccl_variables():
+    """{file, line, name, value} of each; a file that gpuprov wrote has what the inventory declares."""
+    import re
+
+    files = [*SETTINGS, *(folder + "/" + name for folder in FOLDERS for name in names_in(folder))]
+    for unit in DAEMONS:
+        files += ["/etc/systemd/system/%s.service" % unit, "/etc/default/" + unit, "/etc/sysconfig/" + unit]
+        folder = "/etc/systemd/system/%s.service.d" % unit
+        files += [folder + "/" + name for name in names_in(folder)]
+    found = []
+    for path in files:
+        try:
+            text = read_text(path) or ""
+        except ReadError:  # larger than any file of settings, or no file
+            continue
+        lines = [] if "Written by gpuprov" in text[:200] else text.splitlines()
+        for number, line in enumerate(lines, 1):
+            if line.strip()[:1] not in ("#", ";"):
+                for name, value in re.findall(r"\b(NCCL_[A-Z0-9_]{1,40})=[\"']?([\w.:^-]{0,40})", line):
+                    found.append({"file": path, "line": number, "name": name, "value": value})
+    return found
+
+
+WHOLE = {"read_only_mounts": read_only_mounts, "free_space": free_space, "nccl_variables": nccl_variables}
+
+
+def file_probes(names):
+    found = []
+    for name in names:
+        whole = WHOLE.get(name.partition(".")[2])
+        found.append(
+            single(name, whole) if whole else single(name, file_attribute, item_of(name), attribute_of(name))
+        )
+    return found
+
+
+FAMILIES["file"] = Family(("content", "exists", "mode", "owner", "sha256", "target"), file_probes, whole=WHOLE)

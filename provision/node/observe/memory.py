@@ -1,11 +1,12 @@
-"""Settings of memory that have no kernel parameter, or one that not every kernel has."""
+"""The size of memory, and its settings that have no kernel parameter, or one that not every kernel has."""
 
 import os
 
-from provision.node.observe.files import ReadError, at, because, read_line
+from provision.node.observe.files import ReadError, at, because, names_in, read_line
 from provision.node.observe.probe import FAMILIES, whole_family
 
 SHARED = "/dev/shm"  # noqa: S108 - asked about, not written to
+BLOCKS = "/sys/devices/system/memory"
 HUGEPAGE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -34,7 +35,15 @@ def shm_bytes():
     return status.f_blocks * status.f_frsize
 
 
+def installed_gib():
+    """By the blocks of memory that the firmware gave, whatever the kernel keeps of it; None without them."""
+    size = read_line(BLOCKS + "/block_size_bytes")
+    blocks = [name for name in names_in(BLOCKS) if name[:6] == "memory" and name[6:].isdigit()]
+    return len(blocks) * int(size, 16) // 2**30 if size and blocks else None
+
+
 MEMORY = {
+    "installed_gib": installed_gib,
     "transparent_hugepage": transparent_hugepage,
     "numa_balancing": numa_balancing,
     "shm_bytes": shm_bytes,

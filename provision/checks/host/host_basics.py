@@ -1,0 +1,110 @@
+"""The rules of host_health for the basics of a machine: memory, processors, services, file systems, and
+variables that hold NCCL back. What is not declared is compared with the fleet (data/majority.yml)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from provision import shipped
+from provision.checks.check import CheckNode
+from provision.checks.host.host_rules import CONFIGURE, Rule, finding, number_of, texts
+from provision.checks.judge import Finding, Verdict
+from provision.checks.network.rdma_port import entries
+from provision.checks.thresholds import limits
+from provision.errors import ParseError
+
+FACTS: tuple[str, ...] = (
+    *(
+        "memory.installed_gib",
+        "cpu.online",
+        "service.running",
+        "file.read_only_mounts",
+        "file.free_space",
+        "file.nccl_variables",
+    ),
+)
+# variable, fact, share of it that is enough, words, action
+_DECLARED = (
+    ("gpuprov_expected_memory_gib", "memory.installed_gib", 0.98, "GiB of memory", "reseat or check cable"),
+    ("gpuprov_expected_cpus", "cpu.online", 1.0, "hardware threads online", CONFIGURE),
+)
+
+
+def _known(node: CheckNode, name: str) -> bool:
+    """Whether it was asked for: a run of an older gpuprov did not."""
+    return name in node.facts or bool({name, "file"} & node.problems.keys())
+
+
+def judge_declared(check: str, node: CheckNode) -> list[Finding]:
+    """At least as much memory and as many processors as declared."""
+    found = []
+    for variable, name, enough, words, action in _DECLARED:
+        wanted = node.variables.get(variable)
+        if not isinstance(wanted, int):
+            continue
+        value = number_of(node, name)
+        if value is None:
+            raise ParseError(f"{name} is not known on this machine", f"remove {variable}")
+        if value < wanted * enough:
+            message = f"{value} of {wanted} {words}"
+            more: dict[str, Any] = {"limit": f"≥ {wanted}", "source": variable, "action": action}
+            found.append(finding(check, Verdict.FAIL, message, name.partition(".")[2], value, **more))
+    return found
+
+
+def judge_services(check: str, node: CheckNode) -> list[Finding]:
+    """The services that were declared, of those that run."""
+    wanted = node.variables.get("gpuprov_expected_services") or ()
+    running = texts(node, "service.running") if wanted else ()
+    return [
+        finding(check, Verdict.FAIL, f"{name}.service does not run", f"service.{name}", "not active", "",
+                source="gpuprov_expected_services")
+        for name in (str(one).removesuffix(".service") for one in wanted) if name not in running
+    ]  # fmt: skip
+
+
+def judge_file_systems(check: str, node: CheckNode) -> list[Finding]:
+    """None that /etc/fstab has writable is read-only, and none that every node writes to is full."""
+    found = []
+    for path in texts(node, "file.read_only_mounts") if _known(node, "file.read_only_mounts") else ():
+        message = (
+            f"{path} is mounted read-only, and /etc/fstab has it writable: look for errors in the kernel log"
+        )
+        found.append(finding(check, Verdict.FAIL, message, "read_only", path, action="investigate"))
+    rows = limits("host_limits")["free_percent"]
+    for row in entries(node, "file.free_space") if _known(node, "file.free_space") else ():
+        for key, what in (("free_percent", "space"), ("free_inodes_percent", "inodes")):
+            free = row.get(key)
+            for level, verdict in (("fail", Verdict.FAIL), ("warn", Verdict.WARN)):
+                limit = int(rows[level]["limit"])
+                if isinstance(free, int) and free < limit:
+                    message = f"{row.get('path')} has {free} % of its {what} left"
+                    more = {"limit": f"≥ {limit} %", "source": str(rows[level]["source"])}
+                    found.append(finding(check, verdict, message, key, free, "%", **more))
+                    break
+    return found
+
+
+def judge_nccl(check: str, node: CheckNode) -> list[Finding]:
+    """Variables that slow down or stop every NCCL program of the machine."""
+    found, catalogue = [], shipped.load("nccl_environment")
+    for row in entries(node, "file.nccl_variables") if _known(node, "file.nccl_variables") else ():
+        name, value = str(row.get("name")), str(row.get("value"))
+        known = catalogue.get(name)
+        pattern = known["value"] if known else "(?!)"
+        declared = name == "NCCL_NET" and value == node.variables.get("gpuprov_nccl_net")
+        if declared or not re.fullmatch(pattern, value, re.IGNORECASE):
+            continue
+        place = f"{row.get('file')}:{row.get('line')}"
+        message = f"{place} sets {name}={value} for every program: {known['meaning']}"
+        found.append(
+            finding(
+                check, Verdict.WARN, message, name.lower(), value, source=known["source"], evidence=(place,)
+            )
+        )
+    return found
+
+
+RULES: Sequence[Rule] = (judge_declared, judge_services, judge_file_systems, judge_nccl)
