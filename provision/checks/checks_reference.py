@@ -22,7 +22,7 @@ _RUNS = {
 _PORT_ERRORS = ("least_hours", "errors_per_hour", "symbol_errors_per_hour_and_gbs", "link_downs_per_day")
 _HOST = (
     *("shm_bytes", "memlock", "memory_corrected_per_day", "memory_uncorrected"),
-    *("nvme_percent_used", "clock_settling_s"),
+    *("nvme_percent_used", "clock_settling_s", "free_percent"),
 )
 FIXED: Mapping[str, tuple[str, Sequence[str]]] = {
     "host_health": ("host_limits", _HOST),
