@@ -27,7 +27,7 @@ def left(space: int, inodes: int) -> dict[str, Any]:
     return {"file.free_space": [{"path": "/var", "free_percent": space, "free_inodes_percent": inodes}]}
 
 
-DECLARED = {
+DECLARED: dict[str, Any] = {
     **{"gpuprov_expected_memory_gib": 2048, "gpuprov_expected_cpus": 192},
     "gpuprov_expected_services": ["munge", "slurmd.service"],
 }

@@ -91,6 +91,11 @@ def test_the_catalogue_is_whole() -> None:
         assert row["meaning"]
         assert row["source"]
     assert TROUBLE.keys() == EXPECTED.keys()
+    assert not any("<" in row.line.pattern for row in host_lines.catalogue().values()), (
+        "a word without a text"
+    )
+    for old in ("unable to handle kernel paging request at", "unable to handle page fault for address: 0"):
+        assert host_lines.kind_of(f"BUG: {old}") == ("oops", "node")
 
 
 @pytest.mark.parametrize("kind", sorted(EXPECTED))

@@ -81,7 +81,7 @@ def judge_file_systems(check: str, node: CheckNode) -> list[Finding]:
                 limit = int(rows[level]["limit"])
                 if isinstance(free, int) and free < limit:
                     message = f"{row.get('path')} has {free} % of its {what} left"
-                    more = {"limit": f"≥ {limit} %", "source": str(rows[level]["source"])}
+                    more: dict[str, Any] = {"limit": f"≥ {limit} %", "source": str(rows[level]["source"])}
                     found.append(finding(check, verdict, message, key, free, "%", **more))
                     break
     return found

@@ -118,4 +118,6 @@ def file_probes(names):
     return found
 
 
-FAMILIES["file"] = Family(("content", "exists", "mode", "owner", "sha256", "target"), file_probes, whole=WHOLE)
+FAMILIES["file"] = Family(
+    ("content", "exists", "mode", "owner", "sha256", "target"), file_probes, whole=WHOLE
+)
