@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,11 @@ EXPECTED = {
 STAMPS = ["[ 3277.517443] ", "<3>[ 3277.517443] ", "1763636400.100100 gpu-01 kernel: ", "[    1.0][    C1] "]
 
 
-def judged(texts: list[str], stamp: str = "[ 3277.517443] ", **facts: Any) -> list[Finding]:
+def judged(
+    texts: list[str], stamp: str = "[ 3277.517443] ", facts: Mapping[str, Any] | None = None
+) -> list[Finding]:
     """The findings of a log with these messages, read as the check reads it."""
-    node = replace(make_node(), facts=facts)
+    node = replace(make_node(), facts=facts or {})
     log = "\n".join(stamp + text.replace("\\x0a", "\n" + " " * len(stamp)) for text in texts)
     outputs = {
         "journal": make_output("journal", "-- No entries --\n"),
@@ -128,8 +131,8 @@ def test_an_incident_has_the_action_of_its_worst_line() -> None:
 
 def test_symbols_of_a_module_that_is_loaded_by_now_are_of_the_past() -> None:
     lines = TROUBLE["peermem_symbols"]
-    assert judged(lines, **{"module.nvidia_peermem.loaded": True}) == []
-    assert judged(lines, **{"module.nvidia_peermem.loaded": False})
+    assert judged(lines, facts={"module.nvidia_peermem.loaded": True}) == []
+    assert judged(lines, facts={"module.nvidia_peermem.loaded": False})
 
 
 @given(st.permutations(LINES), st.integers(1, 3), st.sampled_from(STAMPS))
