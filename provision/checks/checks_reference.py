@@ -19,7 +19,13 @@ _RUNS = {
     "by name": "by name: validate --checks {id}",
 }
 # Limits that are no SKU's: file below data/, and its keys.
-_PORT_ERRORS = ("least_hours", "errors_per_hour", "symbol_errors_per_hour_and_gbs", "link_downs_per_day")
+_PORT_ERRORS = (
+    "least_hours",
+    "errors_per_hour",
+    "symbol_errors_per_hour_and_gbs",
+    "link_downs_per_day",
+    "link_downs_beside_peers",
+)
 _HOST = (
     *("shm_bytes", "memlock", "memory_corrected_per_day", "memory_uncorrected"),
     *("nvme_percent_used", "clock_settling_s", "free_percent"),

@@ -43,6 +43,8 @@ class Cards:
         ]
         self.mtus = {f"{p['device']}/1": 4096 for p in self.ports}
         self.uptime: int | None = 20 * DAY
+        self.earlier: Any = None
+        self.link_downs: Any = {}
         self.problems: dict[str, str] = {}
 
     def judge(self, **variables: Any) -> list[Finding]:
@@ -73,6 +75,7 @@ class Cards:
         facts = {
             **{"hca.ports": self.ports, "hca.counters": self.counters, "hca.functions": self.functions},
             **{"hca.mtus": self.mtus, "firmware.rdma": self.cards, "clock.uptime_s": self.uptime},
+            **{"hca.earlier": self.earlier, "hca.link_downs": self.link_downs},
         }
         return {name: value for name, value in facts.items() if name not in self.problems}
 
@@ -295,6 +298,96 @@ def test_what_is_declared_wins_over_the_peers(cards: Cards) -> None:
     assert {one[:3] for one in found if one[0] == "fail"} == {("fail", name, "gid") for name in NAMES}
 
 
+# --- rates over the last window
+
+
+def seen_earlier(number: int, hours: float, uptime: int = 52 * DAY, **counts: int) -> Change:
+    """The node's health program stored these counters of one port so many hours ago."""
+
+    def change(cards: Cards) -> None:
+        cards.uptime = uptime
+        rows = [dict(row) for row in cards.counters]
+        rows[number].update(counts)
+        cards.earlier = {"uptime": uptime - round(hours * 3600), "counters": rows}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("hours", "then", "now", "expected"),
+    [
+        (3, 3, 93, ("fail", CABLE)),  # a morning of a node that is up for 52 days
+        (26, 3, 93, ("fail", CABLE)),
+        (26, 3, 6, ("warn", "watch")),
+        (26, 200, 255, ("fail", CABLE)),
+        (26, 255, 255, ("warn", "watch")),  # the counter is full
+        (26, 90, 90, None),  # of weeks ago, and repaired since
+        (26, 90, 1, None),  # the counters were reset, and no rate is negative
+        (26, 90, 10, ("fail", CABLE)),
+    ],
+)
+def test_link_losses_are_judged_over_the_last_day(
+    hours: float, then: int, now: int, expected: tuple[str, str] | None, cards: Cards
+) -> None:
+    seen_earlier(1, hours, link_downed=then)(cards)
+    cards.counters[1]["link_downed"] = now
+    wanted = [(expected[0], "mlx5_1", "link_downed", expected[1])] if expected else []
+    assert cards.flagged() == wanted
+
+
+def test_errors_of_the_last_day_are_not_divided_by_the_uptime(cards: Cards) -> None:
+    seen_earlier(4, 25, symbol_error=100)(cards)
+    cards.counters[4]["symbol_error"] = 60000  # 48 an hour since boot, 2,400 an hour since yesterday
+    assert cards.flagged() == [("fail", "mlx5_4", "symbol_error", CABLE)]
+    seen_earlier(4, 25, symbol_error=60000)(cards)
+    assert cards.flagged() == []
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "expected"),
+    [(93, 0, ["mlx5_1"]), (93, 3, ["mlx5_1"]), (93, 20, []), (40, 0, []), (4, 0, [])],
+)
+def test_without_an_earlier_look_a_port_is_compared_with_the_best_of_its_kind(
+    own: int, peer: int, expected: list[str], cards: Cards
+) -> None:
+    cards.uptime = 52 * DAY
+    for number in range(8):
+        cards.counters[number]["link_downed"] = peer
+    cards.counters[1]["link_downed"] = own
+    assert cards.flagged() == [("warn", name, "link_downed", "watch") for name in expected]
+
+
+def test_link_losses_in_the_kernel_log_are_of_the_last_day(cards: Cards) -> None:
+    cards.roce()
+    cards.uptime = 52 * DAY
+    cards.link_downs = {"eth3": 6, "eth4": 3, "eth5": 1, "enp1s0": 50}
+    assert cards.flagged() == [
+        ("fail", "mlx5_3", "link_downed", CABLE),
+        ("warn", "mlx5_4", "link_downed", "watch"),
+    ]
+
+
+def test_an_interfaces_losses_are_compared_with_its_own_earlier_ones(cards: Cards) -> None:
+    cards.roce()
+    seen_earlier(2, 26)(cards)
+    for row in cards.earlier["counters"]:
+        row["carrier_downs"] = 2000
+    for port in cards.ports:
+        port["carrier_downs"] = 2000
+    assert cards.flagged() == []
+    cards.ports[2]["carrier_downs"] = 2009
+    assert cards.flagged() == [("fail", "mlx5_2", "link_downed", CABLE)]
+
+
+@pytest.mark.parametrize(
+    "earlier", [{"uptime": 53 * DAY, "counters": []}, {"uptime": "1", "counters": []}, None]
+)
+def test_an_earlier_look_that_cannot_be_dated_excuses_nothing(earlier: Any, cards: Cards) -> None:
+    counters(1, 52 * DAY, link_downed=2000)(cards)
+    cards.earlier = earlier
+    assert cards.flagged() == [("fail", "mlx5_1", "link_downed", CABLE)]
+
+
 # --- not knowing
 
 
@@ -321,6 +414,8 @@ def test_a_declared_mtu_that_nobody_could_read_is_an_error(cards: Cards) -> None
         (ports([4], netdev_up="no"), "netdev_up is 'no'"),
         (lambda cards: cards.mtus.update({"mlx5_4/1": "4096"}), "mlx5_4/1 is '4096'"),
         (lambda cards: setattr(cards, "mtus", [4096]), "hca.mtus is not a map"),
+        (lambda cards: setattr(cards, "earlier", [1]), "hca.earlier has no list"),
+        (lambda cards: setattr(cards, "link_downs", {"eth2": -1}), "eth2 is -1"),
     ],
 )
 def test_half_an_answer_is_no_verdict_and_what_is_no_number_not_zero(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from provision.checks.on_node import ports
 from tests.node.machine import Tree
 from tests.node.ports import IPV4_GID, LINK_LOCAL_GID, ZERO_GID, port
 
@@ -99,3 +101,45 @@ def test_how_long_a_machine_has_run_since_its_first_process(bare: Tree) -> None:
     # A container's first process is younger than the kernel; a name may hold spaces and brackets.
     tree.file("/proc/1/stat", "1 (my (init) d) S 0 1 1 0 -1 4194560 " + "0 " * 12 + "9000000 0 0\n")
     assert tree.value("clock.uptime_s") == 100000 - 9000000 // 100
+
+
+BOOT = "5f0a6c1e-0000-4000-8000-000000000001"
+MESSAGES = (
+    *("mlx5_core 0000:11:00.0 eth2: Link down", "mlx5_core 0000:11:00.0 eth2: Link up"),
+    *("mlx5_core 0000:11:00.0 eth2: Link down", "mlx5_core 0000:11:00.0 eth2: Link up"),
+    *("mlx5_core 0000:11:00.0 eth2: Link down", "mlx5_core 0000:12:00.0 eth3: Link down"),
+    "x[11176]: segfault at 0 in x\nmlx5_core 0000:11:00.0 eth2: Link up",
+    "x[11176]: segfault at 0 in x\nmlx5_core 0000:11:00.0 eth2: Link down",
+)
+
+
+def test_link_losses_of_the_kernel_log_begin_with_a_link_that_was_up(tree: Tree) -> None:
+    lines = [json.dumps({"MESSAGE": message}) for message in MESSAGES]
+    tree.file("/journal", "\n".join([*lines, '{"MESSAGE": [1, 2]}', "-- No entries --", ""]))
+    tree.tool("journalctl", f"cat {tree.root}/journal")
+    assert tree.value("hca.link_downs") == {"eth2": 2}
+
+
+def test_the_counters_stored_by_the_health_program_are_of_a_day_ago_and_of_this_boot(tree: Tree) -> None:
+    assert tree.value("hca.earlier") is None
+    tree.file("/proc/sys/kernel/random/boot_id", f"{BOOT}\n")
+    folder = tree.root / "var/lib/gpuprov/node-health"
+    folder.mkdir(parents=True)
+    for hour in range(40):
+        tree.file(f"{IB}/ports/1/counters/link_downed", f"{hour}\n")
+        facts = tree.values("hca.ports", "hca.counters")
+        for minutes in (0, 10) if hour in (0, 39) else (0,):  # a second run within the hour adds nothing
+            ports.keep(folder, facts, BOOT, 1000.5 + hour * 3600 + minutes * 60)
+    found = tree.value("hca.earlier")
+    infiniband, roce = found["counters"]
+    assert (found["uptime"], infiniband["link_downed"]) == (1000 + 15 * 3600, 15)
+    assert (infiniband["carrier_downs"], roce["carrier_downs"]) == (None, 4)
+    assert len(json.loads((folder / ports.FILE).read_text())["samples"]) == 25
+    tree.file("/proc/sys/kernel/random/boot_id", "another\n")
+    assert tree.value("hca.earlier") is None
+    ports.keep(folder, facts, "another", 60.0)
+    assert tree.value("hca.earlier")["uptime"] == 60, "the counters of the boot before are forgotten"
+    tree.file("/var/lib/gpuprov/node-health/ports.json", "{")
+    assert "is damaged" in tree.problem("hca.earlier")
+    ports.keep(folder, facts, "another", 120.0)
+    assert tree.value("hca.earlier")["uptime"] == 120

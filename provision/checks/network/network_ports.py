@@ -25,7 +25,7 @@ SUMMARY = (
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("hca.ports", "hca.counters", "hca.functions", "hca.mtus"),
-    *("firmware.rdma", "clock.uptime_s"),
+    *("hca.earlier", "hca.link_downs", "firmware.rdma", "clock.uptime_s"),
 )
 
 
@@ -102,7 +102,7 @@ def _judge_port(
         return [*unread, down]
     if not port.active and not unread:
         return []
-    flaps = network_rules.judge_flaps(port, uptime)
+    flaps = network_rules.judge_flaps(port, peers, uptime)
     counted = [*([flaps] if flaps else []), *network_rules.judge_errors(port, uptime)]
     if not port.active:
         return [*unread, *counted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
@@ -32,7 +33,7 @@ def judge_unread(port: Port) -> list[Finding]:
 
 
 def judge_state(port: Port, declared: bool) -> Finding | None:
-    """The finding about a port that is not up; None if it is up, unknown, or switched off and not declared."""
+    """The finding on a port that is not up; None if it is up, unknown, or off and not declared."""
     if port.active or (port.switched_off and not declared) or port.state not in _STATES:
         return None
     said = f"{port.state}, {port.phys_state or 'no physical state'}"
@@ -60,7 +61,7 @@ def judge_none_up(ports: Sequence[Port], expected: bool) -> Finding | None:
     if not ports or not all(port.switched_off and not port.active for port in ports):
         return None
     layer = ports[0].link_layer
-    if layer == "Ethernet" and not expected and not any(port.roce_v2_ipv4 for port in ports):
+    if ports[0].ethernet and not expected and not any(port.roce_v2_ipv4 for port in ports):
         return None
     count = "its only port" if len(ports) == 1 else f"all {len(ports)} ports"
     message = (
@@ -108,13 +109,36 @@ def _full(port: Port, name: str) -> Finding | None:
     return Finding(ID, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch")
 
 
+@dataclass(frozen=True)
+class Span:
+    """A time in which a counter counted: `count` events in `hours`."""
+
+    count: int
+    hours: float
+
+
+_DAY = 24.0
+
+
+def spans(port: Port, name: str, now: int, uptime: int | None) -> list[Span]:
+    """The time since the earlier look, and the time since boot unless the earlier look is a day old or older.
+
+    Over the days since boot an error of this morning is no rate, and one of last month says nothing of today.
+    """
+    then, since_boot = port.earlier.get(name), Span(now, (uptime or 0) / 3600)
+    if then is None or port.window is None:
+        return [since_boot]
+    # A counter that shows less than before was reset in between: all it shows is new.
+    recent = Span(now - then if now >= then else now, port.window / 3600)
+    return [recent] if recent.hours >= _DAY else [recent, since_boot]
+
+
 def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
-    """Error counters against the time in which they may have been counted.
+    """Error counters against the time in which they were counted.
 
     A card counts while its link comes up, and what it counted then is no rate: a day is the least.
     """
     least = float(limits("port_limits")["least_hours"]["limit"])
-    hours = max(least, (uptime or 0) / 3600)
     findings = []
     allowed: dict[str, tuple[float, str]] = {
         name: (float(row["limit"]), str(row["source"]))
@@ -124,13 +148,15 @@ def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
     if port.rate:
         allowed["symbol_error"] = float(symbols["limit"]) * port.rate, str(symbols["source"])
     for name, (limit, source) in allowed.items():
-        count = port.errors.get(name, 0)
-        if count / hours <= limit:
+        counted = spans(port, name, port.errors.get(name, 0), uptime)
+        over = next((one for one in counted if one.count / max(least, one.hours) > limit), None)
+        if over is None:
             findings += [full] if name in _BITS and (full := _full(port, name)) else []
             continue
-        message = f"{port.name} has counted {count} {name}, more than {limit:g} an hour in {hours:.0f} h"
+        hours = max(least, over.hours)
+        message = f"{port.name} has counted {over.count} {name}, more than {limit:g} an hour in {hours:.0f} h"
         bound = f"≤ {limit:g} an hour"
-        found = _fail(port, name, message, count, "errors", action=CABLE, limit=bound, source=source)
+        found = _fail(port, name, message, over.count, "errors", action=CABLE, limit=bound, source=source)
         findings.append(found)
     return findings
 
@@ -159,21 +185,52 @@ def downs(port: Port) -> int | None:
     return port.carrier_downs if port.ethernet and port.carrier_downs is not None else counted
 
 
-def judge_flaps(port: Port, uptime: int | None) -> Finding | None:
+def judge_flaps(port: Port, peers: Sequence[Port], uptime: int | None) -> Finding | None:
     """A link that keeps going down and comes back is up whenever somebody looks."""
     count = downs(port)
-    days = max(1.0, (uptime or 0) / 86400)
+    name = "carrier_downs" if port.ethernet and port.carrier_downs is not None else "link_downed"
+    counted = [] if count is None else spans(port, name, count, uptime)
+    if port.day_downs is not None:
+        counted.append(Span(port.day_downs, _DAY))
     rows = limits("port_limits")["link_downs_per_day"]
-    when = f"{days:.0f} day{'s' * (days >= 1.5)}"
     for level in ("fail", "warn"):
         limit = float(rows[level]["limit"])
-        if count is not None and count / days >= limit:
+        for one in counted:
+            days = max(1.0, one.hours / _DAY)
+            if one.count / days < limit:
+                continue
             verdict, action = (Verdict.FAIL, CABLE) if level == "fail" else (Verdict.WARN, "watch")
-            measured = Measurement("link_downed", count, "times", port.name)
-            message = f"{port.name} has lost its link {count} times in {when}: it flaps"
+            measured = Measurement("link_downed", one.count, "times", port.name)
+            when = f"{days:.0f} day{'s' * (days >= 1.5)}"
+            message = f"{port.name} has lost its link {one.count} times in {when}: it flaps"
             source = str(rows[level]["source"])
             return finding_on(ID, verdict, measured, message, f"< {limit:g} a day", source, action)
-    return _full(port, "link_downed") if downs(port) == port.errors.get("link_downed") else None
+    if (full := _full(port, "link_downed")) and count == port.errors.get("link_downed"):
+        return full
+    return _judge_undated_flaps(port, peers, uptime)
+
+
+def _judge_undated_flaps(port: Port, peers: Sequence[Port], uptime: int | None) -> Finding | None:
+    """A warning for a port that has lost its link far more often since boot than the best of its peers.
+
+    All of its losses may be of one day. The best peer is taken, so that a second bad port excuses neither.
+    """
+    count, days = downs(port) or 0, (uptime or 0) / (3600 * _DAY)
+    others = [downs(peer) or 0 for peer in peers if peer is not port and peer.active]
+    row = limits("port_limits")["link_downs_beside_peers"]
+    dated = (port.window or 0) >= _DAY * 3600
+    if dated or not others or count < row["least"] or count / max(1.0, days) < row["limit"]:
+        return None
+    if count <= row["times"] * max(1, min(others)):
+        return None
+    message = (
+        f"{port.name} has lost its link {count} times in {days:.0f} days, a port of its kind {min(others)}: "
+        "look at the switch's log for when, or reset the counters and look again"
+    )
+    measured = Measurement("link_downed", count, "times", port.name)
+    return finding_on(
+        ID, Verdict.WARN, measured, message, f"< {row['limit']:g} a day", row["source"], "watch"
+    )
 
 
 def judge_routing(

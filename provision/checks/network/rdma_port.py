@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from provision.checks.check import CheckNode, fact
@@ -31,6 +31,7 @@ class Port:
 
     None is what the kernel does not say. `errors`: the counters by their names in sysfs. `software`: no card
     is behind it, a driver (rxe, siw) does RDMA on the CPU; the rate it states is not what that can do.
+    `earlier`: the counters `window` seconds ago; `day_downs`: link losses in the kernel log of the last day.
     """
 
     name: str
@@ -51,6 +52,9 @@ class Port:
     errors: Mapping[str, int]
     mtu: int | None = None
     software: bool = False
+    earlier: Mapping[str, int] = field(default_factory=dict)
+    window: float | None = None
+    day_downs: int | None = None
 
     @property
     def ethernet(self) -> bool:
@@ -83,6 +87,9 @@ def ports_of(node: CheckNode) -> list[Port]:
     if not isinstance(mtus, Mapping):
         raise ParseError("hca.mtus is not a map of ports", "run the check again")
     several = Counter(str(row.get("device")) for row in ports)
+    window, before = _earlier(node)
+    downs = node.facts.get("hca.link_downs")
+    downs = downs if isinstance(downs, Mapping) else {}
     found = []
     for row in ports:
         device, number = row.get("device"), row.get("port")
@@ -109,10 +116,30 @@ def ports_of(node: CheckNode) -> list[Port]:
                 errors=_counts(counted),
                 mtu=_expect(mtus, f"{device}/{number}", int, "hca.mtus"),
                 software="address" in row and row["address"] is None,
+                earlier=before.get((device, number), {}),
+                window=window if (device, number) in before else None,
+                day_downs=_expect(downs, str(row.get("netdev")), int, "hca.link_downs"),
                 **{key: row.get(key) for key in _AS_TOLD},
             )
         )
     return found
+
+
+def _earlier(node: CheckNode) -> tuple[float | None, dict[tuple[str, str], dict[str, int]]]:
+    """How many seconds ago the counters of `hca.earlier` were read, and those counters by port.
+
+    Optional: without a health program there is no such record. Raises ParseError on a malformed one.
+    """
+    told, uptime = node.facts.get("hca.earlier"), node.facts.get("clock.uptime_s")
+    if told is None or not isinstance(uptime, int):
+        return None, {}
+    rows = told.get("counters") if isinstance(told, Mapping) else None
+    then = told.get("uptime") if isinstance(told, Mapping) else None
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ParseError("hca.earlier has no list of counters", "remove ports.json of the health program")
+    if type(then) not in (int, float) or not 0 <= then <= uptime:
+        return None, {}  # a sample from the future proves nothing
+    return uptime - then, {(str(row.get("device")), str(row.get("port"))): _counts(row) for row in rows}
 
 
 def rate_of(entry: Mapping[str, Any]) -> float:

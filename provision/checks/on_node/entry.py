@@ -34,6 +34,7 @@ from provision.checks.on_node import (
     debounce,
     document,
     metrics,
+    ports,
     processes,
     run,
     settings,
@@ -230,7 +231,7 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     }
     told = document.document(health, tracked, about, known.interval, before.gpus)
     if write:
-        _write(told, after, known, boot_id)
+        _write(told, after, known, measured.facts)
     return told
 
 
@@ -250,12 +251,13 @@ def _own(before: State) -> list[Finding]:
     return [Finding(run.ID, Verdict.WARN, "node", before.trouble, "state", action="investigate")]
 
 
-def _write(told: Mapping[str, Any], after: State, known: Settings, boot_id: str) -> None:
+def _write(told: Mapping[str, Any], after: State, known: Settings, facts: Mapping[str, Any]) -> None:
     """The files of a run. What cannot be kept for the next run is no reason not to tell of this one."""
     os.umask(0o022)
     troubles = []
     try:
-        state.write(STATE, after, boot_id)
+        state.write(STATE, after, told["boot_id"])
+        ports.keep(STATE, facts, told["boot_id"], told["uptime"])
         state.note(STATE, told["verdict"], told["finished"], styles.causes(told))
     except OSError as error:
         troubles.append(f"{error.filename or STATE}: {error.strerror}")

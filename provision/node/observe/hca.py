@@ -1,11 +1,12 @@
 """Network cards that do RDMA, all at once: nobody need know their names before asking.
 
 `hca.ports` and `hca.counters` have an entry for each port in /sys/class/infiniband; `hca.functions` what the
-PCI bus has of such cards, with or without a driver; `hca.mtus` the MTU in force of each `DEVICE/PORT`. The
-bridges to NVLink 5 switches, which are RDMA devices too, are in none of them.
+PCI bus has of such cards, with or without a driver; `hca.mtus` the MTU in force of each `DEVICE/PORT`;
+`hca.earlier` the counters of a day ago, stored by the node's health program; `hca.link_downs` the link losses
+in the kernel log of the last day. The bridges to NVLink 5 switches, which are RDMA devices too, are in none.
 """
 
-from provision.node.observe.files import link_target, names_in, read_line
+from provision.node.observe.files import ReadError, link_target, names_in, read_line, read_text
 from provision.node.observe.probe import FAMILIES, Probe, single, whole_family
 from provision.node.observe.rdma import (
     INFINIBAND,
@@ -25,6 +26,9 @@ from provision.node.observe.rdma import (
 PCI_FOLDER = "/sys/bus/pci/devices"
 NETWORK, INFINIBAND_CLASS = "0x02", "0x0207"
 MELLANOX = "0x15b3"
+STORED_COUNTERS = "/var/lib/gpuprov/node-health/ports.json"  # written by provision/checks/on_node/ports.py
+# netdev_info of mlx5e_update_carrier: linux, drivers/net/ethernet/mellanox/mlx5/core/en_main.c
+LINK_CHANGE = r"mlx5_core [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\S{1,15}): Link (up|down)\Z"
 UP = 1  # IFF_UP, include/uapi/linux/if.h: somebody wants the interface up
 # Errors of the link and of packets (Documentation/ABI/stable/sysfs-class-infiniband); not how much was sent.
 COUNTERS = (
@@ -41,6 +45,7 @@ COUNTERS = (
     "excessive_buffer_overrun_errors",
     "VL15_dropped",
 )
+STORED = ("device", "port", "carrier_downs", *COUNTERS)
 
 
 def items():
@@ -102,6 +107,57 @@ def counter_entry(item):
     return entry
 
 
+def earlier():
+    """Counters of this boot as the health program stored them, at least a day ago if it has run that long:
+    {"uptime": seconds after boot, "counters": rows as of `hca.counters`}. None without such a record."""
+    import json
+
+    text = read_text(STORED_COUNTERS, 1024 * 1024)
+    if text is None:
+        return None
+    try:
+        document = json.loads(text)
+        if document["boot_id"] != read_line("/proc/sys/kernel/random/boot_id"):
+            return None
+        sample = document["samples"][0]
+        rows = [{key: row[key] for key in row if key in STORED} for row in sample["counters"]]
+        if not all(value is None or isinstance(value, (int, str)) for row in rows for value in row.values()):
+            raise ValueError("a counter is no number")
+        return {"uptime": int(sample["uptime"]), "counters": rows}
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
+        raise ReadError("%s is damaged" % STORED_COUNTERS) from None
+
+
+def parse_link_downs(names, output):
+    """Interface -> how often its link went from up to down. A message is compared whole, since a user's text
+    within one may have line feeds."""
+    import json
+    import re
+
+    change = re.compile(LINK_CHANGE)
+    up, downs = set(), {}
+    for line in output.splitlines():
+        try:
+            match = change.match(json.loads(line)["MESSAGE"])
+        except (ValueError, KeyError, TypeError):
+            continue  # "-- No entries --", or a message that is no text
+        if not match:
+            continue
+        netdev, state = match.groups()
+        if state == "up":
+            up.add(netdev)
+        elif netdev in up:  # the driver reports "down" also for an interface that never was up
+            up.remove(netdev)
+            downs[netdev] = downs.get(netdev, 0) + 1
+    return dict.fromkeys(names, downs)
+
+
+def link_downs_probe(name):
+    grep = ["--grep", "^mlx5_core .* Link (up|down)$", "--output-fields=MESSAGE"]
+    command = ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "json", "--since=-24h", *grep]
+    return Probe([name], command=command, parse=parse_link_downs)
+
+
 def functions():
     """The cards' functions on the PCI bus: those of Mellanox, and whatever calls itself InfiniBand."""
     found = []
@@ -142,6 +198,7 @@ FAMILIES["hca"] = whole_family(
         "ports": lambda: [port_entry(item) for item in items()],
         "counters": lambda: [counter_entry(item) for item in items()],
         "functions": functions,
+        "earlier": earlier,
     },
-    tools={"mtus": mtus_probe},
+    tools={"mtus": mtus_probe, "link_downs": link_downs_probe},
 )

@@ -1,0 +1,46 @@
+"""The counters of RDMA ports over the last day, so that a rate is judged over that day and not since boot.
+
+/var/lib/gpuprov/node-health/ports.json, read by the fact `hca.earlier`:
+{"boot_id": ..., "samples": [{"uptime": seconds, "counters": [{"device": ..., "port": ..., ...}]}]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from provision import atomic_file, foreign_json
+
+FILE = "ports.json"
+_WINDOW = 24 * 3600.0  # seconds
+_EVERY = 3600.0
+
+
+def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) -> None:
+    """Add this run's counters once an hour; drop what is older than the newest sample of a day ago. Raises
+    OSError."""
+    ports, counters = facts.get("hca.ports"), facts.get("hca.counters")
+    if not isinstance(ports, list) or not isinstance(counters, list) or len(ports) != len(counters):
+        return
+    samples = [one for one in _read(folder / FILE, boot_id) if one["uptime"] <= uptime]
+    if samples and uptime - samples[-1]["uptime"] < _EVERY:
+        return
+    downs = {(row.get("device"), row.get("port")): row.get("carrier_downs") for row in ports}
+    rows = [{**row, "carrier_downs": downs.get((row.get("device"), row.get("port")))} for row in counters]
+    samples.append({"uptime": round(uptime), "counters": rows})
+    while len(samples) > 1 and uptime - samples[1]["uptime"] >= _WINDOW:
+        del samples[0]
+    text = json.dumps({"boot_id": boot_id, "samples": samples})
+    atomic_file.write(folder / FILE, text, sync=False)
+
+
+def _read(path: Path, boot_id: str) -> list[dict[str, Any]]:
+    """The samples of this boot; none if the file is missing or damaged, since it is only a record."""
+    try:
+        document = foreign_json.read(path.read_bytes())
+        samples = document["samples"] if document["boot_id"] == boot_id else []
+        return [{"uptime": int(one["uptime"]), "counters": one["counters"]} for one in samples]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return []
