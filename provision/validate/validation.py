@@ -25,6 +25,7 @@ from provision.remote.observe import Observation, Reach, observe
 from provision.remote.schedulers import chosen
 from provision.remote.schedulers.chosen import Schedulers
 from provision.runs import fingerprint, node_history, store
+from provision.runs.earlier_counters import earlier_counters
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.store import RunFolder, runs_home
 from provision.terminal import Progress
@@ -187,7 +188,10 @@ def _look(run: _Run, fleet: Fleet, progress: Progress, over: Reach) -> None:
     if loads:  # for minutes or hours: open connections would only be in the way
         over.close()
     busy = with_jobs(run.settings.schedulers, list(fleet.nodes)) if loads else {}
+    earlier = earlier_counters(run.folder, {name: one.facts for name, one in found.items()})
     for name in fleet.nodes:
+        if name in earlier:
+            found[name] = replace(found[name], facts={**found[name].facts, "hca.earlier": earlier[name]})
         node = left_out(seen_of(found[name], run.variables[name]), busy)
         run.seen[name] = node
         run.folder.append("facts", asdict(node))

@@ -14,26 +14,33 @@ from typing import Any
 from provision import atomic_file, foreign_json
 
 FILE = "ports.json"
-_WINDOW = 24 * 3600.0  # seconds
+WINDOW = 24 * 3600.0  # seconds
 _EVERY = 3600.0
 
 
 def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) -> None:
     """Add this run's counters once an hour; drop what is older than the newest sample of a day ago. Raises
     OSError."""
-    ports, counters = facts.get("hca.ports"), facts.get("hca.counters")
-    if not isinstance(ports, list) or not isinstance(counters, list) or len(ports) != len(counters):
+    counters = rows(facts)
+    if not counters:
         return
     samples = [one for one in _read(folder / FILE, boot_id) if one["uptime"] <= uptime]
     if samples and uptime - samples[-1]["uptime"] < _EVERY:
         return
-    downs = {(row.get("device"), row.get("port")): row.get("carrier_downs") for row in ports}
-    rows = [{**row, "carrier_downs": downs.get((row.get("device"), row.get("port")))} for row in counters]
-    samples.append({"uptime": round(uptime), "counters": rows})
-    while len(samples) > 1 and uptime - samples[1]["uptime"] >= _WINDOW:
+    samples.append({"uptime": int(uptime), "counters": counters})
+    while len(samples) > 1 and uptime - samples[1]["uptime"] >= WINDOW:
         del samples[0]
     text = json.dumps({"boot_id": boot_id, "samples": samples})
     atomic_file.write(folder / FILE, text, sync=False)
+
+
+def rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The counters of each port with those of its interface; none if the facts have no ports."""
+    ports, counters = facts.get("hca.ports"), facts.get("hca.counters")
+    if not isinstance(ports, list) or not isinstance(counters, list):
+        return []
+    downs = {(row.get("device"), row.get("port")): row.get("carrier_downs") for row in ports}
+    return [{**row, "carrier_downs": downs.get((row.get("device"), row.get("port")))} for row in counters]
 
 
 def _read(path: Path, boot_id: str) -> list[dict[str, Any]]:

@@ -1,0 +1,50 @@
+"""Counters of RDMA ports that an earlier validate run read replace missing ones of the health program."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from provision.checks.node_facts import NodeFacts
+from provision.runs.earlier_counters import earlier_counters
+from provision.runs.store import RunFolder
+
+HOUR = 3600
+
+
+def facts(hours: int, downs: int, boot: str = "a", **more: Any) -> dict[str, Any]:
+    port = {"device": "mlx5_0", "port": "1"}
+    return {
+        **{"boot.id": boot, "clock.uptime_s": hours * HOUR, "hca.ports": [{**port, "carrier_downs": None}]},
+        **{"hca.counters": [{**port, "link_downed": downs}], "hca.earlier": None, **more},
+    }
+
+
+def run(home: Path, **nodes: dict[str, Any]) -> RunFolder:
+    folder = RunFolder.create("validate", {}, home)
+    for name, known in nodes.items():
+        folder.append("facts", asdict(NodeFacts(name, known, {}, {})))
+    return folder
+
+
+def downs(found: dict[str, dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    return {name: (one["uptime"] // HOUR, one["counters"][0]["link_downed"]) for name, one in found.items()}
+
+
+def test_the_newest_run_of_a_day_ago_counts_else_the_oldest_of_this_boot(tmp_path: Path) -> None:
+    run(tmp_path, a=facts(100, 1), b=facts(100, 1, boot="before"), c=facts(100, 1))
+    run(tmp_path, a=facts(120, 2), b=facts(1, 2))
+    run(tmp_path, a=facts(140, 3), b=facts(2, 3))
+    now = run(tmp_path)
+    told = {"hca.earlier": {"uptime": 5, "counters": []}}
+    seen = {"a": facts(145, 9), "b": facts(3, 9), "c": facts(101, 9, **told), "d": facts(9, 9), "e": {}}
+    assert downs(earlier_counters(now, seen)) == {"a": (120, 2), "b": (1, 2)}
+    assert downs(earlier_counters(run(tmp_path), {"b": facts(3, 9, boot="next")})) == {}
+
+
+def test_a_damaged_run_is_passed_over(tmp_path: Path) -> None:
+    run(tmp_path, a=facts(100, 1))
+    damaged = run(tmp_path, a=facts(120, 2))
+    (damaged.path / "facts.jsonl").write_text('{"node": "a", "facts": 3}\n')
+    assert downs(earlier_counters(run(tmp_path), {"a": facts(145, 9)})) == {"a": (100, 1)}
