@@ -206,7 +206,12 @@ def compute_ports(ports: Sequence[Port], named: Iterable[str] = ()) -> list[Port
     if not sizes:
         return []
     largest = max(sizes.values())
-    best = next(port.kind for port in candidates if sizes[port.kind] == largest)
+    # Of two kinds with as many ports, the one of the first device, in whatever order the ports came.
+    first = min(
+        (port for port in candidates if sizes[port.kind] == largest),
+        key=lambda port: (port.device, port.number),
+    )
+    best = first.kind
     unread = ("", best[1])
     return [port for port in ports if port.kind in (best, unread)]
 
