@@ -221,6 +221,15 @@ def test_tasks_give_our_modules_options_that_they_have(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_a_unit_that_a_role_enables_is_unmasked(role: str) -> None:
+    """systemd neither enables nor starts a masked unit, so each `up` would fail at it."""
+    for file, task in tasks_of(role):
+        options = task.get("ansible.builtin.systemd_service", {})
+        if "enabled" in options and not file.startswith("remove"):
+            assert options.get("masked") is False, f"{file}: {task['name']}"
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_main_is_a_table_of_contents_that_respects_enabled(role: str) -> None:
     for entry in load(paths.ROLES / role / "tasks/main.yml"):
         assert action(entry) in ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
