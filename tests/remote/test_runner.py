@@ -398,6 +398,14 @@ def test_what_verbosity_adds_is_masked_and_has_arguments_from_the_third_on(
     assert not [text for text in (SECRET, "0ld-w0rd", "unheard") if text in str(events)]
 
 
+def test_a_host_that_is_off_is_unreachable_however_often_ssh_is_to_try(tmp_path: Path) -> None:
+    tasks = playbook(tmp_path, "- ansible.builtin.ping:\n")
+    off = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_args": "-o ConnectionAttempts=100"}
+    outcome = run_playbook(tasks, {"off": off}, timeout=60)["off"]
+    assert outcome.status == "unreachable"
+    assert "Connection refused" in outcome.message
+
+
 def test_hosts_that_take_too_long_are_failed_and_their_processes_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tasks = playbook(

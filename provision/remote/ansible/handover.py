@@ -36,7 +36,10 @@ _ORPHAN_AGE = 3600.0  # seconds after which a folder without a lock file is nobo
 KEPT = ("HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KRB5CCNAME", "LD_LIBRARY_PATH", "TZ")
 
 # ssh asks a silent node for a sign of life: else a node that dies in the middle is noticed after 15 minutes.
-SSH_ARGS = "-C -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+SSH_ARGS = (
+    "-C -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=15 -o ServerAliveCountMax=4 "
+    "-o ConnectionAttempts=1"
+)
 
 # Ansible's main process goes through all hosts a thousand times a second to see who is ready: a fifth of a
 # core for 20 nodes that build a driver, half a one for 100. There is no variable of the environment for it.

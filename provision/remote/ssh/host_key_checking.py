@@ -19,6 +19,8 @@ from provision.remote.ssh.known_hosts import HostKeys
 
 _ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 VARIABLES = (*_ARGUMENTS, *CHECKING)
+# A node that is off would cost the time limit where ssh is to try a hundred times, and not be called unreachable.
+ONE_ATTEMPT = "-o ConnectionAttempts=1"
 _OFF = re.compile(rf"(?i)StrictHostKeyChecking[\s=\"']+({'|'.join(OFF)})\b")
 
 
@@ -33,6 +35,8 @@ def for_ansible(hosts: Mapping[str, Mapping[str, Any]], usual: str) -> dict[str,
             # Of several values ssh takes the first one.
             found["ansible_ssh_args"] = f"{options} {variables.get(_ARGUMENTS[0]) or usual}"
             found.update(dict.fromkeys(CHECKING, True))
+        if own := found.get(_ARGUMENTS[0]):
+            found[_ARGUMENTS[0]] = f"{ONE_ATTEMPT} {own}"
     return changed
 
 
