@@ -338,9 +338,12 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
     return StackError(f"{at}unknown variable {name} ({who})", hint)
 
 
-def written(name: str, source: Path) -> str:
-    """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
-    return ansible_inventory.place_of(rf"""(?:[^#;]*[\s{{,])?["']?{re.escape(name)}["']?\s*[:=]""", source)
+def written(name: str, source: Path, value: object = "") -> str:
+    """`file:line` where a variable stands in the inventory's files, if its spelling can be found there; with
+    `value`, where it has that one."""
+    with_value = rf"""\s*["']?{re.escape(str(value))}(?![\w.])""" if value else ""
+    pattern = rf"""(?:[^#;]*[\s{{,])?["']?{re.escape(name)}["']?\s*[:=]{with_value}"""
+    return ansible_inventory.place_of(pattern, source)
 
 
 def _check_own(name: str, value: Any, node: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from provision.desired import (
@@ -205,7 +206,7 @@ def declare(
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     resolved = resolve.resolve(fleet, declared)
     if not remove:
-        _refuse_impossible(resolved.views)
+        _refuse_impossible(resolved.views, fleet.source, overrides)
     return Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {}, remove=remove)
 
 
@@ -355,8 +356,11 @@ def _ordered(found: Mapping[str, Item], order: Collection[str]) -> dict[str, Ite
     return {name: found[name] for name in order if name in found}
 
 
-def _refuse_impossible(views: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise CompatibilityError with everything that is impossible on any machine, each thing once."""
+def _refuse_impossible(
+    views: Mapping[str, Mapping[str, Any]], source: Path, overrides: Mapping[str, Any]
+) -> None:
+    """Raise CompatibilityError with everything that is impossible on any machine, each thing once, with the
+    file and line of the variable where the inventory spells it."""
     affected: dict[tuple[str, str, str], list[str]] = {}
     for name, view in views.items():
         for refusal in compatibility.check_declared(view, ""):
@@ -364,7 +368,12 @@ def _refuse_impossible(views: Mapping[str, Mapping[str, Any]]) -> None:
                 name
             )
     if affected:
-        whats = [f"{fold(nodes)}: {what} [{source}]" for (what, _, source), nodes in affected.items()]
+        whats = []
+        for (what, _, evidence), nodes in affected.items():
+            name = what.partition(":")[0]
+            value = views[nodes[0]].get(name)
+            place = "--set" if name in overrides else variables.written(name, source, value) if value else ""
+            whats.append(f"{place and f'{place}: '}{fold(nodes)}: {what} [{evidence}]")
         fixes = dict.fromkeys(fix for _, fix, _ in affected)
         raise CompatibilityError("\n  ".join(whats), "; ".join(fixes))
 

@@ -231,6 +231,23 @@ def test_what_is_wrong_in_the_inventory_is_said_before_a_node_is_touched(
     assert nodes.asked == []
 
 
+def test_an_impossible_version_is_refused_with_the_place_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "inventory.yml").write_text("gpus: {hosts: {gpu-01: }}\nold: {hosts: {gpu-02: }}\n")
+    (tmp_path / "group_vars/gpus.yml").write_text('nvidia_driver_version: "580.126.09"\n')
+    (tmp_path / "group_vars/old.yml").write_text('# older\nnvidia_driver_version: "384.111"\n')
+    known = inventory.load(tmp_path / "inventory.yml")
+    with pytest.raises(CompatibilityError) as caught:
+        assess.assess(known, {}, observe=Nodes().observe)
+    place = f"{tmp_path}/group_vars/old.yml:2"
+    assert caught.value.what.startswith(
+        f"{place}: gpu-02: nvidia_driver_version: there is no driver branch 384"
+    )
+    with pytest.raises(CompatibilityError) as caught:
+        assess.assess(known, {"nvidia_driver_version": "384.111"}, observe=Nodes().observe)
+    assert caught.value.what.startswith("--set: gpu-[01-02]: nvidia_driver_version: there is no")
+
+
 def test_an_impossible_combination_is_said_once_for_all_its_nodes() -> None:
     bad = {f"gpu_{number:02}": {"nvidia_driver_version": "new"} for number in range(1, 41)}
     with pytest.raises(CompatibilityError) as caught:
