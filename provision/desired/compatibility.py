@@ -11,7 +11,8 @@ from typing import Any
 from provision import paths, yamlfile
 from provision.desired.compatibility_kinds import KINDS, NEED_NODE, Subject
 from provision.desired.templating.render_cache import RenderCache, frozen
-from provision.errors import StackError
+from provision.errors import CompatibilityError, StackError
+from provision.node_names import fold
 
 RULES = paths.DATA / "compatibility.yml"
 
@@ -103,3 +104,21 @@ def _refusals(judged: tuple[tuple[_Rule, tuple[str, str]], ...], where: str) -> 
     return [
         Refusal(rule.id, f"{where}: {what}", fix, str(rule.data["source"])) for rule, (what, fix) in judged
     ]
+
+
+def refuse_impossible(views: Mapping[str, Mapping[str, Any]], place_of: Callable[[str, object], str]) -> None:
+    """Raise CompatibilityError with everything that is impossible on any machine, each thing once, with the
+    place where a variable has its value, if that can be found."""
+    affected: dict[Refusal, list[str]] = {}
+    for name, view in views.items():
+        for refusal in check_declared(view, ""):
+            affected.setdefault(refusal, []).append(name)
+    whats = []
+    for refusal, nodes in affected.items():
+        what = refusal.what.removeprefix(": ")
+        variable = what.partition(":")[0]
+        place = place_of(variable, views[nodes[0]].get(variable))
+        whats.append(f"{place and f'{place}: '}{fold(nodes)}: {what} [{refusal.source}]")
+    if affected:
+        fixes = dict.fromkeys(refusal.fix for refusal in affected)
+        raise CompatibilityError("\n  ".join(whats), "; ".join(fixes))

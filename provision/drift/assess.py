@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from provision.desired import (
@@ -25,9 +24,7 @@ from provision.desired.templating import resolve
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
 from provision.drift.drifts import Drift, FleetDrifts
-from provision.errors import CompatibilityError
 from provision.fleet import Fleet, Node
-from provision.node_names import fold
 from provision.remote import observe as observer
 from provision.remote.observe import Observation
 from provision.remote.ssh.fanout import MOST
@@ -206,7 +203,12 @@ def declare(
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     resolved = resolve.resolve(fleet, declared)
     if not remove:
-        _refuse_impossible(resolved.views, fleet.source, overrides)
+        compatibility.refuse_impossible(
+            resolved.views,
+            lambda name, value: (
+                "--set" if name in overrides else variables.written(name, fleet.source, value)
+            ),
+        )
     return Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {}, remove=remove)
 
 
@@ -354,28 +356,6 @@ def _with_seen(
 
 def _ordered(found: Mapping[str, Item], order: Collection[str]) -> dict[str, Item]:
     return {name: found[name] for name in order if name in found}
-
-
-def _refuse_impossible(
-    views: Mapping[str, Mapping[str, Any]], source: Path, overrides: Mapping[str, Any]
-) -> None:
-    """Raise CompatibilityError with everything that is impossible on any machine, each thing once, with the
-    file and line of the variable where the inventory spells it."""
-    affected: dict[tuple[str, str, str], list[str]] = {}
-    for name, view in views.items():
-        for refusal in compatibility.check_declared(view, ""):
-            affected.setdefault((refusal.what.removeprefix(": "), refusal.fix, refusal.source), []).append(
-                name
-            )
-    if affected:
-        whats = []
-        for (what, _, evidence), nodes in affected.items():
-            name = what.partition(":")[0]
-            value = views[nodes[0]].get(name)
-            place = "--set" if name in overrides else variables.written(name, source, value) if value else ""
-            whats.append(f"{place and f'{place}: '}{fold(nodes)}: {what} [{evidence}]")
-        fixes = dict.fromkeys(fix for _, fix, _ in affected)
-        raise CompatibilityError("\n  ".join(whats), "; ".join(fixes))
 
 
 def _missing(expectations: Sequence[Expectation], seen: Observation) -> frozenset[str]:

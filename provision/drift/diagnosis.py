@@ -149,11 +149,8 @@ def _secure_boot(seen: _Seen) -> Diagnosis | None:
 
 def _sources(seen: _Seen) -> Diagnosis | None:
     problems = seen.texts("packages.source_problems")
-    return (
-        Diagnosis("package-sources", f"apt cannot read its sources: {problems[0]}", _BY_HAND)
-        if problems
-        else None
-    )
+    cause = f"apt cannot read its sources: {problems[0]}" if problems else ""
+    return Diagnosis("package-sources", cause, _BY_HAND) if cause else None
 
 
 def _overruled(seen: _Seen) -> Diagnosis | None:

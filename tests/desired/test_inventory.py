@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from provision.desired import inventory
-from provision.errors import InventoryError, UsageError
+from provision.desired import inventory, lockfile
+from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
+from provision.up import hooks
+from provision.up.watch import incidents
 from tests.support import vault
 from tests.support.random_inventories import write
 
@@ -148,10 +150,9 @@ def test_which_inventory_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert inventory.find(None, None) == inventory.find(None, None, last_used=False) == Path("inventory.yml")
     monkeypatch.setenv("GPUPROV_INVENTORY", "c")
     assert inventory.find(None, None) == Path("c")
-    assert inventory.find(None, "b") == Path("b")
+    assert inventory.find(None, ["b"]) == Path("b")
     assert inventory.find("a", None) == Path("a")
-    with pytest.raises(UsageError):
-        inventory.find("a", "b")
+    assert inventory.find("a", ["b", "a"]) == Path("a,b")
 
 
 def test_the_last_used_one_is_remembered_for_each_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +230,18 @@ def test_an_inventory_that_does_not_exist() -> None:
     with pytest.raises(InventoryError, match=r"fleet\.yml: no such inventory") as caught:
         inventory.find("fleet.yml", None)
     assert "gpuprov init" in caught.value.fix
+
+
+def test_several_inventories_are_one_state_whichever_is_named_first(here: Path) -> None:
+    (here / "a").mkdir()
+    for name in ("a/hosts.ini", "b.ini"):
+        (here / name).write_text("gpu-01\n")
+    (here / "a/drain").touch()
+    (here / "gpuprov.lock.yml").touch()
+    one, other = (inventory.load(Path(named)) for named in ("a/hosts.ini,b.ini", "b.ini,a/hosts.ini"))
+    assert incidents.place_of(one) == incidents.place_of(other)
+    assert incidents.place_of(one) != incidents.place_of(inventory.load(Path("b.ini")))
+    # What is named relatively lies beside the first of them that has it.
+    for fleet in (one, other):
+        assert hooks.placed("drain", fleet.source) == here / "a/drain"
+        assert lockfile.beside(fleet.source) == here / "gpuprov.lock.yml"

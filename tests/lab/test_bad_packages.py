@@ -89,10 +89,11 @@ def test_a_tampered_package_is_not_installed_and_named(operator: Operator, node:
     consistent(node)
 
 
+@pytest.mark.long
 def test_a_second_source_with_another_key_is_named_by_plan_drift_and_up(
     operator: Operator, node: Any
 ) -> None:
-    roles = {"gpuprov_roles": ["nvidia_repository"]}
+    roles: dict[str, Any] = {"gpuprov_roles": ["nvidia_repository"]}
     done = operator.call("up", **roles)
     assert done.returncode == ExitCode.OK, said(done)
     file = "/etc/apt/sources.list.d/site.list"
@@ -122,3 +123,16 @@ def test_the_next_run_works_when_the_causes_are_gone(operator: Operator, node: A
     assert "580.126.09" in node.run("cat /proc/driver/nvidia/version").stdout
     assert operator.drifted(gpuprov_roles=ROLES) == {}
     consistent(node)
+
+
+@pytest.mark.long
+def test_a_masked_unit_and_an_empty_library_are_named_and_repaired(operator: Operator, node: Any) -> None:
+    library = node.run("readlink -f /usr/lib/x86_64-linux-gnu/libcuda.so.1").stdout.strip()
+    node.run("sudo systemctl mask --now nvidia-persistenced.service")
+    node.run(f"sudo truncate -s 0 {library}")
+    drifted = operator.drifted(gpuprov_roles=ROLES)
+    assert drifted["service.nvidia-persistenced.enabled"]["found"] == "masked"
+    assert library.rpartition("/")[0] in str(drifted["driver.broken_libraries"]["found"])
+    done = operator.call("up", gpuprov_roles=ROLES)
+    assert done.returncode == ExitCode.OK, said(done)
+    assert operator.drifted(gpuprov_roles=ROLES) == {}

@@ -49,7 +49,12 @@ RHEL = 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID
 ADD = "dnf --quiet --setopt=exit_on_lock=True --assumeyes --disablerepo=* versionlock add --raw"
 DELETE = "dnf --quiet --setopt=exit_on_lock=True --assumeyes --disablerepo=* versionlock delete"
 # The module opens these; on this machine they are another system's, or not there.
-REDIRECTED = ("/etc/os-release", "/etc/dnf/plugins/versionlock.list", "/etc/dnf/plugins/versionlock.conf")
+REDIRECTED = (
+    "/etc/dnf/dnf.conf",
+    "/etc/os-release",
+    "/etc/dnf/plugins/versionlock.list",
+    "/etc/dnf/plugins/versionlock.conf",
+)
 BEFORE = """
 import builtins, os
 there, real_open, real_exists = {!r}, builtins.open, os.path.exists
@@ -125,6 +130,12 @@ def test_what_is_installed_as_wanted_is_not_looked_up(node: Node) -> None:
     assert answer["satisfied"] is True
     assert answer["versions"] == {"nvidia-driver-cuda": "3:580.126.09-1.el9", "nvlsm": "2025.10.14-1"}
     assert not node.ran("dnf")
+
+
+def test_the_exclude_that_hides_a_package_is_named(node: Node) -> None:
+    node.file("/etc/dnf/dnf.conf", "[main]\ngpgcheck=1\nexcludepkgs = kernel*, no-such*\n")
+    (missing,) = node.asked(packages={"no-such-package": ""})["missing"]
+    assert missing.endswith(" /etc/dnf/dnf.conf hides it: excludepkgs=kernel*, no-such*.")
 
 
 def test_what_is_missing_is_said_after_one_refresh_and_in_check_mode_without(node: Node) -> None:

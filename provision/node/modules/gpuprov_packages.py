@@ -242,10 +242,6 @@ class Manager:
 
     removed = ()
 
-    def hidden(self, _name):
-        """Why a package is not offered though it is there; empty when nothing is known."""
-        return ""
-
     known = (
         False  # whether the repository that the packages are wanted from is configured, as far as was seen
     )
@@ -282,21 +278,17 @@ class Manager:
 
 
 class Apt(Manager):
+    hidden = staticmethod(lambda _name: "")  # a pin hides no version from apt-cache madison
+
     def fail(self, command, code, out, error):
         """Name the files of a source that apt refuses: apt prints its URL alone."""
         url = re.search(r" regarding source (\S+?)/? ", error)
-        named = [
-            path
-            for path in glob.glob("/etc/apt/sources.list*") + glob.glob("/etc/apt/sources.list.d/*")
-            if url and os.path.isfile(path) and url.group(1) in read(path)
-        ]
-        # The last line of apt's error is always the same.
-        error = (
-            "E: Sources that disagree are in: {0}\n{1}".format(", ".join(sorted(named)), error)
-            if named
-            else error
+        files = (
+            sorted(glob.glob("/etc/apt/sources.list") + glob.glob("/etc/apt/sources.list.d/*")) if url else []
         )
-        super(Apt, self).fail(command, code, out, error)
+        named = ", ".join(path for path in files if url.group(1) in read(path))
+        head = "E: Sources that disagree are in: {0}\n".format(named) if named else ""
+        super(Apt, self).fail(command, code, out, head + error)
 
     def waits(self, _code, error):
         # Of apt-get; of the dpkg that apt-mark starts.
@@ -439,15 +431,12 @@ class Dnf(Manager):
 
     def hidden(self, name):
         """The settings that hide a package from dnf, as the end of a sentence."""
-        found = []
-        for path in ["/etc/dnf/dnf.conf", *sorted(glob.glob("/etc/yum.repos.d/*.repo"))]:
-            for line in read(path).splitlines():
-                key, _, patterns = line.partition("=")
-                if key.strip() in ("exclude", "excludepkgs") and matches(
-                    name, patterns.replace(",", " ").split()
-                ):
-                    found.append(" {0} hides it: {1}.".format(path, line.strip()))
-        return "".join(found)
+        found = ""
+        for key, _, value in [line.partition("=") for line in read("/etc/dnf/dnf.conf").splitlines()]:
+            excludes = key.strip() in ("exclude", "excludepkgs")
+            if excludes and matches(name, value.replace(",", " ").split()):
+                found += " /etc/dnf/dnf.conf hides it: {0}={1}.".format(key.strip(), value.strip())
+        return found
 
     def parse(self, text):
         """Lines of name|epoch|version|release|arch, a repository behind it or not → {package: [version…]}."""

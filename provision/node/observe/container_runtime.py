@@ -49,7 +49,7 @@ def toml_value(path, table, key):
 
 
 def toml_text_value(text, table, key):
-    here = False
+    here = not table
     for line in text.splitlines():
         line = line.strip()
         if line[:1] == "[":
@@ -79,17 +79,8 @@ def containerd_value(what):
 def containerd_merged():
     """The settings in force: a drop-in counts if it is imported and of no later format than the main file."""
     texts = [read_text(path) or "" for path in (CONTAINERD_FILE, CONTAINERD_DROP_IN)]
-    main, drop_in = [int("0" + (toml_number(text, "version") or "")) for text in texts]
+    main, drop_in = [int("0" + (toml_text_value(text, "", "version") or "")) for text in texts]
     return "\n".join(texts if containerd_value("imported") and drop_in <= main else texts[:1])
-
-
-def toml_number(text, key):
-    """The digits of a key before the first table."""
-    for line in text.partition("\n[")[0].splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == key and value.strip().isdigit():
-            return value.strip()
-    return None
 
 
 def parse_containerd(facts, output):

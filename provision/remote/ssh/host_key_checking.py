@@ -19,7 +19,7 @@ from provision.remote.ssh.known_hosts import HostKeys
 
 _ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 VARIABLES = (*_ARGUMENTS, *CHECKING)
-# A node that is off would cost the time limit where ssh is to try a hundred times, and not be called unreachable.
+# Where ssh is to try a hundred times, a node that is off costs the time limit, and is not called unreachable.
 ONE_ATTEMPT = "-o ConnectionAttempts=1"
 _OFF = re.compile(rf"(?i)StrictHostKeyChecking[\s=\"']+({'|'.join(OFF)})\b")
 
