@@ -150,7 +150,10 @@ def _secure_boot(seen: _Seen) -> Diagnosis | None:
 def _sources(seen: _Seen) -> Diagnosis | None:
     problems = seen.texts("packages.source_problems")
     cause = f"apt cannot read its sources: {problems[0]}" if problems else ""
-    return Diagnosis("package-sources", cause, _BY_HAND) if cause else None
+    following = (
+        f"gpuprov up {NODES} removes older sources of NVIDIA's and AMD's own; for any other, {_BY_HAND}"
+    )
+    return Diagnosis("package-sources", cause, following) if cause else None
 
 
 def _overruled(seen: _Seen) -> Diagnosis | None:

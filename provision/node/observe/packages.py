@@ -3,7 +3,7 @@
 
 import os
 
-from provision.node.observe.files import at, names_in, read_text
+from provision.node.observe.files import ReadError, at, names_in, read_text
 from provision.node.observe.package import RPM_FORM, dpkg_database, dpkg_packages, has_rpm, rpm_rows
 from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, item_of, single
 
@@ -49,8 +49,15 @@ def apt_files(main, ends):
     folder = main + ".d"
     names = [name for name in names_in(folder) if os.path.splitext(name)[1] in ends]
     paths = [main, *[folder + "/" + name for name in names]]
-    texts = [(path, read_text(path)) for path in paths]
+    texts = [(path, text_if_readable(path)) for path in paths]
     return [(path, text) for path, text in texts if text]
+
+
+def text_if_readable(path):
+    try:
+        return read_text(path)
+    except ReadError:  # a folder, which apt passes over, or a file for root alone, which apt names itself
+        return None
 
 
 def deb822_fields(paragraph):
