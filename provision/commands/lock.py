@@ -11,6 +11,8 @@ from provision.drift import fleet_options
 from provision.errors import ExitCode, GpuprovError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from provision.desired.lockfile import Group, Lock
     from provision.drift.assess import Assessment
     from provision.drift.lock_sources import Found
@@ -63,13 +65,28 @@ def run(options: argparse.Namespace) -> ExitCode:
     target = Path(options.output).expanduser() if options.output else lockfile.beside(seen.fleet.source)
     _write(target, lockfile.render(lock))
     lockfile.read(target)  # what we cannot read back must not wait for the next run to be noticed
-    _say(options, lock, target, found, unfit)
-    if not options.json and seen.fleet.others:
+    loose = _loose(seen, sources)
+    _say(options, lock, target, found, unfit, loose)
+    if not options.json and seen.fleet.others and len(loose) < len(sources):
         sys.stdout.write(
             "plan and up refuse nodes of any other operating system, architecture or GPU from now on: to "
             "cover them, run gpuprov lock again with a good node of each kind among --nodes\n"
         )
     return ExitCode.OK
+
+
+def _loose(seen: Assessment, sources: Sequence[str]) -> list[str]:
+    """The nodes that no lock holds, since their gpuprov_roles leaves out the role that does."""
+    from provision.desired import lockfile, node_roles
+
+    return [
+        name
+        for name in sources
+        if not any(
+            role.name == lockfile.ROLE
+            for role in node_roles.roles_of(seen.declared[name], seen.described[name])
+        )
+    ]
 
 
 def _look(options: argparse.Namespace) -> Assessment:
@@ -125,7 +142,14 @@ def _write(target: Path, text: str) -> None:
         ) from None
 
 
-def _say(options: argparse.Namespace, lock: Lock, target: Path, found: Found, unfit: dict[str, str]) -> None:
+def _say(
+    options: argparse.Namespace,
+    lock: Lock,
+    target: Path,
+    found: Found,
+    unfit: dict[str, str],
+    loose: Sequence[str],
+) -> None:
     import json
     from dataclasses import asdict
 
@@ -162,4 +186,8 @@ def _say(options: argparse.Namespace, lock: Lock, target: Path, found: Found, un
         "until gpuprov up has pinned these versions, gpuprov drift reports every node of these kinds, also "
         "nodes that have them; gpuprov up installs them where they differ",
     ]
+    if loose:
+        lines.append(
+            f"{fold(loose)}: not held to it, since gpuprov_roles there leaves out package_lock: add it"
+        )
     sys.stdout.write(drift_text.safe(lines))

@@ -85,6 +85,18 @@ def test_a_lock_of_some_nodes_says_that_other_kinds_are_refused(capsys: pytest.C
     assert told not in gpuprov(capsys, "lock")[1]
 
 
+@pytest.mark.usefixtures("packages")
+def test_a_lock_that_holds_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """An inventory with gpuprov_roles of its own: nobody pins, and nobody is refused."""
+    told = "gpu-01: not held to it, since gpuprov_roles there leaves out package_lock: add it"
+    words = ("lock", "--nodes", "gpu-01", "--force")
+    code, out, err = observed.gpuprov(capsys, *words, "--set", "gpuprov_roles=[nccl]")
+    assert code == ExitCode.OK, err
+    assert told in out
+    assert "refuse nodes of any other" not in out
+    assert "not held to it" not in gpuprov(capsys, *words)[1]
+
+
 def test_what_a_tried_stack_has_left_is_named(packages: Facts, capsys: pytest.CaptureFixture[str]) -> None:
     for mine in packages.values():
         mine |= {
