@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from provision import paths
 from tests.roles.promises import promised
 from tests.support.described import machine
 
@@ -147,6 +148,18 @@ def test_the_service_runs_as_an_ordinary_user_within_limits() -> None:
     ):  # fmt: skip
         assert line in unit.splitlines(), line
     assert of("near", receptor_user="deploy")["file./run/receptor/data.owner"] == "deploy:receptor"
+
+
+def test_root_makes_nothing_in_a_folder_of_the_units_user() -> None:
+    """In place of the folder of work its user could put a link, and root gave away what it leads to."""
+    for group in ("receptor", "operators"):
+        dropin = of("near", receptor_socket_group=group)[DROPIN]
+        (line,) = [one for one in dropin.splitlines() if one.startswith("ExecStartPre=/")]
+        assert line == "ExecStartPre=/usr/bin/install -d -m 0700 -g receptor /run/receptor/data"
+        assert not [one for one in dropin.splitlines() if one.startswith(("ExecStart=+", "ExecStartPre=+"))]
+    tasks = yaml.safe_load((paths.ROLES / "receptor/tasks/configure.yml").read_text(encoding="utf-8"))
+    (made,) = [one for one in tasks if "{{ receptor_data_folder }}" in str(one)]
+    assert made["ansible.builtin.file"]["follow"] is False
 
 
 def test_a_repository_is_the_business_of_dnf_alone() -> None:
