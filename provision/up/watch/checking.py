@@ -85,16 +85,19 @@ class Checking:
         with self._guard:
             if self._stopped:
                 return None, "", ""
-            process = subprocess.Popen(
-                [*paths.own_command(), verb, *more, *rest, "--json"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                env={**paths.own_environment(), "NO_COLOR": "1"},
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [*paths.own_command(), verb, *more, *rest, "--json"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    env={**paths.own_environment(), "NO_COLOR": "1"},
+                    start_new_session=True,
+                )
+            except OSError as error:  # no memory or files are left here: not the node's fault
+                return ExitCode.ERROR, "", f"gpuprov: no process could be started: {error.strerror}"
             self._running.add(process)
         try:
             said, wrong = process.communicate(timeout=seconds)

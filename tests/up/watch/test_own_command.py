@@ -89,3 +89,15 @@ def test_every_python_that_we_start_leaves_the_current_folder_out() -> None:
                 ):
                     wrong.append(f"{path.relative_to(paths.PACKAGE)}:{node.lineno}: {after}")
     assert wrong == []
+
+
+def test_a_process_that_cannot_be_started_says_nothing_of_the_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory or files left here, each round of the watch ended in an error before its heartbeat."""
+    path = tmp_path / "nodes.yml"
+    path.write_text("gpu_nodes: {hosts: {gpu-01: {}}}\n")
+    monkeypatch.setattr(paths, "own_command", lambda: [str(tmp_path / "no-such-program")])
+    checked = Checking(inventory.load(path), [], 1, tmp_path).verify("gpu-01")
+    assert (checked.passed, checked.again, checked.elsewhere) == (False, True, False)
+    assert checked.why == "no process could be started: No such file or directory"
