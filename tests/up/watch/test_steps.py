@@ -189,6 +189,22 @@ def test_a_check_that_says_nothing_of_the_spare_is_made_again(world: World) -> N
     assert (done.step, done.spare, done.tried) == (Step.REPAIR, "spare-1", ())
 
 
+def test_a_short_wait_does_not_read_as_a_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run holds a spare for a moment; Slurm takes seconds until a resumed spare takes jobs."""
+    monkeypatch.setattr(world.scheduler, "resume", lambda _nodes: {})
+    world.answers["spare-1"] = Checked(False, "locked by another run", again=True)
+    assert world.go().note == "waiting to check spare-1: locked by another run"
+    world.answers.clear()
+    assert world.go().step is Step.PLACE
+    assert world.incident.note.startswith("waiting until spare-1 takes jobs: it takes no jobs: ")
+    monkeypatch.undo()
+    assert world.go().step is Step.REPAIR
+    shown = "\n".join([*world.lines, *(message.text for message in world.told)])
+    assert "waiting until spare-1 takes jobs" in shown
+    assert "cannot" not in shown
+    assert "could not" not in shown
+
+
 BLIP = Checked(False, "spare-1 does not answer", "a-run", again=True, elsewhere=True)
 
 
