@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,24 @@ INNER = '{"now": %s, "up": %s, "boot": "b", "campaign": "run-1", "alive": true, 
 def everywhere(value: str) -> str:
     """The answer with this value in place of each number."""
     numbers = dict.fromkeys(("age", "time", "uptime", "written", "uid", "facts"), value)
-    fields = FIELDS | numbers | {"gpuprov": INNER % (value, value, value)}
-    return "{" + ", ".join(f'"{name}": {text}' for name, text in fields.items()) + "}"
+    return _answer(numbers | {"gpuprov": INNER % (value, value, value)})
+
+
+def held(age: str) -> str:
+    """The answer of a node that another run has held for so long."""
+    holder = '{"run": "20261128T100000.000Z-up", "node": "a", "who": "ann", "since": "10:00", "verb": "up"}'
+    told = {"state": '"held"', "holder": holder, "age": age, "time": str(time.time())}
+    return _answer(told | {"gpuprov": INNER % (age, age, age)})
+
+
+def _answer(fields: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in {**FIELDS, **fields}.items()) + "}"
 
 
 ANSWERS = {
     "NaN": everywhere("NaN"),
+    "held for NaN": held("NaN"),
+    "held for ever": held("Infinity"),
     "Infinity": everywhere("Infinity"),
     "a word that float() takes": everywhere('"nan"'),
     "an infinite float": everywhere("1e999"),
@@ -67,7 +81,7 @@ QUICK = {
     ("status", "deep"),
     ("drift", "NaN"),
     ("drift", "not UTF-8"),
-    ("validate", "NaN"),
+    ("validate", "held for NaN"),
     ("burnin status", "NaN"),
 }
 CASES = [
