@@ -30,6 +30,7 @@ CLEARING = [
     re.compile(row["pattern"]) for row in yaml.safe_load((DATA / "kernel_log.yml").read_text())["clearing"]
 ]
 COMMON = [13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 120, 137, 140, *range(144, 151), 154]
+LINE_DECIDES = [45, 74, 145, 149, 154]
 ACTIONS = (
     *("None", "GPU Reset Required", "OS Reboot", "Drain P2P", "Drain and Reset", "Recover IMEX Domain"),
     *("Bus Reset", "System Reboot"),
@@ -56,11 +57,12 @@ def registers(draw: random.Random, code: int) -> str:
 
 def words(draw: random.Random, code: int, name: str) -> str:
     if code in range(144, 151):
-        return registers(draw, code)
+        return f"{draw.choice(('', f'pid=1, name={name}, '))}{registers(draw, code)}"
     if code == 154:
         number = draw.randrange(9)
         said = ACTIONS[number] if number < 8 else "Something New"
-        return f"GPU recovery action changed from 0x0 (None) to {number:#x} ({said})"
+        program = draw.choice(("", f"pid=1, name={name}, "))
+        return f"{program}GPU recovery action changed from 0x0 (None) to {number:#x} ({said})"
     if code == 74:
         bits = ", ".join(f"{draw.choice((0, 1 << draw.randrange(32))):#x}" for _ in range(7))
         return f"pid=1, name={name}, NVLink: fatal error detected on link 6({bits})"
@@ -74,7 +76,7 @@ def messages(draw: random.Random, name: str) -> tuple[list[str], str]:
     address, gpu = draw.choice(list(GPUS.items()))
     kind = draw.choices(("xid", "common", "switch", "pcie", "firmware", "words"), (1, 6, 1, 1, 0.5, 0.5))[0]
     if kind in ("xid", "common"):
-        code = draw.choice(XIDS if kind == "xid" else COMMON)
+        code = draw.choice(XIDS if kind == "xid" else draw.choice((COMMON, LINE_DECIDES)))
         return [f"NVRM: Xid (PCI:{address}): {code}, {words(draw, code, name)}"], gpu
     if kind == "switch":
         said = draw.choice(("Fatal", "Non-fatal"))
