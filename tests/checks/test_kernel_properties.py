@@ -159,6 +159,12 @@ def test_a_line_more_never_makes_a_node_look_better() -> None:
     for draw in cases("more"):
         lines, own_test = flat(drawn(draw, draw.randrange(1, 5))), draw.random() < 0.3
         texts, part = messages(draw, "python")
+        if draw.random() < 0.5:  # few lines of one kind, where one more decides
+            address, gpu = draw.choice(list(GPUS.items()))
+            code = draw.choice(LINE_DECIDES)
+            head = f"NVRM: Xid (PCI:{address}): {code}, "
+            texts, *few = ([head + words(draw, code, "python")] for _ in range(draw.randrange(2, 4)))
+            lines = [Line(100.0 + at, text, gpu) for at, (text,) in enumerate(few)]
         if any(pattern.match(text) for pattern in CLEARING for text in texts):
             continue
         at = draw.randrange(len(lines) + 1)
