@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from provision.checks.check import CheckNode
@@ -144,7 +146,7 @@ def test_a_memory_bank_that_runs_out_of_spare_rows_is_a_warning(level: str, bank
     ],
 )
 def test_persistence_mode_off_on_all_gpus_is_reported_where_the_driver_is_declared(
-    declared: dict[str, object], reported: bool
+    declared: dict[str, Any], reported: bool
 ) -> None:
     old, new = "<persistence_mode>Enabled<", "<persistence_mode>Disabled<"
     found = flagged(findings(old, new, node=make_node(**declared)))

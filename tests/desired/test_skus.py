@@ -26,6 +26,8 @@ def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
         (facts(*["2941"] * 4), "gb200", "blackwell", "imex"),
         (facts("2342"), "gh200", "hopper", "none"),
         (facts("26b9"), "l40s", "ada", "none"),
+        (facts(*["2329"] * 8, switches=4), "h20", "hopper", "nvswitch"),
+        (facts(*["2bb5"] * 8), "rtx-pro-6000-server", "blackwell", "none"),
         (facts("20B5"), "a100-pcie-80", "ampere", "none"),
         (facts("2330", "2331"), None, "hopper", "none"),
         (facts("2330", "26b9"), None, None, "none"),

@@ -12,14 +12,14 @@ from provision.checks.amd import gpu_inventory as amds_inventory
 from provision.checks.amd import host_health as amds_host
 from provision.checks.amd import rules as amds_rules
 from provision.checks.amd import versions as amds_versions
-from provision.checks.gpu import gpu_inventory, inventory_links, inventory_rules, nvlink_errors
+from provision.checks.gpu import fabric, gpu_inventory, inventory_links, inventory_rules, nvlink_errors
 from provision.checks.host import host_health, host_rules, kernel_incidents, versions
 from provision.checks.network import network_ports, network_rules
 from provision.checks.thresholds import limits
 
 MODULES: dict[str, tuple[ModuleType, ...]] = {
     "gpu_inventory": (
-        *(gpu_inventory, inventory_rules, inventory_links, nvlink_errors, kernel_incidents),
+        *(gpu_inventory, fabric, inventory_rules, inventory_links, nvlink_errors, kernel_incidents),
         *(amds_inventory, amds_rules),
     ),
     "versions": (versions, amds_versions),
@@ -52,8 +52,9 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
     ("inventory_rules", "all_good"): (),
     ("inventory_rules", "limited"): (),  # its callers say the metric
     ("inventory_rules", "judge_flags"): _FLAGS,
+    ("inventory_rules", "_spare_rows"): ("remap_banks_low", "remap_banks_none"),
     ("inventory_links", "judge_links"): ("nvlink_links", "nvlink_speed"),
-    ("inventory_links", "_fabric_health"): tuple(inventory_links._HEALTH),
+    ("fabric", "_fabric_health"): tuple(fabric._HEALTH),
     ("inventory_links", "_modes"): tuple(inventory_links._MODES),
     ("kernel_incidents", "judge"): (),  # its _finding says it
     ("kernel_incidents", "_finding"): (*_XIDS, *_AMDS, "sxid.20034", "aer.0", "aer.1", "aer.2"),

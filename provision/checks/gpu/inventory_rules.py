@@ -187,7 +187,7 @@ def _remapped(values: Values) -> list[Finding]:
 
 def _spare_rows(values: Values) -> list[Finding]:
     """Memory banks that have used most or all of their spare rows."""
-    findings = []
+    findings: list[Finding] = []
     for metric, words in (
         ("remap_banks_none", "without spare rows"),
         ("remap_banks_low", "with few spare rows"),

@@ -165,29 +165,32 @@ def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
         findings.append(
             Finding(check, verdict, device, said, "nvlink_unread", error, action=gpu_answers.ACTIONS[error])
         )
-    for device, count in counted.items():
-        again = int(values.get("nvlink_recoveries", {}).get(device, 0))
-        recovered = int(values.get("nvlink_recovered", {}).get(device, 0))
-        said = []
-        if int(count) >= _MANY or not again:
-            said.append(f"{count} errors (most: {values.get('nvlink_worst', {}).get(device, '')})")
-        if again:
-            kind = "successful link recover" if again == recovered else "link recover"
-            most = values.get("nvlink_unsteady", {}).get(device, "")
-            said.append(f"{many(again, kind + 'y', kind + 'ies')} (most: {most})")
-        steady = again == recovered and again < _MANY
-        if int(count) < _MANY and not again:
-            continue
-        verdict, action = (
-            (Verdict.WARN, "watch") if int(count) < _MANY and steady else (Verdict.FAIL, "reset GPU")
-        )
-        findings.append(
-            Finding(
-                check, verdict, device, f"its NVLinks counted {', '.join(said)}", "nvlink_errors", count,
-                "errors", f"< {_MANY} errors", _SOURCE, action,
-            )
-        )  # fmt: skip
-    return findings
+    return findings + [
+        one
+        for device, count in counted.items()
+        if (one := _erring(check, device, int(count), values)) is not None
+    ]
+
+
+def _erring(check: str, device: str, count: int, values: Mapping[str, Mapping[str, Any]]) -> Finding | None:
+    """The finding of a GPU whose worst link counts so many errors, or whose links were recovered."""
+    again = int(values.get("nvlink_recoveries", {}).get(device, 0))
+    recovered = int(values.get("nvlink_recovered", {}).get(device, 0))
+    parts = []
+    if count >= _MANY:
+        parts.append(f"{count} errors (most: {values.get('nvlink_worst', {}).get(device, '')})")
+    if again:
+        kind = "successful link recover" if again == recovered else "link recover"
+        most = values.get("nvlink_unsteady", {}).get(device, "")
+        parts.append(f"{many(again, kind + 'y', kind + 'ies')} (most: {most})")
+    if not parts:
+        return None
+    works = count < _MANY and again == recovered < _MANY
+    return Finding(
+        check, Verdict.WARN if works else Verdict.FAIL, device,
+        f"its NVLinks counted {', '.join(parts)}", "nvlink_errors", count, "errors", f"< {_MANY} errors",
+        _SOURCE, "watch" if works else "reset GPU",
+    )  # fmt: skip
 
 
 # --- what `nvidia-smi nvlink -s` prints: the NVLinks of each GPU that are up, and their speed. Below a
