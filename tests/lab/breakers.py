@@ -230,6 +230,8 @@ BY_A_PERSON = {
     },
 }
 
+_NOT_JOINED = {("nvlink", "nvidia_smi.fabric.state"), ("nvlink", "nvidia_smi.fabric.status")}
+
 # One cause that several promises name: the fact that is broken -> (role, fact) that then must be named, too.
 TOGETHER = {
     **{
@@ -240,11 +242,12 @@ TOGETHER = {
     **{f"group.{name}.exists": {("amdgpu_driver", f"group.{name}.members")} for name in ("render", "video")},
     "fabric.manager_version": {("nvlink", "fabric.manager_matches_driver")},
     "fabric.manager_matches_driver": {("nvlink", "fabric.manager_version")},
-    "service.nvidia-fabricmanager.active": {("nvlink", "nvidia_smi.fabric.state")},
-    "driver.userspace_version": {("nvlink", "nvidia_smi.fabric.state")},
+    **dict.fromkeys(("service.nvidia-fabricmanager.active", "driver.userspace_version"), _NOT_JOINED),
+    # A GPU that has not joined has no result of it either.
+    **dict.fromkeys(("nvidia_smi.fabric.state", "nvidia_smi.fabric.status"), _NOT_JOINED),
     "driver.loaded_version": {
         ("nvlink", "fabric.manager_matches_driver"),
-        ("nvlink", "nvidia_smi.fabric.state"),
+        *_NOT_JOINED,
     },
     "service.prometheus-node-exporter.service.active": {("gpu_metrics", "tcp.9100.listening")},
     "service.nvidia-dcgm.service.active": {
@@ -374,7 +377,10 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("secure_boot", ""): lambda _, __: _SECURE_BOOT,
     ("fabric", ""): _fabric,
     # fabric manager runs, and the GPUs have not joined
-    ("nvidia_smi", "state"): lambda _, __: "rm /var/lib/silicon/run/fabricmanager.ready",
+    **dict.fromkeys(
+        (("nvidia_smi", "state"), ("nvidia_smi", "status")),
+        lambda _, __: "rm /var/lib/silicon/run/fabricmanager.ready",
+    ),
     ("container", ""): lambda _, expectation: _CDI[expectation.fact.partition(".")[2]],
     ("container_runtime", "mode"): _runtime_mode,
     ("amd_cdi", ""): _amd_cdi,
