@@ -59,6 +59,17 @@ def test_it_says_load_extremes_and_what_stands_there(run: Campaign, nodes: dict[
     assert json.loads(record.text(document)) == document
 
 
+@pytest.mark.parametrize(
+    ("minutes", "said"), [(4.0, "4 min"), (59.5, "59.5 min"), (60.0, "1 h"), (1470.0, "24.5 h")]
+)
+def test_the_requested_time_is_in_minutes_below_an_hour(
+    run: Campaign, nodes: dict[str, FakeNode], minutes: float, said: str
+) -> None:
+    document = record.document(collected(run, nodes), run.folder.meta(), run.name)
+    document["profile"] = {"name": "day", "minutes": minutes}
+    assert f"<dd>day, {said} requested</dd>" in "".join(acceptance.render(document, {}, ""))
+
+
 def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, FakeNode]) -> None:
     usual = {"temperature_c": 60, "sm_mhz": 1800, "util_pct": 99, "throttle": "0x0"}
     rows = "".join(
