@@ -74,6 +74,17 @@ def test_what_only_looks_broken_is_not_flagged(flagged: Any) -> None:
     assert flagged(*oddities.split(", ")) == []
 
 
+def test_lines_that_the_kernel_logs_are_judged_and_look_alikes_are_not(flagged: Any) -> None:
+    trouble = [f"host_line kind={kind}" for kind in ("nvme_removed", "hung_task", "cable_error")]
+    harmless = [f"host_line_harmless kind={kind}" for kind in ("out_of_memory", "edac_corrected")]
+    found = flagged(*trouble, *harmless)
+    assert {(verdict, device) for verdict, device, *_ in found} == {
+        ("fail", "nvme1"),
+        ("warn", "node"),
+        ("warn", "0000:5e:00.0"),
+    }
+
+
 def test_a_dead_drive_is_told_by_kernel_and_tool(flagged: Any) -> None:
     assert {(verdict, device) for verdict, device, *_ in flagged("nvme_dead drive=2")} == {
         ("fail", "nvme2"),
