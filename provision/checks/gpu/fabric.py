@@ -107,7 +107,9 @@ def _domain(values: Values, told: Collection[str]) -> list[Finding]:
             findings.append(unmeasured(ID, what, device=device, action="investigate"))
             continue
         if not domain:
-            cluster, clique = values["fabric_cluster"][device], values["fabric_clique"][device]
+            cluster, clique = (
+                one_line(str(values[f"fabric_{part}"][device]), 40) for part in ("cluster", "clique")
+            )
             words = f"is in no NVLink domain: ClusterUUID {cluster}, CliqueId {clique}"
         elif domain != usual[0][0]:
             words = f"is in NVLink domain {domain}, other GPUs of this tray in {usual[0][0]}"

@@ -257,19 +257,18 @@ _LOGGED_AS = {"remap_failure": "xid.64", "remap_pending": "xid.63"}
 def one_action(findings: Sequence[Finding]) -> list[Finding]:
     """The findings of a node with one action for each GPU: one that has to be replaced is not to be reset as
     well, and an Xid that logs what a reading shows is told with that reading."""
-    said = {(f.device, f.metric): f for f in findings}
+    told = {(f.device, f.metric): f for f in findings}
     replaced = {f.device for f in findings if f.verdict is Verdict.FAIL and f.action == "replace part"}
-    twice = {
-        (device, xid): metric
-        for metric, xid in _LOGGED_AS.items()
-        for device, _ in said
-        if (device, metric) in said and (device, xid) in said
+    logged = {
+        (device, metric): told[device, _LOGGED_AS[metric]]
+        for device, metric in told
+        if (device, _LOGGED_AS.get(metric)) in told
     }
     merged = []
     for finding in findings:
-        if (finding.device, finding.metric) in twice:
+        if any(finding is xid for xid in logged.values()):
             continue
-        xid = said.get((finding.device, _LOGGED_AS.get(finding.metric, "")))
+        xid = logged.get((finding.device, finding.metric))
         if xid is not None:
             words = f"{finding.message} ({xid.metric.replace('xid.', 'Xid ')} in the kernel log)"
             finding = replace(finding, message=words, evidence=(*finding.evidence, *xid.evidence))
