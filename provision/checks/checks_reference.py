@@ -25,6 +25,7 @@ _PORT_ERRORS = (
     "symbol_errors_per_hour_and_gbs",
     "link_downs_per_day",
     "link_downs_beside_peers",
+    "retransmissions_per_hour",
 )
 _HOST = (
     *("shm_bytes", "memlock", "memory_corrected_per_day", "memory_uncorrected"),

@@ -13,7 +13,9 @@ from provision.runs.store import RunFolder
 _RUNS = 3  # earlier runs that are read: facts of a large fleet are large
 
 
-def earlier_counters(folder: RunFolder, seen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def earlier_counters(
+    folder: RunFolder, seen: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
     """Node → what its fact `hca.earlier` would be, of nodes without that fact. `seen`: the facts of this run.
 
     The newest run that is a day old, else the oldest of those read, within the same boot of the node. A
@@ -22,7 +24,7 @@ def earlier_counters(folder: RunFolder, seen: Mapping[str, Mapping[str, Any]]) -
     wanted = {
         name for name, facts in seen.items() if facts.get("hca.counters") and not facts.get("hca.earlier")
     }
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     runs = sorted(path for path in folder.path.parent.glob("*-validate") if path.name < folder.path.name)
     for path in reversed(runs[-_RUNS:] if wanted else []):
         try:
@@ -32,8 +34,10 @@ def earlier_counters(folder: RunFolder, seen: Mapping[str, Mapping[str, Any]]) -
                 known, uptime = found.get(name), now.get("clock.uptime_s")
                 if now.get("boot.id") != then.get("boot.id") or not isinstance(uptime, int):
                     continue
-                if (known is None or uptime - known["uptime"] < ports.WINDOW) and (rows := ports.rows(then)):
-                    found[name] = {"uptime": then.get("clock.uptime_s"), "counters": rows}
+                if (known is None or uptime - known[0]["uptime"] < ports.WINDOW) and (
+                    rows := ports.rows(then)
+                ):
+                    found[name] = [{**row, "uptime": then["clock.uptime_s"]} for row in rows]
         except (GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
     return found

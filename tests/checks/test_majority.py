@@ -57,6 +57,7 @@ def facts(number: int, vbios: str | None = GOOD, width: int = 16, **more: Any) -
         "firmware.gpu_vbios": None if vbios is None else [vbios] * 8,
         "firmware.gpu_gsp": ["580.126.09"] * 8,
         "firmware.rdma": cards,
+        "rdma.roce": [{"device": f"mlx5_{i}", "port": "1", "trust": "dscp", "ecn": "3"} for i in range(2)],
     }
     return {**COMMON, **own, **{name.replace("__", "."): value for name, value in more.items()}}
 

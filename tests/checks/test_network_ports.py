@@ -223,7 +223,7 @@ def seen_earlier(number: int, hours: float, uptime: int = 52 * DAY, **counts: in
         cards.uptime = uptime
         rows = [dict(row) for row in cards.counters]
         rows[number].update(counts)
-        cards.earlier = {"uptime": uptime - round(hours * 3600), "counters": rows}
+        cards.earlier = [{**row, "uptime": uptime - round(hours * 3600)} for row in rows]
 
     return change
 
@@ -258,6 +258,19 @@ def test_errors_of_the_last_day_are_not_divided_by_the_uptime(cards: Cards) -> N
     assert cards.flagged() == []
 
 
+def test_retransmissions_are_judged_since_the_earlier_look_against_the_best_port(cards: Cards) -> None:
+    for row in cards.counters:
+        row.update(packet_seq_err=0, out_of_sequence=0, np_cnp_sent=0)
+    seen_earlier(3, 10)(cards)
+    cards.counters[3].update(packet_seq_err=30_000, out_of_sequence=10**9, np_cnp_sent=10**9)
+    assert cards.flagged() == [("warn", "mlx5_3", "packet_seq_err", "watch")]
+    for row in cards.counters[:8]:
+        row["packet_seq_err"] = 20_000
+    assert cards.flagged() == [], "all ports: the fabric, and no part of this node"
+    cards.earlier = None
+    assert cards.flagged() == []
+
+
 @pytest.mark.parametrize(
     ("own", "peer", "expected"),
     [(93, 0, ["mlx5_1"]), (93, 3, ["mlx5_1"]), (93, 20, []), (40, 0, []), (4, 0, [])],
@@ -285,7 +298,7 @@ def test_link_losses_in_the_kernel_log_are_of_the_last_day(cards: Cards) -> None
 def test_an_interfaces_losses_are_compared_with_its_own_earlier_ones(cards: Cards) -> None:
     cards.roce()
     seen_earlier(2, 26)(cards)
-    for row in cards.earlier["counters"]:
+    for row in cards.earlier:
         row["carrier_downs"] = 2000
     for port in cards.ports:
         port["carrier_downs"] = 2000
@@ -294,9 +307,7 @@ def test_an_interfaces_losses_are_compared_with_its_own_earlier_ones(cards: Card
     assert cards.flagged() == [("fail", "mlx5_2", "link_downed", CABLE)]
 
 
-@pytest.mark.parametrize(
-    "earlier", [{"uptime": 53 * DAY, "counters": []}, {"uptime": "1", "counters": []}, None]
-)
+@pytest.mark.parametrize("earlier", [[{"uptime": 53 * DAY}], [{"uptime": "1"}], [], None])
 def test_an_earlier_look_that_cannot_be_dated_excuses_nothing(earlier: Any, cards: Cards) -> None:
     counters(1, 52 * DAY, link_downed=2000)(cards)
     cards.earlier = earlier
@@ -329,7 +340,7 @@ def test_a_declared_mtu_that_nobody_could_read_is_an_error(cards: Cards) -> None
         (ports([4], netdev_up="no"), "netdev_up is 'no'"),
         (lambda cards: cards.mtus.update({"mlx5_4/1": "4096"}), "mlx5_4/1 is '4096'"),
         (lambda cards: setattr(cards, "mtus", [4096]), "hca.mtus is not a map"),
-        (lambda cards: setattr(cards, "earlier", [1]), "hca.earlier has no list"),
+        (lambda cards: setattr(cards, "earlier", {"uptime": 1}), "hca.earlier is not a list"),
         (lambda cards: setattr(cards, "link_downs", {"eth2": -1}), "eth2 is -1"),
     ],
 )

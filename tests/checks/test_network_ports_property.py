@@ -62,7 +62,8 @@ def drawn(rng: random.Random) -> tuple[Cards, dict[str, Any]]:
         rows = [{**row, "carrier_downs": rng.choice((None, 0, 900))} for row in cards.counters]
         for row in rows:
             row["link_downed"] = rng.choice((0, 90, 255))
-        cards.earlier = {"uptime": max(0, cards.uptime - round(hours * 3600)), "counters": rows}
+        then = max(0, cards.uptime - round(hours * 3600))
+        cards.earlier = [{**row, "uptime": then} for row in rows]
     declared = [
         {"device": port["device"], "link_layer": port["link_layer"]}
         for port in cards.ports[:keep]

@@ -53,6 +53,10 @@ def test_counters_of_errors_and_null_for_those_a_port_does_not_have(tree: Tree) 
     entry = tree.value("hca.counters")[0]
     assert (entry["device"], entry["symbol_error"], entry["link_downed"]) == ("mlx5_0", 7, 1)
     assert entry["local_link_integrity_errors"] is None
+    assert entry["packet_seq_err"] is None
+    tree.lines(f"{IB}/ports/1/hw_counters", packet_seq_err=3, np_cnp_sent=1333)
+    entry = tree.value("hca.counters")[0]
+    assert (entry["packet_seq_err"], entry["np_cnp_sent"]) == (3, 1333)
     tree.file(f"{IB}/ports/1/counters/symbol_error", "a few\n")
     assert tree.value("hca.counters")[0]["symbol_error"] is None
 
@@ -131,15 +135,15 @@ def test_the_counters_stored_by_the_health_program_are_of_a_day_ago_and_of_this_
         for minutes in (0, 10) if hour in (0, 39) else (0,):  # a second run within the hour adds nothing
             ports.keep(folder, facts, BOOT, 1000.5 + hour * 3600 + minutes * 60)
     found = tree.value("hca.earlier")
-    infiniband, roce = found["counters"]
-    assert (found["uptime"], infiniband["link_downed"]) == (1000 + 15 * 3600, 15)
+    infiniband, roce = found
+    assert (infiniband["uptime"], infiniband["link_downed"]) == (1000 + 15 * 3600, 15)
     assert (infiniband["carrier_downs"], roce["carrier_downs"]) == (None, 4)
     assert len(json.loads((folder / ports.FILE).read_text())["samples"]) == 25
     tree.file("/proc/sys/kernel/random/boot_id", "another\n")
     assert tree.value("hca.earlier") is None
     ports.keep(folder, facts, "another", 60.0)
-    assert tree.value("hca.earlier")["uptime"] == 60, "the counters of the boot before are forgotten"
+    assert tree.value("hca.earlier")[0]["uptime"] == 60, "the counters of the boot before are forgotten"
     tree.file("/var/lib/gpuprov/node-health/ports.json", "{")
     assert "is damaged" in tree.problem("hca.earlier")
     ports.keep(folder, facts, "another", 120.0)
-    assert tree.value("hca.earlier")["uptime"] == 120
+    assert tree.value("hca.earlier")[0]["uptime"] == 120

@@ -161,3 +161,34 @@ def test_another_core_in_memory_than_on_disk(tree: Tree) -> None:
     assert tree.value("rdma.core_stale") is False
     tree.tool("modinfo", "echo 00112233")
     assert tree.value("rdma.core_stale") is True
+
+
+QOS = """\
+DCBX mode: OS controlled
+Priority trust state: dscp
+dscp2prio mapping:
+\tprio:0 dscp:07,06,05,04,03,02,01,00,
+"""
+
+
+@pytest.mark.parametrize(
+    ("tools", "trust"),
+    [
+        ({"mlnx_qos": f"printf '%s' '{QOS}'"}, "dscp"),
+        ({"mlnx_qos": "exit 1", "dcb": "echo dscp-prio 26:3"}, "dscp"),
+        ({"dcb": "true"}, "pcp"),
+        ({"dcb": "exit 255"}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_roce_port_trusts_and_where_it_notifies_of_congestion(
+    tools: dict[str, str], trust: str | None, tree: Tree
+) -> None:
+    tree.tool("sh", f'PATH={tree.root}/usr/bin:$PATH exec /bin/sh "$@"')  # the tree's tools instead of ours
+    for name, script in tools.items():
+        tree.tool(name, script)
+    entry = {"device": "mlx5_bond_0", "port": "1", "trust": trust}
+    assert tree.value("rdma.roce") == [{**entry, "ecn": None}]
+    for part, others in (("roce_np", "1"), ("roce_rp", "0")):
+        tree.lines(f"/sys/class/net/eth2/ecn/{part}/enable", **{"0": others, "3": "1"})
+    assert tree.value("rdma.roce") == [{**entry, "ecn": "3"}]

@@ -28,8 +28,8 @@ def run(home: Path, **nodes: dict[str, Any]) -> RunFolder:
     return folder
 
 
-def downs(found: dict[str, dict[str, Any]]) -> dict[str, tuple[int, int]]:
-    return {name: (one["uptime"] // HOUR, one["counters"][0]["link_downed"]) for name, one in found.items()}
+def downs(found: dict[str, list[dict[str, Any]]]) -> dict[str, tuple[int, int]]:
+    return {name: (one[0]["uptime"] // HOUR, one[0]["link_downed"]) for name, one in found.items()}
 
 
 def test_the_newest_run_of_a_day_ago_counts_else_the_oldest_of_this_boot(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_newest_run_of_a_day_ago_counts_else_the_oldest_of_this_boot(tmp_pat
     run(tmp_path, a=facts(120, 2), b=facts(1, 2))
     run(tmp_path, a=facts(140, 3), b=facts(2, 3))
     now = run(tmp_path)
-    told = {"hca.earlier": {"uptime": 5, "counters": []}}
+    told = {"hca.earlier": [{"uptime": 5}]}
     seen = {"a": facts(145, 9), "b": facts(3, 9), "c": facts(101, 9, **told), "d": facts(9, 9), "e": {}}
     assert downs(earlier_counters(now, seen)) == {"a": (120, 2), "b": (1, 2)}
     assert downs(earlier_counters(run(tmp_path), {"b": facts(3, 9, boot="next")})) == {}

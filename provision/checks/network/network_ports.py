@@ -103,7 +103,11 @@ def _judge_port(
     if not port.active and not unread:
         return []
     flaps = network_rules.judge_flaps(port, peers, uptime)
-    counted = [*([flaps] if flaps else []), *network_rules.judge_errors(port, uptime)]
+    counted = [
+        *([flaps] if flaps else []),
+        *network_rules.judge_errors(port, uptime),
+        *network_rules.judge_retransmissions(port, peers),
+    ]
     if not port.active:
         return [*unread, *counted]
     rate = declared.get("rate")

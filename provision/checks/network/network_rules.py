@@ -161,6 +161,33 @@ def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
     return findings
 
 
+def judge_retransmissions(port: Port, peers: Sequence[Port]) -> list[Finding]:
+    """Warnings for a port that repeated far more packets since the earlier look than the best of its peers.
+
+    Only over such a look, since no limit was published. Packets out of order and congestion notifications
+    are recorded, not judged: adaptive routing reorders packets, and congestion is the network's.
+    """
+    findings = []
+    for name, row in limits("port_limits")["retransmissions_per_hour"].items():
+        rate = _recent_rate(port, name)
+        others = [_recent_rate(peer, name) for peer in peers if peer is not port]
+        known = [other for other in others if other is not None]
+        if rate is None or not known or rate <= max(row["limit"], row["times"] * min(known)):
+            continue
+        message = f"{port.name} counts {rate:.0f} {name} an hour, a port of its kind {min(known):.0f}"
+        measured, limit = Measurement(name, round(rate), "an hour", port.name), f"≤ {row['limit']:g} an hour"
+        findings.append(finding_on(ID, Verdict.WARN, measured, message, limit, row["source"], "watch"))
+    return findings
+
+
+def _recent_rate(port: Port, name: str) -> float | None:
+    """How often an hour a counter counted since the earlier look, at least an hour; None without a look."""
+    if not port.window or name not in port.earlier or name not in port.errors:
+        return None
+    recent = spans(port, name, port.errors[name], None)[0]
+    return recent.count / max(1.0, recent.hours)
+
+
 def judge_silence(port: Port, peers: Sequence[Port]) -> list[Finding]:
     """What the kernel reads of most ports of a kind, and not of this one (`N/A (no PMA)`, linux, drivers/
     infiniband/core/sysfs.c): errors may have been counted there."""

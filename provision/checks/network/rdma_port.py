@@ -130,16 +130,15 @@ def _earlier(node: CheckNode) -> tuple[float | None, dict[tuple[str, str], dict[
 
     Optional: without a health program there is no such record. Raises ParseError on a malformed one.
     """
-    told, uptime = node.facts.get("hca.earlier"), node.facts.get("clock.uptime_s")
-    if told is None or not isinstance(uptime, int):
+    rows, uptime = node.facts.get("hca.earlier"), node.facts.get("clock.uptime_s")
+    if rows is None:
         return None, {}
-    rows = told.get("counters") if isinstance(told, Mapping) else None
-    then = told.get("uptime") if isinstance(told, Mapping) else None
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise ParseError("hca.earlier has no list of counters", "remove ports.json of the health program")
-    if type(then) not in (int, float) or not 0 <= then <= uptime:
-        return None, {}  # a sample from the future proves nothing
-    return uptime - then, {(str(row.get("device")), str(row.get("port"))): _counts(row) for row in rows}
+        raise ParseError("hca.earlier is not a list of counters", "remove ports.json of the health program")
+    then = {row.get("uptime") for row in rows if isinstance(row.get("uptime"), int)}
+    if len(then) != 1 or not isinstance(uptime, int) or not 0 <= (age := uptime - then.pop()) <= uptime:
+        return None, {}  # a sample of another time, or from the future, proves nothing
+    return age, {(str(row.get("device")), str(row.get("port"))): _counts(row, "uptime") for row in rows}
 
 
 def rate_of(entry: Mapping[str, Any]) -> float:
@@ -177,9 +176,9 @@ def entries(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def _counts(row: Mapping[str, Any]) -> dict[str, int]:
+def _counts(row: Mapping[str, Any], *others: str) -> dict[str, int]:
     """The counters that the kernel has for a port. A number that cannot be read is no zero."""
-    names = [name for name in row if name not in ("device", "port") and row[name] is not None]
+    names = [name for name in row if name not in ("device", "port", *others) and row[name] is not None]
     return {name: _expect(row, name, int, "hca.counters") for name in names}
 
 

@@ -46,6 +46,13 @@ HW_OTHERS = (
     *("roce_adp_retrans_to", "roce_slow_restart", "roce_slow_restart_cnps", "roce_slow_restart_trans"),
     *("rx_atomic_requests", "rx_dct_connect"),
 )
+HW_ROCE = ("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored")
+# The kernel shows no larger number, and a full counter stays so: InfiniBand Architecture Specification,
+# volume 1, PortCounters; drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR (8 or 16 bits).
+MOST = {
+    **dict.fromkeys(("link_error_recovery", "link_downed", "port_rcv_constraint_errors"), 255),
+    **dict.fromkeys(("symbol_error", "port_rcv_errors", "port_rcv_remote_physical_errors"), 65535),
+}
 NO_GID = ":".join(["0000"] * 8)
 FOLDER = "sys/class/infiniband"
 NETDEVS = "sys/class/net"
@@ -257,8 +264,11 @@ def _counters(node, card) -> dict:
             values["link_downed"] = fault["count"] if card["layer"] == "ib" else 0
         elif fault["id"] == "port_flap_boot":
             values["link_downed"] = 1
+    values.update({name: min(values[name], most) for name, most in MOST.items()})
     files = {f"counters/{name}": str(value) for name, value in values.items()}
     files.update({f"hw_counters/{name}": "0" for name in HW_ERRORS + HW_OTHERS})
+    if card["layer"] == "roce":
+        files.update({f"hw_counters/{name}": "0" for name in HW_ROCE})
     files["hw_counters/lifespan"] = "12"
     files["hw_counters/rx_write_requests"] = str(traffic // 90)
     files["hw_counters/rx_read_requests"] = str(traffic // 40000)

@@ -45,7 +45,22 @@ COUNTERS = (
     "excessive_buffer_overrun_errors",
     "VL15_dropped",
 )
-STORED = ("device", "port", "carrier_downs", *COUNTERS)
+# Retransmissions and congestion, in hw_counters: what mlx5 offers depends on the card and on the link layer
+# (linux, drivers/infiniband/hw/mlx5/counters.c).
+HW_COUNTERS = (
+    "packet_seq_err",
+    "out_of_sequence",
+    "local_ack_timeout_err",
+    "implied_nak_seq_err",
+    "rnr_nak_retry_err",
+    "rx_icrc_encapsulated",
+    "roce_adp_retrans",
+    "roce_slow_restart",
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "rp_cnp_handled",
+)
+STORED = ("device", "port", "carrier_downs", *COUNTERS, *HW_COUNTERS)
 
 
 def items():
@@ -100,8 +115,9 @@ def port_entry(item):
 def counter_entry(item):
     device, _, port = item.partition("/")
     entry = {"device": device, "port": port}
-    for name in COUNTERS:
-        text = read_or_none(port_folder(item) + "counters/" + name)
+    paths = [(name, "counters/") for name in COUNTERS] + [(name, "hw_counters/") for name in HW_COUNTERS]
+    for name, folder in paths:
+        text = read_or_none(port_folder(item) + folder + name)
         # A port without this counter (a virtual function, another maker) has no such file, or refuses it.
         entry[name] = int(text) if text and text.isdigit() and len(text) < 19 else None
     return entry
@@ -109,7 +125,7 @@ def counter_entry(item):
 
 def earlier():
     """Counters of this boot as the health program stored them, at least a day ago if it has run that long:
-    {"uptime": seconds after boot, "counters": rows as of `hca.counters`}. None without such a record."""
+    the rows of `hca.counters`, each with the `uptime` in seconds of its reading. None without a record."""
     import json
 
     text = read_text(STORED_COUNTERS, 1024 * 1024)
@@ -123,7 +139,7 @@ def earlier():
         rows = [{key: row[key] for key in row if key in STORED} for row in sample["counters"]]
         if not all(value is None or isinstance(value, (int, str)) for row in rows for value in row.values()):
             raise ValueError("a counter is no number")
-        return {"uptime": int(sample["uptime"]), "counters": rows}
+        return [dict(row, uptime=int(sample["uptime"])) for row in rows]
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError):
         raise ReadError("%s is damaged" % STORED_COUNTERS) from None
 

@@ -183,6 +183,66 @@ def parse_pfc(names, output):
     raise answered("dcb", output)
 
 
+def ecn_priorities(netdev):
+    """Priorities on which a card sends congestion notifications and slows down at them, as text with commas:
+    "3". None with a driver that has no such files (only DOCA-OFED's has)."""
+    parts = []
+    for part in ("roce_np", "roce_rp"):
+        folder = "/sys/class/net/%s/ecn/%s/enable/" % (netdev, part)
+        parts.append({name for name in names_in(folder) if read_or_none(folder + name) == "1"})
+        if not names_in(folder):
+            return None
+    return ",".join(sorted(parts[0] & parts[1]))
+
+
+def ethernet_ports():
+    """(device, port, interface) of each RDMA port with Ethernet and an interface."""
+    rows = [row for row in rdma_ports() if row["link_layer"] == "Ethernet" and row["netdev"]]
+    return [(row["device"], row["port"], row["netdev"]) for row in rows]
+
+
+def parse_roce(names, output):
+    """What an interface trusts in a packet for its priority, `dscp` or `pcp`, by mlnx_qos or by dcb:
+
+    == ens20np0
+    Priority trust state: dscp
+    == ens21np0
+    dscp-prio 26:3
+
+    The inbox driver trusts DSCP once there is a rule for it (mlx5e_dcbnl_ieee_setapp, linux, drivers/net/
+    ethernet/mellanox/mlx5/core/en_dcbnl.c). None if neither tool answers."""
+    trusts = {}
+    netdev = ""
+    for line in output.splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word == "==":
+            netdev = rest
+        elif word == "--":
+            trusts.setdefault(netdev, "pcp")
+        elif word == "dscp-prio":
+            trusts[netdev] = "dscp"
+        elif line.startswith("Priority trust state:"):
+            trusts[netdev] = line.partition(":")[2].strip()
+    found = [
+        {"device": device, "port": port, "trust": trusts.get(netdev), "ecn": ecn_priorities(netdev)}
+        for device, port, netdev in ethernet_ports()
+    ]
+    return dict.fromkeys(names, found)
+
+
+# dcb prints nothing for an interface without rules; its exit status tells that from a missing tool.
+ASK_TRUST = """for dev; do echo "== $dev"
+mlnx_qos -i "$dev" 2>/dev/null || { dcb app show dev "$dev" 2>/dev/null && echo "-- $dev"; }; done"""
+
+
+def roce_probe(name):
+    netdevs = [netdev for _, _, netdev in ethernet_ports()]
+    if not netdevs:
+        return single(name, list)
+    # mlnx_qos is a Python program, and is started for each interface
+    return Probe([name], command=["sh", "-c", ASK_TRUST, "sh", *netdevs], parse=parse_roce, patience=2)
+
+
 def parse_peermem(names, output):
     """`ofed`: built with the peer memory interface of OFED, whose ib_core it then needs; `plain`: without,
     which ends its loading with "Invalid argument"; `absent`: there is no such module."""
@@ -214,6 +274,8 @@ def rdma_probes(names):
         attribute, item = attribute_of(name), item_of(name)
         if name in TOOLS:
             probes.append(Probe([name], command=TOOLS[name].command, parse=TOOLS[name].parse))
+        elif name == "rdma.roce":
+            probes.append(roce_probe(name))
         elif name == "rdma.devices":
             probes.append(single(name, network_devices))
         elif name == "rdma.ports":
@@ -237,5 +299,5 @@ def pfc_probe(name):
 
 
 FAMILIES["rdma"] = Family(
-    (*PORT, "active_mtu", "pfc"), rdma_probes, whole=("devices", "ports", "peermem", "core_stale")
+    (*PORT, "active_mtu", "pfc"), rdma_probes, whole=("devices", "ports", "roce", "peermem", "core_stale")
 )
