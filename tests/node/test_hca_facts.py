@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from provision.checks.on_node import ports
+from provision.remote import protocol
 from tests.node.machine import Tree
 from tests.node.ports import IPV4_GID, LINK_LOCAL_GID, ZERO_GID, port
 
@@ -135,6 +136,9 @@ def test_the_counters_stored_by_the_health_program_are_of_a_day_ago_and_of_this_
         for minutes in (0, 10) if hour in (0, 39) else (0,):  # a second run within the hour adds nothing
             ports.keep(folder, facts, BOOT, 1000.5 + hour * 3600 + minutes * 60)
     found = tree.value("hca.earlier")
+    answer = protocol.unframed(tree.run("hca.earlier", "hca.counters"))
+    facts_of, _ = protocol.facts_of(answer, ["hca.earlier", "hca.counters"])
+    assert facts_of["hca.earlier"] == found, "a form that the controller accepts from a node"
     infiniband, roce = found
     assert (infiniband["uptime"], infiniband["link_downed"]) == (1000 + 15 * 3600, 15)
     assert (infiniband["carrier_downs"], roce["carrier_downs"]) == (None, 4)
