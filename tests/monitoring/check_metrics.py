@@ -68,6 +68,7 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
     ("network_rules", "_fail"): (),
     ("network_rules", "_full"): _ERRORS,
     ("network_rules", "judge_errors"): _ERRORS,
+    ("network_rules", "judge_retransmissions"): tuple(limits("port_limits")["retransmissions_per_hour"]),
 }
 
 

@@ -37,7 +37,7 @@ def test_the_newest_run_of_a_day_ago_counts_else_the_oldest_of_this_boot(tmp_pat
     run(tmp_path, a=facts(120, 2), b=facts(1, 2))
     run(tmp_path, a=facts(140, 3), b=facts(2, 3))
     now = run(tmp_path)
-    told = {"hca.earlier": [{"uptime": 5}]}
+    told: dict[str, Any] = {"hca.earlier": [{"uptime": 5}]}
     seen = {"a": facts(145, 9), "b": facts(3, 9), "c": facts(101, 9, **told), "d": facts(9, 9), "e": {}}
     assert downs(earlier_counters(now, seen)) == {"a": (120, 2), "b": (1, 2)}
     assert downs(earlier_counters(run(tmp_path), {"b": facts(3, 9, boot="next")})) == {}
