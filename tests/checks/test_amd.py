@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 
 from provision.checks import node_judge, registry
-from provision.checks.amd import driver_log, gpu_inventory, rules, sensors, smi, versions
+from provision.checks.amd import (
+    driver_log,
+    gpu_burn,
+    gpu_inventory,
+    rules,
+    sensors,
+    smi,
+    telemetry,
+    transferbench,
+    versions,
+)
 from provision.checks.check import Output, Raw
 from provision.checks.health import NodeHealth
 from provision.checks.host import kernel_incidents, kernel_log
@@ -145,7 +155,6 @@ OF_TOOL: list[tuple[dict[str, Any], Said]] = [
     ),
     # A GPU that works as hard as it may is at its limit of power.
     (changed("metric", "throttle.ppt_violation_status", "ACTIVE"), set()),
-    (changed("metric", "throttle", "N/A"), set()),
     (changed("metric", "temperature.hotspot", degrees(70)), {("warn", "gpu3", "temperature", "investigate")}),
     (
         changed("metric", "temperature.mem", degrees(70)),
@@ -168,6 +177,10 @@ OF_TOOL: list[tuple[dict[str, Any], Said]] = [
     (changed("later", "pcie.replay_count", 13), set()),
     (changed("later", "pcie.replay_count", "N/A"), set()),
     (changed("xgmi", "link_status", [*"UUUUUUD", "X"]), {("fail", "gpu3", "xgmi_up", RESET)}),
+    (changed("xgmi", "link_status", ["N/A"] * 8), {("error", "gpu3", "", "investigate")}),
+    (changed("metric", "throttle", "N/A"), {("error", "gpu3", "", "investigate")}),
+    (changed("metric", "temperature.mem", "N/A"), {("error", "gpu3", "", "investigate")}),
+    (changed("static", "limit", "N/A"), {("error", "gpu3", "", "investigate")}),
     (
         changed("process", "process_list", [{"process_info": {"name": "python3", "pid": 77}}]),
         {("warn", "gpu3", "processes", "investigate")},
@@ -227,7 +240,8 @@ def test_links_as_newer_releases_print_them(states: Mapping[tuple[int, int], str
 def test_two_links_between_each_two_of_four() -> None:
     def down(states: Mapping[tuple[int, int], str]) -> dict[str, Any]:
         names = {n: f"gpu{n}" for n in range(4)}
-        return {m.device: m.value for m in sensors.of_links(by_gpu(states, "U/U", 4), names)}
+        found = sensors.of_links(by_gpu(states, "U/U", 4), names)
+        return {m.device: m.value for m in found if m.metric == "xgmi_down"}
 
     # As an MI300A's firmware has room for four of six.
     ends = {(0, 3): "N/A", (1, 3): "N/A", (2, 3): "N/A", (3, 2): "N/A"}
@@ -384,6 +398,18 @@ def test_one_reason_is_told_once() -> None:
     assert len([f for f in judged(facts(), broken(NO_DRIVER, rc=255)) if f.verdict is Verdict.ERROR]) == 1
 
 
+@pytest.mark.parametrize(
+    ("state", "found"), [("X", {("warn", "node", "xgmi_up", "investigate")}), ("N/A", set())]
+)
+def test_links_of_which_none_is_up_are_not_called_up(state: str, found: Said) -> None:
+    shown = documents()
+    for row in shown["xgmi"]["link_status"]:
+        row["link_status"] = [state] * 8
+    findings = judged(facts(), shown)
+    assert said(findings) == found
+    assert not [one.message for one in findings if one.message.endswith("are up")]
+
+
 def test_an_older_amd_smi_that_knows_no_links_is_no_error() -> None:
     shown = documents()
     refused = {"error": "Parameter '-l' is invalid. Run '--help' for more info.", "code": -2}
@@ -409,6 +435,39 @@ def test_facts_that_could_not_be_read_are_an_error() -> None:
 @pytest.mark.parametrize("wrong", [5, "many", [None], [{"address": 7}], [{}]])
 def test_a_strange_answer_is_an_error(wrong: Any) -> None:
     assert ("error", "node", "", "investigate") in said(judged({**facts(), "amdgpu.devices": wrong}))
+
+
+def test_a_driver_that_the_command_line_keeps_away_needs_no_reboot() -> None:
+    """AMD's guide to accepting MI325X, MI350X and MI355X has people boot with modprobe.blacklist=amdgpu."""
+    known = {**facts(), "amdgpu.loaded_version": None}
+    for blacklisted, advice in ((True, "run modprobe amdgpu"), (False, "then reboot")):
+        (finding,) = (
+            one
+            for one in judged({**known, "amdgpu.blacklisted": blacklisted}, {})
+            if one.verdict is Verdict.ERROR
+        )
+        assert advice in finding.message
+        assert finding.action == "fix configuration"
+
+
+@pytest.mark.parametrize(
+    ("rocm", "folder"),
+    [
+        ("7.2.1-43", "/opt/rocm/bin"),
+        ("7.12.0", "/opt/rocm/extras-7/bin"),
+        ("10.0.0", "/opt/rocm/extras-10/bin"),
+    ],
+)
+def test_tools_are_started_from_where_their_release_has_them(rocm: str, folder: str) -> None:
+    node = node_of({**facts(), "amdgpu.rocm": rocm}).check_node
+    (burn,) = (one for one in gpu_burn.commands(node, {}) if one.name == "rvs_gpus")
+    assert burn.argv[0] == f"{folder}/rvs"
+    assert transferbench.program(node) == f"{folder}/TransferBench"
+
+
+def test_the_samples_of_a_load_fit_into_what_is_kept_of_an_output() -> None:
+    """71 kB is a sample of eight MI300X with ROCm 7.2 and 10.1, by AMD's own program."""
+    assert telemetry._MOST_SAMPLES * 71_000 < 2 * 2**20
 
 
 def test_without_the_driver_nothing_passes() -> None:
@@ -583,7 +642,7 @@ def test_the_facts_of_one_vendor_are_asked_of_its_nodes_alone() -> None:
     assert not [fact for fact in registry.facts_for(asked) if fact.startswith("amd")]
     assert registry.facts_of_vendor(asked, "nvidia") == registry.facts_of_vendor(asked, None) == frozenset()
     assert registry.facts_of_vendor(asked, "amd") == {
-        *("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm")
+        *("amdgpu.blacklisted", "amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm")
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,14 @@ def loaded(node: CheckNode) -> str | None:
     if version is not None and (not isinstance(version, str) or not version):
         raise ParseError(f"amdgpu.loaded_version is not a text: {version!r:.60}", "run the check again")
     return version
+
+
+def tools(node: CheckNode) -> str:
+    """The folder of AMD's validation tools; ROCm 7.12 and newer has them apart from its core."""
+    numbers = re.match(r"(\d{1,4})\.(\d{1,4})", str(node.facts.get("amdgpu.rocm") or ""))
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < (7, 12):
+        return "/opt/rocm/bin"
+    return f"/opt/rocm/extras-{numbers[1]}/bin"
 
 
 def partitioned(node: CheckNode) -> str:

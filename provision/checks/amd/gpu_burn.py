@@ -81,7 +81,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     if devices.partitioned(node):
         return []
     seconds = int(options.get("burn_seconds") or DEFAULT_SECONDS)
-    program = str(node.variables.get("amd_validation_tools_rvs_path", "/opt/rocm/bin/rvs"))
+    program = str(node.variables.get("amd_validation_tools_rvs_path", f"{devices.tools(node)}/rvs"))
     batch = _BATCH.get(str(node.gpuprov_node["gpu"].get("architecture")), _USUAL_BATCH)
     # Of a long burn not every batch gets a line, so that all of them are kept.
     interval = max(1000, seconds)

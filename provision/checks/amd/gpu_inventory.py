@@ -25,7 +25,7 @@ from provision.node.observe.amd_smi import STATIC
 
 SUMMARY = "count, model, memory, error counters, bad pages, PCIe, xGMI links, throttling, heat, kernel log"
 NEEDS: tuple[str, ...] = ("amd-smi",)
-FACTS: tuple[str, ...] = devices.FACTS
+FACTS: tuple[str, ...] = (*devices.FACTS, "amdgpu.blacklisted")
 
 # How long eight GPUs take nobody has published; a driver that is stuck never answers.
 _DEADLINE = 40.0
@@ -140,7 +140,7 @@ def judge(
     node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
     values = _by_metric(measurements)
-    findings = _readability(values)
+    findings = _readability(values, bool(node.facts.get("amdgpu.blacklisted")))
     if "driver_gpus" in values:
         on_bus = len(values["on_bus"])
         findings += rules.judge_board(node, node.gpu_count) or gpu_inventory.judge_counts(node, values)
@@ -190,11 +190,19 @@ def _units(node: CheckNode, values: Values) -> list[Finding]:
     return shared(findings, len(values["on_bus"]))
 
 
-def _readability(values: Values) -> list[Finding]:
-    """What could not be read is an error, and the same reason is told once."""
+def _readability(values: Values, blacklisted: bool) -> list[Finding]:
+    """What could not be read is an error, and the same reason is told once.
+
+    `blacklisted`: the kernel's command line keeps the driver from being loaded."""
     findings: list[Finding] = []
     if "driver" in values:
-        said = "the driver amdgpu is not loaded: of the GPUs nothing can be measured; gpuprov up, then reboot"
+        why, fix = "is not loaded", "gpuprov up, then reboot"
+        if blacklisted:  # AMD's acceptance guide requires it of MI325X, MI350X and MI355X
+            why, fix = (
+                "is kept from loading by modprobe.blacklist on the kernel command line",
+                "run modprobe amdgpu",
+            )
+        said = f"the driver amdgpu {why}: of the GPUs nothing can be measured; {fix}"
         return [unmeasured(ID, said, action="fix configuration")]
     told: set[str] = set()
     for metric, found in values.items():

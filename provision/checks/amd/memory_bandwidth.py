@@ -19,7 +19,7 @@ from provision.checks.thresholds import Threshold
 
 SUMMARY = "copy bandwidth within each GPU's memory; the GPU with slow memory is named"
 NEEDS: tuple[str, ...] = transferbench.NEEDS
-FACTS: tuple[str, ...] = ("amdgpu.devices",)
+FACTS: tuple[str, ...] = ("amdgpu.devices", "amdgpu.rocm")
 
 _RUN, _SIZE = "transferbench_local", "512M"
 

@@ -29,7 +29,7 @@ from provision.text import many
 
 SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slow pair or GPU is named"
 NEEDS: tuple[str, ...] = transferbench.NEEDS
-FACTS: tuple[str, ...] = ("amdgpu.devices",)
+FACTS: tuple[str, ...] = ("amdgpu.devices", "amdgpu.rocm")
 
 _SIZE = "64M"  # what AMD's figures were measured with
 _RUNS = {"transferbench_write": False, "transferbench_read": True}

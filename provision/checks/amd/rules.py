@@ -85,6 +85,14 @@ _JUDGED = {
     "xgmi_links": "xGMI links",
     "temperature": "temperature",
 }
+# Readings that part of the GPUs of some products lack, as the power limit of an MI250's second die: one counts
+# as missing if all other GPUs have it.
+_JUDGED_ALONE = {
+    "throttle": "state of throttling",
+    "power_limit": "power limit",
+    "memory_temperature": "temperature of its memory",
+    "xgmi_up": "state of its xGMI links",
+}
 
 
 def judge_absent(values: Values) -> list[Finding]:
@@ -99,6 +107,13 @@ def judge_absent(values: Values) -> list[Finding]:
             for metric, words in _JUDGED.items()
             if device not in (known := values.get(metric, {}))
             and 2 * sum(peer in known for peer in peers) > len(peers)
+        ]
+        missing += [
+            words
+            for metric, words in _JUDGED_ALONE.items()
+            if device not in (known := values.get(metric, {}))
+            and len(peers) >= _PEERS
+            and all(peer in known for peer in peers)
         ]
         if missing:
             why = str(values.get("unread", {}).get(device, ""))[:120]
@@ -229,8 +244,13 @@ def judge_xgmi(node: CheckNode, values: Values) -> list[Finding]:
                 finding_on(ID, Verdict.FAIL, measured, words, f"= {expected} links", source, "reset GPU")
             )
     findings += _links_now(values, {finding.device for finding in findings})
+    up = values.get("xgmi_up", {})
+    if not findings and len(trained) > 1 and up and not any(up.values()):
+        words = "amd-smi reports no xGMI link between the GPUs as up, though they trained at boot"
+        findings.append(Finding(ID, Verdict.WARN, "node", words, "xgmi_up", 0, "links", action="investigate"))
     if not findings and trained:
-        findings.append(all_good("xgmi_links", "the xGMI links between the GPUs are up"))
+        state = "are up" if up else "trained at boot; whether they are up is not reported"
+        findings.append(all_good("xgmi_links", f"the xGMI links between the GPUs {state}"))
     return findings
 
 

@@ -119,7 +119,7 @@ def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Meas
     told = {device: _states(row) for row in rows if (device := devices.get(int(row["gpu"])))}
     if not any("SELF" in states for states in told.values()):
         for device, states in told.items():
-            if "U" in states or "D" in states:
+            if {"U", "D", "X"} & set(states):
                 yield Measurement("xgmi_up", states.count("U"), "links", device)
                 yield Measurement("xgmi_told", len(states), "links", device)
         return
@@ -134,6 +134,8 @@ def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Meas
         if any(one in pair for pair in letters):
             down = [max(_down(letters.get(pair, ())) for pair in ((one, at), (at, one))) for at in names]
             yield Measurement("xgmi_down", sum(down), "links", one)
+            up = sum(state.count("U") for pair, state in letters.items() if pair[0] == one)
+            yield Measurement("xgmi_up", up, "links", one)
 
 
 def _down(states: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from provision.checks.amd.devices import tools
 from provision.checks.check import CheckNode, Command, Output, completed, last_words
 from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_log import bus_address
@@ -44,7 +45,8 @@ class CorruptionError(Exception):
 
 
 def program(node: CheckNode) -> str:
-    return str(node.variables.get("amd_validation_tools_transferbench_path", "/opt/rocm/bin/TransferBench"))
+    usual = f"{tools(node)}/TransferBench"
+    return str(node.variables.get("amd_validation_tools_transferbench_path", usual))
 
 
 def topology(node: CheckNode) -> Command:

@@ -73,7 +73,8 @@ gpuprov:
   type: dict
 """
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin:/opt/rocm/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
+PATH += ":/opt/rocm/bin:/opt/rocm/core/bin"  # the last is of ROCm 7.12 and newer
 READY = 10.0  # seconds for a program beside another to listen
 GRACE = 5.0  # seconds between TERM and KILL, and after KILL before we stop waiting
 RETRY = 0.5  # seconds between two tries

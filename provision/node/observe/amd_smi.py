@@ -14,7 +14,7 @@ from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
 from provision.node.observe.system import bus_address, gpus_of
 from provision.node.observe.vendors import AMD
 
-AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi")
+AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi", "/opt/rocm/core/bin/amd-smi")
 AMD_PATIENCE = 3  # how long eight GPUs take nobody has published
 # All sections that the program has on this machine. A guest of a hypervisor (SR-IOV) has no limits, and with
 # ROCm until 6.3 no RAS; the program refuses a call that names a missing one (amdsmi_parser.py: is_baremetal).

@@ -14,7 +14,8 @@ from provision.node.observe.vendors import AMD, gpu_part, number_in
 
 MODULE = "/sys/module/amdgpu"
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
-ROCM_VERSION = "/opt/rocm/.info/version"
+# The second is of ROCm 7.12 and newer.
+ROCM_VERSIONS = ("/opt/rocm/.info/version", "/opt/rocm/core/.info/version")
 RAS_KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
 XGMI = 11  # the type of such links in the topology (kfd_crat.h)
 COUNTS = "_err_count"  # umc_err_count: each block of the GPU has a file of its own
@@ -249,6 +250,13 @@ def parse_amdgpu_modinfo(names, output):
     return dict.fromkeys(names, lines[0] if lines else "kernel " + boot_release(os.uname().release))
 
 
+def amdgpu_blacklisted():
+    """Whether the kernel's command line keeps the driver from being loaded at boot."""
+    words = (read_line("/proc/cmdline") or "").split()
+    names = [word.partition("=")[2].split(",") for word in words if word.startswith("modprobe.blacklist=")]
+    return any("amdgpu" in one for one in names)
+
+
 def amdgpu_installed_probe(name):
     command = ["modinfo", "-k", boot_release(os.uname().release), "-F", "version", "amdgpu"]
     return Probe([name], command=command, parse=parse_amdgpu_modinfo)
@@ -259,7 +267,8 @@ FAMILIES["amdgpu"] = whole_family(
         "loaded_version": amdgpu_version,
         "dkms_version": lambda: read_line(MODULE + "/version") or None,  # the kernel's own has none
         "devices": amdgpu_devices,
-        "rocm": lambda: read_line(ROCM_VERSION) or None,
+        "rocm": lambda: next(filter(None, map(read_line, ROCM_VERSIONS)), None),
+        "blacklisted": amdgpu_blacklisted,
         "compute_partitions": lambda: amdgpu_partitions("compute"),
         "memory_partitions": lambda: amdgpu_partitions("memory"),
         "power_limits": amdgpu_power_limits,

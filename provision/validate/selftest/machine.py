@@ -77,7 +77,8 @@ def _observed(facts: frozenset[str]) -> tuple[Mapping[str, Any], dict[str, str]]
 
 
 # Where the checks' own runner looks (provision/node/modules/gpuprov_run.py).
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin:/opt/rocm/bin"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
+PATH += ":/opt/rocm/bin:/opt/rocm/core/bin"  # the last is of ROCm 7.12 and newer
 _BUILT = "`gpuprov up` installs it, role validation_tools; `gpuprov selftest --build` builds it from source"
 _COLLECTIVES = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
 _HOW = {
