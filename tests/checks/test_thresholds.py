@@ -15,7 +15,7 @@ from provision.paths import DATA
 
 RATED = ("a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "b200", "h100-nvl", "h100-sxm", "h200-sxm", "l40s")
 # Nobody has published rates that AMD's GPUs must reach: their limits are of memory and lanes.
-SKUS = (*RATED, "mi210", "mi250", "mi250x", "mi300x", "mi325x", "mi355x")
+SKUS = (*RATED, "mi210", "mi250", "mi250x", "mi300x", "mi325x", "mi350x", "mi355x")
 
 GOOD = {
     "limit": 300,

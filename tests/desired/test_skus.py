@@ -37,8 +37,10 @@ def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
         (facts("1002:74B5"), "mi300x", "cdna3", "none"),  # in a guest
         (facts(*["1002:7408"] * 8), "mi250x", "cdna2", "none"),
         (facts(*["1002:75a3"] * 8), "mi355x", "cdna4", "none"),
+        (facts(*["1002:75a0"] * 8), "mi350x", "cdna4", "none"),
+        (facts(*["1002:75b0"] * 8), "mi350x", "cdna4", "none"),
         (facts("1002:74a1", "1002:74a5"), None, "cdna3", "none"),
-        (facts("1002:75a0"), None, None, "none"),
+        (facts("1002:74a2"), None, None, "none"),  # no SKU is made of an MI308X
         (facts(), None, None, "none"),
         ({}, None, None, "none"),
     ],

@@ -268,3 +268,23 @@ def test_groups_and_those_whom_they_list(tree: Tree) -> None:
     assert tree.value("group.video.members") == ["alice", "bob"]
     assert tree.value("group.vide.exists") is False
     assert tree.value("group.vide.members") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "blacklisted"),
+    [
+        ("ro quiet modprobe.blacklist=nouveau,amdgpu pci=realloc=off", True),
+        ("ro modprobe.blacklist=amdgpu", True),
+        ("ro modprobe.blacklist=amdgpu_old quiet", False),
+        ("ro quiet", False),
+    ],
+)
+def test_a_driver_that_the_command_line_keeps_away(server: Tree, line: str, blacklisted: bool) -> None:
+    server.file("/proc/cmdline", line + "\n")
+    assert server.values("amdgpu.blacklisted") == {"amdgpu.blacklisted": blacklisted}
+
+
+def test_the_version_of_a_rocm_with_a_core_of_its_own(server: Tree) -> None:
+    (server.root / "opt/rocm/.info/version").unlink()
+    server.file("/opt/rocm/core/.info/version", "7.12.0\n")
+    assert server.values("amdgpu.rocm") == {"amdgpu.rocm": "7.12.0"}

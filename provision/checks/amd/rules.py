@@ -85,8 +85,8 @@ _JUDGED = {
     "xgmi_links": "xGMI links",
     "temperature": "temperature",
 }
-# Readings that part of the GPUs of some products lack, as the power limit of an MI250's second die: one counts
-# as missing if all other GPUs have it.
+# Readings that part of the GPUs of some products lack, as the power limit of an MI250's second die: one is
+# counted as missing if all other GPUs have it.
 _JUDGED_ALONE = {
     "throttle": "state of throttling",
     "power_limit": "power limit",
