@@ -16,7 +16,7 @@ import pytest
 
 from provision import paths, shipped
 from provision.checks.amd import driver_log
-from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.host import kernel_incidents, kernel_log, kernel_meaning
 from provision.checks.judge import Finding, Verdict
 from provision.node.burnin.amd_gpus import amd_fatal
 from provision.node.burnin.tool_output import message_of
@@ -156,8 +156,8 @@ def test_the_catalogue_is_whole() -> None:
     for name, row in shipped.load("amdgpu").items():
         meaning = driver_log.MEANINGS[name]
         assert row["seen"], name
-        assert meaning.level in driver_log._LEVELS, name
-        assert meaning.action in driver_log._ACTIONS, name
+        assert meaning.level in ("info", "program", "warn", "fail"), name
+        assert meaning.action in kernel_meaning.ACTIONS, name
         assert meaning.after | meaning.hive <= driver_log.MEANINGS.keys() - {name}, name
 
 
@@ -316,7 +316,7 @@ def worst(lines: Sequence[str]) -> tuple[int, int]:
     """(worst verdict, most intrusive action) of what these lines lead to."""
     found = judged(["[    0.500000] pci 0000:72:00.0: PCI bridge to [bus 65]", *lines])
     levels = [2 if one.verdict is Verdict.FAIL else 1 for one in found]
-    actions = [driver_log._ACTIONS.index(one.action) for one in found]
+    actions = [kernel_meaning.ACTIONS.index(one.action) for one in found]
     return max(levels, default=0), max(actions, default=0)
 
 

@@ -191,7 +191,7 @@ def test_the_callers_stamp_of_the_kernel_is_read() -> None:
     assert told(line) == [("fail", "gpu0", "xid.79", "power-cycle")]
     ((moment, text),) = dmesg_records(line)
     assert moment == 100.0
-    assert message_of(text)["xid"]["code"] == 79  # type: ignore[index]
+    assert message_of(text)["xid"]["code"] == 79
 
 
 # --- registers before words

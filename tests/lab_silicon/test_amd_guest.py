@@ -74,7 +74,7 @@ def test_a_fault_of_a_guests_gpu_is_found(guest: Silicon) -> None:
 
 def test_the_facts_of_a_guest_are_read(guest: Silicon) -> None:
     done = guest.run("amd-smi", *amd_smi.STATIC)
-    (found,) = amd_smi.parse_static(["amd_smi.gpus"], done.stdout).values()  # type: ignore[no-untyped-call]
+    (found,) = amd_smi.parse_static(["amd_smi.gpus"], done.stdout).values()
     assert [one["address"] for one in found] == ADDRESSES
     assert {one["power_limit_w"] for one in found} == {None}
 
