@@ -291,8 +291,8 @@ def _event(text: str) -> tuple[str, int | str, str] | None:
             else AER_CORRECTED
         )
         return "aer", code, bus_address(match[1])
-    if known := _nvrm(text):
-        return known
+    if unnumbered := _nvrm(text):
+        return unnumbered
     if found := driver_log.event(text):
         return driver_log.KIND, found[0], bus_address(found[1])
     return None
