@@ -17,7 +17,6 @@ from provision import yamlfile
 from provision.burnin.plan import Part, Plan, cost, peak
 from provision.burnin.profile import LOADS, Profile, Segment, about, steps_of_soak
 from provision.checks import node_judge, registry
-from provision.checks.amd import driver_log
 from provision.checks.check import Command
 from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_meaning import NEEDS_RESET
@@ -128,7 +127,7 @@ def order(
             "kernel": kernel_incidents.fatal_lines(vendor) if profile.abort.xids == "fatal" else (),
             "failed_steps": profile.abort.failed_steps,
         },
-        "kernel_lines": driver_log.PATTERNS if vendor == "amd" else (),
+        "kernel_lines": kernel_incidents.kept_lines(vendor),
         "space_mib": profile.space_mib,
         "end_by_s": part.end_by,
         "segments": segments,

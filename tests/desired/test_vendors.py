@@ -230,7 +230,9 @@ PLACES = {
     *("provision/desired/amd.py", "provision/desired/vendors.py"),
     *(f"provision/node/observe/{name}.py" for name in ("amd_cdi", "amd_smi", "amdgpu", "vendors")),
     *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
-    *("provision/data/skus/mi325x.yml", "provision/data/skus/mi355x.yml"),
+    *(f"provision/data/skus/{sku}.yml" for sku in ("mi325x", "mi350x", "mi355x")),
+    *("provision/data/amdgpu.yml", "provision/data/thresholds/mi350x.yml"),
+    "provision/desired/health_program.py",  # which lists the data that nodes get
     "provision/node/modules/gpuprov_amd_gpu_settings.py",
     "provision/node/modules/node_facts.py",  # which lists every family of facts
     "provision/node/observe/container_runtime.py",  # of which of them Docker was told

@@ -48,6 +48,11 @@ def fatal_lines(vendor: str | None) -> tuple[str, ...]:
     return driver_log.FATAL if vendor == "amd" else stopping_lines()
 
 
+def kept_lines(vendor: str | None) -> tuple[str, ...]:
+    """Patterns of the lines that burn-in keeps of this vendor's driver; Xids it keeps by itself."""
+    return driver_log.PATTERNS if vendor == "amd" else ()
+
+
 def is_of_driver(line: str, code: str = "") -> bool:
     """Whether a kernel line is one that the driver amdgpu writes when something is wrong. `code`: of that
     kind."""
