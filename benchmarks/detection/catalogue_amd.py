@@ -124,12 +124,8 @@ _cap = planted("power_limit gpu={gpu} percent={percent}", GPU, ("fix configurati
 _site_cap = planted("power_cap_site percent={percent}", everywhere=True, percent=range(60, 96))
 _hot = planted("hot_gpu gpu={gpu} degrees={severity}", GPU, LOOK, FAIL_OR_WARN)
 _airflow = planted("airflow_gradient degrees={degrees}", degrees=range(1, 9))
-_stuck = planted(
-    "gpu_event gpu={gpu} event={event}",
-    GPU,
-    RESET,
-    event=("firmware_stuck", "fence_timeout", "fatal_event"),
-)
+_hangs = ("firmware_stuck", "fence_timeout", "fatal_event")
+_stuck = planted("gpu_event gpu={gpu} event={event}", GPU, RESET, event=_hangs)
 _users = planted("gpu_event gpu={gpu} event={event}", event=("page_fault", "ring_recovered"))
 _hang = planted(
     "tool_hang tool=amd-smi stubborn={stubborn}",
