@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from provision.errors import LabError
 from tests.printers import debian, nvml_library
 from tests.printers.smi import RELEASES, NvidiaSmi
 
-HEADER = ("libnvidia-ml-dev", "experimental", "non-free")
+HEADER = ("libnvidia-ml-dev", "trixie", "non-free")
+Printers = Callable[[str], NvidiaSmi]
 
 
 @pytest.fixture(scope="session")
-def printers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NvidiaSmi]:
-    """Driver → its nvidia-smi. Skipped, with the reason, where Debian's archive is not at hand."""
+def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
+    """Driver → its nvidia-smi.
+
+    Skipped, with the reason, where Debian's archive is not at hand, or has this driver no longer.
+    """
     reason = debian.missing() or (None if shutil.which("gcc") else "this host has no gcc")
     if reason:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("nvml")
     nvml_library.build(debian.unpacked(*HEADER) / "usr/include/nvml.h", folder)
-    found = {}
-    for driver, (package, suite, place) in RELEASES.items():
-        program = debian.unpacked(package, suite, "non-free") / Path(place) / "nvidia-smi"
-        found[driver] = NvidiaSmi(program, folder, folder / "values")
-    return found
+
+    @cache
+    def find(driver: str) -> NvidiaSmi:
+        package, suite, place = RELEASES[driver]
+        try:
+            files = debian.unpacked(package, suite, "non-free")
+        except LabError as error:
+            if suite == "experimental" and "Unable to locate package" in error.what:
+                pytest.skip(f"Debian's {suite} has no {package} any more")
+            raise
+        return NvidiaSmi(files / Path(place) / "nvidia-smi", folder, folder / "values")
+
+    return find

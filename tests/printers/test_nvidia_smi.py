@@ -11,8 +11,9 @@ import pytest
 
 from provision.checks.judge import Finding
 from tests.printers import nvml_values
+from tests.printers.conftest import Printers
 from tests.printers.nvml_faults import FAULTS, Fault
-from tests.printers.smi import RELEASES, NvidiaSmi
+from tests.printers.smi import RELEASES
 from tests.support.checks import judged, make_node
 from tests.support.seed import Selected
 
@@ -58,7 +59,7 @@ def wrong(fault: Fault, findings: list[Finding]) -> str:
 
 
 @pytest.mark.parametrize(("driver", "sku"), _PAIRS, ids=[f"{sku}-{driver[:3]}" for driver, sku in _PAIRS])
-def test_each_fault_is_judged_right(driver: str, sku: str, printers: dict[str, NvidiaSmi]) -> None:
+def test_each_fault_is_judged_right(driver: str, sku: str, printers: Printers) -> None:
     """In CI a quarter of the faults of each pair, drawn by their names; all of them in the long set."""
     found = []
     for fault in FAULTS:
@@ -68,7 +69,7 @@ def test_each_fault_is_judged_right(driver: str, sku: str, printers: dict[str, N
             fault.change(machine)
             node = make_node(machine.count, sku, machine.sku["fabric"], machine.sku["architecture"])
             found.append(
-                wrong(fault, judged("gpu_inventory", *printers[driver].inventory(machine), node=node))
+                wrong(fault, judged("gpu_inventory", *printers(driver).inventory(machine), node=node))
             )
     assert found, "no fault applies"
     assert "\n".join(filter(None, found)) == ""

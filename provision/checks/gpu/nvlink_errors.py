@@ -50,10 +50,16 @@ _COUNTER = re.compile(r"^\s+Links? (\d{1,3})(?:-(\d{1,3}))?: (.+): ([0-9a-fA-Fxe
 _OLD_COUNTER = re.compile(
     r"^(\s+Link \d{1,3}): (\d{1,20}) ((?:replay|recovery|flit CRC|data CRC) errors)\s*$"
 )
+# What driver 470 corrected, lane by lane below a line of the link: no error.
+_CORRECTED = re.compile(
+    r"^\s+(?:Link \d{1,3}:|Lane \d{1,3} ECC Correction Count: \d{1,20} \(Overflow=\d\))\s*$"
+)
 
 
 def _modern(line: str) -> str:
-    """A counter's line in the form of drivers after 470; any other line as is."""
+    """A counter's line in the form of drivers after 470, "" for what was corrected, others as is."""
+    if _CORRECTED.match(line):
+        return ""
     match = _OLD_COUNTER.match(line)
     return f"{match[1]}: {_OLD_NAMES[match[3]]}: {match[2]}" if match else line
 
