@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import gc
 import importlib
 import keyword
@@ -175,20 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("\ngpuprov: interrupted\n")
         return ExitCode.INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _complain(_full(error))
-            return ExitCode.ERROR
         from provision import bug_file
 
-        bug_file.complain(error)
-        return ExitCode.BUG
-
-
-def _full(error: OSError) -> GpuprovError:
-    from provision.paths import state_home
-
-    where = error.filename or f"{state_home()}, or the folder for temporary files"
-    return GpuprovError(f"{where}: {error.strerror}", "make room there, and run the command again")
+        return bug_file.complain(error)
 
 
 def _complain(error: GpuprovError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -78,10 +79,11 @@ class UpRun:
             self._tell_drained()
             raise
         except Exception as error:
-            bug_file.complain(error)
-            self.folder.finish(ExitCode.BUG)
+            code = bug_file.complain(error)
+            with contextlib.suppress(OSError):  # the disk may be full
+                self.folder.finish(code)
             self._tell_drained()
-            return ExitCode.BUG
+            return code
         finally:
             running.close()
         return code
