@@ -242,6 +242,8 @@ PLACES = {
     "provision/checks/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
     *(f"provision/checks/host/{name}.py" for name in ("kernel_grouping", "kernel_meaning")),
+    "provision/checks/offenders.py",  # the kinds of lines of the kernel log
+    "provision/drift/diagnosis.py",  # which roles have a package repository
     "provision/runs/fingerprint.py",
     "provision/desired/expectations.py",  # of each vendor, the fact that names GPUs which do not answer
     # A burn-in: the sampler on the node, and what its samples and the kernel's lines say.
@@ -320,6 +322,7 @@ FIRST_PLACES = {
     # Rules, defaults, meanings.
     *(f"provision/data/{name}.yml" for name in ("compatibility", "debounce", "majority", "minutes")),
     *(f"provision/data/{name}.yml" for name in ("xid", "sxid", "nvlink", "kernel_log")),
+    *(f"provision/data/{name}.yml" for name in ("host_lines", "port_limits")),
     *("provision/data/inventory.yml.in", "provision/data/schemas/report.schema.json"),
     *(f"provision/desired/{name}.py" for name in ("skus", "stack", "variables", "vendors")),
     "provision/desired/expectations.py",  # the fact that names GPUs which do not answer

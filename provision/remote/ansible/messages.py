@@ -136,7 +136,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
         ),
     ),
     # The following packages have unmet dependencies: (apt 2.6) · Unsatisfied dependencies: (apt 3.0)
-    #  libnvidia-ml1 : Depends: libnvidia-common (= 580.1) but 570.1 is to be installed
+    #  libfoo1 : Depends: libfoo-common (= 580.1) but 570.1 is to be installed
     (
         re.compile(
             r"(?:have unmet dependencies|Unsatisfied dependencies):\n(?P<lines>(?: [^\n]{1,300}\n){1,6})"
