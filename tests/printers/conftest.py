@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import pytest
 
 from provision.errors import LabError
 from tests.printers import debian, nvml_library
-from tests.printers.smi import RELEASES, NvidiaSmi
+from tests.printers.smi import RELEASES, NvidiaSmi, Printers
 
 HEADER = ("libnvidia-ml-dev", "trixie", "non-free")
-Printers = Callable[[str], NvidiaSmi]
 
 
 @pytest.fixture(scope="session")

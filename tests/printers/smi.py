@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,3 +72,6 @@ class NvidiaSmi:
             elif command.name == "dmesg":
                 found.append(make_output("dmesg", _QUIET_LOG, argv=command.argv))
         return tuple(found)
+
+
+Printers = Callable[[str], NvidiaSmi]  # by the version of the driver

@@ -11,9 +11,8 @@ import pytest
 
 from provision.checks.judge import Finding
 from tests.printers import nvml_values
-from tests.printers.conftest import Printers
 from tests.printers.nvml_faults import FAULTS, Fault
-from tests.printers.smi import RELEASES
+from tests.printers.smi import RELEASES, Printers
 from tests.support.checks import judged, make_node
 from tests.support.seed import Selected
 
