@@ -18,6 +18,7 @@ from provision.checks.judge import ACTIONS, Finding, Verdict, worst
 from provision.checks.node_facts import NodeFacts
 from provision.checks.node_judge import judge_check
 from provision.checks.on_node import kernel_since
+from provision.checks.registry import CHECKS
 from provision.node.burnin.tool_output import message_of
 from provision.paths import DATA
 from provision.shipped import load
@@ -226,3 +227,15 @@ def test_a_node_remembers_each_kind_and_no_more_than_it_counts() -> None:
     assert len(known.lines) == host_lines.MANY + 2 + 1, "what is counted already is not kept again"
     (drive,) = [one for one in judged(output.stdout.split("\n"), "") if one.device == "sda"]
     assert f"{host_lines.MANY} times or more since boot" in drive.message
+
+
+def test_a_node_sends_each_line_that_is_judged() -> None:
+    """Of a long journal it sends only lines with one of these words; all checks read the same ones."""
+    (journal, _) = host_lines.commands()
+    printed = [line for lines in (*TROUBLE.values(), *HARMLESS.values()) for line in lines]
+    judged = [line for line in printed if host_lines.kind_of(line)]
+    printed_kinds = {kind[0] for line in judged if (kind := host_lines.kind_of(line))}
+    assert host_lines.catalogue().keys() - printed_kinds == {"firmware_recoverable"}, "of a form like fatal's"
+    assert [line for line in judged if not any(word in line for word in journal.keep)] == []
+    for check in ("gpu_inventory", "host_health"):
+        assert journal in list(CHECKS[check].commands(make_node(), {}))

@@ -17,7 +17,7 @@ from provision.checks.gpu import gpu_inventory
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
 from provision.checks.gpu.inventory_rules import ID as ID
 from provision.checks.gpu.inventory_rules import Values, all_good, judge_flags, judge_models, shared
-from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.host import host_lines, kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
@@ -34,10 +34,7 @@ _LATER = ("amd-smi", "metric", "--pcie", "--json")
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    found = [
-        Command("journal", kernel_log.JOURNAL, 60.0, keep=kernel_log.KEPT),
-        Command("dmesg", ("dmesg",), 30.0),
-    ]
+    found = host_lines.commands()
     if node.facts.get("amdgpu.loaded_version", "") is None:
         return found  # no program can say anything, and each would take its time
     return [

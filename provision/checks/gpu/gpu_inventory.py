@@ -18,7 +18,7 @@ from provision.checks.gpu.fabric import judge_fabric
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
 from provision.checks.gpu.inventory_rules import ID as ID
 from provision.checks.gpu.inventory_rules import Values, judge_flags, judge_models, one_action
-from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.host import host_lines, kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
@@ -40,8 +40,7 @@ _IDLE_DMESG = 1.0
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     return [
-        Command("journal", kernel_log.JOURNAL, 60.0, keep=kernel_log.KEPT),
-        Command("dmesg", ("dmesg",), 30.0),
+        *host_lines.commands(),
         Command("nvidia_smi", ("nvidia-smi", "-q", "-x"), _SMI_DEADLINE),
         Command("nvlink", ("nvidia-smi", "nvlink", "-s"), 30.0),
         Command("nvlink_errors", ("nvidia-smi", "nvlink", "-e"), 30.0),

@@ -48,10 +48,14 @@ class HostEvent:
 
 
 @cache
+def _document() -> Mapping[str, Any]:
+    return shipped.load_mapping("host_lines")
+
+
+@cache
 def catalogue() -> Mapping[str, Line]:
     """The rows by id, in the order of cause."""
-    document = shipped.load("host_lines")
-    found = {}
+    document, found = _document(), {}
     for rank, row in enumerate(document["lines"]):
         text = row["line"]
         for name, words in document["words"].items():
@@ -103,9 +107,9 @@ def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def commands() -> list[Command]:
-    """What reads the log: each of the two knows what the other has forgotten."""
+    """What reads the log, for every check that does: each of the two knows what the other has forgotten."""
     return [
-        Command("journal", kernel_log.JOURNAL, 60.0),
+        Command("journal", kernel_log.JOURNAL, 60.0, keep=(*kernel_log.KEPT, *_document()["kept"])),
         Command("dmesg", ("dmesg",), 30.0),
     ]
 
