@@ -25,7 +25,7 @@ from provision.text import many
 _OF_HARDWARE = ("watch", "reset GPU", "power-cycle", "investigate", "replace part")
 _GPU = re.compile(r"gpu(\d+)")
 # The kernel log of a boot is read by one check; others read the part that came while they ran.
-_OF_KERNEL_LOG = dict.fromkeys(("xid", "sxid", "aer", "amdgpu"), "gpu_inventory") | {
+_OF_KERNEL_LOG = dict.fromkeys(("xid", "sxid", "aer", "nvrm", "amdgpu"), "gpu_inventory") | {
     "host_line": "host_health"
 }
 

@@ -101,6 +101,8 @@ def test_a_fault_is_the_same_only_of_one_device_and_one_kind() -> None:
 def test_the_kernel_log_is_one_source_whichever_check_read_it() -> None:
     past = runs(True, True, kind="gpu_inventory.xid.48")
     assert judged(node(metric="xid.48", action="reset GPU"), past).action == "replace part"
+    unnumbered = runs(True, True, kind="gpu_inventory.nvrm.init_failed")
+    assert judged(node(metric="nvrm.init_failed", action="reset GPU"), unnumbered).action == "replace part"
 
 
 def test_a_run_keeps_what_the_next_ones_count_by() -> None:
