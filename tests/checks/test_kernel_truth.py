@@ -150,6 +150,18 @@ def test_each_form_of_an_uncorrected_pcie_error_counts(line: str) -> None:
     assert kernel_log.concerns_gpus(f"[ 5.0] {line}")
 
 
+def test_registers_without_their_record_keep_the_line_of_their_severity() -> None:
+    """The kernel limits how many records of the firmware it prints, and prints the registers all the same."""
+    lines = [
+        "[ 100.1] nvidia 0000:52:00.0: AER: aer_status: 0x00100000, aer_mask: 0x00000000",
+        "[ 100.1] nvidia 0000:52:00.0: AER: aer_uncor_severity: 0x00062030",
+    ]
+    sent = [line for line in lines if any(word in line for word in kernel_log.KEPT)]
+    remembered = [line for line in lines if kernel_log.concerns_gpus(line)]
+    for kept in (lines, sent, remembered):
+        assert ("fail", "gpu2", "aer.1", "reseat or check cable") in told(*kept)
+
+
 def firmware(kind: str, device: str = "0000:52:00.0", section: str = "PCIe error") -> list[str]:
     record = [
         "Hardware error from APEI Generic Hardware Error Source: 4",

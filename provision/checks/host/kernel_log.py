@@ -182,7 +182,7 @@ def text_of(message: str) -> str:
 # What `events` looks at: every pattern above has one of these words.
 _CONCERNS = (
     *("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus"),
-    *("[Hardware Error]", "aer_status", "can't recover", "IO_PAGE_FAULT"),
+    *("[Hardware Error]", "aer_status", "aer_uncor_severity", "can't recover", "IO_PAGE_FAULT"),
     *driver_log.WORDS,
 )
 # What nodes send of the journal: a firewall's or containers' lines of weeks would be too long for an answer.
