@@ -287,6 +287,13 @@ def test_a_line_of_the_driver_without_a_number_is_a_finding(
     assert all(kernel_log.concerns_gpus(line) for line in stamped)
 
 
+def test_a_driver_that_took_its_demand_back_has_started_the_gpu() -> None:
+    """The other vendor's kind of the same name lasts over a reset."""
+    back = xid(1, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", 200.0)
+    assert told(f"[ 100.0] {INIT}") == [("fail", "gpu1", "nvrm.init_failed", "reset GPU")]
+    assert told(f"[ 100.0] {INIT}", back) == [("warn", "gpu1", "nvrm.init_failed", "watch")]
+
+
 def test_an_access_that_the_iommu_refused_is_a_setting() -> None:
     line = "nvidia 0000:43:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0013 address=0xf flags=0x0020]"
     assert told(f"[ 1.0] {line}") == [("warn", "gpu1", "nvrm.iommu_fault", "fix configuration")]

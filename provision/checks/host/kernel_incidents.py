@@ -239,7 +239,8 @@ def _reading(
         return Meaning("info", "none", read.words)
     if read.level == "program" and own_test:
         return Meaning("warn", "investigate", read.words)
-    over = cleared.get(event.address, -1.0) >= event.last and driver_log.mended(event.code)
+    mended = event.kind != driver_log.KIND or driver_log.mended(event.code)
+    over = cleared.get(event.address, -1.0) >= event.last and mended
     if read.level not in ("fail", "warn") or not over:
         return read
     xid = event.kind == "xid"
