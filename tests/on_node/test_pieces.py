@@ -76,6 +76,15 @@ def test_a_log_that_could_not_be_read_on_is_read_whole_the_next_time() -> None:
     assert kernel_log.read(output, None)[1] is not None, "it is not taken for a log without errors"
 
 
+def test_a_program_with_other_catalogues_reads_the_whole_log_again() -> None:
+    known = Remembered(BOOT, CURSOR, (XID,))
+    kept = kernel_since.plain(known)
+    assert kept is not None
+    assert kernel_since.read(kept, BOOT) == known
+    assert kernel_since.read({**kept, "kept_by": "0.0.1 00000000"}, BOOT) is None
+    assert kernel_since.read({key: kept[key] for key in ("boot_id", "cursor", "lines")}, BOOT) is None
+
+
 def test_every_line_that_the_checks_look_at_is_kept() -> None:
     """The samples of kernel_log's own description."""
     samples = [

@@ -10,10 +10,13 @@ this boot concerns the GPUs and the machine around them.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+from provision import __version__, shipped
 from provision.checks.check import Command, Output
 from provision.checks.host import host_lines, kernel_log
 from provision.node.burnin.kernel_lines import whole_messages
@@ -68,13 +71,25 @@ def plain(known: Remembered | None) -> Mapping[str, Any] | None:
     """For the state file."""
     if known is None:
         return None
-    return {"boot_id": known.boot_id, "cursor": known.cursor, "lines": list(known.lines)}
+    return {
+        "boot_id": known.boot_id,
+        "cursor": known.cursor,
+        "lines": list(known.lines),
+        "kept_by": _kept_by(),
+    }
+
+
+@cache
+def _kept_by() -> str:
+    """The version of the rules which lines are kept: others may keep what these left out."""
+    catalogues = [shipped.load(name) for name in ("amdgpu", "host_lines", "kernel_log")]
+    return f"{__version__} {zlib.crc32(repr(catalogues).encode()):08x}"
 
 
 def read(document: Any, boot_id: str) -> Remembered | None:
-    """From the state file; None for another boot. Raises KeyError, TypeError or ValueError when it is
-    damaged."""
-    if document is None or document["boot_id"] != boot_id:
+    """From the state file; None for another boot, or where other rules chose the lines: then the whole log
+    is read again. Raises KeyError, TypeError or ValueError when it is damaged."""
+    if document is None or document["boot_id"] != boot_id or document.get("kept_by") != _kept_by():
         return None
     lines = tuple(document["lines"])
     if not _CURSOR.fullmatch(f"-- cursor: {document['cursor']}") or not all(
