@@ -110,6 +110,19 @@ def test_each_kind_of_trouble_is_told_once_with_its_action(kind: str) -> None:
     assert any(message_of(line) for line in TROUBLE[kind]), "a burn-in keeps the line"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Internal error: Oops: 0000000096000004 [#1] SMP",
+        "timeout error, dev nvme0n1, sector 5 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
+        "protection error, dev nvme0n1, sector 5 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
+    ],
+)
+def test_a_burn_in_keeps_also_the_rarer_forms_of_a_line(line: str) -> None:
+    assert host_lines.kind_of(line)
+    assert message_of(line)
+
+
 @pytest.mark.parametrize("kind", sorted(HARMLESS))
 def test_what_a_healthy_machine_logs_is_told_by_nobody(kind: str) -> None:
     assert judged(HARMLESS[kind] * 3) == []
