@@ -292,6 +292,9 @@ def test_a_driver_that_took_its_demand_back_has_started_the_gpu() -> None:
     back = xid(1, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", 200.0)
     assert told(f"[ 100.0] {INIT}") == [("fail", "gpu1", "nvrm.init_failed", "reset GPU")]
     assert told(f"[ 100.0] {INIT}", back) == [("warn", "gpu1", "nvrm.init_failed", "watch")]
+    firmware = "[ 99.9] NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP"
+    assert told(firmware, f"[ 100.0] {INIT}") == [("fail", "gpu1", "nvrm.wpr2", "reset GPU")]
+    assert told(firmware, f"[ 100.0] {INIT}", back) == [("warn", "gpu1", "nvrm.wpr2", "watch")]
 
 
 def test_an_access_that_the_iommu_refused_is_a_setting() -> None:

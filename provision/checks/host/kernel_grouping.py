@@ -7,7 +7,7 @@ echo of another GPU's in provision/data/kernel_log.yml (`ranks`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from provision.checks.amd import driver_log
 from provision.checks.host.kernel_log import KernelEvent, gravity
@@ -62,6 +62,7 @@ def grouped(events: Sequence[KernelEvent]) -> list[Incident]:
     for one in incidents.values():
         if one.root.kind == NVRM and one.device == "node":  # the line that follows names the GPU
             one.device = next((x.address for x in one.with_it if x.kind == NVRM), one.device)
+            one.root = replace(one.root, address=one.device)
     return _shared(list(incidents.values()))
 
 
