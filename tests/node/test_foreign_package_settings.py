@@ -67,6 +67,18 @@ def test_a_key_that_a_foreign_source_misses_is_named(apt: Machine) -> None:
     ]
 
 
+def test_a_key_within_a_source_is_no_file_and_a_disabled_source_needs_none(apt: Machine) -> None:
+    block = "-----{} PGP PUBLIC KEY BLOCK-----"
+    lines = (block.format("BEGIN"), ".", "mQINBFit2ioB", "/ab3HNeWQ==", block.format("END"))
+    key = "".join(f" {line}\n" for line in lines)
+    source = OURS.partition("\n")[2].partition("Signed-By")[0]
+    apt.file(f"{FOLDER}/ppa.sources", source.replace("cuda", "a") + "Signed-By:\n" + key)
+    for number, word in enumerate(("false", "Off", "0")):
+        text = OURS.partition("\n")[2].replace("cuda", f"off{number}")
+        apt.file(f"{FOLDER}/off{number}.sources", f"Enabled: {word}\n{text}")
+    assert problems(apt) == []
+
+
 PIN = "Package: {package}\nPin: {pin}\nPin-Priority: {priority}\n"
 
 

@@ -10,6 +10,7 @@ from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attr
 APT_SOURCES = "/etc/apt/sources.list"
 APT_PREFERENCES = "/etc/apt/preferences"
 OURS = "# Written by gpuprov"
+OFF = ("no", "false", "without", "off", "disable", "0")  # StringToBool: apt, apt-pkg/contrib/strutl.cc
 FORCED = 1000  # above it apt installs a pinned version in any case, by a downgrade if need be
 # A pattern that matches one of them is about the driver.
 DRIVER_PACKAGES = ("nvidia-open", "nvidia-driver-cuda", "libnvidia-compute", "libcuda1", "cuda-drivers")
@@ -84,8 +85,12 @@ def deb822_paragraphs(text):
 def source_keys(path, text):
     """The key files that the sources of one file name."""
     if path.endswith(".sources"):
-        found = [one for one in deb822_paragraphs(text) if one.get("enabled", "yes").lower() != "no"]
-        return [word for one in found for word in one.get("signed-by", "").split() if word[0] == "/"]
+        found = [one for one in deb822_paragraphs(text) if one.get("enabled", "yes").lower() not in OFF]
+        values = [one.get("signed-by", "") for one in found]
+        # A key may stand there itself; any of its lines of base64 may begin like a path.
+        return [
+            word for text in values if "-----BEGIN" not in text for word in text.split() if word[0] == "/"
+        ]
     lines = [line for line in text.splitlines() if line.strip()[:3] == "deb"]
     options = [line.partition("[")[2].partition("]")[0].split() for line in lines]
     values = [word.partition("=")[2] for words in options for word in words if word[:10] == "signed-by="]
