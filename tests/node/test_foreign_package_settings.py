@@ -49,6 +49,16 @@ def test_a_source_like_ours_with_another_key_is_named_with_both_files(apt: Machi
     assert found.endswith(f"({FOLDER}/nvidia-cuda.sources and {FOLDER}/site.list)")
 
 
+def test_the_password_in_the_url_of_a_source_is_not_told(apt: Machine) -> None:
+    for key in ("one", "other"):
+        apt.file(f"/usr/share/keyrings/{key}.gpg", "")
+        apt.file(f"{FOLDER}/{key}.list", LIST.format(key=key).replace("mirror.", "bob:hunter2@mirror."))
+    (found,) = problems(apt)
+    assert "http://mirror.example/cuda/" in found
+    assert f"({FOLDER}/one.list and {FOLDER}/other.list)" in found
+    assert "hunter2" not in found
+
+
 def test_a_list_that_is_no_list_is_named(apt: Machine) -> None:
     apt.file(f"{FOLDER}/site.list", "deb http://mirror.example\n")
     assert problems(apt) == [f"Malformed entry 1 in list file {FOLDER}/site.list (Suite)"]

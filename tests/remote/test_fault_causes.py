@@ -150,3 +150,13 @@ def test_apt_3_tells_the_dependencies_and_not_the_head_of_its_solver() -> None:
 def test_a_secret_in_what_was_said_is_masked() -> None:
     said = "E: Failed to fetch http://user:hunter22@mirror/x.deb  401  Unauthorized"
     assert "hunter22" not in message_of({"msg": said}, ["hunter22"])
+
+
+def test_the_login_in_the_url_of_a_repository_is_hidden() -> None:
+    said = (
+        "E: Conflicting values set for option Signed-By regarding source http://bob:hunter2@m.example/cuda/ /: "
+        "/a.gpg != /b.gpg\nE: The list of sources could not be read."
+    )
+    line = message_of({"msg": said})
+    assert "http://********@m.example/cuda/" in line
+    assert "hunter2" not in line

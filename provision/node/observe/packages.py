@@ -98,7 +98,9 @@ def source_keys(path, text):
 
 
 def parse_sources(facts, output):
-    """Each reason why apt cannot read its sources, with the file it is about."""
+    """Each reason why apt cannot read its sources, with the file it is about; without the login of a URL."""
+    import re
+
     files = apt_files(APT_SOURCES, (".list", ".sources"))
     problems = []
     for line in output.splitlines():
@@ -107,6 +109,7 @@ def parse_sources(facts, output):
             # Conflicting values set for option Signed-By regarding source http://mirror/x/ /: a.gpg != b.gpg
             url = problem.partition(" regarding source ")[2].split(" ")[0].rstrip("/")
             named = [path for path, text in files if url and url in text]
+            problem = re.sub(r"://[^\s/@]{1,400}@", "://", problem)
             problems.append(problem + " (" + " and ".join(named) + ")" if named else problem)
     problems = sorted(set(problems) - {"The list of sources could not be read."}) or problems[:1]
     for path, text in files:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from provision.secrets_mask import masked
+from provision.secrets_mask import HIDDEN, masked
 
 Words = Callable[[re.Match[str]], str]
 
@@ -224,6 +224,7 @@ def cause_of(said: str) -> str:
 
 MESSAGE_LIMIT = 600
 _SAID = ("stdout", "module_stdout", "stderr", "module_stderr", "msg")
+_LOGIN = re.compile(r"(https?://)[^\s/@]{1,400}@")  # apt 2.6 prints it when two sources disagree
 _SEARCHED = 64 * 1024  # characters, from the end, in which a cause is looked for
 
 _NOISE = (
@@ -303,5 +304,5 @@ def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     cause = cause_of(everything[-_SEARCHED:])
     if cause:
         parts = [f"{cause} · output: {' · '.join(parts)}"]
-    line = str(masked(" · ".join(parts), secrets))
+    line = _LOGIN.sub(rf"\1{HIDDEN}@", str(masked(" · ".join(parts), secrets)))
     return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 1] + "…"
