@@ -97,19 +97,22 @@ def source_keys(path, text):
     return [key for value in values for key in value.split(",") if key[:1] == "/"]
 
 
-def parse_sources(facts, output):
-    """Each reason why apt cannot read its sources, with the file it is about; without the login of a URL."""
+def without_logins(text):
     import re
 
+    return re.sub(r"://[^\s/@]{1,400}@", "://", text)
+
+
+def parse_sources(facts, output):
+    """Each reason why apt cannot read its sources, with the files it is about; no login of a URL."""
     files = apt_files(APT_SOURCES, (".list", ".sources"))
     problems = []
-    for line in output.splitlines():
+    for line in without_logins(output).splitlines():
         if line[:3] == "E: " or line[:7] == "Error: ":  # apt 2.6, apt 3.0
             problem = line.partition(": ")[2].strip()
             # Conflicting values set for option Signed-By regarding source http://mirror/x/ /: a.gpg != b.gpg
             url = problem.partition(" regarding source ")[2].split(" ")[0].rstrip("/")
-            named = [path for path, text in files if url and url in text]
-            problem = re.sub(r"://[^\s/@]{1,400}@", "://", problem)
+            named = [path for path, text in files if url and url in without_logins(text)]
             problems.append(problem + " (" + " and ".join(named) + ")" if named else problem)
     problems = sorted(set(problems) - {"The list of sources could not be read."}) or problems[:1]
     for path, text in files:
