@@ -16,6 +16,7 @@ from provision.errors import InventoryError
 # What a check may know of a node's variables. Never all of them: there are passwords among them.
 _VARIABLES = (
     *("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour", "nvidia_driver_persistence"),
+    "nvidia_driver_enabled",
     *("gpuprov_ignore_majority", "gpuprov_pcie_width", "gpuprov_rack", "gpuprov_nccl_net"),
     "gpu_settings_compute_mode",
     "gpu_settings_ecc",

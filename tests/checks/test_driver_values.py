@@ -142,6 +142,7 @@ def test_a_memory_bank_that_runs_out_of_spare_rows_is_a_warning(level: str, bank
         ({"nvidia_driver_persistence": True}, True),
         ({"nvidia_driver_version": "580.126.09"}, True),  # the role's default
         ({"nvidia_driver_version": "580.126.09", "nvidia_driver_persistence": False}, False),
+        ({"nvidia_driver_version": "580.126.09", "nvidia_driver_enabled": False}, False),  # left alone
         ({}, False),
     ],
 )
