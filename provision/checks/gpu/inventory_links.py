@@ -188,8 +188,9 @@ def judge_settings(node: CheckNode, values: Values) -> list[Finding]:
 
 def _default_of(node: CheckNode, variable: str) -> Any:
     """What holds when a variable is not declared: the driver's role keeps the driver loaded, and nothing is
-    known of a driver that is not declared."""
+    known of a driver that is not declared, or that the role leaves alone."""
     declares = any(name.startswith("nvidia_driver_") for name in node.variables)
+    declares = declares and node.variables.get("nvidia_driver_enabled", True) is not False
     return True if variable == "nvidia_driver_persistence" and declares else ""
 
 
