@@ -229,3 +229,17 @@ def test_the_counters_of_driver_470_are_read(count: int, verdicts: list[Verdict]
     found = counted(*lines)
     assert [one.verdict for one in found] == verdicts
     assert all("1234 errors (most: link 3)" in one.message for one in found)
+
+
+def test_links_of_a_product_without_a_limit_are_compared_with_those_of_its_kind() -> None:
+    def found(links: list[int], names: str) -> list[str]:
+        devices = [f"gpu{index}" for index in range(len(links))]
+        values = {
+            "name": dict(zip(devices, names, strict=True)),
+            "nvlink_links": dict(zip(devices, links, strict=True)),
+        }
+        return [one.device for one in judge_links(values, {})]
+
+    assert found([12, 12, 4, 4], "AABB") == [], "two products need not have as many"
+    assert found([12, 11, 4, 4], "AABB") == ["gpu1"]
+    assert found([4, 4, 4, 2], "AAAA") == ["gpu3"]

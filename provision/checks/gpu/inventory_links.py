@@ -120,9 +120,14 @@ def judge_links(
         if measured and not missing and not values["name"].keys() - measured.keys() - excused:
             findings += limited(what, metric, measured, threshold, "reset GPU")
     if f"{ID}.nvlink_links" not in thresholds:
-        findings += _fewer_links(
-            {device: int(count) for device, count in values.get("nvlink_links", {}).items()}
-        )
+        for product in sorted(set(map(str, values["name"].values()))):
+            findings += _fewer_links(
+                {
+                    device: int(count)
+                    for device, count in values.get("nvlink_links", {}).items()
+                    if str(values["name"].get(device, product)) == product
+                }
+            )
     return findings
 
 
