@@ -122,6 +122,18 @@ def test_a_pin_is_named_when_it_keeps_the_declared_driver_away(
     assert machine.value("packages.580.126.09.overruled_by") == []
 
 
+@pytest.mark.parametrize(("host", "named"), [("mirror.example", False), ("other.example", True), ("", True)])
+def test_a_pin_of_the_mirror_that_has_the_declared_driver_is_no_obstacle(
+    machine: Machine, host: str, named: bool
+) -> None:
+    machine.file("/etc/os-release", "ID=debian\n")
+    machine.file(f"{FOLDER}/nvidia-cuda.sources", OURS.replace("mirror", "bob:hunter2@mirror"))
+    machine.file(
+        "/etc/apt/preferences.d/site", PIN.format(package="*", pin=f'origin "{host}"', priority=1001)
+    )
+    assert bool(machine.value("packages.580.126.09.overruled_by")) is named
+
+
 def test_an_exclude_is_named_when_it_hides_nvidias_packages(machine: Machine) -> None:
     machine.file("/etc/os-release", "ID=rocky\nID_LIKE=rhel\n")
     fact = "packages.580.126.09.overruled_by"

@@ -128,6 +128,15 @@ def is_about_driver(patterns, names=DRIVER_PACKAGES):
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
+def is_our_host(kind, pattern):
+    """Whether a pin is of the host that our own sources name: a site's mirror may be pinned as a whole."""
+    import re
+
+    host = re.escape(pattern.strip(' "')) if kind == "origin" else ""
+    ours = [text for _, text in apt_files(APT_SOURCES, (".list", ".sources")) if text[: len(OURS)] == OURS]
+    return bool(host) and any(re.search("//%s[/:]" % host, without_logins(text)) for text in ours)
+
+
 def overruling_pins(wanted):
     """Pins of others that keep apt from the driver `wanted`, a version or a branch."""
     import fnmatch
@@ -148,7 +157,7 @@ def overruling_pins(wanted):
                 )
                 bad = fits if int(priority) < 0 else forced and not fits
             else:
-                bad = forced and "nvidia" not in what.lower()
+                bad = forced and "nvidia" not in what.lower() and not is_our_host(kind, pattern)
             if bad:
                 found.append("%s: Package: %s, Pin: %s, priority %s" % (path, pin["package"], what, priority))
     return found
