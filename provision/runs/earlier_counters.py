@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from provision.errors import GpuprovError
 from provision.runs.node_facts import read_node_facts
 from provision.runs.store import RunFolder
 
+_DAMAGED = (GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 _RUNS = 3  # earlier runs that are read: facts of a large fleet are large
 
 
@@ -29,15 +31,16 @@ def earlier_counters(
     for path in reversed(runs[-_RUNS:] if wanted else []):
         try:
             stored = read_node_facts(RunFolder(path))
-            for name in wanted & set(stored):
-                now, then = seen[name], stored[name].facts
-                known, uptime = found.get(name), now.get("clock.uptime_s")
-                if now.get("boot.id") != then.get("boot.id") or not isinstance(uptime, int):
-                    continue
-                if (known is None or uptime - known[0]["uptime"] < ports.WINDOW) and (
-                    rows := ports.rows(then)
-                ):
-                    found[name] = [{**row, "uptime": then["clock.uptime_s"]} for row in rows]
-        except (GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        except _DAMAGED:
             continue
+        for name in wanted & set(stored):
+            with contextlib.suppress(*_DAMAGED):  # what one node answered costs no other its comparison
+                now, then = seen[name], stored[name].facts
+                known, uptime = found.get(name), int(now["clock.uptime_s"])
+                if not now["boot.id"] or now["boot.id"] != then["boot.id"]:
+                    continue
+                if known and uptime - known[0]["uptime"] >= ports.WINDOW:
+                    continue
+                if rows := ports.rows(then):
+                    found[name] = [{**row, "uptime": int(then["clock.uptime_s"])} for row in rows]
     return found

@@ -48,3 +48,22 @@ def test_a_damaged_run_is_passed_over(tmp_path: Path) -> None:
     damaged = run(tmp_path, a=facts(120, 2))
     (damaged.path / "facts.jsonl").write_text('{"node": "a", "facts": 3}\n')
     assert downs(earlier_counters(run(tmp_path), {"a": facts(145, 9)})) == {"a": (100, 1)}
+
+
+def test_what_one_node_answered_costs_no_other_node_its_comparison(tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(20)]
+    run(
+        tmp_path,
+        odd={**facts(100, 1), "hca.ports": [3]},
+        none=facts(100, 1),
+        **{name: facts(100, 1) for name in names},
+    )
+    seen = {name: facts(130, 9) for name in (*names, "odd")}
+    seen["none"] = {**facts(130, 9), "boot.id": None}
+    assert downs(earlier_counters(run(tmp_path), seen)) == dict.fromkeys(names, (100, 1))
+
+
+def test_a_node_whose_boot_is_not_known_is_not_compared(tmp_path: Path) -> None:
+    unknown = {name: value for name, value in facts(100, 1).items() if name != "boot.id"}
+    run(tmp_path, a=unknown)
+    assert earlier_counters(run(tmp_path), {"a": {**unknown, "clock.uptime_s": 130 * HOUR}}) == {}
