@@ -29,7 +29,7 @@ from typing import Any
 
 from provision import atomic_file, paths
 from provision.errors import GpuprovError, RunFolderError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, sources
 from provision.remote.schedulers import PREFIX
 from provision.up.watch.policy import SPARES
 
@@ -176,7 +176,9 @@ def may_return(node: str, incidents: Sequence[Incident], hours: float) -> float:
 
 def place_of(fleet: Fleet) -> Path:
     """The folder of the watch of this inventory."""
-    whole = ",".join(sorted(fleet.place.split(",")))  # in whichever order they were named
+    whole = fleet.place
+    if len(sources(fleet.source)) > 1:
+        whole = ",".join(sorted(whole.split(",")))  # in whichever order they were named
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", Path(whole).name)[:60]
     return paths.state_home() / "watch" / f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 

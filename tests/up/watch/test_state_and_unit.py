@@ -128,6 +128,11 @@ def test_a_fleet_of_which_some_nodes_have_a_scheduler(
     assert "in service: 1 · spares: 1 · repair: 1" in capsys.readouterr().out
 
 
+def test_a_list_of_hosts_keeps_the_folder_that_its_watch_had() -> None:
+    fleet = Fleet(Path("gpu-02,gpu-01,"), {}, {})
+    assert place_of(fleet).name.startswith("gpu-02_gpu-01_-")
+
+
 def test_the_state_counts_the_nodes_that_are_watched_and_names_what_cannot_be_read(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
