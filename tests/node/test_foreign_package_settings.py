@@ -151,6 +151,17 @@ def test_an_exclude_is_named_when_it_hides_nvidias_packages(machine: Machine) ->
     ]
 
 
+@pytest.mark.parametrize("word", ["0", "false", "No", "off"])
+def test_an_exclude_of_a_disabled_repository_hides_nothing(machine: Machine, word: str) -> None:
+    machine.file("/etc/os-release", "ID=rocky\nID_LIKE=rhel\n")
+    machine.tool("rpm", "exit 0")
+    text = "[cuda]\nbaseurl=https://developer.download.nvidia.com/x/\nexcludepkgs=nvidia-*\nenabled="
+    machine.file("/etc/yum.repos.d/cuda.repo", text + "1\n")
+    assert machine.value("packages.580.126.09.overruled_by") != []
+    machine.file("/etc/yum.repos.d/cuda.repo", text + word + "\n")
+    assert machine.value("packages.580.126.09.overruled_by") == []
+
+
 def test_the_enabled_stream_of_a_module(machine: Machine) -> None:
     path, fact = "/etc/dnf/modules.d/nvidia-driver.module", "packages.nvidia-driver.stream"
     assert machine.value(fact) is None

@@ -10,7 +10,14 @@ from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attr
 APT_SOURCES = "/etc/apt/sources.list"
 APT_PREFERENCES = "/etc/apt/preferences"
 OURS = "# Written by gpuprov"
-OFF = ("no", "false", "without", "off", "disable", "0")  # StringToBool: apt, apt-pkg/contrib/strutl.cc
+OFF = (
+    "no",
+    "false",
+    "without",
+    "off",
+    "disable",
+    "0",
+)  # apt, apt-pkg/contrib/strutl.cc; dnf knows four of them
 FORCED = 1000  # above it apt installs a pinned version in any case, by a downgrade if need be
 # A pattern that matches one of them is about the driver.
 DRIVER_PACKAGES = ("nvidia-open", "nvidia-driver-cuda", "libnvidia-compute", "libcuda1", "cuda-drivers")
@@ -175,7 +182,7 @@ def excluding_settings():
             name = section.partition("]")[0]
             # Another repository may hide its own packages of the driver, and should.
             theirs = (name + values.get("baseurl", "") + values.get("mirrorlist", "")).lower()
-            if (name == "main" or "nvidia" in theirs) and values.get("enabled") != "0":
+            if (name == "main" or "nvidia" in theirs) and values.get("enabled", "1").lower() not in OFF:
                 for key in ("exclude", "excludepkgs"):
                     if is_about_driver(values.get(key, "").replace(",", " ").split(), DNF_PACKAGES):
                         found.append("%s: %s=%s" % (path, key, values[key]))
