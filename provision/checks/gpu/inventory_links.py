@@ -120,14 +120,9 @@ def judge_links(
         if measured and not missing and not values["name"].keys() - measured.keys() - excused:
             findings += limited(what, metric, measured, threshold, "reset GPU")
     if f"{ID}.nvlink_links" not in thresholds:
-        for product in sorted(set(map(str, values["name"].values()))):
-            findings += _fewer_links(
-                {
-                    device: int(count)
-                    for device, count in values.get("nvlink_links", {}).items()
-                    if str(values["name"].get(device, product)) == product
-                }
-            )
+        links, names = values.get("nvlink_links", {}), values["name"]
+        for product in dict.fromkeys(names.values()):
+            findings += _fewer_links({d: int(n) for d, n in links.items() if names.get(d) == product})
     return findings
 
 

@@ -10,14 +10,8 @@ from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attr
 APT_SOURCES = "/etc/apt/sources.list"
 APT_PREFERENCES = "/etc/apt/preferences"
 OURS = "# Written by gpuprov"
-OFF = (
-    "no",
-    "false",
-    "without",
-    "off",
-    "disable",
-    "0",
-)  # apt, apt-pkg/contrib/strutl.cc; dnf knows four of them
+# apt, apt-pkg/contrib/strutl.cc; dnf knows four of them.
+OFF = ("no", "false", "without", "off", "disable", "0")
 FORCED = 1000  # above it apt installs a pinned version in any case, by a downgrade if need be
 # A pattern that matches one of them is about the driver.
 DRIVER_PACKAGES = ("nvidia-open", "nvidia-driver-cuda", "libnvidia-compute", "libcuda1", "cuda-drivers")
