@@ -106,6 +106,11 @@ def test_a_flood_is_bounded() -> None:
     assert known is not None
     assert len(known.lines) == 4000
     assert (known.lines[0], known.lines[-1]) == (lines[0], lines[-1])
+    output, known = kernel_since.joined(journal(*lines[:4500], XID, *lines[4500:]), None, BOOT)
+    assert known is not None
+    assert len(known.lines) == 4000
+    codes = {event.code for event in kernel_log.read(output, None)[0]}
+    assert 79 in codes, "a flood of corrected errors pushes out no other error"
 
 
 def test_what_children_leave_behind_is_killed_and_what_cannot_be_is_named() -> None:

@@ -59,12 +59,23 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
     fresh = fresh[0 if known else 1 :]
     of_host = set(host_lines.kept(fresh, lines))
     lines += [line for line in fresh if line in of_host or kernel_log.concerns_gpus(line)]
+    lines = _without_flood(lines)
     if len(lines) > _MOST:
         lines = [*lines[: _MOST // 2], *lines[-_MOST // 2 :]]
     if not lines:  # a container's journal has no kernel lines
         return replace(output, stdout=text), None
     cursor = found[-1] if found else known.cursor if known else ""
     return replace(output, stdout="\n".join(lines) + "\n"), Remembered(boot_id, cursor, tuple(lines))
+
+
+def _without_flood(lines: list[str]) -> list[str]:
+    """Without those corrected PCIe errors, the first and last ones apart, for which there is no room: a link
+    that repeats itself writes so many that they would push out what else was logged."""
+    flood = [at for at, line in enumerate(lines) if "severity=Correct" in line]
+    many = max(0, min(len(lines) - _MOST, len(flood)))
+    begin = (len(flood) - many) // 2
+    gone = set(flood[begin : begin + many])
+    return [line for at, line in enumerate(lines) if at not in gone]
 
 
 def plain(known: Remembered | None) -> Mapping[str, Any] | None:
