@@ -154,8 +154,10 @@ def _modules() -> Iterator[tuple[str, str]]:
         if not path.is_file():
             continue  # a name that is imported from a module
         known[name] = text = path.read_text(encoding="utf-8")
-        # Python 3.9 has no slots for dataclasses; a node's few findings need none.
-        yield path.relative_to(paths.PACKAGE.parent).as_posix(), text.replace(", slots=True", "")
+        # Python 3.9 knows neither the slots of dataclasses nor zip's strict; a node's few findings need none.
+        for newer in (", slots=True", ", strict=True)"):
+            text = text.replace(newer, ")" if newer.endswith(")") else "")
+        yield path.relative_to(paths.PACKAGE.parent).as_posix(), text
         waiting += _imported(text)
         waiting.append(name.rpartition(".")[0] or name)
 

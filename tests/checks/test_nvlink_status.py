@@ -234,7 +234,7 @@ def test_the_counters_of_driver_470_are_read(count: int, verdicts: list[Verdict]
 def test_links_of_a_product_without_a_limit_are_compared_with_those_of_its_kind() -> None:
     def found(links: list[int], names: str) -> list[str]:
         devices = [f"gpu{index}" for index in range(len(links))]
-        values = {
+        values: dict[str, dict[str, Any]] = {
             "name": dict(zip(devices, names, strict=True)),
             "nvlink_links": dict(zip(devices, links, strict=True)),
         }

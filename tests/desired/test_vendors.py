@@ -242,6 +242,7 @@ PLACES = {
     "provision/checks/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
     *(f"provision/checks/host/{name}.py" for name in ("kernel_grouping", "kernel_meaning")),
+    "provision/checks/on_node/kernel_since.py",  # the catalogues that choose lines of the log
     "provision/checks/offenders.py",  # the kinds of lines of the kernel log
     "provision/drift/diagnosis.py",  # which roles have a package repository
     "provision/runs/fingerprint.py",
