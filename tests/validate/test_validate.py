@@ -320,10 +320,10 @@ def test_a_resumed_run_is_for_its_own_inventory_and_nodes(
     machines.interrupt_at = "all_reduce_perf"
     _, _, folder = validate()
     RunFolder.open(folder).note(pattern="rack1")
-    asked: list[tuple[str | None, str]] = []
+    asked: list[tuple[str, str]] = []
 
     def load(options: argparse.Namespace) -> None:
-        asked.append((options.inventory or options.inventory_option, options.nodes))
+        asked.append((options.inventory or ",".join(options.inventory_option), options.nodes))
         raise InventoryError("seen", "")
 
     monkeypatch.setattr(fleet_options, "load", load)

@@ -170,7 +170,7 @@ OF_INTEREST = re.compile(
     r"|Out of memory|oom-kill|oom_reaper|Killed process|EDAC .{0,300}\d [CU]E |I/O error"
     r"|soft lockup|hard LOCKUP|blocked for more than|thermal.{0,300}critical|rcu_\w{2,12} .{0,20}stall"
     r"|mlx5_core.{0,300}(?:health|fatal|error|Link down|High temperature|PCI slot is)"
-    r"|nvme.{0,300}(?:timeout|abort|dead|will reset|reset failure|probe failure)"
+    r"|nvme.{0,120}(?:timeout|abort|dead|will reset|reset failure|probe failure)"
     r"|(?:medium|target|timeout|protection) error, dev"
     r"|EXT4-fs error|Remounting filesystem|XFS \(.{1,40}\): |DPC: containment|md/raid.{1,40}: Disk failure"
     r"|BUG: (?:unable to handle|kernel NULL)|Internal error: Oops|clock (?:is )?throttled"
