@@ -449,3 +449,22 @@ def test_a_folder_that_another_user_made_is_named(tmp_path: Path, monkeypatch: p
     os.chown(tmp_path / "gpuprov", 1000, 1000)
     with pytest.raises(GpuprovError, match="is not a folder that root alone may change"):
         entry.fresh(settings.Settings(), write=True)
+
+
+def test_the_program_knows_every_fact_that_its_checks_read() -> None:
+    """In a Python of its own: here the other families of facts are loaded as well."""
+    told = subprocess.run([sys.executable, "-P", "-c", _UNKNOWN], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == []
+
+
+_UNKNOWN = """
+from provision.checks import registry
+from provision.checks.on_node import parts
+from provision.node.observe import answer
+checks = ("gpu_inventory", "versions", "host_health", "network_ports")
+names = set(registry.facts_for(checks))
+for vendor in ("nvidia", "amd"):
+    names |= registry.facts_of_vendor(checks, vendor)
+assert len(names) > 30, names
+print(*sorted(answer.plan(names)[1]))
+"""

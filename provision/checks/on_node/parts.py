@@ -17,6 +17,7 @@ from provision.node.observe import cpu as cpu
 from provision.node.observe import driver as driver
 from provision.node.observe import edac as edac
 from provision.node.observe import fabric as fabric
+from provision.node.observe import file as file
 from provision.node.observe import firmware as firmware
 from provision.node.observe import hca as hca
 from provision.node.observe import kernel as kernel
