@@ -159,8 +159,7 @@ class FleetLock:
                     self._on_lost(said.node, why)
 
     def release(self, nodes: Collection[str] | None = None) -> tuple[str, ...]:
-        """Give back the locks of `nodes`, or all and end. Nodes that did not answer are in `left`, which is
-        returned: their locks end by themselves."""
+        """Give back the locks of `nodes`, or all and end; returns `left`, the nodes that did not answer."""
         if nodes is None:
             self._stop()
         with self._asking:
@@ -173,8 +172,7 @@ class FleetLock:
         return self.left
 
     def keep(self, first: float | None = None) -> None:
-        """Confirm the locks from now on, in the background, until `release`: in `first` seconds, and then
-        every RENEW."""
+        """Confirm the locks in the background until `release`: in `first` seconds, then every RENEW."""
         wait = RENEW if first is None else first
         self._thread = threading.Thread(target=self._confirm, args=(wait,), name="fleet-lock", daemon=True)
         self._thread.start()
@@ -355,9 +353,12 @@ def held(
             with held_locks.lent(lock.lend):
                 yield answers
     finally:
-        if left := lock.release():
-            when = f"{round(LEASE / 60)} min of the last work there"
-            say(f"{fold(left)}: the lock could not be released; it ends by itself within {when}")
+        try:
+            lock.release()
+        finally:  # a further Ctrl-C may have ended the release
+            if left := (*lock.left, *lock.nodes):
+                when = f"{round(LEASE / 60)} min of the last work there"
+                say(f"{fold(left)}: the lock could not be released; it ends by itself within {when}")
         for node, programs in lock.running.items():
             say(f"{node}: programs of this run still run there: {', '.join(programs)}")
 

@@ -575,6 +575,26 @@ def test_what_outlives_the_run_is_named_when_the_lock_is_given_back(
     assert not named or named[0].startswith("gpu-01: programs of this run still run there: ")
 
 
+def test_a_release_that_is_interrupted_names_the_nodes_that_stay_locked(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a second Ctrl-C, while the nodes are asked."""
+    lock = controller(machines, "run-1")
+    said: list[str] = []
+
+    def interrupted(_what: str, _nodes: object) -> None:
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        with fleet_lock.held(lock, ["gpu-01", "gpu-02"], say=said.append):
+            monkeypatch.setattr(lock, "_ask", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert [line.partition(":")[0] for line in said] == ["gpu-[01-02]"]
+    assert "could not be released; it ends by itself within 30 min" in said[0]
+
+
 @pytest.mark.parametrize(
     "body",
     [

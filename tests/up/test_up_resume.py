@@ -20,8 +20,10 @@ class Lock:
         self.answers = answers
         self.did: list[str] = []
         self.running: dict[str, tuple[str, ...]] = {}
+        self.left: tuple[str, ...] = ()
 
     refusals = 0
+    nodes = ()
 
     def take(self, nodes: Collection[str]) -> dict[str, Answer]:
         self.did.append(f"take {' '.join(nodes)}")
@@ -38,7 +40,8 @@ class Lock:
 
     def release(self) -> tuple[str, ...]:
         self.did.append("release")
-        return ("b",)
+        self.left = ("b",)
+        return self.left
 
 
 def hold(lock: Any, nodes: list[str], heard: list[str]) -> Any:
