@@ -68,6 +68,8 @@ def test_trays_are_compared_within_their_rack_by_the_whole_pair() -> None:
     assert racks({**whole, "b0": ("b", two), "b1": ("b", two)}) == {}
     assert racks({**whole, "a9": ("a", two)}) == {"a9": Verdict.FAIL}
     assert racks({**whole, "a9": ("a", f"{RACK}, clique 4026")}) == {"a9": Verdict.FAIL}
+    part = {"a8": ("a", two), "a9": ("a", two)}
+    assert racks({**whole, **part}) == dict.fromkeys(part, Verdict.WARN), "a partition on purpose"
     half = {"a0": ("a", one), "a1": ("a", one), "a2": ("a", two), "a3": ("a", two)}
     assert racks(half) == dict.fromkeys(half, Verdict.WARN)
 

@@ -55,13 +55,15 @@ def judge(trays: Mapping[str, Tray]) -> dict[str, list[Finding]]:
         split = 2 * having <= len(domains)
         for name, domain in domains.items():
             if split or domain != usual:
-                findings[name] = [_differs(rack, domain, count, split=split)]
+                alone = not split and count[domain] == 1
+                findings[name] = [_differs(rack, domain, count, alone=alone)]
     return findings
 
 
-def _differs(rack: str, domain: str, count: Counter[str], *, split: bool) -> Finding:
+def _differs(rack: str, domain: str, count: Counter[str], *, alone: bool) -> Finding:
     sides = "; ".join(f"{many(trays, 'tray')} in {one}" for one, trays in count.most_common(4))
     words = f"rack {rack} is split into NVLink domains ({sides}), this tray is in {domain}; {_OWN}"
-    # Where no domain has most trays of a rack, the rack is at fault and no single tray.
-    verdict, action = (Verdict.WARN, "investigate") if split else (Verdict.FAIL, "fix configuration")
+    # A tray alone has not joined its rack. Several in one domain may be a partition that somebody made, and
+    # where no domain has most trays, the rack is at fault and no single tray.
+    verdict, action = (Verdict.FAIL, "fix configuration") if alone else (Verdict.WARN, "investigate")
     return Finding(ID, verdict, "node", words, "rack_domain", domain, action=action)
