@@ -170,7 +170,7 @@ def test_ports_that_are_all_switched_off_are_seen_by_validate_drift_and_the_node
         return {
             (row["check"], row["device"], row["verdict"])
             for row in rows
-            if row["check"] == PORTS and row["verdict"] != "skip" and row["state"] != "clearing"
+            if row["check"] == PORTS and row["verdict"] != "skip" and not row["clean"]
         }
 
     try:
