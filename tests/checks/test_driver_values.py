@@ -33,7 +33,7 @@ def findings(
         ("Reset", "fail", "reset GPU"),
         ("Reboot", "fail", "reboot"),
         ("Drain and Reset", "fail", "reset GPU"),
-        ("Drain P2P", "fail", "investigate"),  # another action follows once peer-to-peer is quiet
+        ("Drain P2P", "fail", "restart job"),  # another action follows once peer-to-peer is quiet
         ("Recover IMEX Domain", "warn", "investigate"),  # the rack's, no GPU is broken
         ("System Reboot", "fail", "reboot"),
         ("GPU Reset", "fail", "reset GPU"),

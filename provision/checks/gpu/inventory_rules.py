@@ -14,6 +14,7 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Measurement
 from provision.checks.gpu.nvidia_smi import THROTTLE_ALARMS
+from provision.checks.host.kernel_meaning import requested_action
 from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text, unmeasured
 from provision.checks.thresholds import Threshold
 from provision.text import many
@@ -125,27 +126,6 @@ _FLAGS = {
     "tpc_repair_pending": ("Yes", Verdict.WARN, "a TPC repair waits for a reset", "reset GPU"),
     "ecc_mode": ("Disabled", Verdict.WARN, "ECC is off: memory errors go unseen", "fix configuration"),
 }
-# Recovery action → (verdict, action, what to know of it). The words: NVIDIA, "Error Recovery and Response
-# Flags"; Recover IMEX Domain and System Reboot: newer drivers; the last two: names of NVML's constants.
-_RECOVERY_ACTIONS = {
-    "Reset": (Verdict.FAIL, "reset GPU", ""),
-    "Reboot": (Verdict.FAIL, "reboot", ""),
-    "System Reboot": (Verdict.FAIL, "reboot", ""),
-    "Drain and Reset": (Verdict.FAIL, "reset GPU", ", once its programs have ended"),
-    "Drain P2P": (
-        Verdict.FAIL,
-        "investigate",
-        ": end the programs that use peer-to-peer and read the action again, another one follows",
-    ),
-    "Recover IMEX Domain": (
-        Verdict.WARN,
-        "investigate",
-        ": the IMEX domain of the rack needs recovery, this GPU is not broken",
-    ),
-    "GPU Reset": (Verdict.FAIL, "reset GPU", ""),
-    "Node Reboot": (Verdict.FAIL, "reboot", ""),
-}
-_OTHER_RECOVERY = (Verdict.FAIL, "investigate", "")
 
 
 def judge_flags(values: Values) -> list[Finding]:
@@ -244,8 +224,8 @@ def _recovery(values: Values, gpus: int) -> list[Finding]:
     findings = []
     for device, wanted in values.get("recovery", {}).items():
         if wanted != "None":
-            verdict, action, more = _RECOVERY_ACTIONS.get(str(wanted), _OTHER_RECOVERY)
-            words = f"the driver requests: {wanted}{more}"
+            level, action, words = requested_action(str(wanted))
+            verdict = Verdict.WARN if level == "warn" else Verdict.FAIL
             findings.append(Finding(ID, verdict, device, words, "recovery", wanted, action=action))
     return shared(findings, gpus)
 

@@ -16,14 +16,8 @@ from provision.checks.thresholds import limits
 from provision.errors import ParseError
 
 FACTS: tuple[str, ...] = (
-    *(
-        "memory.installed_gib",
-        "cpu.online",
-        "service.running",
-        "file.read_only_mounts",
-        "file.free_space",
-        "file.nccl_variables",
-    ),
+    *("memory.installed_gib", "cpu.online", "service.running"),
+    *("file.read_only_mounts", "file.free_space", "file.nccl_variables"),
 )
 # variable, fact, share of it that is enough, words, action
 _DECLARED = (

@@ -157,19 +157,31 @@ def _requested(words: str) -> Mapping[str, Any]:
     number, text = matches[-1]
     actions = _data()["recovery_actions"]
     rows: dict[int, Mapping[str, Any]] = {int(one): row for one, row in actions.items()}
-    return rows.get(int(number, 16)) or next((row for row in rows.values() if text in row["words"]), {})
+    return rows.get(int(number, 16)) or _named(text)
+
+
+def _named(text: str) -> Mapping[str, Any]:
+    """The row of the requested action with this name; empty for an unknown one."""
+    rows: Iterable[Mapping[str, Any]] = _data()["recovery_actions"].values()
+    return next((row for row in rows if text in row["words"]), {})
+
+
+def requested_action(text: str) -> Meaning:
+    """The meaning of the action that nvidia-smi says the driver requests."""
+    return _demand(_named(text), f"the driver requests: {text}")
 
 
 def _of_request(known: Meaning, words: str) -> Meaning:
-    row = _requested(words)
-    matches = _REQUESTED.findall(words)
-    if not row:  # a demand that nobody knows is still one
-        action = "to an unknown action" if matches else ""
-        return Meaning("fail", "investigate", f"{known.words} {action}".rstrip())
-    said = f"{known.words} to {matches[-1][1]}"
-    if more := row.get("meaning"):
-        said += f": {more}"
-    return Meaning(row["level"], row["action"], said)
+    row, matches = _requested(words), _REQUESTED.findall(words)
+    said = f"{known.words} to {matches[-1][1] if row else 'an unknown action'}" if matches else known.words
+    return _demand(row, said)
+
+
+def _demand(row: Mapping[str, Any], said: str) -> Meaning:
+    if not row:  # a request that nobody knows is still one
+        return Meaning("fail", "investigate", said)
+    more = row.get("meaning")
+    return Meaning(row["level"], row["action"], f"{said}: {more}" if more else said)
 
 
 def _registers(words: str) -> list[int]:
