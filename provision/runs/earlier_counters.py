@@ -1,4 +1,4 @@
-"""Counters of RDMA ports as an earlier validate run read them, for nodes whose health program stores none."""
+"""Find RDMA port counters in earlier validate runs, for nodes without a health program that stores them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def earlier_counters(
 ) -> dict[str, list[dict[str, Any]]]:
     """Node → what its fact `hca.earlier` would be, of nodes without that fact. `seen`: the facts of this run.
 
-    The newest run that is a day old, else the oldest of those read, within the same boot of the node. A
-    damaged run is passed over: it costs a comparison, never a run.
+    The newest run that is a day old, else the oldest of those read, within the same boot of the node. Damaged
+    runs are skipped.
     """
     wanted = {
         name for name, facts in seen.items() if facts.get("hca.counters") and not facts.get("hca.earlier")
@@ -34,7 +34,7 @@ def earlier_counters(
         except _DAMAGED:
             continue
         for name in wanted & set(stored):
-            with contextlib.suppress(*_DAMAGED):  # what one node answered costs no other its comparison
+            with contextlib.suppress(*_DAMAGED):  # a bad answer of one node must not affect the others
                 now, then = seen[name], stored[name].facts
                 known, uptime = found.get(name), int(now["clock.uptime_s"])
                 if not now["boot.id"] or now["boot.id"] != then["boot.id"]:

@@ -1,4 +1,4 @@
-"""Programs of Debian's archive that tests run and nobody commits: apt fetches and verifies them."""
+"""Fetch programs from Debian's archive for tests; apt verifies them, and none is committed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def missing() -> str | None:
-    """Why this host cannot fetch from Debian's archive; None where it can."""
+    """Reason why this host cannot fetch from Debian's archive; None if it can."""
     if shutil.which("apt-get") is None or not _KEYS.is_file():
         return "this host has no apt with Debian's keys"
     if debian_mirror() is None:

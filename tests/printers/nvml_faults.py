@@ -1,4 +1,4 @@
-"""Faults and their healthy look-alikes in the values of NVML, and what a person would have to do about each.
+"""Faults and healthy look-alikes as changes of NVML values, with the expected verdict and action.
 
 Written from nvml.h and NVIDIA's documents, not from what the checks answer.
 """
@@ -17,14 +17,14 @@ Change = Callable[[Machine], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """`verdicts`: what the worst finding may be; `device`: whom it names; `actions`: what it may ask for."""
+    """`verdicts`: allowed for the worst finding; `device`: the one it names; `actions`: those allowed."""
 
     name: str
     change: Change
     verdicts: tuple[str, ...]
     device: str = ""
     actions: tuple[str, ...] = ()
-    needs: str = ""  # what a machine must have for it, see _HAS
+    needs: str = ""  # key of _HAS: the hardware or driver that the fault requires
 
     def applies(self, machine: Machine) -> bool:
         """Whether a machine of this SKU under this driver has the part, and the driver a word for it."""

@@ -58,7 +58,7 @@ class Machine:
         return int(self.driver.split(".")[0])
 
     def set(self, function: str, device: int | None = None, *arguments: int, **values: object) -> None:
-        """Change what a function answers, for one device or for all."""
+        """Set the answer of a function, for one device or for all."""
         key = " ".join([function, *([] if device is None else [str(device)]), *map(str, arguments)])
         self.rows.setdefault(key, {}).update(
             {name.replace("__", "."): value for name, value in values.items()}

@@ -35,7 +35,7 @@ class NvidiaSmi:
     table: Path
 
     def run(self, machine: Machine, *arguments: str) -> Output:
-        """What it prints of a machine; ended after 20 s."""
+        """Run it on a machine; the time limit is 20 s."""
         nvml_library.write_table(self.table, machine)
         values = {"GPUPROV_NVML_TABLE": str(self.table), "LD_LIBRARY_PATH": str(self.library)}
         begun = time.monotonic()
@@ -58,7 +58,7 @@ class NvidiaSmi:
         )
 
     def inventory(self, machine: Machine) -> tuple[Output, ...]:
-        """All that gpu_inventory asks of nvidia-smi, and a kernel log without errors."""
+        """Run every nvidia-smi command of gpu_inventory, and add a kernel log without errors."""
         node = make_node(machine.count, machine.name, machine.sku["fabric"], machine.sku["architecture"])
         found = []
         for command in CHECKS["gpu_inventory"].commands(node, {}):

@@ -1,4 +1,4 @@
-"""NVIDIA's own nvidia-smi prints each fault, and gpu_inventory judges what it prints.
+"""Judge the output of NVIDIA's own nvidia-smi, one fault at a time.
 
 The values are ours and the text is NVIDIA's: program and check cannot agree on a wrong form of it.
 """
@@ -40,7 +40,7 @@ def loudest(findings: list[Finding]) -> tuple[str, list[Finding]]:
 
 
 def wrong(fault: Fault, findings: list[Finding]) -> str:
-    """What is wrong with the verdict on a fault; nothing where it is right."""
+    """Describe how the verdict on a fault is wrong; empty if it is right."""
     verdict, loud = loudest(findings)
     said = "; ".join(
         f"{one.verdict.value} {one.device} {one.metric} [{one.action}] {one.message}"[:200]

@@ -29,7 +29,7 @@ class Tray:
 
 
 def tray_of(node: NodeHealth, one: CheckNode | None) -> Tray | None:
-    """What is compared of a node; None when it is no tray of a known rack, or in no domain."""
+    """Rack and domain of a node; None if it is not a tray with a known rack and domain."""
     rack = one.variables.get("gpuprov_rack") if one else None
     if one is None or rack is None or one.gpuprov_node["gpu"].get("fabric") != "imex":
         return None
@@ -42,7 +42,7 @@ def tray_of(node: NodeHealth, one: CheckNode | None) -> Tray | None:
 
 
 def judge(trays: Mapping[str, Tray]) -> dict[str, list[Finding]]:
-    """Node → how its domain differs from that of its rack. `trays`: by name of the node."""
+    """Findings for trays outside the domain of their rack, by node. `trays`: by name of the node."""
     racks: dict[str, dict[str, str]] = defaultdict(dict)
     for name, tray in trays.items():
         racks[tray.rack][name] = tray.domain
@@ -63,7 +63,7 @@ def judge(trays: Mapping[str, Tray]) -> dict[str, list[Finding]]:
 def _differs(rack: str, domain: str, count: Counter[str], *, alone: bool) -> Finding:
     sides = "; ".join(f"{many(trays, 'tray')} in {one}" for one, trays in count.most_common(4))
     words = f"rack {rack} is split into NVLink domains ({sides}), this tray is in {domain}; {_OWN}"
-    # A tray alone has not joined its rack. Several in one domain may be a partition that somebody made, and
-    # where no domain has most trays, the rack is at fault and no single tray.
+    # A lone tray has not joined its rack. Several trays in another domain may be a deliberate partition, and
+    # without a majority the rack is at fault, not a tray.
     verdict, action = (Verdict.FAIL, "fix configuration") if alone else (Verdict.WARN, "investigate")
     return Finding(ID, verdict, "node", words, "rack_domain", domain, action=action)

@@ -48,7 +48,7 @@ def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
     ]
 
 
-# metric → (what it reads when all is well, what it means when it does not)
+# metric → (healthy value, words for any other value)
 _HEALTH = {
     "fabric_bandwidth": ("Full", "it has less than its bandwidth"),
     "fabric_route": ("False", "a route is unhealthy"),
@@ -59,7 +59,7 @@ _HEALTH = {
 
 
 def _fabric_health(values: Values, told: Collection[str]) -> list[Finding]:
-    """What the driver says of a GPU that has joined: one finding, with the most telling of its fields."""
+    """Judge the health of GPUs that have joined: one finding per GPU, for its most important field."""
     findings = []
     for device in values["name"]:
         wrong = [
@@ -96,7 +96,7 @@ def domain_of(values: Values, device: str) -> str | None:
 
 
 def _domain(values: Values, told: Collection[str]) -> list[Finding]:
-    """The GPUs of a tray that are in no NVLink domain, or in another one than most of the tray."""
+    """Fail GPUs of a tray that are in no NVLink domain, or in another one than most of the tray."""
     joined = [d for d in values.get("fabric_state", {}) if d not in told]
     domains = {device: domain_of(values, device) for device in joined}
     usual = Counter(filter(None, domains.values())).most_common(1)

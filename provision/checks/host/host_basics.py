@@ -27,12 +27,12 @@ _DECLARED = (
 
 
 def _known(node: CheckNode, name: str) -> bool:
-    """Whether it was asked for: a run of an older gpuprov did not."""
+    """Whether this run read the fact: runs stored by older versions did not."""
     return name in node.facts or bool({name, "file"} & node.problems.keys())
 
 
 def judge_declared(check: str, node: CheckNode) -> list[Finding]:
-    """At least as much memory and as many processors as declared."""
+    """Compare installed memory and online processors with the declared minima."""
     found = []
     for variable, name, enough, words, action in _DECLARED:
         wanted = node.variables.get(variable)
@@ -49,7 +49,7 @@ def judge_declared(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_services(check: str, node: CheckNode) -> list[Finding]:
-    """The services that were declared, of those that run."""
+    """Fail each declared service that is not running."""
     wanted = node.variables.get("gpuprov_expected_services") or ()
     running = texts(node, "service.running") if wanted else ()
     return [
@@ -60,7 +60,7 @@ def judge_services(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_file_systems(check: str, node: CheckNode) -> list[Finding]:
-    """None that /etc/fstab has writable is read-only, and none that every node writes to is full."""
+    """Fail file systems that became read-only (against /etc/fstab), and those that are nearly full."""
     found = []
     for path in texts(node, "file.read_only_mounts") if _known(node, "file.read_only_mounts") else ():
         message = (
@@ -82,7 +82,7 @@ def judge_file_systems(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_nccl(check: str, node: CheckNode) -> list[Finding]:
-    """Variables that slow down or stop every NCCL program of the machine."""
+    """Warn of NCCL variables that slow down or stop every NCCL program on the machine."""
     found, catalogue = [], shipped.load("nccl_environment")
     for row in entries(node, "file.nccl_variables") if _known(node, "file.nccl_variables") else ():
         name, value = str(row.get("name")), str(row.get("value"))

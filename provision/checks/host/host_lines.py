@@ -1,7 +1,7 @@
-"""What the kernel log says about the machine around the GPUs: hung tasks, machine checks, drives, file
-systems, network cards. Text → findings, by provision/data/host_lines.yml.
+"""Judge the kernel's lines about the machine around the GPUs: hung tasks, machine checks, drives, file
+systems, network cards. Text → findings, by the catalogue provision/data/host_lines.yml.
 
-The lines of one device are one incident: a drive that is given up takes its file system with it.
+All lines of one device form one incident: a failed drive takes its file system down with it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def events(texts: Iterable[str]) -> list[HostEvent]:
 
 
 def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Those of the messages, with stamps, that are to be remembered beside the `known` ones of this boot."""
+    """Select the messages (with stamps) to keep in addition to `known`, those already kept from this boot."""
     found, counted = [], Counter(map(kind_of, kernel_log.texts(known)))
     for message in messages:
         kind = kind_of(kernel_log.text_of(message))
@@ -107,7 +107,8 @@ def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def commands() -> list[Command]:
-    """What reads the log, for every check that does: each of the two knows what the other has forgotten."""
+    """Commands that read the kernel log, for every check that needs it: the journal outlives the ring buffer,
+    which in turn has what was logged while no journal was running."""
     return [
         Command("journal", kernel_log.JOURNAL, 60.0, keep=(*kernel_log.KEPT, *_document()["kept"])),
         Command("dmesg", ("dmesg",), 30.0),
@@ -166,7 +167,7 @@ def judge(check: str, node: CheckNode, found: Iterable[HostEvent], *, during: bo
 def judge_log(
     check: str, node: CheckNode, measurements: Sequence[Measurement], known: Sequence[Finding]
 ) -> list[Finding]:
-    """What the log of this boot says, without memory errors whose module the counters (`known`) name."""
+    """Judge the log of this boot. Memory errors that the EDAC counters (`known`) report are left out."""
     counted = any(one.metric == "memory_uncorrected" for one in known)
     found = [one for one in remembered(measurements) if not (counted and one.id == "edac_uncorrected")]
     unread = [str(m.value) for m in measurements if m.metric == "unreadable_log"]

@@ -1,4 +1,4 @@
-"""Events of the kernel log → incidents: what belongs together, and what of it is to blame (pure).
+"""Group kernel log events into incidents, and choose the event to blame in each (pure).
 
 What an Xid brings along on its own GPU is in provision/data/xid.yml (`after`), which NVLink errors are the
 echo of another GPU's in provision/data/kernel_log.yml (`ranks`).
@@ -29,13 +29,13 @@ _SLACK = 2.0  # the consequence may be logged just before its cause
 
 _NVLINK = frozenset({74, 136, 137, *range(144, 151), 155})
 _SILENCING = frozenset({79, 95, 119, 120, 62})  # a GPU with one of these stops answering its peers
-_MANY = 3  # GPUs with NVLink errors at once: a link joins two, so what they share is to blame
-_ECHO = 0  # the rank of what a GPU logs when a link of another one is down
+_MANY = 3  # GPUs with NVLink errors at once: a link joins two GPUs, so three point to a shared part
+_ECHO = 0  # rank of errors that a GPU logs because another GPU lost a link
 
 
 @dataclass
 class Incident:
-    """The event to blame, on which device, and what came with it."""
+    """An incident: the event to blame, its device, and the events it brought along."""
 
     root: KernelEvent
     device: str
@@ -102,7 +102,8 @@ def _cause(
 
 
 def _cause_in_driver(event: KernelEvent, others: Sequence[KernelEvent]) -> KernelEvent | None:
-    """An earlier line of the same GPU, of any GPU where the driver names none, or of one reset with it."""
+    """Find the earlier line that caused this one: of the same GPU, of a GPU reset together with it, or of any
+    GPU if the driver names none."""
     after = driver_log.MEANINGS[str(event.code)].after
     near = [
         other

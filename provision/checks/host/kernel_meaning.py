@@ -150,7 +150,7 @@ def _of_xid(code: int, words: str) -> Meaning:
 
 
 def _requested(words: str) -> Mapping[str, Any]:
-    """The row of the requested action: by its number, by its words where that is unknown."""
+    """Look up the requested action by its number, or by its words if the number is unknown."""
     matches = _REQUESTED.findall(words)
     if not matches:
         return {}
@@ -161,13 +161,13 @@ def _requested(words: str) -> Mapping[str, Any]:
 
 
 def _named(text: str) -> Mapping[str, Any]:
-    """The row of the requested action with this name; empty for an unknown one."""
+    """Look up a requested action by its name; empty if unknown."""
     rows: Iterable[Mapping[str, Any]] = _data()["recovery_actions"].values()
     return next((row for row in rows if text in row["words"]), {})
 
 
 def requested_action(text: str) -> Meaning:
-    """The meaning of the action that nvidia-smi says the driver requests."""
+    """Meaning of a recovery action as nvidia-smi prints it."""
     return _demand(_named(text), f"the driver requests: {text}")
 
 
@@ -178,7 +178,7 @@ def _of_request(known: Meaning, words: str) -> Meaning:
 
 
 def _demand(row: Mapping[str, Any], said: str) -> Meaning:
-    if not row:  # a request that nobody knows is still one
+    if not row:  # an unknown request must not pass
         return Meaning("fail", "investigate", said)
     more = row.get("meaning")
     return Meaning(row["level"], row["action"], f"{said}: {more}" if more else said)
@@ -190,9 +190,9 @@ def _registers(words: str) -> list[int]:
 
 
 def _of_nvlink5(code: int, known: Meaning, words: str) -> Meaning:
-    """By NVIDIA's decode sheet of 144 to 150, by the severity in words where no row of it fits."""
+    """Decode Xids 144 to 150 by NVIDIA's sheet; if no row fits, by the severity that the line names."""
     rows = sheet_rows(code, _registers(words))
-    # The severity of some rows depends on the case: what the driver calls fatal is never less.
+    # Some rows have no fixed severity: an error that the driver calls fatal stays fatal.
     if not rows or (FATAL.search(words) and all("Non-fatal" in row["severity"] for row in rows)):
         if _NONFATAL.search(words):
             return known._replace(level="warn", action="investigate")

@@ -19,8 +19,9 @@ _EVERY = 3600.0
 
 
 def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) -> None:
-    """Add this run's counters once an hour; drop what is older than the newest sample of a day ago. Raises
-    OSError."""
+    """Store this run's counters, once an hour, and drop samples that are no longer needed for a day's window.
+
+    Raises OSError."""
     counters = rows(facts)
     if not counters:
         return
@@ -35,7 +36,7 @@ def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) ->
 
 
 def rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The counters of each port with those of its interface; none if the facts have no ports."""
+    """Counters of each port together with those of its interface; empty without ports."""
     ports, counters = facts.get("hca.ports"), facts.get("hca.counters")
     if not isinstance(ports, list) or not isinstance(counters, list):
         return []
