@@ -37,14 +37,12 @@ class Device:
     first: float = 0.0
     last: float = 0.0
     most: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric → (largest, when)
-    least: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # under load: metric → (smallest, when)
+    least: dict[str, tuple[float, float]] = field(default_factory=dict)  # the smallest, under load
     alarms: dict[str, int] = field(default_factory=dict)  # alarm → samples under load
     longest: dict[str, int] = field(default_factory=dict)  # alarm → most samples in a row
     grown: dict[str, float] = field(default_factory=dict)  # counter → by how much while it was watched
     onset: dict[str, float] = field(default_factory=dict)  # sign → when it was first seen
-    error: int = 0  # NVML's code of why a GPU had no readings, the first of them; 0: it always answered
+    error: int = 0  # NVML's code of why a GPU had no readings, the worst of them; 0: it always answered
     gaps: list[tuple[float, float]] = field(default_factory=list)
     buckets: dict[int, list[float | None]] = field(default_factory=dict)  # place → [°C, W, MHz]
     early: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and count of the clock under load
@@ -127,8 +125,8 @@ def _is_loaded(row: Row) -> bool:
 
 
 def _gpu(one: Device, row: Row, now: float) -> None:
-    if (code := row.number("nvml_error")) and not one.error:
-        one.error = int(code)
+    if code := row.number("nvml_error"):
+        one.error = min(one.error or int(code), int(code))
         one.onset.setdefault("gone", now)
     loaded = _is_loaded(row)
     one.loaded += loaded
@@ -241,7 +239,7 @@ def extremes(one: Device) -> Mapping[str, object]:
 
 _SLOWER = 0.10  # of the clock below the peers
 _PEERS = 3  # others, below which there is no comparing
-# NVML's codes in the samples (provision/node/burnin/tool_output.py).
+# NVML's codes in the samples (provision/node/burnin/tool_output.py), the worst first.
 _ERRORS = {15: LOST, 16: REQUIRES_RESET, 999: UNKNOWN}
 # What a finding measures → the telemetry's sign of it that shows when it began.
 SIGNS = {

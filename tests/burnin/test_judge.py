@@ -245,3 +245,14 @@ def test_a_gpu_that_answers_with_errors_is_named_with_its_first_time(
     assert (finding.verdict, finding.device, finding.action) == (Verdict.FAIL, "gpu5", action)
     assert reported.since == pytest.approx(T0 + 65, abs=15)
     assert [one.finding.device for one in bad(made.judged())] == ["gpu5"]
+
+
+def test_a_gpu_that_is_lost_is_not_reset_for_what_it_prints_before_or_afterwards(made: Made) -> None:
+    def dead(up: float, gpu: int) -> dict[str, Any]:
+        codes = {65.0: "16", 70.0: "15"}
+        error = {"nvml_error": codes.get(up, "16"), "temperature_c": "", "sm_mhz": "", "util_pct": ""}
+        return error if gpu == 5 and up >= 65 else {}
+
+    reported = only(made.soak(healthy(4), change=dead).judged(), "lost")
+    assert (reported.finding.device, reported.finding.action) == ("gpu5", "power-cycle")
+    assert reported.since == pytest.approx(T0 + 65, abs=15)

@@ -128,6 +128,26 @@ def test_lasting_throttling_names_its_reason_and_share(bits: int, verdict: str, 
     assert f"{words} in 50% of the samples" in findings[0].message
 
 
+def test_another_reason_beside_a_hardware_slowdown_makes_it_no_warning() -> None:
+    both = sampled(lambda _s, g: {"clocks_event_reasons__active": "0x28"} if g == 2 else {})
+    assert told(burned(output(both))) == {("fail", "gpu2", "throttled", "investigate")}
+
+
+def test_a_lost_gpu_is_lost_whatever_it_prints_afterwards() -> None:
+    def dead(second: int, gpu: int) -> dict[str, Any]:
+        error = "[GPU is lost]" if second == 40 else "[GPU requires reset]"
+        readings = ("utilization__gpu", "temperature__gpu", "power__draw", "clocks__current__sm")
+        return dict.fromkeys(readings, error) if gpu == 2 and second >= 38 else {}
+
+    assert told(burned(output(sampled(dead)))) == {("fail", "gpu2", "lost", "power-cycle")}
+
+
+def test_a_reading_that_is_not_permitted_is_not_measured_whatever_follows() -> None:
+    errors = {10: "[Insufficient Permissions]", 20: "[Unknown Error]"}
+    refused = sampled(lambda s, g: {"temperature__gpu": errors[s]} if g == 2 and s in errors else {})
+    assert told(burned(output(refused))) == {("error", "gpu2", "", "fix configuration")}
+
+
 @pytest.mark.parametrize(
     "healthy",
     [

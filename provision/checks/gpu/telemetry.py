@@ -139,7 +139,8 @@ def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
             found.append(Measurement("silent", round(end - one.last, 1), "s", gpu))
         if one.errors:
             found.append(Measurement("unread", len(one.errors), "samples", gpu))
-            found.append(Measurement("unread_error", one.errors[-1], "", gpu))
+            refused = max(one.errors, key=WORST_FIRST.index)  # NOT_PERMITTED: nothing was measured
+            found.append(Measurement("unread_error", refused, "", gpu))
     return found
 
 
@@ -156,7 +157,7 @@ def _take(one: _Samples, row: Mapping[str, str]) -> None:
     if (why := error(row)) is not None:
         one.errors.append(why)
         if why in (LOST, REQUIRES_RESET) or (why != NOT_PERMITTED and mostly_errors(row)):
-            one.gone = why
+            one.gone = min(why, one.gone or why, key=WORST_FIRST.index)
             return
     used = number(row, "utilization.gpu")
     if used is not None and used < _LOADED:

@@ -188,8 +188,8 @@ def throttled(
             share = float(values.get(f"throttled.{name}", 0.0))
             if values.get(f"throttled.{name}.longest", 0) >= _LASTING or share >= _LASTING_SHARE:
                 lasting[name] = (share, words)
-        if len(lasting) > 1:
-            lasting.pop("hw_slowdown", None)  # the umbrella over the two that say why
+        if {"hw_thermal_slowdown", "hw_power_brake_slowdown"} & lasting.keys():
+            lasting.pop("hw_slowdown", None)  # the umbrella over these
         if not lasting:
             continue
         told = ", ".join(f"{words} in {share:.0%} of the samples" for share, words in lasting.values())
