@@ -1,5 +1,5 @@
-"""What holds of any fleet: neither the order of its nodes, of their results and of the inventory nor other names
-of the hosts change what is found."""
+"""What holds of any fleet: neither the order of its nodes, of their results and of the inventory nor other
+names of the hosts change what is found."""
 
 from __future__ import annotations
 
