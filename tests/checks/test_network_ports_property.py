@@ -27,9 +27,13 @@ ALONE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {"symbol_error": 65535}),
     ({}, {"port_rcv_errors": 65535}),
 )
+FLAPPING: tuple[dict[str, Any], dict[str, Any]] = (
+    {},
+    {"link_downed": 90},
+)  # in 52 days, beside ports that do not
 BAD = (
     *ALONE,
-    ({}, {"link_downed": 90}),
+    FLAPPING,
     ({}, {"link_downed": 255}),
     ({}, {"port_rcv_errors": 60000}),
     ({"carrier_downs": 900}, {"link_downed": 90}),
@@ -53,6 +57,8 @@ def drawn(rng: random.Random) -> tuple[Cards, dict[str, Any]]:
             port["board_id"] = "MT_0000000223"
     bad = range(keep) if rng.random() < 0.2 else rng.sample(range(keep), rng.randint(0, keep // 2))
     same = rng.choice(BAD) if rng.random() < 0.5 else None
+    if rng.random() < 0.25:
+        cards.uptime, same = 52 * DAY, FLAPPING
     for number in bad:
         change, counts = same or rng.choice(BAD)
         cards.ports[number].update(change)
@@ -75,7 +81,7 @@ def drawn(rng: random.Random) -> tuple[Cards, dict[str, Any]]:
 def add(cards: Cards, variables: dict[str, Any], rng: random.Random) -> None:
     """One more bad port, like those between nodes; declared where they are."""
     device = "mlx5_20"
-    change, counts = rng.choice(ALONE)
+    change, counts = rng.choice((*ALONE, *[FLAPPING] * 3) if _one_is_well(cards) else ALONE)
     cards.ports.append({**cards.ports[0], **Cards.port(device), **_kind(cards.ports[0], device), **change})
     cards.counters.append({**dict.fromkeys(cards.counters[0], 0), "device": device, "port": "1", **counts})
     cards.cards.append({**cards.cards[0], "device": device})
@@ -84,6 +90,18 @@ def add(cards: Cards, variables: dict[str, Any], rng: random.Random) -> None:
     if variables:
         declared = [*variables["rdma_expected_ports"], {"device": device, "link_layer": "InfiniBand"}]
         variables["rdma_expected_ports"] = declared
+
+
+def _one_is_well(cards: Cards) -> bool:
+    """Whether a port is up that never was down, so that one that flaps is bad beside it."""
+    up = {
+        port["device"]
+        for port in cards.ports
+        if port["state"] == "ACTIVE" and port["carrier_downs"] in (None, 1)
+    }
+    return any(
+        row["device"] in up and row["link_downed"] == 0 for row in cards.counters[: len(cards.functions)]
+    )
 
 
 def _kind(port: dict[str, Any], device: str) -> dict[str, Any]:
