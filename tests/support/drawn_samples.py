@@ -108,6 +108,13 @@ def _held(name: str) -> Callable[[Node, int, random.Random], None]:
     return hold
 
 
+def _brief(node: Node, gpu: int, draw: random.Random) -> None:
+    """No fault: what holds the clocks down for one sample."""
+    if "brief" not in node.faults.get(gpu, ()):
+        for one in list(node.of(gpu, draw.randrange(2, len(node.rounds))))[:1]:
+            one["held"] = (*one["held"], draw.choice(list(HELD)))
+
+
 def _grown(counter: str, most: int) -> Callable[[Node, int, random.Random], None]:
     def grow(node: Node, gpu: int, draw: random.Random) -> None:
         more = draw.randint(most // 2, most)
@@ -140,7 +147,14 @@ def _unread(node: Node, gpu: int, draw: random.Random) -> None:
 
 FAULTS: dict[str, Callable[[Node, int, random.Random], None]] = {
     **{name: _held(name) for name in HELD},
-    **{"lost": _lost, "gone": _gone, "hot": _other(heat=90), "slower": _slower, "unread": _unread},
+    **{
+        "brief": _brief,
+        "lost": _lost,
+        "gone": _gone,
+        "hot": _other(heat=90),
+        "slower": _slower,
+        "unread": _unread,
+    },
     **{"uncorrectable": _grown("ue", 4), "replays": _grown("replays", 4000)},
     **{"narrow": _other(width=8), "generation": _other(gen=3)},
 }
@@ -402,7 +416,7 @@ def _timeline(end: float) -> tuple[Timeline, Clock]:
 def with_a_healthy_sample(node: Node, gpu: int, draw: random.Random) -> Node | None:
     """The node sampled once more, when this GPU was healthy; None where it has no sample, and where it would
     end what must last for some samples to be a fault."""
-    at = draw.randrange(1, len(node.rounds) + 1)
+    at = draw.choice((len(node.rounds), draw.randrange(1, len(node.rounds))))
     before, after = (node.rounds[number][gpu] for number in (at - 1, min(at, len(node.rounds) - 1)))
     if before is None or after is None or set(before["held"]) & set(after["held"]):
         return None
