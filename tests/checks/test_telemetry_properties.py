@@ -107,7 +107,8 @@ def test_a_repeated_sample_changes_nothing(cases: Cases) -> None:
 def test_one_more_healthy_sample_never_improves_a_verdict(cases: Cases) -> None:
     for case in cases.of("healthy"):
         gpu = case.any_gpu()
-        more = drawn_samples.with_a_healthy_sample(case.node, gpu, case.draw)
+        amd = case.number % 2 == 1
+        more = drawn_samples.with_a_healthy_sample(case.node, gpu, case.draw, amd=amd)
         if more is None:
             continue
         after = case.again(more)

@@ -164,7 +164,7 @@ BY_PEERS = ("hot", "slower", "narrow", "generation")  # what most have alike acc
 
 def broken(node: Node, gpu: int, draw: random.Random, fault: str = "") -> str:
     """One fault more, if too many do not have the like already; its name."""
-    name = fault or draw.choice(list(FAULTS))
+    name = fault or draw.choice((*FAULTS, "lost", "lost"))
     having = sum(name in faults for one, faults in node.faults.items() if one != gpu)
     if name in BY_PEERS and 3 * (having + 1) > len(node.rounds[0]):
         return ""
@@ -413,12 +413,14 @@ def _timeline(end: float) -> tuple[Timeline, Clock]:
     return timeline(events, clock), clock
 
 
-def with_a_healthy_sample(node: Node, gpu: int, draw: random.Random) -> Node | None:
-    """The node sampled once more, when this GPU was healthy; None where it has no sample, and where it would
-    end what must last for some samples to be a fault."""
+def with_a_healthy_sample(node: Node, gpu: int, draw: random.Random, *, amd: bool) -> Node | None:
+    """The node sampled once more, when this GPU was healthy; None where it is not listed (a lost one of AMD's)
+    and where the sample would end what must last for a few to be a fault."""
     at = draw.choice((len(node.rounds), draw.randrange(1, len(node.rounds))))
     before, after = (node.rounds[number][gpu] for number in (at - 1, min(at, len(node.rounds) - 1)))
     if before is None or after is None or set(before["held"]) & set(after["held"]):
+        return None
+    if amd and before["error"]:
         return None
     more = copy.deepcopy(node)
     cells = copy.deepcopy(node.rounds[at - 1])
