@@ -41,6 +41,8 @@ SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a wor
 _LATEST = 1e11  # seconds: no clock and no age is beyond this
 # A run: `2026-11-28T14:12:40Z root@ctl (process 9)`. That of a burn-in is pasted: one word, no option.
 _RUN, _BURNIN = re.compile(r"[^\s-][^\x00-\x1f]{0,199}"), re.compile(r"[^\s-]\S{0,199}")
+# Ends of a call after which the node's program may have run all the same. A login that prints without end is one.
+_MAY_HAVE_RUN = {"hung", "cut", "too large"}
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
 Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node → program; node → what it printed
@@ -53,7 +55,7 @@ class LockedError(GpuprovError):
 @dataclass(frozen=True)
 class Answer:
     """What one node said. `busy`: programs of an earlier run that still run there. `skew`: seconds its clock
-    is ahead of ours."""
+    is ahead of ours. `maybe`: no answer could be read, and yet the program may have done its work."""
 
     node: str
     state: str = ""
@@ -63,6 +65,7 @@ class Answer:
     skew: float = 0.0
     error: str = ""
     unreachable: bool = False
+    maybe: bool = False
 
 
 def me() -> str:
@@ -122,6 +125,7 @@ class FleetLock:
         self._who = who or me()
         self._on_lost = on_lost
         self._held: dict[str, None] = {}
+        self._maybe: dict[str, None] = {}  # nodes whose lock may be ours: it is given back as the others
         self._ended = threading.Event()
         self._asking = threading.RLock()  # a lock that is confirmed after its release would be nobody's
         self._thread: threading.Thread | None = None
@@ -138,6 +142,7 @@ class FleetLock:
         self._held.update(
             dict.fromkeys(node for node, said in answers.items() if said.state in ("taken", "mine"))
         )
+        self._maybe.update(dict.fromkeys(node for node, said in answers.items() if said.maybe))
         try:
             _refuse_twins(answers.values())
             _refuse_held(answers.values(), self._fleet)
@@ -163,10 +168,12 @@ class FleetLock:
         if nodes is None:
             self._stop()
         with self._asking:
-            held = [node for node in self.nodes if nodes is None or node in nodes]
+            ours = self._held | self._maybe
+            held = [node for node in ours if nodes is None or node in nodes]
             answers = self._ask("release", held) if held else {}
             for node, said in answers.items():
                 self._held.pop(node, None)
+                self._maybe.pop(node, None)
                 self.left += (node,) * bool(said.error)
                 self.running |= {node: said.busy} if said.busy else {}
         return self.left
@@ -228,7 +235,7 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
     """A node's answer, which is not to be trusted."""
     if isinstance(output, NodeError):
         why = f"its lock could not be read: {output.line}"
-        return Answer(node, error=why, unreachable=output.unreachable)
+        return Answer(node, error=why, unreachable=output.unreachable, maybe=output.kind in _MAY_HAVE_RUN)
     try:
         said = foreign_json.read(unframed(output))
         if said["problem"]:

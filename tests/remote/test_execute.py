@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from provision.remote.protocol import Clock, NodeError
+from provision.remote.protocol import ANSWER_LIMIT, Clock, NodeError
 from provision.remote.ssh.connection import Hop, Route
 from provision.remote.ssh.execute import RemoteExecution
 
@@ -52,3 +52,32 @@ def test_a_node_cut_off_because_its_time_was_up_did_not_answer_badly(after: floa
     with pytest.raises(NodeError) as error:
         question.answer()
     assert error.value.kind == kind
+
+
+class Complaining(Cut):
+    """A channel that has more on standard error whenever it is asked; `most`: bytes after which a test is lost."""
+
+    most = 64 << 20
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.read = 0
+
+    def recv(self, nbytes: int) -> bytes:  # noqa: ARG002
+        return b"x"
+
+    def recv_stderr(self, nbytes: int) -> bytes:
+        self.read += nbytes
+        return b"x" * nbytes
+
+    def recv_stderr_ready(self) -> bool:
+        return self.read < self.most
+
+
+def test_errors_without_end_are_bounded_in_one_read() -> None:
+    channel = Complaining()
+    question = RemoteExecution(channel, Route(Hop("192.0.2.1", 22, "ops")), b"print()", Clock(60))
+    with pytest.raises(NodeError) as error:
+        question.answer()
+    assert error.value.kind == "too large"
+    assert channel.read < 2 * ANSWER_LIMIT

@@ -453,6 +453,38 @@ def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines
     assert "not a folder that root alone may change" in said["gpu-03"].error
 
 
+@pytest.mark.parametrize("recovers", [True, False], ids=["it answers the release", "it never answers"])
+@pytest.mark.parametrize("kind", ["too large", "hung", "cut"])
+def test_a_lock_whose_answer_was_lost_is_given_back_or_named(
+    machines: Machines, kind: str, recovers: bool
+) -> None:
+    """Of a login that prints without end: the program runs, and what it answers drowns."""
+    drowned = ["gpu-01"]
+
+    def run(programs: Mapping[str, str]) -> dict[str, bytes | NodeError]:
+        answers = machines.run(programs)
+        return answers | {node: NodeError(kind, "it prints", "look") for node in drowned if node in answers}
+
+    said: list[str] = []
+    with fleet_lock.held(FleetLock("run-1", run), ["gpu-01", "gpu-02"], say=said.append) as answers:
+        assert answers["gpu-01"].error
+        assert machines.lock("gpu-01")  # it was taken there all the same
+        machines.age("gpu-01", 0.0)
+        if recovers:
+            drowned.clear()
+    assert machines.lock("gpu-01") is None
+    assert machines.lock("gpu-02") is None
+    assert [line.partition(":")[0] for line in said] == ([] if recovers else ["gpu-01"])
+
+
+def test_a_dead_node_is_not_asked_for_a_lock_it_cannot_have(machines: Machines) -> None:
+    machines.dead.add("gpu-01")
+    lock = controller(machines, "run-1")
+    lock.take(["gpu-01"])
+    lock.release()
+    assert machines.asked == ["gpu-01"]
+
+
 @pytest.mark.parametrize("run", ["-x", "--force", "a b", ""])
 def test_a_run_name_that_is_an_option_or_more_than_a_name_reaches_no_advice(run: str) -> None:
     holder = {"run": run, "node": "gpu-01", "who": "w", "since": "10:00", "verb": "burnin"}

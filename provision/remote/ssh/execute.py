@@ -196,7 +196,7 @@ class RemoteExecution:
             data = self._channel.recv(CHUNK)
             self._ended = not data
         self._output += data
-        while self._channel.recv_stderr_ready():
+        while self._size <= ANSWER_LIMIT and self._channel.recv_stderr_ready():
             said = self._channel.recv_stderr(CHUNK)
             if not said:
                 break
