@@ -41,7 +41,7 @@ SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a wor
 _LATEST = 1e11  # seconds: no clock and no age is beyond this
 # A run: `2026-11-28T14:12:40Z root@ctl (process 9)`. That of a burn-in is pasted: one word, no option.
 _RUN, _BURNIN = re.compile(r"[^\s-][^\x00-\x1f]{0,199}"), re.compile(r"[^\s-]\S{0,199}")
-# Ends of a call after which the node's program may have run all the same. A login that prints without end is one.
+# How a call ends whose program may have run on the node all the same: a login that prints without end.
 _MAY_HAVE_RUN = {"hung", "cut", "too large"}
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 

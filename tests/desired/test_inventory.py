@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -245,3 +246,65 @@ def test_several_inventories_are_one_state_whichever_is_named_first(here: Path) 
     for fleet in (one, other):
         assert hooks.placed("drain", fleet.source) == here / "a/drain"
         assert lockfile.beside(fleet.source) == here / "gpuprov.lock.yml"
+
+
+UNUSABLE = [
+    "a b",
+    "gpu\x1b[2J",
+    "a\tb",
+    "",
+    " ",
+    "-x",
+    "@file",
+    "!gpu",
+    "&gpu",
+    "~gpu",
+    "a,b",
+    "gpu\u202e10",
+    "a\nb",
+]
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+@pytest.mark.parametrize("form", ["yaml", "script"])
+def test_a_host_that_no_command_could_name_is_refused_with_its_file(
+    tmp_path: Path, name: str, form: str
+) -> None:
+    file = tmp_path / ("i.yml" if form == "yaml" else "script.py")
+    if form == "yaml":
+        file.write_text(json.dumps({"gpus": {"hosts": {"gpu-01": {}, name: {"ansible_host": "10.0.0.1"}}}}))
+    else:
+        listed = json.dumps({"gpus": {"hosts": ["gpu-01", name]}})
+        file.write_text(f"#!{sys.executable}\nprint({listed!r})\n")
+        file.chmod(0o755)
+    with pytest.raises(InventoryError) as refused:
+        inventory.load(file)
+    assert str(file) in refused.value.what
+    assert refused.value.what.isprintable()
+    # Ansible itself refuses an empty name; brackets are a range to it.
+    assert name in ("", "gpu\x1b[2J") or repr(name) in refused.value.what
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1 ", "a b", "10.0.0.1\x00", "gpu\n01"])
+def test_an_address_that_is_none_is_refused_with_its_host(tmp_path: Path, address: str) -> None:
+    file = tmp_path / "i.yml"
+    file.write_text(json.dumps({"gpus": {"hosts": {"gpu-01": {"ansible_host": address}}}}))
+    with pytest.raises(InventoryError, match="gpu-01: ansible_host"):
+        inventory.load(file)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu_01.pod-3", "10.0.0.1", "fe80::1", "gpu#1", "knoten-ä", "r1/gpu;1", "a=b"]
+)
+def test_an_odd_name_that_can_be_named_is_one(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "i.yml"
+    file.write_text(json.dumps({"gpus": {"hosts": {name: {"ansible_host": "{{ a }} {{ b }}"}}}}))
+    assert list(inventory.load(file).nodes) == [name]
+
+
+@pytest.mark.parametrize("pattern", ["", " ", ",", " , "])
+def test_a_pattern_of_nothing_is_not_all_nodes(pattern: str) -> None:
+    """As `--nodes "$NODES"` in a script that forgot to set it."""
+    fleet = Fleet(Path("i.yml"), {"gpu-01": Node("gpu-01", (), {})}, {"all": ("gpu-01",)})
+    with pytest.raises(InventoryError, match="names no node"):
+        inventory.select(fleet, pattern)

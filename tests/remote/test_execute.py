@@ -55,7 +55,7 @@ def test_a_node_cut_off_because_its_time_was_up_did_not_answer_badly(after: floa
 
 
 class Complaining(Cut):
-    """A channel that has more on standard error whenever it is asked; `most`: bytes after which a test is lost."""
+    """A channel that always has more on standard error; `most`: bytes after which the test is lost."""
 
     most = 64 << 20
 

@@ -109,6 +109,8 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
         raise InventoryError(
             f"{source}: no nodes", "name at least one host in it; gpuprov init writes a commented one"
         )
+    for name in names:
+        _refuse_unusable(name, hostvars.get(name, {}).get("ansible_host"), source)
     belongs: dict[str, list[str]] = {name: [] for name in names}
     for group, members in groups.items():
         if group != "all":
@@ -116,6 +118,22 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
                 belongs[member].append(group)
     nodes = {name: Node(name, tuple(belongs[name]), hostvars.get(name, {})) for name in names}
     return Fleet(source, nodes, groups, tuple(vault_password_files))
+
+
+# What separates or begins a term of a host pattern, so that no pattern can name such a host.
+_NOT_A_NAME = re.compile(r"[-@!&~]|.*[\s,]", re.DOTALL)
+
+
+def _refuse_unusable(name: str, address: Any, source: Path) -> None:
+    """Raises InventoryError for a host that no command can name, or whose address is none."""
+    if not name or not name.isprintable() or _NOT_A_NAME.match(name):
+        raise InventoryError(
+            f"{source}: {name!r} cannot be the name of a host: it is empty, begins with one of - @ ! & ~, or "
+            "holds a space, a comma or a control character",
+            "rename it there; what it is reached by may stand in ansible_host",
+        )
+    if isinstance(address, str) and "{" not in address and (" " in address or not address.isprintable()):
+        raise InventoryError(f"{source}: {name}: ansible_host {address!r} is not an address", "correct it")
 
 
 def _members(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -197,7 +215,9 @@ def matching(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[s
     `ansible --list-hosts`. `@FILE` has a name or pattern on each line, as files for Ansible's `--limit` do.
     """
     found: list[str] = []
-    for term in _in_order(_split(pattern)):
+    if not (terms := _split(pattern)):
+        raise InventoryError(f"--nodes {pattern!r} names no node", "leave it out for all nodes")
+    for term in _in_order(terms):
         sign = term[0] if term[0] in "&!" else ""
         named = _one(term[len(sign) :], hosts, groups, pattern)
         if sign == "!":
