@@ -8,17 +8,21 @@ A group without a controller is none of a mesh, and left alone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from provision import paths
+from provision.desired import inventory
 from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
 from provision.nearest import did_you_mean
+from provision.node_names import fold
 from provision.remote.workers import GROUP as GROUP
 
 ROLE = "receptor"
@@ -46,6 +50,29 @@ def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
     nodes = {name: node for name, node in whole.nodes.items() if name in wanted}
     groups = {group: tuple(name for name in names if name in wanted) for group, names in whole.groups.items()}
     return replace(fleet, nodes=nodes, groups=groups)
+
+
+def chosen(fleet: Fleet, whole: Fleet, pattern: str) -> Fleet:
+    """The nodes of `fleet`, and of the mesh, that `pattern` names. Raises InventoryError, which knows the
+    members of the group that are none of a mesh."""
+    try:
+        return inventory.select(with_members(fleet, whole), pattern)
+    except InventoryError:
+        names: list[str] = []
+        with contextlib.suppress(InventoryError):
+            names = inventory.matching(pattern, list(whole.nodes), whole.groups)
+        others = [name for name in names if GROUP in whole.nodes[name].groups]
+        managed = [name for name in others if is_managed(whole.nodes[name])]
+        if not others:
+            raise
+    what, fix = (
+        f"{fold(managed)}: the group {GROUP} has no controller",
+        "add it there, for example controller: {ansible_connection: local}",
+    )
+    if not managed:
+        what, fix = f"{fold(others)}: receptor_enabled is false, so somebody else sets them up", "remove that"
+    again = f"gpuprov up {shlex.quote(str(whole.source))} --nodes {GROUP}"
+    raise InventoryError(f"--nodes {pattern}: {what}", f"{fix}; then: {again} (gpuprov docs mesh)")
 
 
 def members(whole: Fleet) -> Fleet:

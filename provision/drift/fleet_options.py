@@ -265,7 +265,7 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     whole = fleet
     fleet, others = workers.apart(whole)
-    selected = service_hosts.apart(inventory.select(receptor.with_members(fleet, whole), options.nodes), say)
+    selected = service_hosts.apart(receptor.chosen(fleet, whole, options.nodes), say)
     if options.gpu_only:
         selected = service_hosts.without(selected, say)
     selected = monitoring.watching(

@@ -87,6 +87,22 @@ def test_a_group_without_a_controller_is_left_alone(tmp_path: Path) -> None:
     assert list(loaded(tmp_path, {"worker-a": {}, "worker-b": {}}).nodes) == ["gpu-01"]
 
 
+@pytest.mark.parametrize("pattern", ["worker-a", "gpu-01,worker-a", "gpuprov_workers", "worker-*"])
+@pytest.mark.parametrize("more", [{}, {"receptor_enabled": False}], ids=["no controller", "not managed"])
+def test_a_worker_without_a_mesh_is_not_called_unknown(
+    tmp_path: Path, pattern: str, more: dict[str, Any]
+) -> None:
+    group = {"worker-a": more, "worker-b": more} | ({"ctl": {"receptor_controller": True}} if more else {})
+    if more and pattern == "gpuprov_workers":
+        return  # it has a controller, which is chosen
+    with pytest.raises(InventoryError) as refused:
+        loaded(tmp_path, group, "--nodes", pattern)
+    assert "worker-a" in refused.value.what.removeprefix(f"--nodes {pattern}")
+    assert ("receptor_enabled is false" if more else "has no controller") in refused.value.what
+    assert f"gpuprov up {tmp_path}/inventory.yml --nodes gpuprov_workers" in refused.value.fix
+    assert "did you mean" not in refused.value.fix
+
+
 def test_a_member_that_somebody_else_sets_up_is_left_out_of_the_mesh(tmp_path: Path) -> None:
     fleet = loaded(
         tmp_path, {"ctl": {"receptor_controller": True}, "a": {}, "b": {"receptor_enabled": False}}

@@ -61,6 +61,14 @@ def test_who_connects_where_and_who_listens_for_whom() -> None:
         assert (listener["port"], listener["allowedpeers"]) == (port, callers)
 
 
+def test_a_mesh_of_one_has_a_receptor_that_does_not_end() -> None:
+    """Without a connection Receptor ends at once; systemd would restart it for ever."""
+    alone = settings("ctl", receptor_nodes=[{**NODES[0], "peers": []}])
+    assert alone["local-only"] == [{}]
+    assert not {"tcp-listener", "tcp-peer"} & alone.keys()
+    assert not any("local-only" in settings(name) for name in ("ctl", "near", "far"))
+
+
 @pytest.mark.parametrize("name", ["ctl", "near", "far"])
 def test_every_connection_asks_for_certificates_both_ways(name: str) -> None:
     found = settings(name)

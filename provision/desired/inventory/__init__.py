@@ -127,9 +127,11 @@ _NOT_A_NAME = re.compile(r"[-@!&~]|.*[\s,]", re.DOTALL)
 def _refuse_unusable(name: str, address: Any, source: Path) -> None:
     """Raises InventoryError for a host that no command can name, or whose address is none."""
     if not name or not name.isprintable() or _NOT_A_NAME.match(name):
+        line = rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)"""
+        where = ansible_inventory.place_of(line, source) if name.strip() else ""
         raise InventoryError(
-            f"{source}: {name!r} cannot be the name of a host: it is empty, begins with one of - @ ! & ~, or "
-            "holds a space, a comma or a control character",
+            f"{where or source}: {name!r} cannot be the name of a host: it is empty, begins with one of "
+            "- @ ! & ~, or holds a space, a comma or a control character",
             "rename it there; what it is reached by may stand in ansible_host",
         )
     if isinstance(address, str) and "{" not in address and (" " in address or not address.isprintable()):
