@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from provision.up.waves import Share
 
@@ -13,13 +14,15 @@ EXPECTATIONS, QUICK = "expectations", "quick"  # what a wave's nodes must pass b
 class EarlierRuns:
     """What the runs that are resumed left. `ids`: their locks are taken over; `ended`: nodes that were
     finished; `changed`: those that were brought there; `drained`: those that are still out of service;
-    `begun`: those whose wave was begun and that were not finished."""
+    `begun`: those whose wave was begun and that were not finished; `applied`: node → roles that --full has
+    applied there to their end."""
 
     ids: tuple[str, ...] = ()
     ended: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
     drained: frozenset[str] = frozenset()
     begun: frozenset[str] = frozenset()
+    applied: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provision.desired.expectations import roles_in_order
 from provision.desired.inventory import ansible_inventory
 from provision.errors import GpuprovError, InventoryError, RunFolderError
 from provision.fleet import Fleet
@@ -64,7 +65,25 @@ def earlier(folder: RunFolder) -> EarlierRuns:
         frozenset(node for node, status in ends if status == Status.DONE),
         hooks.left_drained(record for run in oldest_first for record in run.read("hooks")),
         frozenset(str(node) for record in waves for node in record.get("nodes") or ()) - ended,
+        _applied(oldest_first),
     )
+
+
+def _applied(runs: Sequence[RunFolder]) -> dict[str, set[str]]:
+    """Node → the roles that runs with --full applied to their end (a later one began there).
+
+    Not the one that was last: it may have been cut short. A repair before all roles is no end of its role."""
+    order = roles_in_order()
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        seen: dict[str, set[str]] = {}
+        for record in run.read("events") if (run.meta().get("arguments") or {}).get("full") else ():
+            node, role = str(record.get("node")), record.get("role")
+            if role in order:
+                begun = seen.setdefault(node, set())
+                found.setdefault(node, set()).update(begun.intersection(order[: order.index(role)]))
+                begun.add(role)
+    return found
 
 
 class StillRunning:

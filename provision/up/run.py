@@ -268,7 +268,10 @@ class UpRun:
             known.observations,
             full=options.full,
             rollout=replace(rollout, proved=proved),
-            takes_part=known.roles,
+            takes_part={
+                node: set(roles).difference(before.applied.get(node, ()))
+                for node, roles in known.roles.items()
+            },
             remove=options.remove,
             minutes=durations.learn(self.fleet.place),
         )

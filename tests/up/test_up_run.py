@@ -207,6 +207,20 @@ def test_a_resumed_full_run_spares_nodes_that_are_done_and_still_hold(world: Wor
     assert set(world.played[0][1]) == {"gpu-01", "gpu-03"}  # gpu-01 was done, and has drifted since
 
 
+def test_a_resumed_full_run_applies_no_role_twice_that_came_to_its_end(world: World) -> None:
+    """The last role of a node may have been cut short; one whose promise is broken now is applied."""
+    world.fail("gpu-02", "gpu-03")
+    assert (
+        world.up("--full", "--set", "gpuprov_roles=[nvidia_repository, nvidia_driver, nccl]") != ExitCode.OK
+    )
+    world.failing, world.missing = {}, {"gpu-03": [drift("gpu-03", "nvidia_repository")]}
+    world.played.clear()
+    assert world.resume() == ExitCode.OK
+    again = {node: had["gpuprov_roles"] for _, hosts, _ in world.played for node, had in hosts.items()}
+    assert again == {"gpu-02": ["nccl"], "gpu-03": ["nvidia_repository", "nccl"]}
+    assert ends() == {"gpu-01": "as declared", "gpu-02": "done", "gpu-03": "done"}
+
+
 def test_resume_wants_a_secret_again_and_refuses_other_runs(world: World) -> None:
     assert world.up("--set", f"site_token={SECRET}") == ExitCode.OK
     assert world.up("--resume") == ExitCode.USAGE
