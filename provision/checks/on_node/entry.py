@@ -264,8 +264,9 @@ def _write(told: Mapping[str, Any], after: State, known: Settings, facts: Mappin
     atomic_file.write(RUN / RESULT, document.text(told), private=False, sync=False)
     if known.textfile:
         families = metrics.families(told, time.time(), burnin.progress())
-        path = Path(known.textfile) / TEXTFILE
-        atomic_file.write(path, exposition.render(families), private=False, sync=False)
+        # As a rule the folder is the node exporter's, an account without privileges.
+        with atomic_file.held(Path(known.textfile)) as folder:
+            atomic_file.write(folder / TEXTFILE, exposition.render(families), private=False, sync=False)
     if troubles:
         raise GpuprovError(
             f"what the next run has to know could not be kept: {troubles[0]}", "make room there"

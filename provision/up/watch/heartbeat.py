@@ -29,7 +29,8 @@ def beat(folder: Path, nodes: str, held: Collection[str]) -> dict[str, Any]:
 def export(path: str, row: Mapping[str, Any]) -> str:
     """Write the metrics; why that failed, or ""."""
     try:
-        atomic_file.write(Path(path), render(families(row)), private=False, sync=False)
+        with atomic_file.held(Path(path).absolute().parent) as exporters:
+            atomic_file.write(exporters / Path(path).name, render(families(row)), private=False, sync=False)
     except OSError as error:
         return f"{path} cannot be written: {error.strerror}"
     return ""
