@@ -14,8 +14,8 @@ from provision.checks.thresholds import Spread, Threshold, ThresholdError, Typic
 from provision.paths import DATA
 
 RATED = ("a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "b200", "h100-nvl", "h100-sxm", "h200-sxm", "l40s")
-# Nobody has published rates that AMD's GPUs must reach: their limits are of memory and lanes.
-SKUS = (*RATED, "mi210", "mi250", "mi250x", "mi300x", "mi325x", "mi350x", "mi355x")
+INSTINCT = ("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi300x-hf", "mi308x", "mi308x-hf", "mi325x")
+SKUS = (*RATED, *INSTINCT, "mi350p", "mi350x", "mi355x")
 
 GOOD = {
     "limit": 300,
@@ -62,6 +62,12 @@ def test_every_shipped_limit_has_a_source_and_its_sku_exists(sku: str) -> None:
         ("a100-sxm-40", "p2p_bandwidth.p2p_read", 235),
         ("h100-nvl", "nccl_all_reduce.busbw_2gpu", 208),
         ("b200", "gpu_inventory.nvlink_speed", 50),
+        # AMD, ROCm/system-acceptance-docs.
+        ("mi210", "nccl_all_reduce.busbw_4gpu", 30),
+        ("mi250", "nccl_all_reduce.busbw_8gpu", 125),
+        ("mi300a", "nccl_all_reduce.busbw_4gpu", 230),
+        ("mi300a", "p2p_bandwidth.p2p_both_ways", 155),
+        ("mi325x", "p2p_bandwidth.all_to_all", 32.9),
     ],
 )
 def test_limits_that_operators_published(sku: str, metric: str, limit: float) -> None:

@@ -230,7 +230,9 @@ PLACES = {
     *("provision/desired/amd.py", "provision/desired/vendors.py"),
     *(f"provision/node/observe/{name}.py" for name in ("amd_cdi", "amd_smi", "amdgpu", "vendors")),
     *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
-    *(f"provision/data/skus/{sku}.yml" for sku in ("mi325x", "mi350x", "mi355x")),
+    *(f"provision/data/skus/{sku}.yml" for sku in ("mi325x", "mi350p", "mi350x", "mi355x")),
+    *(f"provision/data/skus/{sku}.yml" for sku in ("mi300x-hf", "mi308x", "mi308x-hf")),
+    *(f"provision/data/thresholds/mi{name}.yml" for name in ("300a", "300x-hf", "308x", "308x-hf", "350p")),
     *("provision/data/amdgpu.yml", "provision/data/thresholds/mi350x.yml"),
     "provision/desired/health_program.py",  # which lists the data that nodes get
     "provision/node/modules/gpuprov_amd_gpu_settings.py",
@@ -253,7 +255,7 @@ PLACES = {
     "provision/remote/node_program.py",
     *(f"provision/burnin/{name}.py" for name in ("judge", "own_findings", "watch")),
     *(f"provision/data/burnin/{name}.yml" for name in ("day", "long", "smoke")),
-    *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250x", "300x", "325x", "355x")),
+    *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250", "250x", "300x", "325x", "355x")),
     "provision/data/majority.yml",
     # The node's own health program: which lines of the kernel make it run, and count at once.
     *("provision/data/debounce.yml", "roles/node_health/templates/gpuprov-node-health-kernel.j2"),
