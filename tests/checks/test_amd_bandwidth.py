@@ -78,6 +78,40 @@ def matrix(rate: Rate, *, reads: bool, cpus: int = 2, order: list[int] = HIP) ->
     return "\n".join([*lines, "Averages (During UniDir):     42.00     52.00     55.20     48.40", ""])
 
 
+def both_ways(rate: Rate, order: list[int] = HIP) -> str:
+    """The matrix of two copies at once, in the form of a public run of eight MI350X (v1.62)."""
+    names, parts = [f"GPU {n:02d}" for n in range(len(order))], [f"gpu{gpu}" for gpu in order]
+    lines = [
+        "Bytes Per Direction 67108864",
+        "Bidirectional copy peak bandwidth GB/s [Local read / Remote write] (GPU-Executor: GFX)",
+        f"{chr(32) * 5}SRC\\DST" + "".join(f"{name[:3]:>7} {name[4:]}" for name in names),
+    ]
+    for name, one in zip(names, parts, strict=True):
+        for arrow, share in ((" ->", 0.5), ("<- ", 0.5), ("<->", 1.0)):
+            cells = (f"{'N/A':>10}" if one == to else f"{share * rate(one, to):10.2f}" for to in parts)
+            lines.append(f"{name[:3]:>5} {name[4:]} {arrow}{''.join(cells)}")
+        lines.append("")
+    lines.append(" " * 25 + "  CPU->CPU  CPU->GPU  GPU->CPU  GPU->GPU")
+    return "\n".join([*lines, "Averages (During  BiDir):       N/A       N/A       N/A     46.20", ""])
+
+
+def two_way(one: str, other: str) -> float:
+    return 92.2 + 0.1 * (int(one[3:]) - int(other[3:]))
+
+
+# The totals of AMD's healthy run of eight MI300X (v1.52), of eight MI350X (v1.62), and of v1.67.
+RECEIVED = (
+    "- Copying 67108864 bytes between directly connected pairs of GPUs using 8 CUs (56 Transfers)\n\n"
+    "RTotal 244.827    249.288    252.334    255.749    251.169    255.639    248.357    246.077   "
+    "   2003.440     199.797     266.935\n\nAverage   bandwidth (GPU Timed):   35.776 GB/s\n"
+)
+MI350X = (
+    "RTotal  359.786    360.074    359.978    359.793    360.180    360.278    359.282    359.981   "
+    "   2879.354     354.785     357.285\n"
+)
+BOXED = "│  RTotal │ 326.11   325.01   326.48   324.77   324.87   326.37   324.68   326.75 │    2605.03 │\n"
+
+
 def linked(known: dict[str, Any], wired: Mapping[tuple[int, int], int] | None = None) -> dict[str, Any]:
     """These facts with the links that the driver and its topology tell; every pair has one if not said."""
     count = len(known["amdgpu.devices"])
@@ -102,6 +136,9 @@ def shown(rate: Rate = mi300x, order: list[int] = HIP, again: Rate | None = None
         for kind, reads in (("write", False), ("read", True)):
             name = f"transferbench_{kind}{suffix}"
             found[name] = run(name, matrix(one, reads=reads, order=order))
+    if len(order) > 1:
+        found["p2p_both_ways"] = run("p2p_both_ways", both_ways(two_way, order))
+        found["all_to_all"] = run("all_to_all", RECEIVED)
     return found
 
 
@@ -120,7 +157,50 @@ def rates(outputs: Mapping[str, Output], node: NodeFacts | None = None) -> dict[
 def test_a_healthy_node_passes() -> None:
     findings = judged(shown())
     assert said(findings) == set()
-    assert sorted(one.metric for one in findings) == ["d2h", "h2d", "p2p_read", "p2p_write"]
+    metrics = ["all_to_all", "d2h", "h2d", "p2p_both_ways", "p2p_read", "p2p_write"]
+    assert sorted(one.metric for one in findings) == metrics
+
+
+TWO_WAY: list[tuple[Rate, Said]] = [
+    # A link that carries one copy at its rate, and two no faster; and a pair that was slow in one run of two.
+    (
+        slow({("gpu2", "gpu6"): 60.0, ("gpu6", "gpu2"): 61.0}, two_way),
+        {("fail", "gpu2-gpu6", "p2p_both_ways", "reset GPU")},
+    ),
+    (slow({("gpu3", "gpu6"): 79.33}, two_way), set()),
+]
+
+
+@pytest.mark.parametrize(("rate", "found"), TWO_WAY, ids=["slow", "slow once"])
+def test_copies_both_ways_at_once_have_their_own_limit(rate: Rate, found: Said) -> None:
+    """A public run of eight healthy MI350X has GPU 03 and GPU 06 once at 79.33 and once at 109.03."""
+    outputs = shown() | {"p2p_both_ways": run("p2p_both_ways", both_ways(rate))}
+    assert said(judged(outputs)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "average"), [(RECEIVED, 35.776), (MI350X, 51.417), (BOXED, 46.518)], ids=["1.52", "1.62", "1.67"]
+)
+def test_the_average_of_all_copies_at_once(text: str, average: float) -> None:
+    outputs = shown() | {"all_to_all": run("all_to_all", text)}
+    assert rates(outputs)["all_to_all", "node"] == pytest.approx(average, abs=0.01)
+    assert said(judged(outputs)) == set()
+
+
+def test_slow_copies_of_all_gpus_at_once_fail_where_no_pair_explains_it() -> None:
+    slower = "RTotal" + "    200.000" * 8 + "      1600.000     199.797     266.935\n"
+    outputs = shown() | {"all_to_all": run("all_to_all", slower)}
+    assert said(judged(outputs)) == {("fail", "node", "all_to_all", "investigate")}
+    pair = shown(slow({("gpu2", "gpu6"): 24.0})) | {"all_to_all": run("all_to_all", slower)}
+    assert said(judged(pair)) == {("fail", "gpu2-gpu6", "p2p_read", "reset GPU")}
+
+
+@pytest.mark.parametrize(
+    "text", ["", RECEIVED.replace("2003.440", "1003.440"), RECEIVED.replace("RTotal", "X")]
+)
+def test_all_copies_at_once_without_a_total_are_an_error(text: str) -> None:
+    findings = judged(shown() | {"all_to_all": run("all_to_all", text)})
+    assert [one.verdict for one in findings] == [Verdict.ERROR]
 
 
 def test_a_gpu_keeps_its_name_whatever_hip_calls_it() -> None:
@@ -359,8 +439,10 @@ def test_the_runs_are_asked_for_in_both_directions_and_from_the_declared_place()
     node = node_of(facts(), amd_validation_tools_transferbench_path="/opt/tb/TransferBench").check_node
     first, *runs = p2p_bandwidth.commands(node, {})
     assert first.argv == ("/opt/tb/TransferBench",)
-    assert [one.argv for one in runs] == [("/opt/tb/TransferBench", "p2p", "64M")] * 4
-    assert [one.env["USE_REMOTE_READ"] for one in runs] == ["0", "1", "0", "1"]
+    presets = [("/opt/tb/TransferBench", name, "64M") for name in ("p2p",) * 5 + ("a2a",)]
+    assert [one.argv for one in runs] == presets
+    assert [one.env["USE_REMOTE_READ"] for one in runs[:4]] == ["0", "1", "0", "1"]
+    assert [one.env["P2P_MODE"] for one in runs[:5]] == ["1", "1", "1", "1", "2"]
     (local,) = memory_bandwidth.commands(node, {})[1:]
     assert (local.argv[1:], local.env["NUM_CPU_DEVICES"]) == (("p2p", "512M"), "0")
 

@@ -3,7 +3,8 @@
 In one run the source's GPU writes (p2p_write, d2h), in the other the destination's reads (p2p_read, h2d):
 a GPU copies each time, never a processor, whose own rate would be measured. Each run is made twice and the
 better rate of a pair counts: in AMD's own published run of eight healthy MI350X one pair of 56 was 19 %
-slower, once.
+slower, once. Both ways at once each pair is measured twice in one run, and the better sum counts; all
+copies at once differ by a third on a healthy MI300X, so their average alone is judged, as AMD does.
 
 The GPUs have no switch between them. Pairs with equally many xGMI links are as fast as one another: those
 are compared. The data of a pair without a link passes other GPUs or the processor, at a rate that depends on
@@ -22,7 +23,7 @@ from provision.checks.amd import devices, transferbench
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu.p2p_bandwidth import ID as ID
 from provision.checks.gpu.p2p_bandwidth import WORDS, judge_host, no_limit, passed
-from provision.checks.judge import Finding, Verdict, below_peers, limit_text, number
+from provision.checks.judge import Finding, Verdict, below_peers, by_threshold, limit_text, number
 from provision.checks.suspects import Cell, explain
 from provision.checks.thresholds import Threshold
 from provision.text import many
@@ -36,10 +37,12 @@ _RUNS = {"transferbench_write": False, "transferbench_read": True}
 _AGAIN = "_again"
 _HOST = {"h2d": True, "d2h": False}  # metric → whether it is of the run that reads
 _PEER = {"p2p_read": True, "p2p_write": False}
+_BOTH, _ALL = "p2p_both_ways", "all_to_all"
 # Pairs of one link are equally fast within 2 or 3 % (AMD's run of eight MI300X); 15 % below is a link that
 # lost lanes or repeats itself.
 _TOLERANCE = 0.15
 _LINKS = "links"
+_WORDS = {**WORDS, _BOTH: "two-way P2P", _ALL: "the average rate of all copies at once"}
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
@@ -53,17 +56,21 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
             for again in ("", _AGAIN)
             for name, reads in _RUNS.items()
         ),
-    ]
+        transferbench.command(node, _BOTH, _SIZE, deadline, reads=False, processors=False, both_ways=True),
+        transferbench.command(node, _ALL, _SIZE, deadline, reads=False, preset="a2a"),
+    ][: 5 if node.gpu_count < 2 else None]
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """`h2d`, `d2h` per GPU, `p2p_read`, `p2p_write` per directed pair (data flow), in GB/s, and its number of
-    xGMI `links` where that is known; `corrupt` or `partition` alone. Raises ParseError."""
+    """`h2d`, `d2h` per GPU, `p2p_read`, `p2p_write` per directed pair (data flow), `p2p_both_ways` per pair
+    and the node's `all_to_all`, in GB/s, and a pair's number of xGMI `links` where that is known; `corrupt`
+    or `partition` alone. Raises ParseError."""
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     names = transferbench.devices(node, outputs)
     try:
         best = {reads: _best(outputs, name, names, reads=reads) for name, reads in _RUNS.items()}
+        together = _together(outputs, names) if len(names) > 1 else []
     except transferbench.CorruptionError as error:
         return [Measurement("corrupt", str(error), "")]
     gpus = sorted(names.values(), key=lambda name: int(name[3:]))
@@ -84,9 +91,25 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             rate = best[reads][pair]
             found.append(Measurement(metric, "N/A" if rate is None else rate, "GB/s", "->".join(pair)))
     counts = devices.links(node) or {}
+    found += [one for one in together if one.metric == _BOTH or any(counts.values())]
     return found + [
         Measurement(_LINKS, counts[pair], "links", "->".join(pair)) for pair in pairs if pair in counts
     ]
+
+
+def _together(outputs: Mapping[str, Output], names: Mapping[str, str]) -> list[Measurement]:
+    """The copies that share links: of each pair both ways, and of all GPUs at once. A run that was recorded
+    without them has none."""
+    if _BOTH not in outputs:
+        return []
+    rates = transferbench.matrix(outputs, _BOTH, names, reads=False, both_ways=True)
+    average = transferbench.all_to_all(outputs, _ALL, len(names))
+    found = [Measurement(_ALL, average, "GB/s")]
+    for one, other in sorted(rates):
+        if one != other:
+            twice = [rate for rate in (rates[one, other], rates[other, one]) if rate is not None]
+            found.append(Measurement(_BOTH, max(twice, default="N/A"), "GB/s", f"{one}->{other}"))
+    return found
 
 
 def _best(
@@ -131,7 +154,13 @@ def judge(
             *findings,
             Finding(ID, Verdict.SKIP, "node", "one GPU: there is no pair to measure", "p2p_read"),
         ]
-    return findings + _judge_pairs(measurements, thresholds)
+    findings += _judge_pairs(measurements, thresholds)
+    average = next((one for one in measurements if one.metric == _ALL), None)
+    limit = thresholds.get(f"{ID}.{_ALL}")
+    # A slow pair lowers the average too, and is the culprit.
+    if average and limit and not any(one.verdict is Verdict.FAIL for one in findings):
+        findings.append(by_threshold(ID, _WORDS[_ALL], average, limit, action="investigate"))
+    return findings
 
 
 def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]) -> list[Finding]:
@@ -139,21 +168,21 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
     findings: list[Finding] = []
     slow: dict[Cell, _Slow] = {}
     measured: set[Cell] = set()
-    for metric in _PEER:
+    for metric in (*_PEER, _BOTH):
         values = {m.device: number(m.value) for m in measurements if m.metric == metric}
         rates = {device: value for device, value in values.items() if value is not None}
         absent = sorted(set(values) - set(rates))
         if absent:
-            said = f"no {WORDS[metric]} was measured of {many(len(absent), 'pair')}: {', '.join(absent[:4])}"
+            said = f"no {_WORDS[metric]} was measured of {many(len(absent), 'pair')}: {', '.join(absent[:4])}"
             findings.append(Finding(ID, Verdict.ERROR, "node", said, metric, action="investigate"))
-        if not rates:
+        if not rates or (metric == _BOTH and not any(counts.values())):
             continue
         threshold = thresholds.get(f"{ID}.{metric}")
         joined = {device: rate for device, rate in rates.items() if counts.get(device)}
         if counts and not joined:
             device = min(rates, key=lambda name: rates[name])
             said = (
-                f"no two GPUs are joined by an xGMI link: the lowest {WORDS[metric]} bandwidth is "
+                f"no two GPUs are joined by an xGMI link: the lowest {_WORDS[metric]} bandwidth is "
                 f"{rates[device]:g} GB/s ({device}), and is not judged"
             )
             findings.append(Finding(ID, Verdict.SKIP, "node", said, metric, rates[device], "GB/s"))
@@ -200,7 +229,7 @@ def _all_well(
 ) -> Finding:
     device = min(rates, key=lambda name: rates[name])
     lowest = Measurement(metric, rates[device], "GB/s", device)
-    what = f"{WORDS[metric]} bandwidth" + (
+    what = f"{_WORDS[metric]} bandwidth" + (
         f" over {many(counts[device], 'xGMI link')}" if device in counts else ""
     )
     if threshold is None or rates[device] < threshold.limit:  # of pairs without links it judges none
@@ -214,7 +243,7 @@ def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow]) -> F
     failed = [reason for reason in reasons if reason.verdict is Verdict.FAIL]
     reason = min(failed or reasons, key=lambda one: one.value)
     if "-" in device:
-        message = f"{WORDS[reason.metric]} between the two is {reason.value:g} GB/s (limit {reason.limit})"
+        message = f"{_WORDS[reason.metric]} between the two is {reason.value:g} GB/s (limit {reason.limit})"
     else:
         whole = "most pairs of the node are" if device == "node" else "its pairs are"
         middle = statistics.median(one.value for one in reasons)

@@ -1,9 +1,12 @@
 """TransferBench, AMD's program for copies: which GPU is which, and its matrices (pure).
 
 Its preset p2p copies from each processor and GPU to each, one pair at a time, compares what arrived, and
-prints one matrix. GPUs have HIP's numbers there, which follow neither the bus nor amd-smi: an MI350X has
-75:00.0 as its first and 05:00.0 as its second. So its own list of them, with their PCI addresses, is asked
-for in the same environment, and a GPU keeps gpuprov's name.
+prints one matrix; or both ways at once. Its preset a2a lets every GPU copy to every other over their links at
+the same time: its line RTotal has what each GPU receives, then the sum (v1.52 to v1.67).
+
+GPUs have HIP's numbers there, which follow neither the bus nor amd-smi: an MI350X has 75:00.0 as its first
+and 05:00.0 as its second. So its own list of them, with their PCI addresses, is asked for in the same
+environment, and a GPU keeps gpuprov's name.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
+from provision.text import many
 
 NEEDS = ("TransferBench",)
 TOPOLOGY = "transferbench_topology"
@@ -27,11 +31,13 @@ _WRITE, _READ = "0", "1"  # USE_REMOTE_READ: the source's GPU copies, or the des
 _GPU = re.compile(
     r"^ GPU (\d{2,3}) \|.{1,2000}?\| +([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]) *\|"
 )
-_BEGIN = re.compile(r"^Unidirectional copy peak bandwidth GB/s \[(Local|Remote) read / \w+ write\]")
-_HEADER = re.compile(r"^ *SRC(?:\+EXE\\DST|\\EXE\+DST)((?: +[CG]PU \d{2,3})+) *$")
-_ROW = re.compile(r"^ +([CG]PU \d{2,3}) +->((?: +(?:N/A|\d{1,9}\.\d{1,4}))+) *$")
+_BEGIN = re.compile(r"^(Uni|Bi)directional copy peak bandwidth GB/s \[(Local|Remote) read / \w+ write\]")
+_HEADER = re.compile(r"^ *SRC(?:\+EXE\\DST|\\EXE\+DST|\\DST)((?: +[CG]PU \d{2,3})+) *$")
+_ROW = re.compile(r"^ +([CG]PU \d{2,3}) +(<?->)((?: +(?:N/A|\d{1,9}\.\d{1,4}))+) *$")
 _DEVICE = re.compile(r"[CG]PU \d{2,3}")
-_END = re.compile(r"^ *Averages \(During UniDir\):")
+_END = re.compile(r"^ *Averages \(During (?:UniDir| BiDir)\):")
+_COPIES = re.compile(r"\((\d{1,5}) Transfers\)")
+_RECEIVED = re.compile(r"^[^\w\n]{0,8}RTotal(?!\w)(.{1,2000})$", re.MULTILINE)
 _CORRUPT = re.compile(r"\[ERROR\] (?:Transfer \d+: )?Unexpected (?:output )?mismatch [^\n]{1,160}")
 _FAILED = re.compile(r"\[ERROR\][^\n]{1,160}|Encountered HIP error \([^\n]{1,160}")
 
@@ -55,15 +61,24 @@ def topology(node: CheckNode) -> Command:
 
 
 def command(
-    node: CheckNode, name: str, size: str, deadline: float, *, reads: bool, processors: bool = True
+    node: CheckNode,
+    name: str,
+    size: str,
+    deadline: float,
+    *,
+    reads: bool,
+    processors: bool = True,
+    preset: str = "p2p",
+    both_ways: bool = False,
 ) -> Command:
-    """The preset p2p, one direction at a time; without `processors` between GPUs alone."""
+    """A preset, by default p2p in one direction at a time; without `processors` between GPUs alone."""
+    mode = "2" if both_ways else "1"
     env = {
-        **{"P2P_MODE": "1", "USE_REMOTE_READ": _READ if reads else _WRITE, "USE_GPU_DMA": "0"},
+        **{"P2P_MODE": mode, "USE_REMOTE_READ": _READ if reads else _WRITE, "USE_GPU_DMA": "0"},
         **{"OUTPUT_TO_CSV": "0", "SHOW_ITERATIONS": "0"},
         **({} if processors else {"NUM_CPU_DEVICES": "0"}),
     }
-    return Command(name, (program(node), "p2p", size), deadline, env=env)
+    return Command(name, (program(node), preset, size), deadline, env=env)
 
 
 def devices(node: CheckNode, outputs: Mapping[str, Output]) -> dict[str, str]:
@@ -84,9 +99,8 @@ def devices(node: CheckNode, outputs: Mapping[str, Output]) -> dict[str, str]:
     return found
 
 
-def matrix(outputs: Mapping[str, Output], name: str, names: Mapping[str, str], *, reads: bool) -> Matrix:
-    """The matrix of one run. `names`: as `devices` gives them; `reads`: the destination's GPU was asked to
-    copy. Raises ParseError on anything incomplete or of another kind, CorruptionError."""
+def _whole(outputs: Mapping[str, Output], name: str) -> str:
+    """The text of a run that came to its end. Raises ParseError, CorruptionError."""
     output = completed(outputs, name)
     text = f"{output.stdout}\n{output.stderr}"
     if corrupt := _CORRUPT.search(text):
@@ -97,10 +111,40 @@ def matrix(outputs: Mapping[str, Output], name: str, names: Mapping[str, str], *
         raise ParseError(
             f"TransferBench ended with status {output.rc}: {_why(output)}", "look at the kernel log"
         )
-    lines = iter(output.stdout.splitlines())
+    return output.stdout
+
+
+def all_to_all(outputs: Mapping[str, Output], name: str, gpus: int) -> float:
+    """The average rate of all copies of the preset a2a, in GB/s. Raises ParseError, CorruptionError."""
+    text = _whole(outputs, name)
+    received = _RECEIVED.search(text)
+    rates = [float(word) for word in re.findall(r"\d{1,9}\.\d{1,4}", received[1])] if received else []
+    if len(rates) <= gpus or abs(sum(rates[:gpus]) - rates[gpus]) > 0.01 * rates[gpus]:
+        raise ParseError(
+            f"TransferBench printed no total for {many(gpus, 'GPU')}: {_why(outputs[name])}",
+            "report the new format",
+        )
+    copies = _COPIES.search(text)
+    return round(rates[gpus] / (int(copies[1]) if copies else gpus * (gpus - 1)), 3)
+
+
+def matrix(
+    outputs: Mapping[str, Output],
+    name: str,
+    names: Mapping[str, str],
+    *,
+    reads: bool,
+    both_ways: bool = False,
+) -> Matrix:
+    """The matrix of one run. `names`: as `devices` gives them; `reads`: the destination's GPU was asked to
+    copy; `both_ways`: the sum of the two copies of each pair. Raises ParseError on anything incomplete or of
+    another kind, CorruptionError."""
+    lines = iter(_whole(outputs, name).splitlines())
     begin = next((match for line in lines if (match := _BEGIN.match(line))), None)
-    if begin is None or (begin[1] == "Remote") is not reads:
-        raise ParseError(f"TransferBench printed no such matrix: {_why(output)}", "report the new format")
+    if begin is None or (begin[1] == "Bi", begin[2] == "Remote") != (both_ways, reads):
+        raise ParseError(
+            f"TransferBench printed no such matrix: {_why(outputs[name])}", "report the new format"
+        )
     header = _HEADER.match(next(lines, ""))
     if header is None:
         raise ParseError("TransferBench: the header of its matrix is not known", "report the new format")
@@ -110,9 +154,9 @@ def matrix(outputs: Mapping[str, Output], name: str, names: Mapping[str, str], *
     for line in lines:
         if _END.match(line):
             break
-        if row := _ROW.match(line):
+        if (row := _ROW.match(line)) and (row[2] == "<->") is both_ways:
             rows.append(row[1])
-            cells |= _cells(row[1], columns, row[2].split(), names)
+            cells |= _cells(row[1], columns, row[3].split(), names)
     else:
         raise ParseError("TransferBench: the output stops before its end", "run the check again")
     if rows != columns or {word for word in columns if word.startswith("GPU")} != set(names):

@@ -1,8 +1,8 @@
-"""TransferBench: the list of devices, and the preset p2p in one direction.
+"""TransferBench: the list of devices, the preset p2p in one direction or both at once, and a2a.
 
-Forms: src/TransferBench.cpp of ROCm/TransferBench at v1.52 (RunPeerToPeerBenchmarks, DisplayTopology), and of
-its newer releases src/client/Presets/PeerToPeer.hpp and src/client/Topology.hpp, which print the same matrix
-and another list; AMD's outputs of eight MI300X and eight MI350X.
+Forms: src/TransferBench.cpp of ROCm/TransferBench at v1.52 (RunPeerToPeerBenchmarks, DisplayTopology,
+RunAllToAllBenchmark), and of its newer releases src/client/Presets/PeerToPeer.hpp and src/client/
+Topology.hpp, which print the same matrix and another list; AMD's outputs of eight MI300X and eight MI350X.
 """
 
 import os
@@ -33,14 +33,16 @@ def transferbench(node, arguments: list) -> int:
         print("Usage: TransferBench config <N>\n")
         (_newer_topology if newer else _topology)(node, gpus)
         return 0
-    if arguments[0] != "p2p":
+    if arguments[0] not in ("p2p", "a2a"):
         print(f"[ERROR] Unable to open transfer configuration file: [{arguments[0]}]")
         return 1
     size = _bytes(arguments[1]) if len(arguments) > 1 else 1 << 26
     if size % 4:
         print(f"[ERROR] numBytesPerTransfer ({size}) must be a multiple of 4")
         return 1
-    return _p2p(node, gpus, size)
+    if arguments[0] == "a2a":
+        return _a2a(node, gpus, size)
+    return (_both_ways if _number("P2P_MODE", 0) == 2 else _p2p)(node, gpus, size)
 
 
 def _bytes(text: str) -> int:
@@ -150,6 +152,64 @@ def _p2p(node, gpus: list, size: int) -> int:
     kinds = [(a, b) for a in (False, True) for b in (False, True)]
     averages = [f"{sum(sums[k]) / len(sums[k]):10.2f}" if k in sums else f"{'N/A':>10}" for k in kinds]
     print(f"Averages (During UniDir):{''.join(averages)}\n")
+    return 0
+
+
+def _both_ways(node, gpus: list, size: int) -> int:
+    """Of GPUs alone: two rows of each pair, and their sum."""
+    print(f"Bytes Per Direction {size}")
+    print("Bidirectional copy peak bandwidth GB/s [Local read / Remote write] (GPU-Executor: GFX)")
+    print(f"{'SRC' + chr(92) + 'DST':>12}" + "".join(f"    GPU {n:02d}" for n in range(len(gpus))))
+    every: list = []
+    with Load(node, "TransferBench", gpus):
+        for i, one in enumerate(gpus):
+            wait(node, SECONDS + size * _LOCAL)
+            if any(node.lost(gpu) for gpu in gpus):
+                return _fails()
+            out = [0.0 if one is other else copies.two_way(node, one, other) / 2 for other in gpus]
+            every += [rate for rate in out if rate]
+            for arrow, times in ((" ->", 1), ("<- ", 1), ("<->", 2)):
+                cells = "".join(f"{times * rate:10.2f}" if rate else f"{'N/A':>10}" for rate in out)
+                print(f"  GPU {i:02d} {arrow}{cells}", flush=True)
+            if i < len(gpus) - 1:
+                print()
+    print(" " * 25 + "".join(f"  {a}PU->{b}PU" for a in "CG" for b in "CG"))
+    print("Averages (During  BiDir):" + f"{'N/A':>10}" * 3, end="")
+    print(f"{sum(every) / len(every):10.2f}\n" if every else f"{'N/A':>10}\n")
+    return 0
+
+
+def _a2a(node, gpus: list, size: int) -> int:
+    """Copies of directly joined pairs, all at once."""
+    rates = {
+        (i, j): copies.together(node, one, other)
+        for i, one in enumerate(gpus)
+        for j, other in enumerate(gpus)
+        if one is not other and copies.joined(node)[one["slot"]][other["slot"]]
+    }
+    print("GPU-GFX All-To-All benchmark:\n==========================")
+    pairs = "directly connected pairs of GPUs"
+    print(f"- Copying {size} bytes between {pairs} using 8 CUs ({len(rates)} Transfers)")
+    if not rates:
+        return 0
+    with Load(node, "TransferBench", gpus):
+        wait(node, SECONDS + len(gpus) * size * _LOCAL)
+        if any(node.lost(gpu) for gpu in gpus):
+            return _fails()
+    print("\nSummary:\n==========================================================")
+    columns = range(len(gpus))
+    print("SRC\\DST " + "".join(f" GPU {j:02d}    " for j in columns) + "    STotal      Actual")
+    for i in columns:
+        row = {j: rates[i, j] for j in columns if (i, j) in rates}
+        cells = "".join(f" {row[j]:8.3f}  " if j in row else f" {'N/A':>8}  " for j in columns)
+        print(f"GPU {i:02d}{cells}    {sum(row.values()):8.3f}    {sum(row.values()) * 0.96:8.3f}")
+    received = [sum(rate for (_, to), rate in rates.items() if to == j) for j in columns]
+    total = sum(received)
+    print("\nRTotal" + "".join(f" {rate:8.3f}  " for rate in received), end="")
+    print(f"    {total:8.3f}    {min(received) * 0.96:8.3f}    {max(received) * 0.96:8.3f}\n")
+    print(f"Average   bandwidth (GPU Timed): {total / len(rates):8.3f} GB/s")
+    print(f"Aggregate bandwidth (GPU Timed): {total:8.3f} GB/s")
+    print(f"Aggregate bandwidth (CPU Timed): {total * 0.7:8.3f} GB/s")
     return 0
 
 

@@ -5,7 +5,7 @@ from amd.products import BLOCKS
 
 from faults import host as faults_host
 from faults import network as faults_network
-from faults.parameters import choice, gpu, number, telling
+from faults.parameters import choice, factor, gpu, number, telling
 
 KINDS = {"ue": "uncorrectable", "de": "deferred", "ce": "corrected"}
 
@@ -37,6 +37,18 @@ FAULTS = {
             gpu("other", "b"),
             choice("since", "later", ["later", "boot"], "boot: it did not train, and is in no topology"),
         ],
+    ),
+    "two_way_slow": (
+        "AMD: two GPUs copy to each other more slowly when both copy at once",
+        [gpu("one", "a"), gpu("other", "b"), factor(0.6)],
+    ),
+    "all_to_all_slow": (
+        "AMD: copies are slow while every GPU copies to every other",
+        [factor(0.6)],
+    ),
+    "two_way_once": (
+        "look-alike: AMD: two GPUs are slow once of the two times that both copy at once",
+        [gpu("one", "a"), gpu("other", "b")],
     ),
     "gpu_reset": (
         "AMD: the driver reset a GPU",

@@ -1,0 +1,84 @@
+"""AMD's acceptance guide on simulated nodes: each measurement finds its fault, not what looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.checks import node_judge
+from provision.checks.amd import p2p_bandwidth
+from provision.checks.check import Output, Raw
+from provision.checks.judge import Finding
+from provision.checks.node_facts import NodeFacts
+from tests.checks.amd_node import Said, node_of, said
+from tests.lab_silicon.amd_machine import installed
+from tests.lab_silicon.look import look_of
+from tests.lab_silicon.silicon import Silicon
+
+FACTS = ("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "gpu.count", "gpu.pci")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Silicon:
+    """Eight MI300X on which a second takes no time; faults are cleared by those who set them."""
+    return booted(tmp_path_factory.mktemp("mi300x"), "mi300x")
+
+
+def booted(folder: Path, sku: str) -> Silicon:
+    one = Silicon(folder / "state", folder / "root")
+    (one.root / "usr/share/gpu-burn").mkdir(parents=True)
+    words = ["--sku", sku, "--name", "gpu-01", "--seed", "7", "--speed", "100000", "--network", "none"]
+    assert one.run("new", "--dir", str(one.state), *words).returncode == 0
+    return installed(one).boot()
+
+
+def described(node: Silicon) -> NodeFacts:
+    seen = look_of(node, FACTS)
+    assert seen.problems == {}
+    return node_of(seen.facts)
+
+
+def printed(node: Silicon, check: Any, facts: NodeFacts) -> Mapping[str, Output]:
+    """What the commands of a check print on the node."""
+    found = {}
+    for one in check.commands(facts.check_node, {}):
+        done = node.run(Path(one.argv[0]).name, *one.argv[1:], timeout=120, **one.env)
+        found[one.name] = Output(one.name, one.argv, done.returncode, done.stdout, done.stderr, 1.0)
+    return found
+
+
+def judged(node: Silicon, check: Any, *faults: str) -> list[Finding]:
+    node.fault("clear")
+    node.break_(*faults)
+    facts = described(node)
+    raw = Raw("gpu-01", check.ID, tuple(printed(node, check, facts).values()))
+    return list(node_judge.judge_check(facts, raw, facts.limits()).findings)
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("two_way_slow a=2 b=5", {("fail", "gpu2-gpu5", "p2p_both_ways", "reset GPU")}),
+        ("two_way_once a=2 b=5", set()),
+        ("all_to_all_slow factor=0.8", {("fail", "node", "all_to_all", "investigate")}),
+        ("collective_slow factor=0.8", set()),  # RCCL is slow, the copies are not
+    ],
+)
+def test_copies_that_share_links(node: Silicon, fault: str, found: Said) -> None:
+    assert said(judged(node, p2p_bandwidth, fault)) == found
+
+
+@pytest.mark.parametrize(
+    "sku",
+    [
+        "mi210",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("mi250", "mi300a", "mi325x", "mi355x")),
+    ],
+)
+def test_healthy_nodes_reach_amds_minima_of_copies(tmp_path: Path, sku: str) -> None:
+    found = judged(booted(tmp_path, sku), p2p_bandwidth)
+    assert {one for one in said(found) if one[0] != "warn"} == set()
+    assert "p2p_both_ways" in {one.metric for one in found}
