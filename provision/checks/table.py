@@ -7,9 +7,9 @@ and what heats stands behind all that it could disturb.
 
 A check's module is imported when the check is used: a drift of a fleet needs the ids of all, and no module.
 
-A module is for NVIDIA's GPUs. `amd` names the one for AMD's, with the same id, metrics and verdicts; it is
-SAME where no GPU takes part, and empty where nothing was built for them: that check is then a skip, with a
-line that says so.
+A module is for NVIDIA's GPUs, and empty for a test of AMD's alone. `amd` names the one for AMD's, with the
+same id, metrics and verdicts; it is SAME where no GPU takes part, and empty where nothing was built for them.
+A check without a module for a node's GPUs is a skip, with a line that says so.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Entry:
 
     def load(self) -> Any:
         """The check."""
-        return self.own or importlib.import_module(f"{__package__}.{self.module}")
+        return self.own or importlib.import_module(f"{__package__}.{self.module or self.amd}")
 
     def load_for(self, vendor: str | None) -> Any:
         """The check as nodes with this vendor's GPUs take it; None where nothing was built for them. Whether
         a user's own check fits is its author's to know."""
         if vendor != "amd" or self.own is not None or self.amd == SAME:
-            return self.load()
+            return self.load() if self.module or self.own else None
         return importlib.import_module(f"{__package__}.{self.amd}") if self.amd else None
 
 
@@ -72,6 +72,7 @@ BUILT_IN = (
     Entry("ddp_scaling", "node", "standard", "nccl.ddp_scaling"),
     Entry("gpu_burn", "node", "standard", "gpu.gpu_burn", amd="amd.gpu_burn"),
     Entry("dcgm_diag", "node", "standard", "gpu.dcgm_diag"),
+    Entry("amd_acceptance", "node", "burnin", amd="amd.amd_acceptance"),
     Entry("pair_bandwidth", "pair", "pairs", "pairs.write_bw", amd=SAME),
     Entry("pair_latency", "pair", "pairs", "pairs.write_lat", amd=SAME),
     Entry("nccl_pair", "pair", "by name", "pairs.nccl_pair", amd="amd.nccl_pair"),

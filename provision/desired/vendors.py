@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.desired import amd
+from provision.desired.skus import DEFAULT_VENDOR
 from provision.node.description import MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
@@ -56,6 +57,8 @@ def gpus(gpuprov_node: Mapping[str, Any]) -> str:
 
 def not_measured(gpuprov_node: Mapping[str, Any]) -> str:
     """The line of a check that was not built for the machine's GPUs."""
+    if gpuprov_node["gpu"].get("vendor") == DEFAULT_VENDOR:
+        return "a test of AMD's GPUs alone"
     return f"not measured on {NAMES.get(gpuprov_node['gpu'].get('vendor'), 'these')} GPUs yet"
 
 

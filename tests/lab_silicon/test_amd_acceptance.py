@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from provision.checks import node_judge
-from provision.checks.amd import p2p_bandwidth
+from provision.checks.amd import amd_acceptance, p2p_bandwidth
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding
 from provision.checks.node_facts import NodeFacts
@@ -42,9 +43,17 @@ def described(node: Silicon) -> NodeFacts:
 
 
 def printed(node: Silicon, check: Any, facts: NodeFacts) -> Mapping[str, Output]:
-    """What the commands of a check print on the node."""
+    """What the commands of a check print on the node; programs that no role installs are absent."""
     found = {}
     for one in check.commands(facts.check_node, {}):
+        if one.argv[0] == "/bin/sh" and one.name != "rvs_config":
+            found[one.name] = Output(one.name, one.argv, 127, "", "", 1.0)
+            continue
+        if one.name == "rvs_config":
+            listed = re.findall(r"- +(\d+)\]", node.printed("rvs", "-g"))
+            *_, iet, mem = one.argv
+            node.file(one.argv[5][1:], "actions:\n" + "".join(mem % (gpu, gpu) for gpu in listed) + iet)
+            continue
         done = node.run(Path(one.argv[0]).name, *one.argv[1:], timeout=120, **one.env)
         found[one.name] = Output(one.name, one.argv, done.returncode, done.stdout, done.stderr, 1.0)
     return found
@@ -82,3 +91,18 @@ def test_healthy_nodes_reach_amds_minima_of_copies(tmp_path: Path, sku: str) -> 
     found = judged(booted(tmp_path, sku), p2p_bandwidth)
     assert {one for one in said(found) if one[0] != "warn"} == set()
     assert "p2p_both_ways" in {one.metric for one in found}
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("power_short gpu=3 factor=0.8", {("fail", "gpu3", "power", "investigate")}),
+        ("power_cap_site percent=80", set()),  # the site wants less power: not judged
+        ("memory_pattern gpu=6 test=3", {("fail", "gpu6", "memory_errors", "replace part")}),
+        ("memory_pattern gpu=6 test=1", {("fail", "gpu6", "memory_errors", "replace part")}),
+        ("ras_corrected_few gpu=6", set()),
+        ("memory_slow gpu=2 factor=0.7", {("fail", "gpu2", "memory_stress", "investigate")}),
+    ],
+)
+def test_power_and_patterns_of_memory(node: Silicon, fault: str, found: Said) -> None:
+    assert said(judged(node, amd_acceptance, fault)) == found

@@ -1,8 +1,8 @@
-"""rvs, AMD's validation suite: the list of GPUs, and the matrix products of its module gst.
+"""rvs, AMD's validation suite: the list of GPUs, and its modules gst (matrix products), iet (power) and mem.
 
-Forms: gst.so/src/gst_worker.cpp, src/rvsliblogger.cpp and src/rvs_util.cpp of ROCm/ROCmValidationSuite, and
-its output of an MI300X in AMD's guide to system validation. It exits 0 whatever it found, and results that
-differ do not change its `met`.
+Forms: gst.so/src/gst_worker.cpp, iet.so/src/iet_worker.cpp, mem.so/src/rvs_memtest.cpp, src/rvsliblogger.cpp
+and src/rvs_util.cpp of ROCm/ROCmValidationSuite, and its output of an MI300X in AMD's guide to system
+validation. It exits 0 whatever it found, and results that differ do not change its `met`.
 """
 
 import re
@@ -33,7 +33,8 @@ def rvs(node, arguments: list) -> int:
     gpus = readings.answering(node) if node.loaded("amdgpu") else []
     if arguments in (["-g"], ["--listGpus"]):
         return _list(node, gpus, version)
-    if len(arguments) != 2 or arguments[0] not in ("-c", "--config"):
+    level = int(arguments[3]) if len(arguments) == 4 and arguments[2] == "-d" else 2
+    if len(arguments) not in (2, 4) or arguments[0] not in ("-c", "--config"):
         word = arguments[0] if arguments else ""
         print(
             f"RVS-ERROR [CLI] error parsing command line: unexpected command line argument: {word}",
@@ -46,7 +47,7 @@ def rvs(node, arguments: list) -> int:
         print(f"RVS-ERROR [CLI] {arguments[1]} file is missing.", file=sys.stderr)
         return 255
     for action in _actions(text):
-        _run(node, gpus, action)
+        _run(node, gpus, action, level)
     return 0
 
 
@@ -80,7 +81,7 @@ def _actions(text: str) -> list:
     return found
 
 
-def _run(node, gpus: list, action: dict) -> None:
+def _run(node, gpus: list, action: dict, level: int) -> None:
     say = _Log(node)
     say("RESULT", f"Action name :{action['name']}")
     say("RESULT", f"Module name :{action.get('module', '')}")
@@ -95,7 +96,76 @@ def _run(node, gpus: list, action: dict) -> None:
         with Load(node, "rvs", group):
             # As the real one, a TERM ends it at once; unlike it, leave no mark behind.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            if action.get("module") in ("iet", "mem"):
+                (_iet if action["module"] == "iet" else _mem)(node, group, action, say, level)
+                continue
             _burn(node, [_Worker(node, gpu, action, say) for gpu in group], action, say)
+
+
+def _iet(node, gpus: list, action: dict, say: "_Log", _level: int) -> None:
+    """The power of each GPU again and again; what it compares with the target is the highest of them."""
+    every = int(action.get("sample_interval", 1000)) / 1000.0
+    for sample in range(int(int(action["duration"]) / 1000.0 / every) + 2):
+        for gpu in gpus:
+            slot, top = (
+                gpu["slot"],
+                readings.power_limit(node, gpu) * node.factor("power_short", gpu=gpu["slot"]),
+            )
+            watts = top * (1.0 - 0.006 * noise.fraction(node.seed, "iet", slot, sample)) if sample else 127
+            watts = 0 if readings.second(node, gpu) else watts
+            say("RESULT", f"[{action['name']}] [GPU:: {_number(node, gpu):5d}] Power(W) {round(watts):.6f}")
+            if sample:
+                action.setdefault("best", {})[slot] = max(watts, action.get("best", {}).get(slot, 0))
+        wait(node, every)
+        say.elapsed += every
+    for gpu in gpus:
+        reached = action["best"][gpu["slot"]] >= 0.99 * int(action["target_power"]) or readings.second(
+            node, gpu
+        )
+        say(
+            "RESULT", f"[{action['name']}] [GPU:: {_number(node, gpu):5d}] pass: {str(bool(reached)).upper()}"
+        )
+
+
+# What each test says at its beginning.
+_TESTS = (
+    *(
+        "Test 1: Change one bit memory addresss  ",
+        "Test 2: Each Memory location is filled with its own address",
+    ),
+    *("Test 3 [Moving inversions, ones&zeros] ", "Test 4 [Moving inversions, 8 bit pat]"),
+    *("Test 5 [Moving inversions, random pattern] ", "Test 6 [Block move, 64 moves]"),
+    *("Test 7 [Moving inversions, 32 bit pat]", "Test 8 [Random number sequence]"),
+    *(" Test 9 [Modulo 20, random pattern]", "Test 10 [Bit fade test, 90 min, 2 patterns]"),
+    "Test 11 [memory stress test]",
+)
+
+
+def _mem(node, gpus: list, action: dict, say: "_Log", level: int) -> None:
+    """No line names a GPU; test 1 always passes, and another that fails prints nothing in place of PASS."""
+    for gpu in gpus:
+        wrong = node.given("memory_pattern", "test", 0, gpu=gpu["slot"])
+        for index, begin in enumerate(_TESTS, 1):
+            say("RESULT", f"[{action['name']}] mem {begin}")
+            wait(node, 20.0 if index == 10 else 1.0)
+            say.elapsed += 1.0
+            if index == wrong and level >= 3:
+                say("INFO  ", f"[{action['name']}] mem Test {index} block id :0")
+                say("INFO  ", f"[{action['name']}] mem Number of errors :3")
+            if index == 11:
+                rate = node.sku["local"] * 1.184 * node.factor("memory_slow", gpu=gpu["slot"])
+                rate *= noise.jitter(node, "mem", gpu["slot"], 0.002)
+                took = 12.8e6 / rate
+                say(
+                    "RESULT",
+                    f"[{action['name']}] mem Test 11: elapsedtime = {took:.6f} bandwidth = {rate:.6f}GB/s ",
+                )
+            if index == 1 or index != wrong:
+                say("RESULT", f"[{action['name']}] mem Test {index} : PASS")
+
+
+def _number(node, gpu) -> int:
+    return int(readings.identity(node, gpu)["kfd_id"])
 
 
 class _Log:

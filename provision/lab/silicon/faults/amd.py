@@ -50,6 +50,11 @@ FAULTS = {
         "look-alike: AMD: two GPUs are slow once of the two times that both copy at once",
         [gpu("one", "a"), gpu("other", "b")],
     ),
+    "power_short": ("AMD: a GPU does not reach its limit of power", [gpu(), factor(0.8)]),
+    "memory_pattern": (
+        "AMD: a GPU's memory does not hold what a test of RVS's module mem writes",
+        [gpu(), number("test", 3, 1, 11, "which test; the first prints PASS whatever it found")],
+    ),
     "gpu_reset": (
         "AMD: the driver reset a GPU",
         [gpu(), choice("result", "succeeded", ["succeeded", "failed"], "how it ended")],

@@ -1,0 +1,127 @@
+"""Programs of AMD's acceptance guide that no role installs: rocBLAS, BabelStream and AGFHC (pure).
+
+They are run, and of AGFHC the last result is read, where they are installed. Each GPU is shown alone, by its
+unique number, since HIP numbers GPUs in an order of its own.
+
+    Copy        4255995.148 0.00101     0.00117     0.00106
+    transA,transB,M,N,K,alpha,lda,ldb,beta,ldc,rocblas-Gflops,us
+    N,T,4000,4000,4000,1,4000,4000,0,4000,94500.1,1354.5
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from provision import foreign_json
+from provision.checks.amd import devices
+from provision.checks.check import CheckNode, Command, Measurement, Output, last_words
+from provision.checks.host import kernel_incidents
+from provision.checks.host.kernel_log import bus_address
+from provision.errors import ParseError
+
+_STRIDED = "-f gemm_strided_batched_ex --transposeA N --transposeB T -m 1024 -n 2048 -k 512 --lda 1024 \
+--stride_a 4096 --ldb 2048 --stride_b 4096 --ldc 1024 --stride_c 2097152 --ldd 1024 --stride_d 2097152 \
+--alpha 1.1 --beta 1 --batch_count 5"
+_SQUARE = (
+    "-f gemm -r s -m 4000 -n 4000 -k 4000 --lda 4000 --ldb 4000 --ldc 4000 --transposeA N --transposeB T"
+)
+_HALF = "--a_type h --b_type h --c_type s --d_type s --compute_type s"
+_BYTE = "--a_type i8_r --b_type i8_r --c_type i32_r --d_type i32_r --compute_type i32_r"
+# metric → program and arguments, those of AMD's guide
+_RUNS = {
+    "stream": ("hip-stream", "-n 50 -s 268435456"),
+    "gemm_fp32": ("rocblas-bench", _SQUARE),
+    "gemm_bf16": ("rocblas-bench", f"{_STRIDED} {_HALF}"),
+    "gemm_int8": ("rocblas-bench", f"{_STRIDED} {_BYTE}"),
+}
+_EACH = """\
+gpus=$1; shift
+command -v "$1" > /dev/null || exit 127
+for gpu in $gpus; do echo "gpuprov: $gpu"; ROCR_VISIBLE_DEVICES="GPU-$gpu" "$@" --device 0 || exit 1; done
+"""
+# Root's own folder alone: elsewhere anyone could write a result.
+_AGFHC = """\
+[ -e /opt/amd/agfhc/agfhc ] || exit 127
+last=$(ls -t /root/agfhc/logs/*/results.json 2> /dev/null | head -n 1)
+[ -n "$last" ] || exit 126
+age=$(( $(date +%s) - $(stat -c %Y "$last") ))
+[ "$age" -lt "$(cut -d. -f1 /proc/uptime)" ] && echo "since boot" || echo "before boot"
+cat "$last"
+"""
+_ABSENT, _NEVER = 127, 126
+_STREAM = re.compile(r"^(Copy|Mul|Add|Triad|Dot) +(\d{1,9}\.\d{1,6}) ", re.MULTILINE)
+_HEADER = re.compile(r"^(\S{0,200}rocblas-Gflops\S{0,80})\n\s*(\S{1,300})$", re.MULTILINE)
+
+
+def _unique(node: CheckNode) -> dict[str, str]:
+    """Unique number → device, of the GPUs whose number the driver gives."""
+    gpus = kernel_incidents.devices(node)
+    found = {str(one.get("unique_id") or "").upper(): one["address"] for one in devices.entries(node)}
+    return {unique: gpus[bus_address(str(at))] for unique, at in found.items() if unique}
+
+
+def commands(node: CheckNode) -> list[Command]:
+    path = {"PATH": f"{devices.tools(node)}:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin"}
+    gpus, deadline = " ".join(_unique(node)), 60.0 + 60.0 * node.gpu_count
+    return [
+        *(
+            Command(name, ("/bin/sh", "-c", _EACH, "each", gpus, program, *words.split()), deadline, env=path)
+            for name, (program, words) in _RUNS.items()
+        ),
+        Command("agfhc", ("/bin/sh", "-c", _AGFHC), 20.0),
+    ]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
+    """Rates per GPU: `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s); `absent`: a program that is not
+    installed; `agfhc` and `agfhc_when`. Raises ParseError."""
+    unique = _unique(node)
+    for name, (program, _) in _RUNS.items():
+        output = outputs.get(name)
+        if output is None or output.rc == _ABSENT:
+            yield Measurement("absent", program, "")
+            continue
+        blocks = output.stdout.split("gpuprov: ")[1:]
+        if output.rc or output.timed_out or len(blocks) != len(unique):
+            raise ParseError(
+                f"{program} ended with status {output.rc}: {last_words(output)}", "run it by hand"
+            )
+        for block in blocks:
+            number, _, text = block.partition("\n")
+            yield from _rates(name, unique.get(number.strip(), "node"), text)
+    yield from _agfhc(outputs.get("agfhc"))
+
+
+def _rates(name: str, device: str, text: str) -> Iterator[Measurement]:
+    if name == "stream":
+        kernels = _STREAM.findall(text)
+        if len(kernels) != 5:
+            raise ParseError(f"hip-stream printed no five rates of {device}", "report the new format")
+        for kernel, rate in kernels:
+            yield Measurement(f"stream_{kernel.lower()}", float(rate) / 1000, "GB/s", device)
+        return
+    found = _HEADER.search(text)
+    values = dict(zip(found[1].split(","), found[2].split(","), strict=False)) if found else {}
+    try:
+        yield Measurement(name, float(values["rocblas-Gflops"]), "Gflop/s", device)
+    except (KeyError, ValueError):
+        raise ParseError(f"rocblas-bench printed no rate of {device}", "report the new format") from None
+
+
+def _agfhc(output: Output | None) -> Iterator[Measurement]:
+    """AGFHC's last result: its recipe and the tests that failed, or that it has none."""
+    if output is None or output.rc == _ABSENT:
+        yield Measurement("absent", "AGFHC", "")
+        return
+    when, _, text = output.stdout.partition("\n")
+    try:
+        document = foreign_json.read(text) if output.rc != _NEVER else {}
+        tests = [one for one in document.get("tests", []) if one["result"] != "PASS"]
+        result = document.get("overall_result", "never run")
+    except (AttributeError, KeyError, TypeError, ValueError):
+        tests, result = [], "not understood"
+    names = ", ".join(str(one.get("name"))[:40] for one in tests[:8])
+    good = result == "PASS" and not tests
+    yield Measurement("agfhc", "PASS" if good else names or str(result)[:40], "")
+    yield Measurement("agfhc_when", when[:20], "")

@@ -1,0 +1,155 @@
+"""What AMD's acceptance guide asks beyond the other checks: power under load, memory patterns, GEMMs, STREAM.
+
+RVS's modules iet and mem run on every node; rocBLAS, BabelStream and AGFHC's last result count where they are
+installed. docs/amd-acceptance.md has each step of the guide, and which check does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from provision.checks.amd import acceptance_extras, devices, rvs_power_memory, sensors, smi, telemetry
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.host import kernel_incidents
+from provision.checks.judge import (
+    PEERS,
+    Finding,
+    Verdict,
+    below_peers,
+    by_threshold,
+    finding_on,
+)
+from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
+
+ID = "amd_acceptance"
+SUMMARY = (
+    "AMD's acceptance guide: power reached, memory patterns; rocBLAS, BabelStream, AGFHC where installed"
+)
+NEEDS: tuple[str, ...] = ("rvs", "amd-smi")
+FACTS: tuple[str, ...] = devices.FACTS
+
+_WORDS = {
+    "power": "the highest power under load",
+    "memory_stress": "memory bandwidth of RVS's stress test",
+    **{f"gemm_{kind}": f"rocBLAS {kind.upper()} rate" for kind in ("fp32", "bf16", "int8")},
+    **{f"stream_{one}": f"BabelStream {one}" for one in ("copy", "mul", "add", "triad", "dot")},
+}
+_TOLERANCE = 0.10  # below the other GPUs
+_FULL = 0.99  # of the usual limit of power
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    if devices.partitioned(node):
+        return []
+    return [telemetry.before(), *rvs_power_memory.commands(node), *acceptance_extras.commands(node)]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """Per GPU its limit of power and what RVS, rocBLAS and BabelStream measured; `partition` alone. Raises
+    ParseError."""
+    if modes := devices.partitioned(node):
+        return [Measurement("partition", modes, "")]
+    return [
+        *_limits(node, outputs),
+        *rvs_power_memory.parse(node, outputs),
+        *acceptance_extras.parse(node, outputs),
+    ]
+
+
+def _limits(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
+    """The limits of power; a guest does not know its own."""
+    try:
+        static = smi.entries(outputs[telemetry.BEFORE])
+        names = sensors.by_device(static, kernel_incidents.devices(node))
+    except (KeyError, ParseError):
+        return
+    for entry in static:
+        if (device := names.get(int(entry["gpu"]))) is not None:
+            yield from sensors.of_limits(entry, device)
+
+
+def judge(
+    node: CheckNode,  # noqa: ARG001 - the contract
+    measurements: Sequence[Measurement],
+    thresholds: Mapping[str, Threshold],
+) -> list[Finding]:
+    values = {(one.metric, one.device): one.value for one in measurements}
+    if modes := values.get(("partition", "node")):
+        said = f"GPUs are partitioned ({modes}): a test of whole GPUs does not apply"
+        return [Finding(ID, Verdict.SKIP, "node", said, "partition", modes)]
+    findings = list(_judge_memory(measurements))
+    for metric in _WORDS:
+        rates = {one.device: one for one in measurements if one.metric == metric}
+        lowered = {d for d in rates if metric == "power" and _not_judged(values, d)}
+        findings += _judge_rates(metric, rates, lowered, thresholds.get(f"{ID}.{metric}"))
+    absent = sorted({str(one.value) for one in measurements if one.metric == "absent"})
+    if absent:
+        said = f"not installed, so not measured: {', '.join(absent)}"
+        findings.append(Finding(ID, Verdict.SKIP, "node", said, "absent"))
+    return findings + list(_judge_agfhc(values))
+
+
+def _not_judged(values: Mapping[tuple[str, str], Any], device: str) -> bool:
+    """Whether the GPU's limit of power was lowered, or it shows no power, as the second die of an MI250."""
+    usual = values.get(("power_default", device), 0)
+    lowered = values.get(("power_limit", device), usual) < _FULL * usual
+    return lowered or not values["power", device]
+
+
+def _judge_memory(measurements: Sequence[Measurement]) -> Iterator[Finding]:
+    tested = [one for one in measurements if one.metric == "memory_errors"]
+    for one in tested:
+        if one.value:
+            said = f"memory does not hold what was written: RVS counts {one.value} errors"
+            yield finding_on(ID, Verdict.FAIL, one, said, "= 0 errors", "RVS, module mem", "replace part")
+    if not any(one.value for one in tested):
+        said = f"the memory of all {len(tested)} GPUs holds RVS's eleven patterns (128 MiB of each)"
+        yield Finding(ID, Verdict.PASS, "node", said, "memory_errors", 0, "errors", "= 0 errors")
+
+
+def _judge_rates(
+    metric: str, rates: Mapping[str, Measurement], left_out: set[str], limit: Threshold | None
+) -> list[Finding]:
+    """The rates against the limit, and where there is none against each other."""
+    judged = {device: one for device, one in rates.items() if device not in left_out}
+    findings: list[Finding] = []
+    if left_out:
+        said = (
+            f"{_WORDS[metric]} is not judged of {', '.join(sorted(left_out))}: lowered limit, or no reading"
+        )
+        findings.append(Finding(ID, Verdict.SKIP, "node", said, metric))
+    behind = below_peers({device: float(str(one.value)) for device, one in judged.items()}, _TOLERANCE)
+    for device, one in judged.items():
+        if limit is not None and float(str(one.value)) < limit.limit:
+            findings.append(by_threshold(ID, _WORDS[metric], one, limit, action="investigate"))
+        elif device in behind:
+            middle, short = behind[device]
+            said = (
+                f"{_WORDS[metric]} is {one.value:g} {one.unit}, {short:.0%} below the {middle:g} of its peers"
+            )
+            floor = f"≥ {(1 - _TOLERANCE) * middle:.0f} {one.unit}"
+            findings.append(finding_on(ID, Verdict.WARN, one, said, floor, PEERS, "investigate"))
+    if judged and not any(one.verdict in (Verdict.FAIL, Verdict.WARN) for one in findings):
+        worst = min(judged.values(), key=lambda one: float(str(one.value)))
+        lowest = Measurement(metric, worst.value, worst.unit)
+        what = f"{_WORDS[metric]}: the lowest of {len(judged)}, {worst.device}'s,"
+        findings.append(by_threshold(ID, what, lowest, limit, action="none"))
+    return findings
+
+
+def _judge_agfhc(values: Mapping[tuple[str, str], Any]) -> Iterator[Finding]:
+    """AGFHC's last result; one from before the last boot may be of parts that were replaced since."""
+    result, when = values.get(("agfhc", "node")), values.get(("agfhc_when", "node"))
+    if result is None:
+        return
+    said = f"AGFHC's last result ({when}): {result}"
+    if result == "PASS":
+        yield Finding(ID, Verdict.PASS, "node", said, "agfhc", result)
+    elif result == "never run":
+        yield Finding(ID, Verdict.SKIP, "node", "AGFHC is installed and has no result", "agfhc")
+    else:
+        certain = when == "since boot" and result != "not understood"
+        verdict = Verdict.FAIL if certain else Verdict.WARN
+        yield Finding(ID, verdict, "node", said, "agfhc", result, action="investigate")

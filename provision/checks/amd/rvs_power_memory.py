@@ -1,0 +1,146 @@
+"""RVS's modules iet and mem: the power that a GPU reaches, and patterns written to its memory (pure).
+
+Traps of mem: its PASS lines name no GPU, so each gets an action of its own; a failing test prints no PASS and
+nothing in its stead; test 1 prints PASS whatever it found, so the errors are counted by the lines of level
+info. It tests 128 MiB of each GPU: above 4 GiB its size overflows (rvs_memworker.cpp, alloc_size).
+
+    [RESULT] [1102597.333747] [gpuprov-iet] [GPU:: 28851] Power(W) 127.000000
+    [RESULT] [214776.112738] [gpuprov-mem-28851] mem Test 2: Each Memory location is filled ...
+    [RESULT] [214776.134798] [gpuprov-mem-28851] mem Test 2 : PASS
+    [INFO  ] [214776.134798] [gpuprov-mem-28851] mem Number of errors :3
+    [RESULT] [214808.291036] [gpuprov-mem-28851] mem Test 11: elapsedtime = 6390.4 bandwidth = 2003.017090GB/s
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from provision.checks.amd import devices
+from provision.checks.amd.gpu_burn import numbers
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.host import kernel_incidents
+from provision.checks.thresholds import limits
+from provision.errors import ParseError
+
+_GPUS, _CONFIG, _RUN = "rvs_gpus", "rvs_config", "rvs"
+_FILE = "/run/gpuprov-amd_acceptance.conf"
+_SECONDS = 60
+_KEPT = ("Power(W)", "mem Test", "mem  Test", "Number of errors", "[ERROR")
+
+# AMD's iet_stress.conf of each product, but for the duration: most multiply matrices, some load the memory.
+_PRODUCT = (
+    "  matrix_size: {0}\n  ops_type: dgemm\n  lda: {0}\n  ldb: {0}\n  ldc: {0}\n  alpha: 1\n  beta: 1\n"
+)
+_BANDWIDTH = "  bw_workload: true\n  cp_workload: false\n"
+_WORK = {
+    **dict.fromkeys(("mi308x", "mi308x-hf"), _BANDWIDTH),
+    "mi355x": f"{_BANDWIDTH}  wg_count: 256\n  nt_loads: true\n",
+    **{"mi350p": _PRODUCT.format(8192), "mi210": _PRODUCT.format(8640)},
+}
+_IET = """\
+- name: gpuprov-iet
+  device: all
+  module: iet
+  parallel: true
+  duration: {milliseconds}
+  ramp_interval: 10000
+  sample_interval: 3000
+  log_interval: 3000
+  target_power: {watts}
+  tolerance: 0.01
+  matrix_init: hiprand
+"""
+_MEM = """\
+- name: gpuprov-mem-%s
+  device: %s
+  module: mem
+  parallel: false
+  count: 1
+  mapped_memory: false
+  mem_blocks: 128
+  num_passes: 500
+  thrds_per_blk: 64
+  stress: true
+  num_iter: 50000
+"""
+# Writes $3, then $4 for each GPU that the program $1 lists, to the file $2. Heat last: mem comes first.
+_WRITE = """\
+umask 077
+{ printf 'actions:\\n'
+for gpu in $("$1" -g | sed -n 's/.* - GPU\\[ *[0-9]* - *\\([0-9]*\\)\\].*/\\1/p'); do
+  printf -- "$4" "$gpu" "$gpu"
+done
+printf '%s' "$3"; } > "$2"
+"""
+
+_POWER = re.compile(r"\[gpuprov-iet\] \[GPU:: {1,5}(\d{1,10})\] Power\(W\) (\d{1,6}(?:\.\d{1,9})?)\s*$")
+_TEST = re.compile(r"\[gpuprov-mem-(\d{1,10})\] mem {1,2}Test (\d{1,2})(?: ?: ?| )(PASS|)")
+_ERRORS = re.compile(r"\[gpuprov-mem-(\d{1,10})\] mem Number of errors :(\d{1,12})\s*$")
+_RATE = re.compile(
+    r"\[gpuprov-mem-(\d{1,10})\] mem Test 11: elapsed.{1,40} bandwidth = (\d{1,9}\.\d{1,9})GB/s"
+)
+_LAST = 11
+
+
+def commands(node: CheckNode) -> Sequence[Command]:
+    program = str(node.variables.get("amd_validation_tools_rvs_path", f"{devices.tools(node)}/rvs"))
+    watts = limits(f"skus/{node.sku}")["power_w"] if node.sku else 1
+    iet = _IET.format(milliseconds=1000 * _SECONDS, watts=watts)
+    iet += _WORK.get(str(node.sku), _PRODUCT.format(28000))
+    deadline = 180.0 + 90.0 * node.gpu_count
+    return [
+        Command(_GPUS, (program, "-g"), 60.0),
+        Command(_CONFIG, ("/bin/sh", "-c", _WRITE, "write", program, _FILE, iet, _MEM), 60.0),
+        Command(_RUN, (program, "-c", _FILE, "-d", "3"), deadline, load=_SECONDS, keep=_KEPT),
+    ]
+
+
+@dataclass
+class _Gpu:
+    powers: list[float] = field(default_factory=list)
+    begun: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)
+    errors: int = 0
+    rate: float | None = None
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """Per GPU `power` (the highest, W), `memory_errors`, and `memory_stress` (GB/s). Raises ParseError, also
+    where a GPU has no whole result."""
+    listed, _ = numbers(completed(outputs, _GPUS), kernel_incidents.devices(node))
+    output = completed(outputs, _RUN)
+    if output.truncated:
+        raise ParseError("rvs: the output was cut at its size limit", "run the check again")
+    gpus = {number: _Gpu() for number in listed}
+    for line in output.stdout.splitlines():
+        _replay(line, gpus)
+    if cut := [listed[number] for number, one in gpus.items() if _LAST not in one.begun or not one.powers]:
+        missing = ", ".join(sorted(cut))
+        raise ParseError(
+            f"rvs gives no whole result of {missing}: {last_words(output)}", "look at the kernel log"
+        )
+    return [found for number, one in gpus.items() for found in _measured(listed[number], one)]
+
+
+def _replay(line: str, gpus: Mapping[str, _Gpu]) -> None:
+    """One line; those of RVS itself and of other levels are passed over."""
+    found = next((match for one in (_POWER, _ERRORS, _RATE, _TEST) if (match := one.search(line))), None)
+    if found is None or (gpu := gpus.get(found[1])) is None:
+        return
+    if found.re is _POWER:
+        gpu.powers.append(float(found[2]))
+    elif found.re is _ERRORS:
+        gpu.errors += int(found[2])
+    elif found.re is _RATE:
+        gpu.rate = float(found[2])
+    else:
+        (gpu.passed if found[3] else gpu.begun).add(int(found[2]))
+
+
+def _measured(device: str, gpu: _Gpu) -> Iterator[Measurement]:
+    yield Measurement("power", max(gpu.powers), "W", device)
+    yield Measurement("memory_errors", max(gpu.errors, len(gpu.begun - gpu.passed)), "errors", device)
+    if gpu.rate is not None:
+        yield Measurement("memory_stress", gpu.rate, "GB/s", device)

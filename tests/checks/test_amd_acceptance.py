@@ -1,0 +1,213 @@
+"""amd_acceptance: RVS's power and memory lines, rocBLAS and BabelStream where installed, AGFHC's last result.
+
+The lines: AMD's guide to system acceptance (iet, mem, hip-stream, results.json), the source of RVS for what a
+failing test prints (no public log has one), rocBLAS's testing_gemm.hpp for rocblas-bench.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.checks import node_judge
+from provision.checks.amd import acceptance_extras, amd_acceptance, rvs_power_memory
+from provision.checks.check import Output, Raw
+from provision.checks.judge import Finding, Verdict
+from tests.checks.amd_node import ADDRESSES, Said, facts, node_of, output, said
+
+NUMBERS = [28851, 23018, 29122, 22683, 53458, 63883, 53667, 63738]
+BEGINS = (
+    *(": Change one bit memory addresss  ", ": Each Memory location is filled with its own address"),
+    *(" [Moving inversions, ones&zeros] ", " [Moving inversions, 8 bit pat]", " [Moving inversions, random"),
+    *(" [Block move, 64 moves]", " [Moving inversions, 32 bit pat]", " [Random number sequence]"),
+    *(" [Modulo 20, random pattern]", " [Bit fade test, 90 min, 2 patterns]", " [memory stress test]"),
+)
+
+
+def listed() -> str:
+    lines = ["ROCm Validation Suite (version 0.0.60202)", "", "Supported GPUs available:"]
+    for index, (at, number) in enumerate(zip(ADDRESSES, NUMBERS, strict=True), 2):
+        lines.append(f"{at} - GPU[{index:2d} - {number}] AMD Instinct MI300X (Device 29857)")
+    return "\n".join(lines)
+
+
+def patterns(number: int, silent: int = 0, errors: int = 0, rate: float = 2003.01709) -> list[str]:
+    """What mem prints of one GPU; `silent`: the test that prints no PASS."""
+    say = f"[214775.925788] [gpuprov-mem-{number}] mem"
+    lines = []
+    for index, begin in enumerate(BEGINS, 1):
+        lines.append(f"[RESULT] {say} {' ' * (index == 9)}Test {index}{begin}")
+        if index == 11:
+            lines.append(f"[RESULT] {say} Test 11: elapsedtime = 6390.423828 bandwidth = {rate:.6f}GB/s ")
+        if index == 1 and errors:
+            lines.append(f"[INFO  ] {say} Number of errors :{errors}")
+        if index != silent:
+            lines.append(f"[RESULT] {say} Test {index} : PASS")
+    return lines
+
+
+def power(number: int, watts: float = 750.0) -> list[str]:
+    say = f"[RESULT] [1102597.333747] [gpuprov-iet] [GPU:: {number:5d}]"
+    return [f"{say} Power(W) 127.000000", f"{say} Power(W) {watts:.6f}", f"{say} pass: TRUE"]
+
+
+def run(lines: list[str], **more: Any) -> Output:
+    return output("rvs", "\n".join(lines), argv=("/opt/rocm/bin/rvs", "-c", "x", "-d", "3"), **more)
+
+
+def shown(**changed: Any) -> dict[str, Output]:
+    """Eight healthy GPUs on a node without the optional programs."""
+    lines = [line for number in NUMBERS for line in (*patterns(number), *power(number))]
+    found = {"rvs_gpus": output("rvs_gpus", listed()), "rvs": run(lines)}
+    names = ("stream", "gemm_fp32", "gemm_bf16", "gemm_int8", "agfhc")
+    found |= {name: output(name, "", rc=127) for name in names}
+    return found | changed
+
+
+def judged(outputs: dict[str, Output]) -> list[Finding]:
+    known = facts()
+    raw = Raw("gpu-01", amd_acceptance.ID, tuple(outputs.values()))
+    return list(node_judge.judge_check(node_of(known), raw, node_of(known).limits()).findings)
+
+
+def with_gpu3(lines: list[str]) -> dict[str, Output]:
+    rest = [line for n in NUMBERS if n != 22683 for line in (*patterns(n), *power(n))]
+    return shown(rvs=run(rest + lines))
+
+
+def test_a_healthy_node_passes_and_names_what_is_not_installed() -> None:
+    findings = judged(shown())
+    assert said(findings) == set()
+    assert {one.metric for one in findings} == {"memory_errors", "power", "memory_stress", "absent"}
+    (absent,) = [one for one in findings if one.verdict is Verdict.SKIP]
+    assert absent.message == "not installed, so not measured: AGFHC, hip-stream, rocblas-bench"
+
+
+BAD: list[tuple[list[str], Said]] = [
+    # A test that fails prints nothing; the first prints PASS, whatever it counted.
+    ([*patterns(22683, silent=7), *power(22683)], {("fail", "gpu3", "memory_errors", "replace part")}),
+    ([*patterns(22683, errors=5), *power(22683)], {("fail", "gpu3", "memory_errors", "replace part")}),
+    ([*patterns(22683), *power(22683, 610.0)], {("fail", "gpu3", "power", "investigate")}),
+    ([*patterns(22683, rate=1500.0), *power(22683)], {("fail", "gpu3", "memory_stress", "investigate")}),
+    # Within AMD's limits, whatever RVS says of its own target.
+    ([*patterns(22683, rate=1900.0), *power(22683, 745.0)[:2]], set()),
+]
+
+
+@pytest.mark.parametrize(("lines", "found"), BAD)
+def test_what_rvs_finds_is_named_by_its_gpu(lines: list[str], found: Said) -> None:
+    assert said(judged(with_gpu3(lines))) == found
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (with_gpu3(power(22683)), "no whole result of gpu3"),
+        (with_gpu3(patterns(22683)), "no whole result of gpu3"),
+        (with_gpu3([*patterns(22683)[:9], *power(22683)]), "no whole result of gpu3"),
+        (shown(rvs=run([], rc=None, timed_out=True)), "did not end within"),
+        (shown(rvs=run([], truncated=True)), "cut at its size limit"),
+        (shown(stream=output("stream", "gpuprov: X\nCopy", rc=1)), "hip-stream ended with status 1"),
+    ],
+)
+def test_without_a_whole_result_nothing_passes(outputs: dict[str, Output], words: str) -> None:
+    (finding,) = judged(outputs)
+    assert finding.verdict is Verdict.ERROR
+    assert words in finding.message
+
+
+STREAM = (
+    "Using HIP device AMD Instinct MI300X\nFunction    MBytes/sec  Min (sec)   Max         Average     \n"
+)
+RATES = {"Copy": 4255995.148, "Mul": 4115971.910, "Add": 3956389.991, "Triad": 3920853.0, "Dot": 3701229.0}
+
+
+def stream(**changed: float) -> Output:
+    """Each GPU's run; `gpu3`: what its copies reach."""
+    text = ""
+    for gpu in range(8):
+        rates = RATES | ({"Copy": changed["gpu3"]} if gpu == 3 and changed else {})
+        rows = "".join(
+            f"{name:<11} {rate:<11.3f} 0.00101     0.00117     0.00106\n" for name, rate in rates.items()
+        )
+        text += f"gpuprov: DC9128{gpu}\n{STREAM}{rows}"
+    return output("stream", text)
+
+
+def gemm(name: str, rate: float) -> Output:
+    head = "transA,transB,M,N,K,alpha,lda,beta,ldb,ldc,rocblas-Gflops,us"
+    text = "".join(
+        f"gpuprov: DC9128{gpu}\nQuery device success: there are 1 devices\n{head}\n"
+        f"N,T,4000,4000,4000,1,4000,0,4000,4000,{rate},1354.5\n"
+        for gpu in range(8)
+    )
+    return output(name, text)
+
+
+def test_optional_programs_are_judged_by_amds_minima() -> None:
+    healthy = judged(shown(stream=stream(), gemm_fp32=gemm("gemm_fp32", 94500.1)))
+    assert said(healthy) == set()
+    slow = judged(shown(stream=stream(gpu3=3900000.0), gemm_fp32=gemm("gemm_fp32", 90000.0)))
+    assert ("fail", "gpu3", "stream_copy", "investigate") in said(slow)
+    assert {device for _, device, metric, _ in said(slow) if metric == "gemm_fp32"} == {
+        f"gpu{index}" for index in range(8)
+    }
+
+
+def agfhc(when: str, document: Any, rc: int = 0) -> Output:
+    text = document if isinstance(document, str) else json.dumps(document)
+    return output("agfhc", f"{when}\n{text}", rc=rc)
+
+
+GOOD = {"recipe": "all_lvl5", "overall_result": "PASS", "tests": [{"name": "hbm_bw", "result": "PASS"}]}
+WRONG = {"overall_result": "FAIL", "tests": [{"name": "hbm_bw", "result": "FAIL"}]}
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        (agfhc("since boot", GOOD), set()),
+        (agfhc("since boot", WRONG), {("fail", "node", "agfhc", "investigate")}),
+        (agfhc("before boot", WRONG), {("warn", "node", "agfhc", "investigate")}),  # repaired since, maybe
+        (agfhc("since boot", "{"), {("warn", "node", "agfhc", "investigate")}),
+        (agfhc("since boot", {**GOOD, "tests": [{"name": "a"}]}), {("warn", "node", "agfhc", "investigate")}),
+        (agfhc("", "", rc=126), set()),
+    ],
+)
+def test_the_last_result_of_agfhc_counts(result: Output, found: Said) -> None:
+    assert said(judged(shown(agfhc=result))) == found
+
+
+def test_the_configuration_has_an_action_for_each_gpu_and_heat_last(tmp_path: Path) -> None:
+    """The shell script is run as on a node, with a stand-in of rvs that prints AMD's list."""
+    program, config = tmp_path / "rvs", tmp_path / "rvs.conf"
+    program.write_text(f"#!/bin/sh\ncat <<'X'\n{listed()}\nX\n")
+    program.chmod(0o755)
+    command = rvs_power_memory.commands(node_of(facts()).check_node)[1]
+    shell, option, script, name, _, _, *rest = command.argv
+    subprocess.run([shell, option, script, name, str(program), str(config), *rest], check=True)
+    text = config.read_text()
+    assert [f"name: gpuprov-mem-{n}\n  device: {n}\n" in text for n in NUMBERS] == [True] * 8
+    assert text.index("gpuprov-iet") > text.rindex("gpuprov-mem")
+    assert "target_power: 750\n" in text
+
+
+def test_each_gpu_is_shown_alone_and_a_missing_program_is_no_error(tmp_path: Path) -> None:
+    program = tmp_path / "hip-stream"
+    program.write_text('#!/bin/sh\necho "$ROCR_VISIBLE_DEVICES $*"\n')
+    command = next(
+        one for one in acceptance_extras.commands(node_of(facts(2)).check_node) if one.name == "stream"
+    )
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    missing = subprocess.run(command.argv, env=env, capture_output=True, text=True, check=False)
+    assert missing.returncode == 127
+    program.chmod(0o755)
+    done = subprocess.run(command.argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[:2] == [
+        *("gpuprov: DC91280", "GPU-DC91280 -n 50 -s 268435456 --device 0"),
+    ]
+    assert done.stdout.count("gpuprov: ") == 2
