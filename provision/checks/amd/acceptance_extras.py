@@ -35,7 +35,7 @@ _RUNS = {
     "gemm_bf16": ("rocblas-bench", f"{_STRIDED} {_HALF}"),
     "gemm_int8": ("rocblas-bench", f"{_STRIDED} {_BYTE}"),
 }
-_EACH = """\
+_FOR_EACH_GPU = """\
 gpus=$1; shift
 command -v "$1" > /dev/null || exit 127
 for gpu in $gpus; do echo "gpuprov: $gpu"; ROCR_VISIBLE_DEVICES="GPU-$gpu" "$@" --device 0 || exit 1; done
@@ -66,7 +66,12 @@ def commands(node: CheckNode) -> list[Command]:
     gpus, deadline = " ".join(_unique(node)), 60.0 + 60.0 * node.gpu_count
     return [
         *(
-            Command(name, ("/bin/sh", "-c", _EACH, "each", gpus, program, *words.split()), deadline, env=path)
+            Command(
+                name,
+                ("/bin/sh", "-c", _FOR_EACH_GPU, "each", gpus, program, *words.split()),
+                deadline,
+                env=path,
+            )
             for name, (program, words) in _RUNS.items()
         ),
         Command("agfhc", ("/bin/sh", "-c", _AGFHC), 20.0),

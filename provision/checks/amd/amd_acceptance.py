@@ -30,7 +30,7 @@ SUMMARY = (
 NEEDS: tuple[str, ...] = ("rvs", "amd-smi")
 FACTS: tuple[str, ...] = devices.FACTS
 
-_WORDS = {
+_TITLES = {
     "power": "the highest power under load",
     "memory_stress": "memory bandwidth of RVS's stress test",
     **{f"gemm_{kind}": f"rocBLAS {kind.upper()} rate" for kind in ("fp32", "bf16", "int8")},
@@ -80,7 +80,7 @@ def judge(
         said = f"GPUs are partitioned ({modes}): a test of whole GPUs does not apply"
         return [Finding(ID, Verdict.SKIP, "node", said, "partition", modes)]
     findings = list(_judge_memory(measurements))
-    for metric in _WORDS:
+    for metric in _TITLES:
         rates = {one.device: one for one in measurements if one.metric == metric}
         lowered = {d for d in rates if metric == "power" and _not_judged(values, d)}
         findings += _judge_rates(metric, rates, lowered, thresholds.get(f"{ID}.{metric}"))
@@ -117,24 +117,22 @@ def _judge_rates(
     findings: list[Finding] = []
     if left_out:
         said = (
-            f"{_WORDS[metric]} is not judged of {', '.join(sorted(left_out))}: lowered limit, or no reading"
+            f"{_TITLES[metric]} is not judged of {', '.join(sorted(left_out))}: lowered limit, or no reading"
         )
         findings.append(Finding(ID, Verdict.SKIP, "node", said, metric))
     behind = below_peers({device: float(str(one.value)) for device, one in judged.items()}, _TOLERANCE)
     for device, one in judged.items():
         if limit is not None and float(str(one.value)) < limit.limit:
-            findings.append(by_threshold(ID, _WORDS[metric], one, limit, action="investigate"))
+            findings.append(by_threshold(ID, _TITLES[metric], one, limit, action="investigate"))
         elif device in behind:
             middle, short = behind[device]
-            said = (
-                f"{_WORDS[metric]} is {one.value:g} {one.unit}, {short:.0%} below the {middle:g} of its peers"
-            )
+            said = f"{_TITLES[metric]} is {one.value:g} {one.unit}, {short:.0%} below the {middle:g} of its peers"
             floor = f"≥ {(1 - _TOLERANCE) * middle:.0f} {one.unit}"
             findings.append(finding_on(ID, Verdict.WARN, one, said, floor, PEERS, "investigate"))
     if judged and not any(one.verdict in (Verdict.FAIL, Verdict.WARN) for one in findings):
         worst = min(judged.values(), key=lambda one: float(str(one.value)))
         lowest = Measurement(metric, worst.value, worst.unit)
-        what = f"{_WORDS[metric]}: the lowest of {len(judged)}, {worst.device}'s,"
+        what = f"{_TITLES[metric]}: the lowest of {len(judged)}, {worst.device}'s,"
         findings.append(by_threshold(ID, what, lowest, limit, action="none"))
     return findings
 

@@ -42,7 +42,7 @@ _BOTH, _ALL = "p2p_both_ways", "all_to_all"
 # lost lanes or repeats itself.
 _TOLERANCE = 0.15
 _LINKS = "links"
-_WORDS = {**WORDS, _BOTH: "two-way P2P", _ALL: "the average rate of all copies at once"}
+_TITLES = {**WORDS, _BOTH: "two-way P2P", _ALL: "the average rate of all copies at once"}
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
@@ -159,7 +159,7 @@ def judge(
     limit = thresholds.get(f"{ID}.{_ALL}")
     # A slow pair lowers the average too, and is the culprit.
     if average and limit and not any(one.verdict is Verdict.FAIL for one in findings):
-        findings.append(by_threshold(ID, _WORDS[_ALL], average, limit, action="investigate"))
+        findings.append(by_threshold(ID, _TITLES[_ALL], average, limit, action="investigate"))
     return findings
 
 
@@ -173,7 +173,9 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
         rates = {device: value for device, value in values.items() if value is not None}
         absent = sorted(set(values) - set(rates))
         if absent:
-            said = f"no {_WORDS[metric]} was measured of {many(len(absent), 'pair')}: {', '.join(absent[:4])}"
+            said = (
+                f"no {_TITLES[metric]} was measured of {many(len(absent), 'pair')}: {', '.join(absent[:4])}"
+            )
             findings.append(Finding(ID, Verdict.ERROR, "node", said, metric, action="investigate"))
         if not rates or (metric == _BOTH and not any(counts.values())):
             continue
@@ -182,7 +184,7 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
         if counts and not joined:
             device = min(rates, key=lambda name: rates[name])
             said = (
-                f"no two GPUs are joined by an xGMI link: the lowest {_WORDS[metric]} bandwidth is "
+                f"no two GPUs are joined by an xGMI link: the lowest {_TITLES[metric]} bandwidth is "
                 f"{rates[device]:g} GB/s ({device}), and is not judged"
             )
             findings.append(Finding(ID, Verdict.SKIP, "node", said, metric, rates[device], "GB/s"))
@@ -229,7 +231,7 @@ def _all_well(
 ) -> Finding:
     device = min(rates, key=lambda name: rates[name])
     lowest = Measurement(metric, rates[device], "GB/s", device)
-    what = f"{_WORDS[metric]} bandwidth" + (
+    what = f"{_TITLES[metric]} bandwidth" + (
         f" over {many(counts[device], 'xGMI link')}" if device in counts else ""
     )
     if threshold is None or rates[device] < threshold.limit:  # of pairs without links it judges none
@@ -243,7 +245,7 @@ def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow]) -> F
     failed = [reason for reason in reasons if reason.verdict is Verdict.FAIL]
     reason = min(failed or reasons, key=lambda one: one.value)
     if "-" in device:
-        message = f"{_WORDS[reason.metric]} between the two is {reason.value:g} GB/s (limit {reason.limit})"
+        message = f"{_TITLES[reason.metric]} between the two is {reason.value:g} GB/s (limit {reason.limit})"
     else:
         whole = "most pairs of the node are" if device == "node" else "its pairs are"
         middle = statistics.median(one.value for one in reasons)
