@@ -614,6 +614,13 @@ def test_no_cause_is_its_own() -> None:
 # --- the other checks
 
 
+def test_a_fatal_pcie_error_warns_of_its_gpu_alone() -> None:
+    known = facts()
+    for index, entry in enumerate(known["amdgpu.devices"]):
+        entry["fatal_error"] = None if index == 5 else index == 3
+    assert said(judged(known)) == {("warn", "gpu3", "pcie_fatal", "reseat or check cable")}
+
+
 NOT_BUILT = sorted(one.id for one in BUILT_IN if not one.amd and one.stage in ("standard", "burnin"))
 
 

@@ -19,7 +19,14 @@ from tests.lab_silicon.amd_machine import installed
 from tests.lab_silicon.look import look_of
 from tests.lab_silicon.silicon import Silicon
 
-FACTS = ("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "gpu.count", "gpu.pci")
+FACTS = (
+    "amdgpu.devices",
+    "amdgpu.kernel_parameters",
+    "amdgpu.loaded_version",
+    "amdgpu.rocm",
+    "gpu.count",
+    "gpu.pci",
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +113,16 @@ def test_healthy_nodes_reach_amds_minima_of_copies(tmp_path: Path, sku: str) -> 
 )
 def test_power_and_patterns_of_memory(node: Silicon, fault: str, found: Said) -> None:
     assert said(judged(node, amd_acceptance, fault)) == found
+
+
+def test_a_fatal_pcie_error_is_read_of_configuration_space(node: Silicon) -> None:
+    node.fault("clear")
+    node.break_("pcie_fatal gpu=3", "pcie_unsupported gpu=5")
+    known = look_of(node, FACTS).facts
+    assert [one["fatal_error"] for one in known["amdgpu.devices"]] == [gpu == 3 for gpu in range(8)]
+    assert all("=" in word for word in known["amdgpu.kernel_parameters"])
+    place = node.state / "sys_pci" / known["amdgpu.devices"][3]["address"] / "config"
+    for space in (b"\xff" * 4096, place.read_bytes()[:64], b""):  # off the bus, not root, nothing
+        place.write_bytes(space)
+        assert look_of(node, FACTS).facts["amdgpu.devices"][3]["fatal_error"] is None
+    node.fault("clear")

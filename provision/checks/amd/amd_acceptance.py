@@ -126,7 +126,7 @@ def _judge_rates(
             findings.append(by_threshold(ID, _TITLES[metric], one, limit, action="investigate"))
         elif device in behind:
             middle, short = behind[device]
-            said = f"{_TITLES[metric]} is {one.value:g} {one.unit}, {short:.0%} below the {middle:g} of its peers"
+            said = f"{_TITLES[metric]} is {one.value:g} {one.unit}, {short:.0%} below its peers' {middle:g}"
             floor = f"≥ {(1 - _TOLERANCE) * middle:.0f} {one.unit}"
             findings.append(finding_on(ID, Verdict.WARN, one, said, floor, PEERS, "investigate"))
     if judged and not any(one.verdict in (Verdict.FAIL, Verdict.WARN) for one in findings):

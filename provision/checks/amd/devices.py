@@ -137,6 +137,8 @@ def measured(found: Sequence[Mapping[str, Any]], gpus: Mapping[str, str]) -> Ite
         for metric, key in (("pcie_speed", "link_speed"), ("pcie_speed_max", "link_speed_max")):
             if (speed := _speed(one.get(key))) is not None:
                 yield Measurement(metric, speed, "GT/s", device)
+        if one.get("fatal_error") is True:
+            yield Measurement("pcie_fatal", True, "", device)
         for metric, key in _TEXTS.items():
             if isinstance(value := one.get(key), str) and value:
                 yield Measurement(metric, value[:300], "", device)

@@ -147,6 +147,7 @@ def judge(
         findings += _health(node, values)
         findings += judge_links(values, thresholds, 0)
         findings += rules.judge_speed(values) + rules.judge_replays(values)
+        findings += rules.judge_fatal(values)
         findings += rules.judge_xgmi(node, values)
         findings += judge_settings(rules.declared(node), rules.at_rest(values))
         findings += rules.judge_memory_heat(values) + rules.judge_partitions(values)

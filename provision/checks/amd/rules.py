@@ -213,6 +213,20 @@ _REPLAYS = 8
 _REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 
 
+def judge_fatal(values: Values) -> list[Finding]:
+    """AMD refuses a GPU whose PCIe status has FatalErr+. The bit stays until somebody clears it, so that it
+    may be from before the last repair: a warning."""
+    said = "reports a fatal PCIe error (lspci: DevSta FatalErr+) since its status was last cleared"
+    source = "AMD, system acceptance: no FatalErr+"
+    return [
+        finding_on(
+            *(ID, Verdict.WARN, Measurement("pcie_fatal", True, "", device), said),
+            *("= no FatalErr+", source, "reseat or check cable"),
+        )
+        for device in values.get("pcie_fatal", {})
+    ]
+
+
 def judge_replays(values: Values) -> list[Finding]:
     """A link that repeats itself while we look, less than a minute: a lifetime's count says nothing."""
     findings = []

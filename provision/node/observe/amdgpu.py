@@ -7,7 +7,7 @@ says why, and they are not zero.
 
 import os
 
-from provision.node.observe.files import ReadError, link_target, names_in, read_line, read_text
+from provision.node.observe.files import ReadError, link_target, names_in, read_bytes, read_line, read_text
 from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
 from provision.node.observe.system import PCI_FUNCTIONS, as_number, boot_release, pci_id
 from provision.node.observe.vendors import AMD, gpu_part, number_in
@@ -18,6 +18,12 @@ KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 ROCM_VERSIONS = ("/opt/rocm/.info/version", "/opt/rocm/core/.info/version")
 RAS_KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
 XGMI = 11  # the type of such links in the topology (kfd_crat.h)
+EXPRESS, DEVICE_STATUS, FATAL = 0x10, 10, 4  # PCIe's capability, its device status, lspci's FatalErr+
+# What AMD's acceptance guide wants on the kernel's command line, or off it.
+GUIDE_PARAMETERS = (
+    *("pci", "iommu", "amd_iommu", "intel_iommu", "numa_balancing", "transparent_hugepage"),
+    "modprobe.blacklist",
+)
 COUNTS = "_err_count"  # umc_err_count: each block of the GPU has a file of its own
 
 
@@ -163,6 +169,20 @@ def xgmi_links(row):
     return {"xgmi_links": sum(numbers), "xgmi_peers": peers, "xgmi_row": " ".join(map(str, numbers))}
 
 
+def fatal_error(folder):
+    """Whether the GPU reports a fatal PCIe error that nobody has cleared; None where its configuration space
+    cannot be read."""
+    config = read_bytes(folder + "config") or b""
+    offset = config[0x34] if len(config) >= 256 else 0
+    for _ in range(48):  # a broken list must not be followed for ever
+        if not 0x40 <= offset <= 0xF0:
+            break
+        if config[offset] == EXPRESS:
+            return bool(config[offset + DEVICE_STATUS] & FATAL)
+        offset = config[offset + 1]
+    return None
+
+
 def amdgpu_device(address, computing):
     folder = "%s/%s/" % (PCI_FUNCTIONS, address)
     slot = slot_of(folder, address)
@@ -195,6 +215,7 @@ def amdgpu_device(address, computing):
         "link_width": as_number(given("current_link_width", slot)),
         "link_width_max": as_number(given("max_link_width", slot)),
         "pcie_replays": as_number(given("pcie_replay_count")),
+        "fatal_error": fatal_error(folder),
     }
     known = computing.get(address)
     if known:
@@ -257,6 +278,11 @@ def amdgpu_blacklisted():
     return any("amdgpu" in one for one in names)
 
 
+def guide_parameters():
+    words = (read_line("/proc/cmdline") or "").split()
+    return [word for word in words if word.partition("=")[0] in GUIDE_PARAMETERS]
+
+
 def amdgpu_installed_probe(name):
     command = ["modinfo", "-k", boot_release(os.uname().release), "-F", "version", "amdgpu"]
     return Probe([name], command=command, parse=parse_amdgpu_modinfo)
@@ -269,6 +295,7 @@ FAMILIES["amdgpu"] = whole_family(
         "devices": amdgpu_devices,
         "rocm": lambda: next(filter(None, map(read_line, ROCM_VERSIONS)), None),
         "blacklisted": amdgpu_blacklisted,
+        "kernel_parameters": guide_parameters,
         "compute_partitions": lambda: amdgpu_partitions("compute"),
         "memory_partitions": lambda: amdgpu_partitions("memory"),
         "power_limits": amdgpu_power_limits,

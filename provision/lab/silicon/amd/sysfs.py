@@ -115,6 +115,16 @@ def write_bridge(folder: Path, gpu) -> None:
     (folder / "config").write_bytes(space)
 
 
+def _write_space(node, gpu, folder: Path) -> None:
+    """Configuration space of a GPU: power management, then PCIe with its device status, as lspci shows it."""
+    space = bytearray(4096)
+    struct.pack_into("<HHHHI", space, 0, 0x1002, int(node.sku["device"], 16), 0x0547, 0x0010, 0x120000 << 8)
+    space[0x34], space[0x48:0x4A], space[0x64] = 0x48, bytes((0x01, 0x64)), 0x10
+    space[0x6E] = 4 if node.fault("pcie_fatal", gpu=gpu["slot"]) else 0
+    space[0x6E] |= 9 if node.fault("pcie_unsupported", gpu=gpu["slot"]) else 0  # CorrErr+, UnsupReq+
+    (folder / "config").write_bytes(space)
+
+
 def write(node) -> None:
     """What the driver adds, or nothing where it is not loaded; and its compute topology."""
     loaded = node.loaded("amdgpu")
@@ -123,6 +133,7 @@ def write(node) -> None:
     started = [gpu for gpu in node.on_bus() if gpu in taken or (loaded and node.lost(gpu))]
     for gpu in node.on_bus():
         place = devices / gpu["address"]
+        _write_space(node, gpu, place)
         if gpu in started:
             _write_gpu(node, gpu, place, started)
         else:

@@ -50,6 +50,11 @@ FAULTS = {
         "look-alike: AMD: two GPUs are slow once of the two times that both copy at once",
         [gpu("one", "a"), gpu("other", "b")],
     ),
+    "pcie_fatal": ("AMD: a GPU's PCIe status has a fatal error", [gpu()]),
+    "pcie_unsupported": (
+        "look-alike: AMD: a GPU's PCIe status has corrected errors and unsupported requests",
+        [gpu()],
+    ),
     "power_short": ("AMD: a GPU does not reach its limit of power", [gpu(), factor(0.8)]),
     "memory_pattern": (
         "AMD: a GPU's memory does not hold what a test of RVS's module mem writes",
