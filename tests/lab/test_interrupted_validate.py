@@ -17,8 +17,9 @@ from tests.lab.lab_nodes import Lab, running_lab
 
 NODES = ("h1", "h2", "a1", "a2")
 QUICK = ("gpu_inventory", "versions", "host_health", "network_ports")
-# They end at once on these nodes: no role installs fio or torch, and DCGM comes with the exporters alone.
-NOT_HERE = ("disk_speed", "ddp_scaling", "dcgm_diag")
+# They end at once on these nodes: no role installs fio or torch, and DCGM comes with the exporters alone; the
+# last is of AMD's GPUs alone.
+NOT_HERE = ("disk_speed", "ddp_scaling", "dcgm_diag", "amd_acceptance")
 CHECKS = [one.id for one in BUILT_IN if one.id not in (*QUICK, *NOT_HERE)]
 DECLARED = {
     "amd_validation_tools_mpi": True,

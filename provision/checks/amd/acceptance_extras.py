@@ -50,6 +50,7 @@ age=$(( $(date +%s) - $(stat -c %Y "$last") ))
 cat "$last"
 """
 _ABSENT, _NEVER = 127, 126
+_UNIQUE = r"[0-9A-F]{4,32}"
 _STREAM = re.compile(r"^(Copy|Mul|Add|Triad|Dot) +(\d{1,9}\.\d{1,6}) ", re.MULTILINE)
 _HEADER = re.compile(r"^(\S{0,200}rocblas-Gflops\S{0,80})\n\s*(\S{1,300})$", re.MULTILINE)
 
@@ -57,8 +58,12 @@ _HEADER = re.compile(r"^(\S{0,200}rocblas-Gflops\S{0,80})\n\s*(\S{1,300})$", re.
 def _unique(node: CheckNode) -> dict[str, str]:
     """Unique number → device, of the GPUs whose number the driver gives."""
     gpus = kernel_incidents.devices(node)
-    found = {str(one.get("unique_id") or "").upper(): one["address"] for one in devices.entries(node)}
-    return {unique: gpus[bus_address(str(at))] for unique, at in found.items() if unique}
+    try:
+        entries = devices.entries(node)
+    except ParseError:
+        return {}
+    found = {str(one.get("unique_id")).upper(): gpus.get(bus_address(one["address"])) for one in entries}
+    return {unique: device for unique, device in found.items() if device and re.fullmatch(_UNIQUE, unique)}
 
 
 def commands(node: CheckNode) -> list[Command]:
@@ -80,22 +85,27 @@ def commands(node: CheckNode) -> list[Command]:
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
     """Rates per GPU: `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s); `absent`: a program that is not
-    installed; `agfhc` and `agfhc_when`. Raises ParseError."""
+    installed; `unreadable`: why one that is gave no rates; `agfhc` and `agfhc_when`."""
     unique = _unique(node)
     for name, (program, _) in _RUNS.items():
         output = outputs.get(name)
         if output is None or output.rc == _ABSENT:
             yield Measurement("absent", program, "")
             continue
-        blocks = output.stdout.split("gpuprov: ")[1:]
-        if output.rc or output.timed_out or len(blocks) != len(unique):
-            raise ParseError(
-                f"{program} ended with status {output.rc}: {last_words(output)}", "run it by hand"
-            )
-        for block in blocks:
-            number, _, text = block.partition("\n")
-            yield from _rates(name, unique.get(number.strip(), "node"), text)
+        try:
+            yield from list(_of_each(name, program, output, unique))
+        except ParseError as error:
+            yield Measurement("unreadable", error.what, "")
     yield from _agfhc(outputs.get("agfhc"))
+
+
+def _of_each(name: str, program: str, output: Output, unique: Mapping[str, str]) -> Iterator[Measurement]:
+    blocks = output.stdout.split("gpuprov: ")[1:]
+    if output.rc or output.timed_out or not unique or len(blocks) != len(unique):
+        raise ParseError(f"{program} gave no rate of each GPU (status {output.rc}): {last_words(output)}")
+    for block in blocks:
+        number, _, text = block.partition("\n")
+        yield from _rates(name, unique.get(number.strip(), "node"), text)
 
 
 def _rates(name: str, device: str, text: str) -> Iterator[Measurement]:

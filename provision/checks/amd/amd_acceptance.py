@@ -19,6 +19,7 @@ from provision.checks.judge import (
     below_peers,
     by_threshold,
     finding_on,
+    unmeasured,
 )
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
@@ -84,6 +85,11 @@ def judge(
         rates = {one.device: one for one in measurements if one.metric == metric}
         lowered = {d for d in rates if metric == "power" and _not_judged(values, d)}
         findings += _judge_rates(metric, rates, lowered, thresholds.get(f"{ID}.{metric}"))
+    findings += [
+        unmeasured(ID, str(one.value), action="investigate")
+        for one in measurements
+        if one.metric == "unreadable"
+    ]
     absent = sorted({str(one.value) for one in measurements if one.metric == "absent"})
     if absent:
         said = f"not installed, so not measured: {', '.join(absent)}"
