@@ -27,6 +27,7 @@ _DATA = (
     "nvlink",
     "kernel_log",
     "host_lines",
+    "fabric_lines",
     "majority",
     "host_limits",
     "port_limits",

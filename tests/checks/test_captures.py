@@ -6,6 +6,7 @@ simulated tools with the same files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 
 from provision.checks.check import Measurement, Output
-from provision.checks.gpu import gpu_burn, nvbandwidth, nvidia_smi, nvlink_errors
-from provision.checks.host import kernel_log
+from provision.checks.gpu import fabric_log, gpu_burn, nvbandwidth, nvidia_smi, nvlink_errors
+from provision.checks.host import host_lines, kernel_log
 from provision.checks.nccl import nccl_table
 from provision.checks.network import perftest
 from provision.errors import ParseError
+from provision.node.observe import fabric as fabric_facts
 from provision.node.observe.nvidia_smi import parse_query
 from tests.support.scenarios import machine
 
@@ -78,6 +80,22 @@ def fabric(text: str) -> dict[tuple[str, str], Any]:
     return {("node", "states"): parse_query(names, text)[names[1]]}
 
 
+def manager(text: str) -> dict[tuple[str, str], Any]:
+    """The errors of NVSwitches, and how many lines end a fault of multicast."""
+    lines = [match[3] for line in text.split("\n") if (match := re.match(fabric_facts.LOG_LINE, line))]
+    rows = [{"line": line, "count": 1, "first": at, "last": at} for at, line in enumerate(lines)]
+    node = machine(8, "h100-sxm", "nvswitch", "hopper", facts={"fabric.manager_log": rows})
+    found: dict[tuple[str, str], Any] = {
+        (one.address, str(one.code)): one.count for one in fabric_log.switch_errors(node)
+    }
+    kinds = [kind for line in lines if (kind := host_lines.kind_of(line, "fabric_lines"))]
+    return {
+        **found,
+        ("node", "lines"): len(lines),
+        ("node", "ready"): kinds.count(("multicast_ready", "node")),
+    }
+
+
 def link_errors(text: str) -> dict[tuple[str, str], Any]:
     return values(nvlink_errors.parse(output(text)))
 
@@ -130,6 +148,10 @@ READ: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], dict[tuple[st
         {("node", COPIES[0]): ((369.36, 269.33, 412.11), (323.36, 299.33, 312.11)),
          ("node", COPIES[1]): ((295.15, 312.11),), ("node", "waived"): True},
     ),
+    "fabricmanager.log": (
+        manager,
+        {("0000:86:00", "12028"): 1, ("node", "lines"): 54, ("node", "ready"): 8},
+    ),
     "kernel-log.xid-119.log": (events, {("0000:9b:00", "xid.119"): 5}),
 }  # fmt: skip
 # File → its parser, and what it says of the text that is not whole.
@@ -161,7 +183,6 @@ UNASKED = {
     "nvidia-smi-topo-p2p-r.a100.550.txt": "p2p_bandwidth measures every pair, and names those without access",
     "nvidia-smi-topo-p2p-r.h100.550.txt": "p2p_bandwidth measures every pair, and names those without access",
     "lspci-nn.a100.txt": "the look reads /sys/bus/pci",
-    "fabricmanager.log": "the fabric state is asked of the driver, and the service of systemd",
     "ibstat.many-nodes.txt": "node names and GUIDs; the look reads /sys/class/infiniband",
     "sys-class-infiniband.h100.mlx5_0.tsv": "files of sysfs: tests/node reads them",
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from provision.node.observe import fabric
 from provision.node.observe.files import ReadError
+from tests.node.machine import Tree
 
 ALL = [
     f"fabric.{name}"
@@ -105,3 +107,72 @@ def test_dpkg(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = fabric.dpkg_fabric(ALL)
     assert facts["fabric.manager_package"] == "nvidia-fabricmanager-580"
     assert facts["fabric.manager_held"] is True
+
+
+# --- the logs
+
+HEAD = "[ERROR] [tid 841] "
+SWITCH = "detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0"
+
+
+def stamp(ago: float) -> str:
+    return time.strftime("[%b %d %Y %H:%M:%S] ", time.localtime(time.time() - ago))
+
+
+def manager_log(tree: Tree, text: str, uptime: float = 3600) -> list[dict[str, Any]]:
+    tree.file("/proc/uptime", f"{uptime} 1.0\n")
+    tree.file("/var/log/fabricmanager.log", text)
+    rows: list[dict[str, Any]] = tree.value("fabric.manager_log")
+    return rows
+
+
+def test_no_log_is_null_and_an_empty_one_is_empty(tree: Tree) -> None:
+    assert tree.values("fabric.manager_log", "fabric.imex_log") == {
+        "fabric.manager_log": None,
+        "fabric.imex_log": None,
+    }
+    assert manager_log(tree, "") == []
+
+
+def test_the_lines_of_this_boot_that_are_no_information_and_those_that_end_a_fault(tree: Tree) -> None:
+    ready = "Successfully configured all the available NVSwitches to route GPU NVLink traffic."
+    lines = [
+        stamp(7200) + HEAD + "of the boot before",
+        stamp(50) + HEAD + SWITCH,
+        stamp(40) + f"[INFO] [tid 1] {ready}",
+        stamp(40) + "[INFO] [tid 1] multicast group 0 is allocated.",
+        "Message payload details:Team release request: Team Handle:99c9f23d49236386 Flags:0",
+        "",
+        stamp(30) + "[ERROR] [tid 9] " + SWITCH,
+        "[Foo 99 2026 99:99:99] [ERROR] [tid 9] no time",
+        stamp(20) + HEAD + "failed to find the GPU handle 10187860174420860981 in the multicast team",
+        stamp(10) + HEAD + "failed to find the GPU handle 5410063385821516767 in the multicast team",
+        stamp(5)[:9],  # still being written
+    ]
+    first, second, third = manager_log(tree, "\n".join(lines))
+    assert (first["line"], first["count"]) == (ready, 1)
+    assert (second["line"], second["count"], second["last"] - second["first"]) == (SWITCH, 2, 20)
+    assert (third["line"].split()[6], third["count"]) == ("5410063385821516767", 2)
+
+
+def test_of_a_large_log_the_end_is_read(tree: Tree) -> None:
+    noise = stamp(60) + "[INFO] [tid 1803] Received an inband message: " + "x" * 200 + "\n"
+    text = stamp(70) + HEAD + "long ago\n" + noise * (fabric.LOG_TAIL // len(noise) + 1)
+    (row,) = manager_log(tree, text + stamp(1) + HEAD + SWITCH + "\n")
+    assert row["line"] == SWITCH
+
+
+def test_the_latest_kinds_of_lines_are_kept(tree: Tree) -> None:
+    lines = [stamp(30) + HEAD + f"trouble of port {number}" for number in range(fabric.LOG_ROWS + 50)]
+    rows = manager_log(tree, "\n".join(lines))
+    assert [rows[0]["line"], rows[-1]["line"], len(rows)] == [
+        "trouble of port 50",
+        "trouble of port 149",
+        100,
+    ]
+
+
+def test_a_log_that_is_no_file_is_a_problem(tree: Tree) -> None:
+    tree.file("/var/log/fabricmanager.log/inside", "")
+    _, problems = tree.ask("fabric.manager_log")
+    assert problems == {"fabric.manager_log": "not a regular file"}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
-from provision.checks.gpu import gpu_answers, nvidia_smi, nvlink_errors
+from provision.checks.gpu import fabric_log, gpu_answers, nvidia_smi, nvlink_errors
 from provision.checks.gpu.fabric import judge_fabric
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
 from provision.checks.gpu.inventory_rules import ID as ID
@@ -28,7 +28,7 @@ SUMMARY = (
     "count, model, memory, ECC, row remap, PCIe width, throttling, NVLinks, fabric state, Xids since boot"
 )
 NEEDS: tuple[str, ...] = ("nvidia-smi",)
-FACTS: tuple[str, ...] = ("driver.nvlink_disabled",)
+FACTS: tuple[str, ...] = ("driver.nvlink_disabled", *fabric_log.FACTS)
 
 # nvidia-smi takes a second per GPU and more without persistence mode, and never returns when the driver is
 # stuck.
@@ -75,7 +75,9 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         found.append(Measurement("smi_seconds", smi.seconds, "s"))
     # Where nvidia-smi says nothing, because a GPU is lost, the order of the bus is the order of its indices.
     gpus = _addresses(found) or kernel_incidents.devices(node)
-    events, error = kernel_log.read(outputs.get("journal"), outputs.get("dmesg"))
+    events, error = kernel_log.read(
+        outputs.get("journal"), outputs.get("dmesg"), fabric_log.switch_errors(node)
+    )
     found.append(
         Measurement("unreadable.kernel_log", f"{error.what}; {error.fix}", "")
         if error
@@ -131,7 +133,7 @@ def judge(
         off = node.facts.get("driver.nvlink_disabled") is True
         findings += judge_links(by_metric, thresholds, generation, nvlink_off=off)
         findings += nvlink_errors.judge(ID, by_metric)
-        findings += judge_fabric(node, by_metric)
+        findings += fabric_log.judge(node, judge_fabric(node, by_metric))
         findings += judge_settings(node, by_metric)
     events = judge_events(by_metric, findings)
     return one_action([*_with_the_drivers_reason(node, findings, events), *events])

@@ -18,14 +18,27 @@ from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.host import kernel_log
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 
-METRIC = "host_line."  # before the id of a line
+METRIC = "host_line."  # before the id of a line of the kernel
 MANY = 100  # lines of one kind and device that are counted: a node keeps no more of them
 _DRIVE = re.compile(r"(nvme\d+)n\d+")
 
 
 @dataclass(frozen=True)
+class Log:
+    """A log whose lines the catalogue `document` explains. `metric` stands before the id of a line."""
+
+    document: str
+    writer: str
+    metric: str
+    source: str
+
+
+KERNEL = Log("host_lines", "the kernel", METRIC, "Linux or driver source: ")
+
+
+@dataclass(frozen=True)
 class Line:
-    """A row of host_lines.yml; `rank`: its place there."""
+    """A row of a catalogue; `rank`: its place there. `until`: a later line of these kinds ends it."""
 
     rank: int
     id: str
@@ -35,6 +48,7 @@ class Line:
     meaning: str
     source: str
     unless: str = ""
+    until: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -48,32 +62,27 @@ class HostEvent:
 
 
 @cache
-def _document() -> Mapping[str, Any]:
-    return shipped.load_mapping("host_lines")
-
-
-@cache
-def catalogue() -> Mapping[str, Line]:
+def catalogue(document: str = KERNEL.document) -> Mapping[str, Line]:
     """The rows by id, in the order of cause."""
-    document, found = _document(), {}
-    for rank, row in enumerate(document["lines"]):
+    data, found = shipped.load_mapping(document), {}
+    for rank, row in enumerate(data["lines"]):
         text = row["line"]
-        for name, words in document["words"].items():
+        for name, words in data.get("words", {}).items():
             text = text.replace(f"<{name}>", words)
         found[row["id"]] = Line(**{**row, "rank": rank, "line": re.compile(text)})
     return found
 
 
 @cache
-def _any() -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{row.line.pattern})" for row in catalogue().values()))
+def _any(document: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{row.line.pattern})" for row in catalogue(document).values()))
 
 
-def kind_of(text: str) -> tuple[str, str] | None:
+def kind_of(text: str, document: str = KERNEL.document) -> tuple[str, str] | None:
     """(id, device) of a message without its stamp."""
-    if not _any().match(text):
+    if not _any(document).match(text):
         return None
-    for row in catalogue().values():
+    for row in catalogue(document).values():
         if match := row.line.match(text):
             return row.id, _device(match[1] if row.line.groups else "")
     return None
@@ -109,8 +118,9 @@ def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
 def commands() -> list[Command]:
     """Commands that read the kernel log, for every check that needs it: the journal outlives the ring buffer,
     which in turn has what was logged while no journal was running."""
+    kept_words = shipped.load_mapping(KERNEL.document)["kept"]
     return [
-        Command("journal", kernel_log.JOURNAL, 60.0, keep=(*kernel_log.KEPT, *_document()["kept"])),
+        Command("journal", kernel_log.JOURNAL, 60.0, keep=(*kernel_log.KEPT, *kept_words)),
         Command("dmesg", ("dmesg",), 30.0),
     ]
 
@@ -146,20 +156,22 @@ def remembered(measurements: Iterable[Measurement]) -> list[HostEvent]:
     return [HostEvent(*kind, row["count"], str(row["line"])) for kind, row in rows.items()]
 
 
-def judge(check: str, node: CheckNode, found: Iterable[HostEvent], *, during: bool = False) -> list[Finding]:
+def judge(
+    check: str, node: CheckNode, found: Iterable[HostEvent], log: Log = KERNEL, *, during: bool = False
+) -> list[Finding]:
     """One finding for each device with lines that ask for something; on the node, one for each kind of line.
 
     `during`: they came while one of our programs ran, not since boot.
     """
     incidents: dict[tuple[str, str], list[tuple[Line, HostEvent]]] = defaultdict(list)
     for event in found:
-        line = catalogue()[event.id]
+        line = catalogue(log.document)[event.id]
         if line.level == "info" or (line.unless and node.facts.get(line.unless) is True):
             continue
         key = event.device, event.id if event.device == "node" else ""
         incidents[key].append((line, event))
     return [
-        _finding(check, device, sorted(rows, key=lambda row: row[0].rank), during)
+        _finding(check, device, sorted(rows, key=lambda row: row[0].rank), log, during)
         for (device, _), rows in sorted(incidents.items())
     ]
 
@@ -177,22 +189,24 @@ def judge_log(
     ]
 
 
-def _finding(check: str, device: str, rows: Sequence[tuple[Line, HostEvent]], during: bool) -> Finding:
+def _finding(
+    check: str, device: str, rows: Sequence[tuple[Line, HostEvent]], log: Log, during: bool
+) -> Finding:
     root, event = rows[0]
     worst = next((line for line, _ in rows if line.level == "fail"), root)
     often = (
         f"{MANY} times or more" if event.count >= MANY else f"{event.count} time{'s' * (event.count != 1)}"
     )
-    said = f"the kernel logged: {root.meaning}; {often} {'during this test' if during else 'since boot'}"
+    said = f"{log.writer} logged: {root.meaning}; {often} {'during this test' if during else 'since boot'}"
     if rows[1:]:
         said += f"; with it: {'; '.join(line.meaning for line, _ in rows[1:])}"
     return finding_on(
         check,
         Verdict.FAIL if worst.level == "fail" else Verdict.WARN,
-        Measurement(f"{METRIC}{root.id}", event.count, "lines", device),
+        Measurement(f"{log.metric}{root.id}", event.count, "lines", device),
         said,
         "",
-        f"Linux or driver source: {root.source}",
+        f"{log.source}{root.source}",
         worst.action,
         [event.line for _, event in rows][:5],
     )

@@ -31,7 +31,7 @@ from provision.checks.judge import Finding, Verdict, finding_on
 _AER_PER_MINUTE = 8
 _AER_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 _NAMES = {"xid": "Xid", "sxid": "SXid", "aer": "PCIe error"}
-_ALONE = "by the kernel log alone"
+_OF_MANAGER = "detected NVSwitch "  # the beginning of an SXid in the log of fabric manager
 _CATALOGUE = "NVIDIA Xid catalogue (provision/data/xid.yml)"
 _SWITCHES = "NVIDIA Fabric Manager guide (provision/data/sxid.yml)"
 
@@ -200,10 +200,15 @@ def judge(
         if one.verdict is Verdict.FAIL or (one.verdict is Verdict.WARN and one.device != "node")
     }
     return [
-        one if bad & {one.device, "node"} else replace(one, message=f"{one.message}; {_ALONE}")
+        one if bad & {one.device, "node"} else replace(one, message=f"{one.message}; by {_log(one)} alone")
         for one in found
         if one is not None
     ]
+
+
+def _log(finding: Finding) -> str:
+    by_manager = all(line.startswith(_OF_MANAGER) for line in finding.evidence)
+    return "fabric manager's log" if finding.evidence and by_manager else "the kernel log"
 
 
 def _finding(

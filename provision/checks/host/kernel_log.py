@@ -106,9 +106,11 @@ def bus_address(text: str) -> str:
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}" if match else text.lower()
 
 
-def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent], ParseError | None]:
+def read(
+    journal: Output | None, dmesg: Output | None, more: Iterable[KernelEvent] = ()
+) -> tuple[list[KernelEvent], ParseError | None]:
     """The events of this boot, from both logs, and an error when neither could be read whole: what a broken
-    log shows has happened, and it cannot prove that nothing else did.
+    log shows has happened, and it cannot prove that nothing else did. `more`: events of another log.
 
     Each knows what the other has forgotten: the ring buffer that dmesg shows loses its beginning, and the
     journal is thrown away when it grows too large. So an event that either shows has happened, and is counted
@@ -122,18 +124,13 @@ def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent
         if output is None:
             continue
         problem, lines = _lines(output)
-        for event in events(lines):
-            known = seen.get((event.kind, event.code, event.address))
-            if known is not None:  # the clocks of the two differ: the first one's is kept
-                line = max((known, event), key=gravity).line
-                below = known.below or event.below
-                event = replace(known, count=max(known.count, event.count), line=line, below=below)
-            seen[event.kind, event.code, event.address] = event
+        _merge(seen, events(lines))
         whole = whole or not problem
         if problem:
             problems.append(problem)
         if problem and lines:
             break  # cut: the other log cannot say that nothing was in the part that is missing
+    _merge(seen, more)
     found = [event for _, event in sorted(seen.items())]
     if not whole:
         what = f"the kernel log could not be read: {'; '.join(problems) or 'nobody was asked'}"
@@ -141,6 +138,17 @@ def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent
         fix = "look at it on the node: journalctl -k -b" if cut else "run it as root"
         return found, ParseError(what, fix)
     return found, None
+
+
+def _merge(seen: dict[tuple[str, int | str, str], KernelEvent], found: Iterable[KernelEvent]) -> None:
+    """Add the events of another log: the worse line and the larger count; the clocks of two logs differ, so
+    the first one's is kept."""
+    for event in found:
+        key = event.kind, event.code, event.address
+        if (known := seen.get(key)) is not None:
+            line, below = max((known, event), key=gravity).line, known.below or event.below
+            event = replace(known, count=max(known.count, event.count), line=line, below=below)
+        seen[key] = event
 
 
 def _lines(output: Output) -> tuple[str, list[str]]:

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import fabric_log
 import host_lines
 import kernel_log
 import nics
@@ -112,6 +113,7 @@ def _set(node, new_fault: dict) -> None:
     node.save()
     xid.report(node, [new_fault])
     kernel_log.append(node.folder, host_lines.lines(new_fault))
+    fabric_log.report(node, new_fault)
 
 
 def _clear(node, words: list) -> None:

@@ -2,16 +2,24 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import daemon
+import fabric_log
 from load import wait
 
 READY = "fabricmanager.ready"
 NOTHING = (
     "request to query NVSwitch device information from NVSwitch driver failed with error:"
     "WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
+)
+# Public logs: of H100 and H200; of A100 (Azure NDv4), B200 and B300.
+CONFIGURED = (
+    "Successfully configured all the available NVSwitches to route GPU NVLink traffic. NVLink Peer-to-Peer "
+    "support will be enabled once the GPUs are successfully registered with the NVLink fabric."
+)
+CONFIGURED_WITH_GPUS = (
+    "Successfully configured all the available GPUs and NVSwitches to route NVLink traffic."
 )
 
 
@@ -38,17 +46,14 @@ def fabricmanager(node, arguments: list) -> int:
         return 0
     if node.sku["fabric"] == "nvlink5":
         missing = _switch_manager(node)
-        if missing:
-            return log.failure(missing)
+        if missing:  # the script that starts both says so, and has no log
+            print(missing, file=sys.stderr)
+            return 1
     present = {gpu["slot"] for gpu in node.usable()}
     wait(node, 4.0)
     log.write("INFO", f"number of GPUs detected: {len(present)}")
     log.say("Connected to 1 node.")
-    log.say(
-        "Successfully configured all the available NVSwitches to route GPU NVLink traffic. NVLink "
-        "Peer-to-Peer support "
-        "will be enabled once the GPUs are successfully registered with the NVLink fabric."
-    )
+    log.say(CONFIGURED if node.sku["architecture"] == "Hopper" else CONFIGURED_WITH_GPUS)
     marker = node.folder / "run" / READY
     sys.stdout.flush()
     if settings.get("DAEMONIZE", "1") == "1":
@@ -86,11 +91,8 @@ class _Log:
 
     def write(self, level: str, text: str) -> None:
         """One line of the file."""
-        stamp = time.strftime("[%b %d %Y %H:%M:%S]")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as stream:
-                stream.write(f"{stamp} [{level}] [tid {os.getpid()}] {text}\n")
+            fabric_log.write(self.path, level, text)
         except OSError as error:
             print(f"could not open log file {self.path}: {error}", file=sys.stderr)
 

@@ -1,6 +1,8 @@
-"""The programs that make an NVLink fabric, under whatever name their package has: fabric manager, IMEX."""
+"""The programs that make an NVLink fabric, under whatever name their package has: fabric manager, IMEX; and
+what they logged since boot."""
 
 from provision.node.observe.driver import driver_loaded
+from provision.node.observe.files import read_bytes, read_line
 from provision.node.observe.package import (
     RPM_FORM,
     dnf_locks,
@@ -10,13 +12,26 @@ from provision.node.observe.package import (
     is_locked,
     rpm_rows,
 )
-from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, single
 
 # The branch is part of the name up to 580 (nvidia-imex-580) and not later; rpm once had one hyphen more.
 FABRIC_PACKAGES = {
     "manager": ("nvidia-fabricmanager", "nvidia-fabric-manager"),
     "imex": ("nvidia-imex",),
 }
+
+# [Jul 23 2024 07:53:55] [ERROR] [tid 841] detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci ...
+LOG_LINE = r"\[([A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d)\] \[([A-Z]{1,10})\] (?:\[tid \d+\] )?(.{1,300})"
+LOGS = {"manager_log": "/var/log/fabricmanager.log", "imex_log": "/var/log/nvidia-imex.log"}
+LOG_TAIL = 4 * 1024 * 1024
+LOG_ROWS = 100  # of one log; the latest are kept
+# Of INFO lines, of which each job writes dozens, only those that end a fault or name a peer.
+ENDINGS = (
+    "Successfully configured all the available ",
+    "successfully setup multicast team ",
+    "GPU event successfully subscribed",
+    "Connection ",
+)
 
 
 def fabric_program(package):
@@ -66,7 +81,40 @@ def parse_rpm_fabric(names, output):
     return fabric_facts(names, found)
 
 
+def log_rows(path):
+    """What a daemon logged since boot, by the last time of each kind of line: {line, count, first, last}, in
+    seconds since the epoch. Lines that differ in long numbers alone are of one kind. None without a log."""
+    import re
+    import time
+
+    data = read_bytes(path, LOG_TAIL, tail=True)
+    if data is None:
+        return None
+    # A minute of grace, for a clock that was set after boot.
+    boot = time.time() - float((read_line("/proc/uptime") or "1e12").split()[0]) - 60
+    entry, rows = re.compile(LOG_LINE), {}
+    for match in map(entry.match, data.decode("utf-8", "replace").split("\n")):
+        if match and (match.group(2) not in ("INFO", "DEBUG") or match.group(3).startswith(ENDINGS)):
+            try:
+                at = int(time.mktime(time.strptime(match.group(1), "%b %d %Y %H:%M:%S")))
+            except (ValueError, OverflowError):
+                continue  # no time
+            if at >= boot:
+                kind = re.sub("[0-9A-Fa-f]{8,}", "#", match.group(3))
+                row = rows.pop(kind, {"count": 0, "first": at})
+                row.update(line=match.group(3), count=row["count"] + 1, last=at)
+                rows[kind] = row
+    return list(rows.values())[-LOG_ROWS:]
+
+
 def fabric_probes(names):
+    logs = [name for name in names if attribute_of(name) in LOGS]
+    found = [single(name, log_rows, LOGS[attribute_of(name)]) for name in logs]
+    packages = [name for name in names if name not in logs]
+    return found + (fabric_package_probes(packages) if packages else [])
+
+
+def fabric_package_probes(names):
     if has_rpm():
         command = ["rpm", "-qa", "--qf", RPM_FORM, "nvidia-fabric*", "nvidia-imex*"]
         return [Probe(names, command=command, parse=parse_rpm_fabric)]
@@ -77,6 +125,7 @@ FAMILIES["fabric"] = Family(
     (
         *("manager_package", "manager_version", "manager_held", "manager_matches_driver"),
         *("imex_package", "imex_version", "imex_held", "imex_matches_driver"),
+        *LOGS,
     ),
     fabric_probes,
     items=False,

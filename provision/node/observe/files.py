@@ -24,8 +24,9 @@ def is_absent(error):
     return isinstance(error, (FileNotFoundError, NotADirectoryError))
 
 
-def read_bytes(path, limit=FILE_LIMIT):
-    """The content of a regular file of at most `limit` bytes; None when there is none."""
+def read_bytes(path, limit=FILE_LIMIT, tail=False):
+    """The content of a regular file of at most `limit` bytes; None when there is none. `tail`: the last
+    `limit` bytes of a file of any size."""
     try:
         # Not blocking: opening a FIFO would wait for a writer.
         handle = os.open(at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -34,10 +35,13 @@ def read_bytes(path, limit=FILE_LIMIT):
             return None
         raise ReadError(because(error)) from None
     try:
-        if os.fstat(handle).st_mode & 0o170000 != 0o100000:
+        status = os.fstat(handle)
+        if status.st_mode & 0o170000 != 0o100000:
             raise ReadError("not a regular file")
+        if tail:
+            os.lseek(handle, max(0, status.st_size - limit), os.SEEK_SET)
         parts = []
-        left = limit + 1
+        left = limit + (not tail)
         while left > 0:
             part = os.read(handle, min(left, 1 << 20))
             if not part:
@@ -48,7 +52,7 @@ def read_bytes(path, limit=FILE_LIMIT):
         raise ReadError(because(error)) from None
     finally:
         os.close(handle)
-    if left <= 0:
+    if left <= 0 and not tail:
         raise ReadError("larger than %d KiB" % (limit // 1024))
     return b"".join(parts)
 

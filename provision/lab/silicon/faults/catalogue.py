@@ -79,10 +79,8 @@ def _checked(fault: dict, node) -> dict:
         )
     if fault.get("onset") == 0:
         del fault["onset"]
-    if (
-        name in ("fabric_down", "fabric_unhealthy", "fabric_failed", "nvlink_storm")
-        and not node.sku["fabric"]
-    ):
+    of_fabric = ("fabric_down", "fabric_unhealthy", "fabric_failed", "fabric_line", "nvlink_storm")
+    if name in of_fabric and not node.sku["fabric"]:
         raise StateError(f"{name}: a {node.sku_name} node has no NVLink fabric")
     if name == "nvlink_domain" and node.sku["fabric"] != "imex":
         raise StateError(f"{name}: a {node.sku_name} node is no tray of an NVL72")

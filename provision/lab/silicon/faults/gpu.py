@@ -1,5 +1,7 @@
 """The faults of GPUs and of the tools that speak of them; see catalogue.py."""
 
+import fabric_log
+
 from faults.parameters import REQUIRED, YES_NO, choice, factor, gpu, number, onset, telling, text, tool
 
 # id -> (meaning, parameters)
@@ -109,6 +111,14 @@ FAULTS = {
         ],
     ),
     "fabric_down": ("the fabric stays In Progress although fabric manager runs", []),
+    "fabric_line": (
+        "fabric manager or IMEX logs trouble",
+        [choice("kind", REQUIRED, fabric_log.KINDS["trouble"], "what of")],
+    ),
+    "fabric_line_harmless": (
+        "look-alike: fabric manager or IMEX logs what a healthy machine has",
+        [choice("kind", REQUIRED, fabric_log.KINDS["harmless"], "what of")],
+    ),
     "tool_hang": (
         "a program never returns",
         [*tool(), choice("stubborn", "no", YES_NO, "yes: ignores TERM")],

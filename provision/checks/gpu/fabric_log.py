@@ -1,0 +1,127 @@
+"""Judge what fabric manager and IMEX logged since boot, by provision/data/fabric_lines.yml (pure).
+
+A start-up that failed is of the past once the daemon has configured the NVSwitches, and a peer once it is
+connected again. Errors of NVSwitches that fabric manager logs are those of the kernel log: SXids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from provision.checks.check import CheckNode
+from provision.checks.gpu.inventory_rules import ID
+from provision.checks.host import host_lines
+from provision.checks.host.host_lines import HostEvent, Log
+from provision.checks.host.kernel_log import KernelEvent, bus_address
+from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.network.rdma_port import entries
+from provision.errors import ParseError
+from provision.text import one_line
+
+_CATALOGUE, _METRIC = "fabric_lines", "fabric_log."
+# fact -> (log, the fabrics that need the daemon on this machine)
+_LOGS = {
+    "fabric.manager_log": (Log(_CATALOGUE, "fabric manager", _METRIC, ""), ("nvswitch", "nvlink5")),
+    "fabric.imex_log": (Log(_CATALOGUE, "IMEX", _METRIC, ""), ("imex",)),
+}
+FACTS = tuple(_LOGS)
+# `fid` in logs of 2024 and 2025, `NodeId` in 2026.
+_SWITCH = re.compile(
+    r"detected NVSwitch (?:non-)?fatal error (\d{1,6}) on (?:fid|NodeId) \d{1,5} on NVSwitch "
+    r"pci bus id ([0-9A-Fa-f:.]{7,16}) physical id \d"
+)
+_NO_SWITCH, _PEER_LOST = "no_switch", "peer_lost"
+
+
+def _rows(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
+    """The rows of a log; none without one, or where the daemon has nothing to do. Raises ParseError."""
+    if node.gpuprov_node["gpu"].get("fabric") not in _LOGS[name][1]:
+        return []
+    if node.facts.get(name) is None and name not in node.problems:
+        return []
+    rows = entries(node, name)
+    for row in rows:
+        numbers = [row.get(key) for key in ("count", "first", "last")]
+        if not isinstance(row.get("line"), str) or any(type(one) is not int for one in numbers):
+            raise ParseError(f"{name}: an entry without line, count or time", "run the check again")
+    return rows
+
+
+def switch_errors(node: CheckNode) -> list[KernelEvent]:
+    """The errors of NVSwitches that fabric manager logged, as events of the kernel log."""
+    try:
+        rows = _rows(node, "fabric.manager_log")
+    except ParseError:
+        return []  # `judge` reports it
+    return [
+        KernelEvent(
+            "sxid",
+            int(match[1]),
+            bus_address(match[2]),
+            row["count"],
+            row["line"],
+            float(row["first"]),
+            float(row["last"]),
+        )
+        for row in rows
+        if (match := _SWITCH.match(row["line"]))
+    ]
+
+
+def judge(node: CheckNode, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with what the logs add to them: the reason why GPUs have not joined, or one of its own."""
+    found = list(findings)
+    for name, (log, _) in _LOGS.items():
+        try:
+            events = _standing(_rows(node, name))
+        except ParseError as error:
+            why = f"the log of {log.writer} is not judged: {one_line(error.what, 200)}"
+            found.append(replace(unmeasured(ID, why), verdict=Verdict.SKIP))
+            continue
+        apart = [one for one in found if one.metric == "fabric_state" and one.verdict is Verdict.FAIL]
+        if any(one.metric == "fabric_state" for one in found) and not apart:
+            # A virtual machine has GPUs of a fabric that its host manages.
+            events = [event for event in events if event.id != _NO_SWITCH]
+        logged = sorted(host_lines.judge(ID, node, events, log), key=_rank)
+        if apart and logged:
+            cause = logged.pop(0)
+            found = [_explained(one, cause) if one in apart else one for one in found]
+        found += logged
+    return found
+
+
+def _rank(finding: Finding) -> int:
+    return host_lines.catalogue(_CATALOGUE)[finding.metric.removeprefix(_METRIC)].rank
+
+
+def _explained(finding: Finding, cause: Finding) -> Finding:
+    message = f"{finding.message}; {cause.message}"
+    return replace(finding, message=message, action=cause.action, evidence=cause.evidence)
+
+
+def _standing(rows: Sequence[Mapping[str, Any]]) -> list[HostEvent]:
+    """The events that no later line has ended. Peers count once, and only if half of them are lost: else the
+    fault is the peer's."""
+    catalogue = host_lines.catalogue(_CATALOGUE)
+    events: dict[tuple[str, str], HostEvent] = {}
+    peers: set[str] = set()
+    for row in rows:
+        kind = host_lines.kind_of(row["line"], _CATALOGUE)
+        if kind is None:
+            continue
+        peers |= {kind[1]} - {"node"}
+        events = {
+            key: event
+            for key, event in events.items()
+            if not (kind[0] in catalogue[event.id].until and kind[1] in ("node", event.device))
+        }
+        count = row["count"] + (events[kind].count if kind in events else 0)
+        events[kind] = HostEvent(*kind, count, row["line"])
+    lost = [event for event in events.values() if event.id == _PEER_LOST]
+    found = [event for event in events.values() if event.id != _PEER_LOST]
+    if lost and 2 * len(lost) >= len(peers):
+        found.append(replace(lost[-1], device="node", count=sum(event.count for event in lost)))
+    return found
