@@ -287,6 +287,33 @@ def test_errors_that_the_port_above_a_gpu_reports_are_the_gpus() -> None:
     assert judged(*BRIDGES, *storm[:2]) == [], "a few corrected errors are normal"
 
 
+# One device that is two root ports, each with a GPU below: the function tells them apart.
+TWO_PORTS = (
+    "[    0.1] pci 0000:00:01.0: PCI bridge to [bus 10]",
+    "[    0.1] pci 0000:00:01.1: PCI bridge to [bus 11]",
+)
+
+
+@pytest.mark.parametrize(("function", "gpu"), [(0, "gpu0"), (1, "gpu1")])
+def test_errors_of_one_of_two_root_ports_of_a_device_are_those_of_its_own_gpu(
+    function: int, gpu: str
+) -> None:
+    for ports in (TWO_PORTS, TWO_PORTS[::-1]):
+        fatal = port_error(f"0000:00:01.{function}", 5, "Uncorrectable (Fatal)")
+        assert [(f.device, f.metric) for f in judged(*ports, fatal)] == [(gpu, "aer.1")]
+        firmware = (
+            "[    5.0] {1}[Hardware Error]:  Error 0, type: recoverable",
+            "[    5.0] {1}[Hardware Error]:   section_type: PCIe error",
+            f"[    5.0] {{1}}[Hardware Error]:   device_id: 0000:00:01.{function}",
+        )
+        assert [(f.device, f.metric) for f in judged(*ports, *firmware)] == [(gpu, "aer.1")]
+
+
+def test_errors_of_a_gpus_other_functions_are_the_gpus() -> None:
+    line = port_error("0000:10:00.1", 5, "Uncorrectable (Fatal)").replace("pcieport", "snd_hda_intel")
+    assert [(f.device, f.metric) for f in judged(line)] == [("gpu0", "aer.1")]
+
+
 def test_errors_of_a_port_above_several_gpus_are_the_nodes() -> None:
     assert [f.device for f in judged(*BRIDGES, port_error("0000:00:03.0", 5, "Uncorrectable (Fatal)"))] == [
         "node"

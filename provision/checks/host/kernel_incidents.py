@@ -80,6 +80,8 @@ def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[Kernel
     """
     found = []
     for event in events:
+        if (whole := event.address.partition(".")[0]) in gpus:  # a GPU's other functions are of the GPU
+            event = replace(event, address=whole)
         if (event.kind == "aer" or driver_log.of_port(event.code)) and event.address not in gpus:
             found += _of_port(event, gpus)
             continue

@@ -106,6 +106,13 @@ def bus_address(text: str) -> str:
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}" if match else text.lower()
 
 
+def function_address(text: str) -> str:
+    """As `bus_address`, with the function unless it is 0: the functions of a device may be root ports, each
+    with its own buses below."""
+    function = text.rpartition(".")[2]
+    return bus_address(text) + ("" if function in ("0", text) else f".{function}")
+
+
 def read(
     journal: Output | None, dmesg: Output | None, more: Iterable[KernelEvent] = ()
 ) -> tuple[list[KernelEvent], ParseError | None]:
@@ -220,7 +227,7 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
         if _BOOT.match(text):
             found.clear()
         if bridge := _BRIDGE.match(text):
-            below[bus_address(bridge[1])] = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
+            below[function_address(bridge[1])] = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
         if match := _LOST_GPU.match(text):
             lost = bus_address(match[1])
         event = firmware.event(text) if firmware.concerns(text) else _event(text)
@@ -298,11 +305,12 @@ def _event(text: str) -> tuple[str, int | str, str] | None:
             if match[3] or not (match[2] or "Correct").startswith("Correct")
             else AER_CORRECTED
         )
-        return "aer", code, bus_address(match[1])
+        return "aer", code, function_address(match[1])
     if unnumbered := _nvrm(text):
         return unnumbered
     if found := driver_log.event(text):
-        return driver_log.KIND, found[0], bus_address(found[1])
+        address = function_address if driver_log.of_port(found[0]) else bus_address
+        return driver_log.KIND, found[0], address(found[1])
     return None
 
 
@@ -331,7 +339,7 @@ class _Firmware:
     def event(self, text: str) -> tuple[str, int, str] | None:
         if not (match := _FIRMWARE.match(text)):
             match = _AER.match(text)
-            device = bus_address(match[1]) if match else ""
+            device = function_address(match[1]) if match else ""
             return None if not device or device in self.devices else ("aer", self._latest(), device)
         number, kind, section, device = match.groups()
         code, pcie = self.records.get(number, (AER_UNCORRECTED, False))
@@ -340,8 +348,8 @@ class _Firmware:
         elif section:
             self.records[number] = code, section.strip() == "PCIe error"
         elif pcie:
-            self.devices[bus_address(device)] = code
-            return "aer", code, bus_address(device)
+            self.devices[function_address(device)] = code
+            return "aer", code, function_address(device)
         return None
 
     def _latest(self) -> int:
