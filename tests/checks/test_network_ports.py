@@ -258,16 +258,54 @@ def test_errors_of_the_last_day_are_not_divided_by_the_uptime(cards: Cards) -> N
     assert cards.flagged() == []
 
 
-def test_retransmissions_are_judged_since_the_earlier_look_against_the_best_port(cards: Cards) -> None:
+def traffic(cards: Cards, *, repeated: int, packets: Sequence[int]) -> None:
+    """Since ten hours ago ports have carried so many packets each way, and mlx5_3 repeated so many."""
     for row in cards.counters:
-        row.update(packet_seq_err=0, out_of_sequence=0, np_cnp_sent=0)
+        row.update(
+            packet_seq_err=0, out_of_sequence=0, np_cnp_sent=0, port_rcv_packets=7, port_xmit_packets=7
+        )
     seen_earlier(3, 10)(cards)
-    cards.counters[3].update(packet_seq_err=30_000, out_of_sequence=10**9, np_cnp_sent=10**9)
+    for row, count in zip(cards.counters, packets, strict=False):
+        row.update(port_rcv_packets=7 + count, port_xmit_packets=7 + count)
+    cards.counters[3].update(packet_seq_err=repeated, out_of_sequence=10**9, np_cnp_sent=10**9)
+
+
+def test_retransmissions_are_judged_since_the_earlier_look_against_the_best_port(cards: Cards) -> None:
+    traffic(cards, repeated=30_000, packets=[10**9] * 8)
     assert cards.flagged() == [("warn", "mlx5_3", "packet_seq_err", "watch")]
     for row in cards.counters[:8]:
         row["packet_seq_err"] = 20_000
     assert cards.flagged() == [], "all ports: the fabric, and no part of this node"
     cards.earlier = None
+    assert cards.flagged() == []
+
+
+@pytest.mark.parametrize(
+    ("others", "flagged"),
+    [
+        (0, False),  # nobody but this port had a job
+        (10**6, False),
+        (10**8, True),  # enough to compare with
+        (10**9, True),
+        (10**11, True),  # it carries little because it is broken
+    ],
+)
+def test_a_busy_port_is_not_blamed_beside_idle_ones(others: int, flagged: bool, cards: Cards) -> None:
+    traffic(cards, repeated=30_000, packets=[others] * 3 + [10**9] + [others] * 4)
+    assert cards.flagged() == [("warn", "mlx5_3", "packet_seq_err", "watch")] * flagged
+
+
+def test_a_port_with_more_traffic_may_repeat_more(cards: Cards) -> None:
+    traffic(cards, repeated=30_000, packets=[10**9] * 3 + [5 * 10**9] + [10**9] * 4)
+    for number in (0, 1, 2, 4, 5, 6, 7):
+        cards.counters[number]["packet_seq_err"] = 600  # 0.6 in a million; mlx5_3 repeats 6 in a million
+    assert cards.flagged() == []
+
+
+def test_without_counters_of_packets_retransmissions_are_not_compared(cards: Cards) -> None:
+    traffic(cards, repeated=30_000, packets=[10**9] * 8)
+    for row in cards.earlier:
+        del row["port_rcv_packets"], row["port_xmit_packets"]  # of a health program before this counter
     assert cards.flagged() == []
 
 

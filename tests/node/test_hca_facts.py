@@ -56,8 +56,10 @@ def test_counters_of_errors_and_null_for_those_a_port_does_not_have(tree: Tree) 
     assert entry["local_link_integrity_errors"] is None
     assert entry["packet_seq_err"] is None
     tree.lines(f"{IB}/ports/1/hw_counters", packet_seq_err=3, np_cnp_sent=1333)
+    tree.lines(f"{IB}/ports/1/counters", port_rcv_packets=971, port_xmit_packets=969)
     entry = tree.value("hca.counters")[0]
     assert (entry["packet_seq_err"], entry["np_cnp_sent"]) == (3, 1333)
+    assert (entry["port_rcv_packets"], entry["port_xmit_packets"]) == (971, 969)
     tree.file(f"{IB}/ports/1/counters/symbol_error", "a few\n")
     assert tree.value("hca.counters")[0]["symbol_error"] is None
 

@@ -18,6 +18,7 @@ from provision.checks.network.network_rules import ID as ID
 from provision.checks.network.rdma_port import Port, compute_ports, entries, ports_of
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
+from provision.node.observe.hca import PACKETS
 
 SUMMARY = (
     "RDMA cards and ports: count, link state, rate, PCIe width, error counters, flaps, GIDs, P_Keys, MTU"
@@ -53,7 +54,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]: 
         if downs is not None:
             found.append(Measurement("link_downed", downs, "times", port.name))
         found += [
-            Measurement(name, count, "errors", port.name)
+            Measurement(name, count, "packets" if name in PACKETS else "errors", port.name)
             for name, count in sorted(port.errors.items())
             if name != "link_downed"
         ]

@@ -9,6 +9,7 @@ from typing import Any
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
 from provision.checks.network.rdma_port import Port, usual
 from provision.checks.thresholds import limits
+from provision.node.observe.hca import PACKETS
 
 ID = "network_ports"
 
@@ -161,23 +162,42 @@ def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
     return findings
 
 
+# A port that carried less than this part of another's packets is no measure of what that one may repeat.
+_COMPARABLE = 0.1
+
+
 def judge_retransmissions(port: Port, peers: Sequence[Port]) -> list[Finding]:
-    """Warnings for a port that repeated far more packets since the earlier look than the best of its peers.
+    """Warnings for a port that repeated far more of its packets since the earlier look than the best of its
+    peers with comparable traffic.
 
     Only over such a look, since no limit was published. Packets out of order and congestion notifications
     are recorded, not judged: adaptive routing reorders packets, and congestion is the network's.
     """
-    findings = []
+    findings, own = [], _packets(port)
+    busy = [(peer, packets) for peer in peers if peer is not port and (packets := _packets(peer))]
     for name, row in limits("port_limits")["retransmissions_per_hour"].items():
         rate = _recent_rate(port, name)
-        others = [_recent_rate(peer, name) for peer in peers if peer is not port]
-        known = [other for other in others if other is not None]
-        if rate is None or not known or rate <= max(row["limit"], row["times"] * min(known)):
+        rates = [(_recent_rate(peer, name), packets) for peer, packets in busy]
+        shares = [
+            other / packets for other, packets in rates if other is not None and packets >= _COMPARABLE * own
+        ]
+        if rate is None or not own or not shares:
             continue
-        message = f"{port.name} counts {rate:.0f} {name} an hour, a port of its kind {min(known):.0f}"
+        best = min(shares) * own
+        if rate <= max(row["limit"], row["times"] * best):
+            continue
+        message = (
+            f"{port.name} counts {rate:.0f} {name} an hour, a port of its kind with its traffic {best:.0f}"
+        )
         measured, limit = Measurement(name, round(rate), "an hour", port.name), f"≤ {row['limit']:g} an hour"
         findings.append(finding_on(ID, Verdict.WARN, measured, message, limit, row["source"], "watch"))
     return findings
+
+
+def _packets(port: Port) -> float:
+    """Packets an hour since the earlier look; 0 if unknown."""
+    rates = [_recent_rate(port, name) for name in PACKETS]
+    return sum(rate or 0.0 for rate in rates)
 
 
 def _recent_rate(port: Port, name: str) -> float | None:

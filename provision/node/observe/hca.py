@@ -30,7 +30,7 @@ STORED_COUNTERS = "/var/lib/gpuprov/node-health/ports.json"  # written by provis
 # netdev_info of mlx5e_update_carrier: linux, drivers/net/ethernet/mellanox/mlx5/core/en_main.c
 LINK_CHANGE = r"mlx5_core [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\S{1,15}): Link (up|down)\Z"
 UP = 1  # IFF_UP, include/uapi/linux/if.h: somebody wants the interface up
-# Errors of the link and of packets (Documentation/ABI/stable/sysfs-class-infiniband); not how much was sent.
+# Errors of the link and of packets (Documentation/ABI/stable/sysfs-class-infiniband).
 COUNTERS = (
     "symbol_error",
     "link_error_recovery",
@@ -60,7 +60,8 @@ HW_COUNTERS = (
     "np_ecn_marked_roce_packets",
     "rp_cnp_handled",
 )
-STORED = ("device", "port", "carrier_downs", *COUNTERS, *HW_COUNTERS)
+PACKETS = ("port_rcv_packets", "port_xmit_packets")  # how much a port was used
+STORED = ("device", "port", "carrier_downs", *COUNTERS, *PACKETS, *HW_COUNTERS)
 
 
 def items():
@@ -115,7 +116,9 @@ def port_entry(item):
 def counter_entry(item):
     device, _, port = item.partition("/")
     entry = {"device": device, "port": port}
-    paths = [(name, "counters/") for name in COUNTERS] + [(name, "hw_counters/") for name in HW_COUNTERS]
+    paths = [(name, "counters/") for name in (*COUNTERS, *PACKETS)] + [
+        (name, "hw_counters/") for name in HW_COUNTERS
+    ]
     for name, folder in paths:
         text = read_or_none(port_folder(item) + folder + name)
         # A port without this counter (a virtual function, another maker) has no such file, or refuses it.
