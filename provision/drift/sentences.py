@@ -152,6 +152,8 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (_PORT + r"\.netdev_mtu", _Words(r"MTU of the interface of RDMA port \1", _SET)),
     (_PORT + r"\.pfc", _Words(r"priorities with flow control of RDMA port \1", "are set")),
     (_PORT + r"\.pkeys", _Words(r"partition keys of RDMA port \1", "are set")),
+    (_PORT + r"\.roce_trust", _Words(r"trusted field (DSCP or PCP) of RDMA port \1", _SET)),
+    (_PORT + r"\.roce_ecn", _Words(r"priorities with congestion notifications of RDMA port \1", "are set")),
     (_PORT + r"\.roce_tos", _Words(r"RoCE type of service of RDMA port \1", _SET)),
     (_PORT + r"\.roce_v2_ipv4", _Words(r"RoCE v2 addresses of RDMA port \1", "are set")),
     (_PORT + r"\.traffic_class", _Words(r"traffic class of RDMA port \1", _SET)),

@@ -187,6 +187,29 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"rdma_expected_ports": [PORT], "rdma_roce_pfc_priority": 3},
         "are for ports whose link layer is Ethernet",
     ),
+    "congestion notifications with the inbox driver": (
+        "rdma",
+        {
+            "rdma_source": "distribution",
+            "rdma_expected_ports": [{**PORT, "link_layer": "Ethernet"}],
+            "rdma_roce_ecn_priorities": [3],
+        },
+        "only DOCA-OFED's driver lets them be set and read",
+    ),
+    "trust of DSCP without a rule": (
+        "rdma",
+        {
+            "rdma_source": "distribution",
+            "rdma_expected_ports": [{**PORT, "link_layer": "Ethernet"}],
+            "rdma_roce_trust": "dscp",
+        },
+        "declare rdma_roce_traffic_class and rdma_roce_pfc_priority as well",
+    ),
+    "a priority that is none": (
+        "rdma",
+        {"rdma_expected_ports": [{**PORT, "link_layer": "Ethernet"}], "rdma_roce_ecn_priorities": [8]},
+        "it is a list of numbers from 0 to 7",
+    ),
     "two stacks": (
         "rdma",
         {"rdma_source": "distribution"},

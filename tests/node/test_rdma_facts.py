@@ -189,6 +189,10 @@ def test_what_a_roce_port_trusts_and_where_it_notifies_of_congestion(
         tree.tool(name, script)
     entry = {"device": "mlx5_bond_0", "port": "1", "trust": trust}
     assert tree.value("rdma.roce") == [{**entry, "ecn": None}]
+    of_port = tuple(f"rdma.mlx5_bond_0/1.{name}" for name in ("roce_trust", "roce_ecn"))
+    assert list(tree.values(*of_port).values()) == [trust, None]
     for part, others in (("roce_np", "1"), ("roce_rp", "0")):
         tree.lines(f"/sys/class/net/eth2/ecn/{part}/enable", **{"0": others, "3": "1"})
     assert tree.value("rdma.roce") == [{**entry, "ecn": "3"}]
+    assert list(tree.values("rdma.roce", *of_port).values())[1:] == [trust, [3]]
+    assert tree.value("rdma.mlx5_0/1.roce_trust") is None, "InfiniBand has none"

@@ -119,6 +119,17 @@ def test_a_roce_port_is_observed_and_set_only_where_something_is_declared() -> N
     assert "settle mlx5_0" not in facts[PROGRAM].value
 
 
+def test_trust_and_congestion_notifications_are_promised_where_they_are_declared() -> None:
+    declared = {"rdma_roce_trust": "dscp", "rdma_roce_ecn_priorities": [4, 3]}
+    facts = ours(rdma_expected_ports=[IB, ROCE], **declared, **DOCA)
+    trust, ecn = (facts[f"rdma.mlx5_bond_0/1.{name}"] for name in ("roce_trust", "roce_ecn"))
+    assert [trust.holds(found) for found in ("dscp", "pcp", None)] == [True, False, False]
+    assert [ecn.holds(found) for found in ([3, 4], [3], [], None)] == [True, False, False, False]
+    assert (trust.step, ecn.step) == ("roce", "roce")
+    assert not any("mlx5_0/1.roce_" in fact for fact in facts), "InfiniBand has none"
+    assert facts[PROGRAM].value
+
+
 # --- the program
 
 
@@ -168,6 +179,63 @@ def test_with_doca_its_own_tool_and_file_are_used(stage: Stage) -> None:
     assert forced.read_text() == "106\n"
     forced.write_text("Global tclass=106\n")
     assert "traffic_class" not in stage.run(program()).stdout
+
+
+QOS = """case "$*" in
+"-i eth2") echo "Priority trust state: $(cat {state})"; echo "PFC configuration:";;
+*--trust*) echo "$4" > {state};;
+esac"""
+
+
+@needs_root
+@pytest.mark.parametrize(("trust", "other"), [("dscp", "pcp"), ("pcp", "dscp")])
+def test_trust_and_congestion_notifications_are_set_once_with_doca(
+    stage: Stage, tmp_path: Path, trust: str, other: str
+) -> None:
+    state = tmp_path / "trust"
+    state.write_text(f"{other}\n")
+    stage.program("mlnx_qos", QOS.format(state=state))
+    files = {
+        (part, priority): stage.file(f"class/net/eth2/ecn/{part}/enable/{priority}", "1\n")
+        for part in ("roce_np", "roce_rp")
+        for priority in range(8)
+    }
+    only = {**dict.fromkeys(SETTINGS), "rdma_roce_trust": trust, "rdma_roce_ecn_priorities": [3], **DOCA}
+    done = stage.run(program(**only))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert state.read_text() == f"{trust}\n"
+    assert f"eth2: trusts {trust}" in done.stdout
+    assert {key for key, file in files.items() if file.read_text() == "1\n"} == {
+        ("roce_np", 3),
+        ("roce_rp", 3),
+    }
+    assert stage.run(program(**only)).stdout == ""
+    assert stage.ran("ip") == []
+
+
+@needs_root
+def test_without_the_files_of_doca_congestion_notifications_are_a_failure(stage: Stage) -> None:
+    done = stage.run(program(rdma_roce_ecn_priorities=[3], **DOCA))
+    assert done.returncode == 1
+    assert "/sys/class/net/eth2/ecn/roce_np/enable is missing" in done.stderr
+
+
+@needs_root
+def test_the_inbox_driver_trusts_dscp_by_a_rule_and_pcp_without_one(stage: Stage, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("")
+    stage.program(
+        "dcb",
+        f'case "$*" in "app show"*) cat {rules};; "app replace"*) echo "dscp-prio $6" > {rules};; '
+        f'"app flush"*) : > {rules};; esac',
+    )
+    only = {"rdma_roce_trust": "dscp", "rdma_roce_netdev_mtu": None}
+    stage.run(program(**only))
+    assert rules.read_text() == "dscp-prio 26:3\n"
+    assert "trusts" not in stage.run(program(**only)).stdout
+    assert "eth2: trusts pcp" in stage.run(program(**{**only, "rdma_roce_trust": "pcp"})).stdout
+    assert rules.read_text() == ""
+    assert "trusts" not in stage.run(program(**{**only, "rdma_roce_trust": "pcp"})).stdout
 
 
 @needs_root

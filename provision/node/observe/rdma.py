@@ -184,15 +184,15 @@ def parse_pfc(names, output):
 
 
 def ecn_priorities(netdev):
-    """Priorities on which a card sends congestion notifications and slows down at them, as text with commas:
-    "3". None with a driver that has no such files (only DOCA-OFED's has)."""
+    """Priorities on which a card sends congestion notifications and slows down at them. None with a driver
+    that has no such files (only DOCA-OFED's has)."""
     parts = []
     for part in ("roce_np", "roce_rp"):
         folder = "/sys/class/net/%s/ecn/%s/enable/" % (netdev, part)
         parts.append({name for name in names_in(folder) if read_or_none(folder + name) == "1"})
         if not names_in(folder):
             return None
-    return ",".join(sorted(parts[0] & parts[1]))
+    return sorted(int(name) for name in parts[0] & parts[1])
 
 
 def ethernet_ports():
@@ -223,11 +223,14 @@ def parse_roce(names, output):
             trusts[netdev] = "dscp"
         elif line.startswith("Priority trust state:"):
             trusts[netdev] = line.partition(":")[2].strip()
-    found = [
-        {"device": device, "port": port, "trust": trusts.get(netdev), "ecn": ecn_priorities(netdev)}
-        for device, port, netdev in ethernet_ports()
-    ]
-    return dict.fromkeys(names, found)
+    found, ports = [], {}
+    for device, port, netdev in ethernet_ports():
+        trust, ecn = trusts.get(netdev), ecn_priorities(netdev)
+        text = None if ecn is None else ",".join(map(str, ecn))
+        found.append({"device": device, "port": port, "trust": trust, "ecn": text})
+        ports[device + "/" + port] = {"roce_trust": trust, "roce_ecn": ecn}
+    of_port = {name: ports.get(item_of(name), {}).get(attribute_of(name)) for name in names}
+    return {name: found if name == "rdma.roce" else of_port[name] for name in names}
 
 
 # dcb prints nothing for an interface without rules; its exit status tells that from a missing tool.
@@ -235,12 +238,12 @@ ASK_TRUST = """for dev; do echo "== $dev"
 mlnx_qos -i "$dev" 2>/dev/null || { dcb app show dev "$dev" 2>/dev/null && echo "-- $dev"; }; done"""
 
 
-def roce_probe(name):
+def roce_probe(names):
     netdevs = [netdev for _, _, netdev in ethernet_ports()]
     if not netdevs:
-        return single(name, list)
+        return Probe(names, read=lambda: parse_roce(names, ""))
     # mlnx_qos is a Python program, and is started for each interface
-    return Probe([name], command=["sh", "-c", ASK_TRUST, "sh", *netdevs], parse=parse_roce, patience=2)
+    return Probe(names, command=["sh", "-c", ASK_TRUST, "sh", *netdevs], parse=parse_roce, patience=2)
 
 
 def parse_peermem(names, output):
@@ -270,12 +273,13 @@ TOOLS = {
 def rdma_probes(names):
     probes = []
     mtus = []
+    roce = []
     for name in names:
         attribute, item = attribute_of(name), item_of(name)
         if name in TOOLS:
             probes.append(Probe([name], command=TOOLS[name].command, parse=TOOLS[name].parse))
-        elif name == "rdma.roce":
-            probes.append(roce_probe(name))
+        elif name == "rdma.roce" or attribute in ("roce_trust", "roce_ecn"):
+            roce.append(name)
         elif name == "rdma.devices":
             probes.append(single(name, network_devices))
         elif name == "rdma.ports":
@@ -286,6 +290,8 @@ def rdma_probes(names):
             probes.append(pfc_probe(name))
         else:
             probes.append(single(name, PORT[attribute], item))
+    if roce:
+        probes.append(roce_probe(roce))
     if mtus:
         probes.append(Probe(mtus, command=["ibv_devinfo"], parse=parse_devinfo))
     return probes
@@ -299,5 +305,7 @@ def pfc_probe(name):
 
 
 FAMILIES["rdma"] = Family(
-    (*PORT, "active_mtu", "pfc"), rdma_probes, whole=("devices", "ports", "roce", "peermem", "core_stale")
+    (*PORT, "active_mtu", "pfc", "roce_trust", "roce_ecn"),
+    rdma_probes,
+    whole=("devices", "ports", "roce", "peermem", "core_stale"),
 )
