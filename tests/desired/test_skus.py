@@ -29,6 +29,21 @@ def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
         (facts(*["2329"] * 8, switches=4), "h20", "hopper", "nvswitch"),
         (facts(*["2bb5"] * 8), "rtx-pro-6000-server", "blackwell", "none"),
         (facts("20B5"), "a100-pcie-80", "ampere", "none"),
+        (facts(*["20f3"] * 8, switches=6), "a800-sxm-80", "ampere", "nvswitch"),
+        (facts(*["20f5"] * 4), "a800-pcie-80", "ampere", "none"),
+        (facts(*["2324"] * 8, switches=4), "h800-sxm", "hopper", "nvswitch"),
+        (facts(*["2322"] * 4), "h800-pcie", "hopper", "none"),
+        (facts(*["232c"] * 8, switches=4), "h20-3e", "hopper", "nvswitch"),
+        (facts(*["26ba"] * 8), "l20", "ada", "none"),
+        (facts("27b6"), "l2", "ada", "none"),
+        (facts(*["25b6"] * 4), "a2-a16", "ampere", "none"),  # an A2 and an A16 share their id
+        (facts("2237"), "a10g", "ampere", "none"),
+        (facts(*["2230"] * 4), "rtx-a6000", "ampere", "none"),
+        (facts("2e12"), "gb10", "blackwell", "none"),
+        (facts(*["1db5"] * 8), "v100-sxm2-32", "volta", "none"),
+        (facts(*["1db1"] * 8), "v100-sxm2-16", "volta", "none"),
+        (facts("1db6"), "v100-pcie-32", "volta", "none"),
+        (facts("1db4"), "v100-pcie-16", "volta", "none"),
         (facts("2330", "2331"), None, "hopper", "none"),
         (facts("2330", "26b9"), None, None, "none"),
         (facts("2330", "ffff"), None, None, "none"),
@@ -110,6 +125,14 @@ def test_a_die_of_an_mi250_is_half_a_module() -> None:
 def test_all_of_nvidias_say_what_links_they_have() -> None:
     for sku, known in skus.all_skus().items():
         assert ("nvlink" in shipped.load_mapping(f"skus/{sku}")) == (known.vendor == "nvidia")
+
+
+@pytest.mark.parametrize("sku", [sku for sku, known in skus.all_skus().items() if known.vendor == "nvidia"])
+def test_every_value_of_an_nvidia_sku_has_a_source(sku: str) -> None:
+    data = shipped.load_mapping(f"skus/{sku}")
+    stated = {name for names in data["sources"] for name in names.split(", ")}
+    linked = {"nvlink"} if data["nvlink"] else set()
+    assert {"pci_ids", "memory_mib", "pcie", "power_w", "fabric"} | linked <= stated
 
 
 def test_every_kind_of_machine_is_thought_of() -> None:
