@@ -31,9 +31,10 @@ class Fault:
         return not self.needs or _HAS[self.needs](machine)
 
 
+_RETIRES_PAGES = ("volta", "turing")  # in place of remapping rows
 _HAS: dict[str, Callable[[Machine], bool]] = {
-    "remap": lambda machine: machine.sku["architecture"] != "turing",
-    "sram": lambda machine: machine.sku["architecture"] != "turing" and machine.major >= 550,
+    "remap": lambda machine: machine.sku["architecture"] not in _RETIRES_PAGES,
+    "sram": lambda machine: machine.sku["architecture"] not in _RETIRES_PAGES and machine.major >= 550,
     "nvlink": lambda machine: bool(machine.sku.get("nvlink")) and machine.sku["fabric"] != "none",
     "switched": lambda machine: machine.sku["fabric"] != "none",
     "domain": lambda machine: machine.sku["fabric"] == "imex",
@@ -182,7 +183,7 @@ FAULTS = (
     Fault("fabric: in no domain", _no_domain, (FAIL,), needs="domain"),
     Fault("another VBIOS on one GPU", _set("nvmlDeviceGetVbiosVersion", version="96.00.61.00.01"),
         (WARN, FAIL), "gpu3"),
-    Fault("another product on one GPU", _set("nvmlDeviceGetName", name="NVIDIA L4"), (FAIL, WARN), "gpu3"),
+    Fault("another product on one GPU", _set("nvmlDeviceGetName", name="NVIDIA GeForce RTX 4090"), (FAIL, WARN), "gpu3"),
     Fault("driver and library differ", lambda m: m.set("nvmlInitWithFlags", **{"return": 18}), (FAIL, ERROR)),
     Fault("driver not loaded", lambda m: m.set("nvmlInitWithFlags", **{"return": 9}), (FAIL, ERROR)),
 )  # fmt: skip

@@ -16,7 +16,10 @@ from provision.errors import StackError
 MIB = 1 << 20
 SUCCESS, NOT_SUPPORTED, LOST, RESET_REQUIRED, UNKNOWN = 0, 3, 15, 16, 999
 _BUSES = (0x1A, 0x1B, 0x3D, 0x52, 0x61, 0x9A, 0xBC, 0xDB)
-_ARCHITECTURES = {"turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10}
+_ARCHITECTURES = {
+    **{"volta": 5, "turing": 6, "ampere": 7, "ada": 8, "hopper": 9},
+    **{"blackwell": 10, "blackwell-ultra": 10},
+}
 # Private functions of nvidia-smi by their numbers (470 to 555): the address of the GPU with an index, and the
 # PCIe generation of its slot.
 _ADDRESS, _HOST_GENERATION = 81, 230
@@ -185,7 +188,7 @@ def _answers_for_all(machine: Machine) -> Rows:
         "nvmlDeviceGetMPSComputeRunningProcesses_v3": {"infoCount": 0},
         "nvmlDeviceGetAccountingPids": {"count": 0},
     }
-    if sku["architecture"] in ("ampere", "hopper", "blackwell"):
+    if sku["architecture"] in ("ampere", "hopper", "blackwell", "blackwell-ultra"):
         rows["nvmlDeviceGetRemappedRows"] = {
             "corrRows": 0,
             "uncRows": 0,
@@ -258,10 +261,9 @@ def _device(machine: Machine, index: int) -> Rows:
     return rows
 
 
-def machine(sku: str, driver: str) -> Machine:
-    """A healthy machine of a SKU with its usual number of GPUs, at least four: a fault is one of the fourth.
+def machine(sku: str, driver: str, count: int = 4) -> Machine:
+    """A healthy machine of a SKU; it has four GPUs at least, since a fault is one of the fourth.
 
     Raises StackError for a SKU that is not known.
     """
-    data = shipped.load_mapping(f"skus/{sku}", StackError)
-    return Machine(sku, data, driver, max(4, data["gpus_per_node"]))
+    return Machine(sku, shipped.load_mapping(f"skus/{sku}", StackError), driver, count)

@@ -16,16 +16,13 @@ from tests.printers.smi import RELEASES, Printers
 from tests.support.checks import judged, make_node
 from tests.support.seed import Selected
 
-# SKU → the first branch of the driver that prints it here. 555 does not know Blackwell, and prints it.
+# SKU → the first branch of the driver that prints it here. A name comes from NVML, so a release also prints the
+# SKUs that came after it, as far as it knows their parts: 470 knows 12 NVLinks, 535 no domain of a rack.
 _FIRST = {
-    "a100-sxm-80": 470,
-    "t4": 470,
-    "a10": 470,
-    "l40s": 535,
-    "h100-sxm": 535,
-    "h200-sxm": 535,
-    "b200": 555,
-    "gb200": 555,
+    **{"v100-sxm2-32": 470, "t4": 470, "a10": 470, "a100-sxm-80": 470},
+    **{"h100-pcie": 470, "l4": 470, "rtx-pro-6000-server": 470},
+    **{"l40s": 535, "h100-sxm": 535, "h200-sxm": 535, "h20": 535},
+    **{"b200": 555, "gb200": 555, "gb300": 555},
 }
 _PAIRS = [(driver, sku) for driver in RELEASES for sku, first in _FIRST.items() if int(driver[:3]) >= first]
 _RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
