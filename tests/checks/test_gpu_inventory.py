@@ -24,6 +24,25 @@ MIG_LINKS = "".join(
 ADDRESSES = [f"0000:{0x1A + i:02x}:00.0" for i in range(8)]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "metric"),
+    [
+        ("<pending_ecc>Enabled<", "<pending_ecc>Disabled<", "ecc_pending"),
+        # As nvidia-smi 470.256 to 555.58 print NVML_ERROR_CORRUPTED_INFOROM; the exit status is 0.
+        (
+            "\t\t<uuid>",
+            "\t\t<inforom_version>\n\t\t\t<img_version>Corrupted infoROM</img_version>\n"
+            "\t\t</inforom_version>\n\t\t<uuid>",
+            "inforom",
+        ),
+    ],
+)
+def test_what_the_driver_has_in_store_for_one_gpu(old: str, new: str, metric: str) -> None:
+    assert old in H100
+    found = inventory(nvidia_smi=make_output("nvidia_smi", H100.replace(old, new, 1)))
+    assert flagged(found, "verdict", "device", "metric") == [(Verdict.WARN, "gpu0", metric)]
+
+
 def named(model: str, count: int = -1) -> Output:
     return make_output("nvidia_smi", H100.replace("NVIDIA H100 80GB HBM3", model, count))
 

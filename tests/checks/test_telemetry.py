@@ -396,6 +396,16 @@ def test_a_gpu_or_a_time_in_which_dmon_did_not_look_is_an_error() -> None:
     assert without([*lines, lost]) == {("error", "node", "", "investigate"), slow}
 
 
+def test_a_count_that_fills_its_column_is_read() -> None:
+    """As nvidia-smi 470.256.02 prints it."""
+    rows = (
+        "# gpu sbecc dbecc   pci\n# Idx  errs  errs  errs\n    3     0     0    90\n    3     0     0100000\n"
+    )
+    dmon = Output(telemetry.COUNTERS, ("nvidia-smi", "dmon"), -15, rows, "", 61.0, beside="gpu_burn")
+    found = {one.metric: one.value for one in telemetry.parse_counters(dmon)}
+    assert found["load_replays"] == 99_910
+
+
 def test_counters_nobody_can_read() -> None:
     silent = Output(
         telemetry.COUNTERS, ("nvidia-smi",), 2, "Invalid combination of input arguments.\n", "", 1.0

@@ -190,6 +190,19 @@ def test_replays_are_in_the_column_that_says_so() -> None:
     assert reader.row("    2      0      0      - ") == (2, {"pcie_replays": ""})
 
 
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("# gpu sbecc dbecc   pci", "    3     0     0100000"),  # 470.256.02
+        ("# gpu  sbecc  dbecc    pci ", "    3      0      0 100000 "),  # 550.163.01
+    ],
+)
+def test_a_count_that_fills_its_column_is_read(header: str, row: str) -> None:
+    reader = ReplayRows()
+    assert reader.row(header) is None
+    assert reader.row(row) == (3, {"pcie_replays": "100000"})
+
+
 def test_nvlink_errors_are_summed_over_what_counts_as_an_error() -> None:
     text = (
         "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from provision.checks.thresholds import for_sku
 from tests.printers.nvml_values import LOST, RESET_REQUIRED, UNKNOWN, Machine
 
 FAIL, WARN, PASS, ERROR = "fail", "warn", "pass", "error"
@@ -17,7 +18,12 @@ Change = Callable[[Machine], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """`verdicts`: allowed for the worst finding; `device`: the one it names; `actions`: those allowed."""
+    """`verdicts`: allowed for the worst finding; `device`: the one it names; `actions`: those allowed.
+
+    `seen`: facts and samples (readers.py) of which the fourth GPU has another value than the others.
+    `gone`: the readings of the fourth GPU are errors; `doubtful`: a reader may find that it does not answer;
+    `refused`: no reader gets a value of any GPU.
+    """
 
     name: str
     change: Change
@@ -25,6 +31,10 @@ class Fault:
     device: str = ""
     actions: tuple[str, ...] = ()
     needs: str = ""  # key of _HAS: the hardware or driver that the fault requires
+    seen: tuple[str, ...] = ()
+    gone: bool = False
+    doubtful: bool = False
+    refused: bool = False
 
     def applies(self, machine: Machine) -> bool:
         """Whether a machine of this SKU under this driver has the part, and the driver a word for it."""
@@ -38,9 +48,12 @@ _HAS: dict[str, Callable[[Machine], bool]] = {
     "nvlink": lambda machine: bool(machine.sku.get("nvlink")) and machine.sku["fabric"] != "none",
     "switched": lambda machine: machine.sku["fabric"] != "none",
     "domain": lambda machine: machine.sku["fabric"] == "imex",
-    "fabric": lambda machine: "nvmlDeviceGetGpuFabricInfoV" in machine.rows and machine.major >= 535,
+    "fabric": lambda machine: machine.has_fabric_state,
     "mig": lambda machine: machine.sku["memory_mib"] > 70_000,
-    "peers": lambda machine: machine.count > 1,
+    "width limit": lambda machine: "gpu_inventory.pcie_width" in for_sku(machine.name),
+    "no width limit": lambda machine: "gpu_inventory.pcie_width" not in for_sku(machine.name),
+    "banks": lambda machine: "nvmlDeviceGetRowRemapperHistogram" in machine.rows,
+    "pages": lambda machine: machine.sku["architecture"] in _RETIRES_PAGES,
 }
 
 
@@ -54,7 +67,10 @@ def _set(function: str, device: int | None = 3, *arguments: int, **values: objec
 
 def _counter(kind: int, since: int, where: int, count: int) -> Change:
     """A counter of memory errors. kind 1: uncorrected; since 0: since boot; where 2: DRAM, 7: SRAM."""
-    return _set("nvmlDeviceGetMemoryErrorCounter", 3, kind, since, where, count=count)
+    return _both(
+        _set("nvmlDeviceGetMemoryErrorCounter", 3, kind, since, where, count=count),
+        _set("nvmlDeviceGetTotalEccErrors", 3, kind, since, eccCounts=count),
+    )
 
 
 def _remapped(rows: int, *, pending: int = 0, failed: int = 0) -> Change:
@@ -129,14 +145,43 @@ def _memory(device: int, part: float) -> Change:
     return change
 
 
+def _nvlink_errors(kind: int, count: int) -> Change:
+    """A counter of the fourth GPU's link 2. kind 0: replays, 1: recoveries, 2: flits with a wrong CRC."""
+    field = {0: 161, 1: 162, 2: 163}[kind]
+
+    def change(machine: Machine) -> None:
+        machine.set("nvmlDeviceGetNvLinkErrorCounter", 3, 2, kind, counterValue=count)
+        machine.set("nvmlDeviceGetFieldValues", 3, field, 2, value=count, valueType=1)
+
+    return change
+
+
+def _lanes(machine: Machine) -> None:
+    machine.set("nvmlDeviceGetMaxPcieLinkWidth", None, maxLinkWidth=8)
+    machine.set("nvmlDeviceGetCurrPcieLinkWidth", None, currLinkWidth=8)
+
+
+def _power(watts: int, *devices: int) -> Change:
+    def change(machine: Machine) -> None:
+        for device in devices or range(machine.count):
+            machine.set("nvmlDeviceGetPowerManagementLimit", device, limit=watts * 1000)
+            machine.set("nvmlDeviceGetEnforcedPowerLimit", device, limit=watts * 1000)
+            for field in (190, 192):
+                machine.set("nvmlDeviceGetFieldValues", device, field, 0, value=watts * 1000)
+
+    return change
+
+
 _RESET = ("reset GPU", "reboot", "power-cycle", "replace part")
 FAULTS = (
     Fault("nothing", _both(), (PASS,)),
-    Fault("one GPU gives no handle: lost", _no_handle, (FAIL,), "gpu@0000:52:00", ("power-cycle", "reboot")),
-    Fault("one GPU answers 'GPU is lost' to all", _lost(LOST), (FAIL,), "gpu3", ("power-cycle", "reboot")),
-    Fault("one GPU requires a reset", _lost(RESET_REQUIRED), (FAIL,), "gpu3", _RESET[:3]),
-    Fault("one GPU answers 'unknown error' to all", _lost(UNKNOWN), (FAIL,), "gpu3", _RESET),
-    Fault("uncorrected DRAM errors since boot", _counter(1, 0, 2, 4), (FAIL,), "gpu3"),
+    Fault("one GPU gives no handle: lost", _no_handle, (FAIL,), "gpu@0000:52:00", ("power-cycle", "reboot"),
+        gone=True),
+    Fault("one GPU answers 'GPU is lost' to all", _lost(LOST), (FAIL,), "gpu3", ("power-cycle", "reboot"),
+        gone=True),
+    Fault("one GPU requires a reset", _lost(RESET_REQUIRED), (FAIL,), "gpu3", _RESET[:3], gone=True),
+    Fault("one GPU answers 'unknown error' to all", _lost(UNKNOWN), (FAIL,), "gpu3", _RESET, gone=True),
+    Fault("uncorrected DRAM errors since boot", _counter(1, 0, 2, 4), (FAIL,), "gpu3", seen=("ecc_ue",)),
     Fault("uncorrected SRAM errors since boot", _both(
         _counter(1, 0, 7, 2),
         _set("nvmlDeviceGetSramEccErrorStatus", status__volatileUncParity=2, status__aggregateUncParity=2),
@@ -152,38 +197,90 @@ FAULTS = (
         (FAIL,), "gpu3", ("replace part",), "remap"),
     Fault("a row remapped long ago", _remapped(1, pending=0, failed=0),
         (PASS, WARN), needs="remap"),
-    Fault("ECC off on one GPU", _set("nvmlDeviceGetEccMode", current=0, pending=0), (FAIL, WARN), "gpu3"),
+    Fault("ECC off on one GPU", _set("nvmlDeviceGetEccMode", current=0, pending=0), (FAIL, WARN), "gpu3",
+        seen=("nvidia_smi.ecc.mode.current", "settings")),
     Fault("one NVLink down", _links(5), (FAIL,), "gpu3", needs="nvlink"),
     Fault("all NVLinks of one GPU down", _links(), (FAIL,), "gpu3", needs="nvlink"),
     Fault("PCIe width 8", _set("nvmlDeviceGetCurrPcieLinkWidth", currLinkWidth=8), (FAIL, WARN), "gpu3",
-        ("reseat or check cable",), "switched"),
+        ("reseat or check cable",), "switched", seen=("pcie_width",)),
     Fault("PCIe Gen 1 at rest on all", _all("nvmlDeviceGetCurrPcieLinkGeneration", currLinkGen=1),
         (PASS, WARN)),
-    Fault("HW slowdown", _throttle(0x9), (FAIL, WARN), "gpu3"),
-    Fault("HW thermal slowdown", _throttle(0x49), (FAIL, WARN), "gpu3"),
-    Fault("HW power brake", _throttle(0x89), (FAIL, WARN), "gpu3"),
+    Fault("HW slowdown", _throttle(0x9), (FAIL, WARN), "gpu3", seen=("throttle",)),
+    Fault("HW thermal slowdown", _throttle(0x49), (FAIL, WARN), "gpu3", seen=("throttle",)),
+    Fault("HW power brake", _throttle(0x89), (FAIL, WARN), "gpu3", seen=("throttle",)),
     Fault("idle alone", _throttle(0x1), (PASS,)),
-    Fault("hot at rest", _set("nvmlDeviceGetTemperature", temp=88), (FAIL, WARN), "gpu3"),
-    Fault("power limit lowered on one GPU", _both(
-        _set("nvmlDeviceGetPowerManagementLimit", limit=60_000),
-        _set("nvmlDeviceGetEnforcedPowerLimit", limit=60_000),
-        _set("nvmlDeviceGetFieldValues", 3, 190, 0, value=60_000),
-        _set("nvmlDeviceGetFieldValues", 3, 192, 0, value=60_000),
-    ), (FAIL, WARN), "gpu3"),
-    Fault("persistence off on one GPU", _set("nvmlDeviceGetPersistenceMode", mode=0), (WARN, FAIL), "gpu3"),
+    Fault("hot at rest", _set("nvmlDeviceGetTemperature", temp=88), (FAIL, WARN), "gpu3",
+        seen=("temperature_c",)),
+    Fault("power limit lowered on one GPU", _power(60, 3), (FAIL, WARN), "gpu3",
+        seen=("nvidia_smi.power.limit", "settings")),
+    Fault("persistence off on one GPU", _set("nvmlDeviceGetPersistenceMode", mode=0), (WARN, FAIL), "gpu3",
+        seen=("nvidia_smi.persistence_mode",)),
     Fault("MIG on one GPU", _set("nvmlDeviceGetMigMode", currentMode=1, pendingMode=1),
-        (WARN, FAIL), "gpu3", needs="mig"),
+        (WARN, FAIL), "gpu3", needs="mig", seen=("nvidia_smi.mig.mode.current", "mig")),
     Fault("compute mode prohibited on one GPU", _set("nvmlDeviceGetComputeMode", mode=2),
-        (WARN, FAIL), "gpu3"),
-    Fault("half the memory on one GPU", _memory(3, 0.5), (FAIL,), "gpu3"),
-    Fault("fabric: one GPU in progress", _fabric(3, 2), (FAIL,), "gpu3", needs="fabric"),
+        (WARN, FAIL), "gpu3", seen=("nvidia_smi.compute_mode", "settings")),
+    Fault("half the memory on one GPU", _memory(3, 0.5), (FAIL,), "gpu3", seen=("nvidia_smi.memory.total",)),
+    Fault("fabric: one GPU in progress", _fabric(3, 2), (FAIL,), "gpu3", needs="fabric",
+        seen=("nvidia_smi.fabric.state",)),
     Fault("fabric: none has started", _fabric(None, 1), (FAIL,), needs="fabric"),
-    Fault("fabric: completed with an unknown error", _fabric(3, 3, UNKNOWN), (FAIL,), "gpu3", needs="fabric"),
-    Fault("fabric: insufficient resources", _fabric(3, 3, 23), (FAIL,), "gpu3", needs="fabric"),
+    Fault("fabric: completed with an unknown error", _fabric(3, 3, UNKNOWN), (FAIL,), "gpu3", needs="fabric",
+        seen=("nvidia_smi.fabric.status",)),
+    Fault("fabric: insufficient resources", _fabric(3, 3, 23), (FAIL,), "gpu3", needs="fabric",
+        seen=("nvidia_smi.fabric.status",)),
     Fault("fabric: in no domain", _no_domain, (FAIL,), needs="domain"),
     Fault("another VBIOS on one GPU", _set("nvmlDeviceGetVbiosVersion", version="96.00.61.00.01"),
-        (WARN, FAIL), "gpu3"),
-    Fault("another product on one GPU", _set("nvmlDeviceGetName", name="NVIDIA GeForce RTX 4090"), (FAIL, WARN), "gpu3"),
-    Fault("driver and library differ", lambda m: m.set("nvmlInitWithFlags", **{"return": 18}), (FAIL, ERROR)),
-    Fault("driver not loaded", lambda m: m.set("nvmlInitWithFlags", **{"return": 9}), (FAIL, ERROR)),
+        (WARN, FAIL), "gpu3", seen=("nvidia_smi.vbios_version",)),
+    Fault("another product on one GPU", _set("nvmlDeviceGetName", name="NVIDIA GeForce RTX 4090"),
+        (FAIL, WARN), "gpu3", seen=("nvidia_smi.name",)),
+    Fault("driver and library differ", lambda m: m.set("nvmlInitWithFlags", **{"return": 18}), (FAIL, ERROR),
+        refused=True),
+    Fault("driver not loaded", lambda m: m.set("nvmlInitWithFlags", **{"return": 9}), (FAIL, ERROR),
+        refused=True),
+    # Drawn from public reports of fleets; the values are those of nvml.h, the verdicts those of NVIDIA's
+    # documents on debugging GPUs, on memory errors and on nvidia-smi.
+    Fault("one GPU is missing from the driver", lambda m: m.set("nvmlDeviceGetCount_v2", deviceCount=3),
+        (FAIL,), doubtful=True),
+    Fault("many replays of PCIe, of no known time", _set("nvmlDeviceGetPcieReplayCounter", value=100_000),
+        (PASS, WARN)),
+    Fault("few replays of PCIe", _set("nvmlDeviceGetPcieReplayCounter", value=3), (PASS,)),
+    Fault("8 lanes of all GPUs that are to have 16", _lanes, (FAIL, WARN), needs="width limit"),
+    Fault("8 lanes of all GPUs without a limit", _lanes, (PASS, WARN), needs="no width limit"),
+    Fault("NVLink recoveries on one link", _nvlink_errors(1, 6), (FAIL, WARN), "gpu3", needs="nvlink"),
+    Fault("many NVLink replays on one link", _nvlink_errors(0, 50_000), (FAIL, WARN), "gpu3", needs="nvlink"),
+    Fault("corrected flits on one link", _nvlink_errors(2, 4), (PASS, WARN), needs="nvlink"),
+    Fault("ECC off on all GPUs", _all("nvmlDeviceGetEccMode", current=0, pending=0), (PASS, WARN)),
+    Fault("ECC off after the next reboot", _set("nvmlDeviceGetEccMode", current=1, pending=0),
+        (FAIL, WARN), "gpu3",
+        seen=("settings",)),
+    Fault("12 rows remapped for corrected errors", _set(
+        "nvmlDeviceGetRemappedRows", corrRows=12, uncRows=0, isPending=0, failureOccurred=0
+    ), (FAIL, WARN), "gpu3", needs="remap"),
+    Fault("a bank without spare rows", _set(
+        "nvmlDeviceGetRowRemapperHistogram", values__max=639, values__none=1
+    ), (FAIL, WARN), "gpu3", needs="banks"),
+    Fault("a page to be retired", _set("nvmlDeviceGetRetiredPagesPendingStatus", isPending=1),
+        (FAIL, WARN), "gpu3", needs="pages"),
+    Fault("64 pages retired for double-bit errors", _set("nvmlDeviceGetRetiredPages", 3, 1, pageCount=64),
+        (FAIL, WARN), "gpu3", needs="pages"),
+    Fault("two pages retired long ago", _set("nvmlDeviceGetRetiredPages", 3, 0, pageCount=2),
+        (PASS, WARN), needs="pages"),
+    Fault("power limit lowered on all GPUs", _power(65), (PASS, WARN)),
+    Fault("SW thermal slowdown", _throttle(0x21), (FAIL, WARN), "gpu3", seen=("throttle",)),
+    Fault("power cap for a moment", _throttle(0x4), (PASS,), seen=("throttle",)),
+    Fault("held by the clocks that a user set", _throttle(0x2), (PASS, WARN), seen=("throttle",)),
+    Fault("warmer than the others at rest", _set("nvmlDeviceGetTemperature", temp=46), (PASS, WARN),
+        seen=("temperature_c",)),
+    Fault("two approved VBIOS, half and half", _both(*(
+        _set("nvmlDeviceGetVbiosVersion", device, version="96.00.61.00.01") for device in (2, 3)
+    )), (PASS, WARN)),
+    Fault("an unread temperature", _set("nvmlDeviceGetTemperature", **{"return": UNKNOWN}),
+        (ERROR, FAIL, WARN), doubtful=True),
+    Fault("counters that need a permission", _set("nvmlDeviceGetTotalEccErrors", **{"return": 4}),
+        (PASS, WARN, ERROR)),
+    Fault("corrupted infoROM", _both(
+        _set("nvmlDeviceGetInforomImageVersion", **{"return": 14}),
+        _set("nvmlDeviceGetInforomVersion", **{"return": 14}),
+        _set("nvmlDeviceGetInforomConfigurationChecksum", **{"return": 14}),
+        _set("nvmlDeviceValidateInforom", **{"return": 14}),
+    ), (FAIL, WARN, ERROR)),
 )  # fmt: skip

@@ -177,7 +177,11 @@ const char *nvmlErrorString(nvmlReturn_t code) {
 }
 
 /* The private functions of nvidia-smi, known by their number alone: `exported NUMBER` in the table. Their outputs are named by their
- * place: `a1`, a number of 32 bits, of a function of a device; `text`, of as many bytes as the third argument says. */
+ * place: `a1`, a number of 32 bits, of a function of a device; `first` and `second`, such numbers of a function of an index; `text`, of
+ * as many bytes as the third argument says. Number 12 reads a PCI address that a user typed into the two numbers that 75 gives of an
+ * index: `-i` compares them. */
+#define READ_ADDRESS 12
+
 static const struct type WORD = {INTEGER, 4, NULL}, CHARACTERS = {TEXT, 1, NULL};
 
 static nvmlReturn_t exported(unsigned slot, void *a0, void *a1, void *a2, void *a3) {
@@ -187,8 +191,18 @@ static nvmlReturn_t exported(unsigned slot, void *a0, void *a1, void *a2, void *
     number(&call, slot);
     if (of_device) device_argument(&call, a0);
     else if ((uintptr_t)a0 < 65536) number(&call, (long long)(uintptr_t)a0);
+    int of_index = (uintptr_t)a0 < 65536;
+    unsigned domain, bus, place;
+    if (slot == READ_ADDRESS) {
+        if (sscanf(a0, "%x:%x:%x", &domain, &bus, &place) != 3) return NVML_ERROR_INVALID_ARGUMENT;
+        *(unsigned *)a1 = domain;
+        *(unsigned *)a2 = bus << 8 | place;
+        return NVML_SUCCESS;
+    }
     struct output outputs[] = {
         {"a1", of_device && (uintptr_t)a1 > 65536 ? a1 : NULL, 0, &WORD},
+        {"first", of_index && (uintptr_t)a1 > 65536 ? a1 : NULL, 0, &WORD},
+        {"second", of_index && (uintptr_t)a2 > 65536 ? a2 : NULL, 0, &WORD},
         {"text", (uintptr_t)a1 > 65536 ? a1 : NULL, (uintptr_t)a2, &CHARACTERS},
         {NULL, NULL, 0, NULL}};
     (void)a3;

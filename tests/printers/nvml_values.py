@@ -20,9 +20,9 @@ _ARCHITECTURES = {
     **{"volta": 5, "turing": 6, "ampere": 7, "ada": 8, "hopper": 9},
     **{"blackwell": 10, "blackwell-ultra": 10},
 }
-# Private functions of nvidia-smi by their numbers (470 to 555): the address of the GPU with an index, and the
-# PCIe generation of its slot.
-_ADDRESS, _HOST_GENERATION = 81, 230
+# Private functions of nvidia-smi by their numbers (470 to 555): the address of the GPU with an index, as text
+# and as two numbers; the PCIe generation of its slot; and whether dmon can watch it.
+_ADDRESS, _PLACE, _HOST_GENERATION, _WATCHED = 81, 75, 230, 72
 _SRAM = (
     *(
         "aggregateUncParity",
@@ -59,6 +59,11 @@ class Machine:
     def major(self) -> int:
         """The branch of the driver: 550."""
         return int(self.driver.split(".")[0])
+
+    @property
+    def has_fabric_state(self) -> bool:
+        """Whether the GPU has a state of its fabric, and the driver a field for it."""
+        return "nvmlDeviceGetGpuFabricInfoV" in self.rows and self.major >= 535
 
     def set(self, function: str, device: int | None = None, *arguments: int, **values: object) -> None:
         """Set the answer of a function, for one device or for all."""
@@ -183,7 +188,9 @@ def _answers_for_all(machine: Machine) -> Rows:
         "nvmlDeviceGetMaxClockInfo": {"clock": 1980},
         "nvmlDeviceGetApplicationsClock": {"clockMHz": 1980},
         "nvmlDeviceGetDefaultApplicationsClock": {"clockMHz": 1980},
+        "nvmlDeviceGetComputeRunningProcesses_v2": {"infoCount": 0},
         "nvmlDeviceGetComputeRunningProcesses_v3": {"infoCount": 0},
+        "nvmlDeviceGetGraphicsRunningProcesses_v2": {"infoCount": 0},
         "nvmlDeviceGetGraphicsRunningProcesses_v3": {"infoCount": 0},
         "nvmlDeviceGetMPSComputeRunningProcesses_v3": {"infoCount": 0},
         "nvmlDeviceGetAccountingPids": {"count": 0},
@@ -196,6 +203,10 @@ def _answers_for_all(machine: Machine) -> Rows:
             "failureOccurred": 0,
         }
         rows["nvmlDeviceGetRowRemapperHistogram"] = {"values.max": 640}
+    if sku["architecture"] in ("volta", "turing"):
+        rows["nvmlDeviceGetRetiredPages"] = {"pageCount": 0}
+        rows["nvmlDeviceGetRetiredPages_v2"] = {"pageCount": 0}
+        rows["nvmlDeviceGetRetiredPagesPendingStatus"] = {"isPending": 0}
     if sku["fabric"] != "none" and sku["architecture"] != "ampere":
         fabric: dict[str, object] = {"gpuFabricInfo.state": 3, "gpuFabricInfo.status": SUCCESS}
         if sku["fabric"] == "imex":  # an HGX board is in no domain of several nodes, and prints zeros
@@ -223,6 +234,8 @@ def _device(machine: Machine, index: int) -> Rows:
     }
     rows: Rows = {
         f"exported {_ADDRESS} {index}": {"text": f"0000:{bus:02X}:00.0"},
+        f"exported {_PLACE} {index}": {"first": 0, "second": bus << 8},
+        f"exported {_WATCHED} {index}": {"a1": 1},
         f"exported {_HOST_GENERATION} {index}": {"a1": machine.sku["pcie"]["gen"]},
         f"nvmlDeviceGetHandleByIndex_v2 {index}": {"device": index},
         f"nvmlDeviceGetHandleByPciBusId_v2 00000000:{bus:02X}:00.0": {"device": index},
@@ -259,6 +272,11 @@ def _device(machine: Machine, index: int) -> Rows:
         for number, value in {164: speed, 165: 1, 161: 0, 162: 0, 163: 0}.items():
             rows[f"nvmlDeviceGetFieldValues {index} {number} {link}"] = {"value": value, "valueType": 1}
     return rows
+
+
+def address(index: int) -> str:
+    """The PCI address of a GPU, as sysfs spells it."""
+    return f"0000:{_BUSES[index]:02x}:00.0"
 
 
 def machine(sku: str, driver: str, count: int = 4) -> Machine:

@@ -57,6 +57,12 @@ class NvidiaSmi:
             seconds=seconds,
         )
 
+    def script(self, machine: Machine) -> str:
+        """The lines of a shell script that runs it on a machine with its own arguments."""
+        nvml_library.write_table(self.table, machine)
+        values = f"GPUPROV_NVML_TABLE={self.table} LD_LIBRARY_PATH={self.library}"
+        return f'exec env {values} {self.program} "$@"'
+
     def inventory(self, machine: Machine) -> tuple[Output, ...]:
         """Run every nvidia-smi command of gpu_inventory, and add a kernel log without errors."""
         node = make_node(machine.count, machine.name, machine.sku["fabric"], machine.sku["architecture"])

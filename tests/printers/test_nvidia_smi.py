@@ -16,8 +16,8 @@ from tests.printers.smi import RELEASES, Printers
 from tests.support.checks import judged, make_node
 from tests.support.seed import Selected
 
-# SKU → the first branch of the driver that prints it here. A name comes from NVML, so a release also prints the
-# SKUs that came after it, as far as it knows their parts: 470 knows 12 NVLinks, 535 no domain of a rack.
+# SKU → the first branch of the driver that prints it here. A name comes from NVML, so a release also prints
+# the SKUs that came after it, as far as it knows their parts: 470 knows 12 NVLinks, 535 no domain of a rack.
 _FIRST = {
     **{"v100-sxm2-32": 470, "t4": 470, "a10": 470, "a100-sxm-80": 470},
     **{"h100-pcie": 470, "l4": 470, "rtx-pro-6000-server": 470},

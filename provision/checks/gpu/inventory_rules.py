@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from provision.checks.check import CheckNode, Measurement
-from provision.checks.gpu.nvidia_smi import THROTTLE_ALARMS
+from provision.checks.gpu.nvidia_smi import INFOROM_CORRUPTED, THROTTLE_ALARMS
 from provision.checks.host.kernel_meaning import requested_action
 from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text, unmeasured
 from provision.checks.thresholds import Threshold
@@ -125,6 +125,13 @@ _FLAGS = {
     "channel_repair_pending": ("Yes", Verdict.WARN, "a memory channel repair waits for a reset", "reset GPU"),
     "tpc_repair_pending": ("Yes", Verdict.WARN, "a TPC repair waits for a reset", "reset GPU"),
     "ecc_mode": ("Disabled", Verdict.WARN, "ECC is off: memory errors go unseen", "fix configuration"),
+    "ecc_pending": (
+        "Disabled",
+        Verdict.WARN,
+        "ECC goes off at its next reset or reboot",
+        "fix configuration",
+    ),
+    "inforom": (INFOROM_CORRUPTED, Verdict.WARN, "its infoROM is corrupted", "investigate"),
 }
 
 

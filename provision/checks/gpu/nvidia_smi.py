@@ -30,6 +30,8 @@ THROTTLE_ALARMS = {
     "sw_thermal_slowdown": "software thermal slowdown",
 }
 
+INFOROM_CORRUPTED = "Corrupted infoROM"  # in place of its versions (nvidia-smi 470.256 to 555.58)
+
 # metric → (path in a <gpu>, unit, kind of value); several paths, separated by blanks: the first that is there
 _FIELDS = {
     "name": ("product_name", "", "text"),
@@ -237,6 +239,10 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
         found += _unanswered(errors, device)
     elif _text(gpu, "fb_memory_usage/total") is None:
         found.append(Measurement("memory_unread", True, "", device))
+    if any((cell.text or "").strip() == INFOROM_CORRUPTED for cell in gpu.iter()):
+        found.append(Measurement("inforom", INFOROM_CORRUPTED, "", device))
+    if (_text(gpu, "ecc_mode/current_ecc"), _text(gpu, "ecc_mode/pending_ecc")) == ("Enabled", "Disabled"):
+        found.append(Measurement("ecc_pending", "Disabled", "", device))
     found += _ecc(gpu, device)
     found.append(Measurement("processes", programs(gpu), "", device))
     found.append(Measurement("throttle", _throttle(gpu), "", device))

@@ -7,6 +7,7 @@ telemetry_rules.py judges those.
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections import Counter
@@ -268,6 +269,16 @@ def measure_counters(output: Output | None) -> list[Measurement]:
         return [Measurement("error_counters", f"{error.what}; {error.fix}", "")]
 
 
+def _cells(line: str, header: str) -> list[str]:
+    """The words of a row. A number that fills its column touches the one before it (470.256 with 100,000
+    replays: `3     0     0100000`): there the ends of the header's words part them."""
+    words = line.split()
+    ends = [word.end() for word in re.finditer(r"\S+", header)][1:]
+    if not words or line.startswith("#") or not words[0].isdigit() or len(words) >= len(ends):
+        return words
+    return [line[start:end].strip() for start, end in itertools.pairwise([0, *ends[:-1], len(line)])]
+
+
 def parse_counters(output: Output) -> list[Measurement]:
     """dmon's rows → per GPU the growth of each counter, and the seconds in which they were counted. Raises
     ParseError.
@@ -276,6 +287,7 @@ def parse_counters(output: Output) -> list[Measurement]:
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"error counters were not read under load: {why}", "look at nvidia-smi on the node")
     columns: list[str] = []
+    header = ""
     samples: Counter[int] = Counter()
     errors: dict[int, str] = {}  # GPU → the NVML error in place of its counts
     ended = ""
@@ -283,10 +295,10 @@ def parse_counters(output: Output) -> list[Measurement]:
     lines = output.stdout.splitlines()
     for place, line in enumerate(lines):
         error = _ERROR.search(line)
-        words = _ERROR.sub("-", line).split()
+        words = _cells(_ERROR.sub("-", line), header)
         last = place == len(lines) - 1 and not output.stdout.endswith("\n")
         if words[:2] == ["#", "gpu"]:
-            columns = words[2:]
+            columns, header = words[2:], line
         elif not words or words[0] == "#" or line.startswith("[gpuprov: "):
             continue
         elif last or beside_gap(lines, place):

@@ -96,12 +96,18 @@ class ReplayRows:
 
     def __init__(self):
         self.columns = []
+        self.ends = []  # where each column ends in a line, that of the index first
 
     def row(self, line):
         """(index, metrics) of a line; None when it has no values."""
         words = line.split()
         if words[:2] == ["#", "gpu"]:
             self.columns = words[2:]
+            self.ends = [word.end() for word in re.finditer(r"\S+", line)][1:]
+        elif words and words[0].isdigit() and len(words) < len(self.ends):
+            # A number that fills its column touches the one before it: `3     0     0100000` (470.256).
+            starts = [0, *self.ends[:-1]]
+            words = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], len(line)])]  # noqa: B905 (strict came with 3.10)
         if len(words) != len(self.columns) + 1 or not words[0].isdigit() or "pci" not in self.columns:
             return None
         return int(words[0]), {"pcie_replays": value_of("", words[1 + self.columns.index("pci")])}
