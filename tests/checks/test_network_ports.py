@@ -258,6 +258,18 @@ def test_errors_of_the_last_day_are_not_divided_by_the_uptime(cards: Cards) -> N
     assert cards.flagged() == []
 
 
+@pytest.mark.parametrize(("then", "expected"), [(2, True), (5, False), (15, False), (None, False)])
+def test_a_counter_of_4_bits_is_told_if_it_filled_since_the_earlier_look(
+    then: int | None, expected: bool, cards: Cards
+) -> None:
+    """It holds 15 at most (drivers/infiniband/core/sysfs.c), so that a day never has ten of it an hour."""
+    counters(4, local_link_integrity_errors=15)(cards)
+    if then is not None:
+        seen_earlier(4, 25, local_link_integrity_errors=then)(cards)
+    found = [("warn", "mlx5_4", "local_link_integrity_errors", "watch")]
+    assert cards.flagged(**EIGHT) == (found if expected else [])
+
+
 def traffic(cards: Cards, *, repeated: int, packets: Sequence[int]) -> None:
     """Since ten hours ago ports have carried so many packets each way, and mlx5_3 repeated so many."""
     for row in cards.counters:

@@ -50,11 +50,11 @@ EACH = {
     "port_mtu nic=6 mtu=1024": ("fail", "mlx5_6", "mtu", CONFIGURE),
     "port_pkey nic=7": ("fail", "mlx5_7", "pkeys", CONFIGURE),
 }
-LOCAL = "local_link_integrity_errors"
+RECEIVED = "port_rcv_errors"
 OTHER_FORMS = {
     "port_down nic=1 how=training": ("fail", "mlx5_1", "state", CABLE),
     "port_slow nic=3 link=EDR": ("fail", "mlx5_3", "rate", CABLE),
-    f"port_errors nic=5 counter={LOCAL}": ("fail", "mlx5_5", LOCAL, CABLE),
+    f"port_errors nic=5 counter={RECEIVED}": ("fail", "mlx5_5", RECEIVED, CABLE),
     "port_no_sm nic=6": ("fail", "mlx5_6", "sm_lid", CONFIGURE),
     "nic_driver nic=7": ("fail", "hca@0000:e0:00.0", "hcas", "investigate"),
 }

@@ -31,10 +31,28 @@ def unpacked(package: str, suite: str, component: str) -> Path:
     return folder
 
 
-def _fetch(package: str, suite: str, component: str, folder: Path) -> None:
+def root_of(name: str, suite: str, *packages: str) -> Path:
+    """A folder with these packages of Debian's main and all that they depend on. Raises LabError.
+
+    The packages are unpacked, not configured: none of their scripts runs.
+    """
+    folder = CACHE / suite / f"root-{name}"
+    with waiting_lock(CACHE / "lock"):
+        if not folder.is_dir():
+            apt, options = _updated(suite, "main")
+            options += ["-o", "APT::Install-Recommends=false"]
+            call("apt-get", *options, "--yes", "--download-only", "install", *packages, timeout=300)
+            _unpack(sorted((apt / "archives").glob("*.deb")), folder, whole=True)
+    return folder
+
+
+def _updated(suite: str, component: str) -> tuple[Path, list[str]]:
+    """The folder of an apt of its own with the list of this suite, and apt's options for it."""
     apt = CACHE / f"apt-{suite}-{component}"
     for part in ("lists/partial", "archives/partial", "parts"):
         (apt / part).mkdir(parents=True, exist_ok=True)
+    for left in (apt / "archives").glob("*.deb"):
+        left.unlink()  # of a run that was killed
     (apt / "status").touch()
     (apt / "sources.list").write_text(f"deb [signed-by={_KEYS}] {debian_mirror()} {suite} {component}\n")
     settings = {
@@ -48,9 +66,15 @@ def _fetch(package: str, suite: str, component: str, folder: Path) -> None:
         "APT::Sandbox::User": "",
         "Acquire::Retries": 3,
         "Acquire::Languages": "none",
+        "Debug::NoLocking": 1,
     }
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     call("apt-get", *options, "update", "-qq", timeout=120, fix="is the mirror of this host reachable?")
+    return apt, options
+
+
+def _fetch(package: str, suite: str, component: str, folder: Path) -> None:
+    apt, options = _updated(suite, component)
     call(
         "sh",
         "-c",
@@ -62,10 +86,29 @@ def _fetch(package: str, suite: str, component: str, folder: Path) -> None:
         package,
         timeout=120,
     )
-    (found,) = (apt / "archives").glob(f"{package}_*.deb")
+    _unpack(list((apt / "archives").glob(f"{package}_*.deb")), folder)
+
+
+def _unpack(packages: list[Path], folder: Path, *, whole: bool = False) -> None:
+    """Unpack packages into a new folder, which appears when it is complete, and remove them.
+
+    `whole`: lay the folder out as the root of a system.
+    """
     beside = folder.with_name(f".{folder.name}")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    call("dpkg-deb", "-x", found, beside)
-    found.unlink()
+    for package in packages:
+        call("dpkg-deb", "-x", package, beside)
+        package.unlink()
+    if whole:
+        for name in ("dev", "etc", "proc", "run", "sys", "tmp", "var"):
+            (beside / name).mkdir(exist_ok=True)
+        # Older packages have files in /bin and /lib, which are links to those of /usr on every machine.
+        for name in ("bin", "lib", "lib64", "sbin"):
+            (beside / "usr" / name).mkdir(exist_ok=True)
+            if (beside / name).is_dir() and not (beside / name).is_symlink():
+                call("cp", "-a", f"{beside / name}/.", beside / "usr" / name)
+                shutil.rmtree(beside / name)
+            if not (beside / name).is_symlink():
+                (beside / name).symlink_to(f"usr/{name}")
     beside.rename(folder)

@@ -97,6 +97,7 @@ def judge_link(port: Port, peers: Sequence[Port], declared: int | None) -> Findi
 _BITS = {
     "symbol_error": 16, "link_error_recovery": 8, "link_downed": 8, "port_rcv_errors": 16,
     "port_rcv_remote_physical_errors": 16, "port_rcv_constraint_errors": 8, "port_xmit_constraint_errors": 8,
+    "local_link_integrity_errors": 4,
 }  # fmt: skip
 
 
@@ -105,6 +106,8 @@ def _full(port: Port, name: str) -> Finding | None:
     most = 2 ** _BITS[name] - 1
     if port.errors.get(name) != most:
         return None
+    if _BITS[name] == 4 and most - port.earlier.get(name, most) <= 10:
+        return None  # not since the earlier look
     message = f"{port.name} has counted {most} {name} or more: the counter is full; reset it (perfquery -R)"
     source = "linux, drivers/infiniband/core/sysfs.c: the counter's width"
     return Finding(ID, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch")

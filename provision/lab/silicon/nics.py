@@ -48,10 +48,12 @@ HW_OTHERS = (
 )
 HW_ROCE = ("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored")
 # The kernel shows no larger number, and a full counter stays so: InfiniBand Architecture Specification,
-# volume 1, PortCounters; drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR (8 or 16 bits).
+# volume 1, PortCounters; drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR (4, 8 or 16 bits).
 MOST = {
-    **dict.fromkeys(("link_error_recovery", "link_downed", "port_rcv_constraint_errors"), 255),
-    **dict.fromkeys(("symbol_error", "port_rcv_errors", "port_rcv_remote_physical_errors"), 65535),
+    **dict.fromkeys(ERRORS, 2**16 - 1),
+    **dict.fromkeys(("link_error_recovery", "link_downed"), 2**8 - 1),
+    **dict.fromkeys(("port_rcv_constraint_errors", "port_xmit_constraint_errors"), 2**8 - 1),
+    **dict.fromkeys(("local_link_integrity_errors", "excessive_buffer_overrun_errors"), 2**4 - 1),
 }
 NO_GID = ":".join(["0000"] * 8)
 FOLDER = "sys/class/infiniband"
@@ -141,7 +143,9 @@ def write(node) -> None:
         infiniband = node.folder / "sys_pci" / card["address"] / "infiniband" / card["name"]
         infiniband.mkdir(parents=True, exist_ok=True)
         _, psid, firmware, kind = BOARDS[card["board"]]
-        put(place, {"board_id": psid, "fw_ver": firmware, "hca_type": kind, "node_type": "1: CA"})
+        files = {"board_id": psid, "fw_ver": firmware, "hca_type": kind, "node_type": "1: CA", "hw_rev": "0"}
+        guid = guid_of(node, card)
+        put(place, {**files, "node_guid": guid, "sys_image_guid": guid})
         put(place / "ports/1", port_files(node, card))
         _write_netdev(node, card)
 
@@ -211,10 +215,15 @@ def port_files(node, card) -> dict:
     return files
 
 
+def guid_of(node, card) -> str:
+    """The GUID of a card, of its one port, and of its image."""
+    digits = noise.hexadecimal(16, node.seed, node.name, "guid", card["number"])
+    return ":".join(digits[i : i + 4] for i in range(0, 16, 4))
+
+
 def _gids(node, card) -> dict:
     words = (node.seed, node.name, "guid", card["number"])
-    low = noise.hexadecimal(16, *words)
-    local = "fe80:0000:0000:0000:" + ":".join(low[i : i + 4] for i in range(0, 16, 4))
+    local = "fe80:0000:0000:0000:" + guid_of(node, card)
     if card["layer"] != "roce":
         return {"gids/0": local, "gids/1": NO_GID, "gid_attrs/types/0": "IB/RoCE v1"}
     octets = 10, 10 + card["number"], int(noise.fraction(*words) * 250), 7
