@@ -109,8 +109,6 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
         raise InventoryError(
             f"{source}: no nodes", "name at least one host in it; gpuprov init writes a commented one"
         )
-    for name in names:
-        _refuse_unusable(name, hostvars.get(name, {}).get("ansible_host"), source)
     belongs: dict[str, list[str]] = {name: [] for name in names}
     for group, members in groups.items():
         if group != "all":
@@ -118,24 +116,6 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
                 belongs[member].append(group)
     nodes = {name: Node(name, tuple(belongs[name]), hostvars.get(name, {})) for name in names}
     return Fleet(source, nodes, groups, tuple(vault_password_files))
-
-
-# What separates or begins a term of a host pattern, so that no pattern can name such a host.
-_NOT_A_NAME = re.compile(r"[-@!&~]|.*[\s,]", re.DOTALL)
-
-
-def _refuse_unusable(name: str, address: Any, source: Path) -> None:
-    """Raises InventoryError for a host that no command can name, or whose address is none."""
-    if not name or not name.isprintable() or _NOT_A_NAME.match(name):
-        line = rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)"""
-        where = ansible_inventory.place_of(line, source) if name.strip() else ""
-        raise InventoryError(
-            f"{where or source}: {name!r} cannot be the name of a host: it is empty, begins with one of "
-            "- @ ! & ~, or holds a space, a comma or a control character",
-            "rename it there; what it is reached by may stand in ansible_host",
-        )
-    if isinstance(address, str) and "{" not in address and (" " in address or not address.isprintable()):
-        raise InventoryError(f"{source}: {name}: ansible_host {address!r} is not an address", "correct it")
 
 
 def _members(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -169,8 +149,28 @@ def select(fleet: Fleet, pattern: str) -> Fleet:
     if not names:
         raise InventoryError(f"--nodes {pattern}: no node is left", "widen the pattern")
     chosen = {name: fleet.nodes[name] for name in names}
+    for node in chosen.values():
+        _refuse_unusable(node.name, node.variables.get("ansible_host"), fleet.source)
     others = {name: node for name, node in fleet.nodes.items() if name not in chosen}
     return replace(fleet, nodes=chosen, others={**fleet.others, **others}, pattern=pattern)
+
+
+# What separates or begins a term of a host pattern, so that no pattern can name such a host.
+_NOT_A_NAME = re.compile(r"[-@!&~]|.*[\s,]", re.DOTALL)
+
+
+def _refuse_unusable(name: str, address: Any, source: Path) -> None:
+    """Raises InventoryError for a host that no command can name, or whose address is none."""
+    if not name or not name.isprintable() or _NOT_A_NAME.match(name):
+        line = rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)"""
+        where = ansible_inventory.place_of(line, source) if name.strip() else ""
+        raise InventoryError(
+            f"{where or source}: {name!r} cannot be the name of a host: it is empty, begins with one of "
+            "- @ ! & ~, or holds a space, a comma or a control character",
+            "rename it there; what it is reached by may stand in ansible_host",
+        )
+    if isinstance(address, str) and "{" not in address and (" " in address or not address.isprintable()):
+        raise InventoryError(f"{source}: {name}: ansible_host {address!r} is not an address", "correct it")
 
 
 _LISTED = 12  # names that a command lists one by one
