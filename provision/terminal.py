@@ -31,6 +31,11 @@ def printable(text: str, limit: int = 2000) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
+def say(line: str) -> None:
+    """Write a line for people on standard error, outside of any progress that is shown."""
+    sys.stderr.write(f"{printable(line)}\n")
+
+
 class _Stream(io.TextIOWrapper):
     """Standard output or error, from its first failure on /dev/null: neither a later write nor the end of the
     interpreter fails once more."""

@@ -31,7 +31,7 @@ OWNERS = {
     "kubernetes": {"remote/schedulers/kubernetes/cluster.py"},
     "markupsafe": {"report/html.py"},
     "paramiko": {"remote/ssh/client.py", "remote/ssh/login.py"},
-    "pytest": {"drift/testinfra/plugin.py"},
+    "pytest": {"api/pytest_plugin.py"},
     "rich": {"terminal.py"},
     "shtab": {"cli.py"},
     "testinfra": {"drift/testinfra/fleet.py"},
@@ -178,7 +178,7 @@ def distributions(*files: Path) -> set[str]:
     """What these files import that is neither Python's nor ours, by the names that pip knows."""
     known = metadata.packages_distributions()
     top = {module.partition(".")[0] for path in files for module in imports(path, types=True)}
-    top -= {"provision", "tests", "benchmarks", *sys.stdlib_module_names}
+    top -= {"provision", "gpuprov", "tests", "benchmarks", *sys.stdlib_module_names}
     return {canonicalize_name(name) for module in top for name in known.get(module, [module])}
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.drift.formats import NAMES
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from provision.api.events import Event
     from provision.drift.drift_report import DriftReport
-    from provision.drift.drifts import Drift
-    from provision.remote.observe import Observation
-    from provision.runs.store import RunFolder
 
 EPILOG = """\
 exit codes: 4 when a node differs from its declared state or from the majority of its kind; otherwise 5 when
@@ -73,54 +69,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     wanted = outputs(options)
 
-    from provision.drift import drift_report, drift_text
-    from provision.runs.store import RunFolder
-    from provision.text import many
+    from provision.api import drifts
+    from provision.drift import drift_text
 
-    folder = RunFolder.create("drift", drift_text.arguments(options))
-    seen_there = _Seen(folder)
+    loaded = fleet_options.loaded(options)
+    kept = _Kept()
     try:
-        with seen_there:
-            also, also_of = drift_report.FACTS, drift_report.FACTS_OF
-            seen = fleet_options.assess(
-                options, "drift", also=also, also_of=also_of, on_judged=seen_there.keep
+        with fleet_options.progress("drift", len(loaded.nodes), kept.take) as on_event:
+            result = drifts.drift(
+                loaded,
+                limits=fleet_options.limits(options),
+                compare=not options.no_majority,
+                require_validated=options.require_validated,
+                arguments=drift_text.arguments(options),
+                on_event=on_event,
             )
-        report = drift_report.make(
-            seen,
-            compare=not options.no_majority,
-            required=options.require_validated,
-            run_folder=str(folder.path),
-        )
-    except BaseException as error:
-        folder.finish(int(getattr(error, "exit_code", ExitCode.INTERRUPTED)))
-        if isinstance(error, KeyboardInterrupt) and seen_there.nodes:
-            sys.stderr.write(f"\ngpuprov: {many(seen_there.nodes, 'node')} observed: {folder.path}\n")
+    except KeyboardInterrupt:
+        sys.stderr.write(kept.line)
         raise
-    _keep(folder, report)
-    try:
-        _publish(report, wanted)
-    finally:
-        folder.finish(report.code)
-    return report.code
+    _publish(result.report, wanted)
+    return result.report.code
 
 
-class _Seen(contextlib.ExitStack):
-    """What was seen and found on each node, written down as it comes: an interrupted run leaves that much."""
+class _Kept:
+    """Where the nodes' answers are written, for the last words of a run that is interrupted."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        super().__init__()
-        self.nodes = 0
-        self._facts, self._drifts = map(self.push, (folder.lines("facts"), folder.lines("drifts")))
+    def __init__(self) -> None:
+        self._folder = ""
+        self._nodes = 0
 
-    def keep(self, said: Observation, found: Sequence[Drift], secrets: Collection[str]) -> None:
-        from provision.drift import drift_text
-        from provision.runs import store
+    def take(self, event: Event) -> None:
+        from provision.api.events import NodeAnswered, RunBegan
 
-        self.nodes += 1
-        facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
-        record = drift_text.without({"node": said.node, **facts}, secrets)
-        self._facts.append([store.without_secrets(record)])
-        self._drifts.append([store.without_secrets(drift_text.record(drift, secrets)) for drift in found])
+        self._nodes += isinstance(event, NodeAnswered)
+        if isinstance(event, RunBegan):
+            self._folder = str(event.folder)
+
+    @property
+    def line(self) -> str:
+        from provision.text import many
+
+        return f"\ngpuprov: {many(self._nodes, 'node')} observed: {self._folder}\n" if self._nodes else ""
 
 
 def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -183,16 +172,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     else:
         atomic_file.write(path, text, private=False)
-
-
-def _keep(folder: RunFolder, report: DriftReport) -> None:
-    """What is odd in the fleet, line by line, for who looks at the run later."""
-    from dataclasses import asdict
-
-    from provision.drift import drift_text
-
-    seen = report.seen
-    for outlier in report.odd.outliers if report.odd else ():
-        folder.append("majority", drift_text.without(asdict(outlier), seen.secrets))
-    for tie in report.odd.ties if report.odd else ():
-        folder.append("majority", drift_text.without(asdict(tie), seen.secrets))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode, GpuprovError, UsageError
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from provision.drift.assess import Assessment
-    from provision.up.waves import Rollout, Share
+    from provision.up.waves import Share
 
 
 EPILOG = """\
@@ -69,34 +68,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from dataclasses import replace
-
-    from provision.drift import drift_text
-    from provision.remote.schedulers import chosen
-    from provision.terminal import coloured, painted
-    from provision.up import durations, plan, plan_report
-
     remove = removed(options)
     if options.offline:
         return _offline(options, remove)
-    seen = fleet_options.assess(options, "plan", remove=remove)
-    made = plan.make(
-        seen.drifts,
-        seen.observations,
-        full=options.full,
-        takes_part=seen.roles,
-        remove=remove,
-        rollout=rollout(options, seen),
-        minutes=durations.learn(seen.fleet.place),
-    )
-    busy = [node for wave in made.waves for node in wave]
-    looked = chosen.load(seen.fleet, seen.overrides).look(busy)
-    made = replace(made, scheduler={node: said.error for node, said in looked.items() if said.error})
+
+    from provision.api import plans
+    from provision.drift import drift_text
+    from provision.terminal import coloured, painted
+    from provision.up import plan_report
+
+    loaded = fleet_options.loaded(options)
+    with fleet_options.progress("plan", len(loaded.nodes)) as on_event:
+        result = plans.plan(
+            loaded,
+            limits=fleet_options.limits(options),
+            full=options.full,
+            remove=remove,
+            wave=options.wave,
+            canary=not options.no_canary,
+            on_event=on_event,
+        )
+    seen, made = result.seen, result.plan
     if options.json or options.format == "json":
         import json
 
-        document = drift_text.without(plan_report.document(seen, made), seen.secrets)
-        sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
+        sys.stdout.write(json.dumps(result.document(), indent=1, default=str) + "\n")
     elif options.format == "github":
         sys.stdout.write(plan_report.github(seen, made, diff=options.diff))
     elif options.format == "markdown":
@@ -108,7 +104,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         sys.stdout.write(painted(text) if coloured(sys.stdout) else text)
     if seen.refused:
         return ExitCode.UNHEALTHY
-    if options.exit_code and busy:
+    if options.exit_code and result.changes:
         return ExitCode.DRIFT
     return ExitCode.INCOMPLETE if seen.unreachable or made.scheduler else ExitCode.OK
 
@@ -190,10 +186,3 @@ def some_nodes(text: str) -> Share:
     if not found.number:
         raise argparse.ArgumentTypeError("must be 1 or more, or a percentage above 0%")
     return found
-
-
-def rollout(options: argparse.Namespace, seen: Assessment) -> Rollout:
-    """How the fleet is divided, from the command line and the inventory. Raises StackError."""
-    from provision.up import waves
-
-    return waves.rollout(seen.declared, seen.described, size=options.wave, canary=not options.no_canary)

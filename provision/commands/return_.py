@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, UsageError
 
 EPILOG = """\

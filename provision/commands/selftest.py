@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode
 
 EPILOG = """\

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -52,22 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from provision.api import states
     from provision.checks.judge import Verdict
-    from provision.terminal import Progress
     from provision.validate.status.rounds import Rounds
 
-    fleet, _ = fleet_options.load(options)
-    limits = {"timeout": options.timeout, "connections": options.connections}
+    loaded = fleet_options.loaded(options)
     if options.watch is not None:
         say = functools.lru_cache(maxsize=256)(fleet_options.say)  # the same line once, not in each round
-        with Rounds(fleet, say=say, persistent=True, **limits) as rounds:
+        limits = {"timeout": options.timeout, "connections": options.connections}
+        with Rounds(loaded.fleet, say=say, persistent=True, **limits) as rounds:
             _watch(rounds, options.watch, options.json)
-    with (
-        Progress("status", len(fleet.nodes)) as progress,
-        Rounds(fleet, say=progress.say, **limits) as rounds,
-    ):
-        status = rounds.ask(lambda _: progress.done())
-    status = _with_repair(status)
+    with fleet_options.progress("status", len(loaded.nodes)) as on_event:
+        status = states.status(loaded, limits=fleet_options.limits(options), on_event=on_event)
     sys.stdout.write(_shown(status, options.json))
     codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
     return codes.get(status.verdict, ExitCode.OK)
@@ -75,35 +71,19 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _watch(rounds: Rounds, seconds: float, as_json: bool) -> NoReturn:
     """Show the fleet every so many seconds, until an interrupt."""
+    from provision.api import states
     from provision.terminal import Redrawn
 
     with Redrawn() as screen:
         while True:
             began = time.monotonic()
-            status = _with_repair(rounds.ask())
+            status = states.with_repair(rounds.ask(), fleet_options.shown)
             if as_json:
                 sys.stdout.write(_shown(status, as_json))
                 sys.stdout.flush()
             else:
                 screen.show(_shown(status, as_json), status.signature)
             _pause(max(0.0, began + seconds - time.monotonic()))
-
-
-def _with_repair(status: FleetStatus) -> FleetStatus:
-    """With the nodes that the watch of this inventory took out of service."""
-    import dataclasses
-
-    from provision.errors import RunFolderError
-    from provision.up.watch import incidents
-
-    try:
-        known = incidents.Store(incidents.place_of(status.fleet)).incidents()
-    except (RunFolderError, OSError) as error:
-        fleet_options.say(f"the state of gpuprov watch cannot be read: {error}")
-        return status
-    waiting = {one.node: one.spare for one in known if one.holds_node and one.step is incidents.Step.REPAIR}
-    waiting = {node: spare for node, spare in waiting.items() if node in status.fleet.nodes}
-    return dataclasses.replace(status, repair=waiting)
 
 
 def _pause(seconds: float) -> None:

@@ -7,8 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.commands import plan
-from provision.drift import fleet_options
+from provision.commands import fleet_options, plan
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:

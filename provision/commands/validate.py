@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, UsageError
 
 if TYPE_CHECKING:

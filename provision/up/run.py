@@ -13,7 +13,7 @@ from typing import Any
 
 from provision import bug_file
 from provision.desired import inventory, stack
-from provision.drift import assess, fleet_options
+from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
@@ -27,7 +27,7 @@ from provision.remote.schedulers import chosen
 from provision.remote.workers import register
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
-from provision.terminal import Progress, live
+from provision.terminal import Progress, live, say
 from provision.text import many
 from provision.up import collect, durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
@@ -99,7 +99,7 @@ class UpRun:
         handover.remove_orphans()
         earlier = resume.chain(self.folder)[1:]
         collect.remove_overdue([self.folder, *earlier])
-        collected = collect.gather(earlier, fleet_options.say)
+        collected = collect.gather(earlier, say)
         known = self._look()
         collect.keep(collected, self.fleet, known.vaulted, known.secrets)
         made = self._plan(known)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from provision import cli
+from provision.commands import fleet_options
 from provision.commands.ansible_habits import FLAGS, WORDS
 from provision.desired import inventory
-from provision.drift import fleet_options
 from provision.errors import ExitCode
 
 OF_FLEETS = ("plan", "up", "validate", "drift", "burnin", "lock", "status")

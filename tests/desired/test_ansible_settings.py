@@ -20,9 +20,11 @@ import yaml
 from ansible.config.manager import find_ini_config_file  # type: ignore[import-untyped]
 from ansible.plugins import become, connection  # type: ignore[import-untyped]
 
+from provision.api import logins
+from provision.api.source import Source
+from provision.commands import passwords
 from provision.desired.inventory import ansible_settings
 from provision.desired.inventory.ansible_settings import SETTINGS
-from provision.drift import logins
 from provision.errors import InventoryError, UsageError
 from provision.fleet import Fleet, Node
 
@@ -215,8 +217,8 @@ def test_a_node_keeps_what_it_says_under_any_name_and_nodes_go_on_sharing() -> N
 
 def completed(**options: Any) -> dict[str, Any]:
     fleet = Fleet(Path("x"), {"n": Node("n", (), {})}, {"all": ("n",)})
-    given = Namespace(**{"user": None, "ask_pass": False, "ask_become_pass": False, **options})
-    return dict(logins.completed(fleet, given, lambda _line: None).nodes["n"].variables)
+    made = logins.completed(fleet, Source(**options), lambda _line: None, passwords.typed)
+    return dict(made.nodes["n"].variables)
 
 
 def test_the_user_of_the_command_line_wins_over_the_file() -> None:
@@ -229,17 +231,17 @@ def test_the_user_of_the_command_line_wins_over_the_file() -> None:
 def typing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is typed, in order."""
     words: list[str] = []
-    monkeypatch.setattr(logins, "getpass", Namespace(getpass=lambda _prompt: words.pop(0)))
-    monkeypatch.setattr("provision.drift.logins.os.open", lambda *_: os.dup(0))
+    monkeypatch.setattr(passwords, "getpass", Namespace(getpass=lambda _prompt: words.pop(0)))
+    monkeypatch.setattr("provision.commands.passwords.os.open", lambda *_: os.dup(0))
     return words
 
 
 def test_passwords_become_variables(typing: list[str]) -> None:
     typing += ["sesame", ""]
-    asked = completed(ask_pass=True, ask_become_pass=True)
+    asked = completed(ask_password=True, ask_become_password=True)
     assert asked == {"ansible_password": "sesame", "ansible_become_password": "sesame"}
     typing += ["open"]
-    assert completed(ask_become_pass=True) == {"ansible_become_password": "open"}
+    assert completed(ask_become_password=True) == {"ansible_become_password": "open"}
     Path("ansible.cfg").write_text("[privilege_escalation]\nbecome_ask_pass = yes\n")
     typing += ["from the file"]
     assert completed() == {"ansible_become_password": "from the file"}
@@ -249,12 +251,12 @@ def test_passwords_become_variables(typing: list[str]) -> None:
 def test_what_cannot_be_a_password_here_is_refused(typing: list[str], typed: str) -> None:
     typing.append(typed)
     with pytest.raises(UsageError, match=r"^-K: "):
-        completed(ask_become_pass=True)
+        completed(ask_become_password=True)
 
 
 PROGRAM = (
-    "import sys\nfrom argparse import Namespace\nfrom provision.drift import logins\n"
-    'print(logins._asked("", "-K"))\n'
+    "from provision.commands import passwords\n"
+    'print(passwords.typed("sudo password: ", "-K", "ansible_become_password"))\n'
 )
 
 
@@ -280,7 +282,7 @@ def test_a_password_is_typed_on_the_terminal_unseen() -> None:
             typed = True
     os.waitpid(pid, 0)
     os.close(terminal)
-    assert said.split() == b"sudo password: {'ansible_become_password': 'sesame'}".split()
+    assert said.split() == b"sudo password: sesame".split()
 
 
 def test_without_a_terminal_one_line_says_what_to_do() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from provision.commands import fleet_options
 from provision.desired import inventory, monitoring, service_hosts, stack
-from provision.drift import fleet_options
 from provision.fleet import Fleet
 from provision.up import health_gate
 from provision.up.options import UpOptions

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from provision.commands import fleet_options
 from provision.desired import receptor, service_hosts, stack
 from provision.desired.role import all_defaults
-from provision.drift import fleet_options
 from provision.errors import InventoryError
 from provision.fleet import Fleet
 from provision.remote.schedulers import chosen

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from provision.commands import fleet_options
 from provision.desired import inventory, variables
 from provision.desired.role import all_defaults
 from provision.desired.templating import BadTemplateError, Renderer, resolve
-from provision.drift import fleet_options
 from provision.errors import StackError
 from provision.fleet import Fleet
 from provision.validate import validation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import InventoryError
 from provision.fleet import Fleet
 from provision.remote.schedulers import SLURM_HOSTS

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from provision.api import fleets
+from provision.api.source import Source, overrides
 from provision.desired import inventory
 from provision.desired.expectations import HARDWARE, Expectation
 from provision.drift import assess
@@ -75,7 +77,9 @@ class Readers:
 
     def __init__(self, lab: Lab) -> None:
         self.fleet = inventory.load(lab.inventory)
-        self.suite = Suite([f"--inventory={lab.inventory}", f"--set={CHOSEN}"])
+        source = Source(inventories=(lab.inventory,), variables=overrides([CHOSEN]))
+        loaded = fleets.load(source)
+        self.suite = Suite(loaded.fleet, loaded.overrides)
         self.promised: list[Expectation] = []
 
     def ours(self) -> dict[str, Any]:
@@ -199,7 +203,7 @@ def run_suite(call: Any, lab: Lab, folder: Path) -> tuple[subprocess.CompletedPr
     report = folder / "suite.xml"
     done = call(
         *("pytest", "-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),
-        *("-p", "provision.drift.testinfra.plugin", "--pyargs", "provision.drift.testinfra"),
+        *("-p", "provision.api.pytest_plugin", "--pyargs", "provision.drift.testinfra"),
         *("--gpuprov-inventory", str(lab.inventory), "--gpuprov-set", CHOSEN, "--junitxml", str(report)),
     )
     cases: dict[str, str] = {}

@@ -16,9 +16,8 @@ import pytest
 from ansible.module_utils.parsing.convert_bool import boolean  # type: ignore[import-untyped]
 
 from provision import cli
-from provision.commands import up
+from provision.commands import fleet_options, passwords, up
 from provision.desired import inventory, variable_types
-from provision.drift import fleet_options, logins
 from provision.remote.ansible.runner import run_playbook
 from provision.remote.observe import observe
 from provision.remote.ssh import config
@@ -354,7 +353,7 @@ def test_a_password_that_was_typed_is_kept_nowhere(
 ) -> None:
     place(SHAPES["kubespray"], "project", "another")
     typed = iter([PASSWORD, "", PASSWORD])
-    monkeypatch.setattr(logins, "_typed", lambda *_words, **_may: next(typed))
+    monkeypatch.setattr(passwords, "typed", lambda *_words, **_may: next(typed))
     cli.main(["drift", "-i", "inventory.ini", "-kK", "--json"])
     said = capfd.readouterr()
     assert "node1" in said.out

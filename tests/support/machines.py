@@ -11,7 +11,7 @@ import pytest
 
 from provision import cli
 from provision.checks.check import KERNEL_LOG_DELTA
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.fleet import Fleet, Node
 from provision.remote import fleet_lock
 from provision.remote.ansible import runner

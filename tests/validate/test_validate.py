@@ -21,7 +21,7 @@ from provision.checks.judge import Finding, Verdict
 from provision.checks.node_facts import node_facts_of
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES, Entry
-from provision.drift import fleet_options
+from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, RunFolderError, UsageError
 from provision.paths import ROLES
 from provision.remote.ansible.runner import Outcome

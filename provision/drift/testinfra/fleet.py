@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import testinfra
 
 from provision.desired.expectations import Expectation
-from provision.drift import assess, fleet_options
+from provision.drift import assess
 from provision.drift.testinfra.readers import Reader
 from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
@@ -40,13 +39,8 @@ class Case:
 class Suite:
     """The cases of a fleet, and a reader for each node."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """`arguments` as gpuprov's verbs take them: the inventory, --nodes, --set, --vault-password-file.
-
-        Raises GpuprovError for a mistake in them or in the inventory."""
-        parser = argparse.ArgumentParser()
-        fleet_options.add_arguments(parser)
-        fleet, overrides = fleet_options.load(parser.parse_args(list(arguments)))
+    def __init__(self, fleet: Fleet, overrides: Mapping[str, Any]) -> None:
+        """Observe these nodes. Raises GpuprovError for a mistake in the inventory."""
         self.readers: dict[str, Reader] = {}
         self._fleet: Fleet = fleet
         self._sockets = tempfile.TemporaryDirectory(prefix="gpuprov-")

@@ -61,19 +61,24 @@ def _names(cases: list[Case]) -> list[str]:
 
 
 def _suite(config: pytest.Config) -> Suite:
+    from provision.api import fleets
+    from provision.api.source import Source, overrides
     from provision.drift.testinfra.fleet import Suite
     from provision.errors import GpuprovError
 
     if _SUITE not in config.stash:
-        words = [f"--nodes={config.getoption('--gpuprov-nodes')}"]
-        if config.getoption("--gpuprov-inventory"):
-            words.append(f"--inventory={config.getoption('--gpuprov-inventory')}")
-        words += [f"--set={text}" for text in config.getoption("--gpuprov-set")]
-        words += [
-            f"--vault-password-file={file}" for file in config.getoption("--gpuprov-vault-password-file")
-        ]
+        inventory = config.getoption("--gpuprov-inventory")
         try:
-            config.stash[_SUITE] = Suite(words)
+            loaded = fleets.load(
+                Source(
+                    inventories=(inventory,) if inventory else (),
+                    nodes=config.getoption("--gpuprov-nodes"),
+                    variables=overrides(config.getoption("--gpuprov-set")),
+                    vault_password_files=tuple(config.getoption("--gpuprov-vault-password-file")),
+                    last_used=True,
+                )
+            )
+            config.stash[_SUITE] = Suite(loaded.fleet, loaded.overrides)
         except GpuprovError as error:
             raise pytest.UsageError(f"gpuprov: {error.what} → {error.fix}") from None
     return config.stash[_SUITE]

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import UsageError
-from provision.terminal import printable
+from provision.terminal import say as say  # the verbs take it from here
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Unpack
 
-    from provision.drift.assess import Assessment, LookOptions
+    from provision.api.events import Event, OnEvent
+    from provision.api.fleets import LoadedFleet
+    from provision.api.source import Limits, Source
     from provision.fleet import Fleet
     from provision.remote.observe import Reach
 
@@ -172,13 +173,6 @@ def _yaml_of(value: str) -> str:
     return value if isinstance(meant, bool | None) or number else json.dumps(value, ensure_ascii=False)
 
 
-def say(line: str) -> None:
-    """A line for people, outside of any progress that is shown."""
-    import sys
-
-    sys.stderr.write(f"{printable(line)}\n")
-
-
 def add_count(parser: argparse.ArgumentParser, name: str, default: int, what: str, *short: str) -> None:
     """An option that takes a whole number above 0."""
     parser.add_argument(
@@ -211,78 +205,88 @@ def count(text: str) -> int:
 
 def vault_password_files(options: argparse.Namespace) -> tuple[Path, ...]:
     """The vault password files given, or the one that Ansible's environment variable or ansible.cfg names."""
-    from pathlib import Path
+    from provision.api import fleets
 
-    from provision.desired.inventory import ansible_settings
-
-    named = options.vault_password_file or [ansible_settings.read().vault_password_file]
-    return tuple(Path(name).expanduser() for name in named if name)
+    return fleets.vault_password_files(source(options))
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """`--set KEY=VALUE` as a mapping; values are YAML, except that text variables take the text as it stands.
+    """`--set` as a mapping (api.source.overrides)."""
+    from provision.api import source as sources
 
-    (`--set cuda_toolkit_version=12.9` means the version, not a number.) Raises UsageError for anything else.
-    """
-    from provision import yamlfile
-    from provision.desired import variable_types, variables
+    return sources.overrides(options.set)
 
-    found: dict[str, Any] = {}
-    for text in options.set:
-        key, sign, value = text.partition("=")
-        if not sign or not key.isidentifier():
-            raise UsageError(f"--set {text}: must be KEY=VALUE, with a variable name before the =", "")
-        if not value:
-            raise UsageError(
-                f"--set {text}: no value", f"for empty text: --set {key}='\"\"', for nothing: {key}=null"
-            )
-        found[key] = yamlfile.parse(value, f"--set {key}", UsageError)
-        if variables.is_text(key) and found[key] is not None and not isinstance(found[key], str):
-            found[key] = value
-        found[key] = variable_types.typed_override(key, found[key])
-    return found
+
+def source(options: argparse.Namespace) -> Source:
+    """What the command line chooses. Raises UsageError for a mistake in --set."""
+    from pathlib import Path
+
+    from provision.api.source import Source
+
+    if options.lock:
+        options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
+    return Source(
+        inventories=(*filter(None, [options.inventory]), *(options.inventory_option or ())),
+        nodes=options.nodes,
+        variables=overrides(options),
+        vault_password_files=tuple(options.vault_password_file),
+        user=options.user or "",
+        ask_password=options.ask_pass,
+        ask_become_password=options.ask_become_pass,
+        lock=options.lock,
+        use_lock=not options.no_lock,
+        gpu_nodes_only=options.gpu_only,
+        last_used=options.last_used,
+    )
+
+
+def loaded(options: argparse.Namespace) -> LoadedFleet:
+    """The chosen nodes, and the overrides that are left to apply."""
+    from provision.api import fleets
+    from provision.commands import passwords
+
+    return fleets.load(source(options), on_event=shown, ask=passwords.typed)
 
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
-    """The chosen nodes, held to their lock file, with their connection variables and gpuprov's own rendered;
-    and the overrides that are left to apply."""
-    from dataclasses import replace
-    from pathlib import Path
+    """The same as a pair."""
+    found = loaded(options)
+    return found.fleet, found.overrides
 
-    from provision.desired import inventory, lockfile, monitoring, receptor, service_hosts, variable_types
-    from provision.desired.templating import resolve
-    from provision.drift import logins
-    from provision.remote import workers
-    from provision.remote.ssh import host_key_checking
 
-    chosen = overrides(options)
-    source = inventory.find(options.inventory, options.inventory_option, last_used=options.last_used)
-    fleet = variable_types.typed(inventory.load(source, vault_password_files(options)))
-    fleet = logins.completed(fleet, options, say)
-    inventory.remember(fleet)
-    if options.lock:
-        options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
-    fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
-    whole = fleet
-    fleet, others = workers.apart(whole)
-    selected = service_hosts.apart(receptor.chosen(fleet, whole, options.nodes), say)
-    if options.gpu_only:
-        selected = service_hosts.without(selected, say)
-    selected = monitoring.watching(
-        selected, lambda: resolve.reachable(service_hosts.apart(fleet), chosen), chosen, say
-    )
-    selected = receptor.meshed(selected, lambda: resolve.reachable(receptor.members(whole), chosen))
-    fleet = resolve.reachable(selected, chosen)
-    fleet = replace(
-        fleet, others={**fleet.others, **resolve.reachable(service_hosts.slurms(fleet), chosen).nodes}
-    )
-    chosen = resolve.without_templates(chosen)
-    if line := host_key_checking.note(fleet.nodes.values()):
-        say(line)
-    linked = workers.linked(receptor.without_members(fleet), resolve.reachable(others, {}), chosen)
-    return replace(
-        linked, nodes={name: linked.nodes.get(name, node) for name, node in fleet.nodes.items()}
-    ), chosen
+def limits(options: argparse.Namespace) -> Limits:
+    """How long a node has to answer, and how many connections may be open."""
+    from provision.api.source import Limits
+
+    return Limits(timeout=options.timeout, connections=options.connections)
+
+
+def shown(event: Event) -> None:
+    """Print an event that is for people; outside of any progress."""
+    from provision.api.events import Note
+
+    if isinstance(event, Note):
+        say(event.text)
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int, also: OnEvent | None = None) -> Iterator[OnEvent]:
+    """Draw the events of a use case: notes, and how many of `total` nodes have answered. `also` gets them
+    as well."""
+    from provision.api.events import NodeAnswered, Note
+    from provision.terminal import Progress
+
+    with Progress(title, total=total) as drawn:
+
+        def draw(event: Event) -> None:
+            if also is not None:
+                also(event)
+            if isinstance(event, Note):
+                drawn.say(event.text)
+            elif isinstance(event, NodeAnswered):
+                drawn.done("")
+
+        yield draw
 
 
 def add_break_lock(parser: argparse.ArgumentParser, what: str) -> None:
@@ -344,12 +348,3 @@ def say_what(fleet: Fleet, *more: str) -> None:
     from provision.text import many
 
     say(" · ".join([str(fleet.source), fold(fleet.nodes), many(len(fleet.nodes), "node"), *more]))
-
-
-def assess(options: argparse.Namespace, title: str, **more: Unpack[LookOptions]) -> Assessment:
-    """Load the fleet and look at it, with progress shown. Nodes in trouble are for the report to name."""
-    from provision.drift import assess as assessing
-
-    fleet, chosen = load(options)
-    more |= {"timeout": options.timeout, "connections": options.connections}
-    return assessing.with_progress(title, fleet, chosen, named=False, **more)

@@ -1,0 +1,71 @@
+"""What a caller chooses: the inventory, the nodes, the overrides, and how to log in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision import yamlfile
+from provision.desired import variable_types, variables
+from provision.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a fleet comes from, and which of its nodes are meant.
+
+    `inventories`: any that Ansible reads; the last one wins. Without one, the usual places are searched, as
+    every command does. `nodes` is an Ansible host pattern. `variables` override those of all nodes, in the
+    types that the variables have. Vault password files default to what Ansible's settings name.
+
+    `lock` is a lock file for package versions (default: gpuprov.lock.yml beside the inventory, if there is
+    one), and `use_lock=False` ignores any. `gpu_nodes_only` leaves out hosts that are no GPU nodes.
+    `last_used` also accepts the inventory last used in this folder, which suits readers only.
+
+    Passwords are variables of the nodes afterwards, and are never printed. `ask_password` and
+    `ask_become_password` have a person asked for them (`fleets.load`).
+    """
+
+    inventories: tuple[str | Path, ...] = ()
+    nodes: str = "all"
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    vault_password_files: tuple[str | Path, ...] = ()
+    user: str = ""
+    password: str | None = field(default=None, repr=False)
+    become_password: str | None = field(default=None, repr=False)
+    ask_password: bool = False
+    ask_become_password: bool = False
+    lock: str | Path | None = None
+    use_lock: bool = True
+    gpu_nodes_only: bool = False
+    last_used: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a node has to answer, in seconds, and how many connections may be open at the same time."""
+
+    timeout: float = 60.0
+    connections: int = 512
+
+
+def overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Texts `KEY=VALUE` as a mapping; values are YAML, except that text variables take the text as it stands.
+
+    (`cuda_toolkit_version=12.9` means the version, not a number.) Raises UsageError for anything else."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key.isidentifier():
+            raise UsageError(f"--set {text}: must be KEY=VALUE, with a variable name before the =", "")
+        if not value:
+            raise UsageError(
+                f"--set {text}: no value", f"for empty text: --set {key}='\"\"', for nothing: {key}=null"
+            )
+        found[key] = yamlfile.parse(value, f"--set {key}", UsageError)
+        if variables.is_text(key) and found[key] is not None and not isinstance(found[key], str):
+            found[key] = value
+        found[key] = variable_types.typed_override(key, found[key])
+    return found

@@ -1,0 +1,38 @@
+"""The state of each node in service, from what its own health program found last."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from provision.api.events import NodeAnswered, Note, OnEvent, ignore
+from provision.api.fleets import LoadedFleet
+from provision.api.source import Limits
+from provision.errors import RunFolderError
+from provision.up.watch import incidents
+from provision.validate.status.rounds import Rounds
+from provision.validate.status.status import FleetStatus
+
+
+def status(loaded: LoadedFleet, *, limits: Limits | None = None, on_event: OnEvent = ignore) -> FleetStatus:
+    """The state of each node by the newest result of its own health program, and which nodes the watch of
+    this inventory has in repair. Never raises for a node."""
+    limits = limits or Limits(timeout=20.0)
+
+    def say(line: str) -> None:
+        on_event(Note(line))
+
+    with Rounds(loaded.fleet, timeout=limits.timeout, connections=limits.connections, say=say) as rounds:
+        found = rounds.ask(lambda one: on_event(NodeAnswered(one.node)))
+    return with_repair(found, on_event)
+
+
+def with_repair(found: FleetStatus, on_event: OnEvent) -> FleetStatus:
+    """The same, with the nodes that the watch of this inventory took out of service."""
+    try:
+        known = incidents.Store(incidents.place_of(found.fleet)).incidents()
+    except (RunFolderError, OSError) as error:
+        on_event(Note(f"the state of gpuprov watch cannot be read: {error}"))
+        return found
+    waiting = {one.node: one.spare for one in known if one.holds_node and one.step is incidents.Step.REPAIR}
+    waiting = {node: spare for node, spare in waiting.items() if node in found.fleet.nodes}
+    return dataclasses.replace(found, repair=waiting)
