@@ -14,8 +14,9 @@ import pytest
 
 from provision.checks.host import kernel_meaning
 from provision.checks.judge import Finding, Verdict
-from tests.support import drawn_samples
-from tests.support.drawn_samples import ERRORS, FAULTS, HIDING, BurnIn, Node, Surface, Told, named
+from tests.support import drawn_gpus, drawn_samples
+from tests.support.drawn_gpus import ERRORS, FAULTS, HIDING, Node, named
+from tests.support.drawn_samples import BurnIn, Surface, Told
 from tests.support.seed import SEED, times
 
 pytestmark = pytest.mark.timeout(7200)
@@ -24,7 +25,7 @@ LOST = ERRORS[0]
 CASES = times(120, 20_000)
 BAD = (Verdict.WARN, Verdict.ERROR, Verdict.FAIL)
 Found = frozenset[tuple[Verdict, str, str, str]]  # verdict, device, metric, action
-# Faults of a surface that no rule judges there, or not always.
+# By surface, in the order of `cases`: what no rule judges there, or not always.
 UNJUDGED = (
     {"brief", "slower"},
     {"brief", "slower", "unread"},
@@ -67,7 +68,7 @@ class Cases:
     def of(self, name: str) -> Iterator[Case]:
         for number in range(CASES):
             judge = self.surfaces[number % len(self.surfaces)]
-            node = drawn_samples.several(random.Random(f"{SEED} {number}"))  # noqa: S311 - drawn cases
+            node = drawn_gpus.several(random.Random(f"{SEED} {number}"))  # noqa: S311 - drawn cases
             if number not in FOUND:
                 FOUND[number] = told(judge(node, Told()))
             draw = random.Random(f"{SEED} {number} {name}")  # noqa: S311
@@ -108,7 +109,7 @@ def test_one_more_healthy_sample_never_improves_a_verdict(cases: Cases) -> None:
     for case in cases.of("healthy"):
         gpu = case.any_gpu()
         amd = case.number % 2 == 1
-        more = drawn_samples.with_a_healthy_sample(case.node, gpu, case.draw, amd=amd)
+        more = drawn_gpus.with_a_healthy_sample(case.node, gpu, case.draw, amd=amd)
         if more is None:
             continue
         after = case.again(more)
@@ -122,7 +123,7 @@ def test_one_more_fault_never_improves_a_verdict(cases: Cases) -> None:
     for case in cases.of("fault"):
         more = copy.deepcopy(case.node)
         gpu = case.any_gpu()
-        fault = drawn_samples.broken(more, gpu, case.draw)
+        fault = drawn_gpus.broken(more, gpu, case.draw)
         after = case.again(more)
         for device in ("", f"gpu{gpu}"):
             (verdict, action), (was, did) = worst(after, device), worst(case.found, device)

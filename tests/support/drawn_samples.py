@@ -1,15 +1,14 @@
-"""Drawn samples of a node's GPUs under load: what nvidia-smi and amd-smi would print of them, beside a check
-and in a burn-in, and what the product's own readers and judges find in it."""
+"""What nvidia-smi and amd-smi would print of drawn GPUs (drawn_gpus.py), beside a check and in a burn-in, and
+what the product's own readers and judges find in it."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,158 +26,12 @@ from provision.node.burnin.amd_gpus import AMD_METRIC, AMD_VIOLATIONS, AmdGpus
 from provision.node.burnin.sampler import SELDOM, Telemetry
 from provision.node.burnin.tool_output import GPU_FIELDS, ReplayRows, gpu_row
 from provision.runs.store import RunFolder
+from tests.support.drawn_gpus import HELD, Cell, Node
 from tests.support.spools import BOOT, T0
 
-Cell = dict[str, Any]  # one sample of one GPU
 ADDRESSES = [f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)]
 GPUS = {address.rpartition(".")[0]: f"gpu{number}" for number, address in enumerate(ADDRESSES)}
-ERRORS = ("[GPU is lost]", "[GPU requires reset]", "[Unknown Error]", "ERR!")
-# What holds the clocks down → the bits of nvml.h, and AMD's name.
-HELD = {
-    "hard": (0x48, "hbm_thermal"),
-    "brake": (0x88, "prochot"),
-    "umbrella": (0x8, "vr_thermal"),
-    "soft": (0x20, "socket_thermal"),
-}
 POWER_CAP = 0x4
-
-
-@dataclass
-class Node:
-    """Rounds of samples, each a cell for every GPU; None: it is not listed. `late`: the rounds that come half
-    an interval after the one before."""
-
-    rounds: list[list[Cell | None]]
-    faults: dict[int, set[str]] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)
-
-    @property
-    def moments(self) -> list[float]:
-        """When each round is, in intervals."""
-        at, found = -1.0, []
-        for number in range(len(self.rounds)):
-            at = at + 0.5 if number in self.late else float(int(at) + 1)
-            found.append(at)
-        return found
-
-    def of(self, gpu: int, begin: int = 0) -> Iterator[Cell]:
-        """The samples of a GPU from a round on."""
-        yield from filter(None, (cells[gpu] for cells in self.rounds[begin:]))
-
-
-def cell(draw: random.Random) -> Cell:
-    values = {
-        "heat": draw.randint(60, 64),
-        "watts": 650.0 + draw.randint(-9, 9),
-        "mhz": draw.randint(1790, 1810),
-    }
-    fixed = {"util": 99, "held": (), "width": 16, "gen": 5, "ue": 0, "replays": 7, "error": "", "unread": ""}
-    return {**values, **fixed}
-
-
-def drawn(draw: random.Random) -> Node:
-    """A healthy node under load, sampled some 16 times; at first it may still be idle."""
-    gpus, idle = draw.randint(5, 6), draw.randrange(2)
-    node = Node([[cell(draw) for _ in range(gpus)] for _ in range(draw.randint(15, 17))])
-    for cells in node.rounds[:idle]:
-        for one in filter(None, cells):
-            one.update(util=0, gen=1, heat=40, mhz=345)
-    return node
-
-
-# --- faults, each beyond doubt: fault(node, GPU, draw)
-
-
-def _lost(node: Node, gpu: int, draw: random.Random) -> None:
-    error = draw.choice(ERRORS)
-    for one in node.of(gpu, draw.randint(7, len(node.rounds) - 8)):
-        one["error"] = one["error"] or error
-
-
-def _gone(node: Node, gpu: int, draw: random.Random) -> None:
-    for cells in node.rounds[draw.randint(7, len(node.rounds) - 8) :]:
-        cells[gpu] = None
-
-
-def _held(name: str) -> Callable[[Node, int, random.Random], None]:
-    def hold(node: Node, gpu: int, draw: random.Random) -> None:
-        for one in list(node.of(gpu, draw.randint(1, 3)))[: draw.randint(6, 12)]:
-            one["held"] = (*one["held"], name)
-
-    return hold
-
-
-def _brief(node: Node, gpu: int, draw: random.Random) -> None:
-    """No fault: what holds the clocks down for one sample."""
-    if "brief" not in node.faults.get(gpu, ()):
-        for one in list(node.of(gpu, draw.randrange(2, len(node.rounds))))[:1]:
-            one["held"] = (*one["held"], draw.choice(list(HELD)))
-
-
-def _grown(counter: str, most: int) -> Callable[[Node, int, random.Random], None]:
-    def grow(node: Node, gpu: int, draw: random.Random) -> None:
-        more = draw.randint(most // 2, most)
-        for one in node.of(gpu, draw.randrange(2, len(node.rounds) // 2)):
-            one[counter] += more
-
-    return grow
-
-
-def _other(**values: Any) -> Callable[[Node, int, random.Random], None]:
-    def change(node: Node, gpu: int, draw: random.Random) -> None:
-        del draw
-        for one in node.of(gpu):
-            one.update(values if one["util"] else {})
-
-    return change
-
-
-def _slower(node: Node, gpu: int, draw: random.Random) -> None:
-    for one in node.of(gpu, len(node.rounds) // 2):
-        one["mhz"] -= draw.randint(350, 450)
-
-
-def _unread(node: Node, gpu: int, draw: random.Random) -> None:
-    """One reading that is an error in one sample, while the GPU gives the others."""
-    cells = [one for one in node.of(gpu, 2) if not one["error"]]
-    if cells:
-        draw.choice(cells)["unread"] = draw.choice((ERRORS[2], ERRORS[3], "[Insufficient Permissions]"))
-
-
-FAULTS: dict[str, Callable[[Node, int, random.Random], None]] = {
-    **{name: _held(name) for name in HELD},
-    **{
-        "brief": _brief,
-        "lost": _lost,
-        "gone": _gone,
-        "hot": _other(heat=90),
-        "slower": _slower,
-        "unread": _unread,
-    },
-    **{"uncorrectable": _grown("ue", 4), "replays": _grown("replays", 4000)},
-    **{"narrow": _other(width=8), "generation": _other(gen=3)},
-}
-HIDING = ("lost", "gone")  # nothing else is sampled any more
-BY_PEERS = ("hot", "slower", "narrow", "generation")  # what most have alike accuses none
-
-
-def broken(node: Node, gpu: int, draw: random.Random, fault: str = "") -> str:
-    """One fault more, if too many do not have the like already; its name."""
-    name = fault or draw.choice((*FAULTS, "lost", "lost"))
-    having = sum(name in faults for one, faults in node.faults.items() if one != gpu)
-    if name in BY_PEERS and 3 * (having + 1) > len(node.rounds[0]):
-        return ""
-    FAULTS[name](node, gpu, draw)
-    node.faults.setdefault(gpu, set()).add(name)
-    return name
-
-
-def several(draw: random.Random, most: int = 3) -> Node:
-    """A node with up to so many faults."""
-    node = drawn(draw)
-    for _ in range(draw.randrange(most + 1)):
-        broken(node, draw.randrange(len(node.rounds[0])), draw)
-    return node
 
 
 # --- what the tools print. `order`: of the GPUs in a round; `times`: how often each sample stands there
@@ -269,7 +122,7 @@ def _documents(cells: Sequence[Cell | None], order: Sequence[int]) -> tuple[list
     return listed, [_metric(at, cells[here[at]] or {}) for at in by_place]
 
 
-# --- the surfaces: a node's samples → the findings
+# --- the readers and judges: a node's samples → the findings
 
 
 Surface = Callable[[Node, Told], list[Finding]]
@@ -411,25 +264,3 @@ def _timeline(end: float) -> tuple[Timeline, Clock]:
     ]
     clock = Clock([], events)
     return timeline(events, clock), clock
-
-
-def with_a_healthy_sample(node: Node, gpu: int, draw: random.Random, *, amd: bool) -> Node | None:
-    """The node sampled once more, when this GPU was healthy; None where it is not listed (a lost one of AMD's)
-    and where the sample would end what must last for a few to be a fault."""
-    at = draw.choice((len(node.rounds), draw.randrange(1, len(node.rounds))))
-    before, after = (node.rounds[number][gpu] for number in (at - 1, min(at, len(node.rounds) - 1)))
-    if before is None or after is None or set(before["held"]) & set(after["held"]):
-        return None
-    if amd and before["error"]:
-        return None
-    more = copy.deepcopy(node)
-    cells = copy.deepcopy(node.rounds[at - 1])
-    cells[gpu] = {**cell(draw), "ue": before["ue"], "replays": before["replays"]}
-    more.rounds.insert(at, cells)
-    more.late = {number + (number >= at) for number in node.late} | {at}
-    return more
-
-
-def named(node: Node) -> Mapping[str, Sequence[str]]:
-    """GPU → its faults, to be shown."""
-    return {f"gpu{gpu}": sorted(faults) for gpu, faults in sorted(node.faults.items())}
