@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, UsageError
@@ -52,6 +53,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     variables.check(fleet, overrides, fleet_options.say)
     rules = policy.of(fleet, overrides)
     store = incidents.Store(incidents.place_of(fleet))
+    alone = replace(fleet, nodes={name: one for name, one in fleet.nodes.items() if name == node})
+    if (other := incidents.elsewhere(store.path, alone))[0]:
+        raise UsageError(f"{other[0]}: another watch has it", f"gpuprov return {node} {other[1]}")
     known = store.incidents()
     for why in store.damaged.values():
         fleet_options.say(why)

@@ -110,6 +110,7 @@ def _watch(
         Teller(place / "outbox", to, _say, Alerts(place / "alerts", post, _say) if post else None) as teller,
         HealthStream(fleet, timeout=options.timeout, connections=options.connections, say=_say) as stream,
     ):
+        store.announce(fleet)
         checks = Checking(fleet, passed_on, rules.verify_seconds, place)
         watch = Watch(fleet, rules, store, stream, scheduler, checks, teller, _say, unscheduled=without)
 
@@ -151,9 +152,11 @@ def _dry_run(fleet: Fleet, rules: Policy, named: str, place: Path) -> ExitCode:
 def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     from provision.desired import inventory
     from provision.up.watch import heartbeat, state
-    from provision.up.watch.incidents import Store
+    from provision.up.watch.incidents import Store, elsewhere
 
     store, beat, now = Store(place), heartbeat.last(place), time.time()
+    if (other := elsewhere(place, fleet))[0]:
+        fleet_options.say(f"{other[0]}: another watch has them: gpuprov watch --state {other[1]}")
     if beat and fleet.pattern == "all":
         with contextlib.suppress(InventoryError):  # as the watch counts
             fleet = inventory.select(fleet, beat["nodes"])

@@ -2,6 +2,7 @@
 
     incidents/<id>.json    a node that failed, and how far its replacement has come
     returns/<id>.json      how far `gpuprov return` has brought that node back
+    nodes.json             the nodes that are watched, and in which inventory
     validated.json         when each spare was validated last, and with which verdict
     history.jsonl          each change of a node's health
     outbox/<id>.json       a message that was not delivered to everybody yet (tell.py)
@@ -22,6 +23,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -30,11 +32,13 @@ from typing import Any
 from provision import atomic_file, paths
 from provision.errors import GpuprovError, RunFolderError
 from provision.fleet import Fleet, sources
+from provision.node_names import fold
 from provision.remote.schedulers import PREFIX
 from provision.up.watch.policy import SPARES
 
 FORMAT = 1
 SPARE = "spare"  # the reason that a waiting spare has in its scheduler
+_NODES = "nodes.json"
 DAYS = 30  # for so long a failure counts against a node
 _MOST_HOURS = 7 * 24
 _HISTORY = 64 * 1024 * 1024  # bytes of history.jsonl; then it is begun anew, and the old one kept beside
@@ -183,6 +187,33 @@ def place_of(fleet: Fleet) -> Path:
     return paths.state_home() / "watch" / f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
+def elsewhere(place: Path, fleet: Fleet) -> tuple[str, str]:
+    """Nodes of `fleet` that a watch with another folder than `place` has now, and its inventory as options;
+    "" and "" where none has. Each choice of inventories has its folder: two know nothing of each other."""
+    mine = _reached(fleet)
+    for path in sorted(place.parent.glob(f"*/{_NODES}")):
+        with contextlib.suppress(RunFolderError, OSError, KeyError, TypeError, AttributeError):
+            said = _read(path)
+            both = [name for name, address in said["nodes"].items() if mine.get(name) == address]
+            if both and path.parent != place and _is_locked(path.parent / "lock"):
+                options = [word for file in sources(Path(said["inventory"])) for word in ("-i", str(file))]
+                return fold(both, 200), shlex.join(options)
+    return "", ""
+
+
+def _reached(fleet: Fleet) -> dict[str, str]:
+    return {name: str(node.variables.get("ansible_host") or name) for name, node in fleet.nodes.items()}
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 class Store:
     """The folder of one watch."""
 
@@ -217,6 +248,16 @@ class Store:
             yield
         finally:
             os.close(descriptor)
+
+    def announce(self, fleet: Fleet) -> None:
+        """Write which nodes are watched from here. Raises GpuprovError where another watch has one."""
+        self._replace(_NODES, {"format": FORMAT, "inventory": fleet.place, "nodes": _reached(fleet)})
+        names, options = elsewhere(self.path, fleet)
+        if names:
+            raise GpuprovError(
+                f"{names}: already watched, with {options}",
+                "stop that watch first, or name the same inventories",
+            )
 
     def incidents(self) -> list[Incident]:
         """Those that can be read, by time; `damaged` has the others. Raises RunFolderError for a newer

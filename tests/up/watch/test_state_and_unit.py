@@ -20,7 +20,7 @@ from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
 from provision.remote.schedulers import chosen
 from provision.up.watch import heartbeat, state, unit
-from provision.up.watch.incidents import Step, Store, moved, new, place_of
+from provision.up.watch.incidents import Step, Store, elsewhere, moved, new, place_of
 from tests.support.watching import fleet
 
 NOW = 1_800_000_000.0
@@ -252,3 +252,36 @@ def test_under_a_umask_of_zero_nobody_else_may_change_the_state(
     made = [path for place in ("state", "runs") for path in (folder / place).rglob("*")]
     assert made
     assert not [path for path in made if path.lstat().st_mode & 0o022 and not path.is_symlink()]
+
+
+MORE = "gpu_nodes:\n  hosts: {gpu-01: {}, gpu-09: {gpuprov_scheduler: slurm}}\n"
+
+
+def test_a_second_watch_of_the_same_nodes_is_refused_whatever_the_inventories_are_called(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "more.yml").write_text(MORE)
+    both = inventory.load(Path("nodes.yml,more.yml"))
+    store = Store(place_of(both))
+    with store.alone():
+        store.announce(both)
+        store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.REPAIR))
+        assert main(["watch", "nodes.yml"]) == ExitCode.ERROR
+        said = capsys.readouterr().err
+        assert f"gpu-[01-03]: already watched, with -i {folder}/nodes.yml -i {folder}/more.yml" in said
+        assert main(["watch", "--state", "nodes.yml"]) == ExitCode.OK
+        assert "gpu-[01-03]: another watch has them: gpuprov watch --state -i" in capsys.readouterr().err
+        assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
+        assert f"gpuprov return gpu-01 -i {folder}/nodes.yml -i {folder}/more.yml" in capsys.readouterr().err
+    # That watch has ended: its folder alone refuses nobody.
+    assert elsewhere(place_of(inventory.load(Path("nodes.yml"))), both) == ("", "")
+
+
+def test_two_fleets_that_call_their_nodes_alike_are_two(folder: Path) -> None:
+    other = INVENTORY.replace("{}", "{ansible_host: 192.0.2.1}")
+    (folder / "other.yml").write_text(other)
+    first, second = (inventory.load(folder / name) for name in ("nodes.yml", "other.yml"))
+    one, two = Store(place_of(first)), Store(place_of(second))
+    with one.alone(), two.alone():
+        one.announce(first)
+        two.announce(second)
