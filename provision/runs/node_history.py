@@ -324,7 +324,7 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A fault (check.metric) of a device that appeared `times` times in the `runs` runs known of its node."""
+    """A fault (check.metric) of a device that appeared `times` times in `runs` runs that looked for it."""
 
     node: str
     device: str
@@ -355,8 +355,9 @@ def node_runs(home: Path | None = None) -> dict[str, list[NodeRun]]:
 
 
 def flips(runs: Sequence[NodeRun]) -> int:
-    """How often a node's verdict was another one than the run before."""
-    return sum(one.verdict != other.verdict for one, other in itertools.pairwise(runs))
+    """How often a node's verdict was another one than the run before; a run that skipped it gave none."""
+    verdicts = [run.verdict for run in runs if run.verdict != Verdict.SKIP]
+    return sum(one != other for one, other in itertools.pairwise(verdicts))
 
 
 def repeats(node: str, runs: Sequence[NodeRun]) -> list[Repeat]:
@@ -368,5 +369,7 @@ def repeats(node: str, runs: Sequence[NodeRun]) -> list[Repeat]:
         times = len(offenders.appearances(name, past, use))
         if times >= use.investigate:
             device, _, kind = name.rpartition(" ")
-            found.append(Repeat(node, device, kind, times, len(past)))
+            check = kind.partition(".")[0]
+            measured = sum(name in one.bad or check in one.measured for one in past)
+            found.append(Repeat(node, device, kind, times, measured))
     return sorted(found, key=lambda one: (-one.times, one.device, one.fault))

@@ -91,3 +91,16 @@ def test_what_is_not_known_is_refused(
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "none"))
     assert main(["report", "--history"]) == 1
     assert "→ run: gpuprov validate --nodes all" in capsys.readouterr().err
+
+
+def test_a_run_that_skipped_the_check_neither_measured_nor_changed_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
+    for number, verdict in enumerate((FAIL, Verdict.SKIP, PASS, Verdict.SKIP, FAIL, Verdict.SKIP), start=1):
+        run(tmp_path, number, node("gpu-01", verdict))
+    assert main(["report", "--history", "gpu-01"]) == 0
+    said = capsys.readouterr().out
+    assert "gpu-01: 6 runs" in said
+    assert "the verdict changed 2 times" in said
+    assert "gpu_burn.rate: came 2 times in the last 3 runs" in said
