@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from provision.checks.host import kernel_incidents, kernel_meaning
 from provision.node.burnin.tool_output import KernelWatch, dmesg_records, kmsg_record, message_of
 
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -88,3 +90,32 @@ def test_an_xid_of_a_mig_instance_is_an_xid(instance: str) -> None:
     found = message_of(f"NVRM: Xid (PCI:0000:9b:00{instance}): 95, pid=4711, name=python, Uncontained")
     assert found is not None
     assert (found["xid"]["code"], found["xid"]["address"]) == (95, "0000:9b:00")
+
+
+NUMBERLESS = [
+    "NVRM: GPU 0000:9b:00.0: GPU does not have the necessary power cables connected.",
+    "NVRM: installed in this system requires use of the NVIDIA open kernel modules.",
+    "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:9b:00.0)",
+    "NVRM: GPU0 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP",
+    "NVRM: _kgspIsHeartbeatTimedOut: Heartbeat timed out",
+    "NVRM: GPU 0000:9b:00.0: RmInitAdapter failed! (0x62:0x40:1784)",
+]
+
+
+@pytest.mark.parametrize("line", NUMBERLESS)
+def test_every_line_without_a_number_that_the_check_judges_is_kept(line: str) -> None:
+    kept = kernel_incidents.kept_lines("nvidia")
+    assert message_of(line, kept) == {"kernel": {"line": line}}
+    said: list[dict[str, Any]] = []
+    watch = KernelWatch(1.0, said.append, clock=lambda: 1.0, lines=kept)
+    flood = [(2.0 + number / 100, "EXT4-fs error (device sda1)") for number in range(200)]
+    watch.take([*flood, (9.0, line)])
+    assert said[-1]["kernel"]["line"] == line, "what users can make the kernel write leaves room for it"
+
+
+def test_each_line_without_a_number_has_an_example() -> None:
+    for name, row in kernel_meaning.lines().items():
+        if name != "iommu_fault":
+            assert any(re.match(row["pattern"], line) for line in NUMBERLESS), name
+    kept = kernel_incidents.kept_lines("nvidia")
+    assert [message_of(f"my program {line}", kept) for line in NUMBERLESS[:3]] == [None] * 3

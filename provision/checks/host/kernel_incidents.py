@@ -50,7 +50,7 @@ def fatal_lines(vendor: str | None) -> tuple[str, ...]:
 
 def kept_lines(vendor: str | None) -> tuple[str, ...]:
     """Patterns of the lines that burn-in keeps of this vendor's driver; Xids it keeps by itself."""
-    return driver_log.PATTERNS if vendor == "amd" else ()
+    return driver_log.PATTERNS if vendor == "amd" else tuple(row["pattern"] for row in lines().values())
 
 
 def is_of_driver(line: str, code: str = "") -> bool:

@@ -251,7 +251,7 @@ def dmesg_records(text):
 class KernelWatch:
     """Reports the messages after `seen`, a moment of the kernel's own clock; None: those from now on.
 
-    `lines`: patterns of the lines of the driver amdgpu that are reported."""
+    `lines`: patterns of the lines of the GPUs' driver that are reported."""
 
     def __init__(self, seen, tell, clock=time.monotonic, lines=()):
         self.seen = seen
@@ -270,7 +270,7 @@ class KernelWatch:
         for moment, text in fresh:
             message = message_of(text, self.lines)
             # Users can make the kernel write lines of interest: half of the room is the drivers' own.
-            own = message and ("xid" in message or AMDGPU.match(text))
+            own = message and ("xid" in message or AMDGPU.match(text) or fits(text, self.lines))
             if message and self._allowed(MOST_LINES if own else MOST_LINES // 2):
                 self.tell(dict(message, kernel_at=moment))
         if last > self.seen:
@@ -291,13 +291,18 @@ class KernelWatch:
 
 
 def message_of(text, lines=()):
-    """What is reported of a message: an Xid, a line of interest, or one of the driver amdgpu that fits one of
+    """What is reported of a message: an Xid, a line of interest, or one of a GPU's driver that fits one of
     the patterns `lines`; None for all others."""
     found = XID.match(text)
     if found:
         line = text[:LINE_CAP]
         return {"xid": {"code": int(found.group(3)), "address": found.group(1), "line": line}}
-    words = amdgpu_words(text)[1]
-    if OF_INTEREST.search(text) or (words and any(re.match(one, words) for one in lines)):
+    if OF_INTEREST.search(text) or fits(text, lines):
         return {"kernel": {"line": text[:LINE_CAP]}}
     return None
+
+
+def fits(text, lines):
+    """Whether a message is of a GPU's driver and fits a pattern: one of amdgpu by what follows its name."""
+    words = text if text.startswith(("NVRM: ", "nvidia ")) else amdgpu_words(text)[1]
+    return bool(words) and any(re.match(one, words) for one in lines)
