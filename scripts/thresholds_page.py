@@ -6,6 +6,7 @@ python scripts/thresholds_page.py --at 2027-05    # ages in months at that time,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import page
@@ -14,26 +15,46 @@ from provision.checks import thresholds
 from provision.checks.judge import limit_text
 from provision.checks.threshold_evidence import age_months, machines_text, share_failed, share_text
 from provision.checks.thresholds import Threshold
+from provision.desired.skus import all_skus
 
 
 def tables(at: str = "") -> Iterator[str]:
     """Their lines, a table for each SKU; with a month `at` (YYYY-MM), ages in months in place of dates."""
     when = "months old" if at else "date"
+    yield from overview()
+    sources: dict[str, int] = {}  # text → its number on this page
     for sku in thresholds.available():
         yield f"\n## {sku}\n"
-        yield f"| metric | limit | kind | machines | {when} | typical | healthy failed |"
-        yield "|---|---|---|---|---|---|---|"
+        yield f"| metric | limit | kind | machines | {when} | typical | healthy failed | source |"
+        yield "|---|---|---|---|---|---|---|---:|"
         for limit in thresholds.for_sku(sku).values():
-            yield row(limit, at)
+            yield row(limit, at, sources.setdefault(limit.source, len(sources) + 1))
+    yield "\n## Sources\n"
+    yield from (f"{number}. {text}" for text, number in sources.items())
 
 
-def row(limit: Threshold, at: str) -> str:
+def overview() -> Iterator[str]:
+    """How many limits each check has for each known SKU; a check without one warns and does not judge."""
+    limits = {sku: thresholds.for_sku(sku) for sku in all_skus()}
+    checks = list(dict.fromkeys(name.partition(".")[0] for one in limits.values() for name in one))
+    yield "\n## Which SKU has which limits\n"
+    yield "How many each check has; an empty cell has none, and the check then warns in place of judging.\n"
+    yield f"| SKU | {' | '.join(f'`{check}`' for check in checks)} |"
+    yield f"|---{'|---:' * len(checks)}|"
+    for sku, known in limits.items():
+        counts = Counter(name.partition(".")[0] for name in known)
+        yield f"| {sku} | {' | '.join(str(counts[check] or '') for check in checks)} |"
+    none = [sku for sku, known in limits.items() if not known]
+    yield f"\nWithout any limit: {', '.join(none)}."
+
+
+def row(limit: Threshold, at: str, source: int) -> str:
     """A limit's line of the table."""
     cells = [f"`{limit.metric}`", limit_text(limit), limit.kind, machines_text(limit)]
     cells.append(str(age_months(limit, at)) if at else limit.date)
     typical = limit.typical
     cells.append(f"{typical.value:g} {limit.unit} ({typical.machines:,})" if typical else "")
-    return f"| {' | '.join([*cells, share_text(share_failed(limit))])} |"
+    return f"| {' | '.join([*cells, share_text(share_failed(limit)), str(source)])} |"
 
 
 def main() -> None:

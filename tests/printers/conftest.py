@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from provision.errors import LabError
 from tests.printers import debian, nvml_library
-from tests.printers.smi import RELEASES, NvidiaSmi, Printers
-
-HEADER = ("libnvidia-ml-dev", "trixie", "non-free")
+from tests.printers.smi import HEADER, RELEASES, NvidiaSmi, Printers, release
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +26,12 @@ def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
 
     @cache
     def find(driver: str) -> NvidiaSmi:
-        package, suite, place = RELEASES[driver]
+        package, suite, _ = RELEASES[driver]
         try:
-            files = debian.unpacked(package, suite, "non-free")
+            return release(driver, folder)
         except LabError as error:
             if suite == "experimental" and "Unable to locate package" in error.what:
                 pytest.skip(f"Debian's {suite} has no {package} any more")
             raise
-        return NvidiaSmi(files / Path(place) / "nvidia-smi", folder, folder / "values")
 
     return find

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from provision.checks.check import Output
 from provision.checks.registry import CHECKS
-from tests.printers import nvml_library
+from tests.printers import debian, nvml_library
 from tests.printers.nvml_values import Machine
 from tests.support.checks import make_node, make_output
 
@@ -23,6 +23,7 @@ RELEASES = {
     "550.163.01": ("nvidia-smi", "trixie", _CURRENT),
     "555.58.02": ("nvidia-smi", "experimental", _CURRENT),
 }
+HEADER = ("libnvidia-ml-dev", "trixie", "non-free")  # package, suite and component of nvml.h
 _QUIET_LOG = "[    0.000000] Linux version 6.8.0\n"
 
 
@@ -81,3 +82,10 @@ class NvidiaSmi:
 
 
 Printers = Callable[[str], NvidiaSmi]  # by the version of the driver
+
+
+def release(driver: str, library: Path) -> NvidiaSmi:
+    """The program of one release, above the library in this folder. Raises LabError."""
+    package, suite, place = RELEASES[driver]
+    files = debian.unpacked(package, suite, "non-free")
+    return NvidiaSmi(files / Path(place) / "nvidia-smi", library, library / f"values-{driver}")

@@ -6,66 +6,39 @@ The values are ours and the text is NVIDIA's: program and check cannot agree on 
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import pytest
 
-from provision.checks.judge import Finding
-from tests.printers import nvml_values
-from tests.printers.nvml_faults import FAULTS, Fault
-from tests.printers.smi import RELEASES, Printers
-from tests.support.checks import judged, make_node
+from tests.printers import detection
+from tests.printers.nvml_faults import FAULTS
+from tests.printers.outcomes import PAIRS, outcome
+from tests.printers.smi import Printers
 from tests.support.seed import Selected
 
-# SKU → the first branch of the driver that prints it here. A name comes from NVML, so a release also prints
-# the SKUs that came after it, as far as it knows their parts: 470 knows 12 NVLinks, 535 no domain of a rack.
-_FIRST = {
-    **{"v100-sxm2-32": 470, "t4": 470, "a10": 470, "a100-sxm-80": 470},
-    **{"h100-pcie": 470, "l4": 470, "rtx-pro-6000-server": 470},
-    **{"l40s": 535, "h100-sxm": 535, "h200-sxm": 535, "h20": 535},
-    **{"b200": 555, "gb200": 555, "gb300": 555},
-}
-_PAIRS = [(driver, sku) for driver in RELEASES for sku, first in _FIRST.items() if int(driver[:3]) >= first]
-_RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
+DOCUMENT = Path(__file__).parents[2] / "docs/detection.md"
 
 
-def loudest(findings: list[Finding]) -> tuple[str, list[Finding]]:
-    """The worst verdict, and the findings that have it."""
-    worst = max((finding.verdict.value for finding in findings), key=_RANK.__getitem__, default="pass")
-    return (
-        ("pass", []) if not _RANK[worst] else (worst, [one for one in findings if one.verdict.value == worst])
-    )
-
-
-def wrong(fault: Fault, findings: list[Finding]) -> str:
-    """Describe how the verdict on a fault is wrong; empty if it is right."""
-    verdict, loud = loudest(findings)
-    said = "; ".join(
-        f"{one.verdict.value} {one.device} {one.metric} [{one.action}] {one.message}"[:200]
-        for one in loud[:2]
-    )
-    if verdict not in fault.verdicts:
-        return f"{fault.name}: {verdict}, not {' or '.join(fault.verdicts)}: {said}"
-    if verdict == "pass":
-        return ""
-    if fault.device and fault.device not in {one.device for one in loud}:
-        return f"{fault.name}: does not name {fault.device}: {said}"
-    if fault.actions and not {one.action for one in loud} & set(fault.actions):
-        return f"{fault.name}: asks for none of {', '.join(fault.actions)}: {said}"
-    return ""
-
-
-@pytest.mark.parametrize(("driver", "sku"), _PAIRS, ids=[f"{sku}-{driver[:3]}" for driver, sku in _PAIRS])
+@pytest.mark.parametrize(("driver", "sku"), PAIRS, ids=[f"{sku}-{driver[:3]}" for driver, sku in PAIRS])
 def test_each_fault_is_judged_right(driver: str, sku: str, printers: Printers) -> None:
     """In CI a quarter of the faults of each pair, drawn by their names; all of them in the long set."""
     found = []
     for fault in FAULTS:
-        machine = nvml_values.machine(sku, driver)
         drawn = zlib.crc32(f"{driver}{sku}{fault.name}".encode()) % 4 == 0 or fault.name == "nothing"
-        if fault.applies(machine) and (drawn or Selected.long):
-            fault.change(machine)
-            node = make_node(machine.count, sku, machine.sku["fabric"], machine.sku["architecture"])
-            found.append(
-                wrong(fault, judged("gpu_inventory", *printers(driver).inventory(machine), node=node))
-            )
-    assert found, "no fault applies"
-    assert "\n".join(filter(None, found)) == ""
+        if drawn or Selected.long:
+            found.append(outcome(fault, printers(driver), driver, sku))
+    tried = [one for one in found if one is not None]
+    assert tried, "no fault applies"
+    assert "\n".join(why for _, why in tried if why) == ""
+
+
+def test_the_documents_figures_are_of_these_faults() -> None:
+    text = DOCUMENT.read_text("utf-8")
+    assert detection.head() in text, "python -m tests.printers.detection --write docs/detection.md"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_document_shows_what_all_of_them_gave(printers: Printers) -> None:
+    section = DOCUMENT.read_text("utf-8").partition(detection.BEGIN)[2].partition(detection.END)[0]
+    assert section.strip() == "\n".join(detection.lines(detection.outcomes(printers))).strip()
