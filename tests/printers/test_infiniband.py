@@ -1,6 +1,6 @@
 """The real programs of infiniband-diags and rdma-core beside the shipped readers, on simulated cards.
 
-They read the lab's cards, and the program for nodes reads hosts of ibsim, so that simulator and readers cannot
+They read the lab's cards, and the program for nodes reads hosts of ibsim. So simulator and readers cannot
 agree on something wrong.
 """
 

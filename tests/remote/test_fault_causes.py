@@ -62,6 +62,10 @@ SAID = {
     "dpkg: error: dpkg frontend lock was locked by another process with pid 151\nNote: removing the lock file": (
         "another package manager is at work there (process 151): wait for it, or stop it; nothing was changed"
     ),
+    "dpkg: error: dpkg frontend lock was locked by /usr/bin/apt-get process with pid 15\nNote: removing": (
+        "another package manager is at work there (process 15, /usr/bin/apt-get): wait for it, or stop it; "
+        "nothing was changed"
+    ),
     "yum lockfile is held by another process": (
         "another package manager is at work there (not named): wait for it, or stop it; nothing was changed"
     ),
@@ -94,6 +98,21 @@ SAID = {
     "not available: NO_PUBKEY A4B469963BF863CC": (
         "the package list is not signed by the key that is trusted for it: nothing of it was taken "
         "(its key is A4B469963BF863CC)"
+    ),
+    "E: Failed to fetch http://a/InRelease  Sub-process /usr/bin/sqv returned an error code (1), error message is: "
+    "Missing key 67ACDFE032E87A965F40F389DB0AA99EA1B61E84, which is needed to verify signature.": (
+        "the package list is not signed by the key that is trusted for it: nothing of it was taken "
+        "(its key is 67ACDFE032E87A965F40F389DB0AA99EA1B61E84)"
+    ),
+    "E: The repository 'http://a ./ Release' is no longer signed.": (
+        "the package list is not signed by the key that is trusted for it: nothing of it was taken"
+    ),
+    'error message is: Error: Failed to parse keyring "/etc/apt/keyrings/a.gpg"  Caused by:     0: Reading': (
+        "apt cannot read the keyring /etc/apt/keyrings/a.gpg of a source: restore it, or correct Signed-By"
+    ),
+    "E: Failed to fetch http://a/b/x_1.0_all.deb  404  File not found [IP: 10.0.0.1 80]": (
+        "a does not have x_1.0_all.deb (404 Not Found): the node's package lists are likely older than the mirror "
+        "(apt-get update there, or dnf clean metadata), or the mirror is incomplete"
     ),
     "Shared connection to 10.0.0.1 closed.": (
         "the connection broke in the middle: the node went down or booted, or the network was cut"

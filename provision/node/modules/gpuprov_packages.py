@@ -291,8 +291,8 @@ class Apt(Manager):
         super(Apt, self).fail(command, code, out, head + error)
 
     def waits(self, _code, error):
-        # Of apt-get; of the dpkg that apt-mark starts.
-        return "Could not get lock" in error or "lock was locked by another process" in error
+        # Of apt-get; of the dpkg that apt-mark starts, which from 1.22 on names the other program.
+        return "Could not get lock" in error or " lock was locked by " in error
 
     def status(self):
         """{package: (held, version)}. One that is there for two architectures is held only when both are."""

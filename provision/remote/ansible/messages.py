@@ -103,8 +103,12 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
         ),
         _locked,
     ),
-    # dpkg: error: dpkg frontend lock was locked by another process with pid 4711
-    (re.compile(r"lock was locked by another process with pid (?P<pid>\d+)"), _locked),
+    # dpkg: error: dpkg frontend lock was locked by another process with pid 4711 (dpkg 1.21)
+    # dpkg: error: dpkg frontend lock was locked by /usr/bin/apt-get process with pid 4711 (dpkg 1.22)
+    (
+        re.compile(r"lock was locked by (?:another|(?P<name>\S{1,200})) process with pid (?P<pid>\d{1,9})"),
+        _locked,
+    ),
     # Failed to lock apt for exclusive operation: … · E: Unable to acquire the dpkg frontend lock (…), is …
     # yum lockfile is held by another process · Failed to obtain the transaction lock (logged in as: root).
     (
@@ -125,10 +129,20 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
             "a mirror in the middle of an update, or a changed package; it was not installed"
         ),
     ),
+    # … error message is: Error: Failed to parse keyring "/etc/apt/keyrings/a.gpg"  Caused by: … (sqv 1.3)
+    (
+        re.compile(r'Failed to parse keyring "(?P<file>[^"\n]{1,300})"'),
+        lambda match: (
+            f"apt cannot read the keyring {match['file']} of a source: restore it, or correct Signed-By"
+        ),
+    ),
     # The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B4…
+    # … error message is: Missing key 67AC…, which is needed to verify signature. (sqv 1.3, of apt 3.0)
+    # Sub-process /usr/bin/sqv returned an error code (1), error message is: … Message has been manipulated
     (
         re.compile(
-            r"NO_PUBKEY (?P<key>\w+)|(?P<bad>The following signatures were invalid)|(?P<none>is not signed)"
+            r"(?:NO_PUBKEY|Missing key) (?P<key>[0-9A-F]{16,64})|The following signatures were invalid|"
+            r"is (?:not|no longer) signed|Sub-process /usr/bin/sqv returned an error"
         ),
         lambda match: (
             "the package list is not signed by the key that is trusted for it: nothing of it was taken"
@@ -163,11 +177,11 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
             f"{match['url']}: correct or remove one, in {match['files'].strip()}"
         ),
     ),
-    # E: Failed to fetch http://m/x.deb  404  Not Found [IP: 10.0.0.1 80] (apt 2.6)
+    # E: Failed to fetch http://m/x.deb  404  Not Found [IP: 10.0.0.1 80] (the words are the server's)
     (
         re.compile(
             r"Failed to fetch \w+://(?P<host>[^/\s]+)/(?:\S{0,500}/)?(?P<file>[^/\s]+\.deb)\s{1,20}"
-            r"(?P<why>404\s{1,9}Not Found)"
+            r"(?P<why>404\s{1,9}\S)"
         ),
         _missing,
     ),
