@@ -201,7 +201,31 @@ def test_the_configuration_has_an_action_for_each_gpu_and_heat_last(tmp_path: Pa
     text = config.read_text()
     assert [f"name: gpuprov-mem-{n}\n  device: {n}\n" in text for n in NUMBERS] == [True] * 8
     assert text.index("gpuprov-iet") > text.rindex("gpuprov-mem")
-    assert "target_power: 750\n" in text
+    assert "  target_power: 750\n" in text
+    assert text.endswith("  matrix_init: hiprand\n" + dgemm(28000))
+
+
+def dgemm(size: int) -> str:
+    sizes = "".join(f"  ld{name}: {size}\n" for name in "abc")
+    return f"  matrix_size: {size}\n  ops_type: dgemm\n{sizes}  alpha: 1\n  beta: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "watts", "end"),
+    [
+        ("74a2", 650, "  bw_workload: true\n  cp_workload: false\n"),
+        ("75a3", 1400, "  cp_workload: false\n  wg_count: 256\n  nt_loads: true\n"),
+        ("75a8", 600, dgemm(8192)),
+        ("740f", 300, dgemm(8640)),
+    ],
+)
+def test_each_product_is_loaded_as_amd_loads_it(device: str, watts: int, end: str) -> None:
+    known = facts()
+    for one in known["gpu.pci"]:
+        one["device_id"] = f"1002:{device}"
+    *_, iet, _ = rvs_power_memory.commands(node_of(known).check_node)[1].argv
+    assert f"  target_power: {watts}\n" in iet
+    assert iet.endswith(end)
 
 
 def test_each_gpu_is_shown_alone_and_a_missing_program_is_no_error(tmp_path: Path) -> None:

@@ -234,7 +234,8 @@ PLACES = {
     *(f"provision/data/skus/{sku}.yml" for sku in ("mi300x-hf", "mi308x", "mi308x-hf")),
     *(f"provision/data/thresholds/mi{name}.yml" for name in ("300a", "300x-hf", "308x", "308x-hf", "350p")),
     *("provision/data/amdgpu.yml", "provision/data/thresholds/mi350x.yml"),
-    *("provision/data/burnin_estimates.yml", "provision/data/thresholds/metrics.yml"),
+    *("provision/data/amd_acceptance.yml", "provision/data/burnin_estimates.yml"),
+    "provision/data/thresholds/metrics.yml",
     "provision/desired/health_program.py",  # which lists the data that nodes get
     "provision/node/modules/gpuprov_amd_gpu_settings.py",
     "provision/node/modules/node_facts.py",  # which lists every family of facts

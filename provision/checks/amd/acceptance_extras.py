@@ -18,37 +18,9 @@ from provision.checks.amd import devices
 from provision.checks.check import CheckNode, Command, Measurement, Output, last_words
 from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_log import bus_address
+from provision.checks.thresholds import limits
 from provision.errors import ParseError
 
-_STRIDED = "-f gemm_strided_batched_ex --transposeA N --transposeB T -m 1024 -n 2048 -k 512 --lda 1024 \
---stride_a 4096 --ldb 2048 --stride_b 4096 --ldc 1024 --stride_c 2097152 --ldd 1024 --stride_d 2097152 \
---alpha 1.1 --beta 1 --batch_count 5"
-_SQUARE = (
-    "-f gemm -r s -m 4000 -n 4000 -k 4000 --lda 4000 --ldb 4000 --ldc 4000 --transposeA N --transposeB T"
-)
-_HALF = "--a_type h --b_type h --c_type s --d_type s --compute_type s"
-_BYTE = "--a_type i8_r --b_type i8_r --c_type i32_r --d_type i32_r --compute_type i32_r"
-# metric → program and arguments, those of AMD's guide
-_RUNS = {
-    "stream": ("hip-stream", "-n 50 -s 268435456"),
-    "gemm_fp32": ("rocblas-bench", _SQUARE),
-    "gemm_bf16": ("rocblas-bench", f"{_STRIDED} {_HALF}"),
-    "gemm_int8": ("rocblas-bench", f"{_STRIDED} {_BYTE}"),
-}
-_FOR_EACH_GPU = """\
-gpus=$1; shift
-command -v "$1" > /dev/null || exit 127
-for gpu in $gpus; do echo "gpuprov: $gpu"; ROCR_VISIBLE_DEVICES="GPU-$gpu" "$@" --device 0 || exit 1; done
-"""
-# Root's own folder alone: elsewhere anyone could write a result.
-_AGFHC = """\
-[ -e /opt/amd/agfhc/agfhc ] || exit 127
-last=$(ls -t /root/agfhc/logs/*/results.json 2> /dev/null | head -n 1)
-[ -n "$last" ] || exit 126
-age=$(( $(date +%s) - $(stat -c %Y "$last") ))
-[ "$age" -lt "$(cut -d. -f1 /proc/uptime)" ] && echo "since boot" || echo "before boot"
-cat "$last"
-"""
 _ABSENT, _NEVER = 127, 126
 _UNIQUE = r"[0-9A-F]{4,32}"
 _STREAM = re.compile(r"^(Copy|Mul|Add|Triad|Dot) +(\d{1,9}\.\d{1,6}) ", re.MULTILINE)
@@ -69,26 +41,21 @@ def _unique(node: CheckNode) -> dict[str, str]:
 def commands(node: CheckNode) -> list[Command]:
     path = {"PATH": f"{devices.tools(node)}:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin"}
     gpus, deadline = " ".join(_unique(node)), 60.0 + 60.0 * node.gpu_count
-    return [
-        *(
-            Command(
-                name,
-                ("/bin/sh", "-c", _FOR_EACH_GPU, "each", gpus, program, *words.split()),
-                deadline,
-                env=path,
-            )
-            for name, (program, words) in _RUNS.items()
-        ),
-        Command("agfhc", ("/bin/sh", "-c", _AGFHC), 20.0),
+    data = limits("amd_acceptance")
+    shell = ("/bin/sh", "-c")
+    runs = [
+        Command(name, (*shell, data["for_each_gpu"], "each", gpus, *words.split()), deadline, env=path)
+        for name, words in data["runs"].items()
     ]
+    return [*runs, Command("agfhc", (*shell, data["agfhc"]), 20.0)]
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
     """Rates per GPU: `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s); `absent`: a program that is not
     installed; `unreadable`: why one that is gave no rates; `agfhc` and `agfhc_when`."""
     unique = _unique(node)
-    for name, (program, _) in _RUNS.items():
-        output = outputs.get(name)
+    for name, words in limits("amd_acceptance")["runs"].items():
+        output, program = outputs.get(name), words.split()[0]
         if output is None or output.rc == _ABSENT:
             yield Measurement("absent", program, "")
             continue

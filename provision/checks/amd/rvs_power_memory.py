@@ -27,53 +27,8 @@ from provision.errors import ParseError
 _GPUS, _CONFIG, _RUN = "rvs_gpus", "rvs_config", "rvs"
 _FILE = "/run/gpuprov-amd_acceptance.conf"
 _SECONDS = 60
-_KEPT = ("Power(W)", "mem Test", "mem  Test", "Number of errors", "[ERROR")
 
-# AMD's iet_stress.conf of each product, but for the duration: most multiply matrices, some load the memory.
-_PRODUCT = (
-    "  matrix_size: {0}\n  ops_type: dgemm\n  lda: {0}\n  ldb: {0}\n  ldc: {0}\n  alpha: 1\n  beta: 1\n"
-)
-_BANDWIDTH = "  bw_workload: true\n  cp_workload: false\n"
-_WORK = {
-    **dict.fromkeys(("mi308x", "mi308x-hf"), _BANDWIDTH),
-    "mi355x": f"{_BANDWIDTH}  wg_count: 256\n  nt_loads: true\n",
-    **{"mi350p": _PRODUCT.format(8192), "mi210": _PRODUCT.format(8640)},
-}
-_IET = """\
-- name: gpuprov-iet
-  device: all
-  module: iet
-  parallel: true
-  duration: {milliseconds}
-  ramp_interval: 10000
-  sample_interval: 3000
-  log_interval: 3000
-  target_power: {watts}
-  tolerance: 0.01
-  matrix_init: hiprand
-"""
-_MEM = """\
-- name: gpuprov-mem-%s
-  device: %s
-  module: mem
-  parallel: false
-  count: 1
-  mapped_memory: false
-  mem_blocks: 128
-  num_passes: 500
-  thrds_per_blk: 64
-  stress: true
-  num_iter: 50000
-"""
-# Writes $3, then $4 for each GPU that the program $1 lists, to the file $2. Heat last: mem comes first.
-_WRITE = """\
-umask 077
-{ printf 'actions:\\n'
-for gpu in $("$1" -g | sed -n 's/.* - GPU\\[ *[0-9]* - *\\([0-9]*\\)\\].*/\\1/p'); do
-  printf -- "$4" "$gpu" "$gpu"
-done
-printf '%s' "$3"; } > "$2"
-"""
+_KEPT = ("Power(W)", "mem Test", "mem  Test", "Number of errors", "[ERROR")
 
 _POWER = re.compile(r"\[gpuprov-iet\] \[GPU:: {1,5}(\d{1,10})\] Power\(W\) (\d{1,6}(?:\.\d{1,9})?)\s*$")
 _TEST = re.compile(r"\[gpuprov-mem-(\d{1,10})\] mem {1,2}Test (\d{1,2})(?: ?: ?| )(PASS|)")
@@ -86,13 +41,17 @@ _LAST = 11
 
 def commands(node: CheckNode) -> Sequence[Command]:
     program = str(node.variables.get("amd_validation_tools_rvs_path", f"{devices.tools(node)}/rvs"))
-    watts = limits(f"skus/{node.sku}")["power_w"] if node.sku else 1
-    iet = _IET.format(milliseconds=1000 * _SECONDS, watts=watts)
-    iet += _WORK.get(str(node.sku), _PRODUCT.format(28000))
+    data, sku = limits("amd_acceptance"), str(node.sku)
+    watts = limits(f"skus/{sku}")["power_w"] if node.sku else 1
+    sizes = data["size"]
+    work = data["product"].format(sizes.get(sku, sizes["usual"]))
+    iet = data["iet"].format(milliseconds=1000 * _SECONDS, watts=watts)
+    more = data["by_bandwidth"].get(sku)
+    iet += work if more is None else data["bandwidth"] + more
     deadline = 180.0 + 90.0 * node.gpu_count
     return [
         Command(_GPUS, (program, "-g"), 60.0),
-        Command(_CONFIG, ("/bin/sh", "-c", _WRITE, "write", program, _FILE, iet, _MEM), 60.0),
+        Command(_CONFIG, ("/bin/sh", "-c", data["write"], "write", program, _FILE, iet, data["mem"]), 60.0),
         Command(_RUN, (program, "-c", _FILE, "-d", "3"), deadline, load=_SECONDS, keep=_KEPT),
     ]
 
