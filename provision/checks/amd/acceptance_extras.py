@@ -22,7 +22,6 @@ from provision.checks.thresholds import limits
 from provision.errors import ParseError
 
 _ABSENT, _NEVER = 127, 126
-_UNIQUE = r"[0-9A-F]{4,32}"
 _STREAM = re.compile(r"^(Copy|Mul|Add|Triad|Dot) +(\d{1,9}\.\d{1,6}) ", re.MULTILINE)
 _HEADER = re.compile(r"^(\S{0,200}rocblas-Gflops\S{0,80})\n\s*(\S{1,300})$", re.MULTILINE)
 
@@ -34,8 +33,8 @@ def _unique(node: CheckNode) -> dict[str, str]:
         entries = devices.entries(node)
     except ParseError:
         return {}
-    found = {str(one.get("unique_id")).upper(): gpus.get(bus_address(one["address"])) for one in entries}
-    return {unique: device for unique, device in found.items() if device and re.fullmatch(_UNIQUE, unique)}
+    numbered = [(str(one.get("unique_id") or "").upper(), bus_address(one["address"])) for one in entries]
+    return {unique: gpus[at] for unique, at in numbered if unique.isalnum() and at in gpus}
 
 
 def commands(node: CheckNode) -> list[Command]:
