@@ -379,7 +379,7 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     # fabric manager runs, and the GPUs have not joined
     **dict.fromkeys(
         (("nvidia_smi", "state"), ("nvidia_smi", "status")),
-        lambda _, __: "rm /var/lib/silicon/run/fabricmanager.ready",
+        lambda _, __: "rm -f /var/lib/silicon/run/fabricmanager.ready",
     ),
     ("container", ""): lambda _, expectation: _CDI[expectation.fact.partition(".")[2]],
     ("container_runtime", "mode"): _runtime_mode,
