@@ -1,0 +1,324 @@
+"""What AMD's library answers on a machine of a SKU: the table of values below the real amd-smi.
+
+Names, PCI ids, memory, links and power are the SKU's; the rest follows amdsmi.h and gpu_metrics of the driver:
+v1.3 of it for MI200, v1.4 and newer for MI300. A fault is a change of these values, or of a return code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision import shipped
+from provision.errors import StackError
+
+GIB = 1 << 30
+NOT_SUPPORTED, API_FAILED, DRIVER_NOT_LOADED, NO_PERMISSION = 2, 7, 34, 10
+ABSENT = {8: 0xFF, 16: 0xFFFF, 32: 0xFFFFFFFF, 64: 0xFFFFFFFFFFFFFFFF}  # the library's "not available"
+_BUSES = (0x05, 0x15, 0x65, 0x75, 0x85, 0x95, 0xE5, 0xF5)
+_HANDLE = 0x1000
+EDGE, HOTSPOT, VRAM, HBM = 0, 1, 2, (3, 4, 5, 6)
+CURRENT, CRITICAL, EMERGENCY = 0, 5, 7
+UMC, GFX, XGMI = 1, 4, 128
+ENABLED, DISABLED = 6, 1
+UP, DOWN, OFF = 1, 0, 2  # a link's status
+_COUNTED = (1, 2, 4, 8, 32, 64, 128)  # the blocks with counters of errors
+_THERMAL = ("prochot_thrm", "ppt_pwr", "socket_thrm", "vr_thrm", "hbm_thrm", "gfx_clk_below_host_limit")
+
+Rows = dict[str, dict[str, Any]]
+
+
+@dataclass
+class Machine:
+    """The GPUs of one node by the values of the library; `rows` is KEY → path → value, changed by a fault."""
+
+    name: str
+    sku: Mapping[str, Any]
+    release: str
+    count: int = 8
+    guest: bool = False
+    rows: Rows = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = _system(self)
+        for index in range(self.count):
+            self.rows.update(_device(self, index))
+        self.files = _files(self)
+
+    @property
+    def mi300(self) -> bool:
+        """Whether the driver reports gpu_metrics of MI300: counters of throttling, each link of xGMI."""
+        return bool(self.sku["architecture"] != "cdna2")
+
+    @property
+    def new(self) -> bool:
+        """Whether this release knows throttling, link states and thresholds of bad pages."""
+        return self.release != "6.1.2"
+
+    def set(self, function: str, device: int, *arguments: int, **values: object) -> None:
+        """Set the answer of a function for a device; `a__b` in a name is the path a.b."""
+        key = " ".join([f"amdsmi_{function}", str(_HANDLE + device), *map(str, arguments)])
+        row = self.rows.setdefault(key, {})
+        row.update({name.replace("__", "."): value for name, value in values.items()})
+
+    def of(self, device: int) -> list[str]:
+        """The keys that hold an answer of one device."""
+        return [key for key in self.rows if key.split()[1:2] == [str(_HANDLE + device)]]
+
+    def unsupported(self, function: str, *devices: int) -> None:
+        """The function answers 'not supported' on these devices, on all if none is named."""
+        for device in devices or range(self.count):
+            for key in self.of(device):
+                if key.split()[0] == f"amdsmi_{function}":
+                    self.rows[key] = {"return": NOT_SUPPORTED}
+
+    def address(self, device: int) -> str:
+        """The PCI address: 0000:05:00.0."""
+        return f"0000:{_BUSES[device]:02x}:00.0"
+
+    def remove(self, device: int) -> None:
+        """The driver has lost the device: the others move up by one index."""
+        handles = [_HANDLE + index for index in range(self.count) if index != device]
+        _listed(self.rows, handles)
+        del self.files[f"/sys/bus/pci/devices/{self.address(device)}/device"]
+
+
+def _listed(rows: Rows, handles: list[int]) -> None:
+    """A socket of its own for each device, as the library lists GPUs."""
+    sockets = [handle + 0x1000 for handle in handles]
+    rows["amdsmi_get_socket_handles"] = {"a0": len(handles), "a1": sockets}
+    for handle, socket in zip(handles, sockets, strict=True):
+        rows[f"amdsmi_get_processor_handles {socket}"] = {"a1": 1, "a2": [handle]}
+        rows[f"amdsmi_get_processor_handles_by_type {socket} 1"] = {"a2": [handle], "a3": 1}
+
+
+def _system(machine: Machine) -> Rows:
+    rows: Rows = {
+        "amdsmi_init": {},
+        "amdsmi_shut_down": {},
+        "amdsmi_get_rocm_version": {"a0": machine.release},
+        "amdsmi_get_processor_type": {"a1": 1},
+        "amdsmi_get_lib_version": {"major": 26 if machine.new else 24},
+        "amdsmi_status_code_to_string": {"a1": "the library's words"},
+    }
+    _listed(rows, [_HANDLE + index for index in range(machine.count)])
+    return rows
+
+
+def _files(machine: Machine) -> dict[str, str]:
+    known, virtual = machine.sku["pci_ids"], " hypervisor" if machine.guest else ""
+    identity = known[-1 if machine.guest else 0].split(":")[1]
+    return {
+        "/proc/cpuinfo": f"flags\t\t: fpu sse{virtual}\n",
+        "/sys/module/amdgpu/initstate": "live\n",
+        **{
+            f"/sys/bus/pci/devices/{machine.address(index)}/device": f"0x{identity}\n"
+            for index in range(machine.count)
+        },
+    }
+
+
+def _device(machine: Machine, index: int) -> Rows:
+    rows: Rows = {}
+
+    def put(function: str, *arguments: int, **values: object) -> None:
+        key = " ".join([f"amdsmi_{function}", str(_HANDLE + index), *map(str, arguments)])
+        rows[key] = {name.replace("__", "."): value for name, value in values.items()}
+
+    for part in (_identity, _static, _sensors, _memory, _counters, _links):
+        part(machine, index, put)
+    return rows
+
+
+Put = Callable[..., None]
+
+
+def _identity(machine: Machine, index: int, put: Put) -> None:
+    sku, bus = machine.sku, _BUSES[index]
+    name = sku["product_names"][-1 if machine.guest else 0]
+    asic: dict[str, object] = {
+        "market_name": name,
+        "vendor_id": 0x1002,
+        "vendor_name": "Advanced Micro Devices Inc. [AMD/ATI]",
+        "subvendor_id": 0x1002,
+        "device_id": int(sku["pci_ids"][-1 if machine.guest else 0].split(":")[1], 16),
+        "rev_id": 0,
+        "asic_serial": f"{0x692231FDF08D3560 + index:016X}",
+        "oam_id": index,
+    }
+    if machine.new:
+        asic |= {
+            "num_of_compute_units": sku["compute_units"],
+            "target_graphics_version": int(sku["gfx"][3:], 16),
+            "subsystem_id": int(sku["pci_ids"][0].split(":")[1], 16),
+            "flags": 0,
+            "physical_acc_id": index,
+        }
+    put("get_gpu_asic_info", **asic)
+    parts = {"bus_number": bus, "device_number": 0, "function_number": 0, "domain_number": 0}
+    prefix = "bdf" if machine.new else "fields"
+    put("get_gpu_device_bdf", **{f"{prefix}__{part}": value for part, value in parts.items()})
+    put("get_gpu_device_uuid", a2=f"{index:02x}ff740f-0000-1000-80{index:02x}-{bus:012x}")
+    put("get_gpu_kfd_info", kfd_id=9000 + index, node_id=index + 2, current_partition_id=0)
+    put("get_gpu_virtualization_mode", a1=3 if machine.guest else 1)
+    put("get_gpu_enumeration_info", drm_render=128 + index, drm_card=index, hsa_id=index + 2, hip_id=index)
+
+
+def _static(machine: Machine, index: int, put: Put) -> None:
+    sku = machine.sku
+    speed = {3: 8000, 4: 16000, 5: 32000}[sku["pcie"]["gen"]]
+    put(
+        "get_pcie_info",
+        pcie_static__max_pcie_width=sku["pcie"]["width"],
+        pcie_static__max_pcie_speed=speed,
+        pcie_static__pcie_interface_version=sku["pcie"]["gen"],
+        pcie_static__slot_type=0 if sku["power_w"] <= 300 and not sku.get("devices_per_module") else 1,
+        pcie_metric__pcie_width=sku["pcie"]["width"],
+        pcie_metric__pcie_speed=speed,
+        pcie_metric__pcie_bandwidth=1 if machine.mi300 else ABSENT[32],
+        pcie_metric__pcie_replay_count=0,
+        **{
+            f"pcie_metric__pcie_{name}": 0 if machine.mi300 else ABSENT[64]
+            for name in (
+                "l0_to_recovery_count",
+                "replay_roll_over_count",
+                "nak_sent_count",
+                "nak_received_count",
+            )
+        },
+    )
+    size = "vram_size" if machine.new else "vram_size_mb"
+    vram: dict[str, object] = {size: sku["memory_mib"]}
+    vram |= {"vram_type": 4, "vram_vendor": "HYNIX"} if machine.new else {"vram_type": 6, "vram_vendor": 6}
+    put("get_gpu_vram_info", **vram, **({"vram_bit_width": 8192} if machine.new else {}))
+    put("get_gpu_driver_info", driver_name="amdgpu", driver_version="6.16.13")
+    watts = sku["power_w"] * 1_000_000
+    if not machine.guest:
+        put("get_supported_power_cap", a1=1, a2=[0], a3=[0])
+        put("get_power_cap_info", 0, power_cap=watts, default_power_cap=watts, max_power_cap=watts)
+        put("get_gpu_bad_page_threshold", a1=256)
+        put("get_gpu_ras_feature_info", ras_eeprom_version=0x20010, ecc_correction_schema_flag=0xF)
+    put("get_gpu_bad_page_info", a1=0, a2=[])
+    for block in (1 << bit for bit in range(26)):
+        counted = block in _COUNTED
+        put("get_gpu_ras_block_features_enabled", block, a2=ENABLED if counted else DISABLED)
+
+
+def _sensors(machine: Machine, index: int, put: Put) -> None:
+    chip, memory, absent = 45, 38, ABSENT[16]
+    edge = absent if machine.mi300 else 40
+    for kind, degrees in ((EDGE, edge), (HOTSPOT, chip), (VRAM, memory)):
+        if degrees != absent:
+            put("get_temp_metric", kind, CURRENT, a3=degrees)
+            put("get_temp_metric", kind, CRITICAL, a3=100 if kind != VRAM else 94)
+            put("get_temp_metric", kind, EMERGENCY, a3=110 if kind != VRAM else 104)
+    metrics: dict[str, object] = {"every byte": 0xFF}
+    metrics |= {
+        "temperature_edge": edge,
+        "temperature_hotspot": chip,
+        "temperature_mem": memory,
+        "temperature_vrsoc": 41 if machine.mi300 else absent,
+        "average_gfx_activity": 0,
+        "average_umc_activity": 0,
+        "energy_accumulator": 123_456_789,
+        "current_gfxclk": 132,
+        "current_uclk": 900,
+        "throttle_status": 0 if not machine.mi300 else ABSENT[32],
+        "indep_throttle_status": 0 if not machine.mi300 else ABSENT[64],
+        "pcie_link_width": machine.sku["pcie"]["width"],
+        "pcie_link_speed": {4: 160, 5: 320}[machine.sku["pcie"]["gen"]],
+        "common_header.structure_size": 1664,
+        "common_header.format_revision": 1,
+        "common_header.content_revision": 8 if machine.mi300 else 3,
+    }
+    if machine.mi300:
+        metrics |= {"current_socket_power": 140, "pcie_replay_count_acc": 0, "current_gfxclks": [132] * 8}
+    else:
+        metrics |= {"average_socket_power": 42, "temperature_hbm": [memory] * 4}
+    if machine.new:
+        metrics["apu_metrics"] = None
+        metrics["num_partition"] = 1 if machine.mi300 else absent
+    put("get_gpu_metrics_info", **metrics)
+    put("is_gpu_power_management_enabled", a1=True)
+    watts, ABSENT_32 = 140 if machine.mi300 else 42, ABSENT[32]
+    power: dict[str, object] = {"gfx_voltage": 800, "soc_voltage": ABSENT[16], "mem_voltage": ABSENT[16]}
+    power |= {
+        "current_socket_power": watts if machine.mi300 else ABSENT[16 if not machine.new else 32],
+        "average_socket_power": ABSENT_32 if machine.mi300 and machine.new else watts,
+        "power_limit": machine.sku["power_w"],
+    }
+    put("get_power_info", **power, **({"socket_power": watts, "ubb_power": ABSENT_32} if machine.new else {}))
+    put("get_gpu_activity", gfx_activity=0, umc_activity=0, mm_activity=ABSENT[16])
+    clocks = {0: (132, 500, 2100), 4: (900, 900, 1300)}
+    for kind, (now, low, high) in clocks.items():
+        values = {"clk" if machine.new else "cur_clk": now, "min_clk": low, "max_clk": high}
+        put("get_clock_info", kind, **values)
+    put("get_gpu_perf_level", a1=0)
+    if machine.mi300 and not machine.guest:
+        put("get_violation_status", **{"every byte": 0xFF}, **_calm())
+
+
+def _calm() -> dict[str, object]:
+    """Counters of throttling that have counted, of a GPU that is not throttled."""
+    values: dict[str, object] = {
+        "acc_counter": 5_000_000,
+        "reference_timestamp": 1,
+        "violation_timestamp": 2,
+    }
+    for kind in _THERMAL[:5]:
+        values |= {f"acc_{kind}": 0, f"per_{kind}": 0, f"active_{kind}": 0}
+    return values
+
+
+def _memory(machine: Machine, _index: int, put: Put) -> None:
+    total = machine.sku["memory_mib"] << 20
+    for kind, size, used in ((0, total, 283 << 20), (1, total, 283 << 20), (2, 512 * GIB, 16 << 20)):
+        put("get_gpu_memory_total", kind, a2=size)
+        put("get_gpu_memory_usage", kind, a2=used)
+    put("get_gpu_vram_usage", vram_total=total >> 20, vram_used=283)
+    put("get_gpu_process_list", a1=0, a2=[])
+
+
+def _counters(machine: Machine, _index: int, put: Put) -> None:
+    none = {"correctable_count": 0, "uncorrectable_count": 0, "deferred_count": 0}
+    put("get_gpu_total_ecc_count", **none)
+    for block in _COUNTED:
+        put("get_gpu_ecc_count", block, **none)
+    put("get_gpu_pci_replay_counter", a1=0)
+    put("get_gpu_compute_partition", a1="SPX")
+    put("get_gpu_memory_partition", a1="NPS1")
+    put("get_gpu_accelerator_partition_profile", profile_type=1, num_partitions=1)
+    put("gpu_xgmi_error_status", a1=0)
+
+
+def _links(machine: Machine, index: int, put: Put) -> None:
+    if machine.sku.get("devices_per_module") or machine.sku["architecture"] == "cdna2":
+        put("get_xgmi_info", xgmi_lanes=16, xgmi_hive_id=1, xgmi_node_id=index, index=index)
+    peers = [other for other in range(machine.count) if other != index]
+    if machine.sku["xgmi"].get("links_per_pair"):
+        status = [UP] * len(peers)
+        put("get_gpu_xgmi_link_status", total_links=len(peers), status=[*status, *[OFF] * (8 - len(peers))])
+    rate = round(machine.sku["xgmi"]["gbs_per_link"] / 4)
+    values: dict[str, object] = {"num_links": len(peers) if machine.mi300 else 0}
+    for place, other in enumerate(peers if machine.mi300 else []):
+        one = {"bus_number": _BUSES[other], "device_number": 0, "function_number": 0, "domain_number": 0}
+        prefix = "bdf.bdf" if machine.new else "bdf.fields"
+        values |= {f"links[{place}].{prefix}.{part}": value for part, value in one.items()}
+        values |= {
+            f"links[{place}].bit_rate": rate,
+            f"links[{place}].max_bandwidth": rate * 16,
+            f"links[{place}].link_type": 2 if machine.new else 1,
+            f"links[{place}].read": 0,
+            f"links[{place}].write": 0,
+        }
+    put("get_link_metrics", **values)
+    for other in peers:
+        put("topo_get_link_type", _HANDLE + other, a2=1, a3=2)
+
+
+def machine(sku: str, release: str, *, guest: bool = False) -> Machine:
+    """A healthy machine of a SKU with its usual number of GPUs. Raises StackError for an unknown SKU."""
+    data = shipped.load_mapping(f"skus/{sku}", StackError)
+    return Machine(sku, data, release, data["gpus_per_node"], guest)
