@@ -40,6 +40,7 @@ class Machine:
     guest: bool = False
     rows: Rows = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)  # devices that the library has lost
 
     def __post_init__(self) -> None:
         self.rows = _system(self)
@@ -79,10 +80,33 @@ class Machine:
         return f"0000:{_BUSES[device]:02x}:00.0"
 
     def remove(self, device: int) -> None:
-        """The driver has lost the device: the others move up by one index."""
-        handles = [_HANDLE + index for index in range(self.count) if index != device]
+        """The driver has lost the device: those behind it move up by one number of amd-smi."""
+        _listed(self.rows, [_HANDLE + index for index in range(self.count) if index != device])
+        self.gone.add(device)
+
+    def partition(self, parts: int) -> None:
+        """Each GPU is `parts` devices, that differ in the function of their address; sensors are the first's."""
+        handles = []
+        for index in range(self.count):
+            handles.append(_HANDLE + index)
+            self.set("get_gpu_compute_partition", index, a1="CPX")
+            self.set("get_gpu_accelerator_partition_profile", index, profile_type=5, num_partitions=parts)
+            for part in range(1, parts):
+                handle = _HANDLE + 0x100 * part + index
+                handles.append(handle)
+                for key in self.of(index):
+                    function, _, *arguments = key.split()
+                    if function != "amdsmi_get_gpu_metrics_info":
+                        self.rows[" ".join([function, str(handle), *arguments])] = dict(self.rows[key])
+                name = "bdf.function_number" if self.new else "fields.function_number"
+                self.rows[f"amdsmi_get_gpu_device_bdf {handle}"][name] = part
+                self.rows[f"amdsmi_get_gpu_kfd_info {handle}"]["current_partition_id"] = part
         _listed(self.rows, handles)
-        del self.files[f"/sys/bus/pci/devices/{self.address(device)}/device"]
+
+    def answer(self, function: str, device: int, *arguments: int) -> dict[str, Any]:
+        """A row of a device; empty when it fails."""
+        row = self.rows.get(" ".join([f"amdsmi_{function}", str(_HANDLE + device), *map(str, arguments)]), {})
+        return {} if row.get("return") else row
 
 
 def _listed(rows: Rows, handles: list[int]) -> None:
@@ -100,6 +124,10 @@ def _system(machine: Machine) -> Rows:
         "amdsmi_shut_down": {},
         "amdsmi_get_rocm_version": {"a0": machine.release},
         "amdsmi_get_processor_type": {"a1": 1},
+        **{
+            f"amdsmi_get_processor_handle_from_bdf {_BUSES[index] << 8}": {"a1": _HANDLE + index}
+            for index in range(machine.count)
+        },
         "amdsmi_get_lib_version": {"major": 26 if machine.new else 24},
         "amdsmi_status_code_to_string": {"a1": "the library's words"},
     }
@@ -201,7 +229,7 @@ def _static(machine: Machine, index: int, put: Put) -> None:
         put("get_gpu_bad_page_threshold", a1=256)
         put("get_gpu_ras_feature_info", ras_eeprom_version=0x20010, ecc_correction_schema_flag=0xF)
     put("get_gpu_bad_page_info", a1=0, a2=[])
-    for block in (1 << bit for bit in range(26)):
+    for block in (1 << bit for bit in range(27)):
         counted = block in _COUNTED
         put("get_gpu_ras_block_features_enabled", block, a2=ENABLED if counted else DISABLED)
 

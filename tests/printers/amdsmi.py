@@ -1,0 +1,94 @@
+"""AMD's own amd-smi, run above a table of values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from provision.checks import node_judge
+from provision.checks.check import Output, Raw
+from provision.checks.judge import Finding
+from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.registry import CHECKS
+from provision.desired import stack
+from tests.printers import amdsmi_sysfs
+from tests.printers.amdsmi_faults import Change
+from tests.printers.amdsmi_values import Machine
+from tests.support.checks import make_output
+
+# Release → the suite of Debian that has it, in its package amd-smi.
+RELEASES = {"6.1.2": "trixie", "10.1": "sid"}
+PROGRAM = Path(__file__).with_name("amdsmi_program.py")
+FOLDER = "usr/libexec/amdsmi_cli"
+_QUIET_LOG = "[    0.000000] Linux version 6.12.0\n"
+
+
+@dataclass(frozen=True)
+class AmdSmi:
+    """One release of the program, which a server runs; `place`: a folder for what it prints."""
+
+    server: subprocess.Popen[str]
+    place: Path
+
+    @classmethod
+    def start(cls, files: Path, place: Path) -> AmdSmi:
+        """Import AMD's Python once. `files`: the unpacked package."""
+        argv = [sys.executable, str(PROGRAM), str(files / FOLDER)]
+        return cls(
+            subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True),
+            place,
+        )
+
+    def stop(self) -> None:
+        """End the server: its input ends."""
+        self.server.communicate(timeout=20)
+
+    def run(self, machine: Machine, *arguments: str) -> Output:
+        """Run `amd-smi ARGUMENTS` on a machine."""
+        printed = {name: self.place / name for name in ("stdout", "stderr")}
+        request = {"table": machine.rows, "files": machine.files, "argv": arguments}
+        request |= {name: str(path) for name, path in printed.items()}
+        _stream(self.server.stdin).write(json.dumps(request) + "\n")
+        _stream(self.server.stdin).flush()
+        status = json.loads(_stream(self.server.stdout).readline())["rc"]
+        out, err = (path.read_text(errors="replace") for path in printed.values())
+        assert status != 99, f"the table does not fit the library: {err}"
+        return make_output("amd_smi", out, argv=("amd-smi", *arguments), rc=status % 256, stderr=err)
+
+    def inventory(self, machine: Machine, later: Change | None = None) -> list[Finding]:
+        """The findings of gpu_inventory on what every command of it prints, and on a quiet kernel log."""
+        node = node_of(machine)
+        outputs = []
+        check = CHECKS.of_vendor("gpu_inventory", "amd")
+        assert check
+        for command in check.commands(node.check_node, {}):
+            if command.argv[0] == "amd-smi":
+                if command.name.endswith("later") and later:
+                    later(machine)
+                printed = self.run(machine, *command.argv[1:])
+                outputs.append(
+                    Output(command.name, command.argv, printed.rc, printed.stdout, printed.stderr, 1.0)
+                )
+            elif command.name == "dmesg":
+                outputs.append(make_output("dmesg", _QUIET_LOG, argv=command.argv))
+        raw = Raw(node.node, "gpu_inventory", tuple(outputs))
+        return list(node_judge.judge_check(node, raw, node.limits()).findings)
+
+
+def _stream(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def node_of(machine: Machine) -> NodeFacts:
+    """The node as the observers find it without amd-smi."""
+    known = amdsmi_sysfs.facts(machine)
+    return node_facts_of("gpu-01", known, {}, stack.describe_node(known), {})
+
+
+AmdPrinters = Callable[[str], AmdSmi]  # by release
