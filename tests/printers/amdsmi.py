@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from provision.checks import node_judge
 from provision.checks.check import Output, Raw
@@ -18,6 +19,7 @@ from provision.checks.registry import CHECKS
 from provision.desired import stack
 from tests.printers import amdsmi_sysfs
 from tests.printers.amdsmi_faults import Change
+from tests.printers.amdsmi_program import find
 from tests.printers.amdsmi_values import Machine
 from tests.support.checks import make_output
 
@@ -29,11 +31,21 @@ _QUIET_LOG = "[    0.000000] Linux version 6.12.0\n"
 
 
 @dataclass(frozen=True)
+class _Printed:
+    """What a command printed, by the files and the answers of the library that it looked at."""
+
+    output: Output
+    files: dict[str, str]
+    calls: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class AmdSmi:
     """One release of the program, which a server runs; `place`: a folder for what it prints."""
 
     server: subprocess.Popen[str]
     place: Path
+    printed: dict[tuple[str, ...], list[_Printed]] = field(default_factory=dict)
 
     @classmethod
     def start(cls, files: Path, place: Path) -> AmdSmi:
@@ -49,16 +61,31 @@ class AmdSmi:
         self.server.communicate(timeout=20)
 
     def run(self, machine: Machine, *arguments: str) -> Output:
-        """Run `amd-smi ARGUMENTS` on a machine."""
-        printed = {name: self.place / name for name in ("stdout", "stderr")}
+        """What `amd-smi ARGUMENTS` prints on a machine.
+
+        The program is run again when one of its calls is answered in another way: it depends on nothing else.
+        """
+        for known in self.printed.get(arguments, ()):
+            if known.files == machine.files and all(
+                _answer(machine, call) == answer for call, answer in known.calls.items()
+            ):
+                return known.output
+        printed = self._run(machine, arguments)
+        self.printed.setdefault(arguments, []).insert(0, printed)
+        return printed.output
+
+    def _run(self, machine: Machine, arguments: tuple[str, ...]) -> _Printed:
+        paths = {name: self.place / name for name in ("stdout", "stderr", "calls")}
         request = {"table": machine.rows, "files": machine.files, "argv": arguments}
-        request |= {name: str(path) for name, path in printed.items()}
+        request |= {name: str(path) for name, path in paths.items()}
         _stream(self.server.stdin).write(json.dumps(request) + "\n")
         _stream(self.server.stdin).flush()
         status = json.loads(_stream(self.server.stdout).readline())["rc"]
-        out, err = (path.read_text(errors="replace") for path in printed.values())
+        out, err, calls = (path.read_text(errors="replace") for path in paths.values())
         assert status != 99, f"the table does not fit the library: {err}"
-        return make_output("amd_smi", out, argv=("amd-smi", *arguments), rc=status % 256, stderr=err)
+        output = make_output("amd_smi", out, argv=("amd-smi", *arguments), rc=status, stderr=err)
+        answers = {call: _answer(machine, call) for call in calls.split("\n")}
+        return _Printed(output, dict(machine.files), copy.deepcopy(answers))
 
     def inventory(self, machine: Machine, later: Change | None = None) -> list[Finding]:
         """The findings of gpu_inventory on what every command of it prints, and on a quiet kernel log."""
@@ -78,6 +105,11 @@ class AmdSmi:
                 outputs.append(make_output("dmesg", _QUIET_LOG, argv=command.argv))
         raw = Raw(node.node, "gpu_inventory", tuple(outputs))
         return list(node_judge.judge_check(node, raw, node.limits()).findings)
+
+
+def _answer(machine: Machine, call: str) -> dict[str, Any]:
+    name, *arguments = call.split()
+    return find(machine.rows, name, arguments)
 
 
 def _stream(stream: IO[str] | None) -> IO[str]:

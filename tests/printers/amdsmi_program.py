@@ -7,6 +7,7 @@ Every function of the library libamd_smi is a C function made by ctypes from the
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import ctypes
 import gc
@@ -31,13 +32,14 @@ _FILES = ("/proc/cpuinfo", "/sys/module/amdgpu/initstate", "/sys/module/amd_hsmp
 
 TABLE: dict[str, dict[str, Any]] = {}
 FILES: dict[str, str] = {}
+CALLS: set[str] = set()  # what one command has called
 KEPT: list[object] = []  # texts whose address a function gave out
 
 
-def _find(name: str, arguments: list[str]) -> dict[str, Any]:
+def find(table: dict[str, dict[str, Any]], name: str, arguments: list[str]) -> dict[str, Any]:
     """The row of a call: the most exact of its function, its device and its other arguments."""
-    for key in (arguments, arguments[:1], ["*", *arguments[1:]], []):
-        row = TABLE.get(" ".join([name, *key]))
+    for key in (arguments, arguments[:1], []):
+        row = table.get(" ".join([name, *key]))
         if row is not None:
             return row
     return {"return": NOT_SUPPORTED}
@@ -118,7 +120,8 @@ class Function:
         try:
             pointers = [(at, one) for at, one in enumerate(arguments) if isinstance(one, ctypes._Pointer)]
             plain = [str(one or 0) for one in arguments if not isinstance(one, ctypes._Pointer)]
-            row = _find(self.name, plain)
+            CALLS.add(" ".join([self.name, *plain]))
+            row = find(TABLE, self.name, plain)
             if not row.get("return"):
                 for at, pointer in pointers:
                     if pointer:
@@ -193,7 +196,7 @@ def _pretend() -> None:
 
 
 def _child(folder: str, request: dict[str, Any]) -> None:
-    """Run one command as the program itself, with its own standard streams."""
+    """Run one command as the program itself, with its own standard streams, and end this process."""
     TABLE.update(request["table"])
     FILES.update(request["files"])
     for stream, path in ((1, request["stdout"]), (2, request["stderr"])):
@@ -202,7 +205,22 @@ def _child(folder: str, request: dict[str, Any]) -> None:
         for name in [name for name in sys.modules if name.startswith("amdsmi_")]:
             del sys.modules[name]  # the library is initialised anew, as they are imported
     sys.argv = [f"{folder}/amdsmi_cli.py", *request["argv"]]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    status: object = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        status = 1
+    atexit._run_exitfuncs()
+    with _OPEN(request["calls"], "w") as calls:
+        calls.write("\n".join(sorted(CALLS)))
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((status if isinstance(status, int) else 1 if status else 0) % 256)
 
 
 def main(folder: str) -> None:
@@ -210,7 +228,14 @@ def main(folder: str) -> None:
     sys.path[:0] = [folder, f"{folder}/../../share/amd_smi"]
     TABLE.update(amdsmi_init={}, amdsmi_shut_down={})
     FILES["/sys/module/amdgpu/initstate"] = "live"
-    for name in ("amdsmi", "amdsmi_init", "amdsmi_helpers", "amdsmi_commands", "amdsmi_parser", "amdsmi_logger"):
+    for name in (
+        "amdsmi",
+        "amdsmi_init",
+        "amdsmi_helpers",
+        "amdsmi_commands",
+        "amdsmi_parser",
+        "amdsmi_logger",
+    ):
         importlib.import_module(name)
     FILES.clear()
     gc.freeze()
@@ -220,7 +245,6 @@ def main(folder: str) -> None:
         child = os.fork()
         if not child:
             _child(folder, request)
-            return
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(json.dumps({"rc": status}), flush=True)
 

@@ -18,7 +18,7 @@ NOT_SUPPORTED, API_FAILED, DRIVER_NOT_LOADED, NO_PERMISSION = 2, 7, 34, 10
 ABSENT = {8: 0xFF, 16: 0xFFFF, 32: 0xFFFFFFFF, 64: 0xFFFFFFFFFFFFFFFF}  # the library's "not available"
 _BUSES = (0x05, 0x15, 0x65, 0x75, 0x85, 0x95, 0xE5, 0xF5)
 _HANDLE = 0x1000
-EDGE, HOTSPOT, VRAM, HBM = 0, 1, 2, (3, 4, 5, 6)
+EDGE, HOTSPOT, VRAM = 0, 1, 2
 CURRENT, CRITICAL, EMERGENCY = 0, 5, 7
 UMC, GFX, XGMI = 1, 4, 128
 ENABLED, DISABLED = 6, 1
@@ -84,20 +84,23 @@ class Machine:
         _listed(self.rows, [_HANDLE + index for index in range(self.count) if index != device])
         self.gone.add(device)
 
-    def partition(self, parts: int) -> None:
-        """Each GPU is `parts` devices, that differ in the function of their address; sensors are the first's."""
+    def partition(self, parts: int, *devices: int) -> None:
+        """These GPUs are `parts` devices each, that differ in the function of their address."""
         handles = []
         for index in range(self.count):
             handles.append(_HANDLE + index)
+            if index not in devices:
+                continue
             self.set("get_gpu_compute_partition", index, a1="CPX")
             self.set("get_gpu_accelerator_partition_profile", index, profile_type=5, num_partitions=parts)
+            if self.new:
+                self.set("get_gpu_metrics_info", index, num_partition=parts)
             for part in range(1, parts):
                 handle = _HANDLE + 0x100 * part + index
                 handles.append(handle)
                 for key in self.of(index):
                     function, _, *arguments = key.split()
-                    if function != "amdsmi_get_gpu_metrics_info":
-                        self.rows[" ".join([function, str(handle), *arguments])] = dict(self.rows[key])
+                    self.rows[" ".join([function, str(handle), *arguments])] = dict(self.rows[key])
                 name = "bdf.function_number" if self.new else "fields.function_number"
                 self.rows[f"amdsmi_get_gpu_device_bdf {handle}"][name] = part
                 self.rows[f"amdsmi_get_gpu_kfd_info {handle}"]["current_partition_id"] = part
@@ -229,7 +232,7 @@ def _static(machine: Machine, index: int, put: Put) -> None:
         put("get_gpu_bad_page_threshold", a1=256)
         put("get_gpu_ras_feature_info", ras_eeprom_version=0x20010, ecc_correction_schema_flag=0xF)
     put("get_gpu_bad_page_info", a1=0, a2=[])
-    for block in (1 << bit for bit in range(27)):
+    for block in (1 << bit for bit in range(63)):
         counted = block in _COUNTED
         put("get_gpu_ras_block_features_enabled", block, a2=ENABLED if counted else DISABLED)
 

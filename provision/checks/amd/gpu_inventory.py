@@ -151,6 +151,7 @@ def judge(
         findings += rules.judge_xgmi(node, values)
         findings += judge_settings(rules.declared(node), rules.at_rest(values))
         findings += rules.judge_memory_heat(values) + rules.judge_partitions(values)
+        findings += rules.judge_leftovers(_whole(values))
     return findings + gpu_inventory.judge_events(values, findings)
 
 

@@ -15,6 +15,9 @@ from provision.checks.gpu.inventory_rules import ID, Values, all_good, shared
 from provision.checks.judge import PEERS, Finding, Measurement, Verdict, finding_on, hotter, unmeasured
 from provision.checks.thresholds import limits
 
+# Levels of amdsmi_dev_perf_level_t (amdsmi.h) at which a job is slow; MANUAL and DETERMINISM may be wanted.
+_SLOW_LEVELS = ("LOW", "STABLE_MIN_MCLK", "STABLE_MIN_SCLK")
+_TAKEN = 0.05  # of the memory; the driver itself takes 0.3 GiB
 _PEERS = 3  # others: with fewer there is no comparison
 
 # GPUs on a board of eight, and the parts in which they are handed to virtual machines: derived from the
@@ -317,6 +320,29 @@ def judge_throttle(values: Values) -> list[Finding]:
         words = f"clocks are held down: {', '.join(VIOLATIONS[name] for name in held)}"
         verdict = Verdict.WARN if held == ["socket_thermal"] else Verdict.FAIL
         findings.append(Finding(ID, verdict, device, words, "throttle", text, action="investigate"))
+    return shared(findings, len(values.get("on_bus", {})))
+
+
+def judge_leftovers(values: Values) -> list[Finding]:
+    """What an earlier user or fault left on a GPU: its lowest clocks, memory without a program, link errors."""
+    findings = []
+    for device, level in values.get("perf_level", {}).items():
+        if level in _SLOW_LEVELS:
+            words = f"its performance level is {level}: the clocks stay at their lowest"
+            findings.append(
+                Finding(ID, Verdict.WARN, device, words, "perf_level", level, action="fix configuration")
+            )
+    totals, programs = values.get("memory_total", {}), values.get("processes", {})
+    for device, used in values.get("memory_used", {}).items():
+        if programs.get(device) == "" and 0 < _TAKEN * totals.get(device, 0) < used:
+            words = f"{used / 1024:.0f} GiB of its memory are in use, and amd-smi lists no program on it"
+            findings.append(
+                Finding(ID, Verdict.WARN, device, words, "memory_used", used, "MiB", action="investigate")
+            )
+    for device, counted in values.get("xgmi_errors", {}).items():
+        if counted:
+            words = "reports errors on its xGMI links"
+            findings.append(Finding(ID, Verdict.WARN, device, words, "xgmi_errors", action="watch"))
     return shared(findings, len(values.get("on_bus", {})))
 
 

@@ -88,6 +88,12 @@ def of_metric(metric: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[M
         activity = number(entry, "usage", "gfx_activity")
         if activity is not None:
             yield Measurement("busy", bool(activity > _BUSY), "", device)
+        if used := count(entry, "mem_usage", "used_vram"):
+            yield Measurement("memory_used", used, "MiB", device)
+        if level := text(entry, "perf_level"):  # AMDSMI_DEV_PERF_LEVEL_AUTO; ROCm 6.1 without AMDSMI_DEV_
+            yield Measurement("perf_level", level.rpartition("LEVEL_")[2], "", device)
+        if errors := text(entry, "xgmi_err"):
+            yield Measurement("xgmi_errors", not errors.endswith("NO_ERRORS"), "", device)
 
 
 def held(entry: Entry) -> frozenset[str]:
@@ -134,8 +140,9 @@ def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Meas
         if any(one in pair for pair in letters):
             down = [max(_down(letters.get(pair, ())) for pair in ((one, at), (at, one))) for at in names]
             yield Measurement("xgmi_down", sum(down), "links", one)
-            up = sum(state.count("U") for pair, state in letters.items() if pair[0] == one)
-            yield Measurement("xgmi_up", up, "links", one)
+            own = [state for pair, state in letters.items() if pair[0] == one]
+            if own:
+                yield Measurement("xgmi_up", sum(state.count("U") for state in own), "links", one)
 
 
 def _down(states: Sequence[str]) -> int:
