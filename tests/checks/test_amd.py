@@ -691,3 +691,40 @@ def test_parse_errors_of_the_document_say_what_to_do() -> None:
     assert "amdgpu not found in modules" in refused.value.what
     assert "though amdgpu is loaded" in refused.value.fix
     assert gpu_inventory.NEEDS == ("amd-smi",)
+
+
+LEFT = [  # what differs of gpu3 in `metric` → what is found
+    ({"perf_level": "AMDSMI_DEV_PERF_LEVEL_LOW"}, {("warn", "gpu3", "perf_level", "fix configuration")}),
+    ({"perf_level": "DEV_PERF_LEVEL_STABLE_MIN_SCLK"}, {("warn", "gpu3", "perf_level", "fix configuration")}),
+    ({"perf_level": "AMDSMI_DEV_PERF_LEVEL_DETERMINISM"}, set()),
+    ({"xgmi_err": "AMDSMI_XGMI_STATUS_MULTIPLE_ERRORS"}, {("warn", "gpu3", "xgmi_errors", "watch")}),
+    ({"xgmi_err": "AMDSMI_XGMI_STATUS_NO_ERRORS"}, set()),
+    (
+        {"mem_usage": {"used_vram": {"value": 61_440, "unit": "MB"}}},
+        {("warn", "gpu3", "memory_used", "investigate")},
+    ),
+    ({"mem_usage": {"used_vram": {"value": 283, "unit": "MB"}}}, set()),
+]
+
+
+@pytest.mark.parametrize(("changed", "found"), LEFT)
+def test_what_an_earlier_user_or_fault_left_on_a_gpu(changed: dict[str, Any], found: Said) -> None:
+    shown = documents()
+    shown["metric"]["gpu_data"][3].update(changed)
+    assert said(judged(facts(), shown)) == found
+
+
+def test_memory_that_a_program_holds_is_not_left_over() -> None:
+    shown = documents()
+    shown["metric"]["gpu_data"][3]["mem_usage"] = {"used_vram": {"value": 61_440, "unit": "MB"}}
+    shown["process"][3]["process_list"] = [{"process_info": {"name": "python3", "pid": 4711}}]
+    assert {metric for _, _, metric, _ in said(judged(facts(), shown))} == {"processes"}
+
+
+def test_a_gpu_alone_without_link_states_is_named_where_amd_smi_lists_them_by_peer() -> None:
+    shown = documents()
+    rows = [["SELF" if to == here else "U" for to in range(8)] for here in range(8)]
+    rows[3] = ["N/A"] * 3 + ["SELF"] + ["N/A"] * 4
+    for row, states in zip(shown["xgmi"]["link_status"], rows, strict=True):
+        row["link_status"] = states
+    assert said(judged(facts(), shown)) == {("error", "gpu3", "", "investigate")}

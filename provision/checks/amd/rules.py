@@ -324,7 +324,7 @@ def judge_throttle(values: Values) -> list[Finding]:
 
 
 def judge_leftovers(values: Values) -> list[Finding]:
-    """What an earlier user or fault left on a GPU: its lowest clocks, memory without a program, link errors."""
+    """What an earlier user or fault left: lowest clocks, memory that no program holds, link errors."""
     findings = []
     for device, level in values.get("perf_level", {}).items():
         if level in _SLOW_LEVELS:
