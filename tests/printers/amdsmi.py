@@ -17,7 +17,7 @@ from provision.checks.judge import Finding
 from provision.checks.node_facts import NodeFacts, node_facts_of
 from provision.checks.registry import CHECKS
 from provision.desired import stack
-from tests.printers import amdsmi_sysfs
+from tests.printers import amdsmi_sysfs, amdsmi_values
 from tests.printers.amdsmi_faults import Change
 from tests.printers.amdsmi_program import find
 from tests.printers.amdsmi_values import Machine
@@ -25,8 +25,16 @@ from tests.support.checks import make_output
 
 # Release → the suite of Debian that has it, in its package amd-smi.
 RELEASES = {"6.1.2": "trixie", "10.1": "sid"}
+GUEST = " guest"  # of a SKU's name: the GPUs are virtual functions
+_OLD = ("mi210", "mi250x", "mi300a", "mi300x", "mi300x guest")
+# Release → the SKUs that it knows: ROCm 6.1 is older than MI325X.
+SKUS = {
+    "6.1.2": _OLD,
+    "10.1": (*_OLD, "mi325x", "mi325x guest", "mi350x", "mi350x guest", "mi355x", "mi355x guest"),
+}
 PROGRAM = Path(__file__).with_name("amdsmi_program.py")
 FOLDER = "usr/libexec/amdsmi_cli"
+_KEPT = 2  # the first outputs of each command: faults change few commands of a healthy machine
 _QUIET_LOG = "[    0.000000] Linux version 6.12.0\n"
 
 
@@ -71,7 +79,9 @@ class AmdSmi:
             ):
                 return known.output
         printed = self._run(machine, arguments)
-        self.printed.setdefault(arguments, []).insert(0, printed)
+        kept = self.printed.setdefault(arguments, [])
+        kept.append(printed)
+        del kept[_KEPT:]
         return printed.output
 
     def _run(self, machine: Machine, arguments: tuple[str, ...]) -> _Printed:
@@ -86,6 +96,10 @@ class AmdSmi:
         output = make_output("amd_smi", out, argv=("amd-smi", *arguments), rc=status, stderr=err)
         answers = {call: _answer(machine, call) for call in calls.split("\n")}
         return _Printed(output, dict(machine.files), copy.deepcopy(answers))
+
+    def forget(self) -> None:
+        """Forget what commands printed, before the first machine of another product."""
+        self.printed.clear()
 
     def inventory(self, machine: Machine, later: Change | None = None) -> list[Finding]:
         """The findings of gpu_inventory on what every command of it prints, and on a quiet kernel log."""
@@ -121,6 +135,11 @@ def node_of(machine: Machine) -> NodeFacts:
     """The node as the observers find it without amd-smi."""
     known = amdsmi_sysfs.facts(machine)
     return node_facts_of("gpu-01", known, {}, stack.describe_node(known), {})
+
+
+def machine_of(sku: str, release: str) -> Machine:
+    """A healthy machine; `mi300x guest` is one that a hypervisor gave the GPUs of an MI300X board."""
+    return amdsmi_values.machine(sku.removesuffix(GUEST), release, guest=sku.endswith(GUEST))
 
 
 AmdPrinters = Callable[[str], AmdSmi]  # by release

@@ -1,8 +1,9 @@
 """Runs AMD's amd-smi above C functions that answer from a table.
 
 A program of its own: `amdsmi_program.py FOLDER` with the folder of the command amdsmi_cli. Each line of its
-input is a request, each line of its output the answer. AMD's Python is imported once; a child runs each request.
-Every function of the library libamd_smi is a C function made by ctypes from the signature that AMD's wrapper sets.
+input is a request, each line of its output the exit status. AMD's Python is imported once; a child process
+runs each request. Every function of the library libamd_smi is a C function that ctypes makes from the
+signature in AMD's wrapper.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _fill(array: Any, value: Any) -> None:
 
 
 def _write(pointer: Any, position: int, row: dict[str, Any]) -> None:
-    """Write the outputs of a row behind one pointer: `aN` for a number, a text or a list; the rest into a struct."""
+    """Write a row behind one pointer: `aN` as a number, a text or a list; all else into a struct."""
     named, kind = f"a{position}", pointer._type_
     if issubclass(kind, (ctypes.Structure, ctypes.Union)) and not isinstance(row.get(named), list):
         if "every byte" in row:
@@ -114,7 +115,7 @@ class Function:
         if self._called is None:
             kinds = [ctypes.c_uint64 if _is_union(kind) else kind for kind in self.argtypes]
             self._called = ctypes.CFUNCTYPE(self.restype, *kinds)(self._answer)
-        return self._called(*(one.as_uint if _is_union(type(one)) else one for one in arguments))
+        return self._called(*(getattr(one, "as_uint", one) for one in arguments))
 
     def _answer(self, *arguments: Any) -> int:
         try:
@@ -127,7 +128,7 @@ class Function:
                     if pointer:
                         _write(pointer, at, row)
             if os.environ.get("GPUPROV_AMDSMI_TRACE"):
-                print("TRACE", self.name, *plain, row, file=sys.__stderr__)
+                sys.stderr.write(f"TRACE {self.name} {plain} {row}\n")
             return int(row.get("return", 0))
         except Exception:  # ctypes drops it otherwise
             traceback.print_exc(limit=10)
@@ -191,7 +192,7 @@ def _pretend() -> None:
     os.listdir, subprocess.run, os.geteuid = names, lscpu, lambda: 0  # type: ignore[assignment]
     ctypes.CDLL = _load  # type: ignore[assignment, misc]
     is_file = pathlib.Path.is_file
-    pathlib.Path.is_file = lambda path: "libamd_smi" in str(path) or is_file(path)  # type: ignore[method-assign]
+    pathlib.Path.is_file = lambda path: "libamd_smi" in str(path) or is_file(path)  # type: ignore[method-assign, assignment]
     builtins.open = _open  # type: ignore[assignment]
 
 
@@ -211,13 +212,13 @@ def _child(folder: str, request: dict[str, Any]) -> None:
     except SystemExit as end:
         status = end.code
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         status = 1
     atexit._run_exitfuncs()
     with _OPEN(request["calls"], "w") as calls:
         calls.write("\n".join(sorted(CALLS)))
     if isinstance(status, str):
-        print(status, file=sys.stderr)
+        sys.stderr.write(f"{status}\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit((status if isinstance(status, int) else 1 if status else 0) % 256)
@@ -246,7 +247,8 @@ def main(folder: str) -> None:
         if not child:
             _child(folder, request)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps({"rc": status}), flush=True)
+        sys.stdout.write(json.dumps({"rc": status}) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

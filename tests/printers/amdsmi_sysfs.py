@@ -32,7 +32,7 @@ def _device(machine: Machine, index: int) -> dict[str, Any]:
     errors = machine.answer("get_gpu_total_ecc_count", index)
     memory = machine.answer("get_gpu_memory_total", index, 0).get("a2")
     peers = machine.count - 1
-    links = peers * machine.sku["xgmi"].get("links_per_pair", 0)
+    links = peers * machine.links_per_pair
     speeds = [link.get(f"pcie_{name}_speed") for name in ("metric.pcie", "static.max_pcie")]
     now, most = (f"{speed / 1000:.1f} GT/s PCIe" if speed else None for speed in speeds)
     counted = {name: errors.get(key) for name, key in _COUNTED.items()}

@@ -1,7 +1,7 @@
 """What AMD's library answers on a machine of a SKU: the table of values below the real amd-smi.
 
-Names, PCI ids, memory, links and power are the SKU's; the rest follows amdsmi.h and gpu_metrics of the driver:
-v1.3 of it for MI200, v1.4 and newer for MI300. A fault is a change of these values, or of a return code.
+Names, PCI ids, memory, links and power are the SKU's; the rest follows amdsmi.h and the driver's
+gpu_metrics: v1.3 for MI200, v1.4 and newer for MI300. A fault changes these values or a return code.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class Machine:
     def new(self) -> bool:
         """Whether this release knows throttling, link states and thresholds of bad pages."""
         return self.release != "6.1.2"
+
+    @property
+    def links_per_pair(self) -> int:
+        """xGMI links from each GPU to each other; 0 on boards that do not join each to each."""
+        return int(self.sku["xgmi"].get("links_per_pair", 0))
 
     def set(self, function: str, device: int, *arguments: int, **values: object) -> None:
         """Set the answer of a function for a device; `a__b` in a name is the path a.b."""
@@ -197,7 +202,7 @@ def _identity(machine: Machine, index: int, put: Put) -> None:
     put("get_gpu_enumeration_info", drm_render=128 + index, drm_card=index, hsa_id=index + 2, hip_id=index)
 
 
-def _static(machine: Machine, index: int, put: Put) -> None:
+def _static(machine: Machine, _index: int, put: Put) -> None:
     sku = machine.sku
     speed = {3: 8000, 4: 16000, 5: 32000}[sku["pcie"]["gen"]]
     put(
@@ -237,7 +242,7 @@ def _static(machine: Machine, index: int, put: Put) -> None:
         put("get_gpu_ras_block_features_enabled", block, a2=ENABLED if counted else DISABLED)
 
 
-def _sensors(machine: Machine, index: int, put: Put) -> None:
+def _sensors(machine: Machine, _index: int, put: Put) -> None:
     chip, memory, absent = 45, 38, ABSENT[16]
     edge = absent if machine.mi300 else 40
     for kind, degrees in ((EDGE, edge), (HOTSPOT, chip), (VRAM, memory)):
@@ -273,14 +278,14 @@ def _sensors(machine: Machine, index: int, put: Put) -> None:
         metrics["num_partition"] = 1 if machine.mi300 else absent
     put("get_gpu_metrics_info", **metrics)
     put("is_gpu_power_management_enabled", a1=True)
-    watts, ABSENT_32 = 140 if machine.mi300 else 42, ABSENT[32]
+    watts, none = 140 if machine.mi300 else 42, ABSENT[32]
     power: dict[str, object] = {"gfx_voltage": 800, "soc_voltage": ABSENT[16], "mem_voltage": ABSENT[16]}
     power |= {
         "current_socket_power": watts if machine.mi300 else ABSENT[16 if not machine.new else 32],
-        "average_socket_power": ABSENT_32 if machine.mi300 and machine.new else watts,
+        "average_socket_power": none if machine.mi300 and machine.new else watts,
         "power_limit": machine.sku["power_w"],
     }
-    put("get_power_info", **power, **({"socket_power": watts, "ubb_power": ABSENT_32} if machine.new else {}))
+    put("get_power_info", **power, **({"socket_power": watts, "ubb_power": none} if machine.new else {}))
     put("get_gpu_activity", gfx_activity=0, umc_activity=0, mm_activity=ABSENT[16])
     clocks = {0: (132, 500, 2100), 4: (900, 900, 1300)}
     for kind, (now, low, high) in clocks.items():
@@ -312,7 +317,7 @@ def _memory(machine: Machine, _index: int, put: Put) -> None:
     put("get_gpu_process_list", a1=0, a2=[])
 
 
-def _counters(machine: Machine, _index: int, put: Put) -> None:
+def _counters(_machine: Machine, _index: int, put: Put) -> None:
     none = {"correctable_count": 0, "uncorrectable_count": 0, "deferred_count": 0}
     put("get_gpu_total_ecc_count", **none)
     for block in _COUNTED:
@@ -328,22 +333,19 @@ def _links(machine: Machine, index: int, put: Put) -> None:
     if machine.sku.get("devices_per_module") or machine.sku["architecture"] == "cdna2":
         put("get_xgmi_info", xgmi_lanes=16, xgmi_hive_id=1, xgmi_node_id=index, index=index)
     peers = [other for other in range(machine.count) if other != index]
-    if machine.sku["xgmi"].get("links_per_pair"):
-        status = [UP] * len(peers)
-        put("get_gpu_xgmi_link_status", total_links=len(peers), status=[*status, *[OFF] * (8 - len(peers))])
+    each = machine.links_per_pair
+    ends = [other for other in peers for _ in range(each)]
+    if each:
+        status = [UP] * len(ends) + [OFF] * (8 - len(ends))
+        put("get_gpu_xgmi_link_status", total_links=len(ends), status=status)
     rate = round(machine.sku["xgmi"]["gbs_per_link"] / 4)
-    values: dict[str, object] = {"num_links": len(peers) if machine.mi300 else 0}
-    for place, other in enumerate(peers if machine.mi300 else []):
-        one = {"bus_number": _BUSES[other], "device_number": 0, "function_number": 0, "domain_number": 0}
-        prefix = "bdf.bdf" if machine.new else "bdf.fields"
-        values |= {f"links[{place}].{prefix}.{part}": value for part, value in one.items()}
-        values |= {
-            f"links[{place}].bit_rate": rate,
-            f"links[{place}].max_bandwidth": rate * 16,
-            f"links[{place}].link_type": 2 if machine.new else 1,
-            f"links[{place}].read": 0,
-            f"links[{place}].write": 0,
-        }
+    values: dict[str, object] = {"num_links": len(ends)}
+    prefix = "bdf.bdf" if machine.new else "bdf.fields"
+    for place, other in enumerate(ends):
+        parts = {"bus_number": _BUSES[other], "device_number": 0, "function_number": 0, "domain_number": 0}
+        parts = {f"{prefix}.{part}": value for part, value in parts.items()}
+        link = parts | {"bit_rate": rate, "max_bandwidth": rate * 16, "link_type": 2 if machine.new else 1}
+        values |= {f"links[{place}].{name}": value for name, value in link.items()}
     put("get_link_metrics", **values)
     for other in peers:
         put("topo_get_link_type", _HANDLE + other, a2=1, a3=2)

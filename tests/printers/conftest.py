@@ -1,14 +1,16 @@
-"""The real nvidia-smi of several drivers, above values of our own."""
+"""The real nvidia-smi of several drivers and the real amd-smi of two releases, above values of our own."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
 
 from provision.errors import LabError
-from tests.printers import debian, nvml_library
+from tests.printers import amdsmi, debian, nvml_library
+from tests.printers.amdsmi import AmdPrinters, AmdSmi
 from tests.printers.smi import HEADER, RELEASES, NvidiaSmi, Printers, release
 
 
@@ -35,3 +37,21 @@ def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
             raise
 
     return find
+
+
+@pytest.fixture(scope="session")
+def amd_printers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AmdPrinters]:
+    """Release → its amd-smi. Skipped, with the reason, where Debian's archive is not at hand."""
+    if reason := debian.missing():
+        pytest.skip(reason)
+    started = []
+
+    @cache
+    def find(named: str) -> AmdSmi:
+        files = debian.unpacked("amd-smi", amdsmi.RELEASES[named], "main")
+        started.append(AmdSmi.start(files, tmp_path_factory.mktemp("amdsmi")))
+        return started[-1]
+
+    yield find
+    for program in started:
+        program.stop()

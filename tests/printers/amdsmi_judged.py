@@ -1,0 +1,55 @@
+"""How gpuprov judges each fault by what AMD's own amd-smi prints: right, refused or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from provision.checks.judge import Finding
+from tests.printers.amdsmi import AmdSmi, machine_of
+from tests.printers.amdsmi_faults import FAULTS, Fault
+
+RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
+# (release, fault) → why nothing can be told of it: the answer is an error with the reason.
+REFUSALS = {
+    ("6.1.2", "one GPU knows no power limit"): "this release of amd-smi ends with an UnboundLocalError",
+}
+_RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The outcome of one fault, and what was found."""
+
+    fault: str
+    outcome: str
+    words: str = ""
+
+
+def judge(fault: Fault, release: str, findings: list[Finding]) -> Judged:
+    """Compare the worst finding with the expected one."""
+    worst = max((one.verdict.value for one in findings), key=_RANK.__getitem__)
+    verdict = worst if _RANK[worst] else "pass"
+    loud = [one for one in findings if one.verdict.value == worst]
+    words = "; ".join(
+        f"{one.verdict.value} {one.device} {one.metric} [{one.action}] {one.message}"[:200]
+        for one in loud[:2]
+    )
+    named = not fault.device or fault.device in {one.device for one in loud}
+    helps = not fault.actions or {one.action for one in loud} & set(fault.actions)
+    if verdict in fault.verdicts and (verdict == "pass" or (named and helps)):
+        return Judged(fault.name, RIGHT)
+    listed = (release, fault.name) in REFUSALS and verdict == "error"
+    return Judged(fault.name, REFUSED if listed else WRONG, words)
+
+
+def judge_all(
+    program: AmdSmi, sku: str, release: str, chosen: Callable[[Fault], bool] = lambda _: True
+) -> Iterator[Judged]:
+    """Every fault that applies to the SKU under this release."""
+    program.forget()
+    for fault in FAULTS:
+        machine = machine_of(sku, release)
+        if fault.applies(machine) and chosen(fault):
+            fault.change(machine)
+            yield judge(fault, release, program.inventory(machine, fault.later))
