@@ -22,7 +22,7 @@ from provision.checks.pairs import write_bw
 from provision.checks.pairs.pairing import Topology
 from provision.runs.store import RunFolder
 from provision.validate import campaign
-from tests.support.fabric import RATE, Fabric
+from tests.support.fabric import RATE, Fabric, Faults
 from tests.support.seed import SEED, times
 
 pytestmark = pytest.mark.timeout(7200)
@@ -76,7 +76,7 @@ class Fleet:
         seen = [(names[name], replace(one, node=names[name])) for name, one in self.seen.items()]
         results = [{**row, "nodes": [names[name] for name in row["nodes"]]} for row in self.results]
         for each in (nodes, seen, results):
-            draw.shuffle(each)  # type: ignore[arg-type]
+            draw.shuffle(each)
         return Fleet(nodes, dict(seen), {names[name]: past for name, past in self.past.items()}, results)
 
 
@@ -162,10 +162,13 @@ def earlier(draw: random.Random, one: NodeHealth) -> list[offenders.Past]:
 
 def between(draw: random.Random, names: Sequence[str], racks: Mapping[str, str]) -> list[dict[str, Any]]:
     """Measurements of pairs, with up to two faults."""
-    parts = [("node", name) for name in names] + [("leaf", rack) for rack in set(racks.values())]
+    parts: list[tuple[str, ...]] = [("node", name) for name in names]
+    parts += [("leaf", rack) for rack in set(racks.values())]
     parts += [("port", name, rail) for name in names for rail in RAILS]
     parts += [("link", *sorted((one, other))) for one in names for other in names if one < other]
-    faults = {part: few(draw, 0.5, 0.7, None) for part in draw.sample(sorted(parts), draw.randrange(3))}
+    faults: Faults = {
+        part: few(draw, 0.5, 0.7, None) for part in draw.sample(sorted(parts), draw.randrange(3))
+    }
     fabric = Fabric(Topology(tuple(names), racks), faults, 0.01, draw.randrange(999), RAILS, RATE * 0.9)
     fabric.run()
     return [{"check": PAIRS, **asdict(one), "nodes": list(one.nodes)} for one in fabric.results]

@@ -97,8 +97,9 @@ class Drawn:
             return found
 
         fleet = Fleet(Path("inventory.yml"), nodes, {"all": tuple(nodes)})
-        beside = {"also": drift_report.FACTS, "also_of": drift_report.FACTS_OF}
-        return drift_report.make(assess(fleet, {}, observe=observe, **beside), required=True)
+        also, also_of = drift_report.FACTS, drift_report.FACTS_OF
+        seen = assess(fleet, {}, observe=observe, also=also, also_of=also_of)
+        return drift_report.make(seen, required=True)
 
 
 def found(report: DriftReport, number_of: Mapping[str, int]) -> Counter[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from provision.burnin.timeline import Clock, Timeline, timeline
 from provision.burnin.watch import compare_peers, watch
 from provision.checks.amd import telemetry as amd_telemetry
 from provision.checks.check import CheckNode, Measurement, Output
-from provision.checks.gpu import telemetry, telemetry_rules
+from provision.checks.gpu import telemetry, telemetry_rows, telemetry_rules
 from provision.checks.judge import Finding
 from provision.checks.node_facts import NodeFacts
 from provision.node.burnin import sampler
@@ -130,7 +130,7 @@ Surface = Callable[[Node, Told], list[Finding]]
 
 def nvidia_check(node: Node, told: Told) -> list[Finding]:
     """nvidia-smi's samples beside a load, and dmon's."""
-    names = [*telemetry.FIELDS, telemetry.BUS, telemetry.MODEL]
+    names = [*telemetry_rows.FIELDS, telemetry_rows.BUS, telemetry_rows.MODEL]
     lines = [", ".join(names)]
     for at, cells in zip(node.moments, node.rounds, strict=True):
         second = 2 * at
@@ -249,8 +249,9 @@ class BurnIn:
         happened, clock = _timeline(end)
         sampled = watch(self.spool.rows(BOOT), lambda _boot, _t, up: T0 + up, T0 + 8.0, T0 + end, self.EVERY)
         compare_peers(sampled)
-        gpu = {"count": len(node.rounds[0]), "sku": None, "vendor": vendor}
-        seen = NodeFacts("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": ADDRESSES[: gpu["count"]]})
+        count = len(node.rounds[0])
+        gpu = {"count": count, "sku": None, "vendor": vendor}
+        seen = NodeFacts("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": ADDRESSES[:count]})
         found = own_findings.of(
             seen, happened, sampled, clock, [], [], over=True, silence="", damaged=self.spool.damaged
         )
