@@ -142,7 +142,12 @@ def broken(node: Node, gpu: int, draw: random.Random) -> str:
     """One fault more, unless too many GPUs have the same; its name, or nothing."""
     name = draw.choice((*FAULTS, "lost", "lost"))
     having = sum(name in faults for one, faults in node.faults.items() if one != gpu)
-    if name in BY_PEERS and 3 * (having + 1) > len(node.rounds[0]):
+    count = len(node.rounds[0])
+    gone = sum(not faults.isdisjoint(HIDING) for one, faults in node.faults.items() if one != gpu)
+    if name in BY_PEERS and 3 * (having + 1) > count:
+        return ""
+    # An answer without half of the GPUs is taken for one that is not understood: an error, and blames none.
+    if name in HIDING and 2 * (gone + 1) >= count:
         return ""
     FAULTS[name](node, gpu, draw)
     node.faults.setdefault(gpu, set()).add(name)
