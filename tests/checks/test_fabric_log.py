@@ -134,6 +134,16 @@ def test_a_tray_that_lost_most_peers_is_warned_of_and_the_peers_of_one_lost_tray
     assert found[0].startswith("IMEX logged: the connections to at least half")
 
 
+def test_a_peer_that_connects_ends_a_failed_start_of_imex() -> None:
+    tray = make_node(4, "gb200", "imex", "blackwell")
+    failed = "No matching network interface found for any IP addresses in the node configuration file /etc/nv"
+    peer = "Connection established to node 3 with address 192.0.2.3"
+    assert judged(failed, fact="imex_log", node=tray) == [
+        (Verdict.WARN, "fabric_log.no_interface", "fix configuration")
+    ]
+    assert judged(failed, peer, fact="imex_log", node=tray) == []
+
+
 @pytest.mark.parametrize(
     "rows",
     [None, "no list", [{"line": FATAL}], [{"line": 5, "count": 1, "first": 1, "last": 1}], [{"line": {}}]],

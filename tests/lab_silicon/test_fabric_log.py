@@ -18,7 +18,7 @@ Silicon = Any
 CONFIGURE = "fix configuration"
 FABRICS = {"h100-sxm": "nvswitch", "a100-sxm-80": "nvswitch", "gb200": "imex"}
 ARCHITECTURES = {"a100-sxm-80": "ampere", "h100-sxm": "hopper"}
-SWITCHES = {
+SWITCHES: dict[str, tuple[str, ...] | None] = {
     "switch_fatal": ("fail", "node", "sxid.20034", "investigate"),
     "switch_non_fatal": None,  # of the same moment: one incident
     "topology": ("fail", "node", "fabric_log.missing_switch", "reboot"),

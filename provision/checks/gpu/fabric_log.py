@@ -116,7 +116,8 @@ def _standing(rows: Sequence[Mapping[str, Any]]) -> list[HostEvent]:
         events = {
             key: event
             for key, event in events.items()
-            if not (kind[0] in catalogue[event.id].until and kind[1] in ("node", event.device))
+            if kind[0] not in catalogue[event.id].until
+            or (kind[1] != event.device and "node" not in (kind[1], event.device))
         }
         count = row["count"] + (events[kind].count if kind in events else 0)
         events[kind] = HostEvent(*kind, count, row["line"])
