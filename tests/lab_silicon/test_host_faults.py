@@ -74,6 +74,20 @@ def test_what_only_looks_broken_is_not_flagged(flagged: Any) -> None:
     assert flagged(*oddities.split(", ")) == []
 
 
+@pytest.mark.parametrize(
+    ("faults", "expected"),
+    [
+        ((), []),
+        (("memory_module_missing module=5",), [("fail", "node", "installed_gib", "reseat or check cable")]),
+        (("cpus_offline count=56",), [("fail", "node", "online", CONFIGURE)]),
+    ],
+)
+def test_memory_and_processors_are_judged_against_declared_values(
+    flagged: Any, faults: tuple[str, ...], expected: list[tuple[str, str, str, str]]
+) -> None:
+    assert flagged(*faults, gpuprov_expected_memory_gib=1024, gpuprov_expected_cpus=112) == expected
+
+
 def test_lines_that_the_kernel_logs_are_judged_and_look_alikes_are_not(flagged: Any) -> None:
     trouble = [f"host_line kind={kind}" for kind in ("nvme_removed", "hung_task", "cable_error")]
     harmless = [f"host_line_harmless kind={kind}" for kind in ("out_of_memory", "edac_corrected")]

@@ -12,6 +12,8 @@ from faults.host import DRIVES, MODULES
 from small_files import put
 
 CONTROLLERS = 8
+MODULE_MIB, BLOCK_MIB = 65536, 2048  # a large x86 machine shows its memory in blocks of 2 GiB
+PRESENT = Path("/sys/devices/system/cpu/present")
 OF_MEMORY = ("memory_corrected_few", "memory_errors", "ecc_uncorrectable", "ras_errors", "ras_corrected_few")
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
@@ -30,9 +32,8 @@ def write(node) -> None:
     """All of it, as the faults leave it."""
     system = node.folder / "sys/devices/system"
     fresh = node.fault("fresh_boot")
-    uptime = (
-        fresh["seconds"] if fresh else int(86400 * (2 + 60 * noise.fraction(node.seed, node.name, "uptime")))
-    )
+    days = node.given("long_uptime", "days", 2 + 60 * noise.fraction(node.seed, node.name, "uptime"))
+    uptime = fresh["seconds"] if fresh else int(86400 * days)
     _put(node.folder / "proc_uptime", f"{uptime}.27 {uptime * 100}.81")
     small = node.fault("memlock_small")
     locked = str(small["kib"] * 1024) if small else "unlimited"
@@ -46,6 +47,7 @@ def write(node) -> None:
     else:
         mark.touch()
     _write_cpus(node, system / "cpu")
+    _write_blocks(node, system / "memory")
     _write_memory(node, system / "edac/mc")
     _write_drives(node, node.folder / "sys/class/nvme")
     _write_iommu(node)
@@ -58,7 +60,11 @@ def write(node) -> None:
 
 
 def _write_cpus(node, folder: Path) -> None:
-    _put(folder / "online", "0-{}".format(node.sku["cpus"] - 1))
+    count = node.sku["cpus"]
+    if str(node.root) == "/":  # on a lab node programs start as many threads as this file names
+        count = 1 + int(PRESENT.read_text().strip().rpartition("-")[2])
+    last = max(1, count - node.given("cpus_offline", "count", 0)) - 1
+    _put(folder / "online", f"0-{last}" if last else "0")
     for policy in (0, 1):
         place = folder / f"cpufreq/policy{policy}"
         guest = node.fault("virtual_machine")
@@ -67,6 +73,22 @@ def _write_cpus(node, folder: Path) -> None:
             continue
         _put(place / "scaling_governor", node.given("governor", "name", "performance"))
         _put(place / "scaling_driver", "intel_pstate")
+
+
+def _missing(node, module: int) -> bool:
+    return node.fault("memory_module_missing", module=module) is not None
+
+
+def _write_blocks(node, folder: Path) -> None:
+    """The memory that the firmware gives, without the modules it does not find (memory-hotplug.rst)."""
+    modules = sum(not _missing(node, module) for module in range(MODULES))
+    wanted = {f"memory{number}" for number in range(modules * MODULE_MIB // BLOCK_MIB)}
+    _put(folder / "block_size_bytes", f"{BLOCK_MIB * 2**20:x}")
+    known = {path.name for path in folder.iterdir() if path.is_dir()}
+    for name in known - wanted:
+        (folder / name).rmdir()
+    for name in wanted - known:
+        (folder / name).mkdir()
 
 
 def _write_own_memory(node, folder: Path) -> None:
@@ -110,10 +132,13 @@ def _write_memory(node, folder: Path) -> None:
             totals["ce"] += corrected
             totals["ue"] += uncorrected
             dimm = place / f"dimm{slot}"
+            if _missing(node, number):
+                shutil.rmtree(str(dimm), ignore_errors=True)
+                continue
             _put(dimm / "dimm_label", f"CPU_SrcID#{controller // 4}_MC#{controller % 4}_Chan#0_DIMM#{slot}")
             _put(dimm / "dimm_ce_count", str(corrected))
             _put(dimm / "dimm_ue_count", str(uncorrected))
-            _put(dimm / "size", "65536")
+            _put(dimm / "size", str(MODULE_MIB))
         _put(place / "mc_name", f"Intel_EDAC i10nm Socket#{controller // 4} IMC#{controller % 4}")
         _put(place / "ce_count", str(totals["ce"]))
         _put(place / "ue_count", str(totals["ue"]))

@@ -12,14 +12,15 @@ from pathlib import Path
 import nics
 from amd.sysfs import DRM, KFD
 
-# Below the state's folder on the one side and / on the other. How many processors are online stays the
-# kernel's: programs start as many threads.
+# Below the state's folder on the one side and / on the other.
 FOLDERS = (
     "sys/class/infiniband",
     "sys/class/nvme",
     "sys/devices/system/edac",
     "sys/devices/system/cpu/cpufreq",
+    "sys/devices/system/memory",
 )
+FILES = ("sys/devices/system/cpu/online",)
 ASIDE = "/run/silicon-covered"
 
 
@@ -35,6 +36,8 @@ def mounts(node, arguments: list) -> int:
     interfaces = [f"{nics.NETDEVS}/{nics.netdev(card)}" for card in ethernet]
     for name in (*FOLDERS, *interfaces):
         show(node.folder / name, node.root / name)
+    for name in FILES:
+        _mount("--bind", node.folder / name, node.root / name)
     # A card's errors are judged by how long it has been counting.
     _mount("--bind", node.folder / "proc_uptime", node.root / "proc/uptime")
     return 0

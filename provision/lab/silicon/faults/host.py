@@ -35,6 +35,11 @@ FAULTS = {
             number("count", 1, 1, 10**9, "since boot"),
         ],
     ),
+    "memory_module_missing": ("the firmware does not find a memory module", [module()]),
+    "cpus_offline": (
+        "hardware threads are offline, or SMT is off",
+        [number("count", 1, 1, 512, "how many; one always stays")],
+    ),
     "nvme_missing": ("an NVMe drive is not there", [drive()]),
     "nvme_dead": ("the kernel gave an NVMe drive up", [drive()]),
     "nvme_worn": ("an NVMe drive has used up its life", [drive(), number("percent", 112, 100, 255, "of it")]),
@@ -67,6 +72,10 @@ FAULTS = {
     "fresh_boot": (
         "look-alike: booted a moment ago, the clock is not kept yet",
         [number("seconds", 200, 20, 900, "since boot")],
+    ),
+    "long_uptime": (
+        "look-alike: booted long ago",
+        [number("days", 52, 2, 4000, "since boot")],
     ),
     "memory_corrected_few": (
         "look-alike: a memory module had a corrected error now and then",
