@@ -48,6 +48,7 @@ class Machine:
     sku: Mapping[str, Any]
     driver: str
     count: int = 8
+    buses: tuple[int, ...] = _BUSES
     rows: Rows = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -222,7 +223,7 @@ def _answers_for_all(machine: Machine) -> Rows:
 
 
 def _device(machine: Machine, index: int) -> Rows:
-    bus = _BUSES[index]
+    bus = machine.buses[index]
     device_id, vendor = machine.sku["pci_ids"][0].split(":")[1], machine.sku["pci_ids"][0].split(":")[0]
     identity = {
         "domain": 0,
@@ -265,7 +266,10 @@ def _device(machine: Machine, index: int) -> Rows:
             "valueType": 1 if value >= 0 else 4,
         }
     for link in range(links):
-        speed = int(machine.sku["nvlink"]["gbs_per_link"] * 1000 * 53.125 / 100)  # MB/s
+        exact = (
+            50 if machine.sku["architecture"] in ("volta", "turing", "ampere") else 53.125
+        )  # 25 and 26.562 GB/s
+        speed = int(machine.sku["nvlink"]["gbs_per_link"] * 10 * exact)  # MB/s
         of_link = 84 + link if link < 6 else 126 + link  # the speed of each link of a driver before 535
         if link < 12:
             rows[f"nvmlDeviceGetFieldValues {index} {of_link} 0"] = {"value": speed, "valueType": 1}

@@ -47,7 +47,7 @@ def wrong(fault: Fault, findings: list[Finding]) -> str:
 
 
 def outcome(fault: Fault, smi: NvidiaSmi, driver: str, sku: str) -> tuple[str, str] | None:
-    """`right`, `refused` (an error in place of a verdict) or `wrong`, and how; None where it does not apply."""
+    """`right`, `refused` (an error in place of a verdict) or `wrong`, and how; None if it does not apply."""
     machine = nvml_values.machine(sku, driver)
     if not fault.applies(machine):
         return None

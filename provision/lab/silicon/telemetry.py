@@ -7,7 +7,8 @@ import noise
 from settings import Settings
 
 CUDA = [
-    (525, "12.0"), (530, "12.1"), (535, "12.2"), (545, "12.3"), (550, "12.4"), (555, "12.5"), (560, "12.6"),
+    (450, "11.0"), (460, "11.2"), (470, "11.4"), (510, "11.6"), (515, "11.7"), (520, "11.8"), (525, "12.0"),
+    (530, "12.1"), (535, "12.2"), (545, "12.3"), (550, "12.4"), (555, "12.5"), (560, "12.6"),
     (565, "12.7"), (570, "12.8"), (575, "12.9"), (580, "13.0"), (590, "13.1"), (595, "13.2"), (610, "13.3"),
 ]  # fmt: skip
 HEATING_SECONDS = 25.0
@@ -16,7 +17,7 @@ HEATING_SECONDS = 25.0
 def cuda_version(driver: str) -> str:
     """The newest CUDA a driver runs (CUDA toolkit release notes)."""
     branch = int(driver.split(".")[0])
-    return next((cuda for known, cuda in reversed(CUDA) if branch >= known), "11.8")
+    return next((cuda for known, cuda in reversed(CUDA) if branch >= known), "10.2")
 
 
 class Moment:

@@ -115,6 +115,7 @@ def _clocks(sku, one: dict, driver: str) -> dict:
             values[prefix + ".graphics"] = values[prefix + ".memory"] = ("MHz", DEPRECATED)
     for kind in ("graphics", "sm", "memory", "video"):
         values["clocks." + kind] = values["clocks.current." + kind]
+    values["clocks.gr"], values["clocks.mem"] = values["clocks.graphics"], values["clocks.memory"]
     reasons = {
         "gpu_idle": (1, one["idle"]),
         "applications_clocks_setting": (2, False),
