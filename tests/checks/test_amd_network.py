@@ -105,17 +105,18 @@ def test_dma_buf_is_asked_for_where_the_kernel_has_no_peer_memory(peers: bool | 
     assert PEERS in rdma_loopback.FACTS
 
 
-def test_a_healthy_node_passes_from_host_memory_and_its_gpus_have_no_limit_yet() -> None:
+def test_a_healthy_node_passes_from_the_memory_of_host_and_gpus() -> None:
     findings = judge(NODE, measured())
-    assert said(findings) == {("pass", "node", "host_share"), ("warn", "node", "gpu_share")}
+    assert said(findings) == {("pass", "node", "host_share"), ("pass", "node", "gpu_share")}
     assert {f.metric: f.value for f in findings} == {"host_share": 98.03, "gpu_share": 98.03}
 
 
-def test_a_slow_way_to_a_gpu_stands_out_among_the_others() -> None:
+def test_a_slow_way_to_a_gpu_fails_by_amds_minimum() -> None:
     slow = {"stdout": used(3) + printed(201.3, "mlx5_3")}
     (finding,) = [f for f in judge(NODE, measured(mlx5_3_gpu=slow)) if f.device == "mlx5_3"]
-    assert (finding.verdict, finding.metric) == (Verdict.WARN, "gpu_share")
+    assert (finding.verdict, finding.metric) == (Verdict.FAIL, "gpu_share")
     assert "201.3 of 400 Gb/s" in finding.message
+    assert "390" in finding.source
 
 
 UNSUPPORTED = {

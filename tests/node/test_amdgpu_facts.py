@@ -96,13 +96,18 @@ def test_a_gpu_has_its_identity_memory_counts_and_links(server: Tree) -> None:
         **{"bad_pages": 0, "bad_pages_in_use": 0},
         # of the slot, and neither of the link within the card nor of the server's switch above
         **{"link_speed": "16.0 GT/s PCIe", "link_speed_max": "32.0 GT/s PCIe"},
-        **{"link_width": 8, "link_width_max": 16},
+        **{"link_width": 8, "link_width_max": 16, "fatal_error": None},
         **{"xgmi_row": "0 1 1 1 1 1 1 1", "xgmi_to": ""},
     }
     assert server.values("amdgpu.loaded_version", "amdgpu.rocm") == {
         "amdgpu.loaded_version": "6.10.5",
         "amdgpu.rocm": "6.3.3-74",
     }
+
+
+def test_a_configuration_space_that_cannot_be_read_costs_no_other_value(server: Tree) -> None:
+    (server.root / f"sys/devices/x/{GPU}/config").mkdir()
+    assert (one(server)["fatal_error"], one(server)["link_width"]) == (None, 8)
 
 
 def test_the_topology_says_whom_a_gpu_is_linked_with(server: Tree) -> None:

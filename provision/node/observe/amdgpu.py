@@ -172,7 +172,10 @@ def xgmi_links(row):
 def fatal_error(folder):
     """Whether the GPU reports a fatal PCIe error that nobody has cleared; None where its configuration space
     cannot be read."""
-    config = read_bytes(folder + "config") or b""
+    try:
+        config = read_bytes(folder + "config") or b""
+    except ReadError:
+        return None
     offset = config[0x34] if len(config) >= 256 else 0
     for _ in range(48):  # a broken list must not be followed for ever
         if not 0x40 <= offset <= 0xF0:
