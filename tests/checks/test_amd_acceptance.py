@@ -17,7 +17,7 @@ from provision.checks import node_judge
 from provision.checks.amd import acceptance_extras, amd_acceptance, rvs_power_memory
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding, Verdict
-from tests.checks.amd_node import ADDRESSES, Said, facts, node_of, output, said
+from tests.checks.amd_node import ADDRESSES, Said, documents, facts, node_of, output, said
 
 NUMBERS = [28851, 23018, 29122, 22683, 53458, 63883, 53667, 63738]
 BEGINS = (
@@ -63,6 +63,7 @@ def shown(**changed: Any) -> dict[str, Output]:
     """Eight healthy GPUs on a node without the optional programs."""
     lines = [line for number in NUMBERS for line in (*patterns(number), *power(number))]
     found = {"rvs_gpus": output("rvs_gpus", listed()), "rvs": run(lines)}
+    found["amd_smi_before"] = output("amd_smi_before", json.dumps(documents()["static"]))
     names = ("stream", "gemm_fp32", "gemm_bf16", "gemm_int8", "agfhc")
     found |= {name: output(name, "", rc=127) for name in names}
     return found | changed
@@ -101,6 +102,18 @@ BAD: list[tuple[list[str], Said]] = [
 @pytest.mark.parametrize(("lines", "found"), BAD)
 def test_what_rvs_finds_is_named_by_its_gpu(lines: list[str], found: Said) -> None:
     assert said(judged(with_gpu3(lines))) == found
+
+
+@pytest.mark.parametrize("limit", [None, {"value": 600, "unit": "W"}], ids=["a guest", "lowered"])
+def test_a_gpu_whose_limit_of_power_is_lowered_or_unknown_is_not_judged_by_it(limit: Any) -> None:
+    static = documents()["static"]
+    for entry in static["gpu_data"]:
+        entry["limit"] = {**entry["limit"], "socket_power": limit} if limit else {}
+    lines = [line for number in NUMBERS for line in (*patterns(number), *power(number, 598.0))]
+    outputs = shown(rvs=run(lines), amd_smi_before=output("amd_smi_before", json.dumps(static)))
+    findings = judged(outputs)
+    assert said(findings) == set()
+    assert [one.verdict for one in findings if one.metric == "power"] == [Verdict.SKIP]
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,10 @@ def judge(
 
 
 def _not_judged(values: Mapping[tuple[str, str], Any], device: str) -> bool:
-    """Whether the GPU's limit of power was lowered, or it shows no power, as the second die of an MI250."""
-    usual = values.get(("power_default", device), 0)
-    lowered = values.get(("power_limit", device), usual) < _FULL * usual
+    """Whether the GPU's limit of power was lowered or is unknown, as a guest's; or it shows no power, as the
+    second die of an MI250."""
+    usual = values.get(("power_default", device))
+    lowered = usual is None or values.get(("power_limit", device), usual) < _FULL * usual
     return lowered or not values["power", device]
 
 
@@ -118,12 +119,13 @@ def _judge_memory(measurements: Sequence[Measurement]) -> Iterator[Finding]:
 def _judge_rates(
     metric: str, rates: Mapping[str, Measurement], left_out: set[str], limit: Threshold | None
 ) -> list[Finding]:
-    """The rates against the limit, and where there is none against each other."""
+    """The rates against the limit (fail) and against each other (warn)."""
     judged = {device: one for device, one in rates.items() if device not in left_out}
     findings: list[Finding] = []
     if left_out:
         said = (
-            f"{_TITLES[metric]} is not judged of {', '.join(sorted(left_out))}: lowered limit, or no reading"
+            f"{_TITLES[metric]} is not judged of {', '.join(sorted(left_out))}: "
+            "its limit of power is lowered or unknown, or it shows no power"
         )
         findings.append(Finding(ID, Verdict.SKIP, "node", said, metric))
     behind = below_peers({device: float(str(one.value)) for device, one in judged.items()}, _TOLERANCE)
