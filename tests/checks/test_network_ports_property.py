@@ -93,15 +93,16 @@ def add(cards: Cards, variables: dict[str, Any], rng: random.Random) -> None:
 
 
 def _one_is_well(cards: Cards) -> bool:
-    """Whether a port is up that never was down, so that one that flaps is bad beside it."""
+    """Whether a port that flaps would be bad: one of the first port's kind is up and never was down."""
+    first = cards.ports[0]
     up = {
         port["device"]
         for port in cards.ports
         if port["state"] == "ACTIVE" and port["carrier_downs"] in (None, 1)
+        if (port["link_layer"], port["board_id"]) == (first["link_layer"], first["board_id"])
     }
-    return any(
-        row["device"] in up and row["link_downed"] == 0 for row in cards.counters[: len(cards.functions)]
-    )
+    well = any(row["device"] in up and row["link_downed"] == 0 for row in cards.counters)
+    return well and (cards.uptime or 0) <= 52 * DAY
 
 
 def _kind(port: dict[str, Any], device: str) -> dict[str, Any]:
