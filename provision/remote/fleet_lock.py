@@ -255,13 +255,7 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
         if not all(type(value) in (int, float) and 0 <= value < _LATEST for value in (age, clock_there)):
             raise ValueError("a time that is none")
         return Answer(node, said["state"], told, age, busy, clock_there - time.time())
-    except (
-        AnswerError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ) as error:
+    except (AnswerError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Answer(node, error=f"it cannot be locked: its answer is not of the form expected ({error})")
 
 
@@ -316,10 +310,9 @@ def _refuse_held(answers: Collection[Answer], fleet: Fleet | None) -> None:
 def _without(taken: Sequence[Answer], fleet: Fleet | None) -> str:
     """The nodes of this run without those, as a pattern for a shell."""
     chosen = fleet.pattern if fleet else "all"
-    comma = (
-        "," if "," in chosen else ":"
-    )  # a pattern has one of the two throughout, and names are not folded:
-    others = "".join(f"{comma}!{said.node}" for said in taken)  # Ansible may read that as something else
+    comma = "," if "," in chosen else ":"  # a pattern has one of the two throughout
+    # Names are not folded: Ansible may read that as something else.
+    others = "".join(f"{comma}!{said.node}" for said in taken)
     return shlex.quote(chosen + others)
 
 

@@ -268,10 +268,7 @@ class UpRun:
             known.observations,
             full=options.full,
             rollout=replace(rollout, proved=proved),
-            takes_part={
-                node: set(roles).difference(before.applied.get(node, ()))
-                for node, roles in known.roles.items()
-            },
+            takes_part={n: set(r).difference(before.applied.get(n, ())) for n, r in known.roles.items()},
             remove=options.remove,
             minutes=durations.learn(self.fleet.place),
         )

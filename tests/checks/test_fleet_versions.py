@@ -131,7 +131,9 @@ def test_a_port_that_is_down_here_and_up_on_its_peers_is_named() -> None:
 
 
 def test_ports_are_compared_with_peers_that_have_the_same_cards_alone() -> None:
-    up = {f"gpu-{number}": {"rdma.ports": ports("ACTIVE", "ACTIVE")} for number in range(1, 7)}
+    up: dict[str, dict[str, Any]] = {
+        f"gpu-{number}": {"rdma.ports": ports("ACTIVE", "ACTIVE")} for number in range(1, 7)
+    }
     cards = [dict(card, board_id="MT_other") for card in FACTS["firmware.rdma"]]
     up["gpu-2"] = {"rdma.ports": ports("ACTIVE", "DOWN"), "firmware.rdma": cards}
     assert odd(up, 6) == {}
