@@ -51,15 +51,9 @@ def test_the_program_on_the_node_writes_through_none_either(
     victim.mkdir()
     replaced(exporters, victim)
     monkeypatch.setattr(entry, "RUN", tmp_path)
-    of_a_run = (
-        (entry.state, "write"),
-        (entry.state, "note"),
-        (entry.ports, "keep"),
-        (entry.styles, "causes"),
-    )
-    for module, name in (*of_a_run, (entry.metrics, "families")):
-        monkeypatch.setattr(module, name, lambda *_: ())
-    monkeypatch.setattr(entry.document, "text", lambda _told: "{}")
+    for name in ("state.write", "state.note", "ports.keep", "styles.causes", "metrics.families"):
+        monkeypatch.setattr(f"provision.checks.on_node.{name}", lambda *_: ())
+    monkeypatch.setattr("provision.checks.on_node.document.text", lambda _told: "{}")
     told = {"boot_id": "", "uptime": 0.0, "verdict": "pass", "finished": ""}
     with pytest.raises(OSError, match="is a link"):
         entry._write(told, state.State(), settings.Settings(textfile=str(exporters)), {})
