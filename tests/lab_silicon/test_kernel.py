@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable
 
 import pytest
@@ -235,3 +236,13 @@ def test_the_words_of_a_recovery_action_are_the_drivers(node: Make, driver: str,
     one = node(driver=driver)
     one.break_("xid_incident gpu=3 code=79")
     assert f"154, GPU recovery action changed from 0x0 (None) to {words}" in one.run("dmesg").stdout
+
+
+@pytest.mark.parametrize("code", [145, 149])
+def test_an_xid_of_nvlink_5_has_the_registers_of_its_link(node: Make, code: int) -> None:
+    one = node("b200")
+    one.break_(f"nvlink_storm code={code}")
+    lines = [text for text in one.run("dmesg", "-t").stdout.splitlines() if f": {code}, " in text]
+    assert len(lines) == 8
+    for line in lines:
+        assert re.search(r": \d+, [A-Z_]+ +(Nonf|F)atal +XC\d i0 Link \d\d \((0x[0-9a-f]{8}[ )]){6}$", line)

@@ -27,6 +27,8 @@ TEXTS = {
     119: "pid={pid}, name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU{slot} GSP! "
     "Expected function 103 (GSP_RM_ALLOC) (0x2081 0x4).",
     120: "pid='<unknown>', name=<unknown>, GSP task exception: misaligned load (0x4) @ pc:0x4c4b52",
+    # Form of the line: leptonai/gpud, tests of its Xids. Registers of a fatal one: data/nvlink.yml.
+    145: "RLW_REMAP Fatal XC1 i0 Link 10 (0x00000082 0x00000040 0x00000000 0x00000000 0x00000000 0x00000000)",
     149: "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000 0x00000000 0x00000000 "
     "0x00000000)",
 }
