@@ -10,7 +10,7 @@ from provision.errors import UsageError
 from provision.lab.releases import RELEASES
 
 SKUS = (
-    *("h100-sxm", "h200-sxm", "a100-sxm-80", "a100-pcie-80", "l40s", "b200"),
+    *("h100-sxm", "h200-sxm", "a100-sxm-80", "a100-pcie-80", "l40s", "b200", "gb200"),
     *("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi355x"),
     "none",  # a machine without GPUs
 )

@@ -171,6 +171,15 @@ def test_a_tray_is_in_the_domain_of_its_rack(node: Make) -> None:
     assert other.endswith(", cliqueId 32766")
 
 
+def test_trays_of_one_lab_share_a_domain_unless_one_is_in_another_rack(node: Make) -> None:
+    trays = [node("gb200", name=f"tray-{number}", seed=1000 + number) for number in (1, 2, 3)]
+    trays[2].break_("nvl72_rack")
+    one, two, other = (set(tray.column(DOMAIN)) for tray in trays)
+    assert one == two
+    assert one != other
+    assert {text.rpartition(", ")[2] for text in one | other} == {"cliqueId 32766"}
+
+
 def test_an_a100_has_no_fabric_state_whatever_fabric_manager_does(node: Make) -> None:
     one = node("a100-sxm-80")
     assert one.column("fabric.state,fabric.status") == ["[N/A], [N/A]"] * 8

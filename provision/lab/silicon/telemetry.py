@@ -195,9 +195,13 @@ _NO_DOMAIN = "00000000-0000-0000-0000-000000000000", 0
 
 
 def _domain(node) -> tuple:
-    """(ClusterUUID, CliqueId): zeros except on trays of an NVL72 (leptonai/gpud issue 1106)."""
+    """(ClusterUUID, CliqueId): zeros except on trays of an NVL72 (leptonai/gpud issue 1106).
+
+    Each rack has a ClusterUUID; the clique number is the same in all (meta-pytorch/torchcomms issue 3612)."""
     wrong = node.given("nvlink_domain", "what", "")
     if node.sku["fabric"] != "imex" or wrong == "none":
         return _NO_DOMAIN
-    rack = "other" if wrong == "cluster" else "rack"
-    return noise.identity("nvlink domain", node.seed, rack), 4026 if wrong == "clique" else 32766
+    rack = "other" if wrong == "cluster" else node.given("nvl72_rack", "number", "rack")
+    # The seeds of a lab's nodes differ in their last three digits (provision/lab/node.py).
+    lab = node.seed // 1000
+    return noise.identity("nvlink domain", lab, rack), 4026 if wrong == "clique" else 32766

@@ -82,7 +82,7 @@ def _checked(fault: dict, node) -> dict:
     of_fabric = ("fabric_down", "fabric_unhealthy", "fabric_failed", "fabric_line", "nvlink_storm")
     if name in of_fabric and not node.sku["fabric"]:
         raise StateError(f"{name}: a {node.sku_name} node has no NVLink fabric")
-    if name == "nvlink_domain" and node.sku["fabric"] != "imex":
+    if name in ("nvlink_domain", "nvl72_rack") and node.sku["fabric"] != "imex":
         raise StateError(f"{name}: a {node.sku_name} node is no tray of an NVL72")
     return fault
 

@@ -202,6 +202,10 @@ FAULTS = {
         "a tray of an NVL72 is not in its rack's NVLink domain",
         [choice("what", "none", ["none", "clique", "cluster"], "in no domain, or another clique or cluster")],
     ),
+    "nvl72_rack": (
+        "look-alike: a tray of an NVL72 is in another rack, whose NVLink domain has the same clique",
+        [number("number", 2, 2, 99, "which rack; a tray without this is in rack 1")],
+    ),
     "xid_incident": (
         "an Xid with all that it brings along, and the driver's verdict",
         [gpu(), number("code", REQUIRED, 1, 999, "the Xid it begins with"), onset()],
