@@ -1,0 +1,111 @@
+"""The simulated nvidia-smi prints what NVIDIA's prints of the same values, but for listed differences."""
+
+from __future__ import annotations
+
+import ast
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree.ElementTree import ParseError
+
+import pytest
+import yaml
+
+from tests.lab_silicon.conftest import _new, _start
+from tests.lab_silicon.silicon import RUN, Silicon
+from tests.printers import simulated
+from tests.printers.smi import RELEASES, Printers
+from tests.support.seed import SEED
+
+LISTED = yaml.safe_load(Path(__file__).with_name("differences.yml").read_text("utf-8"))
+_PRINTERS = ("tree.py", "tree_errors.py", "tree_fabric.py", "tree_state.py", "query.py")
+_DRIVER = "550.163.01"
+
+
+def _node(folder: Path, driver: str) -> tuple[Silicon, str]:
+    sku = "a100-sxm-80" if driver.startswith("470") else "h100-sxm"
+    node = _new(folder, sku)
+    _start(node, driver)
+    return node, sku
+
+
+def listed(driver: str, command: str) -> list[str]:
+    """The differences that differences.yml explains."""
+    return sorted(
+        line
+        for entry in LISTED
+        if driver in entry["drivers"] and command == entry["command"]
+        for line in entry["lines"]
+    )
+
+
+@pytest.mark.parametrize("driver", RELEASES, ids=[driver[:3] for driver in RELEASES])
+def test_every_difference_is_explained(driver: str, printers: Printers, tmp_path: Path) -> None:
+    node, sku = _node(tmp_path, driver)
+    for command, found in simulated.compared(printers(driver), node, sku, driver).items():
+        assert sorted(found) == listed(driver, command), command
+
+
+def _altered(folder: Path, drawn: random.Random) -> str:
+    """Copy the simulator into a folder and alter one drawn text of its printers."""
+    shutil.copytree(RUN.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / "nvidia_smi" / drawn.choice(_PRINTERS)
+    text = file.read_text("utf-8")
+    texts = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) > 2
+        if node.lineno == node.end_lineno and text.splitlines()[node.lineno - 1][node.col_offset] == '"'
+    ]
+    chosen = drawn.choice(texts)
+    lines = text.splitlines(keepends=True)
+    line = lines[chosen.lineno - 1]
+    at = chosen.col_offset + drawn.randrange(1, len(chosen.value))
+    lines[chosen.lineno - 1] = line[:at] + ("y" if line[at] != "y" else "z") + line[at + 1 :]
+    file.write_text("".join(lines), "utf-8")
+    return f"{file.name}:{chosen.lineno}: {chosen.value!r}"
+
+
+def _is_red(node: Silicon, altered: Path, words: tuple[str, ...], real: Callable[..., str]) -> bool | None:
+    """Whether the comparison finds what is altered in an output; None where the output is the same."""
+    outputs = []
+    for program in (RUN, altered / RUN.name):
+        (node.state / "counter").write_text(simulated.COUNTER)
+        call = [sys.executable, "-I", "-S", str(program), "nvidia-smi", *words]
+        done = subprocess.run(call, env=node.environment(), capture_output=True, text=True, check=False)
+        outputs.append(done.stdout)
+    try:
+        if list(simulated.elements(outputs[0])) == list(simulated.elements(outputs[1])):
+            return None
+        found = simulated.differences(real(words), outputs[1])
+    except ParseError:
+        return True  # no XML any more
+    return sorted(found) != listed(_DRIVER, " ".join(words))
+
+
+@pytest.mark.parametrize(
+    "number", [0, 1, *(pytest.param(one, marks=pytest.mark.long) for one in range(2, 10))]
+)
+def test_the_comparison_finds_one_altered_text(number: int, printers: Printers, tmp_path: Path) -> None:
+    """Ten texts, drawn in the simulator's printers among those that appear in what they print."""
+    node, sku = _node(tmp_path, _DRIVER)
+    made = simulated.machine(node, sku, _DRIVER)
+    commands = [simulated.COMMANDS[place] for place in (0, 4, 8)]
+    smi = printers(_DRIVER)
+
+    def real(words: tuple[str, ...]) -> str:
+        return smi.run(made, *words).stdout
+
+    drawn = random.Random(f"{SEED} {number}")  # noqa: S311
+    for attempt in range(60):
+        folder = tmp_path / str(attempt)
+        what = _altered(folder, drawn)
+        red = [_is_red(node, folder, words, real) for words in commands]
+        shutil.rmtree(folder)
+        if any(one is not None for one in red):
+            assert True in red, what
+            return
+    pytest.fail("no drawn text appears in the outputs")
