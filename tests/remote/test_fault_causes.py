@@ -114,6 +114,19 @@ SAID = {
         "a does not have x_1.0_all.deb (404 Not Found): the node's package lists are likely older than the mirror "
         "(apt-get update there, or dnf clean metadata), or the mirror is incomplete"
     ),
+    "Package baz-1.0-1.noarch.rpm is not signed\nError: GPG check FAILED": (
+        "the package baz-1.0-1.noarch.rpm is not signed by a key that is trusted for its repository: it was not "
+        "installed"
+    ),
+    "Error: Error downloading packages:\n  foo-2.0-1.noarch: Cannot download, all mirrors were already tried without": (
+        "no mirror served the package foo-2.0-1.noarch: the node's package lists are likely older than the mirror "
+        "(dnf clean metadata), or the mirror is incomplete or down"
+    ),
+    "Error: Failed to download metadata for repo 'cuda': Cannot download repomd.xml: Cannot download "
+    "repodata/repomd.xml: All mirrors were tried": (
+        "the package repository cuda did not serve the request (Cannot download): is it up, and may this node reach "
+        "it?"
+    ),
     "Shared connection to 10.0.0.1 closed.": (
         "the connection broke in the middle: the node went down or booted, or the network was cut"
     ),

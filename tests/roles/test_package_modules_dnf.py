@@ -290,7 +290,7 @@ def test_what_differs_moves_in_one_transaction_and_is_let_go_before(node: Node) 
     assert answer["marked"] == ["nvidia-driver-cuda"], "it was locked, and is locked at its new version"
     assert done(node) == [
         f"{DELETE} nvidia-driver-cuda-3:580.126.09-1.el9.*",
-        f"{QUIET} --assumeyes {NO_MORE} --allowerasing --exclude=kmod-nvidia* install {SPECS}",
+        f"{QUIET} --assumeyes {NO_MORE} --exclude=kmod-nvidia* install --allowerasing {SPECS}",
         f"{DELETE} nvidia-driver-cuda-3:580.126.09-1.el9.*",
         f"{ADD} nvidia-driver-cuda-3:580.95.05-1.el9.*",
     ]

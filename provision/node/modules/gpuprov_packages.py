@@ -479,9 +479,9 @@ class Dnf(Manager):
 
     def install(self, specs):
         words = [] if self.options["recommended"] else ["--setopt=install_weak_deps=False"]
-        words += ["--allowerasing"] if self.options["erase"] else []
         words += ["--exclude=" + pattern for pattern in self.options["untouched"]]
-        return self.change(*words, "install", *specs)
+        # dnf 5 takes this one behind the command alone.
+        return self.change(*words, "install", *(["--allowerasing"] if self.options["erase"] else []), *specs)
 
     def install_again(self, names):
         self.must(*DNF, "--assumeyes", "reinstall", *names)

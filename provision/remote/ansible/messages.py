@@ -30,6 +30,13 @@ def _unmet(match: re.Match[str]) -> str:
     )
 
 
+def _unsigned(match: re.Match[str]) -> str:
+    key = match.groupdict().get("key")
+    return "the package list is not signed by the key that is trusted for it: nothing of it was taken" + (
+        f" (its key is {key})" if key else ""
+    )
+
+
 def _missing(match: re.Match[str]) -> str:
     return (
         f"{match['host']} does not have {match['file']} (404 Not Found): the node's package lists are likely "
@@ -138,16 +145,27 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     ),
     # The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B4…
     # … error message is: Missing key 67AC…, which is needed to verify signature. (sqv 1.3, of apt 3.0)
-    # Sub-process /usr/bin/sqv returned an error code (1), error message is: … Message has been manipulated
+    (re.compile(r"(?:NO_PUBKEY|Missing key) (?P<key>[0-9A-F]{16,64})"), _unsigned),
+    # Package x.rpm is not signed (dnf 4) · from repo "t" has failed: The package is not signed. (dnf 5)
     (
         re.compile(
-            r"(?:NO_PUBKEY|Missing key) (?P<key>[0-9A-F]{16,64})|The following signatures were invalid|"
-            r"is (?:not|no longer) signed|Sub-process /usr/bin/sqv returned an error"
+            r"Package (?P<package>\S{1,200}\.rpm) is not signed|"
+            r'OpenPGP check for package "(?P<other>[^"\n]{1,200})"'
         ),
         lambda match: (
-            "the package list is not signed by the key that is trusted for it: nothing of it was taken"
-            + (f" (its key is {match['key']})" if match["key"] else "")
+            f"the package {match['package'] or match['other']} is not signed by a key that is trusted for "
+            "its repository: it was not installed"
         ),
+    ),
+    # The repository 'http://a ./ Release' is no longer signed. (apt 2.6)
+    # Sub-process /usr/bin/sqv returned an error code (1), error message is: … has been manipulated
+    # … repo 't': GPG verification is enabled, but GPG signature is not available. (dnf 4 and 5)
+    (
+        re.compile(
+            r"The following signatures were invalid|is (?:not|no longer) signed|"
+            r"Sub-process /usr/bin/sqv returned an error|GPG signature is not available"
+        ),
+        _unsigned,
     ),
     # The following packages have unmet dependencies: (apt 2.6) · Unsatisfied dependencies: (apt 3.0)
     #  libfoo1 : Depends: libfoo-common (= 580.1) but 570.1 is to be installed
@@ -192,6 +210,19 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
         ),
         _missing,
     ),
+    #   x-2.0-1.noarch: Cannot download, all mirrors were already tried without success (dnf 4 --quiet)
+    #  Librepo error: Cannot download noarch/x-2.0-1.noarch.rpm: All mirrors were tried (dnf 5)
+    (
+        re.compile(
+            r"(?:^  (?P<package>\S{1,200}): Cannot download, all mirrors were|"
+            r"Librepo error: Cannot download (?P<file>\S{1,300}\.rpm): All mirrors were)",
+            re.MULTILINE,
+        ),
+        lambda match: (
+            f"no mirror served the package {match['package'] or match['file']}: the node's package lists are "
+            "likely older than the mirror (dnf clean metadata), or the mirror is incomplete or down"
+        ),
+    ),
     # ssh: Could not resolve hostname gpu-99: Name or service not known (OpenSSH 9.2)
     (re.compile(r"ssh: Could not resolve hostname (?P<name>\S{1,255}?):"), _name),
     # E: Failed to fetch http://10.0.0.1:8080/x.deb  Could not connect to 10.0.0.1:8080 (10.0.0.1). - …
@@ -210,6 +241,15 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     # Curl error (7): Couldn't connect to server for http://10.0.0.1/repodata/repomd.xml [Failed to connect …]
     (
         re.compile(r"(?P<why>Curl error \(\d+\): [^\n]{3,100}?) for \w+://(?P<host>[^/\s]+)"),
+        _repository,
+    ),
+    # Error: Failed to download metadata for repo 't': Cannot download repomd.xml: … (dnf 4)
+    # Failed to download metadata (baseurl: "http://m/") for repository "t": Usable URL not found (dnf 5)
+    (
+        re.compile(
+            r"""Failed to download metadata .{0,300}?for repo(?:sitory)? ['"](?P<host>[^'"\n]{1,100})['"]: """
+            r"(?P<why>Cannot download|Usable URL not found)"
+        ),
         _repository,
     ),
     # Shared connection to 10.0.0.1 closed. · Connection to 10.0.0.1 closed by remote host. · … Broken pipe
