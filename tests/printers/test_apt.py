@@ -18,7 +18,8 @@ import pytest
 from provision.lab import signing
 from provision.node.modules import gpuprov_packages
 from provision.remote.ansible.messages import cause_of
-from tests.printers import apt, root
+from tests.printers import root
+from tests.printers.apt import PACKAGES, Apt, Repository, date, served
 
 LONG = pytest.mark.long
 SUITES = ("trixie", pytest.param("bookworm", marks=LONG), pytest.param("forky", marks=LONG))
@@ -30,8 +31,8 @@ UNSIGNED = "the package list is not signed by the key that is trusted for it"
 class Machine:
     """apt, its repository, and the packages in it."""
 
-    apt: apt.Apt
-    repository: apt.Repository
+    apt: Apt
+    repository: Repository
     foo: Path
 
     def source(self, key: str = "repository") -> str:
@@ -55,7 +56,7 @@ class Machine:
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    programs = root.make(tmp_path / "own", "apt", request.param, *apt.PACKAGES)
+    programs = root.make(tmp_path / "own", "apt", request.param, *PACKAGES)
     if shutil.which("gpg") is None:
         pytest.skip("this host has no gpg")
     www = tmp_path / "www"
@@ -63,9 +64,9 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
     with (
         tempfile.TemporaryDirectory(prefix="gpg") as home,  # a short path, for the socket of gpg's agent
         signing.keyring(Path(home)),
-        apt.served(www) as url,
+        served(www) as url,
     ):
-        repository = apt.Repository(www, url, Path(home))
+        repository = Repository(www, url, Path(home))
         for name in ("repository", "other"):
             file = programs.own / f"etc/apt/keyrings/{name}.gpg"
             key = signing.fingerprint(repository.home, name)
@@ -74,7 +75,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
         repository.add("bar", Depends="baz (= 2.0)")
         repository.add("baz")
         repository.publish()
-        found = Machine(apt.Apt(programs), repository, foo)
+        found = Machine(Apt(programs), repository, foo)
         found.apt.sources(ours=found.source())
         assert found.apt.run(UPDATE).returncode == 0
         yield found
@@ -107,12 +108,12 @@ def _changed_list(machine: Machine) -> str:
 
 
 def _expired(machine: Machine) -> str:
-    machine.republish(Valid_Until=apt.date(-400))
+    machine.republish(Valid_Until=date(-400))
     return machine.fails(UPDATE)
 
 
 def _of_tomorrow(machine: Machine) -> str:
-    machine.republish(Date=apt.date(400))
+    machine.republish(Date=date(400))
     return machine.fails(UPDATE)
 
 

@@ -158,7 +158,7 @@ def test_packages_are_offered_installed_replaced_and_removed(machine: Machine) -
     assert dnf.install([dnf.spec("foo", "1.0-1")]) is False
     module.check_mode = False
     assert dnf.install([dnf.spec("foo", "2.0-1")]) is True
-    assert dnf.removed == ["foo-1.0-1.noarch"]
+    assert list(dnf.removed) == ["foo-1.0-1.noarch"]
     assert dnf.remove(["foo"]) is True
     assert dnf.installed({"foo"}) == {}
 
