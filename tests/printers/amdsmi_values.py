@@ -16,7 +16,7 @@ from provision.errors import StackError
 GIB = 1 << 30
 NOT_SUPPORTED, API_FAILED, DRIVER_NOT_LOADED, NO_PERMISSION = 2, 7, 34, 10
 ABSENT = {8: 0xFF, 16: 0xFFFF, 32: 0xFFFFFFFF, 64: 0xFFFFFFFFFFFFFFFF}  # the library's "not available"
-_BUSES = (0x05, 0x15, 0x65, 0x75, 0x85, 0x95, 0xE5, 0xF5)
+BUSES = (0x05, 0x15, 0x65, 0x75, 0x85, 0x95, 0xE5, 0xF5)
 _HANDLE = 0x1000
 EDGE, HOTSPOT, VRAM = 0, 1, 2
 CURRENT, CRITICAL, EMERGENCY = 0, 5, 7
@@ -38,6 +38,7 @@ class Machine:
     release: str
     count: int = 8
     guest: bool = False
+    buses: tuple[int, ...] = BUSES  # with the domain above the lower 8 bits
     rows: Rows = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # devices that the library has lost
@@ -82,7 +83,7 @@ class Machine:
 
     def address(self, device: int) -> str:
         """The PCI address: 0000:05:00.0."""
-        return f"0000:{_BUSES[device]:02x}:00.0"
+        return f"{self.buses[device] >> 8:04x}:{self.buses[device] & 0xFF:02x}:00.0"
 
     def remove(self, device: int) -> None:
         """The driver has lost the device: those behind it move up by one number of amd-smi."""
@@ -133,7 +134,7 @@ def _system(machine: Machine) -> Rows:
         "amdsmi_get_rocm_version": {"a0": machine.release},
         "amdsmi_get_processor_type": {"a1": 1},
         **{
-            f"amdsmi_get_processor_handle_from_bdf {_BUSES[index] << 8}": {"a1": _HANDLE + index}
+            f"amdsmi_get_processor_handle_from_bdf {machine.buses[index] << 8}": {"a1": _HANDLE + index}
             for index in range(machine.count)
         },
         "amdsmi_get_lib_version": {"major": 26 if machine.new else 24},
@@ -168,11 +169,16 @@ def _device(machine: Machine, index: int) -> Rows:
     return rows
 
 
+def _parts(bus: int) -> dict[str, int]:
+    """The fields of a PCI address."""
+    return {"bus_number": bus & 0xFF, "device_number": 0, "function_number": 0, "domain_number": bus >> 8}
+
+
 Put = Callable[..., None]
 
 
 def _identity(machine: Machine, index: int, put: Put) -> None:
-    sku, bus = machine.sku, _BUSES[index]
+    sku, bus = machine.sku, machine.buses[index]
     name = sku["product_names"][-1 if machine.guest else 0]
     asic: dict[str, object] = {
         "market_name": name,
@@ -193,7 +199,7 @@ def _identity(machine: Machine, index: int, put: Put) -> None:
             "physical_acc_id": index,
         }
     put("get_gpu_asic_info", **asic)
-    parts = {"bus_number": bus, "device_number": 0, "function_number": 0, "domain_number": 0}
+    parts = _parts(bus)
     prefix = "bdf" if machine.new else "fields"
     put("get_gpu_device_bdf", **{f"{prefix}__{part}": value for part, value in parts.items()})
     put("get_gpu_device_uuid", a2=f"{index:02x}ff740f-0000-1000-80{index:02x}-{bus:012x}")
@@ -282,7 +288,7 @@ def _sensors(machine: Machine, _index: int, put: Put) -> None:
     power: dict[str, object] = {"gfx_voltage": 800, "soc_voltage": ABSENT[16], "mem_voltage": ABSENT[16]}
     power |= {
         "current_socket_power": watts if machine.mi300 else ABSENT[16 if not machine.new else 32],
-        "average_socket_power": none if machine.mi300 and machine.new else watts,
+        "average_socket_power": ABSENT[32 if machine.new else 16] if machine.mi300 else watts,
         "power_limit": machine.sku["power_w"],
     }
     put("get_power_info", **power, **({"socket_power": watts, "ubb_power": none} if machine.new else {}))
@@ -342,8 +348,7 @@ def _links(machine: Machine, index: int, put: Put) -> None:
     values: dict[str, object] = {"num_links": len(ends)}
     prefix = "bdf.bdf" if machine.new else "bdf.fields"
     for place, other in enumerate(ends):
-        parts = {"bus_number": _BUSES[other], "device_number": 0, "function_number": 0, "domain_number": 0}
-        parts = {f"{prefix}.{part}": value for part, value in parts.items()}
+        parts = {f"{prefix}.{part}": value for part, value in _parts(machine.buses[other]).items()}
         link = parts | {"bit_rate": rate, "max_bandwidth": rate * 16, "link_type": 2 if machine.new else 1}
         values |= {f"links[{place}].{name}": value for name, value in link.items()}
     put("get_link_metrics", **values)

@@ -142,16 +142,12 @@ def _list(node, gpus, words, release) -> list:  # noqa: ARG001 - the shape of al
     found = []
     for index, gpu in enumerate(gpus):
         identity = readings.identity(node, gpu)
-        found.append(
-            {
-                "gpu": index,
-                "bdf": gpu["address"],
-                "uuid": identity["uuid"],
-                "kfd_id": identity["kfd_id"],
-                "node_id": index + len({one["numa"] for one in node.gpus}),
-                "partition_id": 0,
-            }
-        )
+        entry = {"gpu": index, "bdf": gpu["address"], "uuid": identity["uuid"]}
+        if release >= (6, 2):
+            entry["kfd_id"] = identity["kfd_id"]
+            entry["node_id"] = index + len({one["numa"] for one in node.gpus})
+            entry["partition_id"] = 0
+        found.append(entry)
     return found
 
 

@@ -118,6 +118,13 @@ def _static_of(node, gpu, parts: list, release: tuple) -> dict:
         values["limit"]["ppt1"] = dict.fromkeys(values["limit"]["ppt0"], "N/A")
         for name in ("max_power", "min_power", "socket_power"):
             del values["limit"][name]
+    if release < (6, 4):  # printed by 7.2, not by 6.3
+        del values["ras"]["bad_page_threshold"]
+    if release < (6, 2):
+        for name in ("subsystem_id", "num_compute_units", "target_graphics_version"):
+            del values["asic"][name]
+        values["asic"]["rev_id"] = "0x0"
+        values["vram"]["type"] = "HBM"  # its enum has no generation of it
     if compute and release < (7, 0):
         values["partition"] = {"compute_partition": compute, "memory_partition": memory}
     return {part: values[part] for part in parts if part in values}
