@@ -54,19 +54,20 @@ def _altered(folder: Path, drawn: random.Random) -> str:
     shutil.copytree(RUN.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "nvidia_smi" / drawn.choice(_PRINTERS)
     text = file.read_text("utf-8")
+    rows = text.splitlines()
     texts = [
-        node
+        (node.lineno, node.col_offset, node.value)
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) > 2
-        if node.lineno == node.end_lineno and text.splitlines()[node.lineno - 1][node.col_offset] == '"'
+        if node.lineno == node.end_lineno and rows[node.lineno - 1][node.col_offset] == '"'
     ]
-    chosen = drawn.choice(texts)
+    number, column, value = drawn.choice(texts)
     lines = text.splitlines(keepends=True)
-    line = lines[chosen.lineno - 1]
-    at = chosen.col_offset + drawn.randrange(1, len(chosen.value))
-    lines[chosen.lineno - 1] = line[:at] + ("y" if line[at] != "y" else "z") + line[at + 1 :]
+    line = lines[number - 1]
+    at = column + drawn.randrange(1, len(value))
+    lines[number - 1] = line[:at] + ("y" if line[at] != "y" else "z") + line[at + 1 :]
     file.write_text("".join(lines), "utf-8")
-    return f"{file.name}:{chosen.lineno}: {chosen.value!r}"
+    return f"{file.name}:{number}: {value!r}"
 
 
 def _is_red(node: Silicon, altered: Path, words: tuple[str, ...], real: Callable[..., str]) -> bool | None:
