@@ -81,8 +81,11 @@ def constants(source: str, printed: set[str]) -> Iterator[ast.Constant]:
         for key, value in zip(table.keys, table.values, strict=True):
             if isinstance(key, ast.Constant) and key.value in printed:
                 both = (key, value)
-                texts = [one for one in both if isinstance(one, ast.Constant) and type(one.value) is str]
-                yield from (one for one in texts if source.count(f'"{one.value}"') == 1)
+                for one in both:
+                    text = one.value if isinstance(one, ast.Constant) else None
+                    once = isinstance(text, str) and source.count(f'"{text}"') == 1
+                    if isinstance(one, ast.Constant) and once:
+                        yield one
 
 
 @pytest.mark.parametrize("drawn", range(5))
@@ -103,7 +106,7 @@ def test_an_altered_text_of_the_simulators_printer_is_found(
     lines = source.splitlines()
     line = lines[chosen.lineno - 1]
     start, end = (len(line.encode()[:at].decode()) for at in (chosen.col_offset, chosen.end_col_offset or 0))
-    lines[chosen.lineno - 1] = line[:start] + repr(f"{chosen.value}_") + line[end:]
+    lines[chosen.lineno - 1] = line[:start] + repr(f"{chosen.value!s}_") + line[end:]
     printer.write_text("\n".join(lines))
     altered = {}
     for name in amdsmi_simulated.commands("10.1"):
@@ -118,4 +121,4 @@ def test_an_altered_text_of_the_simulators_printer_is_found(
         )
         altered[name] = json.loads(done.stdout)
     assert unlisted(ours, theirs, "10.1")[0] == []
-    assert unlisted(altered, theirs, "10.1")[0] != [], f"{chosen.value} in line {chosen.lineno}"
+    assert unlisted(altered, theirs, "10.1")[0] != [], f"{chosen.value!s} in line {chosen.lineno}"
