@@ -153,3 +153,12 @@ def test_the_counters_stored_by_the_health_program_are_of_a_day_ago_and_of_this_
     assert "is damaged" in tree.problem("hca.earlier")
     ports.keep(folder, facts, "another", 120.0)
     assert tree.value("hca.earlier")[0]["uptime"] == 120
+
+
+def test_stored_counters_have_the_uptime_that_their_age_is_taken_from(tree: Tree) -> None:
+    folder = tree.root / "var/lib/gpuprov/node-health"
+    folder.mkdir(parents=True)
+    tree.file("/proc/sys/kernel/random/boot_id", f"{BOOT}\n")
+    facts = {**tree.values("hca.ports", "hca.counters"), "clock.uptime_s": 500}
+    ports.keep(folder, facts, BOOT, 90000.0)  # the kernel is older than this container
+    assert {row["uptime"] for row in tree.value("hca.earlier")} == {500}

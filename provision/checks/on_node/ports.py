@@ -22,6 +22,9 @@ def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) ->
     """Store this run's counters, once an hour, and drop samples that are no longer needed for a day's window.
 
     Raises OSError."""
+    # Readers subtract it from this fact, which begins later than `uptime` in a container.
+    known = facts.get("clock.uptime_s")
+    uptime = known if isinstance(known, int) else uptime
     counters = rows(facts)
     if not counters:
         return
