@@ -66,7 +66,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         "--node",
         action="append",
         metavar="NAME=SKU[:RELEASE][+ib|+roce][+containers]",
-        help="boot this node (repeatable). SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200 "
+        help="boot this node (repeatable). SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200 gb200 "
         "mi210 mi250 mi250x mi300a mi300x mi325x mi355x, or none (no GPUs); "
         "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9; "
         "+ib or +roce: with RDMA cards and drives; +containers: can run containers",
