@@ -261,13 +261,7 @@ Capacities = Mapping[str, tuple[float, float]]
 LINKS = ("pcie", "peer", "far_pair", "memory_rate")  # what a file may state of its machines in `links`
 
 _PCIE_X16 = {3: 15.75, 4: 31.5, 5: 63.0}  # GB/s one way by generation
-_NOT_BY_PCIE = (
-    "gb10",
-    "gb200",
-    "gb300",
-    "gh200",
-    "mi300a",
-)  # their way to the host is NVLink-C2C, or in the socket
+_NOT_BY_PCIE = ("gb10", "gb200", "gb300", "gh200", "mi300a")  # NVLink-C2C or the socket leads to the host
 _COUNT = re.compile(r"_([2-9]|[1-9]\d+)gpu$")
 
 

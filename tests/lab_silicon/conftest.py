@@ -12,37 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.lab_silicon.silicon import Silicon
+from tests.lab_silicon.silicon import Silicon, made, start
 from tests.lab_silicon.surfaces import Surface
 
 DRIVER = "580.126.09"
-
-
-def _new(
-    folder: Path,
-    sku: str = "h100-sxm",
-    name: str = "gpu-01",
-    seed: int = 7,
-    speed: float = 2000,
-    network: str = "ib",
-) -> Silicon:
-    """A node without a driver, in this folder."""
-    node = Silicon(folder / name / "state", folder / name / "root")
-    (node.root / "usr/share/gpu-burn").mkdir(parents=True)
-    (node.root / "usr/share/gpu-burn/compare.ptx").touch()
-    words = ["--sku", sku, "--name", name, "--seed", str(seed), "--speed", str(speed)]
-    words += ["--network", network]
-    done = node.run("new", "--dir", str(node.state), *words)
-    assert done.returncode == 0, done.stderr
-    return node
-
-
-def _start(node: Silicon, driver: str, fabric: bool = True) -> None:
-    """Install and load a driver and, unless told otherwise, mark the fabric as running."""
-    node.boot(driver)
-    if fabric:
-        # Fabric manager itself is a daemon; its mark with a living process is what the tools look at.
-        (node.state / "run/fabricmanager.ready").write_text(f"{os.getpid()}\n")
 
 
 @contextmanager
@@ -81,22 +54,22 @@ def _stop(node: Silicon) -> None:
 @pytest.fixture
 def bare(tmp_path: Path) -> Callable[..., Silicon]:
     """Makes nodes without a driver."""
-    return partial(_new, tmp_path)
+    return partial(made, tmp_path)
 
 
 @pytest.fixture
 def node(bare: Callable[..., Silicon]) -> Iterator[Callable[..., Silicon]]:
     """Makes nodes with a loaded driver and, where there is one, a running fabric; stops what they started."""
-    made = []
+    running = []
 
     def make(sku: str = "h100-sxm", driver: str = DRIVER, fabric: bool = True, **more: Any) -> Silicon:
         one = bare(sku, **more)
-        made.append(one)
-        _start(one, driver, fabric)
+        running.append(one)
+        start(one, driver, fabric)
         return one
 
     yield make
-    for one in made:
+    for one in running:
         _stop(one)
 
 
@@ -125,8 +98,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Surf
 
     def node_of(surface: Surface) -> Silicon:
         if surface.node not in nodes:
-            one = nodes[surface.node] = _new(tmp_path_factory.mktemp("surface"), surface.sku)
-            _start(one, surface.driver)
+            one = nodes[surface.node] = made(tmp_path_factory.mktemp("surface"), surface.sku)
+            start(one, surface.driver)
             assert one.run("nvidia-smi", "-pm", "1").returncode == 0
             for fault in surface.faults:
                 one.break_(fault)

@@ -178,3 +178,30 @@ class Silicon:
 
     def json(self, name: str) -> Any:
         return json.loads((self.state / name).read_text())
+
+
+def made(
+    folder: Path,
+    sku: str = "h100-sxm",
+    name: str = "gpu-01",
+    seed: int = 7,
+    speed: float = 2000,
+    network: str = "ib",
+) -> Silicon:
+    """A node without a driver, in this folder."""
+    node = Silicon(folder / name / "state", folder / name / "root")
+    (node.root / "usr/share/gpu-burn").mkdir(parents=True)
+    (node.root / "usr/share/gpu-burn/compare.ptx").touch()
+    words = ["--sku", sku, "--name", name, "--seed", str(seed), "--speed", str(speed)]
+    words += ["--network", network]
+    done = node.run("new", "--dir", str(node.state), *words)
+    assert done.returncode == 0, done.stderr
+    return node
+
+
+def start(node: Silicon, driver: str, fabric: bool = True) -> None:
+    """Install and load a driver and, unless told otherwise, mark the fabric as running."""
+    node.boot(driver)
+    if fabric:
+        # Fabric manager itself is a daemon; its mark with a living process is what the tools look at.
+        (node.state / "run/fabricmanager.ready").write_text(f"{os.getpid()}\n")

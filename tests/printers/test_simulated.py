@@ -14,8 +14,7 @@ from xml.etree.ElementTree import ParseError
 import pytest
 import yaml
 
-from tests.lab_silicon.conftest import _new, _start
-from tests.lab_silicon.silicon import RUN, Silicon
+from tests.lab_silicon.silicon import RUN, Silicon, made, start
 from tests.printers import simulated
 from tests.printers.smi import RELEASES, Printers
 from tests.support.seed import SEED
@@ -27,8 +26,8 @@ _DRIVER = "550.163.01"
 
 def _node(folder: Path, driver: str) -> tuple[Silicon, str]:
     sku = "a100-sxm-80" if driver.startswith("470") else "h100-sxm"
-    node = _new(folder, sku)
-    _start(node, driver)
+    node = made(folder, sku)
+    start(node, driver)
     return node, sku
 
 
