@@ -226,7 +226,8 @@ def test_the_inbox_driver_trusts_dscp_by_a_rule_and_pcp_without_one(stage: Stage
     rules.write_text("")
     stage.program(
         "dcb",
-        f'case "$*" in "app show"*) cat {rules};; "app replace"*) echo "dscp-prio $6" > {rules};; '
+        f'case "$*" in "-N app show"*) cat {rules};; "app show"*) sed s/26:/AF31:/ {rules};; '
+        f'"app replace"*) echo "dscp-prio $6" > {rules};; '
         f'"app flush"*) : > {rules};; esac',
     )
     only = {"rdma_roce_trust": "dscp", "rdma_roce_netdev_mtu": None}
