@@ -43,6 +43,13 @@ def test_what_the_driver_has_in_store_for_one_gpu(old: str, new: str, metric: st
     assert flagged(found, "verdict", "device", "metric") == [(Verdict.WARN, "gpu0", metric)]
 
 
+def test_the_name_of_a_program_is_no_reading() -> None:
+    """Any user may name a program."""
+    row = "<process_info><pid>7</pid><process_name>Corrupted infoROM</process_name></process_info>"
+    xml = H100.replace("</gpu>", f"<processes>{row}</processes></gpu>", 1)
+    assert "inforom" not in [f.metric for f in inventory(nvidia_smi=make_output("nvidia_smi", xml))]
+
+
 def named(model: str, count: int = -1) -> Output:
     return make_output("nvidia_smi", H100.replace("NVIDIA H100 80GB HBM3", model, count))
 

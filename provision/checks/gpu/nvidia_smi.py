@@ -239,7 +239,8 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
         found += _unanswered(errors, device)
     elif _text(gpu, "fb_memory_usage/total") is None:
         found.append(Measurement("memory_unread", True, "", device))
-    if any((cell.text or "").strip() == INFOROM_CORRUPTED for cell in gpu.iter()):
+    cells = (cell.text for cell in gpu.iter() if cell.tag != "process_name")
+    if any((text or "").strip() == INFOROM_CORRUPTED for text in cells):
         found.append(Measurement("inforom", INFOROM_CORRUPTED, "", device))
     if (_text(gpu, "ecc_mode/current_ecc"), _text(gpu, "ecc_mode/pending_ecc")) == ("Enabled", "Disabled"):
         found.append(Measurement("ecc_pending", "Disabled", "", device))
