@@ -23,7 +23,7 @@ class PlanResult:
     """What `up` would do. `seen`: what is declared and what was found; `plan`: what follows from it."""
 
     seen: Assessment = field(repr=False)
-    plan: Plan
+    plan: Plan = field(repr=False)
 
     @property
     def changes(self) -> tuple[str, ...]:

@@ -127,3 +127,11 @@ def test_passwords_are_given_or_refused_and_never_printed() -> None:
     variables = gpuprov.load(given).fleet.nodes["gpu-01"].variables
     assert (variables["ansible_password"], variables["ansible_become_password"]) == ("sesame", "open")
     assert "sesame" not in repr(given) + repr(gpuprov.load(given))
+
+
+@pytest.mark.usefixtures("folder")
+def test_no_result_prints_the_passwords_it_was_made_with() -> None:
+    given = gpuprov.Source(inventories=("inventory.yml",), nodes="gpu-02", become_password="sesame")
+    fleet = gpuprov.load(given)
+    results = gpuprov.plan(fleet), gpuprov.drift(fleet), gpuprov.status(fleet)
+    assert [repr(one) for one in results if "sesame" in repr(one)] == []

@@ -189,7 +189,7 @@ class FleetStatus:
     """The nodes of a fleet at one moment (`at`: ISO 8601 UTC). `repair`: those that `gpuprov watch` took out
     of service, with the spare in their place, if there is one."""
 
-    fleet: Fleet
+    fleet: Fleet = field(repr=False)  # with passwords
     at: str
     nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
     repair: Mapping[str, str] = field(default_factory=dict)
