@@ -42,14 +42,14 @@ def held(folder: Path) -> Iterator[Path]:
     """A path of this absolute `folder` that stays the same whatever becomes of its name: for root's files in
     another user's folder. A link on the way is followed only where nobody but root, or whoever runs this,
     could have put it. Raises OSError."""
-    at = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    at = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for part in folder.parts[1:]:
             around, found = os.fstat(at), os.stat(part, dir_fd=at, follow_symlinks=False)
             others = around.st_uid not in (0, os.geteuid()) or around.st_mode & 0o022
             if stat.S_ISLNK(found.st_mode) and others:
                 raise OSError(errno.ELOOP, f"{part} is a link in a folder of others", str(folder))
-            flags = os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if others else 0)
+            flags = os.O_PATH | os.O_DIRECTORY | (os.O_NOFOLLOW if others else 0)
             below = os.open(part, flags, dir_fd=at)
             os.close(at)
             at = below

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,21 @@ def test_a_link_of_root_is_the_sites_own(exporters: Path, tmp_path: Path) -> Non
     (tmp_path / "lib").symlink_to(tmp_path / "prometheus")
     assert heartbeat.export(str(tmp_path / "lib" / "node-exporter" / "watch.prom"), ROW) == ""
     assert (exporters / "watch.prom").exists()
+
+
+def test_a_folder_above_that_only_lets_through_is_enough() -> None:
+    """Mode 0711: an account may go through such a folder, and not read it."""
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as above:
+        os.chmod(above, 0o711)
+        folder = Path(above) / "textfiles"
+        folder.mkdir()
+        os.chown(folder, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            failed = heartbeat.export(str(folder / "watch.prom"), ROW)
+        finally:
+            os.seteuid(0)
+        assert failed == ""
+        assert (folder / "watch.prom").is_file()
