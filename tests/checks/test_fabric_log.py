@@ -100,6 +100,16 @@ def test_no_switch_is_trouble_unless_the_gpus_have_joined_a_fabric_that_the_host
     assert judged(NO_SWITCH, node=make_node(fabric="none"), known=other) == []
 
 
+def test_a_mismatch_is_of_the_past_once_the_versions_match() -> None:
+    """With LOG_LEVEL=3 in fabricmanager.cfg no line is logged of a start that succeeds."""
+    node = logged(MISMATCH)
+    matched = replace(node, facts={**node.facts, "fabric.manager_matches_driver": True})
+    assert fabric_log.judge(matched, [JOINED]) == [JOINED]
+    apart = replace(node, facts={**node.facts, "fabric.manager_matches_driver": False})
+    assert len(fabric_log.judge(apart, [JOINED])) == 2
+    assert "fabric.manager_matches_driver" in fabric_log.FACTS
+
+
 def test_the_reason_is_part_of_the_finding_on_gpus_that_have_not_joined() -> None:
     (found,) = fabric_log.judge(logged(MISMATCH), [APART])
     assert (found.metric, found.action) == ("fabric_state", "fix configuration")

@@ -27,7 +27,7 @@ _LOGS = {
     "fabric.manager_log": (Log(_CATALOGUE, "fabric manager", _METRIC, ""), ("nvswitch", "nvlink5")),
     "fabric.imex_log": (Log(_CATALOGUE, "IMEX", _METRIC, ""), ("imex",)),
 }
-FACTS = tuple(_LOGS)
+FACTS = (*_LOGS, "fabric.manager_matches_driver")
 # `fid` in logs of 2024 and 2025, `NodeId` in 2026.
 _SWITCH = re.compile(
     r"detected NVSwitch (?:non-)?fatal error (\d{1,6}) on (?:fid|NodeId) \d{1,5} on NVSwitch "
