@@ -106,6 +106,13 @@ def test_a_gpu_of_an_unknown_product_without_a_memory_size_warns() -> None:
     ]
 
 
+def test_a_gb10_has_no_memory_size_and_nothing_is_wrong_with_it() -> None:
+    node = make_node(1, "gb10", "none", "blackwell")
+    xml = T4.replace(TOTAL, "<total>N/A</total>", 1)
+    found = inventory(nvidia_smi=make_output("nvidia_smi", xml), nvlink=make_output("nvlink"), node=node)
+    assert "memory_total" not in [metric for _, _, metric, _ in flagged(found)]
+
+
 def test_a_known_product_without_a_memory_size_is_not_measured() -> None:
     total = next(
         line.strip() for line in H100.split("<fb_memory_usage>")[1].splitlines() if "<total>" in line

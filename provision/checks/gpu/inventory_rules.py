@@ -64,13 +64,15 @@ def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Thres
         verdict = Verdict.WARN if same else Verdict.FAIL
         findings.append(Finding(ID, verdict, "node", message, "name", usual, action="investigate"))
     findings = findings or [all_good("name", f"all GPUs are {usual}")]
-    return findings + _memory(values, thresholds.get(f"{ID}.memory_total"))
+    return findings + _memory(node, values, thresholds.get(f"{ID}.memory_total"))
 
 
-def _memory(values: Values, threshold: Threshold | None) -> list[Finding]:
+def _memory(node: CheckNode, values: Values, threshold: Threshold | None) -> list[Finding]:
     sizes = values.get("memory_total", {})
     if not sizes and "memory_unread" in values:
-        # A GB10 shares its memory with the processor, and reads N/A. A product with a limit has a size.
+        if node.sku == "gb10":
+            return []  # it shares its memory with the processor, and reads N/A
+        # A product with a limit has a size.
         words = "the driver gives no memory size of any GPU"
         if threshold is not None:
             return [unmeasured(ID, words, action="investigate")]
