@@ -28,8 +28,8 @@ TROUBLE: dict[str, dict[str, tuple[str, ...] | None]] = {
     "h100-sxm": SWITCHES,
     "a100-sxm-80": SWITCHES,
     "gb200": {
-        "imex_address": ("warn", "node", "fabric_log.no_interface", CONFIGURE),
         "imex_peers": ("warn", "node", "fabric_log.peer_lost", "investigate"),
+        "imex_address": ("warn", "node", "fabric_log.no_interface", CONFIGURE),  # a peer that connects ends it
     },
 }
 
@@ -42,7 +42,8 @@ def flagged(node: Callable[..., Silicon]) -> Callable[..., list[tuple[Any, ...]]
         machine = node(sku, **more)
         machine.break_(*faults)
         look = look_of(machine, gpu_inventory.FACTS)
-        assert look.problems == {}
+        # This folder has no packages, so nobody knows whether their versions match.
+        assert set(look.problems) <= {"fabric.manager_matches_driver"}
         known = all_skus()[sku]
         gpu: dict[str, Any] = {"count": 4 if sku == "gb200" else 8, "sku": sku, "fabric": FABRICS[sku]}
         gpu |= {
