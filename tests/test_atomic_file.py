@@ -93,7 +93,7 @@ def test_a_folder_above_that_only_lets_through_is_enough() -> None:
     if os.geteuid():
         pytest.skip("only root can become another user")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as above:
-        Path(above).chmod(0o711)  # noqa: S103
+        Path(above).chmod(0o711)
         folder = Path(above) / "textfiles"
         folder.mkdir()
         os.chown(folder, NOBODY, NOBODY)
