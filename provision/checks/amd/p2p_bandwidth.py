@@ -104,7 +104,7 @@ def _together(outputs: Mapping[str, Output], names: Mapping[str, str]) -> list[M
         return []
     rates = transferbench.matrix(outputs, _BOTH, names, reads=False, both_ways=True)
     average = transferbench.all_to_all(outputs, _ALL, len(names))
-    found = [Measurement(_ALL, average, "GB/s")]
+    found = [Measurement(_ALL, "N/A" if average is None else average, "GB/s")]
     for one, other in sorted(rates):
         if one != other:
             twice = [rate for rate in (rates[one, other], rates[other, one]) if rate is not None]
@@ -159,6 +159,9 @@ def judge(
     limit = thresholds.get(f"{ID}.{_ALL}")
     # A slow pair lowers the average too, and is the culprit.
     if average and limit and not any(one.verdict is Verdict.FAIL for one in findings):
+        if number(average.value) is None:
+            words = "TransferBench found no two GPUs to copy between all at once, though xGMI links join them"
+            return [*findings, Finding(ID, Verdict.ERROR, "node", words, _ALL, action="investigate")]
         findings.append(by_threshold(ID, _TITLES[_ALL], average, limit, action="investigate"))
     return findings
 

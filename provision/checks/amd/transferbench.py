@@ -114,9 +114,13 @@ def _whole(outputs: Mapping[str, Output], name: str) -> str:
     return output.stdout
 
 
-def all_to_all(outputs: Mapping[str, Output], name: str, gpus: int) -> float:
-    """The average rate of all copies of the preset a2a, in GB/s. Raises ParseError, CorruptionError."""
+def all_to_all(outputs: Mapping[str, Output], name: str, gpus: int) -> float | None:
+    """The average rate of all copies of the preset a2a, in GB/s; None where no two GPUs are joined directly,
+    of which it prints no table. Raises ParseError, CorruptionError."""
     text = _whole(outputs, name)
+    copies = _COPIES.search(text)
+    if copies and int(copies[1]) == 0:
+        return None
     received = _RECEIVED.search(text)
     rates = [float(word) for word in re.findall(r"\d{1,9}\.\d{1,4}", received[1])] if received else []
     if len(rates) <= gpus or abs(sum(rates[:gpus]) - rates[gpus]) > 0.01 * rates[gpus]:
@@ -124,7 +128,6 @@ def all_to_all(outputs: Mapping[str, Output], name: str, gpus: int) -> float:
             f"TransferBench printed no total for {many(gpus, 'GPU')}: {_why(outputs[name])}",
             "report the new format",
         )
-    copies = _COPIES.search(text)
     return round(rates[gpus] / (int(copies[1]) if copies else gpus * (gpus - 1)), 3)
 
 
