@@ -227,6 +227,7 @@ def dgemm(size: int) -> str:
     ("device", "watts", "end"),
     [
         ("74a2", 650, "  bw_workload: true\n  cp_workload: false\n"),
+        ("74a8", 650, "  bw_workload: true\n  cp_workload: false\n  wg_count: 64\n"),
         ("75a3", 1400, "  cp_workload: false\n  wg_count: 256\n  nt_loads: true\n"),
         ("75a8", 600, dgemm(8192)),
         ("740f", 300, dgemm(8640)),
