@@ -50,13 +50,17 @@ def commands(node: CheckNode) -> list[Command]:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
-    """Rates per GPU: `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s); `absent`: a program that is not
-    installed; `unreadable`: why one that is gave no rates; `agfhc` and `agfhc_when`."""
+    """Rates per GPU, the best of its runs: `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s); `absent`: a
+    program that is not installed, `unnumbered`: one to which no GPU can be shown alone, `unreadable`: why one
+    gave no rates; `agfhc`, `agfhc_when`."""
     unique = _unique(node)
     for name, words in limits("amd_acceptance")["runs"].items():
         output, program = outputs.get(name), words.split()[0]
         if output is None or output.rc == _ABSENT:
             yield Measurement("absent", program, "")
+            continue
+        if not unique:  # as of a guest whose host gives none
+            yield Measurement("unnumbered", program, "")
             continue
         try:
             yield from list(_of_each(name, program, output, unique))
@@ -67,7 +71,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measuremen
 
 def _of_each(name: str, program: str, output: Output, unique: Mapping[str, str]) -> Iterator[Measurement]:
     blocks = output.stdout.split("gpuprov: ")[1:]
-    if output.rc or output.timed_out or not unique or len(blocks) != len(unique):
+    if output.rc or output.timed_out or len(blocks) != len(unique):
         raise ParseError(f"{program} gave no rate of each GPU (status {output.rc}): {last_words(output)}")
     for block in blocks:
         number, _, text = block.partition("\n")
@@ -76,16 +80,17 @@ def _of_each(name: str, program: str, output: Output, unique: Mapping[str, str])
 
 def _rates(name: str, device: str, text: str) -> Iterator[Measurement]:
     if name == "stream":
-        kernels = _STREAM.findall(text)
-        if len(kernels) != 5:
+        best: dict[str, float] = {}
+        for kernel, rate in _STREAM.findall(text):
+            best[kernel] = max(float(rate) / 1000, best.get(kernel, 0.0))
+        if len(best) != 5:
             raise ParseError(f"hip-stream printed no five rates of {device}", "report the new format")
-        for kernel, rate in kernels:
-            yield Measurement(f"stream_{kernel.lower()}", float(rate) / 1000, "GB/s", device)
+        for kernel, highest in best.items():
+            yield Measurement(f"stream_{kernel.lower()}", highest, "GB/s", device)
         return
-    found = _HEADER.search(text)
-    values = dict(zip(found[1].split(","), found[2].split(","), strict=False)) if found else {}
+    rows = [dict(zip(one[1].split(","), one[2].split(","), strict=False)) for one in _HEADER.finditer(text)]
     try:
-        yield Measurement(name, float(values["rocblas-Gflops"]), "Gflop/s", device)
+        yield Measurement(name, max(float(row["rocblas-Gflops"]) for row in rows), "Gflop/s", device)
     except (KeyError, ValueError):
         raise ParseError(f"rocblas-bench printed no rate of {device}", "report the new format") from None
 

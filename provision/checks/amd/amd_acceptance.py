@@ -37,6 +37,10 @@ _TITLES = {
     **{f"gemm_{kind}": f"rocBLAS {kind.upper()} rate" for kind in ("fp32", "bf16", "int8")},
     **{f"stream_{one}": f"BabelStream {one}" for one in ("copy", "mul", "add", "triad", "dot")},
 }
+_LACKING = {
+    "absent": "not installed, so not measured",
+    "unnumbered": "no GPU's unique number is known, so not measured",
+}
 _TOLERANCE = 0.10  # below the other GPUs
 _FULL = 0.99  # of the usual limit of power
 
@@ -90,10 +94,9 @@ def judge(
         for one in measurements
         if one.metric == "unreadable"
     ]
-    absent = sorted({str(one.value) for one in measurements if one.metric == "absent"})
-    if absent:
-        said = f"not installed, so not measured: {', '.join(absent)}"
-        findings.append(Finding(ID, Verdict.SKIP, "node", said, "absent"))
+    for metric, why in _LACKING.items():
+        if names := sorted({str(one.value) for one in measurements if one.metric == metric}):
+            findings.append(Finding(ID, Verdict.SKIP, "node", f"{why}: {', '.join(names)}", metric))
     return findings + list(_judge_agfhc(values))
 
 
