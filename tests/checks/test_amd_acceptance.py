@@ -7,7 +7,9 @@ failing test prints (no public log has one), rocBLAS's testing_gemm.hpp for rocb
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,28 +204,59 @@ def test_an_optional_program_without_rates_costs_no_other_result(text: str) -> N
     assert {"power", "memory_errors"} <= {one.metric for one in findings if one.verdict is Verdict.PASS}
 
 
-def agfhc(when: str, document: Any, rc: int = 0) -> Output:
-    text = document if isinstance(document, str) else json.dumps(document)
-    return output("agfhc", f"{when}\n{text}", rc=rc)
+def agfhc(*runs: tuple[str, Any]) -> Output:
+    """AGFHC's results, the newest first."""
+    texts = (one if isinstance(one, str) else json.dumps(one) for _, one in runs)
+    whens = (f"gpuprov: {when} boot\n" for when, _ in runs)
+    return output("agfhc", "".join(f"{when}{text}\n" for when, text in zip(whens, texts, strict=True)))
 
 
-GOOD = {"recipe": "all_lvl5", "overall_result": "PASS", "tests": [{"name": "hbm_bw", "result": "PASS"}]}
-WRONG = {"overall_result": "FAIL", "tests": [{"name": "hbm_bw", "result": "FAIL"}]}
+GOOD = {"recipe": "hbm_lvl5", "overall_result": "PASS", "tests": [{"name": "hbm_bw", "result": "PASS"}]}
+WRONG = {"recipe": "hbm_lvl5", "overall_result": "FAIL", "tests": [{"name": "hbm_bw", "result": "FAIL"}]}
+LATER = {"recipe": "pcie_lvl2", "overall_result": "PASS", "tests": [{"name": "pcie_bw", "result": "PASS"}]}
+LEFT_OUT = {**GOOD, "tests": [*LATER["tests"], {"name": "sprites", "result": "SKIP"}]}
+FAILED = {("fail", "node", "agfhc", "investigate")}
+UNSURE = {("warn", "node", "agfhc", "investigate")}
 
 
 @pytest.mark.parametrize(
     ("result", "found"),
     [
-        (agfhc("since boot", GOOD), set()),
-        (agfhc("since boot", WRONG), {("fail", "node", "agfhc", "investigate")}),
-        (agfhc("before boot", WRONG), {("warn", "node", "agfhc", "investigate")}),  # repaired since, maybe
-        (agfhc("since boot", "{"), {("warn", "node", "agfhc", "investigate")}),
-        (agfhc("since boot", {**GOOD, "tests": [{"name": "a"}]}), {("warn", "node", "agfhc", "investigate")}),
-        (agfhc("", "", rc=126), set()),
+        (agfhc(("since", GOOD)), set()),
+        (agfhc(("since", WRONG)), FAILED),
+        (agfhc(("since", LATER), ("since", WRONG)), FAILED),  # another recipe's success is none of this one
+        (agfhc(("since", GOOD), ("since", WRONG)), set()),  # repeated after a repair
+        (agfhc(("since", LATER), ("before", WRONG)), set()),
+        (agfhc(("before", WRONG)), UNSURE),  # repaired since, maybe
+        (agfhc(("since", LEFT_OUT)), UNSURE),
+        (agfhc(("since", {**GOOD, "overall_result": "ABORTED"})), UNSURE),
+        (agfhc(("since", "{")), UNSURE),
+        (agfhc(("since", {**GOOD, "tests": [{"name": "a"}]})), UNSURE),
+        (agfhc(), set()),
     ],
 )
-def test_the_last_result_of_agfhc_counts(result: Output, found: Said) -> None:
+def test_the_last_results_of_agfhc_count(result: Output, found: Said) -> None:
     assert said(judged(shown(agfhc=result))) == found
+
+
+def test_the_results_of_agfhc_are_listed_newest_first(tmp_path: Path) -> None:
+    command = acceptance_extras.commands(node_of(facts()).check_node)[-1]
+    script = command.argv[2].replace("/opt/amd", str(tmp_path)).replace("/root", str(tmp_path))
+
+    def printed() -> Output:
+        done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=False)
+        return output("agfhc", done.stdout, rc=done.returncode)
+
+    assert printed().rc == 127
+    (tmp_path / "agfhc" / "logs").mkdir(parents=True)
+    (tmp_path / "agfhc" / "agfhc").touch()
+    assert said(judged(shown(agfhc=printed()))) == set()
+    for age, (name, document) in enumerate({"b": LATER, "a": WRONG, "c": GOOD}.items()):
+        file = tmp_path / "agfhc" / "logs" / name / "results.json"
+        file.parent.mkdir()
+        file.write_text(json.dumps(document))
+        os.utime(file, (time.time() - age, time.time() - age))
+    assert said(judged(shown(agfhc=printed()))) == FAILED
 
 
 def test_the_configuration_has_an_action_for_each_gpu_and_heat_last(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from provision.checks.host.kernel_log import bus_address
 from provision.checks.thresholds import limits
 from provision.errors import ParseError
 
-_ABSENT, _NEVER = 127, 126
+_ABSENT = 127
 _STREAM = re.compile(r"^(Copy|Mul|Add|Triad|Dot) +(\d{1,9}\.\d{1,6}) ", re.MULTILINE)
 _HEADER = re.compile(r"^(\S{0,200}rocblas-Gflops\S{0,80})\n\s*(\S{1,300})$", re.MULTILINE)
 
@@ -96,18 +96,32 @@ def _rates(name: str, device: str, text: str) -> Iterator[Measurement]:
 
 
 def _agfhc(output: Output | None) -> Iterator[Measurement]:
-    """AGFHC's last result: its recipe and the tests that failed, or that it has none."""
+    """What failed of AGFHC's last run of each recipe since boot, or else of its last run at all."""
     if output is None or output.rc == _ABSENT:
         yield Measurement("absent", "AGFHC", "")
         return
-    when, _, text = output.stdout.partition("\n")
+    runs = [one.partition("\n") for one in output.stdout.split("gpuprov: ")[1:]]
+    fresh = [run for run in runs if run[0] == "since boot"]
+    results: dict[str, tuple[str, bool]] = {}
+    for _, _, text in fresh or runs[:1]:
+        recipe, words, failed = _result(text)
+        results.setdefault(recipe, (words, failed))
+    bad = [one for one in results.values() if one[0] != "PASS"]
+    good = "PASS" if results else "never run"
+    yield Measurement("agfhc", ", ".join(words for words, _ in bad) or good, "")
+    yield Measurement("agfhc_failed", any(failed for _, failed in bad), "")
+    yield Measurement("agfhc_when", "since boot" if fresh else "before boot", "")
+
+
+def _result(text: str) -> tuple[str, str, bool]:
+    """Recipe, PASS or what else came of it, and whether a test failed: one that was left out did not."""
     try:
-        document = foreign_json.read(text) if output.rc != _NEVER else {}
-        tests = [one for one in document.get("tests", []) if one["result"] != "PASS"]
-        result = document.get("overall_result", "never run")
+        document = foreign_json.read(text)
+        overall = str(document["overall_result"])[:40]
+        other = [one for one in document.get("tests", []) if one["result"] != "PASS"]
+        failed = [one for one in other if one["result"] == "FAIL"]
     except (AttributeError, KeyError, TypeError, ValueError):
-        tests, result = [], "not understood"
-    names = ", ".join(str(one.get("name"))[:40] for one in tests[:8])
-    good = result == "PASS" and not tests
-    yield Measurement("agfhc", "PASS" if good else names or str(result)[:40], "")
-    yield Measurement("agfhc_when", when[:20], "")
+        return "", "not understood", False
+    names = ", ".join(str(one.get("name"))[:40] for one in (failed or other)[:8])
+    words = names or overall
+    return str(document.get("recipe") or names), words, bool(failed) or overall == "FAIL"

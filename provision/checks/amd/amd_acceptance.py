@@ -159,6 +159,6 @@ def _judge_agfhc(values: Mapping[tuple[str, str], Any]) -> Iterator[Finding]:
     elif result == "never run":
         yield Finding(ID, Verdict.SKIP, "node", "AGFHC is installed and has no result", "agfhc")
     else:
-        certain = when == "since boot" and result != "not understood"
+        certain = when == "since boot" and values["agfhc_failed", "node"]
         verdict = Verdict.FAIL if certain else Verdict.WARN
         yield Finding(ID, verdict, "node", said, "agfhc", result, action="investigate")
