@@ -179,6 +179,9 @@ def test_defaults_and_argument_spec_are_one_interface(role: str) -> None:
             assert "default" not in option, f"{name} is computed; the spec cannot state its default"
         else:
             assert option["default"] == value, name
+            # Ansible compares a default, null too, with the choices, and refuses the role.
+            each = value if isinstance(value, list) else [value]
+            assert all(one in option.get("choices", each) for one in each), name
     assert defaults[f"{role}_enabled"] is (role not in OFF_BY_DEFAULT)
 
 
