@@ -326,7 +326,7 @@ FIRST_PLACES = {
     "provision/burnin/watch.py",
     # Rules, defaults, meanings.
     *(f"provision/data/{name}.yml" for name in ("compatibility", "debounce", "majority", "minutes")),
-    *(f"provision/data/{name}.yml" for name in ("xid", "sxid", "nvlink", "kernel_log")),
+    *(f"provision/data/{name}.yml" for name in ("xid", "sxid", "nvlink", "kernel_log", "fabric_lines")),
     *(f"provision/data/{name}.yml" for name in ("host_lines", "port_limits")),
     *("provision/data/inventory.yml.in", "provision/data/schemas/report.schema.json"),
     *(f"provision/desired/{name}.py" for name in ("skus", "stack", "variables", "vendors")),

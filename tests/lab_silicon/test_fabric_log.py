@@ -29,7 +29,7 @@ TROUBLE: dict[str, dict[str, tuple[str, ...] | None]] = {
     "a100-sxm-80": SWITCHES,
     "gb200": {
         "imex_peers": ("warn", "node", "fabric_log.peer_lost", "investigate"),
-        "imex_address": ("warn", "node", "fabric_log.no_interface", CONFIGURE),  # a peer that connects ends it
+        "imex_address": ("warn", "node", "fabric_log.no_interface", CONFIGURE),  # until a peer connects
     },
 }
 
