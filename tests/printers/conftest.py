@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,15 @@ from provision.errors import LabError
 from tests.printers import amdsmi, debian, nvml_library
 from tests.printers.amdsmi import AmdPrinters, AmdSmi
 from tests.printers.smi import HEADER, RELEASES, NvidiaSmi, Printers, release
+
+# Seconds of a test: the first run fetches programs from Debian's archive, one process after the other.
+_FETCHING = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_FETCHING))
 
 
 @pytest.fixture(scope="session")
