@@ -22,7 +22,6 @@ from provision.checks.thresholds import Threshold
 from provision.desired.compared import compared_facts
 from provision.errors import ParseError
 from provision.shared_facts import Pool
-from provision.text import one_line
 
 SUMMARY = "driver, its libraries, fabric manager, IMEX of one version; versions and firmware like the fleet's"
 NEEDS: tuple[str, ...] = ()
@@ -245,11 +244,7 @@ def _down(outlier: Outlier, ports: Any) -> list[Finding]:
     if not (isinstance(here, list) and isinstance(most, list) and len(here) == len(most)):
         return []
     states = zip(ports, here, most, strict=True)
-    names = [
-        one_line(f"{row.get('device')}/{row.get('port')}", 40)
-        for row, one, other in states
-        if isinstance(row, dict) and isinstance(one, str) and one != _UP == other
-    ]
+    names = [f"{row.get('device')}/{row.get('port')}" for row, one, other in states if one != _UP == other]
     if not names:
         return []
     agree = f"{outlier.agree} of {outlier.answered} ({outlier.kind})"
