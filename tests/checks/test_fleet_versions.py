@@ -108,37 +108,3 @@ def test_a_node_that_did_not_run_the_check_has_no_vote() -> None:
     nodes = [NodeHealth(name, Verdict.PASS, ran if name < "gpu-4" else ()) for name in seen]
     judged, _ = versions.judge_fleet(nodes, {name: one.check_node for name, one in seen.items()})
     assert [node.node for node in judged if node.verdict is Verdict.WARN] == ["gpu-3"]
-
-
-def ports(*states: str) -> list[dict[str, Any]]:
-    return [
-        {"device": f"mlx5_{number}", "port": "1", "link_layer": "InfiniBand", "state": state}
-        for number, state in enumerate(states)
-    ]
-
-
-def test_a_port_that_is_down_here_and_up_on_its_peers_is_named() -> None:
-    """Switched off by an administrator (Disabled) as well: alone the node would have passed it over."""
-    up = {f"gpu-{number}": {"rdma.ports": ports(*["ACTIVE"] * 7, "DOWN")} for number in range(1, 7)}
-    up["gpu-2"] = {"rdma.ports": ports("ACTIVE", "DOWN", *["ACTIVE"] * 4, "INIT", "DOWN")}
-    up["gpu-4"] = {"rdma.ports": ports(*["ACTIVE"] * 8)}  # one that is up besides is no fault
-    found, ambiguous = compared(fleet(up, 6))
-    assert not ambiguous
-    (finding,) = found.pop("gpu-2")
-    assert not any(found.values())
-    assert (finding.verdict, finding.action) == (Verdict.WARN, "reseat or check cable")
-    assert finding.message.startswith("mlx5_1/1, mlx5_6/1: down here, up on 4 of 6 (h100-sxm on debian 13)")
-
-
-def test_ports_are_compared_with_peers_that_have_the_same_cards_alone() -> None:
-    up: dict[str, dict[str, Any]] = {
-        f"gpu-{number}": {"rdma.ports": ports("ACTIVE", "ACTIVE")} for number in range(1, 7)
-    }
-    cards = [dict(card, board_id="MT_other") for card in FACTS["firmware.rdma"]]
-    up["gpu-2"] = {"rdma.ports": ports("ACTIVE", "DOWN"), "firmware.rdma": cards}
-    assert odd(up, 6) == {}
-    up["gpu-1"] = {
-        "rdma.ports": ports("ACTIVE", "DOWN"),
-        "variables": {"gpuprov_ignore_majority": ["rdma.port_state"]},
-    }
-    assert odd(up, 6) == {}

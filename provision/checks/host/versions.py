@@ -30,15 +30,14 @@ ALIKE = (
     *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
     *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "rdma.firmware"),
     *("amdgpu.loaded_version", "amdgpu.rocm", "amdgpu.vbios"),  # of nodes with AMD's GPUs
-    *("memory.installed_gib", "cpu.online", "rdma.port_state"),
+    *("memory.installed_gib", "cpu.online"),
 )
 _COMPARED = (
     *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
     *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "firmware.system", "firmware.rdma"),
 )
-_PORTS, _UP = "rdma.ports", "ACTIVE"
 FACTS: tuple[str, ...] = (
-    *(*_COMPARED, "memory.installed_gib", "cpu.online", _PORTS),
+    *(*_COMPARED, "memory.installed_gib", "cpu.online"),
     *(
         "driver.mismatch",
         "driver.installed_version",
@@ -196,13 +195,9 @@ class Versions:
         comparison = majority.compare(self._voters)
         findings: dict[str, list[Finding]] = defaultdict(list)
         for outlier in comparison.outliers:
-            if outlier.fact not in ALIKE or outlier.unknown:
-                continue
-            if outlier.fact == "rdma.port_state":
-                findings[outlier.node] += _down(outlier, self._voters[outlier.node].facts[_PORTS])
-            else:
+            if outlier.fact in ALIKE and not outlier.unknown:
                 findings[outlier.node].append(_differing(outlier))
-        ties = (tie for tie in comparison.ties if tie.fact in ALIKE and tie.fact != "rdma.port_state")
+        ties = (tie for tie in comparison.ties if tie.fact in ALIKE)
         return dict(findings), tuple(f"{tie.fact}: {tie_text(tie)}" for tie in ties)
 
 
@@ -236,20 +231,6 @@ def voter_of(node: NodeHealth, one: CheckNode | None) -> Voter | None:
 def of_vendors() -> frozenset[str]:
     """The facts that are compared of nodes with one vendor's GPUs alone."""
     return frozenset(fact.source for fact in compared_facts().values() if fact.vendor)
-
-
-def _down(outlier: Outlier, ports: Any) -> list[Finding]:
-    """Ports that are down here and up on most peers, whoever switched them off; not one up besides."""
-    here, most = outlier.found, outlier.majority
-    if not (isinstance(here, list) and isinstance(most, list) and len(here) == len(most)):
-        return []
-    states = zip(ports, here, most, strict=True)
-    names = [f"{row.get('device')}/{row.get('port')}" for row, one, other in states if one != _UP == other]
-    if not names:
-        return []
-    agree = f"{outlier.agree} of {outlier.answered} ({outlier.kind})"
-    message = f"{', '.join(names)}: down here, up on {agree}: {outlier.why}"
-    return [replace(_differing(outlier), message=message, limit=f"= {_UP}", action="reseat or check cable")]
 
 
 def _differing(outlier: Outlier) -> Finding:
