@@ -19,7 +19,7 @@ from provision.checks.check import Output
 from provision.checks.gpu import telemetry
 from provision.checks.judge import Verdict
 from provision.checks.registry import CHECKS
-from tests.support.scenarios import UNREAD, Scenario, judged, scenarios
+from tests.support.scenarios import ON_NVIDIA, UNREAD, Scenario, judged, scenarios
 from tests.support.seed import SEED, times
 
 # Where outputs are cut and lines are taken away: in one output at most, and in all samples of a check.
@@ -33,7 +33,7 @@ LOGS = {"journal", "dmesg", "kernel_log_delta"}
 # can tell. That is what a container without all GPUs prints.
 LISTS = {"container"}
 
-every_check = pytest.mark.parametrize("check", list(CHECKS))
+every_check = pytest.mark.parametrize("check", ON_NVIDIA)
 
 
 class Dice(random.Random):

@@ -15,6 +15,7 @@ from provision.checks.judge import Finding, Verdict
 from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
 from tests.support.checks import sample
+from tests.support.scenarios import ON_NVIDIA
 
 GPUS = {f"0000:{0x1A + index:02x}:00": f"gpu{index}" for index in range(8)}
 SERIAL = "serial 1652322403643, PCI 0000:1d:00"
@@ -91,7 +92,7 @@ def test_the_gpu_that_a_test_lost_is_named_and_without_one_no_gpu_is_accused(
         assert (only.verdict, only.device, only.action) == unmeasured
 
 
-@pytest.mark.parametrize("check", list(CHECKS))
+@pytest.mark.parametrize("check", ON_NVIDIA)
 def test_each_check_that_loads_gpus_looks_afterwards(check: str) -> None:
     quick = {"gpu_inventory", "versions", "host_health", "network_ports", "disk_speed"}
     assert gpu_answers.loads(CHECKS[check].NEEDS) is (check not in quick)

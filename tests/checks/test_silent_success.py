@@ -28,12 +28,12 @@ from provision.paths import PLAYBOOKS, ROLES
 from provision.remote.ansible import handover, runner
 from provision.remote.observe import Observation
 from provision.validate import validation
-from tests.support.scenarios import command_outputs, machine, scenarios
+from tests.support.scenarios import ON_NVIDIA, command_outputs, machine, scenarios
 
 TESTS = Path(__file__).parent.parent
 FIXTURES = TESTS / "fixtures"
 WITH_COMMANDS = [
-    name for name in CHECKS if command_outputs(name, machine(8, "h100-sxm", "nvswitch", "hopper"))
+    name for name in ON_NVIDIA if command_outputs(name, machine(8, "h100-sxm", "nvswitch", "hopper"))
 ]
 H100 = machine(8, "h100-sxm", "nvswitch", "hopper")
 
@@ -179,7 +179,7 @@ def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
     assert len(drifts(promised, Observation("gpu-01", {}))) == len(promised)
 
 
-@pytest.mark.parametrize("check", list(CHECKS))
+@pytest.mark.parametrize("check", ON_NVIDIA)
 def test_soperator_scripts_that_exit_0_on_error(check: str) -> None:
     """nebius/soperator PR #1323 and #1377: status ERROR, and a platform that is not in the list, end the
     check script with 0."""

@@ -27,6 +27,8 @@ from provision.desired.skus import all_skus
 from provision.errors import ParseError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+# A test of AMD's GPUs alone has its samples in tests/checks/test_amd_acceptance.py.
+ON_NVIDIA = [name for name, entry in CHECKS.entries.items() if entry.module]
 
 # (GPUs, SKU, fabric, architecture): what the samples were taken from.
 _MACHINES: tuple[tuple[int, str | None, str, str], ...] = (

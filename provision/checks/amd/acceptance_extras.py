@@ -46,7 +46,7 @@ def commands(node: CheckNode) -> list[Command]:
         Command(name, (*shell, data["for_each_gpu"], "each", gpus, *words.split()), deadline, env=path)
         for name, words in data["runs"].items()
     ]
-    return [*runs, Command("agfhc", (*shell, data["agfhc"]), 20.0)]
+    return [*runs, Command("agfhc", (*shell, data["agfhc"], "agfhc"), 20.0)]
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
