@@ -242,9 +242,11 @@ def source(options: argparse.Namespace) -> Source:
 
 def loaded(options: argparse.Namespace) -> LoadedFleet:
     """The chosen nodes, and the overrides that are left to apply."""
+    from provision import paths
     from provision.api import fleets
     from provision.commands import passwords
 
+    paths.home()  # raises here, in one line, where there is none
     return fleets.load(source(options), on_event=shown, ask=passwords.typed)
 
 
