@@ -8,7 +8,7 @@ from typing import Any
 
 from provision.api import logins
 from provision.api.events import Note, OnEvent, ignore
-from provision.api.source import Source
+from provision.api.source import Source, several
 from provision.desired import inventory, lockfile, monitoring, receptor, service_hosts, variable_types
 from provision.desired.inventory import ansible_settings
 from provision.desired.templating import resolve
@@ -35,7 +35,7 @@ class LoadedFleet:
 
 def vault_password_files(source: Source) -> tuple[Path, ...]:
     """Those given, or the one that Ansible's environment variable or ansible.cfg names."""
-    named = source.vault_password_files or (ansible_settings.read().vault_password_file,)
+    named = several(source.vault_password_files) or [ansible_settings.read().vault_password_file or ""]
     return tuple(Path(name).expanduser() for name in named if name)
 
 
@@ -51,7 +51,7 @@ def load(
         on_event(Note(line))
 
     overrides = {name: variable_types.typed_override(name, value) for name, value in source.variables.items()}
-    first, *more = map(str, source.inventories or ("",))
+    first, *more = several(source.inventories) or [""]
     place = inventory.find(first or None, more, last_used=source.last_used)
     whole = variable_types.typed(inventory.load(place, vault_password_files(source)))
     whole = logins.completed(whole, source, note, ask)

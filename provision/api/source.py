@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from provision.errors import UsageError
 class Source:
     """Where a fleet comes from, and which of its nodes are meant.
 
-    `inventories`: any that Ansible reads; the last one wins. Without one, the usual places are searched, as
-    every command does. `nodes` is an Ansible host pattern. `variables` override those of all nodes, in the
-    types that the variables have. Vault password files default to what Ansible's settings name.
+    `inventories`: one, or several, of any kind that Ansible reads; the last one wins. Without one, the usual
+    places are searched, as every command does. `nodes` is an Ansible host pattern. `variables` override those
+    of all nodes, in the types that the variables have. Vault password files default to what Ansible's
+    settings name.
 
     `lock` is a lock file for package versions (default: gpuprov.lock.yml beside the inventory, if there is
     one), and `use_lock=False` ignores any. `gpu_nodes_only` leaves out hosts that are no GPU nodes.
@@ -28,10 +29,10 @@ class Source:
     `ask_become_password` have a person asked for them (`fleets.load`).
     """
 
-    inventories: tuple[str | Path, ...] = ()
+    inventories: str | Path | Sequence[str | Path] = ()
     nodes: str = "all"
     variables: Mapping[str, Any] = field(default_factory=dict)
-    vault_password_files: tuple[str | Path, ...] = ()
+    vault_password_files: str | Path | Sequence[str | Path] = ()
     user: str = ""
     password: str | None = field(default=None, repr=False)
     become_password: str | None = field(default=None, repr=False)
@@ -41,6 +42,11 @@ class Source:
     use_lock: bool = True
     gpu_nodes_only: bool = False
     last_used: bool = False
+
+
+def several(given: str | Path | Sequence[str | Path]) -> list[str]:
+    """The paths that are given: a text is one path, not a sequence of letters."""
+    return list(map(str, [given] if isinstance(given, str | Path) else given))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def test_events_are_typed_and_name_each_node_and_the_run_folder(capfd: pytest.Ca
 
 @pytest.mark.usefixtures("folder")
 def test_documents_are_those_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = gpuprov.load(gpuprov.Source(inventories=("inventory.yml",), nodes="gpu-01"))
+    fleet = gpuprov.load(gpuprov.Source(inventories="inventory.yml", nodes="gpu-01"))  # one, as a text
     changing = {"run_folder": "", "written": ""}
     ours = gpuprov.plan(fleet).document()
     cli.main(["plan", "inventory.yml", "--nodes", "gpu-01", "--json"])
