@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from pathlib import Path
 from typing import Any
+
+
+class Kind(Flag):
+    """What a host is for. One host may be of several kinds that serve; a GPU node is of none of them."""
+
+    GPU = auto()
+    MONITORING = auto()  # runs Prometheus and Grafana
+    WORKER = auto()  # a member of the mesh, which does a part of the fleet
+    SLURM = auto()  # slurmctld or a login: Slurm is asked there, and no verb changes the host
+
+
+# Members of the first two are provisioned, and not measured.
+GROUPS = {
+    Kind.MONITORING: "gpuprov_monitoring",
+    Kind.WORKER: "gpuprov_workers",
+    Kind.SLURM: "gpuprov_slurm",
+}
 
 
 @dataclass(frozen=True)
@@ -15,6 +33,18 @@ class Node:
     name: str
     groups: tuple[str, ...]
     variables: Mapping[str, Any]
+
+    @property
+    def kind(self) -> Kind:
+        """What its groups make of it. One of Slurm's hosts that is in another group as well is a GPU node.
+        (Ansible has every host in `all`, and none in `ungrouped` that is in another.)"""
+        serves = Kind(0)
+        for kind in (Kind.MONITORING, Kind.WORKER):
+            if GROUPS[kind] in self.groups:
+                serves |= kind
+        if set(self.groups) - {"all"} == {GROUPS[Kind.SLURM]}:
+            return Kind.SLURM
+        return serves or Kind.GPU
 
 
 @dataclass(frozen=True)
@@ -33,6 +63,14 @@ class Fleet:
     vault_password_files: tuple[Path, ...] = ()
     others: Mapping[str, Node] = field(default_factory=dict)
     pattern: str = "all"
+
+    def where(self, kind: Kind) -> dict[str, Node]:
+        """Its nodes that are of one of these kinds."""
+        return {name: node for name, node in self.nodes.items() if node.kind & kind}
+
+    def without(self, kind: Kind) -> dict[str, Node]:
+        """Its nodes that are of none of these kinds."""
+        return {name: node for name, node in self.nodes.items() if not node.kind & kind}
 
     @property
     def place(self) -> str:

@@ -170,7 +170,7 @@ class Surroundings:
             )
             for number, name in ((number, f"gpu-{number:06}") for number in range(self.scenario.nodes))
         }
-        there = {name: Node(name, (), {}) for name in self.workers}
+        there = {name: Node(name, (workers.GROUP,), {}) for name in self.workers}
         groups = {"all": (*nodes, *there), "gpu_nodes": tuple(nodes), workers.GROUP: tuple(there)}
         return Fleet(Path("inventory.yml"), {**nodes, **there}, groups)
 

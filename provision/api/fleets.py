@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 from provision.api import logins
 from provision.api.events import Note, OnEvent, ignore
 from provision.api.source import Source, several
-from provision.desired import inventory, lockfile, monitoring, receptor, service_hosts, variable_types
+from provision.desired import inventory, lockfile, service_hosts, variable_types
 from provision.desired.inventory import ansible_settings
 from provision.desired.templating import resolve
-from provision.fleet import Fleet
+from provision.fleet import Fleet, Kind
 from provision.remote import workers
 from provision.remote.ssh import host_key_checking
 
@@ -57,20 +58,43 @@ def load(
     whole = logins.completed(whole, source, note, ask)
     inventory.remember(whole)
     whole = lockfile.held(whole, str(source.lock) if source.lock else None, ignored=not source.use_lock)
-    fleet, others = workers.apart(whole)
-    selected = service_hosts.apart(receptor.chosen(fleet, whole, source.nodes), note)
-    if source.gpu_nodes_only:
-        selected = service_hosts.without(selected, note)
-    selected = monitoring.watching(
-        selected, lambda: resolve.reachable(service_hosts.apart(fleet), overrides), overrides, note
-    )
-    selected = receptor.meshed(selected, lambda: resolve.reachable(receptor.members(whole), overrides))
-    fleet = resolve.reachable(selected, overrides)
-    schedulers = resolve.reachable(service_hosts.slurms(fleet), overrides).nodes
-    fleet = replace(fleet, others={**fleet.others, **schedulers})
+    without_workers, others = workers.apart(whole)
+    chosen = _chosen(without_workers, whole, source, note)
+    if chosen.where(Kind.MONITORING):
+        from provision.desired import monitoring
+
+        chosen = monitoring.watching(
+            chosen,
+            lambda: resolve.reachable(service_hosts.apart(without_workers), overrides),
+            overrides,
+            note,
+        )
+    if chosen.where(Kind.WORKER):
+        from provision.desired import receptor
+
+        members = replace(whole, nodes=whole.where(Kind.WORKER))
+        chosen = receptor.meshed(chosen, lambda: resolve.reachable(members, overrides))
+    fleet = resolve.reachable(chosen, overrides)
+    if (slurms := service_hosts.slurms(fleet)).nodes:
+        fleet = replace(fleet, others={**fleet.others, **resolve.reachable(slurms, overrides).nodes})
     overrides = resolve.without_templates(overrides)
     if line := host_key_checking.note(fleet.nodes.values()):
         note(line)
-    linked = workers.linked(receptor.without_members(fleet), resolve.reachable(others, {}), overrides)
+    # A member of the mesh is reached by the controller itself.
+    linked = workers.linked(
+        replace(fleet, nodes=fleet.without(Kind.WORKER)), resolve.reachable(others, {}), overrides
+    )
     nodes = {name: linked.nodes.get(name, node) for name, node in fleet.nodes.items()}
     return LoadedFleet(replace(linked, nodes=nodes), overrides)
+
+
+def _chosen(without_workers: Fleet, whole: Fleet, source: Source, note: Callable[[str], None]) -> Fleet:
+    """The hosts that the source's pattern names and that a verb may work on."""
+    if whole.where(Kind.WORKER):
+        from provision.desired import receptor
+
+        named = receptor.chosen(without_workers, whole, source.nodes)
+    else:
+        named = inventory.select(whole, source.nodes)
+    fleet = service_hosts.apart(named, note)
+    return service_hosts.without(fleet, note) if source.gpu_nodes_only else fleet

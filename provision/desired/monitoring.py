@@ -9,11 +9,9 @@ from typing import Any
 
 from provision.desired.node_roles import vendor_of
 from provision.desired.skus import DEFAULT_VENDOR
-from provision.fleet import Fleet, Node
+from provision.fleet import Fleet, Kind, Node
 from provision.node_names import fold
 
-GROUP = "gpuprov_monitoring"
-ROLE = "monitoring"
 NODES = "monitoring_nodes"  # the variable that names what is watched
 EXPORTERS = "gpu_metrics_enabled"  # the variable that has exporters installed on the nodes
 
@@ -24,10 +22,10 @@ def watching(
     """The chosen nodes, each monitoring host among them with the nodes of the whole inventory as its `NODES`,
     unless it declares its own. `whole` gives the fleet with rendered addresses, if it is needed; `say` gets a
     line about nodes that leave open whether they have exporters."""
-    hosts = [node for node in chosen.nodes.values() if GROUP in node.groups and NODES not in node.variables]
+    hosts = [node for node in chosen.where(Kind.MONITORING).values() if NODES not in node.variables]
     if not hosts:
         return chosen
-    watched = {name: node for name, node in whole().nodes.items() if GROUP not in node.groups}
+    watched = whole().without(Kind.MONITORING)
     known = {NODES: [_target(node) for node in watched.values()]}
     undeclared = [name for name, node in watched.items() if EXPORTERS not in node.variables]
     if undeclared and EXPORTERS not in overrides:

@@ -20,12 +20,11 @@ from typing import Any
 from provision import paths
 from provision.desired import inventory
 from provision.errors import InventoryError
-from provision.fleet import Fleet, Node
+from provision.fleet import GROUPS, Fleet, Kind, Node
 from provision.nearest import did_you_mean
 from provision.node_names import fold
-from provision.remote.workers import GROUP as GROUP
 
-ROLE = "receptor"
+GROUP = GROUPS[Kind.WORKER]
 # Variables that are filled here.
 NODES, AUTHORITY, FOLDER = "receptor_nodes", "receptor_authority", "receptor_authority_folder"
 PORT = 27199  # of the role's defaults; a test compares
@@ -37,7 +36,7 @@ _CERTIFICATE, _WORK_PUBLIC, _WORK_PRIVATE = "ca.crt", "work-public-key.pem", "wo
 
 def is_managed(node: Node) -> bool:
     """Whether gpuprov sets up its Receptor, if there is a mesh."""
-    return GROUP in node.groups and node.variables.get("receptor_enabled") is not False
+    return bool(node.kind & Kind.WORKER) and node.variables.get("receptor_enabled") is not False
 
 
 def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
@@ -61,7 +60,7 @@ def chosen(fleet: Fleet, whole: Fleet, pattern: str) -> Fleet:
         names: list[str] = []
         with contextlib.suppress(InventoryError):
             names = inventory.matching(pattern, list(whole.nodes), whole.groups)
-        others = [name for name in names if GROUP in whole.nodes[name].groups]
+        others = [name for name in names if whole.nodes[name].kind & Kind.WORKER]
         managed = [name for name in others if is_managed(whole.nodes[name])]
         if not others:
             raise
@@ -73,18 +72,6 @@ def chosen(fleet: Fleet, whole: Fleet, pattern: str) -> Fleet:
         what, fix = f"{fold(others)}: receptor_enabled is false, so somebody else sets them up", "remove that"
     again = f"gpuprov up {shlex.quote(str(whole.source))} --nodes {GROUP}"
     raise InventoryError(f"--nodes {pattern}: {what}", f"{fix}; then: {again} (gpuprov docs mesh)")
-
-
-def members(whole: Fleet) -> Fleet:
-    """The members of the group alone, in the inventory's order: that of their settings."""
-    return replace(whole, nodes={name: node for name, node in whole.nodes.items() if GROUP in node.groups})
-
-
-def without_members(fleet: Fleet) -> Fleet:
-    """The fleet without the members of the group: a member is reached by the controller itself."""
-    return replace(
-        fleet, nodes={name: node for name, node in fleet.nodes.items() if GROUP not in node.groups}
-    )
 
 
 def meshed(chosen: Fleet, group: Callable[[], Fleet]) -> Fleet:

@@ -10,26 +10,20 @@ make GPU nodes of them is overruled here, in one place; and only they take part 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from provision.desired import monitoring, receptor
 from provision.errors import InventoryError
-from provision.fleet import Fleet, Node
+from provision.fleet import GROUPS, Fleet, Kind, Node
 from provision.node_names import fold
-from provision.remote.schedulers import SLURM_HOSTS
 
-ROLES = {monitoring.GROUP: monitoring.ROLE, receptor.GROUP: receptor.ROLE}
+ROLES = {Kind.MONITORING: "monitoring", Kind.WORKER: "receptor"}
 ENABLED = tuple(f"{role}_enabled" for role in ROLES.values())  # variables that `declared` decides
 # What the machine must have; whether such a host has a GPU is nobody's business.
 _OF_GPU_NODES = frozenset(
     ("gpuprov_sku", "gpuprov_expected_gpus", "gpuprov_expected_nics", "gpuprov_expected_nvmes")
 )
-
-
-def is_member(node: Node) -> bool:
-    return not ROLES.keys().isdisjoint(node.groups)
 
 
 def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str]) -> dict[str, Any]:
@@ -38,7 +32,7 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
     A list of roles that names one of its own was written for this host, and holds. Any other one is that of
     the GPU nodes; of `--set` (`overrides`) it means that nothing else is to be done now.
     """
-    own = [role for group, role in ROLES.items() if group in node.groups]
+    own = [role for kind, role in ROLES.items() if kind & node.kind]
     foreign = {f"{role}_enabled": False for role in ROLES.values() if role not in own}
     if not own:
         return {**variables, **foreign}
@@ -51,46 +45,34 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
     return {**mine, **foreign}
 
 
-def gpu_nodes(fleet: Fleet, names: Sequence[str]) -> list[str]:
-    """Those of these nodes that are no such hosts."""
-    return [name for name in names if not is_member(fleet.nodes[name])]
-
-
 def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
     """The fleet without such hosts, for verbs that measure GPU nodes; `say` is told of them. Where nothing
     else was chosen they were meant, and stay."""
-    rest = {name: node for name, node in fleet.nodes.items() if not is_member(node)}
+    rest = fleet.where(Kind.GPU)
     if not rest or len(rest) == len(fleet.nodes):
         return fleet
-    for group in ROLES:
-        left_out = [name for name, node in fleet.nodes.items() if group in node.groups]
-        if left_out:
-            say(f"{fold(left_out)}: left out, no GPU node (group {group})")
+    for kind in ROLES:
+        if left_out := fleet.where(kind):
+            say(f"{fold(left_out)}: left out, no GPU node (group {GROUPS[kind]})")
     return replace(fleet, nodes=rest)
-
-
-def _is_slurms(node: Node) -> bool:
-    """Whether a node's only group is that of Slurm's hosts. (Ansible has every host in `all`, and none in
-    `ungrouped` that is in another.)"""
-    return set(node.groups) - {"all"} == {SLURM_HOSTS}
 
 
 def apart(fleet: Fleet, say: Callable[[str], None] = lambda _line: None) -> Fleet:
     """The fleet with Slurm's own hosts among its `others`; `say` is told of those that had been chosen.
     Raises InventoryError where nothing else was."""
-    hosts = {name: node for name, node in fleet.nodes.items() if _is_slurms(node)}
+    hosts = fleet.where(Kind.SLURM)
     if not hosts:
         return fleet
+    only = f"its only group is {GROUPS[Kind.SLURM]}"
     if len(hosts) == len(fleet.nodes):
         raise InventoryError(
-            f"{fold(hosts)}: no GPU node: its only group is {SLURM_HOSTS}",
+            f"{fold(hosts)}: no GPU node: {only}",
             "choose other nodes; one that has GPUs must be in a group of GPU nodes as well",
         )
-    say(f"{fold(hosts)}: left out, no GPU node (its only group is {SLURM_HOSTS})")
-    nodes = {name: node for name, node in fleet.nodes.items() if name not in hosts}
-    return replace(fleet, nodes=nodes, others={**fleet.others, **hosts})
+    say(f"{fold(hosts)}: left out, no GPU node ({only})")
+    return replace(fleet, nodes=fleet.without(Kind.SLURM), others={**fleet.others, **hosts})
 
 
 def slurms(fleet: Fleet) -> Fleet:
-    """Slurm's own hosts of the inventory, which are asked though they are no nodes."""
-    return replace(fleet, nodes={name: node for name, node in fleet.others.items() if _is_slurms(node)})
+    """Slurm's own hosts among the fleet's `others`, which are asked though they are no nodes."""
+    return replace(fleet, nodes=replace(fleet, nodes=fleet.others).where(Kind.SLURM))

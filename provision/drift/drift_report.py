@@ -10,7 +10,7 @@ from typing import Any
 from provision.checks import registry as checks_asked
 from provision.checks.fleet import majority
 from provision.checks.fleet.majority import Comparison, Voter, outlier_text, tie_text
-from provision.desired import compared, service_hosts, vendors
+from provision.desired import compared, vendors
 from provision.desired.expectations import by_fact
 from provision.drift import drift_text
 from provision.drift.assess import Assessment
@@ -18,6 +18,7 @@ from provision.drift.diagnosis import NODES, Arguments, Diagnosis
 from provision.drift.drifts import Drift
 from provision.drift.sentences import for_fleet
 from provision.errors import ExitCode
+from provision.fleet import Kind
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Standing
 from provision.secrets_mask import masked
@@ -68,7 +69,9 @@ def make(
     results = node_history.read(answered)
     checks = checks_asked.select("standard")
     standings = {}
-    for name in service_hosts.gpu_nodes(seen.fleet, answered):  # validate leaves the others out
+    for name in answered:
+        if not seen.fleet.nodes[name].kind & Kind.GPU:
+            continue  # validate leaves it out
         said = seen.observations[name]
         now = fingerprint.of(said.facts, said.problems)
         standings[name] = fingerprint.standings(name, checks, results[name], now)

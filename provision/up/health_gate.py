@@ -10,8 +10,7 @@ from provision import report
 from provision.checks import registry
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Verdict
-from provision.desired import service_hosts
-from provision.fleet import Fleet
+from provision.fleet import Fleet, Kind
 from provision.remote.observe import Reach
 from provision.report import context
 from provision.report.causes import silence
@@ -33,10 +32,11 @@ def quick(
 
     Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
     Raises KeyboardInterrupt after an interrupt."""
-    nodes = service_hosts.gpu_nodes(fleet, nodes)
+    part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
+    part = replace(part, nodes=part.where(Kind.GPU))
+    nodes = list(part.nodes)
     if not nodes:
         return {}
-    part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
     settings = validation.Settings(
         forks=options.forks,
         vault_password_files=fleet.vault_password_files,

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from provision.commands import fleet_options
-from provision.desired import receptor, service_hosts, stack
+from provision.desired import receptor, stack
 from provision.desired.role import all_defaults
 from provision.errors import InventoryError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, Kind
 from provision.remote.schedulers import chosen
 from tests.support import modules
 
@@ -74,7 +74,7 @@ def test_members_take_part_in_the_role_alone_and_gpu_nodes_never_do(tmp_path: Pa
     assert "gpuprov_expected_gpus" not in member
     node = stack.declared(fleet.nodes["gpu-01"], {})
     assert (node["gpuprov_roles"], node["receptor_enabled"]) == (["nccl"], False)
-    assert service_hosts.gpu_nodes(fleet, list(fleet.nodes)) == ["gpu-01"]
+    assert list(fleet.where(Kind.GPU)) == ["gpu-01"]
     assert set(chosen.load(fleet, {}).of) == {"gpu-01"}
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from provision.commands import fleet_options
 from provision.errors import InventoryError
-from provision.fleet import Fleet
-from provision.remote.schedulers import SLURM_HOSTS
+from provision.fleet import GROUPS, Fleet, Kind
 from provision.remote.schedulers.commands import Commands
 
 INVENTORY = """
@@ -70,7 +69,7 @@ def test_chosen_alone_it_is_refused(file: Path) -> None:
 @pytest.mark.parametrize("words", [(), ("--nodes", "gpu-01")])
 def test_slurm_is_asked_there_all_the_same(file: Path, words: tuple[str, ...]) -> None:
     """With its address rendered, since it is reached without Ansible."""
-    commands = Commands(loaded(file, *words), SLURM_HOSTS, lambda _: False)
+    commands = Commands(loaded(file, *words), GROUPS[Kind.SLURM], lambda _: False)
     first = commands._hosts[0]
     assert (first.name, first.variables["ansible_host"]) == ("slurm-1", "192.0.2.4")
 

@@ -35,7 +35,7 @@ def inventory(sshd: Sshd, made: StandIn | RealMesh, names: Any = "worker-a", **v
     }
     nodes = {name: sshd.node(name, **{**more, **variables}) for name in ("gpu-01", "gpu-02")}
     both = {
-        name: Node(name, (), {"gpuprov_receptor_socket": made.worker_socket(name)})
+        name: Node(name, (workers.GROUP,), {"gpuprov_receptor_socket": made.worker_socket(name)})
         for name in ("worker-a", "worker-b")
     }
     groups = {"all": (*nodes, *both), "gpu_nodes": tuple(nodes), workers.GROUP: tuple(both)}

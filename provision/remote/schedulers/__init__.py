@@ -17,7 +17,6 @@ from typing import Protocol, runtime_checkable
 
 PREFIX = "gpuprov: "  # begins each reason of ours, in every scheduler
 REASON = 200  # characters of one that are kept
-SLURM_HOSTS = "gpuprov_slurm"  # the group of hosts on which Slurm's commands are run
 
 
 class Holder(enum.StrEnum):

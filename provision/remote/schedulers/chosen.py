@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.errors import InventoryError
-from provision.fleet import Fleet, Node
+from provision.fleet import Fleet, Kind, Node
 from provision.node_names import fold
 from provision.remote.schedulers import Scheduled, Scheduler
 from provision.remote.schedulers.slurm import Slurm
-from provision.remote.workers import GROUP as WORKERS
 from provision.text import spelled
 
 SLURM, KUBERNETES, HOOKS, NONE = "slurm", "kubernetes", "hooks", "none"
 JOB_WAIT = 600  # seconds that jobs get to end after a drain, unless gpuprov_job_wait says otherwise
-# Variables for all reach these hosts, too; no job does.
-_NO_GPU_NODES = frozenset({"gpuprov_monitoring", WORKERS})
 _HOOKS = ("gpuprov_drain_hook", "gpuprov_undrain_hook")
 
 Made = Callable[[Fleet, Mapping[str, str]], Scheduler]  # from the fleet, and node → the scheduler's name
@@ -93,8 +90,8 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
         }
         fleet = replace(fleet, nodes=nodes)
     for node in fleet.nodes.values():
-        if not _NO_GPU_NODES.isdisjoint(node.groups):
-            continue
+        if not node.kind & Kind.GPU:
+            continue  # variables for all reach it, too; no job does
         given = node.variables
         kind = _kind(node.name, given)
         if kind in (SLURM, KUBERNETES):

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from provision.fleet import Fleet
-from provision.remote.schedulers import SLURM_HOSTS, Holder, Job, Scheduled, slurm_text
+from provision.fleet import GROUPS, Fleet, Kind
+from provision.remote.schedulers import Holder, Job, Scheduled, slurm_text
 from provision.remote.schedulers.commands import Ask, Commands, CommandsError, Done
 from provision.remote.schedulers.slurm_text import NodeText
 from provision.text import one_line
@@ -41,7 +41,7 @@ class Slurm:
 
     def __init__(self, fleet: Fleet, names: Mapping[str, str], ask: Ask | None = None) -> None:
         self._names = dict(names)
-        self._ask: Ask = ask or Commands(fleet, SLURM_HOSTS, _elsewhere)
+        self._ask: Ask = ask or Commands(fleet, GROUPS[Kind.SLURM], _elsewhere)
 
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
         """Each node's state and the jobs on it."""

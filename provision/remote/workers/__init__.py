@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from provision.errors import InventoryError
-from provision.fleet import Fleet, Node
+from provision.fleet import GROUPS, Fleet, Kind, Node
 from provision.remote.workers.control import SOCKET
 
-GROUP = "gpuprov_workers"
+GROUP = GROUPS[Kind.WORKER]
 VARIABLE = "gpuprov_receptor_node"
 SOCKET_VARIABLE = "gpuprov_receptor_socket"
 TLS_VARIABLE = "gpuprov_receptor_tls_client"
@@ -52,17 +52,15 @@ class Link:
 
 def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
     """The fleet without its workers, and the workers."""
-    names = frozenset(fleet.groups.get(GROUP, ()))
-    if not names:
+    workers = fleet.where(Kind.WORKER)
+    if not workers:
         return fleet, replace(fleet, nodes={})
     groups = {
-        group: tuple(member for member in members if member not in names)
+        group: tuple(member for member in members if member not in workers)
         for group, members in fleet.groups.items()
         if group != GROUP
     }
-    nodes = {name: node for name, node in fleet.nodes.items() if name not in names}
-    there = {name: node for name, node in fleet.nodes.items() if name in names}
-    return replace(fleet, nodes=nodes, groups=groups), replace(fleet, nodes=there)
+    return replace(fleet, nodes=fleet.without(Kind.WORKER), groups=groups), replace(fleet, nodes=workers)
 
 
 def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
