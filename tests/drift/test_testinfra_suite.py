@@ -174,7 +174,7 @@ def test_a_case_is_called_after_its_node_role_and_fact() -> None:
 
 
 def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    plugin = ["-p", "provision.api.pytest_plugin", "--pyargs", "provision.drift.testinfra"]
+    plugin = ["-p", "gpuprov.pytest_plugin", "--pyargs", "provision.drift.testinfra"]
     common = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "XDG_STATE_HOME": str(folder / "state")}
     return ran(

@@ -208,7 +208,7 @@ def run_suite(call: Any, lab: Lab, folder: Path) -> tuple[subprocess.CompletedPr
     report = folder / "suite.xml"
     done = call(
         *("pytest", "-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),
-        *("-p", "provision.api.pytest_plugin", "--pyargs", "provision.drift.testinfra"),
+        *("-p", "gpuprov.pytest_plugin", "--pyargs", "provision.drift.testinfra"),
         *("--gpuprov-inventory", str(lab.inventory), "--gpuprov-set", CHOSEN, "--junitxml", str(report)),
     )
     cases: dict[str, str] = {}

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
-from provision.checks.judge import Finding, Verdict, by_threshold
-from provision.checks.thresholds import Threshold
-from provision.errors import ParseError
+from gpuprov.checks import (
+    CheckNode,
+    Command,
+    Finding,
+    Measurement,
+    Output,
+    ParseError,
+    Threshold,
+    Verdict,
+    by_threshold,
+    completed,
+    last_words,
+)
 
 SUMMARY = "the highest clock of every GPU: the same for all, and not below the limit"
 SCOPE = "node"

@@ -5,10 +5,7 @@ from pathlib import Path
 import max_sm_clock
 import pytest
 
-from provision.checks.check import CheckNode, Output
-from provision.checks.judge import Verdict
-from provision.checks.thresholds import Threshold
-from provision.errors import ParseError
+from gpuprov.checks import CheckNode, Output, ParseError, Threshold, Verdict
 
 FIXTURES = Path(__file__).parent / "fixtures" / "max_sm_clock"
 NODE = CheckNode("gpu-01", {"gpu": {"count": 8, "sku": "h100-sxm"}}, {})

@@ -1,4 +1,4 @@
-"""The pytest plug-in that turns a fleet's expectations into tests. Without its options it does nothing."""
+"""The pytest plug-in that turns a fleet's expectations into tests: `pytest -p gpuprov.pytest_plugin`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ _SUITE = pytest.StashKey["Suite"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup(
-        "gpuprov", "a fleet's expectations, with pytest --pyargs provision.drift.testinfra"
-    )
+    group = parser.getgroup("gpuprov", "a fleet's expectations, with --pyargs provision.drift.testinfra")
     group.addoption(
         "--gpuprov-inventory", metavar="FILE", help="any Ansible inventory (as gpuprov drift takes it)"
     )
