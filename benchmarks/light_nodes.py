@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 KEEPER = Path(__file__).with_name("light_keeper.py")
-OCTETS = range(60, 76)  # 10.N.0.0/16, none of them a lab's (provision/lab/network.py)
+OCTETS = range(60, 76)  # 10.N.0.0/16, none of them a lab's (lab/gpuprov_lab/network.py)
 MOST = 60_000
 PORTS = {"ssh": 22, "refused": 23, "hang": 2201, "banner": 2202, "delay": 2203}
 KINDS = ("dead", "refused", "hang", "banner", "garbage", "flood", "stuck")

@@ -56,7 +56,7 @@ def command(words: list[str]) -> dict[str, Any]:
     modules: set[str] = set()
     with entered(modules):
         code = cli.main(words)
-    ours = {name for name in modules if not name.startswith(("node/", "lab/"))}
+    ours = {name for name in modules if not name.startswith("node/")}
     return {"code": int(code), "modules": sorted(ours)}
 
 

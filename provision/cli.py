@@ -14,6 +14,7 @@ from provision.errors import ExitCode, GpuprovError, OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.metadata import EntryPoints
     from types import ModuleType
 
 # verb -> what `gpuprov --help` says. The module is provision/commands/<verb>.py.
@@ -35,6 +36,10 @@ COMMANDS = {
     "lab": "run a fleet of simulated GPU nodes on this machine",
     "docs": "print a page of the documentation, or what is known of a role, check, fact or variable",
 }
+
+# Verbs of other distributions, which name their module in the entry point group GROUP -> how one gets them.
+ELSEWHERE = {"lab": ("gpuprov-lab", "in a checkout of gpuprov: pip install ./lab")}
+GROUP = "gpuprov.commands"
 
 EPILOG = """\
 exit codes:
@@ -104,8 +109,28 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 def _command_module(verb: str) -> ModuleType:
+    """The module of a verb. Raises GpuprovError where its distribution is not installed."""
+    if verb in ELSEWHERE:
+        return _installed(verb)
     # `return` is no name that a module of Python's may have.
     return importlib.import_module(f"provision.commands.{verb}{'_' * keyword.iskeyword(verb)}")
+
+
+def _installed(verb: str) -> ModuleType:
+    distribution, how = ELSEWHERE[verb]
+    for entry in _entry_points(verb):
+        try:
+            module: ModuleType = entry.load()
+        except ImportError as error:  # an editable installation whose checkout has gone
+            raise GpuprovError(f"{distribution} is damaged: {error}", f"install it again, {how}") from error
+        return module
+    raise GpuprovError(f"gpuprov {verb} comes with {distribution}, which is not installed", how)
+
+
+def _entry_points(verb: str) -> EntryPoints:
+    from importlib import metadata
+
+    return metadata.entry_points(group=GROUP, name=verb)
 
 
 def build_parser(verbs: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
@@ -131,16 +156,17 @@ def _wanted_verb(argv: Sequence[str]) -> list[str]:
 
 
 def _command(arguments: Sequence[str]) -> int:
-    parser = build_parser(_wanted_verb(arguments))
     if arguments and arguments[0] not in COMMANDS:
         from provision.commands import ansible_habits
 
         ansible_habits.refuse_words(arguments, COMMANDS)
+    parser = build_parser(_wanted_verb(arguments))
     options = parser.parse_args(arguments)
     if options.print_completion:
         import shtab
 
-        print(shtab.complete(build_parser(), shell=options.print_completion))  # noqa: T201
+        here = [verb for verb in COMMANDS if verb not in ELSEWHERE or _entry_points(verb)]
+        print(shtab.complete(build_parser(here), shell=options.print_completion))  # noqa: T201
         return ExitCode.OK
     if options.verb is None:
         parser.print_help()

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from provision import cli
 
 ROOT = Path(cli.__file__).resolve().parent
+LAB = ROOT.parent / "lab" / "gpuprov_lab"  # another distribution; its files are called lab/… here
 NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, as old as Python 3.6
 
 # Each library is known by as few files as can be; what it changes, they change.
@@ -51,7 +52,7 @@ OWNERS = {
 DOCUMENT = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 ORDER = {name: int(order) for order, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", DOCUMENT, re.M)}
 WIDEST = 40  # modules in one folder
-PACKAGES = 13  # at the top
+PACKAGES = 12  # at the top
 
 LINES = 400  # of a module
 # Longer ones, with the reason.
@@ -64,12 +65,12 @@ LONG = {
 
 def sources(*below: str) -> list[Path]:
     """The package's files (of these folders), by path."""
-    files = (path for path in ROOT.rglob("*.py") if "_packed" not in path.parts)
+    files = (path for root in (ROOT, LAB) for path in root.rglob("*.py") if "_packed" not in path.parts)
     return sorted(path for path in files if not below or relative(path).startswith(below))
 
 
 def relative(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+    return f"lab/{path.relative_to(LAB)}" if path.is_relative_to(LAB) else path.relative_to(ROOT).as_posix()
 
 
 def controller_sources() -> list[Path]:
@@ -84,13 +85,14 @@ def text(path: Path) -> str:
 @cache
 def tree(path: Path) -> ast.Module:
     """Parsed once; what runs on nodes as Python 3.6 would parse it."""
-    old = relative(path).startswith(NODE_CODE) if path.is_relative_to(ROOT) else False
+    ours = path.is_relative_to(ROOT) or path.is_relative_to(LAB)
+    old = ours and relative(path).startswith(NODE_CODE)
     return ast.parse(text(path), feature_version=(3, 6) if old else None)
 
 
 @cache
 def is_module(name: str) -> bool:
-    inside = ROOT.parent.joinpath(*name.split("."))
+    inside = (LAB.parent if name.startswith(LAB.name) else ROOT.parent).joinpath(*name.split("."))
     return inside.with_suffix(".py").exists() or (inside / "__init__.py").exists()
 
 
@@ -120,17 +122,24 @@ def dotted(path: Path) -> str:
     return relative(path).removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".")
 
 
+def short(module: str) -> str:
+    """A module of ours as `dotted` calls its file; empty for others."""
+    root, _, rest = module.partition(".")
+    return {"provision": rest, LAB.name: f"lab.{rest}".rstrip(".")}.get(root, "")
+
+
+def long(name: str) -> str:
+    """`short` the other way round."""
+    first, dot, rest = name.partition(".")
+    return f"{LAB.name}{dot}{rest}" if first == "lab" else f"provision.{name}"
+
+
 @cache
 def graph() -> dict[str, set[str]]:
     """Our modules on the controller, and which of ours each imports, type annotations included."""
     names = {dotted(path): path for path in controller_sources() if dotted(path)}
     return {
-        name: {
-            found
-            for module in imports(path, types=True)
-            if module.startswith("provision.") and (found := module.removeprefix("provision.")) in names
-        }
-        - {name}
+        name: {found for module in imports(path, types=True) if (found := short(module)) in names} - {name}
         for name, path in names.items()
     }
 
@@ -145,7 +154,7 @@ def package(name: str) -> str:
 
 
 def libraries() -> list[tuple[str, str]]:
-    ours = sys.stdlib_module_names | {"provision"}
+    ours = sys.stdlib_module_names | {"provision", LAB.name}
     return sorted(
         {
             (library, relative(path))
@@ -178,7 +187,7 @@ def distributions(*files: Path) -> set[str]:
     """What these files import that is neither Python's nor ours, by the names that pip knows."""
     known = metadata.packages_distributions()
     top = {module.partition(".")[0] for path in files for module in imports(path, types=True)}
-    top -= {"provision", "gpuprov", "tests", "benchmarks", *sys.stdlib_module_names}
+    top -= {"provision", "gpuprov", LAB.name, "tests", "benchmarks", *sys.stdlib_module_names}
     return {canonicalize_name(name) for module in top for name in known.get(module, [module])}
 
 
@@ -283,7 +292,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 
 def test_no_two_simulated_tools_need_each_other() -> None:
-    folder = ROOT / "lab" / "silicon"
+    folder = LAB / "silicon"
     names = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")}
     needs: dict[str, set[str]] = {}
     for name, path in names.items():
@@ -313,7 +322,7 @@ def test_no_judge_knows_a_format_of_reports() -> None:
 def test_every_module_can_be_imported() -> None:
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     subprocess.run(
-        [sys.executable, "-c", program, *(f"provision.{name}" for name in sorted(graph()))],
+        [sys.executable, "-c", program, *(long(name) for name in sorted(graph()))],
         env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
         timeout=100,
         check=True,
@@ -322,7 +331,7 @@ def test_every_module_can_be_imported() -> None:
 
 def test_a_package_imports_only_those_below_it() -> None:
     above = [
-        f"provision.{name} imports provision.{other}"
+        f"{long(name)} imports {long(other)}"
         for name, others in graph().items()
         for other in sorted(others)
         if name != "cli"
@@ -333,7 +342,8 @@ def test_a_package_imports_only_those_below_it() -> None:
 
 
 def test_the_document_names_every_package_and_every_small_file_and_no_other() -> None:
-    folders = {relative(path).partition("/")[0] for path in sources() if path.parent != ROOT}
+    folders = {path.relative_to(ROOT).parts[0] for path in sources() if path.is_relative_to(ROOT)}
+    folders = {name for name in folders if not name.endswith(".py")}
     assert folders == set(ORDER)
     assert len(folders) <= PACKAGES
     files = {path.name for path in ROOT.glob("*.py")} - {"__init__.py"}
@@ -362,10 +372,9 @@ def test_every_file_the_document_names_exists_and_its_steps_are_joined() -> None
 
 def test_the_product_does_not_know_the_lab() -> None:
     for path in controller_sources():
-        if relative(path).startswith("lab/") or relative(path) == "commands/lab.py":
-            continue
-        known = [module for module in imports(path, types=True) if module.startswith("provision.lab")]
-        assert known == [], relative(path)
+        if not path.is_relative_to(LAB):
+            known = [module for module in imports(path, types=True) if module.startswith(LAB.name)]
+            assert known == [], relative(path)
 
 
 def test_checks_and_simulated_tools_share_nothing() -> None:
@@ -450,7 +459,7 @@ def test_what_runs_on_nodes_is_python_36_and_standard_library() -> None:
 
 
 def unfit_for_nodes(path: Path) -> Iterator[str]:
-    silicon = ROOT / "lab" / "silicon"  # its programs find each other from that folder
+    silicon = LAB / "silicon"  # its programs find each other from that folder
     siblings = {other.stem for other in (silicon if silicon in path.parents else path.parent).iterdir()}
     for module in imports(path, types=True):
         top = module.partition(".")[0]

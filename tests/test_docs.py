@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpuprov_lab.releases import RELEASES
 from provision import cli
 from provision.checks import registry
 from provision.desired import variables
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
-from provision.lab.releases import RELEASES
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

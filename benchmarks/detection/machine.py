@@ -30,7 +30,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/
 LISTENS = 0.1  # seconds until a program that serves another listens
 CAP = 2 * 1024 * 1024  # bytes kept of each stream of a program, as on a node
 
-# Where a lab node has the simulated surfaces mounted (provision/lab/node.py, layer.py).
+# Where a lab node has the simulated surfaces mounted (lab/gpuprov_lab/node.py, layer.py).
 MOUNTS = {
     "sys_pci": "sys/bus/pci/devices",
     "sys_module": "sys/module",

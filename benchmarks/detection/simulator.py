@@ -16,10 +16,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import provision.lab
+import gpuprov_lab
 from benchmarks.detection.virtual_time import World
 
-SILICON = Path(provision.lab.__file__).with_name("silicon")
+SILICON = Path(gpuprov_lab.__file__).with_name("silicon")
 
 
 class Simulator:

@@ -6,7 +6,7 @@ import functools
 import platform
 from pathlib import Path
 
-from provision.lab.elf import kernel_module, shared_library
+from gpuprov_lab.elf import kernel_module, shared_library
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 DRIVER = "580.126.09"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuprov_lab.places import SILICON
 from provision.checks.check import Raw
 from provision.checks.host import host_health, host_lines, kernel_log
 from provision.checks.judge import ACTIONS, Finding, Verdict, worst
@@ -20,7 +21,6 @@ from provision.checks.node_judge import judge_check
 from provision.checks.on_node import kernel_since
 from provision.checks.registry import CHECKS
 from provision.node.burnin.tool_output import message_of
-from provision.paths import DATA
 from provision.shipped import load
 from tests.support.checks import make_node, make_output
 
@@ -28,7 +28,7 @@ CRASHES: list[str] = json.loads(
     (Path(__file__).parents[1] / "fixtures/kernel_log/forged-names.json").read_text(encoding="utf-8")
 )["lines"]
 # What the simulated kernel prints, which shares no text with the catalogue.
-PRINTED = json.loads((DATA.parent / "lab/silicon/host_lines.json").read_text(encoding="utf-8"))
+PRINTED = json.loads((SILICON / "host_lines.json").read_text(encoding="utf-8"))
 TROUBLE: dict[str, list[str]] = PRINTED["trouble"]
 HARMLESS: dict[str, list[str]] = PRINTED["harmless"]
 LINES = [line for lines in TROUBLE.values() for line in lines]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab import places
 from provision import cli
 
 ROOT = Path(cli.__file__).resolve().parent
 CHECKS = sorted((ROOT / "checks").rglob("*.py"))
-SILICON = sorted((ROOT / "lab" / "silicon").rglob("*.py"))
+SILICON = sorted(places.SILICON.rglob("*.py"))
 
 # A text this long that stands on both sides was copied, unless it is the tool's own wording.
 LONG = 24

@@ -276,9 +276,9 @@ PLACES = {
     *(f"provision/data/{name}.yml" for name in ("compatibility", "minutes")),
     *(f"provision/data/stacks/{name}.yml" for name in ("amdgpu30.30-rocm7.2", "amdgpu6.4-rocm6.4")),
 }
-# AMD's roles and checks, the roles for each vendor's exporter, and the simulator, which knows both vendors.
+# AMD's roles and checks, and the roles for each vendor's exporter.
 APART = (
-    *("provision/lab/", "provision/checks/amd/", "roles/gpu_metrics/", "roles/monitoring/"),
+    *("provision/checks/amd/", "roles/gpu_metrics/", "roles/monitoring/"),
     *(f"roles/{name}/" for name, role in all_roles().items() if role.vendor == "amd"),
 )
 # Other things of the same maker, its processors and network cards, and Debian's name of an architecture.
@@ -338,7 +338,7 @@ FIRST_PLACES = {
     "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
     *("provision/report/bundle.py", "provision/report/bundle_text.py"),  # its own bug report
     # Examples in texts.
-    *(f"provision/commands/{name}.py" for name in ("docs", "lab")),
+    "provision/commands/docs.py",
     *(f"provision/drift/{name}.py" for name in ("drift_report", "drifts")),
     *("provision/desired/facts_reference.py", "provision/remote/ansible/events.py"),
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from provision.lab.spec import DEFAULT_NODES
+from gpuprov_lab.spec import DEFAULT_NODES
 from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, running_lab
 

@@ -1,7 +1,7 @@
 """Disks that are made once in a session of tests: labs that begin where an `up` ended boot overlays of them.
 
 A disk belongs to a node of a lab of its own that is off for good; that lab goes with the last worker that
-used it. Identity, GPUs and cards are not on it: every node has its own (provision.lab.node.prepare).
+used it. Identity, GPUs and cards are not on it: every node has its own (gpuprov_lab.node.prepare).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import IO, Any, Self
 
 import pytest
 
+from gpuprov_lab import fleet
+from gpuprov_lab.command import waiting_lock
+from gpuprov_lab.places import LOCKS
+from gpuprov_lab.spec import DEFAULT_NODES, NodeSpec
 from provision.errors import ExitCode
-from provision.lab import fleet
-from provision.lab.command import waiting_lock
-from provision.lab.places import LOCKS
-from provision.lab.spec import DEFAULT_NODES, NodeSpec
 from tests.lab import slurm_cluster
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import SPEED, Image, Lab, boot

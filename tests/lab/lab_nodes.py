@@ -15,12 +15,12 @@ import pytest
 import testinfra
 from testinfra.host import Host
 
+from gpuprov_lab import fleet, node, silicon_state
+from gpuprov_lab.command import attempt, locked
+from gpuprov_lab.places import LOCKS
+from gpuprov_lab.record import LabRecord, NodeRecord
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import LabError
-from provision.lab import fleet, node, silicon_state
-from provision.lab.command import attempt, locked
-from provision.lab.places import LOCKS
-from provision.lab.record import LabRecord, NodeRecord
-from provision.lab.spec import NodeSpec
 from provision.terminal import Progress
 
 SPEED = 100.0  # simulated seconds per real second

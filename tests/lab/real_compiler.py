@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from provision.lab import node as lab_node
+from gpuprov_lab import node as lab_node
 from tests.lab.lab_nodes import Lab, LabNode
 
 CUDA = "/opt/cuda"

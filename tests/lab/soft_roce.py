@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuprov_lab import host, leftovers, mirror, network, trees
+from gpuprov_lab.command import attempt, call, environment, waiting_lock
+from gpuprov_lab.folders import remove_tree
+from gpuprov_lab.places import CACHE, LOCKS, make_root_only
 from provision.errors import LabError
-from provision.lab import host, leftovers, mirror, network, trees
-from provision.lab.command import attempt, call, environment, waiting_lock
-from provision.lab.folders import remove_tree
-from provision.lab.places import CACHE, LOCKS, make_root_only
 
 NAMES = ("vm-1", "vm-2")
 DEVICE = "rxe0"

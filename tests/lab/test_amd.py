@@ -1,7 +1,7 @@
 """Nodes with AMD's GPUs: `up` from bare, again, to another release and back; their checks; every promise of
 AMD's roles broken once; each role taken off again; the roles in a plain playbook.
 
-What the packages and the GPUs are: provision/lab/README.md.
+What the packages and the GPUs are: lab/README.md.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.checks.on_node.settings import CHECKS
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 from tests.lab.walk import Walk

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.spec import NodeSpec
 from provision.checks.amd import smi
 from provision.checks.check import Output
 from provision.desired import inventory
 from provision.errors import ExitCode, ParseError
-from provision.lab.spec import NodeSpec
 from provision.remote.observe import observe
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, LabNode, running_lab

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab import silicon_state
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab import silicon_state
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, running_lab
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpuprov_lab import fleet, network, process, signing
+from gpuprov_lab.repository import Repository
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab import fleet, network, process, signing
-from provision.lab.repository import Repository
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import running_lab
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpuprov_lab import network
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab import network
-from provision.lab.spec import NodeSpec
 from tests.lab.burnins import Burnins, hear, kill, seconds_of, wait_until_over
 from tests.lab.images import Images
 from tests.lab.lab_nodes import running_lab

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab import gpu_programs
 from tests.lab.burnins import Burnins, wait_until_over
 from tests.lab.lab_nodes import running_lab

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuprov_lab import network
+from gpuprov_lab.spec import NodeSpec
 from provision.burnin.plan import estimates
 from provision.errors import ExitCode
-from provision.lab import network
-from provision.lab.spec import NodeSpec
 from tests.lab import gpu_programs
 from tests.lab.burnins import Burnins, hear, kill, seconds_of, wait_until_over
 from tests.lab.lab_nodes import running_lab

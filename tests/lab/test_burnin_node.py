@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuprov_lab import cgroups, network
+from gpuprov_lab.spec import NodeSpec
 from provision import paths
 from provision.burnin import node_talk
 from provision.errors import ExitCode
-from provision.lab import cgroups, network
-from provision.lab.spec import NodeSpec
 from provision.remote import node_program
 from tests.lab.lab_nodes import running_lab
 from tests.support.processes import command_of, until

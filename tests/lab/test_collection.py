@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.spec import NodeSpec
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 from tests.support.collection import Controller, build, play

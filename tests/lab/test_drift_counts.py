@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.elf import kernel_module
+from gpuprov_lab.spec import NodeSpec
 from provision.checks import registry
 from provision.errors import ExitCode
-from provision.lab.elf import kernel_module
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 

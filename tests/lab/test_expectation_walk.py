@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provision.lab.spec import NodeSpec
+from gpuprov_lab.spec import NodeSpec
 from tests.lab import breakers
 from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, running_lab

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provision.lab.spec import NodeSpec
+from gpuprov_lab.spec import NodeSpec
 from tests.lab import breakers, slurm_cluster
 from tests.lab.gpuprov_up import Operator
 from tests.lab.images import Images

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from provision.lab import leftovers
-from provision.lab.spec import NodeSpec
+from gpuprov_lab import leftovers
+from gpuprov_lab.spec import NodeSpec
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, running_lab
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab.spec import NodeSpec
 from provision.checks.table import BUILT_IN
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, running_lab
 

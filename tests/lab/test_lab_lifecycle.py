@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuprov_lab import leftovers, mirror, network, process, record
+from gpuprov_lab.places import LabPlace
 from provision.errors import ExitCode
-from provision.lab import leftovers, mirror, network, process, record
-from provision.lab.places import LabPlace
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

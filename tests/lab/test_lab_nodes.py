@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provision.lab import cgroups, network
+from gpuprov_lab import cgroups, network
 
 NODES = ["gpu-01", "gpu-02", "gpu-03"]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpuprov_lab.spec import NodeSpec
 from provision.desired import lockfile
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.agreement import INSTALL, Agreement, Gpuprov, command, held, installed, said, spoil
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab import installed
 from tests.lab.burnins import LOOK_AND_BURN
 from tests.lab.gpuprov_up import said

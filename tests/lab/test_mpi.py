@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from provision.lab.spec import NodeSpec
+from gpuprov_lab.spec import NodeSpec
 from tests.lab import slurm_cluster
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 

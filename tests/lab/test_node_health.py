@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab import network
+from gpuprov_lab.spec import NodeSpec
 from provision.checks.on_node.settings import CHECKS
 from provision.errors import ExitCode
-from provision.lab import network
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, LabNode, running_lab

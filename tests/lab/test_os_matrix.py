@@ -2,7 +2,7 @@
 
 Debian is Debian. Ubuntu and the RHEL family are Debian trees under their identity, the latter with a real
 dnf, rpm, module streams and versionlock; what that proves, and what it does not, is in
-provision/lab/README.md.
+lab/README.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.releases import RELEASES
+from gpuprov_lab.spec import NodeSpec
 from provision.desired.role import all_roles
 from provision.desired.skus import all_skus
 from provision.errors import ExitCode
-from provision.lab.releases import RELEASES
-from provision.lab.spec import NodeSpec
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]

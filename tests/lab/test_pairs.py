@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuprov_lab import silicon_state
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab import silicon_state
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import ROOT, Operator, said
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, running_lab

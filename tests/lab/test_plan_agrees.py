@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provision.lab.spec import NodeSpec
+from gpuprov_lab.spec import NodeSpec
 from tests.lab.agreement import INSTALL, Agreement, Gpuprov, command, spoil
 from tests.lab.lab_nodes import Lab, running_lab
 

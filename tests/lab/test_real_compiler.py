@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, running_lab
 from tests.lab.real_compiler import BURN, CUDA, GOOD, HOST, KERNEL, Files, declared, offered, put

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from provision.lab.spec import NodeSpec
+from gpuprov_lab.spec import NodeSpec
 from tests.lab.gpuprov_up import ROOT, Operator
 from tests.lab.lab_nodes import Lab, running_lab
 

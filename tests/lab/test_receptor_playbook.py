@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provision.lab.spec import NodeSpec
+from gpuprov_lab.spec import NodeSpec
 from tests.lab.lab_nodes import Lab, running_lab
 from tests.lab.role_playbook import Playbook
 

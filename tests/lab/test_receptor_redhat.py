@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, running_lab
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from testinfra.host import Host
 
+from gpuprov_lab.spec import NodeSpec
 from provision.desired import stack
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, running_lab

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab.burnins import Burnins
 from tests.lab.gpuprov_up import ROOT, Operator, said
 from tests.lab.images import Images

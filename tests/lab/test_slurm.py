@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.desired import inventory
 from provision.fleet import Fleet
-from provision.lab.spec import NodeSpec
 from provision.remote.schedulers import Holder
 from provision.remote.schedulers.slurm import Slurm
 from tests.lab import slurm_cluster

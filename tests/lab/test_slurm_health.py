@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab import slurm_cluster
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images

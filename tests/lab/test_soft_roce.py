@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.command import PATH
 from provision.desired import inventory
 from provision.errors import ExitCode
-from provision.lab.command import PATH
 from provision.remote.observe import observe
 from tests.lab import soft_roce
 from tests.lab.gpuprov_up import Operator, said

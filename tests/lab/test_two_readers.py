@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.spec import NodeSpec
 from provision.api import fleets
 from provision.api.source import Source, overrides
 from provision.desired import inventory
@@ -25,7 +26,6 @@ from provision.drift import assess
 from provision.drift.testinfra.fleet import Suite
 from provision.drift.testinfra.readers import Reader, Unreadable
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab import breakers
 from tests.lab.lab_nodes import Lab, running_lab
 

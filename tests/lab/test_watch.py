@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.desired import inventory
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from provision.remote.schedulers import PREFIX, Holder, Scheduler, chosen
 from provision.up.watch.incidents import Incident, Store, place_of
 from tests.lab import slurm_cluster

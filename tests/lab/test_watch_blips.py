@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab import network
+from gpuprov_lab.spec import NodeSpec
 from provision.desired import inventory
 from provision.errors import ExitCode
-from provision.lab import network
-from provision.lab.spec import NodeSpec
 from provision.remote.schedulers import Holder, Scheduler, chosen
 from provision.up.watch.incidents import Step, Store, place_of
 from tests.lab import slurm_cluster

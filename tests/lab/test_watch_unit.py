@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab import installed, slurm_cluster
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images

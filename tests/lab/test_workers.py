@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuprov_lab import network
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab import network
-from provision.lab.spec import NodeSpec
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import running_lab
 from tests.lab.worker_machines import (

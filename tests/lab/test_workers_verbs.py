@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpuprov_lab.spec import NodeSpec
 from provision.errors import ExitCode
-from provision.lab.spec import NodeSpec
 from tests.lab import gpu_programs
 from tests.lab.burnins import LOOK_AND_BURN, Burnins
 from tests.lab.gpuprov_up import Operator, said

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from provision.lab import network
+from gpuprov_lab import network
 from tests.lab.gpuprov_up import ROOT, Operator
 from tests.support.processes import command_of
 from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh

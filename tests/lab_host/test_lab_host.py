@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from provision.errors import LabError
-from provision.lab import (
+from gpuprov_lab import (
     cgroups,
     command,
     folders,
@@ -27,8 +26,9 @@ from provision.lab import (
     network,
     process,
 )
-from provision.lab.record import LabRecord, NodeRecord
-from provision.lab.repository import Repository
+from gpuprov_lab.record import LabRecord, NodeRecord
+from gpuprov_lab.repository import Repository
+from provision.errors import LabError
 from tests.support.commands import ran
 
 LAB = LabRecord(
@@ -106,18 +106,19 @@ BESIDE = Path(layer.__file__).parent
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
+        (["python3", "-I", "/x/lab/gpuprov_lab/supervisor.py", f"{FOLDER}/nodes/one"], "supervisor"),
         (["python3", "-I", "/x/provision/lab/supervisor.py", f"{FOLDER}/nodes/one"], "supervisor"),
         (
-            ["unshare", "--mount", "python3", "/x/provision/lab/supervisor.py", f"{FOLDER}/nodes/one"],
+            ["unshare", "--mount", "python3", "/x/lab/gpuprov_lab/supervisor.py", f"{FOLDER}/nodes/one"],
             "supervisor",
         ),
-        (["python3", "/x/provision/lab/server.py", "--folder", f"{FOLDER}/www"], "server"),
+        (["python3", "/x/lab/gpuprov_lab/server.py", "--folder", f"{FOLDER}/www"], "server"),
         (["systemd-nspawn", "--boot", f"--directory={FOLDER}/nodes/one/root"], "nspawn"),
         (["systemd-nspawn", "--boot", f"--directory={FOLDER}-2/nodes/one/root"], None),
-        (["python3", "/x/provision/lab/supervisor.py", f"{FOLDER}-2/nodes/one"], None),
+        (["python3", "/x/lab/gpuprov_lab/supervisor.py", f"{FOLDER}-2/nodes/one"], None),
         (["less", f"{FOLDER}/nodes/one/boot.log"], None),
         (["ssh", "-i", f"{FOLDER}/id_ed25519", "ops@10.78.1.1"], None),
-        (["vim", "/x/provision/lab/supervisor.py"], None),
+        (["vim", "/x/lab/gpuprov_lab/supervisor.py"], None),
     ],
 )
 def test_only_the_labs_own_processes_are_its_leftovers(arguments: list[str], kind: str | None) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab import repository, signing
+from gpuprov_lab.debfile import Deb, PackedFile
+from gpuprov_lab.elf import kernel_module, shared_library
+from gpuprov_lab.packages import read_packages, upstream
+from gpuprov_lab.places import PACKAGES, SILICON
 from provision.errors import LabError
-from provision.lab import repository, signing
-from provision.lab.debfile import Deb, PackedFile
-from provision.lab.elf import kernel_module, shared_library
-from provision.lab.packages import read_packages, upstream
-from provision.lab.places import PACKAGES, SILICON
 from tests.support.commands import ran
 from tests.support.processes import until
 

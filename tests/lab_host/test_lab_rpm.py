@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpuprov_lab import rpm_repository, signing
+from gpuprov_lab.command import PATH, call
+from gpuprov_lab.debfile import PackedFile
+from gpuprov_lab.host import RPM_PROGRAMS
+from gpuprov_lab.packages import fixture_files
+from gpuprov_lab.places import PACKAGES
+from gpuprov_lab.rpm_packages import MAJORS, read_rpms
+from gpuprov_lab.rpmfile import Rpm, build
 from provision.errors import LabError
-from provision.lab import rpm_repository, signing
-from provision.lab.command import PATH, call
-from provision.lab.debfile import PackedFile
-from provision.lab.host import RPM_PROGRAMS
-from provision.lab.packages import fixture_files
-from provision.lab.places import PACKAGES
-from provision.lab.rpm_packages import MAJORS, read_rpms
-from provision.lab.rpmfile import Rpm, build
 
 KERNEL = "6.1.0-13-amd64"
 SAMPLE = Rpm(

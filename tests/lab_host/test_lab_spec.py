@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab import network, node, record, silicon_state
+from gpuprov_lab import verb as command
+from gpuprov_lab.places import LabPlace, NodePlace
+from gpuprov_lab.record import LabRecord, NodeRecord
+from gpuprov_lab.spec import DEFAULT_NODES, NETWORKS, SKUS, NodeSpec, lab_name, parse_node, wanted_nodes
 from provision.cli import main
-from provision.commands import lab as command
 from provision.errors import ExitCode, LabError, UsageError
-from provision.lab import network, node, record, silicon_state
-from provision.lab.places import LabPlace, NodePlace
-from provision.lab.record import LabRecord, NodeRecord
-from provision.lab.spec import DEFAULT_NODES, NETWORKS, SKUS, NodeSpec, lab_name, parse_node, wanted_nodes
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_help_lists_every_sku_and_network() -> None:
 def test_a_wrong_command_line_ends_with_2_before_anything_is_made(
     arguments: list[str], about: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("provision.lab.host.require_root", lambda: None)
+    monkeypatch.setattr("gpuprov_lab.host.require_root", lambda: None)
     assert main(["lab", *arguments]) == ExitCode.USAGE
     assert about in capsys.readouterr().err
 
@@ -161,8 +161,8 @@ def test_a_lab_takes_new_nodes_and_refuses_changed_ones() -> None:
 
 
 def test_a_lab_remembers_what_joins_its_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("provision.lab.places.STATE", tmp_path)
-    monkeypatch.setattr("provision.lab.record.STATE", tmp_path)
+    monkeypatch.setattr("gpuprov_lab.places.STATE", tmp_path)
+    monkeypatch.setattr("gpuprov_lab.record.STATE", tmp_path)
     LAB.with_nodes((NodeSpec("three", "h100-sxm", network="roce"),)).save()
     known = record.load("mine")
     assert known is not None
@@ -176,7 +176,7 @@ def test_a_lab_remembers_what_joins_its_nodes(monkeypatch: pytest.MonkeyPatch, t
 def test_a_node_is_made_with_its_cards(
     network: str, cards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("provision.lab.places.STATE", tmp_path)
+    monkeypatch.setattr("gpuprov_lab.places.STATE", tmp_path)
     place = NodePlace("mine", "one")
     silicon_state.create(place, "h100-sxm", 7, 100.0, network)
     shown = sorted(path.name for path in (place.silicon / "sys/class/infiniband").iterdir())
@@ -189,7 +189,7 @@ def test_a_node_is_made_with_its_cards(
 def test_only_a_node_for_containers_gets_what_they_need(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("provision.lab.places.STATE", tmp_path)
+    monkeypatch.setattr("gpuprov_lab.places.STATE", tmp_path)
     plain, roomy = (NodeRecord(name, "l40s", "debian13", 1, name == "roomy") for name in ("plain", "roomy"))
     assert "--capability=all" not in node.nspawn(LAB, plain, tmp_path)
     command = node.nspawn(LAB, roomy, tmp_path)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from provision.lab import trees
-from provision.lab.layer import layer_files
-from provision.lab.releases import RELEASES, Base
-from provision.lab.spec import parse_node
+from gpuprov_lab import trees
+from gpuprov_lab.layer import layer_files
+from gpuprov_lab.releases import RELEASES, Base
+from gpuprov_lab.spec import parse_node
 from provision.remote import node_program
 
 FAMILIES = {"debian": "debian", "ubuntu": "debian", "rhel": "redhat", "rocky": "redhat"}
@@ -82,8 +82,8 @@ def test_who_cleans_up_after_one_tree_leaves_the_builder_of_another_alone(
         (4, ["gpg-agent", "--homedir", f"{tmp_path}/tmp-one/apt"]),
     ]
     monkeypatch.setattr(trees, "_TREES", tmp_path)
-    monkeypatch.setattr("provision.lab.process.command_lines", lambda: iter(lines))
-    monkeypatch.setattr("provision.lab.process.stop_pids", lambda pids, **_: stopped.extend(pids))
+    monkeypatch.setattr("gpuprov_lab.process.command_lines", lambda: iter(lines))
+    monkeypatch.setattr("gpuprov_lab.process.stop_pids", lambda pids, **_: stopped.extend(pids))
     trees._abandon(Base("one", "trixie"))
     assert stopped == [1, 4]
     trees._abandon(Base("one-dnf", "trixie", dnf=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from provision.lab.elf import kernel_module
+from gpuprov_lab.elf import kernel_module
 from tests.lab_silicon.silicon import Silicon
 
 DRIVER = "6.12.12"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import provision.lab
+import gpuprov_lab
 from provision.remote import node_program, protocol
 
-RUN = Path(provision.lab.__file__).with_name("silicon") / "run.py"
+RUN = Path(gpuprov_lab.__file__).with_name("silicon") / "run.py"
 MOUNTS = {
     "sys_pci": "sys/bus/pci/devices",
     "sys_module": "sys/module",

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import provision.lab
-from provision.lab.elf import kernel_module
+import gpuprov_lab
+from gpuprov_lab.elf import kernel_module
 
-RUN = Path(provision.lab.__file__).with_name("silicon") / "run.py"
+RUN = Path(gpuprov_lab.__file__).with_name("silicon") / "run.py"
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 
 

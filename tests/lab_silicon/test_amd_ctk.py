@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.lab.elf import kernel_module
+from gpuprov_lab.elf import kernel_module
 from tests.lab_silicon.silicon import Silicon
 
 Make = Callable[..., Silicon]

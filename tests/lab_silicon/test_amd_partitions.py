@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provision.lab.elf import kernel_module
+from gpuprov_lab.elf import kernel_module
 from tests.lab_silicon.look import look_of
 from tests.lab_silicon.silicon import Silicon
 

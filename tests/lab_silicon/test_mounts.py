@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import provision.lab
+import gpuprov_lab
 from tests.support.commands import ran
 
-SILICON = Path(provision.lab.__file__).with_name("silicon")
+SILICON = Path(gpuprov_lab.__file__).with_name("silicon")
 # As on a node: its systemd has made every mount a shared one. The kernel's folder takes no new entries.
 APART = ["unshare", "--user", "--map-root-user", "--mount", "--propagation", "shared"]
 PROGRAM = """

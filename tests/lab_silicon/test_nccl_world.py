@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-import provision.lab
+import gpuprov_lab
 from tests.lab_silicon.silicon import Silicon
 from tests.support.commands import ran
 
-SILICON = Path(provision.lab.__file__).with_name("silicon")
+SILICON = Path(gpuprov_lab.__file__).with_name("silicon")
 WORDS = ("-b", "8G", "-e", "8G", "-g", "8")
 PROGRAM = """
 import json, os, pathlib, sys, time

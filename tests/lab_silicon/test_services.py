@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-import provision.lab
+import gpuprov_lab
 from tests.lab_silicon.silicon import Silicon
 from tests.support.processes import until
 
@@ -195,7 +195,7 @@ def test_settings_of_the_toolkit_are_written_in_place(node: Make) -> None:
 
 def test_tools_use_the_standard_library_of_old_pythons() -> None:
     """Everything parses as Python 3.6, and imports nothing that is not the standard library's or ours."""
-    folder = Path(provision.lab.__file__).with_name("silicon")
+    folder = Path(gpuprov_lab.__file__).with_name("silicon")
     ours = {path.stem for path in folder.iterdir()}
     for path in folder.rglob("*.py"):
         tree = ast.parse(path.read_text(), feature_version=(3, 6))

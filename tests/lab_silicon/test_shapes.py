@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-import provision.lab
+import gpuprov_lab
 from tests.lab_silicon import record_shapes
 from tests.lab_silicon.comparison import compared, listed
 from tests.lab_silicon.surfaces import NOT_HELD, NOT_SIMULATED, QX, SURFACES, Surface
@@ -67,7 +67,7 @@ def test_what_is_not_simulated_still_is_not(bare: Make) -> None:
 def test_each_form_of_a_driver_is_held_or_named() -> None:
     """The simulator prints `-q -x` in a form for each range of drivers; _FORMS has where each begins."""
     tree = ast.parse(
-        Path(provision.lab.__file__).with_name("silicon").joinpath("nvidia_smi/tree.py").read_text()
+        Path(gpuprov_lab.__file__).with_name("silicon").joinpath("nvidia_smi/tree.py").read_text()
     )
     (forms,) = (
         ast.literal_eval(node.value)

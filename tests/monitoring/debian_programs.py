@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from provision.lab.host import KEYRING
-from provision.lab.mirror import debian_mirror
-from provision.lab.places import CACHE
+from gpuprov_lab.host import KEYRING
+from gpuprov_lab.mirror import debian_mirror
+from gpuprov_lab.places import CACHE
 
 SUITE = "trixie"  # the newest that the role knows; its programs run on Debian 12, too
 _PACKAGES = ("promtool", "prometheus-alertmanager")

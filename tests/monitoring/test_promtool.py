@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.command import waiting_lock
+from gpuprov_lab.places import LOCKS
 from provision import paths, yamlfile
 from provision.desired.expectations import of_node, renderer_for
 from provision.desired.role import all_roles
-from provision.lab.command import waiting_lock
-from provision.lab.places import LOCKS
 from tests.monitoring import debian_programs
 from tests.monitoring.rule_files import ALERTS, CASES, RECORDING
 

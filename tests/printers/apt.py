@@ -16,7 +16,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
-from provision.lab import signing
+from gpuprov_lab import signing
 from tests.printers.root import Root
 
 PACKAGES = (

@@ -6,8 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from provision.lab.command import call, waiting_lock
-from provision.lab.mirror import debian_mirror
+from gpuprov_lab.command import call, waiting_lock
+from gpuprov_lab.mirror import debian_mirror
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuprov-tests" / "debian"
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

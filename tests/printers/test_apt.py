@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from provision.lab import signing
+from gpuprov_lab import signing
 from provision.node.modules import gpuprov_packages
 from provision.remote.ansible.messages import cause_of
 from tests.printers import root

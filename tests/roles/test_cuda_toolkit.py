@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.debfile import Deb
+from gpuprov_lab.packages import read_packages
+from gpuprov_lab.places import PACKAGES
 from provision.desired import compatibility, stack
-from provision.lab.debfile import Deb
-from provision.lab.packages import read_packages
-from provision.lab.places import PACKAGES
 from tests.roles.promises import promised_by, values
 from tests.support.described import machine
 

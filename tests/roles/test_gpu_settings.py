@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from provision import paths
+from gpuprov_lab.places import SILICON
 from tests.roles.promises import promised_by, values
 from tests.support.commands import ran
 from tests.support.described import machine
 from tests.support.modules import Host
 
-RUN = Path(paths.__file__).parent / "lab/silicon/run.py"
+RUN = SILICON / "run.py"
 DRIVER = "570.124.06"
 HALF = ["3g.40gb", "3g.40gb"]
 SCRIPT = "file./usr/local/sbin/gpuprov-gpu-settings.content"

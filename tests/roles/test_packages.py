@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from gpuprov_lab.packages import read_packages
+from gpuprov_lab.places import PACKAGES
 from provision import paths
 from provision.desired import expectations, stack
-from provision.lab.packages import read_packages
-from provision.lab.places import PACKAGES
 from tests.support.described import machine
 
 KERNEL = "6.12.107+deb13-amd64"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab import replica
+from gpuprov_lab.places import SILICON
 from provision.checks.check import Output, Raw
-from provision.lab import replica
-from provision.lab.places import SILICON
 from provision.validate.selftest import compare
 from tests.support.commands import ran
 
@@ -105,10 +105,11 @@ def test_a_simulator_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_module_comes_from_the_folder_one_stands_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "provision/lab").mkdir(parents=True)
-    for name in ("provision/__init__.py", "provision/lab/__init__.py"):
+    (tmp_path / "provision").mkdir()
+    (tmp_path / "gpuprov_lab").mkdir()
+    for name in ("provision/__init__.py", "gpuprov_lab/__init__.py"):
         (tmp_path / name).touch()
-    (tmp_path / "provision/lab/replica.py").write_text("open('ran', 'w').close()\n")
+    (tmp_path / "gpuprov_lab/replica.py").write_text("open('ran', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     assert compare.compare([], SKU, DRIVER) == ([], "")
     assert not (tmp_path / "ran").exists()

@@ -1,6 +1,6 @@
 """Comparison of the tools' output with the simulator's for this SKU and driver, for information only.
 
-The simulator is a program of its own (`python -m provision.lab.replica`), as the lab runs it on its nodes.
+The simulator is a program of its own (`python -m gpuprov_lab.replica`), as the lab runs it on its nodes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _comparable(output: Output) -> bool:
 
 def _simulated(folder: Path, sku: str, driver: str, rocm: str) -> tuple[Mapping[str, str], str]:
     # -P: `python -m` takes modules from the folder it is started in, and root starts it in anybody's.
-    argv = [sys.executable, "-P", "-m", "provision.lab.replica", str(folder), sku, driver, rocm]
+    argv = [sys.executable, "-P", "-m", "gpuprov_lab.replica", str(folder), sku, driver, rocm]
     package = str(paths.PACKAGE.parent)
     environment = {**os.environ, "PYTHONPATH": package}
     try:

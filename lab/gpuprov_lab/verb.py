@@ -1,0 +1,217 @@
+"""`gpuprov lab`: a fleet of simulated GPU nodes on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from provision.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from gpuprov_lab.record import LabRecord
+
+EPILOG = """\
+A lab is a set of real Debian nodes (systemd, sshd, apt) with simulated GPUs, each in its own network
+namespace. It needs root, and changes nothing outside its own bridge, /var/lib/gpuprov-lab and
+/var/cache/gpuprov-lab.
+
+  sudo gpuprov lab up                              3 nodes, and inventory/lab.yml
+  sudo gpuprov lab up --node gpu-01=b200 --node gpu-02=l40s:debian12
+  sudo gpuprov lab up --node gpu-01=h100-sxm+ib    with RDMA cards (+ib or +roce) and NVMe drives
+  sudo gpuprov lab fault gpu-01 burn_errors gpu=5  inject a fault (--list shows all)
+  sudo gpuprov lab fault gpu-01 --heal
+  sudo gpuprov lab ssh gpu-01 nvidia-smi
+  sudo gpuprov lab power gpu-02 off
+  sudo gpuprov lab down
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    verbs = parser.add_subparsers(dest="lab_verb", metavar="VERB", title="verbs", required=True)
+    _add_up(_verb(verbs, "up", "boot nodes, and write their inventory"))
+    status = _verb(verbs, "status", "list the nodes, their state and their injected faults")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    ssh = _verb(verbs, "ssh", "log in to a node, or run a command on it")
+    ssh.add_argument("node", metavar="NODE")
+    ssh.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="CMD", help="command to run (default: a login shell)"
+    )
+    _add_fault(_verb(verbs, "fault", "inject a fault into a node, or remove it"))
+    power = _verb(verbs, "power", "switch a node off or on")
+    power.add_argument("node", metavar="NODE")
+    power.add_argument("state", choices=["off", "on"])
+    down = _verb(verbs, "down", "remove the nodes and everything they created on this machine")
+    down.add_argument("--all", action="store_true", help="remove every lab of this machine")
+    down.add_argument(
+        "--purge", action="store_true", help="also remove the caches: base trees, downloaded packages"
+    )
+
+
+def _verb(verbs: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
+    )
+    parser.add_argument("--lab", default="lab", metavar="NAME", help="name of the lab (default: lab)")
+    return parser
+
+
+def _add_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes, of mixed SKUs (default: 3)")
+    parser.add_argument(
+        "--node",
+        action="append",
+        metavar="NAME=SKU[:RELEASE][+ib|+roce][+containers]",
+        help="boot this node (repeatable). SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200 gb200 "
+        "mi210 mi250 mi250x mi300a mi300x mi325x mi355x, or none (no GPUs); "
+        "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9; "
+        "+ib or +roce: with RDMA cards and drives; +containers: can run containers",
+    )
+    parser.add_argument(
+        "--inventory",
+        type=Path,
+        default=Path("inventory/lab.yml"),
+        metavar="PATH",
+        help="inventory file to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="random seed for the noise of measurements (default: 1)"
+    )
+    parser.add_argument(
+        "--speed",
+        type=float,
+        metavar="X",
+        help="run simulated tools X times faster (default: 1)",
+    )
+    parser.add_argument("--fresh", action="store_true", help="delete existing nodes and start from bare ones")
+
+
+def _add_fault(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", nargs="?", metavar="NODE")
+    parser.add_argument("fault", nargs="?", metavar="FAULT")
+    parser.add_argument("parameters", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--heal", action="store_true", help="remove FAULT, or all faults")
+    parser.add_argument("--list", action="store_true", help="list all faults")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab.host import require_root
+    from gpuprov_lab.spec import lab_name
+
+    options.lab = lab_name(options.lab)
+    if not (options.lab_verb == "fault" and options.list):
+        require_root()
+    return _VERBS[options.lab_verb](options)
+
+
+def _up(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab import fleet
+    from gpuprov_lab.spec import wanted_nodes
+    from provision.node_names import fold
+    from provision.terminal import Progress
+
+    if options.seed is not None and options.seed < 1:
+        raise UsageError(f"--seed {options.seed} is not a positive number", "")
+    wanted = wanted_nodes(options.nodes, options.node)
+    if options.speed is not None and not 0.01 <= options.speed <= 10000:
+        raise UsageError(f"--speed {options.speed:g} is not between 0.01 and 10000", "1 is real time")
+    with Progress("lab up", total=len(wanted)) as progress:
+        lab = fleet.up(
+            options.lab,
+            wanted,
+            options.inventory,
+            progress,
+            seed=options.seed,
+            speed=options.speed,
+            fresh=options.fresh,
+        )
+    print(f"up: {fold(node.name for node in lab.nodes)}; the inventory is {options.inventory}")  # noqa: T201
+    return ExitCode.OK
+
+
+def _status(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab import fleet
+
+    lab = _existing(options)
+    nodes = fleet.status(lab)
+    if options.json:
+        print(json.dumps({"lab": lab.name, "inventory": lab.inventory, "nodes": nodes}, indent=2))  # noqa: T201
+        return ExitCode.OK
+    for node in nodes:
+        columns = (node["node"], node["address"], node["sku"], node["release"], node["state"])
+        print("{:<12} {:<14} {:<13} {:<9} {:<8}".format(*columns), _fault_text(node["faults"]))  # noqa: T201
+    return ExitCode.OK
+
+
+def _fault_text(faults: Any) -> str:
+    if not isinstance(faults, list):
+        return "state file is unreadable"
+    texts = []
+    for fault in faults:
+        parameters = " ".join(f"{key}={value}" for key, value in fault.items() if key != "id")
+        texts.append(f"{fault.get('id')} {parameters}".strip())
+    return f"faults: {', '.join(texts)}" if texts else ""
+
+
+def _ssh(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab import fleet
+
+    command = fleet.ssh_command(_existing(options), options.node, options.words)
+    os.execvp(command[0], command)  # noqa: S606 - becomes ssh: its terminal, its signals, its exit status
+
+
+def _fault(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab import silicon_state
+
+    if options.list:
+        print(silicon_state.fault_list(), end="")  # noqa: T201
+        return ExitCode.OK
+    if not options.node or not (options.fault or options.heal):
+        raise UsageError("lab fault needs NODE FAULT, or NODE --heal", "gpuprov lab fault --list")
+    lab = _existing(options)
+    place = lab.node_place(lab.node(options.node))
+    if options.heal:
+        if options.parameters:
+            raise UsageError(
+                "--heal takes the name of a fault, without parameters", "gpuprov lab fault NODE --heal FAULT"
+            )
+        silicon_state.clear_fault(place, options.fault)
+        return ExitCode.OK
+    for text in options.parameters:
+        if "=" not in text:
+            raise UsageError(f"{text!r} is not KEY=VALUE", "gpuprov lab fault --list")
+    silicon_state.set_fault(place, options.fault, options.parameters)
+    return ExitCode.OK
+
+
+def _power(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab import fleet
+
+    fleet.power(options.lab, options.node, options.state == "on")
+    return ExitCode.OK
+
+
+def _down(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab import fleet
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    gone = fleet.down_all(say) if options.all else [options.lab] if fleet.down(options.lab, say) else []
+    print(f"removed: {', '.join(gone)}" if gone else "there was nothing to remove")  # noqa: T201
+    if options.purge:
+        fleet.purge()
+    return ExitCode.OK
+
+
+def _existing(options: argparse.Namespace) -> LabRecord:
+    from gpuprov_lab import record
+
+    return record.existing(options.lab)
+
+
+_VERBS = {"up": _up, "status": _status, "ssh": _ssh, "fault": _fault, "power": _power, "down": _down}
