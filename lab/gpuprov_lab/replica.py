@@ -1,12 +1,10 @@
 """A simulated machine in a folder, for one tool at a time.
 
-`python -m gpuprov_lab.replica FOLDER SKU DRIVER [ROCM]` makes it; its tools then run as
-`silicon/run.py TOOL …`, with the variables that are printed.
+Its tools run as `silicon/run.py TOOL …`, with the variables that `make` returns.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -19,13 +17,14 @@ from gpuprov_lab.places import SILICON
 
 _MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 _SPEED = "2000"
+_MAKE = 60.0  # seconds for each step of it
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _NCCL = "2.27.7"
 
 
 def make(folder: Path, sku: str, driver: str, rocm: str = "") -> Mapping[str, str]:
     """A healthy machine with its driver loaded, AMD's where `rocm` is a version; returns the environment that
-    its tools need."""
+    its tools need. Raises CalledProcessError with what the simulator says against these words."""
     state, root = folder / "state", folder / "root"
     environment = {"SILICON_STATE": str(state), "SILICON_ROOT": str(root), "TZ": "UTC"}
     if rocm:
@@ -69,9 +68,6 @@ def _files_of_amd(root: Path, driver: str, rocm: str) -> None:
 
 def _run(words: list[str], environment: Mapping[str, str]) -> None:
     argv = [sys.executable, "-I", "-S", str(SILICON / "run.py"), *words]
-    subprocess.run(argv, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, timeout=60, check=True)
-
-
-if __name__ == "__main__":
-    made = make(Path(sys.argv[1]), *sys.argv[2:5])
-    sys.stdout.write(json.dumps({**made, "run": str(SILICON / "run.py")}) + "\n")
+    subprocess.run(
+        argv, env={**os.environ, **environment}, capture_output=True, text=True, timeout=_MAKE, check=True
+    )

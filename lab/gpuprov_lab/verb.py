@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import ExitCode, UsageError
+from provision.errors import ExitCode, LabError, UsageError
+from provision.terminal import printable
 
 if TYPE_CHECKING:
     from gpuprov_lab.record import LabRecord
@@ -45,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     power = _verb(verbs, "power", "switch a node off or on")
     power.add_argument("node", metavar="NODE")
     power.add_argument("state", choices=["off", "on"])
+    compare = _verb(
+        verbs, "compare", "compare the output of real tools with what the simulated ones print", lab=False
+    )
+    compare.add_argument("folder", type=Path, metavar="DIR", help="folder that gpuprov selftest wrote")
+    compare.add_argument("--json", action="store_true", help="print JSON")
     down = _verb(verbs, "down", "remove the nodes and everything they created on this machine")
     down.add_argument("--all", action="store_true", help="remove every lab of this machine")
     down.add_argument(
@@ -52,11 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _verb(verbs: Any, name: str, summary: str) -> argparse.ArgumentParser:
+def _verb(verbs: Any, name: str, summary: str, *, lab: bool = True) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
     )
-    parser.add_argument("--lab", default="lab", metavar="NAME", help="name of the lab (default: lab)")
+    if lab:
+        parser.add_argument("--lab", default="lab", metavar="NAME", help="name of the lab (default: lab)")
     return parser
 
 
@@ -102,6 +109,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from gpuprov_lab.host import require_root
     from gpuprov_lab.spec import lab_name
 
+    if options.lab_verb == "compare":
+        return _compare(options)
     options.lab = lab_name(options.lab)
     if not (options.lab_verb == "fault" and options.list):
         require_root()
@@ -205,6 +214,22 @@ def _down(options: argparse.Namespace) -> ExitCode:
     print(f"removed: {', '.join(gone)}" if gone else "there was nothing to remove")  # noqa: T201
     if options.purge:
         fleet.purge()
+    return ExitCode.OK
+
+
+def _compare(options: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from gpuprov_lab import compare
+
+    shapes, why = compare.recorded(options.folder).compared()
+    if why:
+        raise LabError(f"{options.folder} cannot be compared: {why}")
+    if options.json:
+        print(json.dumps({"shapes": [asdict(shape) for shape in shapes]}, indent=2))  # noqa: T201
+        return ExitCode.OK
+    text = "\n".join(compare.lines(shapes))
+    print(printable(text, limit=200_000))  # noqa: T201 - the output of tools of another machine
     return ExitCode.OK
 
 

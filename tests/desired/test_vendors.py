@@ -268,7 +268,7 @@ PLACES = {
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
     "provision/report/bundle.py",  # its own log for a return
     "provision/desired/monitoring.py",  # which exporter is scraped
-    *(f"provision/validate/selftest/{name}.py" for name in ("amd", "changes", "compare")),
+    *(f"provision/validate/selftest/{name}.py" for name in ("amd", "changes")),
     *(f"provision/validate/selftest/{name}.py" for name in ("hold_memory", "run")),
     *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default
     "provision/node/observe/kernel.py",  # what an initramfs contains

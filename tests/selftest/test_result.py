@@ -21,7 +21,6 @@ from provision.validate.selftest.result import (
     Checked,
     Provoked,
     Result,
-    Shape,
     document,
     render,
     summary,
@@ -76,9 +75,9 @@ def test_verdict_and_exit_code(found: Result, verdict: Verdict, code: ExitCode) 
 
 
 def test_the_document_is_json_with_all_of_it() -> None:
-    found = result(shapes=[Shape("a/b", ("nvidia-smi",), same=True)], tools=[Tool("fio", "", "install it")])
+    found = result(tools=[Tool("fio", "", "install it")])
     written = json.loads(json.dumps(document(found)))
-    assert written["format"] == 1
+    assert written["format"] == 2
     assert written["checks"][0]["check"] == "gpu_burn"
     assert written["provocations"][0]["named"] == NAMED.named
     assert written["tools"] == [{"name": "fio", "path": "", "how": "install it"}]
@@ -103,7 +102,6 @@ def test_the_lines_of_the_terminal() -> None:
         driver="580.126.09",
         os="debian 13",
         kernel="6.12",
-        shapes=[Shape("a/b", (), same=True), Shape("a/c", (), same=False, only_here=["x"])],
     )
     assert summary(found, Path("/tmp/out")).splitlines() == [
         "2 of 3 checks and 1 of 3 conditions proven on gpu-01",
@@ -117,7 +115,6 @@ def test_the_lines_of_the_terminal() -> None:
         "found",
         "  fail versions gpu3: is slow",
         "NOT PUT BACK  clock lock of gpu7: it stays; run: nvidia-smi -i 7 -rgc",
-        "shapes   1 of 2 outputs as the simulator prints them",
         "page     /tmp/out/selftest.html",
         "json     /tmp/out/selftest.json",
         "archive  /tmp/out/archive.tar.gz",
@@ -128,12 +125,9 @@ def test_an_interrupted_and_a_stopped_one_say_so_first() -> None:
     lines = summary(result(interrupted=True), Path("/tmp/out")).splitlines()
     assert lines[0] == "interrupted: 1 of 1 checks and 1 of 1 conditions proven on gpu-01"
     assert lines[-1].endswith("(partial)")
-    assert not any(line.startswith("shapes") for line in lines), "nothing was compared"
     lines = summary(result(stopped="GPUs are in use: gpu0 by python"), Path("/tmp/out")).splitlines()
     assert lines[0].startswith("stopped: ")
     assert "  stopped: GPUs are in use: gpu0 by python" in lines
-    lines = summary(result(shapes_why="the SKU of these GPUs is not known"), Path("/tmp/out")).splitlines()
-    assert "shapes   the SKU of these GPUs is not known" in lines
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\"'&</pre></style>"
@@ -181,12 +175,6 @@ def whole() -> dict[str, Any]:
         checked("error", NOT_PROVEN, "why"),
         provocations=[NAMED, NOT_NAMED],
         changes=[replace(NAMED, state=NOT_POSSIBLE, why="x")],
-        shapes=[
-            Shape("a/b", ("x",), same=True),
-            Shape("a/c", ("x",), same=False, only_here=["l"], only_simulated=["m"]),
-            Shape("a/d", ("x",), same=False, why="it was cut"),
-        ],
-        shapes_why="no simulator",
         tools=[Tool("fio", "", "install it"), Tool("dcgmi", "/usr/bin/dcgmi")],
         gpus=[gpu],
         leftovers=["clock lock"],
@@ -213,7 +201,7 @@ def test_the_page_shows_what_was_found() -> None:
     text = "".join(render(whole()))
     for part in (
         "This selftest was interrupted", "Not put back:</b> clock lock", "and 2 more", "install it",
-        "1 only here, 1 only in the simulator", "it was cut", "serial numbers masked",
+        "serial numbers masked",
         "<code>--change-settings</code> was not given",
     ):  # fmt: skip
         assert part in text, part

@@ -94,17 +94,16 @@ class Bench:
         return {"outputs": outputs, "boot_id": self.module.boot_id()}
 
 
-def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
+def one(bench: Bench, check: str) -> tuple[Checked, CheckResult | None]:
     """One check, as far as this machine and the time left allow it."""
     summary = CHECKS[check].SUMMARY
     commands = bench.commands(check)
-    nothing = Raw(bench.node.node, check)
     if commands and (missing := bench.absent(check)):
         why = "; ".join(f"{tool.name} is not installed: {tool.how}" for tool in missing)
-        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
+        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), None
     left = bench.until - time.monotonic()
     if commands and left < _LEAST:
-        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=TIME_OVER), nothing, None
+        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=TIME_OVER), None
     held = [replace(command, deadline=min(command.deadline, left)) for command in commands]
     raw, result = bench.run(check, held)
     if check == gpu_burn.ID:
@@ -112,7 +111,7 @@ def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
     checked = _checked(check, summary, raw, result, left)
     if checked.state == NOT_TRIED and (absent := bench.absent(check)):
         checked = replace(checked, why=f"{checked.why}; {absent[0].name} is not installed: {absent[0].how}")
-    return checked, raw, result
+    return checked, result
 
 
 def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: float) -> Checked:

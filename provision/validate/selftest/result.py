@@ -15,7 +15,7 @@ from provision.terminal import printable
 from provision.text import one_line, spelled
 from provision.validate.selftest.machine import Tool
 
-FORMAT = 1
+FORMAT = 2  # 1 had the shapes of outputs beside the simulator's
 PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"  # stored in selftest.json
 NOT_TRIED = "not tried"  # a check that this machine gives no occasion for, or that nobody asked for
 
@@ -47,18 +47,6 @@ class Provoked:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One output beside the simulator's: the element paths, columns or lines that only one of them has."""
-
-    output: str
-    argv: Sequence[str]
-    same: bool
-    why: str = ""  # it could not be compared
-    only_here: Sequence[str] = ()
-    only_simulated: Sequence[str] = ()
-
-
 @dataclass
 class Result:
     """The whole selftest. `leftovers`: what could not be put back or ended, which a person has to do."""
@@ -80,8 +68,6 @@ class Result:
     provocations: list[Provoked] = field(default_factory=list)
     changes: list[Provoked] = field(default_factory=list)
     settings_asked: bool = False
-    shapes: list[Shape] = field(default_factory=list)
-    shapes_why: str = ""
     leftovers: list[str] = field(default_factory=list)
     serials_masked: bool = False
     archive: str = ""
@@ -195,10 +181,6 @@ def _lines(found: Result, output: Path) -> Iterator[str]:
         yield f"  {finding['verdict']} {check} {finding['device']}: {said}"
     for leftover in found.leftovers:
         yield f"NOT PUT BACK  {one_line(leftover, 400)}"
-    if found.shapes or found.shapes_why:
-        same = sum(one.same for one in found.shapes)
-        shapes = f"{same} of {len(found.shapes)} outputs as the simulator prints them"
-        yield f"shapes   {shapes if found.shapes else found.shapes_why}"
     yield f"page     {output / 'selftest.html'}"
     yield f"json     {output / 'selftest.json'}"
     yield f"archive  {output / found.archive}{' (partial)' if found.interrupted else ''}"

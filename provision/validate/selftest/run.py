@@ -1,4 +1,4 @@
-"""The steps of a selftest: observe, check, provoke, change (on request), compare.
+"""The steps of a selftest: observe, check, provoke, change (on request).
 
 What was found by then is kept, also when it is interrupted.
 """
@@ -12,20 +12,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from provision.checks import registry
-from provision.checks.check import Raw
 from provision.checks.gpu import gpu_inventory
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, UsageError
 from provision.terminal import Progress
 from provision.text import now
-from provision.validate.selftest import amd, changes, compare, machine, measure, provocations, result, signals
+from provision.validate.selftest import amd, changes, machine, measure, provocations, result, signals
 from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.measure import Archive, Bench
 from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
@@ -133,18 +132,13 @@ def _make(output: Path) -> list[Path]:
 def _course(settings: Settings, found: Result, archive: Archive, begun: float) -> None:
     asked = list(registry.of_nodes(registry.select("burnin")))
     conditions = 5 + (4 if settings.change_settings else 0)
-    with Progress("selftest", total=len(asked) + conditions + 1) as progress:
+    with Progress("selftest", total=len(asked) + conditions) as progress:
         progress.step("looking at this machine")
         bench = _bench(settings, found, archive, begun, asked, progress)
-        raws = list(_checks(bench, found, asked, progress))
+        _checks(bench, found, asked, progress)
         _provoke(bench, found, progress)
         if settings.change_settings:
             _change(bench, found, settings.output, progress)
-        progress.step("comparing the tools' output with the simulator's")
-        found.shapes, found.shapes_why = compare.compare(
-            raws, found.sku, found.driver, str(bench.node.facts.get("amdgpu.rocm") or "")
-        )
-        progress.done(f"shapes: {sum(one.same for one in found.shapes)} of {len(found.shapes)} as simulated")
 
 
 def _bench(
@@ -183,10 +177,10 @@ def _bench(
     return Bench(node, known, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
 
 
-def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -> Iterator[Raw]:
+def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -> None:
     for name in asked:
         progress.step(name)
-        checked, raw, judged = measure.one(bench, name)
+        checked, judged = measure.one(bench, name)
         found.checks.append(checked)
         if judged is not None and name == gpu_inventory.ID:
             found.gpus = [
@@ -194,7 +188,6 @@ def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -
             ]
             _refuse_used(judged, machine.SMI[bench.vendor])
         progress.done(f"{name}: {checked.verdict}{f' ({checked.why})' if checked.why else ''}")
-        yield raw
 
 
 def _refuse_used(inventory: CheckResult, smi: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuprov_lab import replica
+from gpuprov_lab import compare, replica
+from gpuprov_lab.compare import Output
 from gpuprov_lab.places import SILICON
-from provision.checks.check import Output, Raw
-from provision.validate.selftest import compare
+from provision.cli import main
+from provision.errors import ExitCode
 from tests.support.commands import ran
 
 SKU, DRIVER = "h100-sxm", "580.126.09"
@@ -28,18 +30,14 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Output]:
     def run(*argv: str) -> Output:
         words = [sys.executable, "-I", "-S", str(SILICON / "run.py"), *argv]
         done = ran(words, env=made, check=True)
-        return Output(argv[-1], argv, 0, done.stdout, "", 1.0)
+        return Output(f"gpu_inventory/{argv[-1]}", argv, done.stdout, 1.0)
 
     return run
 
 
-def raw(*outputs: Output) -> list[Raw]:
-    return [Raw("gpu-01", "gpu_inventory", outputs)]
-
-
 def test_the_simulators_own_output_is_the_same(printed: Callable[..., Output]) -> None:
     here = printed(*SMI)
-    shapes, why = compare.compare(raw(here, printed("nvidia-smi", "nvlink", "-s")), SKU, DRIVER)
+    shapes, why = compare.compare([here, printed("nvidia-smi", "nvlink", "-s")], SKU, DRIVER)
     assert why == ""
     assert [(one.output, one.same, one.why) for one in shapes] == [
         ("gpu_inventory/-x", True, ""),
@@ -47,7 +45,7 @@ def test_the_simulators_own_output_is_the_same(printed: Callable[..., Output]) -
     ]
     path = replace(here, argv=("/usr/bin/nvidia-smi", "-q", "-x"))
     odd = replace(here, stdout=here.stdout.replace("</fan_speed>", "</fan_speed><fans>2</fans>"))
-    shapes, _ = compare.compare(raw(path, odd), SKU, DRIVER)
+    shapes, _ = compare.compare([path, odd], SKU, DRIVER)
     assert [(one.same, one.only_here, one.only_simulated) for one in shapes] == [
         (True, [], []),
         (False, ["/nvidia_smi_log/gpu/fans"], []),
@@ -58,12 +56,12 @@ def test_an_output_that_cannot_be_compared_says_why(printed: Callable[..., Outpu
     whole = printed(*SMI)
     cases = {
         "it was cut off at the size limit on this machine": replace(whole, truncated=True),
-        "it did not end on this machine within 90 s": replace(whole, timed_out=True, rc=None, seconds=90.0),
+        "it did not end on this machine within 90 s": replace(whole, timed_out=True, seconds=90.0),
         "it printed nothing on this machine": replace(whole, stdout=" \n"),
         "the simulator printed nothing for this call": replace(whole, argv=("nvme", "no-such-verb")),
         "it is lines here, and XML in the simulator": replace(whole, stdout="NVRM: no"),
     }
-    shapes, _ = compare.compare(raw(*cases.values()), SKU, DRIVER)
+    shapes, _ = compare.compare(cases.values(), SKU, DRIVER)
     assert [one.why for one in shapes] == list(cases)
     assert not any(one.same or one.only_here or one.only_simulated for one in shapes)
 
@@ -71,19 +69,20 @@ def test_an_output_that_cannot_be_compared_says_why(printed: Callable[..., Outpu
 def test_a_sampler_is_ended_in_the_middle_of_a_line(printed: Callable[..., Output]) -> None:
     query = ("nvidia-smi", "--query-gpu=index,power.draw,pstate", "--format=csv,noheader,nounits")
     whole = printed(*query)
-    cut = replace(whole, stdout=whole.stdout + "0, 70", rc=-15, beside="gpu_burn")
+    cut = replace(whole, stdout=whole.stdout + "0, 70", beside="gpu_burn")
     silent = replace(cut, stdout="")
-    shapes, _ = compare.compare(raw(cut, silent), SKU, DRIVER)
+    shapes, _ = compare.compare([cut, silent], SKU, DRIVER)
     assert [(one.same, one.only_here) for one in shapes] == [(True, [])]
 
 
-def test_the_kernel_log_and_what_did_not_start_are_left_out() -> None:
+def test_the_kernel_log_what_did_not_start_and_what_names_a_file_are_left_out() -> None:
     outputs = [
-        Output("journal", ("journalctl", "-k"), 0, "x", "", 1.0),
-        Output("kernel_log_delta", ("dmesg",), 0, "x", "", 1.0),
-        Output("nvidia_smi", SMI, None, "", "", 0.0, not_started="nvidia-smi is not installed"),
+        Output("a/journal", ("journalctl", "-k"), "x"),
+        Output("a/kernel_log_delta", ("dmesg",), "x"),
+        Output("a/nvidia_smi", SMI, "", not_started="nvidia-smi is not installed"),
+        Output("a/fio", ("fio", "--filename=/etc/passwd"), "x"),
     ]
-    assert compare.compare(raw(*outputs), SKU, DRIVER) == ([], "")
+    assert compare.compare(outputs, SKU, DRIVER) == ([], "")
 
 
 def test_what_is_not_simulated_says_why() -> None:
@@ -98,21 +97,8 @@ def test_what_is_not_simulated_says_why() -> None:
 
 
 def test_a_simulator_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_MAKE", 0.01)
+    monkeypatch.setattr(replica, "_MAKE", 0.01)
     assert compare.compare([], SKU, DRIVER) == ([], "the simulated machine was not made within 0 s")
-
-
-def test_no_module_comes_from_the_folder_one_stands_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "provision").mkdir()
-    (tmp_path / "gpuprov_lab").mkdir()
-    for name in ("provision/__init__.py", "gpuprov_lab/__init__.py"):
-        (tmp_path / name).touch()
-    (tmp_path / "gpuprov_lab/replica.py").write_text("open('ran', 'w').close()\n")
-    monkeypatch.chdir(tmp_path)
-    assert compare.compare([], SKU, DRIVER) == ([], "")
-    assert not (tmp_path / "ran").exists()
 
 
 def test_nothing_of_the_simulated_machine_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +106,54 @@ def test_nothing_of_the_simulated_machine_stays(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tempfile.tempdir", None)
     compare.compare([], SKU, DRIVER)
     assert list(tmp_path.iterdir()) == []
+
+
+def write(folder: Path, smi: str, **more: object) -> Path:
+    """A selftest's folder with one output in it."""
+    (folder / "archive/checks").mkdir(parents=True)
+    document = {"sku": SKU, "driver": DRIVER, **more}
+    (folder / "selftest.json").write_text(json.dumps(document))
+    (folder / "archive/facts.json").write_text(json.dumps({"facts": {}}))
+    outputs = [{"name": "nvidia_smi", "argv": SMI, "stdout": smi}, {"name": "odd"}, "x"]
+    (folder / "archive/checks/gpu_inventory.json").write_text(json.dumps({"outputs": outputs}))
+    return folder
+
+
+def test_the_folder_of_a_selftest_is_compared(
+    printed: Callable[..., Output], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = printed(*SMI).stdout.replace("</fan_speed>", "</fan_speed><fans>2</fans>")
+    write(tmp_path, odd)
+    assert main(["lab", "compare", str(tmp_path)]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines() == [
+        "0 of 1 outputs have the shape of the simulated ones",
+        "gpu_inventory/nvidia_smi: nvidia-smi -q -x",
+        "  only here       /nvidia_smi_log/gpu/fans",
+    ]
+    assert main(["lab", "compare", str(tmp_path), "--json"]) == ExitCode.OK
+    (shape,) = json.loads(capsys.readouterr().out)["shapes"]
+    assert shape["only_here"] == ["/nvidia_smi_log/gpu/fans"]
+
+
+@pytest.mark.parametrize(
+    ("text", "about"),
+    [(None, "cannot be read: No such file"), ("{", "is no JSON"), ("[]", "is no document of a selftest")],
+)
+def test_another_folder_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, about: str
+) -> None:
+    if text is not None:
+        (tmp_path / "selftest.json").write_text(text)
+    assert main(["lab", "compare", str(tmp_path)]) == ExitCode.ERROR
+    said = capsys.readouterr().err.splitlines()
+    assert about in said[0]
+    assert said[1].startswith("  → give the folder")
+
+
+def test_a_machine_that_is_not_simulated_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "compare", str(write(tmp_path, "x", sku=""))]) == ExitCode.ERROR
+    assert capsys.readouterr().err == (
+        f"gpuprov: {tmp_path} cannot be compared: the SKU of these GPUs is not known\n"
+    )

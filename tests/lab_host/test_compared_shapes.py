@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.validate.selftest.compare import differences
+from gpuprov_lab.compare import differences
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 XML = (FIXTURES / "gpu_inventory/h100-v13.xml").read_text()

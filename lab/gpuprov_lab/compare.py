@@ -1,35 +1,128 @@
-"""Comparison of the tools' output with the simulator's for this SKU and driver, for information only.
+"""Comparison of what a real machine's tools printed with what the simulator prints for its SKU and driver.
 
-The simulator is a program of its own (`python -m gpuprov_lab.replica`), as the lab runs it on its nodes.
+A difference is no fault of the machine: it shows where the simulator is wrong.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree
 
-from provision import foreign_json, paths
-from provision.checks.check import Output, Raw
-from provision.validate.selftest.result import Shape
+from gpuprov_lab import replica
+from gpuprov_lab.places import SILICON
+from provision.errors import LabError
 
 _TOOLS = {"nvidia-smi", "gpu_burn", "gpu-burn", "nvbandwidth", "dcgmi", "fio", "nvme"}
 _TOOLS |= {"amd-smi", "all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf"}
 # `# nccl-tests version 2.18.3 nccl-headers=…` (since 2.17), and `nvbandwidth Version: v0.8`.
 _VERSION = re.compile(r"(?:nccl-tests version |nvbandwidth Version: v)(\d+(?:\.\d+){1,2})")
-_MAKE = 60.0  # seconds to make the simulated machine
 _SECONDS = 20.0  # of one tool
 _SAMPLED = 3.0  # of one that prints until it is ended
 
 
-def compare(raws: Iterable[Raw], sku: str, driver: str, rocm: str = "") -> tuple[list[Shape], str]:
+@dataclass(frozen=True)
+class Output:
+    """What one program printed, as the archive of a selftest has it. `beside`: it ran beside another, and was
+    ended with it."""
+
+    name: str
+    argv: Sequence[str]
+    stdout: str
+    seconds: float = 0.0
+    timed_out: bool = False
+    truncated: bool = False
+    not_started: str = ""
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One output beside the simulator's: the element paths, columns or lines that only one of them has."""
+
+    output: str
+    argv: Sequence[str]
+    same: bool
+    why: str = ""  # it could not be compared
+    only_here: Sequence[str] = ()
+    only_simulated: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A selftest's folder: what is compared. `rocm`: its version, of AMD's."""
+
+    outputs: Sequence[Output]
+    sku: str
+    driver: str
+    rocm: str = ""
+
+    def compared(self) -> tuple[list[Shape], str]:
+        return compare(self.outputs, self.sku, self.driver, self.rocm)
+
+
+def recorded(folder: Path) -> Recorded:
+    """Read the folder that `gpuprov selftest` wrote. Raises LabError."""
+    document = _document(folder / "selftest.json")
+    facts = _document(folder / "archive" / "facts.json").get("facts")
+    found: list[Output] = []
+    for path in sorted((folder / "archive" / "checks").glob("*.json")):
+        found += outputs(path.stem, _document(path))
+    rocm = facts.get("amdgpu.rocm") if isinstance(facts, dict) else None
+    return Recorded(found, str(document.get("sku") or ""), str(document.get("driver") or ""), str(rocm or ""))
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    fix = "give the folder that gpuprov selftest wrote, with its archive unpacked in it"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}", fix) from error
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{path} is no JSON: {error}", fix) from error
+    if not isinstance(found, dict):
+        raise LabError(f"{path} is no document of a selftest", fix)
+    return found
+
+
+def outputs(check: str, document: Mapping[str, Any]) -> Iterator[Output]:
+    """The outputs in a check's document, called CHECK/NAME; what is not one is left out."""
+    listed = document.get("outputs")
+    for one in listed if isinstance(listed, list) else ():
+        if not isinstance(one, dict) or not isinstance(one.get("argv"), list):
+            continue
+        seconds = one.get("seconds")
+        yield Output(
+            f"{check}/{one.get('name')}",
+            [str(word) for word in one["argv"]],
+            str(one.get("stdout") or ""),
+            seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
+            timed_out=bool(one.get("timed_out")),
+            truncated=bool(one.get("truncated")),
+            not_started=str(one.get("not_started") or ""),
+            beside=str(one.get("beside") or ""),
+        )
+
+
+def lines(shapes: Sequence[Shape]) -> Iterator[str]:
+    """What people read of it."""
+    yield f"{sum(one.same for one in shapes)} of {len(shapes)} outputs have the shape of the simulated ones"
+    for one in shapes:
+        if not one.same:
+            yield f"{one.output}: {one.why or ' '.join(one.argv)}"
+            yield from (f"  only here       {part}" for part in one.only_here)
+            yield from (f"  only simulated  {part}" for part in one.only_simulated)
+
+
+def compare(recorded: Iterable[Output], sku: str, driver: str, rocm: str = "") -> tuple[list[Shape], str]:
     """The differences of each output; and why there are none to be had. `rocm`: its version, of AMD's."""
     if not sku:
         return [], "the SKU of these GPUs is not known"
@@ -37,42 +130,28 @@ def compare(raws: Iterable[Raw], sku: str, driver: str, rocm: str = "") -> tuple
         return [], "the version of the loaded driver is not known"
     with tempfile.TemporaryDirectory(prefix="gpuprov-simulated-") as folder:
         simulated, why = _simulated(Path(folder), sku, driver, rocm)
-        if why:
-            return [], why
-        shapes = [
-            _one(f"{raw.check}/{output.name}", output, simulated)
-            for raw in raws
-            for output in raw.outputs
-            if _comparable(output)
-        ]
-    return shapes, ""
+        return ([] if why else [_one(output, simulated) for output in recorded if _comparable(output)]), why
 
 
 def _comparable(output: Output) -> bool:
     if not output.argv or PurePosixPath(output.argv[0]).name not in _TOOLS or output.not_started:
         return False
+    if any("/" in word for word in output.argv[1:]):  # the simulated tool would read or write that file here
+        return False
     return bool(output.stdout.strip()) or not output.beside  # a sampler may be ended before its first line
 
 
 def _simulated(folder: Path, sku: str, driver: str, rocm: str) -> tuple[Mapping[str, str], str]:
-    # -P: `python -m` takes modules from the folder it is started in, and root starts it in anybody's.
-    argv = [sys.executable, "-P", "-m", "gpuprov_lab.replica", str(folder), sku, driver, rocm]
-    package = str(paths.PACKAGE.parent)
-    environment = {**os.environ, "PYTHONPATH": package}
     try:
-        done = subprocess.run(
-            argv, env=environment, capture_output=True, text=True, timeout=_MAKE, check=True
-        )
-        found: Mapping[str, str] = foreign_json.read(done.stdout)
-    except subprocess.TimeoutExpired:
-        return {}, f"the simulated machine was not made within {_MAKE:.0f} s"
+        return replica.make(folder, sku, driver, rocm), ""
+    except subprocess.TimeoutExpired as late:
+        return {}, f"the simulated machine was not made within {late.timeout:.0f} s"
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
         said = next((line.partition("error: ")[2] for line in lines if "error: " in line), lines[-1])
         return {}, f"there is no simulator for SKU {sku} with driver {driver}: {said[:200]}"
     except (OSError, ValueError) as error:
         return {}, f"the simulated machine could not be made: {error}"
-    return found, ""
 
 
 def _release(printed: str) -> dict[str, str]:
@@ -81,7 +160,8 @@ def _release(printed: str) -> dict[str, str]:
     return {"SILICON_VERSION": found[1]} if found else {}
 
 
-def _one(name: str, output: Output, simulated: Mapping[str, str]) -> Shape:
+def _one(output: Output, simulated: Mapping[str, str]) -> Shape:
+    name = output.name
     if why := _not_whole(output):
         return Shape(name, output.argv, same=False, why=why)
     printed = _printed(output, simulated)
@@ -110,14 +190,13 @@ def _not_whole(output: Output) -> str:
 def _printed(output: Output, simulated: Mapping[str, str]) -> str:
     """What the simulated tool prints for the same call; empty when it cannot be run."""
     tool = PurePosixPath(output.argv[0]).name
-    argv = [sys.executable, "-I", "-S", simulated["run"], tool, *output.argv[1:]]
-    own = {key: value for key, value in simulated.items() if key != "run"}
+    argv = [sys.executable, "-I", "-S", str(SILICON / "run.py"), tool, *output.argv[1:]]
     folder = Path(simulated["SILICON_ROOT"]) / "usr/share/gpu-burn"
     try:
         done = subprocess.run(
             argv,
             cwd=folder,
-            env={**os.environ, **own, **_release(output.stdout)},
+            env={**os.environ, **simulated, **_release(output.stdout)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SAMPLED if output.beside else _SECONDS,
@@ -180,7 +259,7 @@ def form(text: str) -> Form:
             if found.kind == "XML":
                 walked = _xml(ElementTree.fromstring(text[at:end]), found)  # noqa: S314 - expat since 2.4.1 bounds entities
             else:
-                walked = _json(foreign_json.read(text[at:end]), found)
+                walked = _json(json.loads(text[at:end]), found)
             found.parts = _distinct([*around, *walked])
         except (ElementTree.ParseError, ValueError, RecursionError):
             pass
