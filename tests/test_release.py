@@ -23,6 +23,11 @@ path = "provision/__init__.py"
 [tool.hatch.build.targets.wheel]
 packages = ["provision"]
 """
+OF_THE_LAB = (
+    PYPROJECT.replace('"gpuprov"', '"gpuprov-lab"')
+    .replace('path = "', 'path = "../')
+    .replace('["provision"]', '["gpuprov_lab"]')
+)
 CHANGELOG = """\
 # Changelog
 
@@ -50,6 +55,8 @@ def project(tmp_path: Path) -> Path:
         "pyproject.toml": PYPROJECT,
         "CHANGELOG.md": CHANGELOG,
         "provision/__init__.py": '"""A project."""\n\n__version__ = "0.1.0"\n',
+        "lab/pyproject.toml": OF_THE_LAB,
+        "lab/gpuprov_lab/__init__.py": "",
         ".gitignore": "/dist/\n",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +144,8 @@ def test_a_release_is_built_committed_and_tagged(project: Path) -> None:
     assert {file.name for file in (project / "dist").iterdir()} == {
         "gpuprov-0.2.0-py3-none-any.whl",
         "gpuprov-0.2.0.tar.gz",
+        "gpuprov_lab-0.2.0-py3-none-any.whl",
+        "gpuprov_lab-0.2.0.tar.gz",
     }
     assert '__version__ = "0.2.0"' in git(project, "show", "v0.2.0:provision/__init__.py")
     assert "- Something." in git(project, "tag", "--list", "--format=%(contents)", "v0.2.0")

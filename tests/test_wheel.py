@@ -1,7 +1,8 @@
-"""The built wheel carries playbooks, roles, data and node programs, and runs from an empty folder."""
+"""The built wheels carry all that they need, gpuprov's nothing of the lab, and run from an empty folder."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import venv
@@ -13,16 +14,26 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def built(project: Path, folder: Path) -> Path:
+    """The wheel of the distribution in that folder."""
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(project)],
         check=True,
         capture_output=True,
         timeout=120,
     )
-    return next(folder.glob("gpuprov-*.whl"))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel_of_the_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT / "lab", tmp_path_factory.mktemp("lab"))
 
 
 def below(*parts: str) -> set[str]:
@@ -41,16 +52,35 @@ def test_everything_a_run_needs_is_inside(wheel: Path) -> None:
     assert {f"provision/_packed/{name}" for name in packed} <= inside
 
 
+def test_nothing_of_the_lab_is_inside(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    of_the_lab = {path.name for path in (ROOT / "lab/gpuprov_lab/silicon").iterdir()} - {"__pycache__"}
+    assert {"nvidia_smi", "gpu_burn.py", "run.py"} <= of_the_lab
+    assert [
+        name for name in archive.namelist() if re.search(r"(^|/)(gpuprov_lab|lab|silicon)(/|$)", name)
+    ] == []
+    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    assert "Requires-Dist: gpuprov-lab; extra == 'lab'" in archive.read(metadata).decode()
+
+
+def test_everything_a_lab_needs_is_inside(wheel_of_the_lab: Path) -> None:
+    inside = set(zipfile.ZipFile(wheel_of_the_lab).namelist())
+    needed = {name.removeprefix("lab/") for name in below("lab/gpuprov_lab")}
+    assert {"gpuprov_lab/py.typed", "gpuprov_lab/fixtures/driver.yml"} < needed <= inside
+    assert {name.partition("/")[0] for name in inside if ".dist-info/" not in name} == {"gpuprov_lab"}
+    (license_,) = (name for name in inside if name.endswith(".dist-info/licenses/LICENSE"))
+    assert zipfile.ZipFile(wheel_of_the_lab).read(license_) == (ROOT / "LICENSE").read_bytes()
+
+
 @pytest.mark.timeout(400)
-def test_it_runs_from_an_empty_folder_in_a_new_environment(wheel: Path, tmp_path: Path) -> None:
+def test_it_runs_from_an_empty_folder_in_a_new_environment(
+    wheel: Path, wheel_of_the_lab: Path, tmp_path: Path
+) -> None:
     environment = tmp_path / "env"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", str(wheel)],
-        check=True,
-        timeout=360,
-    )
+    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*install, str(wheel)], check=True, timeout=360)
     empty = tmp_path / "empty"
     empty.mkdir()
 
@@ -73,3 +103,25 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(wheel: Path, tmp_path
     # The packed roles are found: an unknown role variable is told from a known one.
     refused = gpuprov("plan", "--set", "nvidia_driver_versoin=1")
     assert "nvidia_driver_version" in refused.stderr, refused.stderr
+
+    assert gpuprov("--help").returncode == 0
+    without = gpuprov("lab", "up", "--nodes", "3")
+    assert (without.returncode, without.stderr.splitlines()) == (
+        1,
+        [
+            "gpuprov: gpuprov lab comes with gpuprov-lab, which is not installed",
+            "  → in a checkout of gpuprov: pip install ./lab",
+        ],
+    )
+    assert gpuprov("--print-completion", "bash").returncode == 0
+    places = ["--no-index", "--find-links", str(wheel.parent), "--find-links", str(wheel_of_the_lab.parent)]
+    subprocess.run([*install, *places, "gpuprov[lab]"], check=True, timeout=100)
+    assert "burn_errors" in gpuprov("lab", "fault", "--list").stdout
+    program = (
+        "import sys, pathlib\n"
+        "from gpuprov_lab import packages, places, replica\n"
+        "assert len(packages.read_packages(places.PACKAGES, '6.12')['cuda']) > 50\n"
+        "replica.make(pathlib.Path(sys.argv[1]), 'h100-sxm', '580.126.09')\n"
+    )
+    subprocess.run([python, "-c", program, tmp_path / "machine"], check=True, timeout=100)
+    assert (tmp_path / "machine/state/state.json").is_file()

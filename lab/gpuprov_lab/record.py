@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 from gpuprov_lab import network
 from gpuprov_lab.places import STATE, LabPlace, NodePlace, make_root_only
 from gpuprov_lab.spec import NodeSpec
-from provision import atomic_file
 from provision.errors import LabError
 
 VERSION = 1
@@ -84,7 +84,12 @@ class LabRecord:
         make_root_only(STATE)
         make_root_only(self.place.folder)
         text = json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"
-        atomic_file.write(self.place.record, text)
+        beside = self.place.record.with_suffix(".new")
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.place.record)
 
 
 def load(name: str) -> LabRecord | None:

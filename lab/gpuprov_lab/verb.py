@@ -120,7 +120,6 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _up(options: argparse.Namespace) -> ExitCode:
     from gpuprov_lab import fleet
     from gpuprov_lab.spec import wanted_nodes
-    from provision.node_names import fold
     from provision.terminal import Progress
 
     if options.seed is not None and options.seed < 1:
@@ -138,7 +137,8 @@ def _up(options: argparse.Namespace) -> ExitCode:
             speed=options.speed,
             fresh=options.fresh,
         )
-    print(f"up: {fold(node.name for node in lab.nodes)}; the inventory is {options.inventory}")  # noqa: T201
+    names = ", ".join(node.name for node in lab.nodes)
+    print(f"up: {names}; the inventory is {options.inventory}")  # noqa: T201
     return ExitCode.OK
 
 
