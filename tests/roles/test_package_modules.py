@@ -68,13 +68,28 @@ def node(tmp_path: Path) -> Node:
 WHOLE = "nvidia-driver-cuda installed 580.126.09-1\nlibnccl2 installed 2.29.7-1+cuda12.9\n"
 
 
-def test_what_is_installed_as_wanted_is_not_looked_up(node: Node) -> None:
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"nvidia-driver-cuda": "580.126.09", "libnccl2": ""},
+        ["libnccl2", {"nvidia-driver-cuda": "580.126.09"}],
+        ["nvidia-driver-cuda", {}, {"nvidia-driver-cuda": "580.126.09"}, "libnccl2"],  # the last one counts
+    ],
+)
+def test_what_is_installed_as_wanted_is_not_looked_up(node: Node, wanted: Any) -> None:
     node.says("dpkg-query", WHOLE)
-    wanted = {"nvidia-driver-cuda": "580.126.09", "libnccl2": ""}
     answer = node.offered(packages=wanted)
     assert answer["satisfied"] is True
     assert answer["versions"] == {"nvidia-driver-cuda": "580.126.09-1", "libnccl2": "2.29.7-1+cuda12.9"}
     assert not [line for line in node.ran() if line.startswith("apt")]
+
+
+def test_a_version_counts_in_a_list_and_what_is_no_name_is_refused(node: Node) -> None:
+    assert (
+        "nvidia-driver-cuda 1 is not offered" in node.offered(packages=[{"nvidia-driver-cuda": "1"}])["msg"]
+    )
+    for wrong in ([["libnccl2"]], [""], None):
+        assert "is neither a package's name nor a mapping" in node.offered(packages=wrong)["msg"]
 
 
 @pytest.mark.parametrize("state", ["half-configured", "unpacked", "config-files"])

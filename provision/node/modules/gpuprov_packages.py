@@ -18,12 +18,13 @@ description:
 options:
   packages:
     description:
-      - Package name to wanted version. A version without distribution revision (C(580.126.09)) matches any
-        revision of it; one that ends in C(.*) (C(580.*)) any that begins so, or is that; one that begins with
-        C(*.) (C(*.70203)) any that ends so; an empty one matches all.
+      - Names, and mappings of a name to the wanted version; or one such mapping.
+      - A version without distribution revision (C(580.126.09)) matches any revision of it; one that ends in
+        C(.*) (C(580.*)) any that begins so, or is that; one that begins with C(*.) (C(*.70203)) any that ends
+        so; an empty one, or none, matches all.
       - Of several names with C(|) between them, the first that is there or offered in that version is meant.
-    type: dict
-    default: {}
+    type: raw
+    default: []
   state:
     description:
       - V(present) installs and V(absent) removes the packages; V(asked) only fails where V(present) would;
@@ -738,10 +739,21 @@ def hold(module, manager, names, held, missing_is_wrong):
     return marked
 
 
+def versions_of(module, packages):
+    """{name: wanted version} of names and mappings; what comes later counts."""
+    found = {}
+    for item in packages if isinstance(packages, list) else [packages]:
+        if item == "" or not isinstance(item, (str, dict)):
+            said = "packages: {0!r} is neither a package's name nor a mapping of names to versions"
+            module.fail_json(msg=said.format(item))
+        found.update(item if isinstance(item, dict) else {item: ""})
+    return found
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
-            "packages": {"type": "dict", "default": {}},
+            "packages": {"type": "raw", "default": []},
             "state": {"type": "str", "choices": ["present", "absent", "asked", "held"], "default": "present"},
             "held": {"type": "bool"},
             "patterns": {"type": "list", "elements": "str", "default": []},
@@ -764,7 +776,8 @@ def main():
     )
     options, state = module.params, module.params["state"]
     manager = Dnf(module) if family() == "redhat" else Apt(module)
-    wanted = [(tuple(key.split("|")), str(version or "")) for key, version in options["packages"].items()]
+    versions = versions_of(module, options["packages"])
+    wanted = [(tuple(key.split("|")), str(version or "")) for key, version in versions.items()]
     if options["refresh"] and not module.check_mode:
         manager.refresh(strict=True)
     answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
