@@ -261,8 +261,6 @@ ASKED_OTHERWISE = {
     "roles/amdgpu_driver/tasks/incomplete.yml: Build what DKMS has not built for the kernel that will boot",
     "roles/amdgpu_driver/tasks/incomplete.yml: Install again what is incomplete",
     "roles/nvidia_driver/tasks/incomplete.yml: Build what DKMS has not built for the kernel that will boot",
-    # What is stopped is removed right after, whether it could be stopped or not; expectations see to that.
-    "roles/node_facts/tasks/remove.yml: Stop the units of {{ role_name }}",
     # `up --remove` looks whether it is loaded, and reboots where it is.
     "roles/gpudirect_rdma/tasks/remove.yml: Unload nvidia-peermem",
     # It fails where nothing runs any more. What still ran would keep its user from being removed.

@@ -391,3 +391,75 @@ def test_a_lock_of_apt_that_is_never_let_go_is_named(node: Node) -> None:
     )
     answer = node.install(packages={"libnccl2": ""}, lock_timeout=0)
     assert "another program has held its lock for 0 s: E: Could not get lock" in answer["msg"]
+
+
+# Of apt-get --simulate --auto-remove purge, and of autoremove alone (apt 3.0 of Debian 13).
+ALONG = """\
+Reading package lists...
+Purg nvidia-container-toolkit [1.19.1-1]
+Remv libnvidia-ml1 [580.126.09-1] [nvidia-driver-cuda:amd64 ]
+Purg libunrelated [1-1]
+Purg nvidia-driver-cuda [580.126.09-1]
+"""
+ANYWAY = "Reading package lists...\nRemv libunrelated [1-1]\n"
+SIMULATE = "apt-get --simulate -o APT::AutoRemove::SuggestsImportant=0"
+
+
+def removable(node: Node, manual: str = "") -> None:
+    for name, text in (("along", ALONG), ("anyway", ANYWAY), ("units", "a.service enabled enabled\n")):
+        (node.folder / name).write_text(text)
+    purge, anyway = f"cat {node.folder}/along", f"cat {node.folder}/anyway"
+    node.program("apt-get", f"case \"$*\" in *' purge '*) {purge} ;; *' autoremove') {anyway} ;; esac")
+    node.says("apt-mark", manual)
+    node.program(
+        "systemctl", f'test "$1" != list-unit-files || cat {node.folder}/units; test "$1" != disable'
+    )
+
+
+GONE: dict[str, Any] = {"packages": ["nvidia-driver-.*", "libcuda"], "state": "gone", "purge": True}
+OF_ROLE: dict[str, Any] = {**GONE, "units": ["a.service", "b.service"], "title": "the role x"}
+
+
+def test_what_came_along_goes_too_and_nothing_that_was_superfluous_before(node: Node) -> None:
+    removable(node)
+    answer = node.install(**OF_ROLE)
+    assert (answer["changed"], answer["gone"]) == (True, ["nvidia-driver-cuda"])
+    going = "libnvidia-ml1 nvidia-container-toolkit nvidia-driver-cuda"
+    assert node.ran("apt-get")[-1] == f"{APT} --purge remove {going}"
+    assert node.ran("systemctl") == [
+        "systemctl list-unit-files --plain --no-legend a.service b.service",
+        "systemctl disable --now a.service",
+    ]
+
+
+def test_check_mode_takes_and_stops_nothing(node: Node) -> None:
+    removable(node)
+    assert node.install(True, **OF_ROLE)["gone"] == ["nvidia-driver-cuda"]
+    assert [line for line in node.ran("apt-get") if not line.startswith(SIMULATE)] == []
+    assert not [line for line in node.ran("systemctl") if "disable" in line]
+
+
+@pytest.mark.parametrize(
+    ("manual", "keep"),
+    [("libnvidia-ml1\nbash\n", []), ("", ["libnvidia-ml1"])],
+    ids=["asked for", "another role's"],
+)
+def test_a_removal_that_somebody_would_lose_by_is_refused_before_anything(
+    node: Node, manual: str, keep: list[str]
+) -> None:
+    removable(node, manual)
+    answer = node.install(**OF_ROLE, keep=keep, advice="Remove that first.")
+    assert answer["msg"] == (
+        "Removing the role x would also remove libnvidia-ml1, which did not come with it and cannot be "
+        "without it. Remove that first."
+    )
+    assert (
+        [line for line in node.ran("apt-get") if not line.startswith(SIMULATE)] == node.ran("systemctl") == []
+    )
+
+
+def test_what_is_kept_or_not_there_is_no_reason_to_ask(node: Node) -> None:
+    removable(node)
+    answer = node.install(**GONE, keep=["nvidia-driver-cuda"])
+    assert (answer["changed"], answer["gone"], node.ran("apt-get")) == (False, [], [])
+    assert node.install(packages=[], state="gone", units=["a.service"])["changed"] is True

@@ -331,3 +331,38 @@ def test_a_lock_that_is_never_let_go_is_named(node: Node) -> None:
     answer = node.run(packages={"libnccl": ""}, lock_timeout=0)
     assert answer["failed"] is True
     assert "another program has held its lock for 0 s" in answer["msg"]
+
+
+def erasing(node: Node, needed: str = "", wanted: str = "bash\n") -> None:
+    (node.folder / "all").write_text(INSTALLED)
+    script = f"""
+case "$*" in
+*--test*) echo '{needed}' >&2; exit 1 ;;
+-qa) test -e {node.folder}/gone || echo nvlsm-2025.10.14-1.x86_64; echo libnvidia-ml-580-1.el9.x86_64 ;;
+*) cat {node.folder}/all ;;
+esac"""
+    node.program("rpm", script)
+    done = f'case "$*" in *repoquery*) echo "{wanted}" ;; *" remove "*) touch {node.folder}/gone ;; esac'
+    node.program("dnf", done)
+
+
+def test_a_removal_forgets_the_locks_of_what_it_took(node: Node) -> None:
+    erasing(node)
+    node.file(
+        "/etc/dnf/plugins/versionlock.list",
+        LOCKS + "nvlsm-0:2025.10.14-1.*\nlibnvidia-ml-3:580.126.09-1.el9.*\n",
+    )
+    answer = node.run(packages=["nvidia-driver-.*"], state="gone", autoremove=True, title="the role x")
+    assert (answer["gone"], answer["removed"]) == (["nvidia-driver-cuda"], ["nvlsm-2025.10.14-1.x86_64"])
+    own, nvlsm = "nvidia-driver-cuda-3:580.126.09-1.el9.*", "nvlsm-0:2025.10.14-1.*"
+    remove = "dnf --quiet --setopt=exit_on_lock=True --assumeyes remove nvidia-driver-cuda"
+    # The second time it is in the list still: this dnf writes none.
+    assert node.ran("dnf")[1:] == [f"{DELETE} {own}", remove, f"{DELETE} {own} {nvlsm}"]
+
+
+def test_what_needs_a_package_and_was_asked_for_forbids_its_removal(node: Node) -> None:
+    needed = "error: Failed dependencies:\n\tnvidia-driver-cuda is needed by (installed) my-tool-1.2-3.x86_64"
+    erasing(node, needed.replace("\n", "\\n").replace("\t", "\\t"), "my-tool")
+    answer = node.run(packages=["nvidia-driver-cuda"], state="gone", title="the role x")
+    assert "Removing the role x would also remove my-tool, which did not come with it" in answer["msg"]
+    assert not [line for line in node.ran("dnf") if " remove " in line]

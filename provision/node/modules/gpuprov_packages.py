@@ -29,8 +29,10 @@ options:
     description:
       - V(present) installs and V(absent) removes the packages; V(asked) only fails where V(present) would;
         V(held) only holds them or lets them go.
+      - V(gone) removes all whose names match O(packages), here regular expressions, with what came along and
+        nothing else needs; it fails before it has changed anything where that would take what somebody wants.
     type: str
-    choices: [present, absent, asked, held]
+    choices: [present, absent, asked, held, gone]
     default: present
   held:
     description:
@@ -105,6 +107,16 @@ options:
     description: Whether dnf also removes what the packages had brought and nobody else needs (V(absent)).
     type: bool
     default: false
+  keep:
+    description: Packages that others want as well and that stay (V(gone)).
+    type: list
+    elements: str
+    default: []
+  units:
+    description: Units that are stopped and disabled, where there are such, before the packages go (V(gone)).
+    type: list
+    elements: str
+    default: []
   refresh:
     description:
       - Whether the lists are refreshed before anything else (not in check mode), which counts as a change. A
@@ -162,6 +174,10 @@ restored:
   type: list
 removed:
   description: What dnf took away, with version (C(name-version-release.arch)).
+  returned: success
+  type: list
+gone:
+  description: Names of the packages that matched and were removed (or would be, in check mode; V(gone)).
   returned: success
   type: list
 marked:
@@ -369,12 +385,25 @@ class Apt(Manager):
             self.must(*self.command(*(["--purge"] if self.options["purge"] else []), "remove", *names))
         return True
 
+    def brought(self, names):
+        """What would go with these packages, what of that has to be named, and what somebody asked for."""
+        # apt removes whatever depends on a package, and autoremove what the packages have nothing to do with.
+        # Being suggested by another package is no reason to stay.
+        trial = ("apt-get", "--simulate", "-o", "APT::AutoRemove::SuggestsImportant=0")
+        purge = self.must(*trial, "-o", "APT::Ignore-Hold=1", "--auto-remove", "purge", *names)
+        going = set(re.findall("(?m)^(?:Remv|Purg) ([^ :]+)", purge))
+        anyway = set(re.findall("(?m)^Remv ([^ :]+)", self.must(*trial, "autoremove")))
+        return going, going - anyway, self.must("apt-mark", "showmanual").split()
+
     def make_room(self, others, specs):
         """Packages may share files without saying that they cannot be there together."""
         if specs and not self.module.check_mode:
             command = self.installing(specs)
             self.must(command[0], "--download-only", *command[1:])
         return self.remove(others)
+
+    def forget(self, names):
+        """dpkg forgets the mark of a package that it removes."""
 
     def let_go_before(self, names, named):
         """apt moves a held package when it is named."""
@@ -490,8 +519,20 @@ class Dnf(Manager):
     def remove(self, names):
         return self.change("remove", *([] if self.options["autoremove"] else ["--noautoremove"]), *names)
 
+    def brought(self, names):
+        """What needs these packages, nothing to be named, and what somebody asked for."""
+        _code, _out, error = self.run("rpm", "--erase", "--test", *names)
+        needing = set(re.findall("(?m)is needed by [(]installed[)] (.+)-[^-]+-[^-]+$", error))
+        asked = ("repoquery", "--userinstalled", "--queryformat", "%{name}\n")
+        return needing, set(), self.run("dnf", "--quiet", "--cacheonly", *asked)[1].split()
+
     def make_room(self, _others, _specs):
         return False
+
+    def forget(self, names):
+        """dnf keeps the lock of a package that is gone, and would not install another version of it."""
+        self.locks = read_locks()
+        self.mark(False, {*names, *(re.sub("-[^-]+-[^-]+$", "", spec) for spec in self.removed)})
 
     def let_go_before(self, names, _named):
         """A lock keeps dnf from what it is told, too."""
@@ -697,6 +738,39 @@ def remove(module, manager, packages):
     return manager.remove(there)
 
 
+def take_away(module, manager, patterns):
+    """Remove what matches, with what came along. Returns (changed, names that matched)."""
+    there = manager.status()
+    names = [name for name in there if any(re.match("(?:{0})$".format(each), name) for each in patterns)]
+    names = sorted(set(names) - set(module.params["keep"]))
+    going, along, wanted = manager.brought(names) if names else (set(), set(), [])
+    losing = sorted((going - set(names)) & {*wanted, *module.params["keep"]})
+    if losing:
+        said = "Removing {0} would also remove {1}, which did not come with it and cannot be without it. {2}"
+        title, advice = module.params["title"], module.params["advice"]
+        module.fail_json(msg=said.format(title, ", ".join(losing), advice).strip())
+    stopped = stop(module, module.params["units"])
+    if names:
+        loose = manager.let_go_before([name for name in names if there[name][0]], names)
+        if not module.check_mode and loose:
+            manager.mark(False, loose)
+        manager.remove(sorted(along | set(names)))
+        if not module.check_mode:
+            manager.forget(names)
+    return bool(names) or stopped, names
+
+
+def stop(module, units):
+    """Stop and disable those units that there are. Returns whether there are any."""
+    command = ["systemctl", "list-unit-files", "--plain", "--no-legend", *units]
+    lines = module.run_command(command)[1].splitlines() if units else []
+    known = [line.split()[0] for line in lines if line.strip()]
+    if known and not module.check_mode:
+        # One that systemd cannot read cannot be stopped, and is removed all the same.
+        module.run_command(["systemctl", "disable", "--now", *known])
+    return bool(known)
+
+
 def hold_again(manager, names):
     """apt forgets the mark of a package that it moves, and dnf's names a version. Returns those it marked."""
     status = manager.status()
@@ -754,7 +828,11 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "packages": {"type": "raw", "default": []},
-            "state": {"type": "str", "choices": ["present", "absent", "asked", "held"], "default": "present"},
+            "state": {
+                "type": "str",
+                "choices": ["present", "absent", "asked", "held", "gone"],
+                "default": "present",
+            },
             "held": {"type": "bool"},
             "patterns": {"type": "list", "elements": "str", "default": []},
             "version": {"type": "str", "default": ""},
@@ -769,6 +847,8 @@ def main():
             "untouched": {"type": "list", "elements": "str", "default": []},
             "purge": {"type": "bool", "default": False},
             "autoremove": {"type": "bool", "default": False},
+            "keep": {"type": "list", "elements": "str", "default": []},
+            "units": {"type": "list", "elements": "str", "default": []},
             "refresh": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
         },
@@ -781,7 +861,7 @@ def main():
     if options["refresh"] and not module.check_mode:
         manager.refresh(strict=True)
     answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
-    moved, restored, marked = False, [], []
+    moved, restored, marked, gone = False, [], [], []
     if state == "asked":
         refuse(module, answer)
     if state == "present":
@@ -792,6 +872,8 @@ def main():
             marked = hold_again(manager, before)
     elif state == "absent":
         moved = remove(module, manager, [name for names, _ in wanted for name in names])
+    elif state == "gone":
+        moved, gone = take_away(module, manager, versions)
     if options["held"] is not None and state in ("present", "held"):
         right = answer.get("versions", {})
         names = sorted(([name for name in names if name in right] + list(names))[0] for names, _ in wanted)
@@ -802,6 +884,7 @@ def main():
         restored=restored,
         marked=marked,
         removed=manager.removed,
+        gone=gone,
         **answer,
     )
 
