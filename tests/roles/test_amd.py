@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import jinja2
 import pytest
 
-from provision import yamlfile
 from provision.desired.expectations import renderer_for
 from provision.desired.role import all_roles
 from provision.node.modules import gpuprov_packages
@@ -187,43 +185,6 @@ def test_module_options_are_one_line_each() -> None:
     assert text.splitlines()[1:] == ["options amdgpu audio=0", "options amdgpu gpu_recovery=1"]
 
 
-def refusal(role: str, known: dict[str, Any], node: dict[str, Any]) -> str:
-    """What a role's preflight says, as a play without gpuprov hears it."""
-    tasks = yamlfile.load(all_roles()[role].path / "tasks" / "preflight.yml")
-    (task,) = (task for task in tasks if task["name"] == "Refuse what cannot work")
-    environment = jinja2.Environment()  # noqa: S701 - no HTML
-    environment.filters["intersect"] = lambda one, other: [each for each in one if each in other]
-    environment.tests["match"] = lambda text, pattern: re.match(pattern, str(text)) is not None
-    releases = {f"__{role}_releases": [f"{node['os']['id']} {node['os']['version_id']}"]}
-    values = {**releases, "gpuprov_node": node, **known}
-    said: str = environment.from_string(task["vars"][f"__{role}_refused"]).render(values)
-    return " ".join(said.split())
-
-
-@pytest.mark.parametrize(
-    ("gpu", "declared", "words"),
-    [
-        ({}, {}, ""),
-        ({"vendor": None, "count": 0}, {}, "No AMD Instinct GPU"),
-        ({"vendor": None, "count": 0}, {"amdgpu_driver_require_gpu": False}, ""),
-        ({"vendor": "nvidia", "pci_ids": ["10de:2330"]}, {}, "are not, or not all, AMD's"),
-        ({"vendor": "mixed", "pci_ids": ["10de:2330", "1002:74a1"]}, {}, "are not, or not all, AMD's"),
-        ({}, {"amdgpu_driver_version": "newest"}, "release as AMD's repository names its folders"),
-        ({}, {"amdgpu_driver_version": "32.1", "amdgpu_driver_module_version": ""}, "is not known here"),
-    ],
-)
-def test_the_driver_refuses_what_cannot_work(
-    gpu: dict[str, Any], declared: dict[str, Any], words: str
-) -> None:
-    usual = {
-        **{"amdgpu_driver_require_gpu": True, "amdgpu_driver_version": "30.30.3"},
-        **{"amdgpu_driver_module_version": "6.16.13", "__amdgpu_driver_inbox": False},
-    }
-    said = refusal("amdgpu_driver", {**usual, **declared}, amd(**gpu))
-    assert bool(said) == bool(words)
-    assert words in said
-
-
 # --- ROCm and RCCL
 
 
@@ -299,42 +260,6 @@ def test_the_default_revision_of_rccl_tests_needs_no_digest_and_any_other_does()
     assert re.fullmatch(r"rccl-tests 20240910 [0-9a-f]{64}\n", usual)
     other = {"rccl_tests_method": "source", "rccl_tests_url": "https://example.org/a.tar.gz"}
     assert values(promised_by("amd_validation_tools", amd(), **other))[fact] == "rccl-tests 20240910 \n"
-
-
-@pytest.mark.parametrize(
-    ("declared", "words"),
-    [
-        ({}, ""),
-        ({"amd_validation_tools_rocm_version": "7.2"}, "a release of ROCm has three numbers"),
-        ({"amd_validation_tools_rccl_tests_method": "source"}, "its SHA-256 is not declared"),
-        (
-            {
-                "amd_validation_tools_rccl_tests_method": "source",
-                "__amd_validation_tools_absent": ["/opt/rocm-7.2.3/bin/hipcc"],
-                "amd_validation_tools_rccl_tests_sha256": "a" * 64,
-            },
-            "/opt/rocm-7.2.3/bin/hipcc, which is not there",
-        ),
-        (
-            {"__amd_validation_tools_absent": ["/opt/ompi/bin/mpirun"]},
-            "amd_validation_tools_mpirun_path is /opt/ompi/bin/mpirun, which is not on the machine",
-        ),
-    ],
-)
-def test_the_checks_programs_are_refused_where_they_cannot_be_brought(
-    declared: dict[str, Any], words: str
-) -> None:
-    known = {
-        "amd_validation_tools_rocm_version": "7.2.3",
-        "amd_validation_tools_rccl_tests_sha256": "",
-        "amd_validation_tools_rccl_tests_method": "none",
-        "__amd_validation_tools_absent": [],
-        "amd_validation_tools_mpirun_path": "/opt/ompi/bin/mpirun",
-        "__amd_validation_tools_mpirun": "/usr/bin/mpirun",
-        "__amd_validation_tools_home": "/opt/rocm-7.2.3",
-    }
-    said = refusal("amd_validation_tools", {**known, **declared}, amd())
-    assert words in said if words else said == ""
 
 
 @pytest.mark.parametrize(

@@ -160,40 +160,6 @@ def refusal(file: str, **known: Any) -> str:
     return " ".join(said[f"__{ROLE}_refused"].split())
 
 
-OFFERED = {"releases": ["ubuntu 24.04"], "runtime_packages": {"docker": ["docker.io"]}}
-LOADED = {"paths": {"driver": "/sys/module/amdgpu/drivers", "reboot": None}}
-ABSENT = {"paths": {"driver": None, "reboot": None}}
-OLDER = {"programs": {"package": {"stdout": "installed 1.2.0~24.04"}}}
-NONE = {"programs": {"package": {"stdout": ""}}}
-
-
-@pytest.mark.parametrize(
-    ("known", "words"),
-    [
-        ({}, ""),
-        ({"releases": ["ubuntu 22.04"]}, "for which AMD has packages"),
-        ({"declared": {"version": "1.3"}}, "AMD's release with three numbers"),
-        ({"declared": {"install_runtime": "crio"}}, "which ubuntu 24.04 does not have. It has docker"),
-        ({"before": {**ABSENT, **NONE}, "ready": False}, "only where the driver amdgpu is loaded"),
-        # The driver waits for a reboot, and so does the toolkit.
-        ({"before": {**ABSENT, **NONE, "paths": {"reboot": "/run/reboot-required"}}, "ready": False}, ""),
-        # An upgrade would remove what is not AMD's.
-        (
-            {"before": {**LOADED, **OLDER}, "others": ["nic.yaml"]},
-            "and with it nic.yaml: these are not AMD's",
-        ),
-        ({"before": {**LOADED, **OLDER}, "others": ["a", "b"]}, "a, b: these are not AMD's. Move them"),
-        ({"before": {**LOADED, **OLDER}, "others": ["nic.yaml"], "right": True}, ""),
-        ({"before": {**LOADED, **NONE}, "others": ["nic.yaml"]}, ""),
-    ],
-)
-def test_the_preflight_refuses_what_cannot_work(known: dict[str, Any], words: str) -> None:
-    usual = {**OFFERED, "before": {**LOADED, **NONE}, "ready": True, "right": False, "others": []}
-    said = refusal("preflight.yml", **{**usual, **known})
-    assert bool(said) == bool(words)
-    assert words in said
-
-
 @pytest.mark.parametrize(
     ("known", "words"),
     [

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import jinja2
 import pytest
 
-from provision import yamlfile
 from provision.desired.expectations import renderer_for
 from provision.desired.role import all_roles
 from tests.support import described
@@ -211,34 +209,3 @@ def test_equal_names_are_told_apart_by_the_repository_they_come_from(release: st
     distribution = own("origin", machine(release), nvidia_driver_source="distribution")
     assert re.search(distribution, archive)
     assert not re.search(distribution, vendor)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "refused"),
-    [
-        ({"vendor": "amd", "pci_ids": ["1002:74a1"]}, True),
-        ({"vendor": "mixed", "pci_ids": ["1002:74a1", "10de:2330"]}, True),
-        ({"vendor": "nvidia"}, False),
-        ({"vendor": None}, False),  # none seen, and none wanted
-        ({}, False),  # described by an older gpuprov
-    ],
-)
-def test_gpus_of_another_vendor_are_refused_by_the_role_itself(gpu: dict[str, Any], refused: bool) -> None:
-    """Where playbooks use the role without gpuprov, nobody else refuses them."""
-    tasks = yamlfile.load(all_roles()["nvidia_driver"].path / "tasks" / "preflight.yml")
-    (text,) = (
-        task["vars"]["__nvidia_driver_refused"] for task in tasks if task["name"] == "Refuse what cannot work"
-    )
-    environment = jinja2.Environment()  # noqa: S701 - no HTML
-    environment.filters["intersect"] = lambda one, other: [each for each in one if each in other]
-    known = {
-        **{"gpuprov_node": machine("debian 13", **gpu), "nvidia_driver_modules": "dkms"},
-        **{"nvidia_driver_source": "repository", "nvidia_driver_require_gpu": False},
-        **{"nvidia_driver_replace_foreign": False, "__nvidia_driver_mixed": []},
-        **{"__nvidia_driver_releases": ["debian 13"], "__nvidia_driver_flavour": "open"},
-        "__nvidia_driver_flavours": ["open"],
-    }
-    said = " ".join(environment.from_string(text).render(known).split())
-    assert ("are not, or not all, NVIDIA's" in said) == refused
-    assert bool(said) == refused
-    assert not refused or "1002:74a1" in said

@@ -266,7 +266,7 @@ def test_preflight_changes_nothing(role: str) -> None:
             assert task[name].startswith("preflight_")
             continue
         if name == "ansible.builtin.import_tasks":
-            assert task[name] == "../../node_facts/tasks/names.yml"
+            assert task[name] in (f"../../node_facts/tasks/{file}.yml" for file in ("names", "refuse"))
             continue
         ours = ("gpuprov_packages", "gpuprov_gpu_settings", "gpuprov_amd_gpu_settings", "gpuprov_look")
         assert name in ours or name in {f"ansible.builtin.{each}" for each in looking}, name
@@ -275,10 +275,7 @@ def test_preflight_changes_nothing(role: str) -> None:
         if name == "gpuprov_packages":
             assert task[name]["state"] == "asked"
         if name == "ansible.builtin.assert":
-            chain = task.get("vars", {}).get(f"__{role}_refused", task[name]["fail_msg"])
-            sentences = re.split(r"\{%- (?:if|elif|endif) ?.*?-%\}|\{%- endif -%\}", chain, flags=re.DOTALL)
-            for message in (sentence.strip() for sentence in sentences):
-                assert not message or len(message) > 40, f"{role}: a refusal says what to do: {message}"
+            assert len(task[name]["fail_msg"]) > 40, f"{role}: a refusal says what to do"
 
 
 @pytest.mark.parametrize("role", ROLES)
