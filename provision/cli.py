@@ -10,7 +10,7 @@ import os
 import sys
 
 from provision import TYPE_CHECKING, __version__
-from provision.errors import ExitCode, GpuprovError, OutputError
+from provision.errors import ExitCode, GpuprovError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ COMMANDS = {
     "report": "render, judge again, compare or pack stored runs",
     "selftest": "prove that the checks work on this GPU machine, without SSH or inventory",
     "lab": "run a fleet of simulated GPU nodes on this machine",
-    "docs": "print a page of the documentation, or what is known of a role, check, fact or variable",
+    "docs": "print a page of the documentation, or what is known of a role or check",
 }
 
 # Verbs of other distributions, which name their module in the entry point group GROUP -> how one gets them.
@@ -59,17 +59,13 @@ start here:
 
 class _Parser(argparse.ArgumentParser):
     """Refuses what it does not know itself, with its own usage and the nearest that it knows: argparse leaves
-    a verb's unknown options to the parser of the program. Raises UsageError for habits of Ansible's users."""
+    a verb's unknown options to the parser of the program."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            from provision.commands import ansible_habits
-
-            words = self.prog.split()
-            ansible_habits.refuse_flags(words[1] if len(words) > 1 else None, unknown)
             known = [name for action in self._actions for name in action.option_strings]
             flag = next((word for word in unknown if word.startswith("-")), "")
             hint = _hint(flag.partition("=")[0], known)
@@ -156,11 +152,12 @@ def _wanted_verb(argv: Sequence[str]) -> list[str]:
 
 
 def _command(arguments: Sequence[str]) -> int:
-    if arguments and arguments[0] not in COMMANDS:
-        from provision.commands import ansible_habits
-
-        ansible_habits.refuse_words(arguments, COMMANDS)
-    parser = build_parser(_wanted_verb(arguments))
+    verbs = _wanted_verb(arguments)
+    parser = build_parser(verbs)
+    if verbs and arguments[0].startswith("-"):
+        first = arguments[0].partition("=")[0]
+        if first not in (name for action in parser._actions for name in action.option_strings):
+            raise UsageError(f"the command comes first: `gpuprov {verbs[0]} {first} …`")
     options = parser.parse_args(arguments)
     if options.print_completion:
         import shtab

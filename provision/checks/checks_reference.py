@@ -99,12 +99,3 @@ def _stated(row: Mapping[str, Any], label: str) -> Iterator[str]:
     else:
         for inner, one in row.items():
             yield from _stated(one, f"{inner} ")
-
-
-def readers_of(fact: str, form: re.Pattern[str] | None) -> tuple[str, ...]:
-    """The checks that read a fact, or with `form` one of all the facts of that form."""
-    return tuple(
-        check
-        for check, entry in registry.table().items()
-        if any(each == fact or (form and form.fullmatch(each)) for each in getattr(entry.load(), "FACTS", ()))
-    )

@@ -1,4 +1,4 @@
-"""gpuprov docs: prints a page of the documentation, or what is known of a role, check, fact or variable."""
+"""gpuprov docs: prints a page of the documentation, or what is known of a role or check."""
 
 from __future__ import annotations
 
@@ -22,16 +22,12 @@ examples:
   gpuprov docs errors
   gpuprov docs nvidia_driver
   gpuprov docs gpu_burn
-  gpuprov docs driver.loaded_version
-  gpuprov docs nccl_version
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="a page, role, check, fact or variable (default: list them)"
-    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a page, role or check (default: list them)")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -61,25 +57,11 @@ def _about(name: str) -> Iterator[str]:
         from provision.checks import checks_reference
 
         return checks_reference.explained(wanted)
-    return _of_node(wanted)
-
-
-def _of_node(name: str) -> Iterator[str]:
-    """About a fact or a variable."""
-    from provision.checks import checks_reference, registry
-    from provision.desired import facts_reference, variables_reference
     from provision.nearest import did_you_mean
 
-    variables = variables_reference.all_variables()
-    if name in variables:
-        return variables_reference.explained(name)
-    if fact := facts_reference.find(name):
-        whole = fact.form if name == fact.name else None
-        return facts_reference.explained(name, checks_reference.readers_of(name, whole))
-    known = [*pages(), *registry.table(), *variables, *facts_reference.all_facts()]
+    known = [*files, *registry.table()]
     raise UsageError(
-        f"no page, role, check, fact or variable is called {name!r}",
-        did_you_mean(name, known, "gpuprov docs lists them"),
+        f"no page, role or check is called {name!r}", did_you_mean(name, known, "gpuprov docs lists them")
     )
 
 
@@ -102,8 +84,6 @@ def _overview() -> Iterator[str]:
     yield "checks"
     for name, entry in registry.table().items():
         yield f"  {name:<{width}} {entry.load().SUMMARY}"
-    yield ""
-    yield "facts and variables: by name; gpuprov docs facts and gpuprov docs variables have them all"
 
 
 def _title(page: Path) -> str:

@@ -1,9 +1,8 @@
-"""The flags that an Ansible user types: what they mean here, and what is said where gpuprov has none."""
+"""The flags that an Ansible user types: what they mean here."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from provision import cli
 from provision.commands import fleet_options
-from provision.commands.ansible_habits import FLAGS, WORDS
 from provision.desired import inventory
 from provision.errors import ExitCode
 
@@ -169,80 +167,29 @@ def test_inventories_of_ansible_cfg_are_used(
     )
 
 
-# --- habits ---
-
-EVERY_FLAG = [(name, answer) for names, answer in FLAGS.items() for name in names.split()]
-EVERY_WORD = [(word, answer) for words, answer in WORDS.items() for word in words.split()]
-
-
-@pytest.mark.parametrize(("name", "answer"), EVERY_FLAG, ids=[name for name, _ in EVERY_FLAG])
-def test_a_flag_of_ansibles_that_a_command_has_not_is_answered(
-    name: str, answer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By `report`, which has none of them, in one line."""
-    assert said(capsys, "report", name) == f"gpuprov: report has no {name}: {answer}\n"
-
-
-@pytest.mark.parametrize(("word", "answer"), EVERY_WORD, ids=[word for word, _ in EVERY_WORD])
-def test_a_word_that_is_no_command_is_answered(
-    word: str, answer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert said(capsys, word, "x.yml") == f"gpuprov: there is no command {word}: {answer}\n"
-
-
-def test_every_command_that_an_answer_names_can_be_typed() -> None:
-    named = {
-        line for answer in (*FLAGS.values(), *WORDS.values()) for line in re.findall(r"`([^`]+)`", answer)
-    }
-    commands = {line for line in named if line.startswith("gpuprov ")}
-    assert len(commands) > 15
-    assert named - commands == {"ansible"}
-    for line in commands:
-        words = shlex.split(re.sub(r" [NS]$", " 5", line))[1:]
-        options, unknown = cli.build_parser(words[:1]).parse_known_args(words)
-        assert unknown == [], line
-        if getattr(options, "set", None):
-            fleet_options.overrides(options)
-
-
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("report -bK", "report has no -b: it logs in to no nodes of an inventory"),
-        ("up --tags=nccl", "up has no --tags: up runs only the steps that a node needs"),
-        ("report -uroot", "report has no -u: it logs in to no nodes of an inventory"),
-        ("up fleet.yml -u root --list-hosts", "up has no --list-hosts: `gpuprov plan -l PATTERN`"),
-        ("up --start-at-task nccl", "up has no --start-at-task: up begins with what still differs"),
-        ("up --private-key id", "up has no --private-key: set ansible_ssh_private_key_file"),
-        ("up -J", "up has no -J: give `gpuprov up --vault-password-file FILE`"),
-        ("-m ping all", "gpuprov has no -m: gpuprov runs no single modules"),
-        ("playbook site.yml", "there is no command playbook: gpuprov has its own playbook"),
-        ("up --connection local", "up has no --connection: set ansible_connection"),
-        ("plan -f 10", "plan has no -f: `gpuprov up --forks N`"),
-        ("drift -v", "drift has no -v: `gpuprov up -v`"),
-        ("all -m ping", "there is no command all: gpuprov runs no single modules"),
-        ("gpu_nodes -b -m setup", "there is no command gpu_nodes: gpuprov runs no single modules"),
-        ("all", "the command comes first: `gpuprov plan -l all`"),
-        ("fleet.yml", "the command comes first: `gpuprov plan -i fleet.yml`"),
-        ("-i fleet.yml up", "the command comes first: `gpuprov up -i …`"),
-        ("-i fleet.yml", "the command comes first: `gpuprov plan -i …`"),
-        ("-C plan", "the command comes first: `gpuprov up -C …`"),
-        ("-b up", "the command comes first: `gpuprov up -b …`"),
         ("up site.yml", "site.yml is a playbook, not an inventory"),
         ("up -i fleet.yml site.yml", "site.yml is a playbook, not an inventory"),
         ("plan -i imports.yml", "imports.yml is a playbook, not an inventory"),
     ],
 )
-def test_habits_as_they_are_typed(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_playbook_in_place_of_an_inventory_is_named(
+    line: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("fleet.yml").write_text("all: {hosts: {gpu-01: }}\n")
     Path("site.yml").write_text("---\n# ours\n- name: All\n  hosts: all\n  roles: [x]\n")
     Path("imports.yml").write_text("- ansible.builtin.import_playbook: site.yml\n")
     assert said(capsys, *line.split()).startswith(f"gpuprov: {answer}")
 
 
-@pytest.mark.parametrize("line", ["frobnicate", "up --nonsense", "--nonsense", "lab -x"])
-def test_what_no_ansible_user_types_is_left_to_argparse(
+@pytest.mark.parametrize(
+    "line",
+    ["frobnicate", "up --nonsense", "--nonsense", "lab -x", "up --tags=nccl", "-m ping all", "fleet.yml"],
+)
+def test_what_no_command_takes_is_refused_with_the_usage(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

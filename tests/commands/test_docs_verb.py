@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ import pytest
 from provision import cli, paths
 from provision.checks import checks_reference, registry, thresholds
 from provision.commands import docs
-from provision.desired import facts_reference, variables_reference
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
 
@@ -34,12 +34,7 @@ def test_the_overview_names_every_page_role_and_check(capsys: pytest.CaptureFixt
 
 
 def test_no_two_things_have_one_name() -> None:
-    every = [
-        *docs.pages(),
-        *registry.table(),
-        *variables_reference.all_variables(),
-        *facts_reference.all_facts(),
-    ]
+    every = [*docs.pages(), *registry.table()]
     assert len(every) == len(set(every))
 
 
@@ -73,39 +68,25 @@ def test_every_limit_that_is_no_skus_belongs_to_a_check() -> None:
     assert shown == kept
 
 
-@pytest.mark.parametrize("fact", sorted(facts_reference.all_facts()))
-def test_every_fact_says_its_meaning(fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, fact)
-    assert text.startswith(f"{fact}\n\n{facts_reference.all_facts()[fact].meaning}\n\nobserved")
-
-
-def test_a_fact_says_which_roles_expect_it_and_which_checks_read_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, "driver.loaded_version")
-    assert "  nvidia_driver: driver.loaded_version equals {{ nvidia_driver_version }}\n" in text
-    assert "checks      versions, gpu_burn\n" in text
-    assert "compared    between nodes" in text
-    assert "expected    by no role\n" in printed(capsys, "gpu.pci")
-
-
-def test_a_name_of_a_node_is_the_fact_of_its_form(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "service.nvidia-persistenced.active")
-    assert text.startswith("service.nvidia-persistenced.active (service.UNIT.active)\n")
-    assert "  nvidia_driver: service.nvidia-persistenced.active" in text
-    assert "chrony" not in text
+def documented_facts() -> Iterator[re.Pattern[str]]:
+    """The form of each fact of docs/facts.md: `package.NAME.version` stands for each package's."""
+    for cell in re.findall(
+        r"^\| ([^|]*`[^|]*) \| .* \|$", (paths.DOCS / "facts.md").read_text("utf-8"), re.M
+    ):
+        last = ""
+        for name in re.findall(r"`([^`{]+)`", cell):
+            last = f"{last.rpartition('.')[0]}{name}" if name.startswith(".") else name
+            yield re.compile(
+                ".+".join(map(re.escape, re.split(r"(?<![A-Za-z_])[A-Z]{2,}(?![A-Za-z])", last)))
+            )
 
 
 def test_every_promise_of_a_role_is_of_a_documented_fact() -> None:
+    forms = list(documented_facts())
     for role in all_roles().values():
         for promise in role.promises:
-            assert facts_reference.find(re.sub(r"\{\{.*?\}\}", "x", promise.fact)), promise.where
-
-
-def test_a_variable_says_type_default_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "container_toolkit_restart")
-    assert "type         str\ndefault      auto\nchoices      auto, always, never\n" in text
-    assert "kilowatts" in printed(capsys, "gpuprov_rack_kw")
+            name = re.sub(r"\{\{.*?\}\}", "x", promise.fact)
+            assert any(form.fullmatch(name) for form in forms), promise.where
 
 
 def test_a_typing_error_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +121,7 @@ def test_a_terminal_gets_it_through_the_pager(
     assert terminal.getvalue().startswith("# nccl")
 
 
-@pytest.mark.parametrize("name", [[], ["nccl"], ["gpu_burn"], ["driver.flavour"], ["nccl_version"]])
+@pytest.mark.parametrize("name", [[], ["nccl"], ["gpu_burn"]])
 def test_it_loads_neither_ansible_nor_ssh(name: list[str]) -> None:
     program = (
         "import sys\nfrom provision import cli\n"
@@ -161,9 +142,3 @@ def test_the_page_of_variables_is_what_the_command_writes(tmp_path: Path) -> Non
     assert copy.read_text("utf-8") == page.read_text("utf-8"), (
         "write it again: python scripts/variables_page.py --write docs/variables.md"
     )
-
-
-def test_every_variable_has_a_meaning_and_a_form() -> None:
-    for each in variables_reference.all_variables().values():
-        assert each.meaning, each.name
-        assert each.type, each.name

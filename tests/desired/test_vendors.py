@@ -340,7 +340,7 @@ FIRST_PLACES = {
     # Examples in texts.
     "provision/commands/docs.py",
     *(f"provision/drift/{name}.py" for name in ("drift_report", "drifts")),
-    *("provision/desired/facts_reference.py", "provision/remote/ansible/events.py"),
+    "provision/remote/ansible/events.py",
 }
 
 
