@@ -22,9 +22,8 @@ exit codes: 4 when a node differs from its declared state or from the majority o
 a node is unreachable, unreadable or refused, or a fact could not be read; otherwise 0. With
 --require-validated also 3 when a node's newest check failed, and 5 when a node has no current pass.
 
-drift changes nothing, and opens one connection per node. For hundreds of nodes, and with more than one CPU
-core, it starts several processes; GPUPROV_PROCESSES sets their number (1: no further process). Each process
-opens its own connection to a jump host. The run folder receives each node's facts as they arrive.
+drift changes nothing, and opens one connection per node. The run folder receives each node's facts as they
+arrive.
 
 --format may be repeated; the first --output belongs to the first --format, and so on. A format without a file
 goes to standard output. When every format has a file, standard output gets the text report.

@@ -17,7 +17,7 @@ from provision.remote.protocol import AnswerError, NodeError, facts_of, one_line
 from provision.remote.ssh import fanout
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import Route, route_of
-from provision.remote.ssh.fanout import FEWEST, MOST, Asked, Fanout, worth
+from provision.remote.ssh.fanout import MOST, Asked, Fanout
 from provision.remote.workers import Link, split
 from provision.shared_facts import Pool
 
@@ -109,13 +109,10 @@ def put_to(
     connections: int,
     vault_password_files: Sequence[Path],
     say: Callable[[str], None] | None = None,
-    *,
-    fewest: int = FEWEST,
 ) -> None:
     """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
-    there, and by one of the node's workers where it has some. `fewest`: nodes for which one more process is
-    worth its start."""
-    with Reach(nodes, timeout, connections, vault_password_files, say, fewest=fewest) as reach:
+    there, and by one of the node's workers where it has some."""
+    with Reach(nodes, timeout, connections, vault_password_files, say) as reach:
         reach.put(asked)
 
 
@@ -134,7 +131,6 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         say: Callable[[str], None] | None = None,
         *,
         persistent: bool = False,
-        fewest: int = FEWEST,
     ) -> None:
         here, self._links, self._away = _by_worker(nodes)
         self._routes, self._for_ansible = _divide(here)
@@ -143,7 +139,6 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         self._files = vault_password_files
         self._say = say or (lambda _line: None)
         self._persistent = persistent
-        self._fewest = fewest
         self._direct: Fanout | None = None
         self._turn = threading.Lock()
 
@@ -216,13 +211,10 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         if self._direct is not None:
             self._direct.ask_again(names, asked)
             return self._direct
-        routes, most = self._routes, self._connections
-        wanted = min(worth(len(routes), self._fewest), most)
-        fitting = fanout.fitting(routes.values(), most, self._say, wanted)
-        kept = fanout.keepable(routes.values(), fitting, self._say, wanted) if self._persistent else 0
-        self._direct = Fanout(
-            routes, names, asked, self._timeout, fitting, self._say, min(wanted, fitting), persistent=kept
-        )
+        routes = self._routes
+        fitting = fanout.fitting(routes.values(), self._connections, self._say)
+        kept = fanout.keepable(routes.values(), fitting, self._say) if self._persistent else 0
+        self._direct = Fanout(routes, names, asked, self._timeout, fitting, self._say, persistent=kept)
         return self._direct
 
 

@@ -206,17 +206,13 @@ def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 def nothing() -> None: ...
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.usefixtures("health")
 def test_watch_logs_in_once_to_each_node(
     own_sshd: Sshd,
     inventory: Callable[..., None],
     between: list[Callable[[], None]],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    processes: str,
 ) -> None:
-    monkeypatch.setenv("GPUPROV_PROCESSES", processes)
     inventory(*healthy(own_sshd, 4))
     between += [nothing] * 4
     assert cli.main(["status", "--watch", "--json"]) == ExitCode.INTERRUPTED
@@ -301,7 +297,7 @@ def test_ctrl_c_leaves_no_process(sshd: Sshd, inventory: Callable[..., None], tm
         stderr=subprocess.PIPE,
         cwd=tmp_path,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parent.parent), "GPUPROV_PROCESSES": "2"},
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parent.parent)},
         start_new_session=True,
     )
     assert process.stdout is not None

@@ -123,11 +123,3 @@ def test_connections_that_start_programs_are_not_many_at_once() -> None:
     assert fitting(plain, 512, said.append) == 200
     assert fitting(through, 512, said.append) == 64
     assert said == []
-
-
-def test_each_of_several_processes_may_open_as_many_files() -> None:
-    files = Files(256, 256)
-    found = room(512, processes=4, limits=files.get, raise_to=files.set)
-    assert found.connections == 4 * (256 - 64) // 2
-    assert "ulimit -n 320" in found.note
-    assert room(4 * 96, processes=4, limits=files.get, raise_to=files.set).note == ""

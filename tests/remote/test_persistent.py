@@ -16,11 +16,10 @@ import pytest
 from provision.fleet import Node
 from provision.remote.observe import Reach
 from provision.remote.protocol import NodeError
-from provision.remote.ssh import fanout, kept, process_pool
+from provision.remote.ssh import fanout, kept
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.config import ConfigFiles
 from provision.remote.ssh.connection import route_of
-from provision.remote.ssh.fanout import VARIABLE
 from provision.remote.ssh.pool import SshThreads
 from tests.support.processes import until
 from tests.support.sshd import Sshd
@@ -55,11 +54,7 @@ def rounds(reach: Reach, count: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_each_node_is_logged_in_to_once_however_often_it_is_asked(
-    own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch, processes: str
-) -> None:
-    monkeypatch.setenv(VARIABLE, processes)
+def test_each_node_is_logged_in_to_once_however_often_it_is_asked(own_sshd: Sshd) -> None:
     with Reach(nodes(own_sshd, 4), 30, 512, (), persistent=True) as reach:
         found = rounds(reach, 3)
     assert [sorted(each) for each in found] == [["gpu-0", "gpu-1", "gpu-2", "gpu-3"]] * 3
@@ -67,11 +62,7 @@ def test_each_node_is_logged_in_to_once_however_often_it_is_asked(
     assert own_sshd.logins() == 4
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_some_of_the_nodes_are_asked_over_the_same_connections(
-    own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch, processes: str
-) -> None:
-    monkeypatch.setenv(VARIABLE, processes)
+def test_some_of_the_nodes_are_asked_over_the_same_connections(own_sshd: Sshd) -> None:
     asked, one, again = Asked(), Asked(), Asked()
     with Reach(nodes(own_sshd, 4), 30, 512, (), persistent=True) as reach:
         reach.put(asked, ["gpu-1", "gpu-2"])  # whom the first round leaves out may be asked in a later one
@@ -83,12 +74,7 @@ def test_some_of_the_nodes_are_asked_over_the_same_connections(
     assert own_sshd.logins() == 4
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_after_an_interrupt_nodes_are_asked_anew(
-    own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch, processes: str
-) -> None:
-    monkeypatch.setenv(VARIABLE, processes)
-
+def test_after_an_interrupt_nodes_are_asked_anew(own_sshd: Sshd) -> None:
     class Interrupted(Asked):
         def take(self, node: str, output: Any, seconds: float) -> None:  # noqa: ARG002
             raise KeyboardInterrupt
@@ -230,21 +216,6 @@ def result_of(threads: SshThreads) -> Any:
         found += threads.gather(1.0)
     (done,) = found
     return done.result
-
-
-def test_a_process_that_died_is_replaced(own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "2")
-    with Reach(nodes(own_sshd, 4), 30, 512, (), persistent=True) as reach:
-        rounds(reach, 1)
-        pool = reach._direct._pool  # type: ignore[union-attr]
-        assert isinstance(pool, process_pool.Processes)
-        os.kill(pool._processes[0].process.pid or 0, signal.SIGKILL)
-        first, second = rounds(reach, 2)
-    assert sorted(name for name, output in first.items() if isinstance(output, NodeError)) == [
-        "gpu-0",
-        "gpu-2",
-    ]
-    assert all(isinstance(output, bytes) for output in second.values())
 
 
 def test_an_idle_connection_costs_nothing_and_ends_at_once(own_sshd: Sshd) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import queue
 import threading
 from collections import Counter
@@ -18,12 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from provision.errors import GpuprovError
+from provision.errors import GpuprovError, UsageError
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.runner import Interrupts
-from provision.remote.ssh.fanout import VARIABLE as VARIABLE
-from provision.remote.ssh.fanout import worth
 from provision.remote.workers import mesh, split, worker_runs
 from provision.remote.workers.mesh import Share
 
@@ -31,7 +30,22 @@ FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
 _WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
 _POLL = 1.0  # seconds after which somebody who waits looks up
 
+VARIABLE = "GPUPROV_PROCESSES"
+
 Run = runner.Play  # at a place; None stands for runner.run_playbook, on this machine
+
+
+def worth(hosts: int, fewest: int) -> int:
+    """As many processes as this many hosts are worth, 1 at least: GPUPROV_PROCESSES says how many, else as
+    many as there are cores for us and each has `fewest` hosts.
+
+    Raises UsageError when that variable is no number."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen is None:
+        return max(1, min(len(os.sched_getaffinity(0)), hosts // fewest))
+    if not chosen.isdecimal() or not int(chosen):
+        raise UsageError(f"{VARIABLE}={chosen}: not a number of processes", "give 1 or more, or unset it")
+    return max(1, min(int(chosen), hosts))
 
 
 def local_places(hosts: int) -> list[Run | None]:

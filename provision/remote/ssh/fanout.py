@@ -1,7 +1,6 @@
 """SSH fan-out for nodes that are reachable without Ansible, within the limits of this machine.
 
-A program is run on each node, from threads of one process (pool.py) or, where there are many nodes, of
-several (process_pool.py).
+A program is run on each node, from threads of one process (pool.py).
 
 Open files for connections, and entries in the kernel's neighbour table, fail in words that blame the node
 ("too many open files", "no route to host"): they are looked at before the first node is asked.
@@ -10,7 +9,6 @@ Open files for connections, and entries in the kernel's neighbour table, fail in
 from __future__ import annotations
 
 import ipaddress
-import os
 import resource
 import socket
 import struct
@@ -18,18 +16,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from provision.errors import UsageError
 from provision.node_names import fold
 from provision.remote.protocol import NodeError
 from provision.remote.ssh.connection import Route
 from provision.remote.ssh.pool import SshThreads
 from provision.text import many
-
-if TYPE_CHECKING:
-    from provision.remote.ssh.process_pool import Processes
-
 
 MOST = 512  # connections at once, where nobody says another number
 THROUGH_PROGRAMS = 64  # where each connection starts a ProxyCommand, mostly to one and the same host
@@ -52,18 +45,16 @@ def room(
     wanted: int,
     *,
     programs: bool = False,
-    processes: int = 1,
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit,
     raise_to: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
 ) -> Room:
     """Room for `wanted` connections. The soft limit of open files is raised as far as it goes.
 
-    `programs`: each connection starts a ProxyCommand. `processes`: they are divided among so many, and each
-    may open as many files as the limit says.
+    `programs`: each connection starts a ProxyCommand.
     """
     each = FILES_WITH_PROGRAM if programs else FILES
     soft, hard = limits(resource.RLIMIT_NOFILE)
-    needed = -(-wanted // processes) * each + SPARE
+    needed = wanted * each + SPARE
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return Room(wanted)
     reachable = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
@@ -73,7 +64,7 @@ def room(
             soft = reachable
         except (OSError, ValueError):
             pass  # a container may refuse even that
-    fitting = max(1, (soft - SPARE) // each) * processes
+    fitting = max(1, (soft - SPARE) // each)
     if fitting >= wanted:
         return Room(wanted)
     return Room(
@@ -84,28 +75,18 @@ def room(
     )
 
 
-def fitting(
-    routes: Collection[Route], connections: int, say: Callable[[str], None], processes: int = 1
-) -> int:
-    """How many connections there may be over these routes, of so many processes together; says what this
-    machine does not allow."""
+def fitting(routes: Collection[Route], connections: int, say: Callable[[str], None]) -> int:
+    """How many connections there may be over these routes; says what this machine does not allow."""
     programs = _start_programs(routes)
     wanted = min(connections, len(routes), THROUGH_PROGRAMS if programs else connections)
-    found = room(wanted, programs=programs, processes=processes)
-    near = {route.target.host for route in routes if not route.jumps and not route.target.proxy_command}
-    for line in (found.note, neighbours(near)):
-        if line:
-            say(line)
-    return found.connections
+    return _said_room(routes, wanted, say)
 
 
-def keepable(
-    routes: Collection[Route], connections: int, say: Callable[[str], None], processes: int = 1
-) -> int:
+def keepable(routes: Collection[Route], connections: int, say: Callable[[str], None]) -> int:
     """How many connections over these routes may stay open beside `connections` in use; says what this
     machine does not allow."""
     wanted = len(routes) + connections
-    found = room(wanted, programs=_start_programs(routes), processes=processes)
+    found = room(wanted, programs=_start_programs(routes))
     if found.note:
         say(f"{found.note}; the others are made anew each time")
     return max(0, found.connections - connections)
@@ -114,11 +95,16 @@ def keepable(
 def follow_room(routes: Collection[Route], logins: int, say: Callable[[str], None]) -> None:
     """Room for an open connection over each of these routes, and for `logins` beside them; says what this
     machine does not allow."""
-    found = room(len(routes) + logins, programs=_start_programs(routes))
+    _said_room(routes, len(routes) + logins, say)
+
+
+def _said_room(routes: Collection[Route], wanted: int, say: Callable[[str], None]) -> int:
+    found = room(wanted, programs=_start_programs(routes))
     near = {route.target.host for route in routes if not route.jumps and not route.target.proxy_command}
     for line in (found.note, neighbours(near)):
         if line:
             say(line)
+    return found.connections
 
 
 def _start_programs(routes: Collection[Route]) -> bool:
@@ -174,7 +160,6 @@ def _host_order(number: int) -> int:
     return socket.ntohl(number) if struct.pack("=H", 1) == struct.pack("<H", 1) else number
 
 
-FEWEST = 200  # nodes for which one more process is worth its start
 QUIET = 5.0  # seconds between two lines about the nodes that have not answered yet
 
 
@@ -199,17 +184,13 @@ class Fanout:
         timeout: float,
         connections: int,
         say: Callable[[str], None],
-        processes: int = 1,
         *,
         persistent: int = 0,
     ) -> None:
         self._say = say
         self._begin(asked)
-        how = (timeout, connections, processes, say, persistent)
-        self._new_pool: Callable[[Mapping[str, str]], SshThreads | Processes] = lambda programs: _pool(
-            routes, programs, *how
-        )
-        self._pool = self._new_pool({name: asked.program(name) for name in names})
+        programs = {name: asked.program(name) for name in names}
+        self._pool = SshThreads(routes, programs, timeout, connections, persistent)
 
     def _begin(self, asked: Asked) -> None:
         self._said = time.monotonic()
@@ -219,12 +200,7 @@ class Fanout:
     def ask_again(self, names: Collection[str], asked: Asked) -> None:
         """Run on each of these nodes what it is `asked` now, once all results have been handed over."""
         self._begin(asked)
-        programs = {name: asked.program(name) for name in names}
-        if self._pool.whole:
-            self._pool.ask_again(programs)
-        else:
-            self._pool.close()
-            self._pool = self._new_pool(programs)
+        self._pool.ask_again({name: asked.program(name) for name in names})
 
     def __enter__(self) -> Fanout:
         return self
@@ -249,39 +225,3 @@ class Fanout:
         if awaited and awaited != self._awaited and time.monotonic() - self._said > QUIET:
             self._awaited, self._said = awaited, time.monotonic()
             self._say(f"waiting for {many(len(awaited), 'node')}: {fold(awaited)}")
-
-
-def _pool(
-    routes: Mapping[str, Route],
-    programs: Mapping[str, str],
-    timeout: float,
-    connections: int,
-    processes: int,
-    say: Callable[[str], None],
-    persistent: int,
-) -> SshThreads | Processes:
-    """SshThreads of this process, or of so many others where this machine can start them."""
-    if processes > 1:
-        from provision.remote.ssh.process_pool import Processes
-
-        try:
-            return Processes(routes, programs, timeout, connections, processes, persistent)
-        except (OSError, EOFError) as error:
-            say(f"all nodes are handled in one process: no other could be started: {error}")
-    return SshThreads(routes, programs, timeout, connections, persistent=persistent)
-
-
-VARIABLE = "GPUPROV_PROCESSES"
-
-
-def worth(hosts: int, fewest: int) -> int:
-    """As many processes as this many hosts are worth, 1 at least: GPUPROV_PROCESSES says how many, else as
-    many as there are cores for us and each has `fewest` hosts.
-
-    Raises UsageError when that variable is no number."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen is None:
-        return max(1, min(len(os.sched_getaffinity(0)), hosts // fewest))
-    if not chosen.isdecimal() or not int(chosen):
-        raise UsageError(f"{VARIABLE}={chosen}: not a number of processes", "give 1 or more, or unset it")
-    return max(1, min(int(chosen), hosts))

@@ -75,8 +75,7 @@ class HostPool(Generic[Result]):
 
     The number in use adapts (Concurrency); a node much slower than the others does not count against it.
     SshThreads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
-    the caller's thread. `keep`: how many results may wait to be gathered; with more, threads wait too, so
-    that a caller who is slow costs no memory (0: any number).
+    the caller's thread.
     """
 
     def __init__(
@@ -86,12 +85,11 @@ class HostPool(Generic[Result]):
         *,
         seconds: float,
         threads: int,
-        keep: int = 0,
     ) -> None:
         self._work = work
         self._seconds = seconds
         self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._done: queue.Queue[Done[Result]] = queue.Queue(keep)
+        self._done: queue.Queue[Done[Result]] = queue.Queue()
         self._busy: dict[str, float] = {}
         self._left: set[str] = set()
         self._concurrency = Concurrency(threads)
@@ -237,7 +235,6 @@ class SshThreads(HostPool[bytes]):
         programs: Mapping[str, str],
         timeout: float,
         connections: int,
-        keep: int = 0,
         persistent: int = 0,
     ) -> None:
         from provision.remote.ssh.client import Ssh
@@ -248,9 +245,7 @@ class SshThreads(HostPool[bytes]):
         def ask(name: str) -> bytes:
             return ssh.ask(routes[name], self._programs[name].encode("ascii"), timeout)
 
-        super().__init__(programs, ask, seconds=timeout, threads=connections, keep=keep)
-
-    whole = True  # nothing of it can be lost
+        super().__init__(programs, ask, seconds=timeout, threads=connections)
 
     def ask_again(self, programs: Mapping[str, str]) -> None:
         """Run another program on each node that has one, once all have answered."""
@@ -261,10 +256,6 @@ class SshThreads(HostPool[bytes]):
     def gather(self, wait: float = 0.0) -> Iterator[Done[bytes]]:
         """What is done by now; waits up to `wait` seconds for the first."""
         yield from super().gather(wait)
-        self.expire()
-
-    def expire(self) -> None:
-        """Cut connections whose time is up. To be called now and then; `gather` does."""
         self._ssh.expire()
 
     def close(self) -> None:

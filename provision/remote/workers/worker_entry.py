@@ -36,7 +36,6 @@ from provision.remote.workers.control import Control
 _END = 30.0  # seconds to end in order
 _FLUSH = 1.0  # seconds that events are gathered: Receptor writes its file through to the disk each time
 _GATHERED = 256 * 1024  # bytes of them
-_FEWEST = 600  # nodes for which one more process is worth its start: a mesh adds seconds to a look anyway
 _LOOK = 10.0  # seconds between two looks whether the mesh has a way to the controller
 _NO_DISK = 74  # the exit status when answers cannot be written (EX_IOERR of sysexits.h)
 
@@ -340,7 +339,7 @@ def _ask(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: list
 
     nodes = [Node(name, (), variables) for name, variables in share["inventory"].items()]
     relay = _Relay(share, speaker)
-    observe.put_to(nodes, relay, share["timeout"], share["connections"], vault_password_files, fewest=_FEWEST)
+    observe.put_to(nodes, relay, share["timeout"], share["connections"], vault_password_files)
 
 
 if __name__ == "__main__":
