@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.costs import ROOT, FailedError
-from benchmarks.mesh import worker
-from benchmarks.mesh.look import DARK, DEAD, EACH, REGIONS, SEED, SLOW_ONES, Looked, Scenario, Surroundings
-from benchmarks.results import Finding, Options, Plot, Result, Table, number
+from benchmarks.mesh.look import DARK, DEAD, EACH, REGIONS, SLOW_ONES, Looked, Scenario
+from benchmarks.results import Finding, Options, Result, Table, number
 
 SIZES, QUICK = (1_000, 10_000, 30_000, 100_000), (200, 400)
 DIES = 10_000  # nodes where a worker dies
@@ -58,8 +57,6 @@ def measure(options: Options) -> Iterator[Finding]:
     if not options.quick:
         yield Result("mesh.growth", f"{what}, {WELL}", f"{middle:,} nodes", (growth,))
     yield _costs(found)
-    yield _regions()
-    yield from _plots(found, largest)
 
 
 def in_a_process(scenario: Scenario, folder: Path) -> Looked:
@@ -115,53 +112,4 @@ def _costs(found: Mapping[tuple[str, int], Looked]) -> Table:
             f"over, never at the same time. {SLOW_ONES} workers are slow, and one node in {DEAD:,} is dead: "
             "it must be found dead, and no other.",
         ),
-    )
-
-
-def _regions() -> Table:
-    around = Surroundings(Scenario(1))
-    rows = tuple(
-        (
-            f"{each.name}, the dark one" if each is around.dark else each.name,
-            number(each.latency * 1000),
-            f"{each.loss * 100:.1g}",
-            number(each.rate / 1e6),
-        )
-        for each in around.regions
-    )
-    return Table(
-        f"The regions of the simulation (seed {SEED})",
-        ("", "ms one way", "% of packets lost", "MB/s a connection"),
-        rows,
-        (
-            f"A worker looks at {worker.RATE:.0f} nodes a second (a core, and 7 to 10 ms of it for each), a "
-            f"slow one at {worker.RATE * worker.SLOW:.0f}; a node answers after {worker.ANSWER:.0f} s in the "
-            f"median and {worker.ROUND_TRIPS} round trips.",
-        ),
-    )
-
-
-def _plots(found: Mapping[tuple[str, int], Looked], largest: int) -> Iterator[Plot]:
-    names = (WELL, DARK_REGION)
-    sizes = sorted({size for what, size in found if what == WELL})
-    across = "nodes"
-    for file, up, of in (
-        ("mesh-cpu.svg", "controller CPU, seconds", lambda one: one.cpu),
-        ("mesh-memory.svg", "peak memory, MB", lambda one: one.memory),
-    ):
-        lines = tuple(
-            (what, tuple((size, round(of(found[what, size]), 2)) for size in sizes)) for what in names
-        )
-        yield Plot(f"A look through workers: {up.partition(',')[0]} against nodes", file, across, up, lines)
-    dark = found[DARK_REGION, largest].dark_from
-    yield Plot(
-        f"{largest:,} nodes: results over time",
-        "mesh-dark.svg",
-        "minutes since the look began",
-        "nodes with a result",
-        tuple(
-            (what, tuple((round(at / 60, 3), count) for at, count in found[what, largest].curve))
-            for what in (WELL, DARK_REGION, ALONE)
-        ),
-        (dark / 60, (dark + DARK) / 60, "a region is dark"),
     )

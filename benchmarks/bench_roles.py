@@ -2,15 +2,13 @@
 
 Both bring the same bare lab node (8 x H100, Debian 13; needs root) to the same state, in turns, each time
 from nothing. The floor is roles, modules and playbook of revision FLOOR with pipelining, told what the node
-is: it looks at nothing before, verifies nothing afterwards, and does not reboot, as `up` does. The repair of
-a stopped service is `up` whole: look, repair, look again.
+is: it looks at nothing before, verifies nothing afterwards, and does not reboot, as `up` does.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -20,15 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.costs import ROOT, Cost, FailedError, cost_of, environment, gpuprov
-from benchmarks.results import Finding, Options, Result, Rounds, Table, number
+from benchmarks.results import Finding, Options, Result, Rounds, number
 
 FLOOR = "360de97"
 LAB, NODE = "bench-roles", "bare-01"
 # What `up` leaves out here, because nothing of it is declared.
 UNDECLARED = "gpu_settings,gpudirect_rdma,package_lock"
-# The lab's fabric manager takes four seconds to start, as a real one takes its time.
-SERVICES = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
-STARTED = ("InactiveExitTimestampMonotonic", "ActiveEnterTimestampMonotonic")  # microseconds
 
 
 def old_roles(folder: Path) -> Path:
@@ -97,28 +92,12 @@ def succeeded(cost: Cost, name: str) -> Cost:
     return cost
 
 
-def systemctl(inventory: Path, *words: str) -> str:
-    """What systemctl on the node prints."""
-    command = ["ansible", "-i", str(inventory), "-b", NODE, "-m", "ansible.builtin.command"]
-    command += ["-a", " ".join(["systemctl", *words])]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-
-def repaired(folder: Path, inventory: Path, service: str) -> tuple[float, float]:
-    """Seconds of an `up` that starts a stopped service again, and what the service itself took of them."""
-    systemctl(inventory, "stop", service)
-    wall = up(folder, inventory).wall
-    said = systemctl(inventory, "show", service, *(f"--property={name}" for name in STARTED))
-    began, ended = (int(found) for name in STARTED for found in re.findall(rf"{name}=(\d+)", said))
-    return wall, (ended - began) / 1e6
-
-
 def measure(options: Options) -> Iterator[Finding]:
-    """Both from a bare node in turns; then `up` of that node with a service stopped."""
+    """Both from a bare node in turns."""
     if os.geteuid():
         raise FailedError("lab nodes need root")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    cpu, wall, repair, start = Rounds(), Rounds(), Rounds(), Rounds()
+    cpu, wall = Rounds(), Rounds()
     before = old_roles(options.folder / "old")
     try:
         for _ in range(1 if options.quick else min(options.rounds, 3)):
@@ -127,10 +106,6 @@ def measure(options: Options) -> Iterator[Finding]:
                 cost = plain(before, inventory) if name == "plain" else up(options.folder, inventory)
                 cpu.add(name, cost.controller)
                 wall.add(name, cost.wall)
-            for service in SERVICES:
-                whole, own = repaired(options.folder, inventory, service)
-                repair.add(service, whole)
-                start.add(service, own)
     finally:
         lab("down", "--lab", LAB)
     floor = f"the roles of {FLOOR} under plain ansible-playbook"
@@ -139,8 +114,3 @@ def measure(options: Options) -> Iterator[Finding]:
     yield Result("roles.cpu", what, floor, cpu.ratios("up", "plain"), note)
     note = f"plain: {number(wall.median('plain'))} s, without the reboot"
     yield Result("roles.wall", "the same, wall time", floor, wall.ratios("up", "plain"), note)
-    rows = tuple(
-        (service, number(repair.median(service)), number(start.median(service))) for service in SERVICES
-    )
-    columns = ("stopped service", "wall", "of which it took to start")
-    yield Table("Repair of one service, seconds until it is seen to run", columns, rows)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.costs import FailedError, cost_of, environment, gpuprov
-from benchmarks.results import Finding, Options, Result, Rounds, Table, number
+from benchmarks.results import Finding, Options, Result, Rounds
 
 FLOOR = "python -c pass"
 OURS = "gpuprov --help"
@@ -23,9 +23,7 @@ def best_of(command: list[str], folder: Path) -> tuple[float, float]:
 
 
 def measure(options: Options) -> Iterator[Finding]:
-    commands = {FLOOR: [sys.executable, "-c", "pass"]}
-    for name in (OURS, "gpuprov up --help", "gpuprov validate --help"):
-        commands[name] = gpuprov(*name.split()[1:])
+    commands = {FLOOR: [sys.executable, "-c", "pass"], OURS: gpuprov("--help")}
     walls, cpus = Rounds(), Rounds()
     for _ in range(options.rounds):
         for name, command in commands.items():
@@ -34,14 +32,3 @@ def measure(options: Options) -> Iterator[Finding]:
             cpus.add(name, cpu)
     yield Result("help.cpu", f"`{OURS}`", f"`{FLOOR}`", cpus.ratios(OURS, FLOOR))
     yield Result("help.wall", f"`{OURS}`", f"`{FLOOR}`", walls.ratios(OURS, FLOOR))
-    rows = [
-        (
-            f"`{name}`",
-            number(cpus.median(name) * 1000),
-            f"{number(cpus.median(name) / cpus.median(FLOOR))}x",
-            number(walls.median(name) * 1000),
-            f"{number(walls.median(name) / walls.median(FLOOR))}x",
-        )
-        for name in commands
-    ]
-    yield Table("Starting", ("", "CPU ms", "of the first", "wall ms", "of the first"), tuple(rows))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.costs import ROOT
-from benchmarks.results import Finding, Options, Result, Rounds, Table, number
+from benchmarks.results import Finding, Options, Result, Rounds, number
 from provision.remote.ansible import handover
 from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import run_playbook
@@ -45,12 +46,11 @@ def local_hosts(count: int) -> Hosts:
     return {f"n{i:04}": variables for i in range(count)}
 
 
-def cost_of(work: Callable[[], None]) -> tuple[float, float]:
-    """(wall, CPU) seconds of this process and all its children."""
-    before, started = os.times(), time.perf_counter()
+def cost_of(work: Callable[[], None]) -> float:
+    """CPU seconds of this process and all its children."""
+    before = sum(os.times()[:4])
     work()
-    after = os.times()
-    return time.perf_counter() - started, sum(after[:4]) - sum(before[:4])
+    return sum(os.times()[:4]) - before
 
 
 def bare(play: Path, hosts: Hosts) -> None:
@@ -110,19 +110,16 @@ def measure(options: Options) -> Iterator[Finding]:
 
 def _against_bare(options: Options, goal: str, hosts: Hosts, tasks: int, size: int) -> Iterator[Finding]:
     play = playbook(options.folder, tasks, size)
-    wall, cpu = Rounds(), Rounds()
+    cpu = Rounds()
     for _ in range(options.rounds):
         for name, work in (
             ("bare", lambda: bare(play, hosts)),
             ("ours", lambda: ours(play, hosts, options.folder)),
         ):
-            took, used = cost_of(work)
-            wall.add(name, took)
-            cpu.add(name, used)
+            cpu.add(name, cost_of(work))
     what = f"{len(hosts)} hosts x {tasks} tasks with results of {size:,} B"
     note = f"bare: {number(cpu.median('bare'))} s of CPU"
     yield Result(goal, f"{what}, CPU", "bare ansible-playbook", cpu.ratios("ours", "bare"), note)
-    yield Result("", f"{what}, wall time", "bare ansible-playbook", wall.ratios("ours", "bare"))
 
 
 def _memory(options: Options, hosts: Hosts, tasks: int) -> Result:
@@ -155,19 +152,14 @@ def _processes(options: Options) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     _, idle = idle_while(lambda: at_once(play, hosts, 1))
     many = max(2, min(cores, int(1 / max(1 - idle, 1 / cores))))
-    rates, idles = Rounds(), Rounds()
+    rates, idles = Rounds(), list[float]()
     for _ in range(1 if options.quick else max(1, options.rounds // 2)):
         for count in (1, many):
             wall, idle = idle_while(partial(at_once, play, hosts, count))
             rates.add(str(count), len(hosts) / wall)
-            idles.add(str(count), idle)
-    full = idles.median("1") < IDLE
+            idles += [idle] if count == 1 else []
+    full = statistics.median(idles) < IDLE
     what = f"{len(hosts)} hosts, {many} processes: task-hosts a second, divided by {many}"
     ratios = tuple(value / many for value in rates.ratios(str(many), "1"))
     why = "one fills the cores" if full else "there are too few hosts" if options.quick else ""
     yield Result("up.processes", what, "one process", ratios, unproven=why)
-    rows = [
-        (str(count), number(rates.median(str(count))), f"{idles.median(str(count)):.0%}")
-        for count in (1, many)
-    ]
-    yield Table(f"Processes on {cores} cores", ("processes", "task-hosts a second", "idle"), tuple(rows))

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.contenders import FLOOR
 from benchmarks.costs import Cost, FailedError, cost_of, environment, gpuprov
 from benchmarks.nodes import Nodes, light
-from benchmarks.peers.plain_ssh import FLOOR
 from benchmarks.results import Finding, Options, Result, Rounds, number
 
 MOST = 50
@@ -24,7 +24,7 @@ MORE = 0.005  # seconds for each node that the goal allows beside F
 def measure(options: Options) -> Iterator[Finding]:
     with light(min(options.nodes, MOST), own=LOCKS) as nodes:
         count = len(nodes.names)
-        floor = FLOOR.make(nodes, (), options.folder, True)
+        floor = FLOOR.make(nodes, (), options.folder)
         inventory = nodes.inventory(options.folder, gpuprov_expected_gpus=8)
         costs = Rounds()
         for _ in range(options.rounds):

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from benchmarks import contenders
 from benchmarks.bench_drift import converged, prepared, said, sees
+from benchmarks.contenders import CONNECTIONS, FLOOR, Contender, Work
 from benchmarks.expected import Expected
 from benchmarks.nodes import FailedError, Nodes, fleet, light
-from benchmarks.peers import gpuprov
-from benchmarks.peers.contender import CONNECTIONS, Contender, Work
-from benchmarks.peers.plain_ssh import FLOOR
 from benchmarks.results import Finding, Options, Result, Table, number, ratios, spread
 from benchmarks.worker_mesh import WORKERS, WorkerMesh, worker_mesh
 from provision.remote.ssh.fanout import MOST
@@ -47,20 +46,20 @@ def measure(options: Options) -> Iterator[Finding]:
                 yield from _wall(nodes, expected, mesh, options, connections)
 
 
-def contenders(mesh: WorkerMesh, connections: int | None) -> tuple[Contender, Contender]:
+def both(mesh: WorkerMesh, connections: int | None) -> tuple[Contender, Contender]:
     """`drift` of one controller, and of one with workers; each process that asks nodes opens so many
     connections at most."""
 
-    def alone(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
-        place = gpuprov.installed(folder, expected)
-        inventory = nodes.inventory(folder, gpuprov_roles=[gpuprov.ROLE])
-        return gpuprov.drift(nodes, place, inventory, folder, connections)
+    def alone(nodes: Nodes, expected: Sequence[Expected], folder: Path) -> Work:
+        place = contenders.installed(folder, expected)
+        inventory = nodes.inventory(folder, gpuprov_roles=[contenders.ROLE])
+        return contenders.drift(nodes, place, inventory, folder, connections)
 
-    def behind(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
-        place = gpuprov.installed(folder, expected)
+    def behind(nodes: Nodes, expected: Sequence[Expected], folder: Path) -> Work:
+        place = contenders.installed(folder, expected)
         mesh.use(place)
-        inventory = mesh.inventory(nodes, folder, gpuprov_roles=[gpuprov.ROLE])
-        return gpuprov.drift(nodes, place, inventory, folder, connections)
+        inventory = mesh.inventory(nodes, folder, gpuprov_roles=[contenders.ROLE])
+        return contenders.drift(nodes, place, inventory, folder, connections)
 
     return Contender(ALONE, alone), Contender(BEHIND, behind)
 
@@ -111,8 +110,8 @@ def _in_turns(
     before: Callable[[], None] = lambda: None,
 ) -> Runs:
     """Both, once a round. `before`: at the beginning of each round."""
-    alone, behind = contenders(mesh, connections)
-    works = {each: each.make(nodes, expected, _new(folder, each.name), False) for each in (alone, behind)}
+    alone, behind = both(mesh, connections)
+    works = {each: each.make(nodes, expected, _new(folder, each.name)) for each in (alone, behind)}
     runs: dict[str, list[Spent]] = {alone.name: [], behind.name: []}
     for turn in range(rounds):
         before()
@@ -124,7 +123,7 @@ def _in_turns(
 
 
 def _sees(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, folder: Path) -> None:
-    _, behind = contenders(mesh, CONNECTIONS)
+    _, behind = both(mesh, CONNECTIONS)
     said(f"does {behind.name} see what differs?")
     sees(behind, nodes.first(len(WORKERS)), expected, folder)
 
@@ -133,7 +132,7 @@ def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: 
     folder = _new(options.folder, "near")
     _sees(nodes, expected, mesh, _new(folder, "seen"))
     some = nodes.first(FLOOR_NODES)
-    floor = FLOOR.make(some, expected, _new(folder, "floor"), False)
+    floor = FLOOR.make(some, expected, _new(folder, "floor"))
     floors: list[float] = []  # seconds a node
 
     def measure_floor() -> None:
@@ -178,23 +177,6 @@ def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: 
         ),
     )
 
-    least = _in_turns(
-        nodes.first(len(WORKERS)), expected, mesh, _new(folder, "least"), options.rounds, CONNECTIONS
-    )
-    yield Table(
-        f"`drift` of {len(WORKERS)} nodes, one for each worker: what a mesh costs at least",
-        ("", "CPU s of the controller", "CPU s of all", "wall s"),
-        tuple(
-            (
-                name,
-                spread(tuple(one.controller for one in runs)),
-                spread(tuple(one.total for one in runs)),
-                spread(tuple(one.wall for one in runs)),
-            )
-            for name, runs in least.items()
-        ),
-    )
-
 
 def _wall(
     nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options, connections: int
@@ -209,20 +191,6 @@ def _wall(
         "`gpuprov drift` without workers",
         _wall_ratios(few),
         f"So nodes take as many turns as {LARGE:,} with the usual {MOST} connections.",
-    )
-    usual = _in_turns(nodes, expected, mesh, _new(folder, "usual"), options.rounds, None)
-    yield Table(
-        f"`drift` of {len(nodes.names)} nodes that are {AWAY} s away in each direction: seconds",
-        ("connections of each", "no workers", "two workers", "ratio"),
-        tuple(
-            (
-                label,
-                *(spread(tuple(one.wall for one in runs[name])) for name in (ALONE, BEHIND)),
-                f"{number(median(_wall_ratios(runs)))}x",
-            )
-            for label, runs in ((str(connections), few), (f"as usual, {MOST} at most", usual))
-        ),
-        (f"Nodes, controller and workers share {len(os.sched_getaffinity(0))} cores here.",),
     )
 
 

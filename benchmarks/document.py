@@ -1,4 +1,4 @@
-"""What was measured, as docs/performance.md shows it: goals and ratios, then tables and plots."""
+"""What was measured, as docs/performance.md shows it: goals and ratios, then tables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
-from benchmarks.plots import drawn
-from benchmarks.results import Plot, Result, Table, spread
+from benchmarks.results import Result, Table, spread
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOT_MEASURED = "not measured by this command yet"
@@ -25,8 +24,6 @@ def lines(parts: Collection[Part]) -> list[str]:
         for each in part.findings:
             if isinstance(each, Table):
                 found += ["", *_table(each)]
-            elif isinstance(each, Plot):
-                found += ["", f"![{each.title}]({each.file})"]
     return found
 
 
@@ -63,10 +60,6 @@ def goals(results: Sequence[Result]) -> Iterator[str]:
             yield f"| {goal.work} | {goal.asked} | {spread(result.values, unit)} | {met} | {what} |"
         if not mine:
             yield f"| {goal.work} | {goal.asked} | {NOT_MEASURED} | | |"
-    for result in results:
-        if result.goal not in GOALS:
-            unit = "x" if result.floor else ""
-            yield f"| {result.what} | no goal | {spread(result.values, unit)} | | {result.note} |"
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -97,11 +90,8 @@ def put(document: Path, written: Sequence[str], begin: str = BEGIN, end: str = E
 
 
 def write(document: Path, parts: Collection[Part]) -> None:
-    """Put the figures of all parts between the markers, and the plots beside the document."""
+    """Put the figures of all parts between the markers."""
     put(document, lines(parts))
-    for each in (finding for part in parts for finding in part.findings):
-        if isinstance(each, Plot):
-            document.with_name(each.file).write_text(drawn(each), encoding="utf-8")
 
 
 def command_line(arguments: Sequence[str] | None) -> str:

@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Finding, Plot, Result, Table
+from benchmarks.results import Finding, Result, Table
 
-_KINDS: dict[str, type[Finding]] = {"result": Result, "table": Table, "plot": Plot}
+_KINDS: dict[str, type[Finding]] = {"result": Result, "table": Table}
 _VERSIONS = ("ansible-core", "ansible-runner", "paramiko")
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -23,7 +23,6 @@ class Options:
     nodes: int = 100
     rounds: int = 5
     quick: bool = False  # to see that it works, not to learn what things cost
-    peers: str = "all"  # which, by words of their names
 
 
 @dataclass(frozen=True)
@@ -58,23 +57,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Plot:
-    """Figures as a drawing (plots.py), in a file of this name beside the document.
-
-    `across`, `up`: what the axes are, both of them from 0. `lines`: names, each with its points (across, up).
-    `band`: from where to where a stretch is shaded, and what it is called.
-    """
-
-    title: str
-    file: str
-    across: str
-    up: str
-    lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
-    band: tuple[float, float, str] | None = None
-
-
-Finding = Result | Table | Plot
+Finding = Result | Table
 Measure = Callable[[Options], Iterable[Finding]]
 
 
@@ -130,8 +113,6 @@ def lines(finding: Finding) -> Iterator[str]:
         yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
         if finding.note:
             yield f"    {finding.note}"
-    elif isinstance(finding, Plot):
-        yield f"{finding.title}: {finding.file}"
     else:
         yield finding.title
         table = (finding.head, *finding.rows)
@@ -153,15 +134,12 @@ def misses(result: Result) -> bool:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, help="how many nodes (100; with --quick 4)")
     parser.add_argument("--rounds", type=int, help="how often each is measured (5; with --quick 1)")
-    parser.add_argument(
-        "--peers", default="all", help="peers to measure, by words of their names: pyinfra,paramiko"
-    )
     parser.add_argument("--quick", action="store_true", help="see that it works, in seconds")
 
 
 def options_of(chosen: argparse.Namespace, folder: Path) -> Options:
     nodes, rounds = (4, 1) if chosen.quick else (100, 5)
-    return Options(folder, chosen.nodes or nodes, chosen.rounds or rounds, chosen.quick, chosen.peers)
+    return Options(folder, chosen.nodes or nodes, chosen.rounds or rounds, chosen.quick)
 
 
 def as_installed(package: Path = Path(__file__).parent.parent / "provision") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.costs import FailedError
@@ -55,9 +55,7 @@ def waiting(rows: Rows) -> list[str]:
     return [name for name, row in rows.items() if (row["state"], row["pool"]) == ("IDLE+DRAIN", "")]
 
 
-def substituted(
-    fleet: WatchedFleet, node: str, gpu: int, meanwhile: Callable[[], None] = lambda: None
-) -> Substitution:
+def substituted(fleet: WatchedFleet, node: str, gpu: int) -> Substitution:
     """The node loses the GPU; what came of it. Raises FailedError where that is not right."""
     rows, changes = fleet.slurm.nodes(), len(fleet.slurm.changes())
     known = {one.id for one in fleet.store.incidents()}
@@ -65,7 +63,6 @@ def substituted(
     opened: list[Incident] = []
 
     def ended() -> bool:
-        meanwhile()
         opened[:] = [one for one in fleet.store.incidents() if one.id not in known]
         return bool(opened) and not any(one.is_open for one in opened)
 

@@ -1,10 +1,9 @@
-"""What one command makes a reader, and Python, go through: modules entered, and measurements made again.
+"""What one command makes a reader, and Python, go through: the modules entered.
 
 A module is entered when a function of it runs in the command's process; importing it is not enough. What runs
 on nodes or simulates them is not counted, nor are templates. Counted are a `drift` of one node, and a
 `validate` of two: once over real SSH and Ansible, where nodes without GPUs end each check at once, and once
-of simulated 8-GPU nodes that stand behind the two doors `observe` and `run_sharded`. A measurement is made
-again when it is made outside `node_judge.judge_check`, where the check's own output becomes measurements.
+of simulated 8-GPU nodes that stand behind the two doors `observe` and `run_sharded`.
 
     python -m benchmarks.weight
 """
@@ -24,7 +23,7 @@ from typing import Any
 
 from benchmarks.costs import ROOT, FailedError, cost_of, environment
 
-GOALS = {"drift": 55, "validate": 70, "made again": 1}
+GOALS = {"drift": 55, "validate": 95}
 _CODE = str(ROOT / "provision") + os.sep
 _OF_MACHINES = "validate/selftest/measure.py"  # by which a simulated machine loads gpuprov_run
 _FUNCTION = 1  # the flag of code that is a function: not of a module, not of a class
@@ -63,29 +62,11 @@ def command(words: list[str]) -> dict[str, Any]:
 def simulated(words: list[str]) -> dict[str, Any]:
     """Run gpuprov in this process on two simulated nodes."""
     from benchmarks.detection.machine import Machine
-    from provision.checks import node_judge
-    from provision.checks.check import Command, Measurement
+    from provision.checks.check import Command
     from provision.remote.ansible import partitions
     from provision.remote.ansible.runner import Event, Outcome
     from provision.remote.observe import Observation
     from provision.validate import validation
-
-    depth, again = [0], [0]
-    judge_check, made = node_judge.judge_check, Measurement.__init__
-
-    def judged(*given: Any) -> Any:
-        depth[0] += 1
-        try:
-            return judge_check(*given)
-        finally:
-            depth[0] -= 1
-
-    def counted(original: Callable[..., None]) -> Callable[..., None]:
-        def wrapper(*given: Any, **named: Any) -> None:
-            again[0] += not depth[0]
-            original(*given, **named)
-
-        return wrapper
 
     with ExitStack() as stack:
         machines = {
@@ -106,13 +87,9 @@ def simulated(words: list[str]) -> dict[str, Any]:
 
         validation.observe = observe  # type: ignore[attr-defined, assignment]
         partitions.run_sharded = run_sharded  # type: ignore[assignment]
-        node_judge.judge_check = judged  # type: ignore[assignment]
-        Measurement.__init__ = counted(made)  # type: ignore[method-assign]
-        Measurement.__setstate__ = counted(Measurement.__setstate__)  # type: ignore[attr-defined]
         found = command(words)
     found["modules"].remove(_OF_MACHINES)
-    (rows,) = Path(os.environ["GPUPROV_RUNS"]).glob("*/measurements.jsonl")
-    return {**found, "measured": len(rows.read_text().splitlines()), "again": again[0]}
+    return found
 
 
 def _apart(what: str, folder: Path, *words: str) -> dict[str, Any]:
@@ -138,15 +115,10 @@ def main() -> None:
         reached = _apart("command", folder, "validate", "--stage", "quick", *inventory)["modules"]
         (folder / "simulated.json").write_text(json.dumps({"all": {"hosts": {"a": {}, "b": {}}}}))
         inventory = ["--inventory", str(folder / "simulated.json"), "--nodes", "all"]
-        judged = _apart("simulated", folder, "validate", *inventory)
-    validate = {*reached, *judged["modules"]}
-    ratio = judged["again"] / judged["measured"]
+        judged = _apart("simulated", folder, "validate", *inventory)["modules"]
+    validate = {*reached, *judged}
     print(f"drift of one node: {len(drift)} modules (goal {GOALS['drift']})")
     print(f"validate of two nodes: {len(validate)} modules (goal {GOALS['validate']})")
-    print(
-        f"measurements: {judged['measured']}, made again {judged['again']} times: "
-        f"{ratio:.1f} (goal {GOALS['made again']})"
-    )
     for name, modules in (("drift", drift), ("validate", sorted(validate))):
         print(f"\n{name}: {' '.join(modules)}")
 

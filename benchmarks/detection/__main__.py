@@ -24,7 +24,6 @@ from benchmarks.detection import (
     machine,
     perturb_report,
     perturb_trial,
-    repeats,
     report,
     trial,
 )
@@ -75,8 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return perturbed(options.perturbed, options.jobs, options.write)
     if options.amd:
         return of_amd(options.amd, options.jobs, options.write)
-    if options.repeats:
-        return repeated(options.repeats, options.jobs, options.write)
     seeds = _seeds(options.seeds)
     keys = _keys(options.classes)
     graded = 0 if options.quick else GRADED_FOR_EACH
@@ -129,15 +126,6 @@ def of_amd(seeds: int, jobs: int, written: Path | None) -> int:
     return 70 if any(one["trouble"] for one in found) else 1 if wrong else 0
 
 
-def repeated(nodes: int, jobs: int, written: Path | None) -> int:
-    """How many runs a slow GPU needs to be found, alone and in a fleet."""
-    text = repeats.lines(repeats.outcomes(nodes, jobs), nodes)
-    print("\n".join(text))
-    if written:
-        document.put(written, text, repeats.BEGIN, repeats.END)
-    return 0
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "benchmarks.detection", description=__doc__.splitlines()[0] if __doc__ else ""
@@ -156,12 +144,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         metavar="N",
         help="instead: nodes with AMD's GPUs, N of each class, with fixed seeds",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        metavar="N",
-        help="instead: N nodes of each severity of slow GPUs, run again",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument(

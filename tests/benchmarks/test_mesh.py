@@ -15,8 +15,6 @@ from benchmarks.mesh import look
 from benchmarks.mesh.look import DARK, EACH, REGIONS, Looked, Scenario
 from benchmarks.mesh.network import Line, Region
 from benchmarks.mesh.virtual_threads import Signal, StuckError, World, instead_of
-from benchmarks.plots import drawn
-from benchmarks.results import Plot
 from provision.remote import protocol
 from provision.remote.workers import assignment, mesh, worker_asks, worker_entry, worker_stream
 
@@ -220,24 +218,3 @@ def test_a_message_over_a_bad_line_comes_late_and_in_order() -> None:
 
 
 # --- the plot
-
-
-def test_a_plot_is_a_file_that_stands_alone_and_names_its_axes_and_lines() -> None:
-    import xml.etree.ElementTree as ElementTree
-
-    plot = Plot(
-        "A <title>",
-        "one.svg",
-        "nodes",
-        "seconds",
-        (("a", ((1, 1.0), (2, 2.0))), ("b", ((1, 3.0),))),
-        (1, 9, "x"),
-    )
-    root = ElementTree.fromstring(drawn(plot))  # noqa: S314 - our own
-    space = "{http://www.w3.org/2000/svg}"
-    words = [each.text for each in root.iter(f"{space}text")]
-    assert {"A <title>", "nodes", "seconds", "a", "b", "x"} <= set(words)
-    assert len(list(root.iter(f"{space}circle"))) == 3
-    band = next(each for each in root.iter(f"{space}rect") if each.get("class") == "band")
-    assert float(band.attrib["x"]) + float(band.attrib["width"]) == pytest.approx(680 - 36)
-    assert "prefers-color-scheme: dark" in drawn(plot)

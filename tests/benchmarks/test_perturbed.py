@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.detection import perturb, perturb_report, perturb_trial, repeats
+from benchmarks.detection import perturb, perturb_report, perturb_trial
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer, Change, table
 from provision.checks.judge import Finding, Verdict
 
@@ -150,11 +150,3 @@ def test_what_counts_as_wrong(label: str, said: list[tuple[str, str]], wrong: st
     worst = max((f.verdict for f in findings), key=lambda verdict: verdict.badness, default=Verdict.PASS)
     outcome = perturb_trial.scored(fault(label, "gpu3"), "node", worst.value, findings)
     assert perturb_report.kind(outcome) == wrong
-
-
-def test_a_gpu_is_found_in_three_runs_when_one_of_them_names_it() -> None:
-    said = [(True, False), *[(False, False)] * 4, (True, False), (False, True), *[(False, False)] * 3]
-    assert repeats.found_in(said, 1, 0).count(True) == 2
-    assert repeats.found_in(said, 3, 0) == [True, True, False], "the tenth run has no two others"
-    assert repeats.found_in(said, 10, 0) == [True]
-    assert repeats.found_in(said, 3, 1) == [False, False, True], "something else was flagged"

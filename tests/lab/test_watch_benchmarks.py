@@ -29,12 +29,6 @@ def test_a_few_substitutions(tmp_path: Path) -> None:
 
 
 def test_a_few_minutes(tmp_path: Path) -> None:
-    acted, cost, table = bench_watch.measure(Options(tmp_path, nodes=4, rounds=1, quick=True))
+    (acted,) = bench_watch.measure(Options(tmp_path, nodes=4, rounds=1, quick=True))
     assert isinstance(acted, Result)
-    assert isinstance(cost, Result)
-    assert isinstance(table, Table)
-    assert len(cost.values) == bench_watch.QUICK_MINUTES
-    assert max(cost.values) > 0
-    (fault,) = table.rows
-    assert numbers(fault) == sorted(numbers(fault))
-    assert acted.median == pytest.approx(numbers(fault)[-1], rel=0.01)
+    assert acted.median > 0

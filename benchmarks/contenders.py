@@ -1,22 +1,60 @@
-"""gpuprov itself: `gpuprov drift` as a user runs it, with one role that promises the expectations."""
+"""What is run against nodes: `gpuprov drift` as a user runs it, with one role that promises the expectations,
+and the floors, `xargs -P ssh host …`, doing nothing there, or starting a Python that does nothing."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.costs import ROOT, Cost, environment
 from benchmarks.costs import gpuprov as command_line
 from benchmarks.expected import Expected
-from benchmarks.nodes import Nodes
-from benchmarks.peers.contender import CONNECTIONS, Contender, Work
+from benchmarks.nodes import Nodes, in_parallel
 from benchmarks.results import as_installed
+
+CONNECTIONS = 32  # of every contender
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command that is ready to run, in `folder`. `differences`, from its output: node → how many of the
+    expectations do not hold there; nodes that it did not look at are not in it."""
+
+    command: Sequence[str | Path]
+    folder: Path
+    differences: Callable[[Cost], Mapping[str, int]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`make` writes what it needs into a folder."""
+
+    name: str
+    make: Callable[[Nodes, Sequence[Expected], Path], Work]
+
 
 ROLE = "benchmark"
 RELEASES = ("debian 12", "debian 13", "ubuntu 22.04", "ubuntu 24.04")
+
+
+def running(*command: str) -> Callable[[Nodes, Sequence[Expected], Path], Work]:
+    def make(nodes: Nodes, expected: Sequence[Expected], folder: Path) -> Work:  # noqa: ARG001
+        words = in_parallel(nodes, command, CONNECTIONS, folder)
+        return Work(words, folder, lambda cost: {} if cost.code else dict.fromkeys(nodes.names, 0))
+
+    return make
+
+
+FLOOR = Contender("ssh host true (F)", running("true"))
+PYTHON = Contender("ssh host python3 -c pass", running("/usr/bin/python3", "-c", "pass"))
+BARE_PYTHON = Contender(
+    "ssh host python3 -I -S -c pass", running("/usr/bin/python3", "-I", "-S", "-c", "pass")
+)
 
 
 def installed(folder: Path, expected: Sequence[Expected]) -> Path:
@@ -52,7 +90,7 @@ def _promise(one: Expected, role: Path) -> dict[str, object]:
     return {"fact": f"file.{one.name}.content", "template": template, "why": why}
 
 
-def make(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
+def make(nodes: Nodes, expected: Sequence[Expected], folder: Path) -> Work:
     place = installed(folder, expected)
     return drift(nodes, place, nodes.inventory(folder, gpuprov_roles=[ROLE]), folder)
 
@@ -75,4 +113,4 @@ def differences(cost: Cost, nodes: Nodes) -> Mapping[str, int]:
     return {**found, **dict.fromkeys(others if len(others) == report["as_declared"] else (), 0)}
 
 
-CONTENDERS = (Contender("gpuprov drift", make),)
+OURS = Contender("gpuprov drift", make)
