@@ -82,8 +82,7 @@ def judge(
 ) -> list[Finding]:
     values = {(one.metric, one.device): one.value for one in measurements}
     if modes := values.get(("partition", "node")):
-        said = f"GPUs are partitioned ({modes}): a test of whole GPUs does not apply"
-        return [Finding(ID, Verdict.SKIP, "node", said, "partition", modes)]
+        return devices.left_out(ID, modes)
     findings = list(_judge_memory(measurements))
     for metric in _TITLES:
         rates = {one.device: one for one in measurements if one.metric == metric}

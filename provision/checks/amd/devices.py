@@ -9,6 +9,7 @@ from typing import Any
 from provision.checks.check import CheckNode, Measurement, fact
 from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_log import bus_address
+from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
 
 FACTS = ("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm")
@@ -68,6 +69,12 @@ def partitioned(node: CheckNode) -> str:
         return next((str(one.value) for one in found if one.metric == "partition"), "")
     except ParseError:
         return ""
+
+
+def left_out(check: str, modes: Any, why: str = "a test of whole GPUs does not apply") -> list[Finding]:
+    """The verdict on GPUs that are partitioned so."""
+    said = f"GPUs are partitioned ({modes}): {why}"
+    return [Finding(check, Verdict.SKIP, "node", said, "partition", modes)]
 
 
 def links(node: CheckNode) -> dict[tuple[str, str], int] | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from provision.checks.amd import devices, telemetry
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
-from provision.checks.gpu.gpu_burn import DEFAULT_SECONDS, judge_rates, passed
+from provision.checks.gpu.gpu_burn import DEFAULT_SECONDS, joined, judge_rates, passed, told
 from provision.checks.gpu.gpu_burn import ID as ID
 from provision.checks.host import kernel_incidents
 from provision.checks.host.kernel_log import bus_address
@@ -273,17 +273,12 @@ def _measured(device: str, gpu: _Gpu) -> Iterator[Measurement]:
 def judge(
     node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
-    values = {m.metric: m.value for m in measurements if m.device == "node"}
+    by_gpu = told(measurements)
+    values = by_gpu.pop("node", {})
     if "partition" in values:
-        said = f"GPUs are partitioned ({values['partition']}): a test of whole GPUs does not apply"
-        return [Finding(ID, Verdict.SKIP, "node", said, "partition", values["partition"])]
-    by_gpu: dict[str, dict[str, Any]] = {}
-    for m in measurements:
-        if m.device != "node":
-            by_gpu.setdefault(m.device, {})[m.metric] = m.value
+        return devices.left_out(ID, values["partition"])
     findings = _judge_burn(node, by_gpu, values, thresholds)
-    beside = telemetry.judge(ID, node, by_gpu, values, thresholds)
-    return findings + beside if any(f.verdict is not Verdict.PASS for f in findings) else beside or findings
+    return joined(findings, telemetry.judge(ID, node, by_gpu, values, thresholds))
 
 
 def _judge_burn(

@@ -14,7 +14,7 @@ from provision.checks.amd import devices, transferbench
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu.memory_bandwidth import ID as ID
 from provision.checks.gpu.memory_bandwidth import judge_copies
-from provision.checks.judge import Finding, Verdict
+from provision.checks.judge import Finding
 from provision.checks.thresholds import Threshold
 
 SUMMARY = "copy bandwidth within each GPU's memory; the GPU with slow memory is named"
@@ -59,6 +59,5 @@ def judge(
     if first.metric == "corrupt":
         return [transferbench.corruption(ID, str(first.value))]
     if first.metric == "partition":
-        said = f"GPUs are partitioned ({first.value}): a part has its share of the memory's bandwidth"
-        return [Finding(ID, Verdict.SKIP, "node", said, "partition", first.value)]
+        return devices.left_out(ID, first.value, "a part has its share of the memory's bandwidth")
     return judge_copies(measurements, thresholds, "TransferBench")

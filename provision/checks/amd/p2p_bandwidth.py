@@ -13,16 +13,14 @@ the way: it is measured, and judged by nobody's.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from provision.checks.amd import devices, transferbench
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu.p2p_bandwidth import ID as ID
-from provision.checks.gpu.p2p_bandwidth import WORDS, judge_host, no_limit, passed
+from provision.checks.gpu.p2p_bandwidth import WORDS, Slow, accuse, cell_of, judge_host, no_limit, passed
 from provision.checks.judge import Finding, Verdict, below_peers, by_threshold, limit_text, number
 from provision.checks.suspects import Cell, explain
 from provision.checks.thresholds import Threshold
@@ -125,17 +123,6 @@ def _best(
     return found
 
 
-@dataclass(frozen=True)
-class _Slow:
-    """Why a pair is too slow; a limit condemns it (fail), or only its peers do (warn)."""
-
-    metric: str
-    value: float
-    limit: str
-    source: str
-    verdict: Verdict
-
-
 def judge(
     node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
@@ -143,8 +130,7 @@ def judge(
     if first.metric == "corrupt":
         return [transferbench.corruption(ID, str(first.value))]
     if first.metric == "partition":
-        said = f"GPUs are partitioned ({first.value}): a test of whole GPUs does not apply"
-        return [Finding(ID, Verdict.SKIP, "node", said, "partition", first.value)]
+        return devices.left_out(ID, first.value)
     findings: list[Finding] = []
     for metric in _HOST:
         found = [m for m in measurements if m.metric == metric]
@@ -169,7 +155,7 @@ def judge(
 def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]) -> list[Finding]:
     counts = {m.device: int(m.value) for m in measurements if m.metric == _LINKS}
     findings: list[Finding] = []
-    slow: dict[Cell, _Slow] = {}
+    slow: dict[Cell, Slow] = {}
     measured: set[Cell] = set()
     for metric in (*_PEER, _BOTH):
         values = {m.device: number(m.value) for m in measurements if m.metric == metric}
@@ -192,41 +178,38 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
             )
             findings.append(Finding(ID, Verdict.SKIP, "node", said, metric, rates[device], "GB/s"))
             continue
-        measured |= {_cell(device) for device in joined}
+        measured |= {cell_of(device) for device in joined}
         worse = _slow_pairs(metric, joined, counts, threshold)
         for cell, reason in worse.items():
-            if cell not in slow or reason.value < slow[cell].value:
+            if cell not in slow or (reason.value or 0) < (slow[cell].value or 0):
                 slow[cell] = reason
         if not worse and not absent:
             findings.append(_all_well(metric, joined or rates, counts, threshold))
     if not counts:
         said = "which GPUs are joined by how many xGMI links is not certain: no pair was judged"
         findings.append(Finding(ID, Verdict.WARN, "node", said, _LINKS, action="investigate"))
-    return [_accuse(one.device, one.cells, slow) for one in explain(slow, measured)] + findings
+    # A reset trains the links anew.
+    accused = [accuse(one.device, one.cells, slow, _TITLES, "reset GPU") for one in explain(slow, measured)]
+    return accused + findings
 
 
 def _slow_pairs(
     metric: str, rates: Mapping[str, float], counts: Mapping[str, int], threshold: Threshold | None
-) -> dict[Cell, _Slow]:
+) -> dict[Cell, Slow]:
     """The pairs that are too slow: by the limit, and by the others that have as many links."""
-    slow: dict[Cell, _Slow] = {}
+    slow: dict[Cell, Slow] = {}
     groups: dict[int, dict[str, float]] = defaultdict(dict)
     for device, rate in rates.items():
         if threshold is not None and rate < threshold.limit:
-            slow[_cell(device)] = _Slow(metric, rate, limit_text(threshold), threshold.cited, Verdict.FAIL)
+            slow[cell_of(device)] = Slow(metric, rate, limit_text(threshold), threshold.cited, Verdict.FAIL)
         if device in counts:
             groups[counts[device]][device] = rate
     for count, group in groups.items():
         for device, (middle, _) in below_peers(group, _TOLERANCE).items():
             source = f"median of the node's other pairs with {many(count, 'link')}, {middle:g} GB/s"
             limit = f"≥ {(1 - _TOLERANCE) * middle:.0f} GB/s"
-            slow.setdefault(_cell(device), _Slow(metric, rates[device], limit, source, Verdict.WARN))
+            slow.setdefault(cell_of(device), Slow(metric, rates[device], limit, source, Verdict.WARN))
     return slow
-
-
-def _cell(device: str) -> Cell:
-    source, target = device.split("->")
-    return int(source[3:]), int(target[3:])
 
 
 def _all_well(
@@ -240,22 +223,3 @@ def _all_well(
     if threshold is None or rates[device] < threshold.limit:  # of pairs without links it judges none
         return no_limit(what, metric, lowest)
     return passed(what, metric, lowest, threshold, len(rates))
-
-
-def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow]) -> Finding:
-    """One finding for one culprit, its slow pairs as evidence."""
-    reasons = [slow[cell] for cell in cells]
-    failed = [reason for reason in reasons if reason.verdict is Verdict.FAIL]
-    reason = min(failed or reasons, key=lambda one: one.value)
-    if "-" in device:
-        message = f"{_TITLES[reason.metric]} between the two is {reason.value:g} GB/s (limit {reason.limit})"
-    else:
-        whole = "most pairs of the node are" if device == "node" else "its pairs are"
-        middle = statistics.median(one.value for one in reasons)
-        message = f"{whole} slow: {middle:g} GB/s (limit {reason.limit})"
-    evidence = tuple(f"gpu{a}->gpu{b} {slow[a, b].metric}: {slow[a, b].value:g} GB/s" for a, b in cells[:16])
-    action = "investigate" if device == "node" else "reset GPU"  # a reset trains the links anew
-    return Finding(
-        *(ID, reason.verdict, device, message, reason.metric, reason.value, "GB/s"),
-        *(reason.limit, reason.source, action, evidence),
-    )

@@ -51,11 +51,8 @@ def entries(output: Output) -> list[Entry]:
 def sampled(text: str) -> list[Entry]:
     """The entries of `metric` in a line of the sampler: the document, with its blanks squeezed. Raises
     ParseError."""
-    at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
     try:
-        if at < 0:
-            raise ValueError("no document")
-        return _listed(foreign_json.first(text, at, unique=True)[0], "metric")
+        return _listed(_first(text), "metric")
     except ValueError:
         words = text.strip()[:160] or "nothing"
         fix = next((advice for sign, advice in _ADVICE if sign in text), "run amd-smi on the node")
@@ -75,13 +72,18 @@ def _listed(found: Any, command: str) -> list[Entry]:
     return found
 
 
+def _first(text: str) -> Any:
+    """The first document in a text. Raises ValueError."""
+    at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
+    if at < 0:
+        raise ValueError("no document")
+    return foreign_json.first(text, at, unique=True)[0]
+
+
 def _document(output: Output) -> Any:
     text = output.stdout
-    at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
     try:
-        if at < 0:
-            raise ValueError("no document")
-        return foreign_json.first(text, at, unique=True)[0]
+        return _first(text)
     except ValueError:
         words, fix = last_words(output), "run amd-smi on the node"
         lines = f"{text[:4000]}\n{output.stderr[:4000]}".splitlines()

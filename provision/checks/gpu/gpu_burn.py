@@ -79,13 +79,22 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 def judge(
     node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
-    node_values = {m.metric: m.value for m in measurements if m.device == "node"}
-    by_gpu: dict[str, dict[str, Any]] = {}
-    for m in measurements:
-        if m.device != "node":
-            by_gpu.setdefault(m.device, {})[m.metric] = m.value
+    by_gpu = told(measurements)
+    node_values = by_gpu.pop("node", {})
     findings = _judge_burn(node, by_gpu, node_values, thresholds)
-    beside = telemetry_rules.judge(ID, by_gpu, node_values, thresholds)
+    return joined(findings, telemetry_rules.judge(ID, by_gpu, node_values, thresholds))
+
+
+def told(measurements: Sequence[Measurement]) -> dict[str, dict[str, Any]]:
+    """Device → metric → value."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in measurements:
+        found.setdefault(one.device, {})[one.metric] = one.value
+    return found
+
+
+def joined(findings: list[Finding], beside: list[Finding]) -> list[Finding]:
+    """What the burn showed, and what was sampled beside it: a pass is said where there is nothing else."""
     return findings + beside if any(f.verdict is not Verdict.PASS for f in findings) else beside or findings
 
 

@@ -171,7 +171,7 @@ def passed(what: str, metric: str, worst: Measurement, threshold: Threshold, cou
 
 
 @dataclass
-class _Slow:
+class Slow:
     """A slow cell: how fast, against what; a limit condemns it (fail), or only its peers do (warn)."""
 
     metric: str
@@ -185,11 +185,11 @@ def _judge_pairs(
     measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold], *, fabric: bool
 ) -> list[Finding]:
     findings: list[Finding] = []
-    slow: dict[Cell, _Slow] = {}
+    slow: dict[Cell, Slow] = {}
     measured: set[Cell] = set()
     for metric in _PEER:
         found = [m for m in measurements if m.metric == metric]
-        values = {_cell(m.device): number(m.value) for m in found}
+        values = {cell_of(m.device): number(m.value) for m in found}
         if not found or (not fabric and all(value is None for value in values.values())):
             findings.append(_no_peer_access(metric, fabric=fabric))
             continue
@@ -210,10 +210,12 @@ def _judge_pairs(
                 else passed(what, metric, lowest, threshold, len(numbers))
             )
     culprits = explain(slow, measured)
-    return [_accuse(culprit.device, culprit.cells, slow, fabric=fabric) for culprit in culprits] + findings
+    # A reset trains the NVLinks to the switches anew; a PCIe link or a bridge is a matter of hands.
+    action = "reset GPU" if fabric else "reseat or check cable"
+    return [accuse(culprit.device, culprit.cells, slow, WORDS, action) for culprit in culprits] + findings
 
 
-def _cell(device: str) -> Cell:
+def cell_of(device: str) -> Cell:
     source, target = device.split("->")
     return int(source[3:]), int(target[3:])
 
@@ -228,29 +230,31 @@ def _no_peer_access(metric: str, *, fabric: bool) -> Finding:
 
 def _slow_cells(
     metric: str, values: Mapping[Cell, float | None], threshold: Threshold | None, *, fabric: bool
-) -> dict[Cell, _Slow]:
+) -> dict[Cell, Slow]:
     """The cells that are too slow: by the limit, and in a uniform fabric by the median of the matrix."""
     numbers = [value for value in values.values() if value is not None]
     middle, deviation = spread(numbers) if numbers else (0.0, 0.0)
-    slow: dict[Cell, _Slow] = {}
+    slow: dict[Cell, Slow] = {}
     for cell, value in values.items():
         if value is None:
             if fabric:
-                slow[cell] = _Slow(
+                slow[cell] = Slow(
                     metric, None, "peer access", "NVSwitches join all GPUs of this SKU", Verdict.FAIL
                 )
         elif threshold is not None and value < threshold.limit:
-            slow[cell] = _Slow(metric, value, limit_text(threshold), threshold.cited, Verdict.FAIL)
+            slow[cell] = Slow(metric, value, limit_text(threshold), threshold.cited, Verdict.FAIL)
         elif fabric and value < (1 - _PAIR_TOLERANCE) * middle and middle - value > 3 * deviation:
             limit = f"≥ {(1 - _PAIR_TOLERANCE) * middle:.0f} GB/s"
-            slow[cell] = _Slow(
+            slow[cell] = Slow(
                 metric, value, limit, f"median of the node's matrix, {middle:g} GB/s", Verdict.WARN
             )
     return slow
 
 
-def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow], *, fabric: bool) -> Finding:
-    """One finding for one culprit, its slow cells as evidence."""
+def accuse(
+    device: str, cells: Sequence[Cell], slow: Mapping[Cell, Slow], words: Mapping[str, str], action: str
+) -> Finding:
+    """One finding for one culprit, its slow cells as evidence; `words`: metric → what it is called."""
     reasons = [slow[cell] for cell in cells]
     verdict = Verdict.FAIL if any(reason.verdict is Verdict.FAIL for reason in reasons) else Verdict.WARN
     reason = min((r for r in reasons if r.verdict is verdict), key=lambda r: r.value or 0.0)
@@ -258,7 +262,8 @@ def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow], *, f
     if not numbers:
         message = "no peer access, though NVSwitches join all GPUs of this node"
     elif "-" in device:
-        message = f"{WORDS[reason.metric]} between the two is {min(numbers):g} GB/s (limit {reason.limit})"
+        rate = min(numbers) if reason.value is None else reason.value
+        message = f"{words[reason.metric]} between the two is {rate:g} GB/s (limit {reason.limit})"
     else:
         whole = "most pairs of the node are" if device == "node" else "its pairs are"
         message = f"{whole} slow: {statistics.median(numbers):g} GB/s (limit {reason.limit})"
@@ -267,18 +272,8 @@ def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow], *, f
         + ("N/A" if (v := slow[a, b].value) is None else f"{v:g} GB/s")
         for a, b in cells[:16]
     )
-    # A reset trains the NVLinks to the switches anew; a PCIe link or a bridge is a matter of hands.
-    action = "investigate" if device == "node" else "reset GPU" if fabric else "reseat or check cable"
     return Finding(
-        ID,
-        verdict,
-        device,
-        message,
-        reason.metric,
-        reason.value,
-        "GB/s",
-        reason.limit,
-        reason.source,
-        action,
-        evidence,
+        *(ID, verdict, device, message, reason.metric, reason.value, "GB/s", reason.limit, reason.source),
+        action="investigate" if device == "node" else action,
+        evidence=evidence,
     )
