@@ -18,7 +18,6 @@ from benchmarks import document, measured
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
 from benchmarks.results import (
-    Finding,
     Measure,
     Result,
     add_arguments,
@@ -79,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept = {each: kept[each] for each in known if each in kept}
             measured.write(measured.beside(options.write), kept.values())
             document.write(options.write, kept.values())
-    results = [each for part in now for each in part.findings if isinstance(each, Result)]
-    missed = [each for each in results if misses(each)]
+    missed = [each for part in now for each in part.findings if misses(each)]
     for each in missed:
         print(f"NOT MET: {GOALS[each.goal].work}: {GOALS[each.goal].asked}")
     return 70 if any(part.failed for part in now) else 1 if missed else 0
@@ -88,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measured(name: str, measure: Measure, options: argparse.Namespace, command: str) -> Part:
     """One part, measured and said as it goes. An error ends it alone, and no other part."""
-    findings: list[Finding] = []
+    findings: list[Result] = []
     failed = ""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpb-") as folder:

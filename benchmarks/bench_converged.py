@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.costs import Cost, FailedError, cost_of, environment, gpuprov
 from benchmarks.light_nodes import light_nodes
-from benchmarks.results import Finding, Options, Result, Rounds
+from benchmarks.results import Options, Result, Rounds
 
 _PATIENT = ("--connections", "16", "--timeout", "600")  # all nodes share the cores of this machine
 _FULL = 5  # nodes on which the roles are run although nothing differs
@@ -45,7 +45,7 @@ def ran(folder: Path, inventory: Path, verb: str, *words: str) -> Cost:
     return cost
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     """Converge, compare in turns, and see with the roles themselves that nothing was skipped wrongly."""
     with light_nodes(options.nodes, variables=declared(), folder=options.folder / "nodes") as fleet:
         run = partial(ran, options.folder, fleet.inventory)

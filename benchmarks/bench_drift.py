@@ -21,7 +21,7 @@ from benchmarks.contenders import BARE_PYTHON, FLOOR, OURS, PYTHON, Contender, W
 from benchmarks.costs import Cost, FailedError, cost_of
 from benchmarks.expected import Expected
 from benchmarks.nodes import Nodes, fleet, light
-from benchmarks.results import Finding, Options, Result, ratios
+from benchmarks.results import Options, Result, ratios
 
 FAR_ROUNDS = 3
 AWAY = 0.1  # seconds in each direction to nodes that are far away
@@ -30,7 +30,7 @@ FLOORS = (FLOOR, PYTHON, BARE_PYTHON)
 SEEN_ON = 2  # nodes on which it must see what was planted
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     with fleet(options.nodes) as nodes, prepared(nodes) as expected:
         yield from _measured(nodes, expected, options)
     if os.geteuid() == 0:
@@ -66,7 +66,7 @@ class Ready:
             costs.append(seconds / count * 1000)
 
 
-def _measured(nodes: Nodes, expected: Sequence[Expected], options: Options) -> Iterator[Finding]:
+def _measured(nodes: Nodes, expected: Sequence[Expected], options: Options) -> Iterator[Result]:
     ready = {
         each.name: _ready(each, nodes, expected, options, str(place))
         for place, each in enumerate((*FLOORS, OURS))

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.results import Finding, Options, Result, Rounds, number
+from benchmarks.results import Options, Result, Rounds, number
 from provision.desired import inventory
 
 RACK = 64  # nodes
@@ -39,7 +39,7 @@ def cost(work: Callable[[], Any]) -> float:
     return time.process_time() - begin
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     """The YAML of 10,000 hosts against PyYAML's C loader."""
     hosts = 100 if options.quick else 10_000
     file = options.folder / "fleet.yml"

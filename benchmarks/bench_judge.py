@@ -20,14 +20,14 @@ from pathlib import Path
 from benchmarks import raw_fleet, report_fleet
 from benchmarks.costs import FailedError, environment, gpuprov
 from benchmarks.detection.trial import OWN_LIMITS
-from benchmarks.results import Finding, Options, Result
+from benchmarks.results import Options, Result
 
 NODES = 10_000
 SKUS = ("h100-sxm", "b200")
 TIMEOUT = 7200
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     """Of 10,000 nodes, once; `--quick`: of few."""
     if options.quick:
         made = raw_fleet.templates(SKUS[:1], good=1, faults=report_fleet.FAULTS[:1])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import report_fleet
 from benchmarks.costs import FailedError, cost_of, environment, gpuprov
-from benchmarks.results import Finding, Options, Result, Rounds
+from benchmarks.results import Options, Result, Rounds
 
 NODES = 10_000
 FORMATS = {"summary": "none", "html": "html"}
@@ -28,7 +28,7 @@ def cost(command: list[str], folder: Path) -> tuple[float, float]:
     return done.controller, done.memory
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     """The summary against the floor, in turns, and the size of the HTML."""
     size = options.nodes if options.quick else NODES
     run = report_fleet.write(options.folder, size, report_fleet.templates())

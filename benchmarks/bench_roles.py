@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.costs import ROOT, Cost, FailedError, cost_of, environment, gpuprov
-from benchmarks.results import Finding, Options, Result, Rounds, number
+from benchmarks.results import Options, Result, Rounds, number
 
 FLOOR = "360de97"
 LAB, NODE = "bench-roles", "bare-01"
@@ -92,7 +92,7 @@ def succeeded(cost: Cost, name: str) -> Cost:
     return cost
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     """Both from a bare node in turns."""
     if os.geteuid():
         raise FailedError("lab nodes need root")

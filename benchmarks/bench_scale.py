@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.costs import ROOT
-from benchmarks.results import Finding, Options, Result
+from benchmarks.results import Options, Result
 from provision import cli
 from provision.desired import expectations, stack
 from provision.fleet import Node
@@ -139,7 +139,7 @@ def one_size(nodes: int) -> float:
     return peak()
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     """The memory that 10,000 replayed nodes take in a fresh process."""
     size = 100 if options.quick else 10_000
     program = f"from {__name__} import one_size; print(one_size({size}))"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.costs import FailedError, cost_of, environment, gpuprov
-from benchmarks.results import Finding, Options, Result, Rounds
+from benchmarks.results import Options, Result, Rounds
 
 FLOOR = "python -c pass"
 OURS = "gpuprov --help"
@@ -22,7 +22,7 @@ def best_of(command: list[str], folder: Path) -> tuple[float, float]:
     return min(cost.wall for cost in costs), min(cost.controller for cost in costs)
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     commands = {FLOOR: [sys.executable, "-c", "pass"], OURS: gpuprov("--help")}
     walls, cpus = Rounds(), Rounds()
     for _ in range(options.rounds):

@@ -21,14 +21,14 @@ from benchmarks.costs import FailedError, cost_of, environment, gpuprov
 from benchmarks.health_results import healthy
 from benchmarks.light_nodes import below, cpu_of
 from benchmarks.nodes import Nodes, in_parallel, light
-from benchmarks.results import Finding, Options, Result, Rounds
+from benchmarks.results import Options, Result, Rounds
 
 _RESULT = "/run/gpuprov/health.json"
 _EVERY = 10  # seconds between rounds, as a user has it
 _FIRST, _LAST = 1, 3  # the rounds between which a watch is measured: logins are in the first
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     with light(options.nodes) as nodes:
         _write(nodes)
         inventory = nodes.inventory(options.folder)

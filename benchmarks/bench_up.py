@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.costs import ROOT
-from benchmarks.results import Finding, Options, Result, Rounds, number
+from benchmarks.results import Options, Result, Rounds, number
 from provision.remote.ansible import handover
 from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import run_playbook
@@ -97,7 +97,7 @@ def memory(play: Path, hosts: Hosts) -> int:
     return int(done.stdout)
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     """CPU with small and with large results, memory of ten times the tasks, and several processes."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     tasks = 2 if options.quick else TASKS
@@ -108,7 +108,7 @@ def measure(options: Options) -> Iterator[Finding]:
     yield from _processes(options)
 
 
-def _against_bare(options: Options, goal: str, hosts: Hosts, tasks: int, size: int) -> Iterator[Finding]:
+def _against_bare(options: Options, goal: str, hosts: Hosts, tasks: int, size: int) -> Iterator[Result]:
     play = playbook(options.folder, tasks, size)
     cpu = Rounds()
     for _ in range(options.rounds):
@@ -145,7 +145,7 @@ def _jiffies() -> tuple[int, int]:
     return sum(fields), fields[3] + fields[4]
 
 
-def _processes(options: Options) -> Iterator[Finding]:
+def _processes(options: Options) -> Iterator[Result]:
     """Task-hosts a second of as many processes as there is room for, divided by their number, against one."""
     hosts = local_hosts(8 if options.quick else max(options.nodes, MANY))
     play = playbook(options.folder, 1, 0)

@@ -14,14 +14,14 @@ from pathlib import Path
 from benchmarks.contenders import FLOOR
 from benchmarks.costs import Cost, FailedError, cost_of, environment, gpuprov
 from benchmarks.nodes import Nodes, light
-from benchmarks.results import Finding, Options, Result, Rounds, number
+from benchmarks.results import Options, Result, Rounds, number
 
 MOST = 50
 LOCKS = "/run/gpuprov"  # as provision/node/lock.py has it: with one for all, they would be one machine
 MORE = 0.005  # seconds for each node that the goal allows beside F
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     with light(min(options.nodes, MOST), own=LOCKS) as nodes:
         count = len(nodes.names)
         floor = FLOOR.make(nodes, (), options.folder)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks import health_results
-from benchmarks.results import Finding, Options, Result
+from benchmarks.results import Options, Result
 from benchmarks.substitution import MOMENTS, Substitution, substituted
 from benchmarks.watched_fleet import WatchedFleet, watched
 
@@ -23,7 +23,7 @@ SPARES = len(FAULTS) + 1
 POLICY = {"share": 100}  # so that few nodes can be measured, too
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     with watched(options.nodes, SPARES, options.folder, POLICY) as fleet:
         faults = _faults(fleet, options.quick)
     what = f"`gpuprov watch` of {options.nodes:,} nodes and {SPARES} spares"

@@ -13,14 +13,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from benchmarks import contenders
 from benchmarks.bench_drift import converged, prepared, said, sees
 from benchmarks.contenders import CONNECTIONS, FLOOR, Contender, Work
 from benchmarks.expected import Expected
 from benchmarks.nodes import FailedError, Nodes, fleet, light
-from benchmarks.results import Finding, Options, Result, Table, number, ratios, spread
+from benchmarks.results import Options, Result, ratios
 from benchmarks.worker_mesh import WORKERS, WorkerMesh, worker_mesh
 from provision.remote.ssh.fanout import MOST
 from provision.text import many
@@ -35,7 +34,7 @@ LEAST = 1.0  # ms of CPU that a worker spends on a node at least, if it is the o
 ALONE, BEHIND = "gpuprov drift", "gpuprov drift behind two workers"
 
 
-def measure(options: Options) -> Iterator[Finding]:
+def measure(options: Options) -> Iterator[Result]:
     with worker_mesh() as mesh:
         with fleet(options.nodes) as nodes, prepared(nodes) as expected:
             yield from _cpu(nodes, expected, mesh, options)
@@ -128,7 +127,7 @@ def _sees(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, folder: 
     sees(behind, nodes.first(len(WORKERS)), expected, folder)
 
 
-def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options) -> Iterator[Finding]:
+def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options) -> Iterator[Result]:
     folder = _new(options.folder, "near")
     _sees(nodes, expected, mesh, _new(folder, "seen"))
     some = nodes.first(FLOOR_NODES)
@@ -156,31 +155,11 @@ def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: 
         "`gpuprov drift` without workers",
         ratios([one.total for one in behind], [one.total for one in alone]),
     )
-    rows: dict[str, Sequence[float]] = {
-        FLOOR.name: [second * count for second in floors],
-        f"{ALONE}, no workers": [one.total for one in alone],
-        "behind two workers: the command": [one.command for one in behind],
-        "the controller's Receptor": [one.receptor for one in behind],
-        "both workers and their Receptors": [one.workers for one in behind],
-        "all of it": [one.total for one in behind],
-    }
-    yield Table(
-        f"`drift` of {count:,} nodes behind two workers: CPU a node",
-        ("", "ms", "of F"),
-        tuple(
-            (
-                name,
-                spread(tuple(second / count * 1000 for second in seconds)),
-                f"{number(median(seconds) / median(floors) / count)}x",
-            )
-            for name, seconds in rows.items()
-        ),
-    )
 
 
 def _wall(
     nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options, connections: int
-) -> Iterator[Finding]:
+) -> Iterator[Result]:
     folder = _new(options.folder, "far")
     _sees(nodes, expected, mesh, _new(folder, "seen"))
     few = _in_turns(nodes, expected, mesh, _new(folder, "few"), options.rounds, connections)

@@ -1,4 +1,4 @@
-"""What was measured, as docs/performance.md shows it: goals and ratios, then tables."""
+"""What was measured, as docs/performance.md shows it: goals and ratios, and how they were measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
-from benchmarks.results import Result, Table, spread
+from benchmarks.results import Result, spread
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOT_MEASURED = "not measured by this command yet"
@@ -16,14 +16,11 @@ NOT_MEASURED = "not measured by this command yet"
 
 def lines(parts: Collection[Part]) -> list[str]:
     """Everything between the markers."""
-    results = [each for part in parts for each in part.findings if isinstance(each, Result)]
+    results = [each for part in parts for each in part.findings]
     found = [*goals(results), "", *_when(parts)]
     for part in parts:
         if part.failed:
             found += ["", f"`{part.name}` was not measured to its end: {part.failed}"]
-        for each in part.findings:
-            if isinstance(each, Table):
-                found += ["", *_table(each)]
     return found
 
 
@@ -60,16 +57,6 @@ def goals(results: Sequence[Result]) -> Iterator[str]:
             yield f"| {goal.work} | {goal.asked} | {spread(result.values, unit)} | {met} | {what} |"
         if not mine:
             yield f"| {goal.work} | {goal.asked} | {NOT_MEASURED} | | |"
-
-
-def _table(table: Table) -> Iterator[str]:
-    yield f"### {table.title}"
-    yield ""
-    yield f"| {' | '.join(table.head)} |"
-    yield "|---" + "|---:" * (len(table.head) - 1) + "|"
-    yield from (f"| {' | '.join(row)} |" for row in table.rows)
-    for note in table.notes:
-        yield from ("", note)
 
 
 def around(document: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str]:

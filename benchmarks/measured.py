@@ -17,9 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Finding, Result, Table
+from benchmarks.results import Result
 
-_KINDS: dict[str, type[Finding]] = {"result": Result, "table": Table}
 _VERSIONS = ("ansible-core", "ansible-runner", "paramiko")
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,11 +34,11 @@ class Part:
     machine: str
     load: float
     seconds: float
-    findings: tuple[Finding, ...]
+    findings: tuple[Result, ...]
     failed: str = ""
 
 
-def part(name: str, command: str, seconds: float, findings: Sequence[Finding], failed: str) -> Part:
+def part(name: str, command: str, seconds: float, findings: Sequence[Result], failed: str) -> Part:
     """What was measured just now, here, with the code as it is."""
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     load = round(os.getloadavg()[1], 1)
@@ -109,18 +108,9 @@ def write(path: Path, parts: Collection[Part]) -> None:
 def _plain(each: Part) -> dict[str, Any]:
     said = asdict(each)
     del said["name"]
-    kinds = {kind: name for name, kind in _KINDS.items()}
-    said["findings"] = [{"kind": kinds[type(one)], **asdict(one)} for one in each.findings]
     return said
 
 
 def _part(name: str, said: dict[str, Any]) -> Part:
-    findings = tuple(_KINDS[one.pop("kind")](**_frozen(one)) for one in said.pop("findings"))
+    findings = tuple(Result(**{**one, "values": tuple(one["values"])}) for one in said.pop("findings"))
     return Part(name=name, findings=findings, **said)
-
-
-def _frozen(value: Any) -> Any:
-    """JSON's lists as the tuples that findings have."""
-    if isinstance(value, list):
-        return tuple(_frozen(each) for each in value)
-    return {key: _frozen(each) for key, each in value.items()} if isinstance(value, dict) else value

@@ -47,18 +47,7 @@ class Result:
         return statistics.median(self.values)
 
 
-@dataclass(frozen=True)
-class Table:
-    """Figures beside the goals, as a table under a title. All columns but the first are numbers, as text."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
-Finding = Result | Table
-Measure = Callable[[Options], Iterable[Finding]]
+Measure = Callable[[Options], Iterable[Result]]
 
 
 @dataclass
@@ -99,28 +88,19 @@ def spread(values: tuple[float, ...], unit: str = "") -> str:
     return shown if len(values) == 1 else f"{shown} ({number(min(values))} to {number(max(values))})"
 
 
-def lines(finding: Finding) -> Iterator[str]:
+def lines(finding: Result) -> Iterator[str]:
     """A finding as text for the console."""
     from benchmarks.goals import GOALS
 
-    if isinstance(finding, Result):
-        goal = GOALS.get(finding.goal)
-        unit = goal.unit if goal else "x" if finding.floor else ""
-        against = f" of {finding.floor}" if finding.floor else ""
-        unproven = f"not told ({finding.unproven})" if finding.unproven else ""
-        met = unproven or ("NOT MET" if misses(finding) else "met")
-        end = f"; goal {goal.asked}: {met}" if goal else ""
-        yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
-        if finding.note:
-            yield f"    {finding.note}"
-    else:
-        yield finding.title
-        table = (finding.head, *finding.rows)
-        widths = [max(len(row[i]) for row in table) for i in range(len(finding.head))]
-        for row in table:
-            first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            yield "  " + "  ".join([row[0].ljust(len(first)), *rest])
-        yield from (f"  {note}" for note in finding.notes)
+    goal = GOALS.get(finding.goal)
+    unit = goal.unit if goal else "x" if finding.floor else ""
+    against = f" of {finding.floor}" if finding.floor else ""
+    unproven = f"not told ({finding.unproven})" if finding.unproven else ""
+    met = unproven or ("NOT MET" if misses(finding) else "met")
+    end = f"; goal {goal.asked}: {met}" if goal else ""
+    yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
+    if finding.note:
+        yield f"    {finding.note}"
 
 
 def misses(result: Result) -> bool:

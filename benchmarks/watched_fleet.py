@@ -34,12 +34,6 @@ from provision.up.watch.incidents import Store
 from provision.up.watch.policy import SPARES
 
 INTERVAL = 60  # seconds between two results of a node, as the role node_health has it
-NOTE = (
-    "Real: the watch, SSH, the node's side of it, the runs of `gpuprov validate` on spares and failed nodes. "
-    "Stand-ins: Slurm (programs over a file, on a node of their own), and the health results, which the "
-    "benchmark writes, each node's once a minute. The nodes have no GPU, so a spare's last check logs in, "
-    "looks at the node, and has nothing to measure."
-)
 _STUB = Path(__file__).with_name("slurm_stub.py")
 _GROUP = "gpu_nodes"
 _SLURM = "slurm.json"

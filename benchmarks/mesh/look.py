@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.bench_scale import BASE, NAME, peak
+from benchmarks.bench_scale import BASE, NAME
 from benchmarks.mesh.network import FOR_GOOD, Line, Region, drawn_regions
 from benchmarks.mesh.receptor import Receptor, instead_of_socket
 from benchmarks.mesh.virtual_threads import World, instead_of
@@ -56,26 +56,20 @@ class Scenario:
 class Looked:
     """What it came to. Times in seconds, virtual but for `cpu`, that of the controller's own code.
 
-    `memory`: the most MB of the process. `commands`: on Receptor's control socket. `unreached`: nodes whose
-    result of the first look is that no worker could be reached; they are looked at again when the region is
-    back, which takes `again`. `lost`: nodes without a true result in the end. `twice`: nodes that two units
-    looked at. `together`: nodes that two units were at work on at the same time. `left`: units that Receptor
-    still has, but of workers that died. `curve`: (seconds, nodes with a result)."""
+    `unreached`: nodes whose result of the first look is that no worker could be reached; they are looked at
+    again when the region is back. `lost`: nodes without a true result in the end. `twice`: nodes that two
+    units looked at. `together`: nodes that two units were at work on at the same time. `left`: units that
+    Receptor still has, but of workers that died. `curve`: (seconds, nodes with a result)."""
 
     seconds: float
     cpu: float
-    memory: float
     messages: int
     bytes: int
-    packets_lost: int
-    commands: int
     unreached: int
-    again: float
     lost: int
     twice: int
     together: int
     left: int
-    dark_from: float
     curve: tuple[tuple[float, int], ...]
 
 
@@ -228,13 +222,10 @@ def look(scenario: Scenario, folder: Path) -> Looked:
         world.leave()
         cpu, ended = world.cpu, world.now
         unreached = [name for name, one in found.items() if one.error and "worker" in one.error]
-        again = 0.0
         if scenario.dark:
             world.pass_until(around.dark_from + DARK + 60.0)
         if unreached:
-            began = world.now
             found |= _observed([fleet.nodes[name] for name in unreached], times, world)
-            again = world.now - began
         world.pass_until(world.now + 60.0)
     lines = [worker.line for worker in around.workers.values()]
     work = [process for worker in around.workers.values() for process in worker.units if process.nodes]
@@ -243,18 +234,13 @@ def look(scenario: Scenario, folder: Path) -> Looked:
     return Looked(
         seconds=ended - world.began,
         cpu=cpu,
-        memory=peak(),
         messages=sum(line.messages for line in lines),
         bytes=sum(line.bytes for line in lines),
-        packets_lost=sum(line.lost for line in lines),
-        commands=receptor.asked,
         unreached=len(unreached),
-        again=again,
         lost=sum(not _true(around, name, found.get(name)) for name in fleet.nodes),
         twice=sum(count > 1 for count in looked.values()),
         together=_together(work),
         left=sum(unit.worker.name not in gone for unit in receptor.units.values()),
-        dark_from=around.dark_from - world.began if around.dark_from else 0.0,
         curve=_curve(times, world.began),
     )
 

@@ -18,7 +18,7 @@ from benchmarks.contenders import FLOOR, OURS
 from benchmarks.costs import FailedError, cost_of
 from benchmarks.goals import GOALS
 from benchmarks.nodes import Nodes
-from benchmarks.results import Finding, Options, Result, Rounds, Table
+from benchmarks.results import Options, Result, Rounds
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,12 +42,12 @@ def two(tmp_path: Path) -> Iterator[tuple[Nodes, list[expectations.Expected]]]:
         yield fleet, expectations.prepared(fleet, str(tmp_path / "on-nodes"))
 
 
-def a_part(name: str, *findings: Finding) -> measured.Part:
+def a_part(name: str, *findings: Result) -> measured.Part:
     return measured.Part(name, "python -m benchmarks", "2026-01-01", "abc", "a machine", 0.1, 60.0, findings)
 
 
-def of_goals(found: list[Finding]) -> dict[str, Result]:
-    return {each.goal: each for each in found if isinstance(each, Result)}
+def of_goals(found: list[Result]) -> dict[str, Result]:
+    return {each.goal: each for each in found}
 
 
 # --- the document ---
@@ -80,10 +80,10 @@ def test_what_says_nothing_of_its_goal_neither_meets_nor_misses_it() -> None:
 def test_figures_are_written_between_the_markers_and_nowhere_else(tmp_path: Path) -> None:
     path = tmp_path / "doc.md"
     path.write_text(f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n")
-    document.write(path, [a_part("one", Table("a table", ("a", "b"), (("x", "1"),)))])
+    document.write(path, [a_part("one", Result("help.cpu", "it", "nothing", (1.0,)))])
     text = path.read_text()
     assert text.startswith(f"before\n{document.BEGIN}\n| goal |")
-    assert text.endswith(f"| x | 1 |\n{document.END}\nafter\n")
+    assert text.endswith(f" 0.1 | 1.0 |\n{document.END}\nafter\n")
     path.write_text("no markers")
     with pytest.raises(SystemExit, match="no lines"):
         document.write(path, [])
@@ -103,8 +103,7 @@ def test_the_document_shows_the_figures_that_are_kept_beside_it(tmp_path: Path) 
 def test_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "doc.json"
     result = Result("help.cpu", "it", "nothing", (1.0, 2.0), "a note")
-    table = Table("title", ("a", "b"), (("x", "1"), ("y", "2")), ("a note",))
-    one, two = a_part("one", result, table), a_part("two")
+    one, two = a_part("one", result), a_part("two")
     measured.write(path, [one, two])
     assert measured.read(path, ["two", "one"]) == {"two": two, "one": one}
     assert measured.read(path, ["two"]) == {"two": two}
@@ -134,7 +133,7 @@ def test_measuring_one_part_again_leaves_the_others(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_measured_before_a_kill_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def killed(_: Options) -> Iterator[Finding]:
+    def killed(_: Options) -> Iterator[Result]:
         raise KeyboardInterrupt
         yield
 
@@ -165,7 +164,7 @@ def test_the_command_finds_every_part_and_refuses_an_unknown_one() -> None:
 def test_a_part_that_breaks_is_said_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_: Options) -> Iterator[Finding]:
+    def broken(_: Options) -> Iterator[Result]:
         raise FailedError("out of order")
         yield
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_replace, health_results, slurm_stub
+from benchmarks import health_results, slurm_stub
 from benchmarks.slurm_stub import Change, Cluster
 from benchmarks.substitution import Substitution
 from provision.fleet import Fleet
@@ -149,9 +149,3 @@ def test_a_right_substitution_and_its_times() -> None:
 )
 def test_a_substitution_that_is_not_right(one: Substitution, after: Any, why: str) -> None:
     assert why in one.wrong(BEFORE, after)
-
-
-def test_a_distribution() -> None:
-    hundred = [float(number) for number in range(1, 101)]
-    assert bench_replace.distribution(hundred) == (1.0, 50.5, 90.0, 99.0, 100.0)
-    assert bench_replace.distribution([2.0]) == (2.0,) * 5

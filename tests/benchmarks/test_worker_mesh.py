@@ -22,7 +22,7 @@ from benchmarks.bench_workers import Spent, spent_by
 from benchmarks.contenders import Work
 from benchmarks.costs import TREE_COST, Cost, FailedError
 from benchmarks.nodes import Nodes
-from benchmarks.results import Options, Result, Table
+from benchmarks.results import Options
 from benchmarks.worker_mesh import WORKERS, WorkerMesh
 from provision.desired import inventory
 from provision.remote import workers
@@ -59,12 +59,9 @@ def test_drift_behind_workers_is_measured_against_drift_and_ssh(tmp_path: Path, 
             *bench_workers._wall(two, expected, mesh, options, 1),
         ]
         processes = list(mesh.real.processes.values())
-    goals = {each.goal: each for each in found if isinstance(each, Result)}
+    goals = {each.goal: each for each in found}
     assert goals.keys() == {"workers.controller", "workers.total", "workers.wall"}
     assert all(each.median > 0 for each in goals.values())
-    (cpu,) = (each for each in found if isinstance(each, Table))
-    assert len(cpu.rows) == 6
-    assert all(float(row[1].replace(",", "")) > 0 for row in cpu.rows), "somebody's CPU was not counted"
     assert all(process.poll() is not None for process in processes), "a Receptor is left"
 
 
