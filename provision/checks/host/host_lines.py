@@ -15,7 +15,7 @@ from typing import Any
 
 from provision import shipped
 from provision.checks.check import CheckNode, Command, Measurement, Output
-from provision.checks.host import kernel_log
+from provision.checks.host import kernel_log, kernel_meaning
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 
 METRIC = "host_line."  # before the id of a line of the kernel
@@ -193,20 +193,20 @@ def _finding(
     check: str, device: str, rows: Sequence[tuple[Line, HostEvent]], log: Log, during: bool
 ) -> Finding:
     root, event = rows[0]
-    worst = next((line for line, _ in rows if line.level == "fail"), root)
+    lines = [line for line, _ in rows]
     often = (
         f"{MANY} times or more" if event.count >= MANY else f"{event.count} time{'s' * (event.count != 1)}"
     )
     said = f"{log.writer} logged: {root.meaning}; {often} {'during this test' if during else 'since boot'}"
     if rows[1:]:
-        said += f"; with it: {'; '.join(line.meaning for line, _ in rows[1:])}"
+        said += f"; with it: {'; '.join(line.meaning for line in lines[1:])}"
     return finding_on(
         check,
-        Verdict.FAIL if worst.level == "fail" else Verdict.WARN,
+        Verdict.FAIL if any(line.level == "fail" for line in lines) else Verdict.WARN,
         Measurement(f"{log.metric}{root.id}", event.count, "lines", device),
         said,
         "",
         f"{log.source}{root.source}",
-        worst.action,
+        max((line.action for line in lines), key=kernel_meaning.ACTIONS.index),
         [event.line for _, event in rows][:5],
     )

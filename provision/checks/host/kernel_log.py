@@ -181,7 +181,7 @@ def messages(output: Output) -> tuple[str, list[str]]:
 def texts(lines: Iterable[str]) -> list[str]:
     """The messages among these lines since the last boot, without stamps."""
     found: list[str] = []
-    for line in whole_messages(lines):
+    for line in whole_messages(_plain(lines)):
         text = text_of(line)
         if _BOOT.match(text):
             found.clear()

@@ -1,0 +1,230 @@
+"""Properties of any log with lines about the machine around the GPUs: a line more never improves the node's
+verdict or action, and neither order, repetition, stamps, two logs, reading in parts nor a user's text change
+the findings."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from provision.checks.check import CheckNode, Output
+from provision.checks.host import host_lines, kernel_meaning
+from provision.checks.judge import Finding
+from provision.checks.on_node import kernel_since
+from provision.paths import DATA
+from tests.support.checks import make_node, make_output
+from tests.support.seed import SEED, times
+
+pytestmark = pytest.mark.timeout(3600)
+
+CASES = times(300, 20_000)
+# What the simulated kernel prints, which shares no text with the catalogue.
+PRINTED = json.loads((DATA.parent / "lab/silicon/host_lines.json").read_text(encoding="utf-8"))
+# Forms that it does not print, by the sources that the catalogue names.
+RARER = (
+    "{1}[Hardware Error]: event severity: recoverable",
+    "Internal error: Oops: 0000000096000004 [#1] SMP",
+    "NMI watchdog: Watchdog detected hard LOCKUP on cpu 12",
+    "timeout error, dev nvme0n1, sector 5 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
+    "print_req_error: critical medium error, dev sda, sector 5 flags 0",
+    "Buffer I/O error on dev md0p1, logical block 7, lost sync page write",
+    "XFS (sda2): Corruption of in-memory data (0x8) detected at xfs_defer_finish+0x1/0x2",
+    "mlx5_core 0000:5e:00.0: poll_health:851:(pid 0): Fatal error 3 detected",
+)
+TEXTS = [*(text for lines in PRINTED["trouble"].values() for text in lines), *RARER]
+HARMLESS = [text for lines in PRINTED["harmless"].values() for text in lines]
+COMM = "python3"  # in the texts: the name that a user gave to a program
+# Devices of the texts → other devices of that kind.
+DEVICES: Sequence[tuple[re.Pattern[str], Sequence[str]]] = (
+    (re.compile(r"(?<=nvme)\d"), ("0", "1", "12")),
+    (re.compile(r"\bsda(?=\d?\b)"), ("sda", "sdb", "sdaa")),
+    (re.compile(r"(?<=\bmd)\d(?=\b|p)"), ("0", "127")),
+    (re.compile(r"(?<= 0000:)(?:5e:00\.0|00:1c\.0)"), ("5e:00.0", "5e:00.1", "00:1c.0")),
+    (re.compile(r"(?<=EDAC MC)\d"), ("0", "3")),
+    (re.compile(r"(?<=CPU)\d+(?=: (?:Core|Package))"), ("7", "191")),
+    (re.compile(r"(?<=^\{)\d+(?=\}\[Hardware Error\])"), ("1", "94710")),
+)
+# Messages with words of a user: {comm}, at most 15 bytes of a program's name; {name}, of a file or a group.
+POSITIONS = (
+    "{comm}[11176]: segfault at 0 ip 0000 sp 0000 error 6 in {name}[1132,55867fe64000+1000] likely on CPU 0",
+    "{comm}[4711] general protection ip:400 sp:7ff error:0 in {name}[400000+1000]",
+    "{comm}: page allocation failure: order:4, mode:0x0(GFP), nodemask=(null),cpuset={name},mems_allowed=0",
+    "{comm} invoked oom-killer: gfp_mask=0x0(GFP), order=0, oom_score_adj=0",
+    "{comm} (4711): drop_caches: 3",
+    "process '{name}' started with executable stack",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/user.slice/{name},task={comm},pid=4711,uid=1000",
+    "NVRM: Xid (PCI:0000:0a:00): 43, pid=4711, name={comm}",
+    "overlayfs: failed to resolve '{name}': -2",
+)
+PIECES = ("\\x0a", "[    1.000000] ", "<3>", "\\x1b", "é", ": ", "]", "'", "node kernel: ", ":4711 blocked")
+Told = set[tuple[str, str, str, str]]  # verdict, device, metric, action
+
+
+def texts(draw: random.Random, most: int = 10) -> list[str]:
+    """Messages of trouble and of a healthy machine, about a few devices of each kind."""
+    return [message(draw) for _ in range(draw.randint(1, most))]
+
+
+def message(draw: random.Random) -> str:
+    text: str = draw.choice(HARMLESS if draw.random() < 0.2 else TEXTS)
+    for device, others in DEVICES:
+        text = device.sub(draw.choice(others), text)
+    return text
+
+
+def stamped(messages: Sequence[str], stamp: str = "[{at:12.6f}] ") -> list[str]:
+    """The lines of a log; those of a message of several lines are indented, as journalctl and dmesg do."""
+    found = []
+    for number, text in enumerate(messages):
+        seconds = 10.0 + number
+        when = datetime.fromtimestamp(1.77e9 + seconds, UTC)
+        head = stamp.format(at=seconds, unix=1.77e9 + seconds, when=when)
+        found += (head + text.replace("\\x0a", "\n" + " " * len(head))).split("\n")
+    return found
+
+
+def as_json(messages: Sequence[str]) -> list[str]:
+    return [
+        json.dumps({"MESSAGE": text.replace("\\x0a", "\n"), "__REALTIME_TIMESTAMP": str(10**15 + number)})
+        for number, text in enumerate(messages)
+    ]
+
+
+def log(name: str, lines: Sequence[str]) -> Output:
+    return make_output(name, "\n".join([*lines, ""]) if lines else "-- No entries --\n")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A drawn log. `seen`: what shows it again."""
+
+    draw: random.Random
+    node: CheckNode
+    seen: str
+
+    def judged(self, *logs: Output) -> list[Finding]:
+        """The findings, as the checks judge what one or two logs of this boot show."""
+        measurements = host_lines.measured({one.name: one for one in logs})
+        return host_lines.judge_log("host_health", self.node, measurements, ())
+
+    def told(self, lines: Sequence[str]) -> Told:
+        return told(self.judged(log("dmesg", lines)))
+
+
+def cases(name: str) -> Iterator[Case]:
+    for number in range(CASES):
+        draw = random.Random(f"{SEED} {name} {number}")  # noqa: S311 - drawn cases
+        facts: Mapping[str, Any] = draw.choice(({}, *({"module.nvidia_peermem.loaded": x} for x in (0, 1))))
+        facts = {fact: bool(value) for fact, value in facts.items()}
+        yield Case(draw, replace(make_node(), facts=facts), f"case {number} of seed {SEED}")
+
+
+def told(findings: Sequence[Finding]) -> Told:
+    return {(one.verdict.value, one.device, one.metric, one.action) for one in findings}
+
+
+def worst(findings: Sequence[Finding]) -> tuple[int, int]:
+    """The worst verdict and the worst action of the node."""
+    actions = (kernel_meaning.ACTIONS.index(one.action) for one in findings)
+    return max((one.verdict.badness for one in findings), default=0), max(actions, default=0)
+
+
+def test_each_kind_of_line_is_drawn() -> None:
+    kinds = {kind[0] for text in (*TEXTS, *HARMLESS) if (kind := host_lines.kind_of(text))}
+    assert kinds == host_lines.catalogue().keys()
+    draw = random.Random(SEED)  # noqa: S311
+    drawn = [message(draw) for _ in range(2000)]
+    devices = {kind[1] for text in drawn if (kind := host_lines.kind_of(text))}
+    assert {"node", "nvme12", "sdaa", "md127", "0000:5e:00.1", "mc3"} <= devices
+
+
+def test_a_line_more_never_improves_the_verdict_or_the_action() -> None:
+    for case in cases("more"):
+        some = texts(case.draw)
+        at = case.draw.randint(0, len(some))
+        more = [*some[:at], message(case.draw), *some[at:]]
+        before, after = (case.judged(log("dmesg", stamped(messages))) for messages in (some, more))
+        assert all(now >= was for was, now in zip(worst(before), worst(after), strict=True)), (
+            f"{case.seen}: {some} + {more[at]}\n{told(before)}\n{told(after)}"
+        )
+
+
+def test_neither_order_nor_repetition_changes_anything() -> None:
+    for case in cases("order"):
+        some = texts(case.draw)
+        other = [text for text in some for _ in range(case.draw.randint(1, 3))]
+        case.draw.shuffle(other)
+        assert case.told(stamped(other)) == case.told(stamped(some)), f"{case.seen}: {some}\n{other}"
+
+
+STAMPS = {
+    "none": "",
+    "level": "<3>[{at:12.6f}] ",
+    "caller": "[{at:12.6f}][ T1234] ",
+    "decoded": "kern  :err   : [{at:12.6f}] ",
+    "unix": "{unix:.6f} gpu-01 kernel: ",
+    "rsyslog": "Feb 23 16:24:18 gpu-01 kernel: [{at:12.6f}] ",
+    "iso": "{when:%Y-%m-%dT%H:%M:%S}+00:00 gpu-01 kernel: ",
+    "human": "[{when:%a %b %d %H:%M:%S %Y}] ",
+}
+
+
+def test_no_stamp_changes_anything() -> None:
+    for case in cases("stamps"):
+        some = texts(case.draw)
+        expected = case.told(stamped(some))
+        name = case.draw.choice(list(STAMPS))
+        plain = [text for text in some if "\\x0a" not in text] if name == "none" else some
+        forms = {name: stamped(plain, STAMPS[name]), "journal": as_json(some)}
+        for form, lines in forms.items():
+            was = case.told(stamped(plain)) if form == "none" else expected
+            assert case.told(lines) == was, f"{case.seen}, {form}: {lines}"
+
+
+def test_two_logs_and_a_log_read_in_parts_show_the_same() -> None:
+    """The ring buffer has forgotten what the journal has, and the other way round; the program on the node
+    reads the journal from where its last run ended."""
+    for case in cases("parts"):
+        some = texts(case.draw)
+        expected = case.told(stamped(some))
+        one, two = sorted(case.draw.randint(0, len(some)) for _ in range(2))
+        both = log("journal", stamped(some[:two])), log("dmesg", stamped(some[one:]))
+        assert told(case.judged(*both)) == expected, f"{case.seen}: {some}, {one}, {two}"
+        boot = "[    0.000001] Linux version 6.12.107+deb13-amd64"
+        known: kernel_since.Remembered | None = None
+        for part in ([boot, *stamped(some[:one])], stamped(some[one:two]), stamped(some[two:])):
+            cursor = "-- cursor: s=2f5aab;i=4b1;b=4c9e;m=1;t=1;x=1"
+            output, known = kernel_since.joined(log("journal", [*part, cursor]), known, "boot")
+            assert known is not None
+        assert told(case.judged(output)) == expected, f"{case.seen}: {some}, {one}, {two}"
+
+
+def test_no_text_of_a_user_changes_anything() -> None:
+    for case in cases("names"):
+        some = texts(case.draw)
+        expected = case.told(stamped(some))
+        named = [text.replace(COMM, _comm(case.draw, "".join(_pieces(case.draw)))) for text in some]
+        for _ in range(case.draw.randint(1, 3)):
+            line, before = case.draw.choice(TEXTS), "".join(_pieces(case.draw)[: case.draw.randint(0, 2)])
+            name = f"{before}{line[case.draw.choice((0, 0, 11, 15)) :]}"
+            forged = case.draw.choice(POSITIONS).format(comm=_comm(case.draw, line), name=name)
+            named.insert(case.draw.randint(0, len(named)), forged)
+        assert case.told(stamped(named)) == expected, f"{case.seen}: {named}"
+
+
+def _pieces(draw: random.Random) -> list[str]:
+    return [draw.choice((*PIECES, draw.choice(TEXTS)[:9])) for _ in range(4)]
+
+
+def _comm(draw: random.Random, text: str) -> str:
+    r"""What 15 bytes of a name become: the kernel and dmesg write one that is not printable as \x and two
+    digits."""
+    units = re.findall(r"\\x[0-9a-f]{2}|.", text)[: draw.randint(1, 15)]
+    return "".join(units)
