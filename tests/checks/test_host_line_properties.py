@@ -130,10 +130,15 @@ def told(findings: Sequence[Finding]) -> Told:
     return {(one.verdict.value, one.device, one.metric, one.action) for one in findings}
 
 
-def worst(findings: Sequence[Finding]) -> tuple[int, int]:
-    """The worst verdict and the worst action of the node."""
-    actions = (kernel_meaning.ACTIONS.index(one.action) for one in findings)
-    return max((one.verdict.badness for one in findings), default=0), max(actions, default=0)
+def worst(findings: Sequence[Finding]) -> Mapping[str, tuple[int, int]]:
+    """The worst verdict and the worst action of each device, and of the whole node ("")."""
+    found: dict[str, tuple[int, int]] = {"": (0, 0)}
+    for one in findings:
+        its = one.verdict.badness, kernel_meaning.ACTIONS.index(one.action)
+        for device in ("", one.device):
+            verdict, action = found.get(device, (0, 0))
+            found[device] = max(verdict, its[0]), max(action, its[1])
+    return found
 
 
 def test_each_kind_of_line_is_drawn() -> None:
@@ -151,9 +156,12 @@ def test_a_line_more_never_improves_the_verdict_or_the_action() -> None:
         at = case.draw.randint(0, len(some))
         more = [*some[:at], message(case.draw), *some[at:]]
         before, after = (case.judged(log("dmesg", stamped(messages))) for messages in (some, more))
-        assert all(now >= was for was, now in zip(worst(before), worst(after), strict=True)), (
-            f"{case.seen}: {some} + {more[at]}\n{told(before)}\n{told(after)}"
-        )
+        now = worst(after)
+        for device, was in worst(before).items():
+            assert device in now, f"{case.seen}, {device}: {some} + {more[at]}"
+            assert all(now[device][which] >= was[which] for which in (0, 1)), (
+                f"{case.seen}, {device}: {some} + {more[at]}\n{told(before)}\n{told(after)}"
+            )
 
 
 def test_neither_order_nor_repetition_changes_anything() -> None:
