@@ -67,12 +67,15 @@ PIECES = ("\\x0a", "[    1.000000] ", "<3>", "\\x1b", "é", ": ", "]", "'", "nod
 Told = set[tuple[str, str, str, str]]  # verdict, device, metric, action
 
 
-def texts(draw: random.Random, most: int = 10) -> list[str]:
+def texts(draw: random.Random) -> list[str]:
     """Messages of trouble and of a healthy machine, about a few devices of each kind."""
-    return [message(draw) for _ in range(draw.randint(1, most))]
+    return [message(draw) for _ in range(draw.randint(1, 10))]
 
 
-def message(draw: random.Random) -> str:
+def message(draw: random.Random, *, of_one: str = "") -> str:
+    """`of_one`: about the one device of these texts that has this in its name."""
+    if of_one:
+        return draw.choice([text for text in TEXTS if of_one in text]).replace("nvme1", "nvme0")
     text: str = draw.choice(HARMLESS if draw.random() < 0.2 else TEXTS)
     for device, others in DEVICES:
         text = device.sub(draw.choice(others), text)
@@ -152,9 +155,12 @@ def test_each_kind_of_line_is_drawn() -> None:
 
 def test_a_line_more_never_improves_the_verdict_or_the_action() -> None:
     for case in cases("more"):
-        some = texts(case.draw)
+        one = case.draw.choice(
+            ("", "", "nvme", "mlx5_core")
+        )  # few lines of one device, where one more decides
+        some = [message(case.draw, of_one=one) for _ in range(case.draw.randint(1, 2 if one else 10))]
         at = case.draw.randint(0, len(some))
-        more = [*some[:at], message(case.draw), *some[at:]]
+        more = [*some[:at], message(case.draw, of_one=one), *some[at:]]
         before, after = (case.judged(log("dmesg", stamped(messages))) for messages in (some, more))
         now = worst(after)
         for device, was in worst(before).items():
