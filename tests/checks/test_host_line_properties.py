@@ -38,8 +38,8 @@ RARER = (
     "XFS (sda2): Corruption of in-memory data (0x8) detected at xfs_defer_finish+0x1/0x2",
     "mlx5_core 0000:5e:00.0: poll_health:851:(pid 0): Fatal error 3 detected",
 )
-TEXTS = [*(text for lines in PRINTED["trouble"].values() for text in lines), *RARER]
-HARMLESS = [text for lines in PRINTED["harmless"].values() for text in lines]
+TEXTS: list[str] = [*(text for lines in PRINTED["trouble"].values() for text in lines), *RARER]
+HARMLESS: list[str] = [text for lines in PRINTED["harmless"].values() for text in lines]
 COMM = "python3"  # in the texts: the name that a user gave to a program
 # Devices of the texts → other devices of that kind.
 DEVICES: Sequence[tuple[re.Pattern[str], Sequence[str]]] = (
@@ -75,8 +75,9 @@ def texts(draw: random.Random) -> list[str]:
 def message(draw: random.Random, *, of_one: str = "") -> str:
     """`of_one`: about the one device of these texts that has this in its name."""
     if of_one:
-        return draw.choice([text for text in TEXTS if of_one in text]).replace("nvme1", "nvme0")
-    text: str = draw.choice(HARMLESS if draw.random() < 0.2 else TEXTS)
+        text = draw.choice([text for text in TEXTS if of_one in text])
+        return text.replace("nvme1", "nvme0")
+    text = draw.choice(HARMLESS if draw.random() < 0.2 else TEXTS)
     for device, others in DEVICES:
         text = device.sub(draw.choice(others), text)
     return text
@@ -155,9 +156,8 @@ def test_each_kind_of_line_is_drawn() -> None:
 
 def test_a_line_more_never_improves_the_verdict_or_the_action() -> None:
     for case in cases("more"):
-        one = case.draw.choice(
-            ("", "", "nvme", "mlx5_core")
-        )  # few lines of one device, where one more decides
+        # Few lines of one device, where one more decides.
+        one = case.draw.choice(("", "", "nvme", "mlx5_core"))
         some = [message(case.draw, of_one=one) for _ in range(case.draw.randint(1, 2 if one else 10))]
         at = case.draw.randint(0, len(some))
         more = [*some[:at], message(case.draw, of_one=one), *some[at:]]
