@@ -112,6 +112,7 @@ def test_a_pin_is_named_when_it_keeps_the_declared_driver_away(
     machine: Machine, package: str, pin: str, priority: object, named: bool
 ) -> None:
     machine.file("/etc/os-release", "ID=debian\n")
+    machine.file("/var/lib/dpkg/status", "")
     text = PIN.format(package=package, pin=pin, priority=priority)
     path = "/etc/apt/preferences.d/site"
     machine.file(path, "# a comment\n" + text)
@@ -127,6 +128,7 @@ def test_a_pin_of_the_mirror_that_has_the_declared_driver_is_no_obstacle(
     machine: Machine, host: str, named: bool
 ) -> None:
     machine.file("/etc/os-release", "ID=debian\n")
+    machine.file("/var/lib/dpkg/status", "")
     machine.file(f"{FOLDER}/nvidia-cuda.sources", OURS.replace("mirror", "bob:hunter2@mirror"))
     machine.file(
         "/etc/apt/preferences.d/site", PIN.format(package="*", pin=f'origin "{host}"', priority=1001)

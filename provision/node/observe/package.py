@@ -84,20 +84,36 @@ def has_rpm():
     return family == "redhat" or (family != "debian" and not os.path.exists(at("/var/lib/dpkg/status")))
 
 
-def dnf_locks():
-    """What dnf's versionlock locks: patterns as dnf 4 writes them; of dnf 5's TOML whole versions."""
-    lines = (read_text("/etc/dnf/plugins/versionlock.list") or "").splitlines()
-    locks = [line.partition("#")[0].strip() for line in lines]
-    name = comparator = None
+VERSION_LOCKS = "/etc/dnf/plugins/versionlock.list"
+
+
+def dnf_lines():
+    """Locks of dnf 4's versionlock, as patterns; one with ! keeps its package from that version."""
+    lines = [line.partition("#")[0].strip() for line in (read_text(VERSION_LOCKS) or "").splitlines()]
+    return [line for line in lines if line]
+
+
+def dnf5_locks():
+    """(name, [(key, comparator, value)]) of each lock of dnf 5; all conditions of one have to be met."""
+    found = []
     for line in (read_text("/etc/dnf/versionlock.toml") or "").splitlines():
         key, _, value = [part.strip().strip("\"'") for part in line.partition("=")]
         if key == "name":
-            name = value
-        elif key == "comparator":
-            comparator = value
-        elif key == "value" and name and comparator == "=":
-            locks.append(name + "-" + value)
-    return [lock for lock in locks if lock and lock[0] != "!"]
+            found.append((value, []))
+        elif key == "key" and found:
+            found[-1][1].append([value, "", ""])
+        elif key in ("comparator", "value") and found and found[-1][1]:
+            # comparator = "=" has one more sign than the others
+            found[-1][1][-1][1 if key == "comparator" else 2] = value
+    return [(name, [tuple(one) for one in conditions]) for name, conditions in found]
+
+
+def dnf_locks():
+    """What dnf's versionlock locks: patterns as dnf 4 writes them; of dnf 5's TOML whole versions."""
+    locks = [line for line in dnf_lines() if line[0] != "!"]
+    for name, conditions in dnf5_locks():
+        locks += [name + "-" + value for _, comparator, value in conditions if comparator in ("=", "==")]
+    return locks
 
 
 def is_locked(locks, name, version):

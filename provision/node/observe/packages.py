@@ -4,7 +4,15 @@
 import os
 
 from provision.node.observe.files import ReadError, at, names_in, read_text
-from provision.node.observe.package import RPM_FORM, dpkg_database, dpkg_packages, has_rpm, rpm_rows
+from provision.node.observe.foreign_holds import RELEASED, overruling_holds, overruling_locks
+from provision.node.observe.package import (
+    RPM_FORM,
+    dnf_lines,
+    dpkg_database,
+    dpkg_packages,
+    has_rpm,
+    rpm_rows,
+)
 from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, item_of, single
 
 APT_SOURCES = "/etc/apt/sources.list"
@@ -13,6 +21,7 @@ OURS = "# Written by gpuprov"
 # apt, apt-pkg/contrib/strutl.cc; dnf knows four of them.
 OFF = ("no", "false", "without", "off", "disable", "0")
 FORCED = 1000  # above it apt installs a pinned version in any case, by a downgrade if need be
+KINDS = ("versions", "stream", "overruled_by", "source_problems")
 # A pattern that matches one of them is about the driver.
 DRIVER_PACKAGES = ("nvidia-open", "nvidia-driver-cuda", "libnvidia-compute", "libcuda1", "cuda-drivers")
 DNF_PACKAGES = (*DRIVER_PACKAGES, "kmod-nvidia-open-dkms", "nvidia-driver-cuda-libs", "cuda-toolkit-13-0")
@@ -190,30 +199,36 @@ def enabled_stream(module):
     return values.get("stream") or None if values.get("state") == "enabled" else None
 
 
-def packages_value(item, attribute):
-    if attribute == "stream":
-        return enabled_stream(item)
-    return excluding_settings() if has_rpm() else overruling_pins(item)
+def rpm_overruled(facts, output):
+    """Excludes and version locks that keep dnf from the driver that each fact names."""
+    names = [name for name in DNF_PACKAGES if name[:4] != "cuda" or name == "cuda-drivers"]
+    excludes = excluding_settings()
+    return {fact: excludes + overruling_locks(names, item_of(fact), output) for fact in facts}
 
 
 def packages_probes(names):
-    asked = [name for name in names if attribute_of(name) == "versions"]
-    sources = [name for name in names if attribute_of(name) == "source_problems"]
-    probes = [
-        single(name, packages_value, item_of(name), attribute_of(name))
-        for name in names
-        if name not in asked + sources
-    ]
+    kinds = {kind: [name for name in names if attribute_of(name) == kind] for kind in KINDS}
+    asked, sources, overruled = kinds["versions"], kinds["source_problems"], kinds["overruled_by"]
+    probes = [single(name, enabled_stream, item_of(name)) for name in kinds["stream"]]
     if sources:
         command = ["apt-get", "indextargets", "--format", "$(IDENTIFIER)", "Identifier: Packages"]
         probes.append(Probe(sources, command=command, parse=parse_sources))
+    listing = ["rpm", "-qa", "--qf", RPM_FORM]
+    if overruled and not has_rpm():
+        probes += [single(name, apt_overruled, item_of(name)) for name in overruled]
+    elif overruled and dnf_lines():
+        probes.append(Probe(overruled, command=listing + list(RELEASED), parse=rpm_overruled))
+    elif overruled:
+        probes.append(Probe(overruled, read=lambda: rpm_overruled(overruled, "")))
     if asked and has_rpm():
-        probes.append(Probe(asked, command=["rpm", "-qa", "--qf", RPM_FORM], parse=parse_rpm_all))
+        probes.append(Probe(asked, command=listing, parse=parse_rpm_all))
     elif asked:
         probes.append(Probe(asked, read=lambda: matching(asked, dpkg_versions())))
     return probes
 
 
-FAMILIES["packages"] = Family(
-    ("versions", "stream", "overruled_by"), packages_probes, whole=("source_problems",)
-)
+def apt_overruled(wanted):
+    return overruling_pins(wanted) + overruling_holds(wanted)
+
+
+FAMILIES["packages"] = Family(KINDS[:-1], packages_probes, whole=KINDS[-1:])
