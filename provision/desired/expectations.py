@@ -127,6 +127,7 @@ def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
             one = functools.partial(_names_anywhere, role, declared)
             names |= _facts_of_role[role.name].get(declared, _shipped(), one, mentioned)
         names |= _silent_gpus(declared, mentioned, node_roles.vendor_of(declared))
+        names |= {expectation.fact for expectation in _of_machine(declared, mentioned)}
         found = frozenset(names)
         return _sets.setdefault(found, found)
 
@@ -289,7 +290,34 @@ def _of_hardware(
             found.append(Expectation(HARDWARE, fact, "equals", declared[variable], why))
     why = "no program can use such a GPU; power-cycle the node, then run gpuprov validate"
     silent = _silent_gpus(declared, mentioned, gpuprov_node["gpu"].get("vendor"))
-    return found + [Expectation(HARDWARE, fact, "equals", [], why) for fact in silent]
+    found += [Expectation(HARDWARE, fact, "equals", [], why) for fact in silent]
+    return found + _of_machine(declared, mentioned)
+
+
+def _of_machine(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expectation]:
+    """The declared memory, processors and services, as checks/host/host_basics.py judges them."""
+    memory, cpus, services = variables = (
+        "gpuprov_expected_memory_gib",
+        "gpuprov_expected_cpus",
+        "gpuprov_expected_services",
+    )
+    mentioned.update(variables)
+    wanted = {name: declared[name] for name in variables if declared.get(name) is not None}
+    least = {
+        "memory.installed_gib": -(-wanted.get(memory, 0) * 98 // 100),  # the firmware keeps some for itself
+        "cpu.online": wanted.get(cpus, 0),
+    }
+    why = "as set in the inventory ({})"
+    found = [
+        Expectation(HARDWARE, fact, "at_least", number, why.format(variable))
+        for variable, (fact, number) in zip((memory, cpus), least.items(), strict=True)
+        if number
+    ]
+    names = [str(name).removesuffix(".service") for name in wanted.get(services, ())]
+    return found + [
+        Expectation(HARDWARE, f"service.{name}.active", "equals", "active", why.format(services))
+        for name in dict.fromkeys(names)
+    ]
 
 
 def by_fact(expectations: Sequence[Expectation]) -> frozenset[str]:

@@ -98,6 +98,8 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (r"sysctl\.(.+)\.value", _Words(r"kernel parameter \1", _SET)),
     (r"clock\.keeper", _Words("service that keeps the clock", "is running")),
     (r"clock\.state", _Words("clock")),
+    (r"cpu\.online", _Words("hardware threads", "are online")),
+    (r"memory\.installed_gib", _Words("GiB of memory", "are installed")),
     (r"cpu\.governors", _Words("CPU frequency governor", _SET)),
     (r"memory\.numa_balancing", _Words("automatic NUMA balancing", yes="on", no="off")),
     (r"memory\.shm_bytes", _Words("bytes of /dev/shm", "are set")),

@@ -4,7 +4,7 @@ each fault of a card, a disk or a tool is named, and nothing else is."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -150,6 +150,67 @@ def test_a_fault_is_named_and_nothing_else(
     assert found == expected
     failed = any(verdict == "fail" for _, _, verdict in expected)
     assert code == (ExitCode.UNHEALTHY if failed else ExitCode.INCOMPLETE)
+
+
+def test_ninety_flaps_of_this_morning_are_counted_in_their_window_and_not_since_boot(
+    operator: Operator, node: LabNode
+) -> None:
+    """30 losses in 51 days are nothing to report; 90 more within a day fail the port."""
+    port, before, now = "mlx5_4", {"days": 51, "count": 30}, {"days": 52, "count": 120}
+
+    def is_at(moment: dict[str, int]) -> None:
+        node.heal()
+        node.fault("long_uptime", days=moment["days"])
+        node.fault("port_flaps", nic=4, count=moment["count"])
+
+    def by_validate() -> set[tuple[str, str, str]]:
+        done = operator.call("validate", "--json", "--checks", PORTS)
+        (seen,) = json.loads(done.stdout)["nodes"]
+        return told(finding for check in seen["checks"] for finding in check["findings"])
+
+    def by_itself() -> set[tuple[str, str, str]]:
+        node.as_root("systemctl start gpuprov-node-health.service")
+        rows = json.loads(node.as_root("cat /run/gpuprov/health.json").stdout)["findings"]
+        return told(row for row in rows if row["check"] == PORTS and not row["clean"])
+
+    def told(findings: Iterable[dict[str, Any]]) -> set[tuple[str, str, str]]:
+        return {
+            (one["device"], one["verdict"], one["message"])
+            for one in findings
+            if one["verdict"] not in ("pass", "skip")
+        }
+
+    flaps = {(port, "fail", f"{port} has lost its link 90 times in 1 day: it flaps")}
+    health: dict[str, Any] = {
+        "node_health_enabled": True,
+        "gpuprov_roles": [*VARIABLES["gpuprov_roles"], "node_health"],
+    }
+    try:
+        node.reboot()  # runs of another boot prove nothing
+        is_at(before)
+        assert by_validate() == set()
+        is_at(now)
+        assert by_validate() == flaps  # against the stored run
+        standing = json.loads(operator.call("drift", "--json").stdout)["validation"]["not_validated"]
+        assert (PORTS, "fail") in {(row["check"], row["verdict"]) for row in standing}
+        is_at(before)
+        done = operator.call("up", "--yes", **health)
+        assert done.returncode == ExitCode.OK, said(done)
+        node.as_root("systemctl stop gpuprov-node-health.timer gpuprov-node-health-kernel.service")
+        node.reboot()
+        node.as_root("systemctl stop gpuprov-node-health.timer gpuprov-node-health-kernel.service")
+        node.as_root("rm -f /var/lib/gpuprov/node-health/ports.json")
+        is_at(before)
+        assert by_itself() == set()
+        is_at(now)
+        assert by_itself() == flaps
+        assert by_validate() == flaps  # against what the node itself has stored
+        done = operator.call("status")
+        assert "90 times in 1 day" in said(done), said(done)
+    finally:
+        node.heal()
+        node.run("sudo systemctl stop gpuprov-node-health.timer", check=False)
+        node.reboot()
 
 
 def test_ports_that_are_all_switched_off_are_seen_by_validate_drift_and_the_node_itself(

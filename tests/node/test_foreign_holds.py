@@ -45,7 +45,10 @@ def test_a_driver_that_the_role_holds_is_no_obstacle_to_the_next_one(debian: Mac
 def test_a_held_package_that_needs_another_driver_is_named_with_the_command(debian: Machine) -> None:
     site = paragraph("sitewatch", "1.0", "libc6", "libnvidia-ml1:amd64 (= 570.195.03-1)", want="hold")
     status(debian, *OLD, site)
-    words = "sitewatch 1.0, which is held and needs libnvidia-ml1 570.195.03-1 (release it: apt-mark unhold sitewatch)"
+    words = (
+        "sitewatch 1.0, which is held and needs libnvidia-ml1 570.195.03-1 "
+        "(release it: apt-mark unhold sitewatch)"
+    )
     assert debian.value(FACT) == [words]
     assert debian.value(BRANCH) == [words]
     assert debian.value("packages.570.195.03.overruled_by") == []

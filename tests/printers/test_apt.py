@@ -6,12 +6,14 @@ In CI with apt 3.0 alone; apt 2.6 and the newest in the long set.
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -203,6 +205,48 @@ def test_sources_that_disagree_are_named(machine: Machine) -> None:
     assert match[1] == machine.repository.url
     head = "E: Sources that disagree are in: /etc/apt/sources.list.d/ours.list\n"  # of gpuprov_packages
     assert "two of them disagree about Signed-By" in cause_of(head + done.stderr)
+
+
+class Module:
+    """Runs the programs of gpuprov_packages on the machine."""
+
+    check_mode = False
+
+    def __init__(self, machine: Machine, **packages: str) -> None:
+        self.machine = machine
+        self.params = {"packages": packages, "lock_timeout": 9, "recommended": False, "untouched": []}
+        self.params |= {"purge": False}
+
+    def run_command(self, command: list[str], **_more: object) -> tuple[int, str, str]:
+        done = self.machine.apt.run(shlex.join(command))
+        return done.returncode, done.stdout, done.stderr
+
+    def fail_json(self, **answer: Any) -> None:
+        raise AssertionError(answer["stdout"] + answer["stderr"])
+
+
+@pytest.mark.parametrize("machine", SUITES, indirect=True)
+def test_a_package_that_somebody_holds_and_that_is_in_the_way_is_named(machine: Machine) -> None:
+    machine.repository.add("sitewatch", Depends="foo (= 1.0)")
+    machine.repository.add("builder", "1.0")
+    machine.republish()
+    script = f"{UPDATE}; apt-get -q -y install sitewatch builder && apt-mark hold sitewatch builder foo"
+    assert machine.apt.run(script).returncode == 0
+    machine.repository.add("foo", "2.0")
+    machine.repository.add("builder", "2.0")
+    machine.repository.add("needy", Depends="builder (>= 2.0)")
+    machine.republish()
+    assert machine.apt.run(UPDATE).returncode == 0
+    for name, version, holding in (("foo", "2.0", "sitewatch"), ("needy", "1.0", "builder")):
+        apt = gpuprov_packages.Apt(Module(machine, **{name: version}))
+        with pytest.raises(AssertionError) as refused:
+            apt.install([f"{name}={version}"])
+        assert cause_of(str(refused.value)) == (
+            f"somebody keeps back {holding}, which is in the way of the declared packages: release it on the "
+            f"node (apt-mark unhold {holding}), then run again"
+        )
+    assert machine.apt.run("apt-mark unhold builder").returncode == 0
+    assert gpuprov_packages.Apt(Module(machine, needy="1.0")).install(["needy=1.0"])
 
 
 @pytest.mark.parametrize("machine", SUITES, indirect=True)

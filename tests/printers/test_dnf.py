@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from provision.node.modules import gpuprov_packages
+from provision.node.observe import foreign_holds
 from provision.remote.ansible.messages import cause_of
 from tests.printers import root
 from tests.printers.apt import served
@@ -181,3 +182,41 @@ def test_dnf_4_heeds_the_lines_that_hold_a_version(machine: Machine, monkeypatch
     assert dnf.look_up({"foo"}) == {"foo": ["2.0-1", "1.0-1"]}, "a hold hides no version"
     dnf.mark(False, ["foo"])
     assert dnf.status()["foo"] == (False, "1.0-1")
+
+
+@pytest.mark.parametrize("machine", ["dnf"], indirect=True)
+def test_dnf_4_takes_a_lock_apart_as_the_fact_does(machine: Machine) -> None:
+    for lock, out in {
+        "fo*-1.0*": True,
+        "fo*-0:1.0-1.*": True,
+        "foo-0:1.0-1.*": True,
+        "!foo-0:2.0-1.*": True,
+        "!fo*-1.0*": False,
+        "f*o-2*": False,
+        "*foo*1.0*": False,
+        "foo": False,
+        "bar-1.*": False,
+    }.items():
+        (machine.root.own / "etc/dnf/plugins/versionlock.list").write_text(f"{lock}\n")
+        done = machine.dnf("--assumeno", "install", "foo-2.0-1.noarch")
+        assert ("Unable to find a match" in done.stderr) is out, f"{lock}: {done.stderr}"
+        assert foreign_holds.locks_out(lock, ["foo"], "2.0") is out, lock
+
+
+@pytest.mark.parametrize("machine", ["dnf5"], indirect=True)
+def test_dnf_5_takes_conditions_as_the_fact_does(machine: Machine) -> None:
+    for name, comparator, value, out in (
+        ("foo", "=", "0:1.0-1", True),
+        ("foo", "=", "0:2.0-1", False),
+        ("foo", "!=", "2.0-1", True),
+        ("f*", "<", "1.5", True),
+        ("f*", "<", "3", False),
+        ("bar", "=", "1.0", False),
+    ):
+        condition = f'key = "evr"\ncomparator = "{comparator}"\nvalue = "{value}"\n'
+        text = f'version = "1.0"\n[[packages]]\nname = "{name}"\n[[packages.conditions]]\n{condition}'
+        (machine.root.own / "etc/dnf/versionlock.toml").write_text(text)
+        done = machine.dnf("--assumeno", "install", "foo-2.0-1.noarch")
+        assert ("excluded by versionlock" in done.stderr) is out, f"{name} {value}: {done.stderr}"
+        meets = foreign_holds.meets(("evr", comparator, value), "2.0")
+        assert (foreign_holds.is_named("foo", [name]) and not meets) is out, f"{name} {value}"

@@ -39,6 +39,12 @@ SAID = {
         "apt reads no source at all while two of them disagree about Signed-By of http://m/cuda/: correct or "
         "remove one, in /etc/apt/sources.list.d/a.list, /etc/apt/sources.list.d/b.sources"
     ),
+    # our module before apt 2.6
+    "E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch\nE: Error, pkgProblemResolver::Resolve "
+    "generated breaks, this may be caused by held packages.": (
+        "somebody keeps back sitewatch, which is in the way of the declared packages: release it on the node "
+        "(apt-mark unhold sitewatch), then run again"
+    ),
     # apt 2.6 of Debian 12
     "The following packages have unmet dependencies:\n ceph-mgr : Depends: librados2 (= 19.2.3-pve1) but 19.2.3-pve4 "
     "is to be installed\nE: Unable to correct problems, you have held broken packages.": (

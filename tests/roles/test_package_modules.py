@@ -266,6 +266,28 @@ def test_packages_of_the_replaced_version_are_let_go_before(node: Node) -> None:
     assert marks == ["apt-mark unhold libcuda1", f"{INSTALL} nvidia-driver-cuda=595.71.05-1"]
 
 
+# apt 2.6: tests/printers/test_apt.py has the real one.
+UNMET = """\
+The following packages have unmet dependencies:
+ sitewatch : Depends: libnvidia-ml1 (= 580.126.09-1) but 595.71.05-1 is to be installed
+"""
+
+
+@pytest.mark.parametrize(("mark", "named"), [("hold", True), ("install", False)])
+def test_a_package_that_somebody_holds_and_that_is_in_the_way_is_named(
+    node: Node, mark: str, named: bool
+) -> None:
+    held = STATUS.replace("toolkit amd64 install", "toolkit amd64 hold")
+    site = f"sitewatch all {mark} installed 1.0\n"
+    stand(node, "nvidia-driver-cuda installed 580.126.09-1\n", held + site)
+    (node.folder / "unmet").write_text(UNMET)
+    node.program("apt-get", f"cat {node.folder}/unmet; echo 'E: held packages' >&2; exit 100")
+    answer = node.install(packages=DRIVER, patterns=["libcuda*", "*nvidia*"], version="595.71.05")
+    words = "E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch\n"
+    assert answer["failed"] is True
+    assert answer["stderr"] == (words if named else "") + "E: held packages\n"
+
+
 def test_a_version_that_is_not_offered_is_refused_before_anything_changes(node: Node) -> None:
     stand(node, "")
     told = {"title": "NCCL 9", "advice": "Choose another.", "replaces": ["*nvidia*"]}

@@ -252,6 +252,28 @@ def test_a_refusal_of_dnf_is_named(node: Node) -> None:
     assert "no space left" in answer["msg"]
 
 
+@pytest.mark.parametrize(
+    ("lock", "named"),
+    [
+        ("nvidia-driver*-570*", True),
+        ("!nvidia-driver-cuda-3:580.95.05-1.el9.*", True),
+        ("vim-2:9-1.*", False),
+        ("*nvidia*580*", False),
+    ],
+)
+def test_a_lock_of_others_that_hides_a_package_is_named(node: Node, lock: str, named: bool) -> None:
+    node.file("/etc/dnf/plugins/versionlock.list", f"{lock}\n")
+    refused = "Error: Unable to find a match: nvidia-driver-cuda-3:580.95.05-1.el9.x86_64"
+    node.program(
+        "dnf",
+        f'case "$*" in *repoquery*) cat {node.folder}/dnf.txt ;; *) echo "{refused}" >&2; exit 1 ;; esac',
+    )
+    answer = node.run(packages={"nvidia-driver-cuda": "580.95.05"})
+    assert answer["failed"] is True
+    words = f"E: Somebody keeps back: '{lock}'. Release: dnf versionlock delete '{lock}'\n"
+    assert answer["stderr"] == (words if named else "") + refused + "\n"
+
+
 QUIET = "dnf --quiet --setopt=exit_on_lock=True"
 
 

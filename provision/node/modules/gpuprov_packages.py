@@ -298,14 +298,25 @@ class Apt(Manager):
     hidden = staticmethod(lambda _name: "")  # a pin hides no version from apt-cache madison
 
     def fail(self, command, code, out, error):
-        """Name the files of a source that apt refuses: apt prints its URL alone."""
+        """Name the files of a source that apt refuses (apt prints its URL alone), and held packages."""
         url = re.search(r" regarding source (\S+?)/? ", error)
         files = (
             sorted(glob.glob("/etc/apt/sources.list") + glob.glob("/etc/apt/sources.list.d/*")) if url else []
         )
         named = ", ".join(path for path in files if url.group(1) in read(path))
         head = "E: Sources that disagree are in: {0}\n".format(named) if named else ""
-        super(Apt, self).fail(command, code, out, head + error)
+        unmet = re.search("(?:unmet|Unsatisfied) dependencies:", out + error)
+        held = self.in_the_way(out + error) if unmet else []
+        super(Apt, self).fail(command, code, out, head + kept(held, "apt-mark unhold") + error)
+
+    def in_the_way(self, text):
+        """Packages in a text about dependencies that somebody holds; what is named is moved all the same."""
+        words = set(re.findall(r"[a-z0-9][a-z0-9+.-]+", text))
+        return sorted(
+            name
+            for name, (held, _version) in self.status().items()
+            if held and name in words and name not in self.options["packages"]
+        )
 
     def waits(self, _code, error):
         # Of apt-get; of the dpkg that apt-mark starts, which from 1.22 on names the other program.
@@ -423,6 +434,15 @@ class Dnf(Manager):
 
     def waits(self, code, _error):
         return code == DNF_LOCKED
+
+    def fail(self, command, code, out, error):
+        """Name the locks of others: dnf says of a package that they hide that there is none."""
+        hidden = "Unable to find a match" in error or "conflicting requests" in error
+        locks = (
+            [lock for lock in read_locks() if is_lock_on(lock, self.options["packages"])] if hidden else []
+        )
+        words = [repr(str(lock)) for lock in locks]
+        super(Dnf, self).fail(command, code, out, kept(words, "dnf versionlock delete") + error)
 
     def status(self):
         """{package: (held, version)}. Of several side by side (kernels) all must be held."""
@@ -595,6 +615,18 @@ def read_locks():
     except FileNotFoundError:
         return []
     return [line for line in lines if line]
+
+
+def is_lock_on(lock, names):
+    """Whether a line is about one of the packages, by a pattern or not: NAME-VERSION, !NAME-VERSION."""
+    ends = [match.start() for match in re.finditer(r"-(?=[\d*?\[])", lock)]
+    return any(matches(name, [lock[:end].lstrip("!") for end in ends]) for name in names)
+
+
+def kept(names, command):
+    """The line of an error about what somebody holds or locks; empty without any."""
+    listed = " ".join(names)
+    return "E: Somebody keeps back: {0}. Release: {1} {0}\n".format(listed, command) if names else ""
 
 
 def is_lock_of(lock, name):

@@ -30,6 +30,13 @@ def _unmet(match: re.Match[str]) -> str:
     )
 
 
+def _kept(match: re.Match[str]) -> str:
+    return (
+        f"somebody keeps back {match['names']}, which is in the way of the declared packages: release it on "
+        f"the node ({match['command'].strip()}), then run again"
+    )
+
+
 def _unsigned(match: re.Match[str]) -> str:
     key = match.groupdict().get("key")
     return "the package list is not signed by the key that is trusted for it: nothing of it was taken" + (
@@ -166,6 +173,14 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
             r"Sub-process /usr/bin/sqv returned an error|GPG signature is not available"
         ),
         _unsigned,
+    ),
+    # E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch (our module; apt's words follow)
+    (
+        re.compile(
+            r"Somebody keeps back: (?P<names>[^\n]{1,300}?)\. "
+            r"Release: (?P<command>[^\n]{1,400}?)(?=\n|·| E: | Error: |$)"
+        ),
+        _kept,
     ),
     # The following packages have unmet dependencies: (apt 2.6) · Unsatisfied dependencies: (apt 3.0)
     #  libfoo1 : Depends: libfoo-common (= 580.1) but 570.1 is to be installed
