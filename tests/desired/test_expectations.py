@@ -166,6 +166,28 @@ def test_the_inventory_may_say_what_the_machine_is() -> None:
     ]
 
 
+@pytest.mark.usefixtures("role")
+def test_declared_memory_processors_and_services_are_expected_and_asked_for() -> None:
+    declared = {
+        "gpuprov_expected_memory_gib": 1024,
+        "gpuprov_expected_cpus": 128,
+        "gpuprov_expected_services": ["munge", "slurmd.service", "munge.service"],
+    }
+    basics = {
+        each.fact: each
+        for each in expectations.of_node(declared, NODE)
+        if each.role == expectations.HARDWARE and each.fact in expectations.facts_to_ask(declared)
+    }
+    memory, cpus, *services = basics.values()
+    assert (memory.fact, memory.holds(1003), memory.holds(1004)) == ("memory.installed_gib", False, True)
+    assert (cpus.fact, cpus.holds(127), cpus.holds(128)) == ("cpu.online", False, True)
+    assert [one.fact for one in services] == ["service.munge.active", "service.slurmd.active"]
+    assert services[0].holds("active")
+    assert not services[0].holds("failed")
+    assert not services[0].holds(None)
+    assert not {each.fact for each in expectations.of_node({}, NODE)} & set(basics)
+
+
 @pytest.mark.parametrize("name", stack.available())
 @pytest.mark.parametrize("fabric", ["none", "nvswitch", "nvlink5"])
 @pytest.mark.parametrize("version", ["12", "13"])

@@ -19,6 +19,7 @@ from tests.lab.lab_nodes import running_lab
 
 ROLES = ["nvidia_repository", "nvidia_driver"]
 CUDA = "cuda/repos/debian13/x86_64"
+OTHER = "580.95.05"  # a release that the repository has beside the declared one
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -114,6 +115,90 @@ def test_a_second_source_with_another_key_is_named_by_plan_drift_and_up(
     done = operator.call("up", **roles)
     assert done.returncode == ExitCode.OK, said(done)
     assert operator.drifted(**roles) == {}
+
+
+SITE = "/etc/apt/sources.list.d/site.list"
+
+
+def named_everywhere(operator: Operator, words: str, failing: str, **roles: Any) -> None:
+    """`plan` and `drift` say `words`, and `up` says `failing`, twice: nobody forgets what is still so."""
+    for verb, code in (("plan", ExitCode.OK), ("drift", ExitCode.DRIFT), ("up", ExitCode.UNHEALTHY)) * 2:
+        done = operator.call(verb, **roles)
+        assert done.returncode == code, said(done)
+        assert (failing if verb == "up" else words) in said(done), said(done)
+
+
+@pytest.mark.long
+def test_a_source_that_cannot_be_read_or_lost_its_key_is_named(operator: Operator, node: Any) -> None:
+    roles: dict[str, Any] = {"gpuprov_roles": ["nvidia_repository"]}
+    url = node.run("grep -h ^URIs /etc/apt/sources.list.d/nvidia-cuda.sources").stdout.split()[1]
+    for line, words in (
+        ("deb http://mirror.example", f"Malformed entry 1 in list file {SITE} (Suite)"),
+        (
+            f"deb [signed-by=/usr/share/keyrings/gone.gpg] {url}other/ /",
+            f"its key /usr/share/keyrings/gone.gpg is missing ({SITE})",
+        ),
+    ):
+        node.as_root(f"echo '{line}' > {SITE}")
+        words = f"apt cannot read its sources: {words}"
+        named_everywhere(operator, words, words, **roles)
+        assert node.run(f"cat {SITE}").stdout.strip() == line, "a file of others stays as it is"
+    node.as_root(f"rm {SITE}")
+    assert operator.drifted(**roles) == {}
+
+
+@pytest.mark.long
+def test_a_pin_of_others_is_named_before_and_after_the_driver_is_there(operator: Operator, node: Any) -> None:
+    file = "/etc/apt/preferences.d/site"
+    pin = "Package: *nvidia* libcuda1\nPin: version 570.*\nPin-Priority: 1002\n"
+    node.as_root(f"printf '{pin}' > {file}")
+    words = f"kept from the declared driver by {file}: Package: *nvidia* libcuda1, Pin: version 570.*"
+    named_everywhere(operator, words, words, gpuprov_roles=ROLES)
+    node.as_root(f"rm {file}")
+
+
+WATCH = """\
+Package: sitewatch
+Version: 1.0
+Architecture: all
+Maintainer: site <root@localhost>
+Depends: libnvidia-ml1 (= 580.126.09-1)
+Description: watch of a site
+"""
+
+
+@pytest.mark.long
+def test_a_held_package_that_needs_another_driver_is_named_with_its_release(
+    operator: Operator, node: Any
+) -> None:
+    """The driver is there and held by its role, which is no finding; a site's package needs this very one."""
+    done = operator.call("up", gpuprov_roles=ROLES)
+    assert done.returncode == ExitCode.OK, said(done)
+    before = {"gpuprov_roles": ROLES}
+    other = {**before, "nvidia_driver_version": OTHER}
+    held = node.run("apt-mark showhold").stdout.split()
+    assert "libcuda1" in held
+    fact = f"packages.{OTHER}.overruled_by"
+    assert fact not in operator.drifted(**other), "what the role holds it lets go of"
+    node.as_root("mkdir -p /tmp/sitewatch/DEBIAN; cat > /tmp/sitewatch/DEBIAN/control", said=WATCH)
+    node.as_root("dpkg-deb --build /tmp/sitewatch; dpkg -i /tmp/sitewatch.deb; apt-mark hold sitewatch")
+    assert operator.drifted(**before) == {}, "nothing has to move"
+    words = (
+        "sitewatch 1.0, which is held and needs libnvidia-ml1 580.126.09-1 "
+        "(release it: apt-mark unhold sitewatch)"
+    )
+    failing = (
+        "somebody keeps back sitewatch, which is in the way of the declared packages: release it on the node "
+        "(apt-mark unhold sitewatch)"
+    )
+    named_everywhere(operator, words, failing, **other)
+    assert "sitewatch" in node.run("apt-mark showhold").stdout.split()
+    consistent(node)
+    node.as_root("apt-mark unhold sitewatch; dpkg --purge sitewatch; rm -r /tmp/sitewatch*")
+    done = operator.call("up", gpuprov_roles=ROLES)
+    assert done.returncode == ExitCode.OK, said(done)
+    assert operator.drifted(**before) == {}
+    assert sorted(node.run("apt-mark showhold").stdout.split()) == sorted(held)
 
 
 @pytest.mark.long
