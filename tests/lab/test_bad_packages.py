@@ -121,8 +121,9 @@ SITE = "/etc/apt/sources.list.d/site.list"
 
 
 def named_everywhere(operator: Operator, words: str, failing: str, **roles: Any) -> None:
-    """`plan` and `drift` say `words`, and `up` says `failing`, twice: nobody forgets what is still so."""
-    for verb, code in (("plan", ExitCode.OK), ("drift", ExitCode.DRIFT), ("up", ExitCode.UNHEALTHY)) * 2:
+    """`plan` and `drift` say `words`, before and after an `up` that says `failing`."""
+    up = ("up", ExitCode.UNHEALTHY)
+    for verb, code in (("plan", ExitCode.OK), up, ("drift", ExitCode.DRIFT)):
         done = operator.call(verb, **roles)
         assert done.returncode == code, said(done)
         assert (failing if verb == "up" else words) in said(done), said(done)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from provision.node.modules import gpuprov_packages
-from provision.node.observe import foreign_holds
+from provision.node.observe import packages
 from provision.remote.ansible.messages import cause_of
 from tests.printers import root
 from tests.printers.apt import served
@@ -200,7 +200,7 @@ def test_dnf_4_takes_a_lock_apart_as_the_fact_does(machine: Machine) -> None:
         (machine.root.own / "etc/dnf/plugins/versionlock.list").write_text(f"{lock}\n")
         done = machine.dnf("--assumeno", "install", "foo-2.0-1.noarch")
         assert ("Unable to find a match" in done.stderr) is out, f"{lock}: {done.stderr}"
-        assert foreign_holds.locks_out(lock, ["foo"], "2.0") is out, lock
+        assert packages.locks_out(lock, ["foo"], "2.0") is out, lock
 
 
 @pytest.mark.parametrize("machine", ["dnf5"], indirect=True)
@@ -218,5 +218,5 @@ def test_dnf_5_takes_conditions_as_the_fact_does(machine: Machine) -> None:
         (machine.root.own / "etc/dnf/versionlock.toml").write_text(text)
         done = machine.dnf("--assumeno", "install", "foo-2.0-1.noarch")
         assert ("excluded by versionlock" in done.stderr) is out, f"{name} {value}: {done.stderr}"
-        meets = foreign_holds.meets(("evr", comparator, value), "2.0")
-        assert (foreign_holds.is_named("foo", [name]) and not meets) is out, f"{name} {value}"
+        meets = packages.meets(("evr", comparator, value), "2.0")
+        assert (packages.is_named("foo", [name]) and not meets) is out, f"{name} {value}"

@@ -437,7 +437,7 @@ class Dnf(Manager):
 
     def fail(self, command, code, out, error):
         """Name the locks of others: dnf says of a package that they hide that there is none."""
-        hidden = "Unable to find a match" in error or "conflicting requests" in error
+        hidden = "Unable to find a match" in error
         locks = (
             [lock for lock in read_locks() if is_lock_on(lock, self.options["packages"])] if hidden else []
         )
