@@ -267,6 +267,35 @@ def told(*findings: dict[str, Any], verdict: str = "fail", error: str = "") -> d
     return {"format": 1, "verdict": verdict, "error": error, "gpus": gpus, "findings": rows, **about}
 
 
+EIGHT = tuple(GpuIdentity(index, "H100", f"165{index}", f"GPU-{index}", f"1{index}") for index in range(8))
+SILENT = Finding("gpu_inventory", Verdict.FAIL, "gpu3", "does not answer", "unanswered", action="power-cycle")
+
+
+@pytest.mark.parametrize(
+    ("listed", "found", "lost"),
+    [
+        (EIGHT, (), []),
+        ((*EIGHT[:3], *EIGHT[4:]), (SILENT,), [3]),
+        # All of its readings are errors, its name among them.
+        ((*EIGHT[:3], GpuIdentity(3, "", "", "", "13"), *EIGHT[4:]), (SILENT,), [3]),
+        # AMD's driver still has its serial number.
+        ((*EIGHT[:3], GpuIdentity(3, "", "1653", "GPU-3", ""), *EIGHT[4:]), (SILENT,), [3]),
+        # It has no handle, and nvidia-smi describes no GPU for it.
+        ((), (SILENT,), [3]),
+        ((), (), list(range(8))),
+    ],
+)
+def test_a_lost_gpu_keeps_the_serial_number_that_it_had(
+    listed: tuple[GpuIdentity, ...], found: tuple[Finding, ...], lost: list[int]
+) -> None:
+    checks = (CheckResult("gpu_inventory", Verdict.FAIL, found, (), 0.0),)
+    health = NodeHealth("n1", Verdict.FAIL, checks, listed, {}, "")
+    told = document.document(health, [], {"started": "", "boot_id": BOOT}, 60, EIGHT)
+    assert [gpu["index"] for gpu in told["gpus"] if gpu["lost"]] == lost
+    assert [gpu["serial"] for gpu in told["gpus"]] == [gpu.serial for gpu in EIGHT]
+    assert document.identified(health, EIGHT) == list(EIGHT)
+
+
 def test_nagios_gets_the_worst_first_and_its_numbers() -> None:
     lost = {"message": "lost | gone"}
     text, status = styles.nagios(

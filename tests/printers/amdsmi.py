@@ -13,7 +13,6 @@ from typing import IO, Any
 
 from provision.checks import node_judge
 from provision.checks.check import Output, Raw
-from provision.checks.judge import Finding
 from provision.checks.node_facts import NodeFacts, node_facts_of
 from provision.checks.registry import CHECKS
 from provision.desired import stack
@@ -21,6 +20,7 @@ from tests.printers import amdsmi_sysfs, amdsmi_values
 from tests.printers.amdsmi_faults import Change
 from tests.printers.amdsmi_program import find
 from tests.printers.amdsmi_values import Machine
+from tests.printers.in_service import Printed
 from tests.support.checks import make_output
 
 # Release → the suite of Debian that has it, in its package amd-smi.
@@ -101,8 +101,8 @@ class AmdSmi:
         """Forget what commands printed, before the first machine of another product."""
         self.printed.clear()
 
-    def inventory(self, machine: Machine, later: Change | None = None) -> list[Finding]:
-        """The findings of gpu_inventory on what every command of it prints, and on a quiet kernel log."""
+    def inventory(self, machine: Machine, later: Change | None = None) -> Printed:
+        """What gpu_inventory gets of a machine with a quiet kernel log, and makes of it."""
         node = node_of(machine)
         outputs = []
         check = CHECKS.of_vendor("gpu_inventory", "amd")
@@ -118,7 +118,7 @@ class AmdSmi:
             elif command.name == "dmesg":
                 outputs.append(make_output("dmesg", _QUIET_LOG, argv=command.argv))
         raw = Raw(node.node, "gpu_inventory", tuple(outputs))
-        return list(node_judge.judge_check(node, raw, node.limits()).findings)
+        return Printed(node, raw, node_judge.judge_check(node, raw, node.limits()).findings)
 
 
 def _answer(machine: Machine, call: str) -> dict[str, Any]:

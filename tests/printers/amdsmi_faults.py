@@ -40,6 +40,7 @@ class Fault:
     actions: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # keys of _HAS: the hardware or release that the fault requires
     later: Change | None = None  # what has changed when a command is run a second time
+    gone: bool = False  # the fourth GPU is no longer there
 
     def applies(self, machine: Machine) -> bool:
         """Whether a machine of this SKU has the part, and this release of amd-smi a word for it."""
@@ -205,7 +206,7 @@ _MISSING = (FAIL, WARN, ERROR)
 FAULTS = (
     Fault("nothing", _both(), (PASS,)),
     Fault("one GPU is gone from the driver", lambda m: m.remove(3), (FAIL,), "gpu3",
-        ("power-cycle", "reboot")),
+        ("power-cycle", "reboot"), gone=True),
     Fault("every answer of one GPU fails", _dead(API_FAILED), (FAIL, ERROR), "gpu3"),
     Fault("one GPU supports no reading", _dead(NOT_SUPPORTED), (FAIL, ERROR), "gpu3"),
     Fault("uncorrectable errors of the memory", _errors(UMC, "uncorrectable", 2), (FAIL,), "gpu3", _RESET),

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from provision.checks.judge import Finding
+from tests.printers import in_service
 from tests.printers.amdsmi import AmdSmi, machine_of
-from tests.printers.amdsmi_faults import FAULTS, Fault
+from tests.printers.amdsmi_faults import ERROR, FAIL, FAULTS, Fault
 
 RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
 # (release, fault) → why nothing can be told of it: the answer is an error with the reason.
 REFUSALS = {
     ("6.1.2", "one GPU knows no power limit"): "this release of amd-smi ends with an UnboundLocalError",
 }
+_UNKNOWN = (FAIL, ERROR)  # of faults that leave it open whether a GPU is lost
 _RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
 
 
@@ -48,8 +50,15 @@ def judge_all(
 ) -> Iterator[Judged]:
     """Every fault that applies to the SKU under this release."""
     program.forget()
+    healthy = program.inventory(machine_of(sku, release))
     for fault in FAULTS:
         machine = machine_of(sku, release)
         if fault.applies(machine) and chosen(fault):
             fault.change(machine)
-            yield judge(fault, release, program.inventory(machine, fault.later))
+            printed = program.inventory(machine, fault.later)
+            judged = judge(fault, release, list(printed.findings))
+            if judged.outcome == RIGHT:
+                gone = None if fault.verdicts == _UNKNOWN else "gpu3" if fault.gone else ""
+                why = in_service.wrong(healthy, printed, fault.verdicts, gone)
+                judged = Judged(fault.name, WRONG, f"in service: {'; '.join(why)}") if why else judged
+            yield judged

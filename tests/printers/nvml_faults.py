@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from provision.checks.thresholds import for_sku
 from tests.printers.nvml_values import LOST, RESET_REQUIRED, UNKNOWN, Machine
 
+NOTHING = "nothing"  # the fault that is none: a healthy machine
 FAIL, WARN, PASS, ERROR = "fail", "warn", "pass", "error"
 
 Change = Callable[[Machine], None]
@@ -174,8 +175,8 @@ def _power(watts: int, *devices: int) -> Change:
 
 _RESET = ("reset GPU", "reboot", "power-cycle", "replace part")
 FAULTS = (
-    Fault("nothing", _both(), (PASS,)),
-    Fault("one GPU gives no handle: lost", _no_handle, (FAIL,), "gpu@0000:52:00", ("power-cycle", "reboot"),
+    Fault(NOTHING, _both(), (PASS,)),
+    Fault("one GPU gives no handle: lost", _no_handle, (FAIL,), "gpu3", ("power-cycle", "reboot"),
         gone=True),
     Fault("one GPU answers 'GPU is lost' to all", _lost(LOST), (FAIL,), "gpu3", ("power-cycle", "reboot"),
         gone=True),

@@ -1,12 +1,17 @@
-"""What gpu_inventory makes of NVIDIA's own output, and how that compares with what a fault is to give."""
+"""What gpu_inventory and the node's health program make of NVIDIA's own output, beside what they are to."""
 
 from __future__ import annotations
 
+from provision.checks.check import Raw
 from provision.checks.judge import Finding
-from tests.printers import nvml_values
-from tests.printers.nvml_faults import Fault
+from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.node_judge import judge_check
+from provision.desired import stack
+from tests.printers import in_service, nvml_values
+from tests.printers.in_service import CHECK, Printed
+from tests.printers.nvml_faults import NOTHING, Fault
+from tests.printers.nvml_values import Machine, address
 from tests.printers.smi import RELEASES, NvidiaSmi
-from tests.support.checks import judged, make_node
 
 # SKU → the first branch of the driver that prints it here. A name comes from NVML, so a release also prints
 # the SKUs that came after it, as far as it knows their parts: 470 knows 12 NVLinks, 535 no domain of a rack.
@@ -17,6 +22,7 @@ FIRST = {
     **{"b200": 555, "gb200": 555, "gb300": 555},
 }
 PAIRS = [(driver, sku) for driver in RELEASES for sku, first in FIRST.items() if int(driver[:3]) >= first]
+_LAST = 3  # the GPU that has the fault
 _RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
 
 
@@ -46,14 +52,40 @@ def wrong(fault: Fault, findings: list[Finding]) -> str:
     return ""
 
 
+def printed(smi: NvidiaSmi, machine: Machine) -> Printed:
+    """What gpu_inventory gets of a machine, and makes of it."""
+    node = node_of(machine)
+    raw = Raw(node.node, CHECK, smi.inventory(machine))
+    return Printed(node, raw, judge_check(node, raw, node.limits()).findings)
+
+
 def outcome(fault: Fault, smi: NvidiaSmi, driver: str, sku: str) -> tuple[str, str] | None:
     """`right`, `refused` (an error in place of a verdict) or `wrong`, and how; None if it does not apply."""
     machine = nvml_values.machine(sku, driver)
     if not fault.applies(machine):
         return None
+    if sku not in smi.healthy:
+        smi.healthy[sku] = printed(smi, machine)
     fault.change(machine)
-    node = make_node(machine.count, sku, machine.sku["fabric"], machine.sku["architecture"])
-    findings = judged("gpu_inventory", *smi.inventory(machine), node=node)
-    if not (why := wrong(fault, findings)):
-        return "right", ""
-    return ("refused" if loudest(findings)[0] == "error" else "wrong"), why
+    found = printed(smi, machine) if fault.name != NOTHING else smi.healthy[sku]
+    findings = list(found.findings)
+    if why := wrong(fault, findings):
+        return ("refused" if loudest(findings)[0] == "error" else "wrong"), why
+    gone = None if fault.doubtful or fault.refused else f"gpu{_LAST}" if fault.gone else ""
+    if why := "; ".join(in_service.wrong(smi.healthy[sku], found, fault.verdicts, gone)):
+        return "wrong", f"{fault.name}: in service: {why}"
+    return "right", ""
+
+
+def node_of(machine: Machine) -> NodeFacts:
+    """The node as the observers find it without nvidia-smi."""
+    pci = [
+        {"address": address(index), "device_id": machine.sku["pci_ids"][0]} for index in range(machine.count)
+    ]
+    known = {
+        **{"os.id": "debian", "os.version_id": "13", "os.codename": "trixie", "os.family": "debian"},
+        **{"os.arch": "x86_64", "kernel.release": "6.12.0", "gpu.count": machine.count, "gpu.pci": pci},
+        "gpu.nvswitch_count": 4 if machine.sku["fabric"] == "nvswitch" else 0,
+        "driver.loaded_version": machine.driver,
+    }
+    return node_facts_of("gpu-01", known, {}, stack.describe_node(known), {})

@@ -6,12 +6,13 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision.checks.check import Output
 from provision.checks.registry import CHECKS
 from tests.printers import debian, nvml_library
+from tests.printers.in_service import Printed
 from tests.printers.nvml_values import Machine
 from tests.support.checks import make_node, make_output
 
@@ -34,6 +35,7 @@ class NvidiaSmi:
     program: Path
     library: Path
     table: Path
+    healthy: dict[str, Printed] = field(default_factory=dict)  # SKU → what a healthy machine prints
 
     def run(self, machine: Machine, *arguments: str) -> Output:
         """Run it on a machine; the time limit is 20 s."""

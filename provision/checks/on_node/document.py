@@ -31,8 +31,7 @@ def document(
 ) -> dict[str, Any]:
     """`run`: boot_id, uptime, started, finished, seconds of this run. `known`: the GPUs that there were since
     boot: those that did not answer in this run are `lost`."""
-    here = {gpu.index for gpu in health.gpus}
-    gpus = sorted((*health.gpus, *(gpu for gpu in known if gpu.index not in here)), key=lambda gpu: gpu.index)
+    gpus, lost = identified(health, known), _lost(health, known)
     found = [finding for check in health.checks for finding in check.findings]
     told = [
         Tracked(finding, _TOLD, run["started"], (True,), active=True)
@@ -50,7 +49,7 @@ def document(
         "measured": health.verdict.value,
         # With a check, a finding of it says what is wrong.
         "error": "" if health.checks else health.error,
-        "gpus": [{**asdict(gpu), "lost": gpu.index not in here} for gpu in gpus],
+        "gpus": [{**asdict(gpu), "lost": gpu.index in lost} for gpu in gpus],
         "facts": {key: value for key, value in health.facts.items() if key not in ("pcie_width", "boot")},
         "checks": [
             {"check": one.check, "verdict": one.verdict.value, "seconds": round(one.seconds, 3)}
@@ -60,6 +59,32 @@ def document(
     }
     shown: dict[str, Any] = _shown(made)
     return shown
+
+
+def identified(health: NodeHealth, known: Sequence[GpuIdentity]) -> list[GpuIdentity]:
+    """The GPUs that there were since boot. Of one that does not answer only a part may be listed still: it
+    keeps the name and the serial number that were `known`."""
+    every = {gpu.index: gpu for gpu in (*health.gpus, *known, *_answering(health))}
+    return [every[index] for index in sorted(every)]
+
+
+def _silent(health: NodeHealth) -> set[str]:
+    """The devices that a finding says do not answer."""
+    found = (one for check in health.checks for one in check.findings)
+    return {one.device for one in found if one.metric == "unanswered" and one.verdict is Verdict.FAIL}
+
+
+def _answering(health: NodeHealth) -> list[GpuIdentity]:
+    silent = _silent(health)
+    return [gpu for gpu in health.gpus if (gpu.name or gpu.uuid) and f"gpu{gpu.index}" not in silent]
+
+
+def _lost(health: NodeHealth, known: Sequence[GpuIdentity]) -> set[int]:
+    """By index. For one GPU without a handle nvidia-smi describes none of them, and says which one it is."""
+    every = {gpu.index for gpu in identified(health, known)}
+    named = {index for index in every if f"gpu{index}" in _silent(health)}
+    here = {gpu.index for gpu in _answering(health)}
+    return every - here if here or not named else named
 
 
 def stale(age: float, interval: float) -> bool:

@@ -220,8 +220,8 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     tracked = debounce.followed(
         before.tracked, findings, known.rules, started, rebooted=before.rebooted, early=write and _early()
     )
-    gpus = {gpu.index: gpu for gpu in (*before.gpus, *health.gpus)}
-    after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=tuple(gpus.values()))
+    gpus = tuple(document.identified(health, before.gpus))
+    after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=gpus)
     about = {
         "boot_id": boot_id,
         "uptime": round(run.uptime(), 2),

@@ -1,0 +1,119 @@
+"""What the node's own health program makes of the prints that gpu_inventory is judged by.
+
+It has a healthy run first, then runs with the fault, then healthy ones again. Each run's document is read as
+the controller reads it, its metrics as Prometheus reads them, and its reason as NHC and Slurm take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from provision.checks import exposition
+from provision.checks.check import Raw
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Finding
+from provision.checks.node_facts import NodeFacts
+from provision.checks.on_node import debounce, document, metrics, run, styles
+from provision.checks.on_node.debounce import Tracked
+from provision.checks.on_node.settings import Settings
+from provision.validate.status import health_document
+
+CHECK = "gpu_inventory"
+_SETTINGS = Settings(checks=(CHECK,))
+_RUNS = 5  # after which every rule counts what each of them showed, or has cleared what none showed
+_ABOUT = {"boot_id": "b", "uptime": 9.0, "started": "s", "finished": "f", "seconds": 1.0}
+_DRAINS = ("fail", "error")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A node, what the commands of gpu_inventory printed on it, and what the controller found in that."""
+
+    node: NodeFacts
+    raw: Raw
+    findings: Sequence[Finding]
+
+    def health(self) -> NodeHealth:
+        """One run of the node's program on the same outputs."""
+        measured = run.Measured(self.node.facts, self.node.problems, {CHECK: self.raw})
+        return run.judged(self.node.node, measured, _SETTINGS)
+
+
+def wrong(healthy: Printed, faulty: Printed, verdicts: Sequence[str], gone: str | None = None) -> list[str]:
+    """Describe where the health program does not tell of a fault as it is to be told.
+
+    `verdicts`: those allowed for the node; `gone`: the GPU that is lost, "" for none, None where that is not
+    known.
+    """
+    before, now = healthy.health(), faulty.health()
+    found = []
+    if _findings(now) != list(faulty.findings):
+        found.append(f"it finds {_words(_findings(now))}, and the controller {_words(faulty.findings)}")
+    first = _followed(None, now)
+    states = [_followed(None, before)]
+    for health in [now] * _RUNS + [before] * _RUNS:
+        states.append(_followed(states[-1], health))
+    at_once, counted, cleared = states[1], states[_RUNS], states[-1]
+    for when, tracked in (("without a run before", first), (f"after {_RUNS} runs", counted)):
+        found += (f"{when}: {one}" for one in _told(now, tracked, before, verdicts))
+    if gone and "fail" in verdicts and debounce.verdict(at_once, now.verdict).value != "fail":
+        found.append(f"{gone} is lost, and the first run that shows it does not count")
+    if cleared and not _findings_that_count(before):
+        found.append(f"it still tells of {_words([one.finding for one in cleared])} when it is gone")
+    if gone is not None:
+        lost = [f"gpu{row['index']}" for row in _document(now, counted, before)["gpus"] if row["lost"]]
+        if lost != ([gone] if gone else []):
+            found.append(f"it has {', '.join(lost) or 'no GPU'} as lost")
+    return found
+
+
+def _followed(before: Sequence[Tracked] | None, health: NodeHealth) -> list[Tracked]:
+    return debounce.followed(before, _findings(health), _SETTINGS.rules, "2026-11-25T10:00:00Z")
+
+
+def _findings(health: NodeHealth) -> list[Finding]:
+    return [finding for check in health.checks for finding in check.findings]
+
+
+def _findings_that_count(health: NodeHealth) -> list[Finding]:
+    return [one for one in _findings(health) if one.verdict.value in ("warn", "fail", "error")]
+
+
+def _document(health: NodeHealth, tracked: Sequence[Tracked], before: NodeHealth) -> dict[str, Any]:
+    return document.document(health, tracked, _ABOUT, 60, before.gpus)
+
+
+def _told(
+    health: NodeHealth, tracked: Sequence[Tracked], before: NodeHealth, verdicts: Sequence[str]
+) -> Iterator[str]:
+    """What is wrong with the document, the metrics and the reason to drain."""
+    told = _document(health, tracked, before)
+    verdict = "pass" if told["verdict"] == "skip" else told["verdict"]
+    if verdict not in verdicts:
+        yield f"the node is {verdict}, not {' or '.join(verdicts)}"
+    read = health_document.read(document.text(told).encode())
+    if (read.verdict.value, len(read.findings)) != (told["verdict"], len(told["findings"])):
+        yield f"the controller reads {read.verdict.value} with {len(read.findings)} findings"
+    text = exposition.render(metrics.families(told, 1.0, {}))
+    families = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    shown = [one.labels["verdict"] for one in families["gpuprov_health_verdict"] if one.value]
+    if shown != [told["verdict"]]:
+        yield f"its metrics have the verdicts {shown}"
+    counted = {(one.finding.device, one.finding.metric) for one in tracked if one.active}
+    labels = {(one.labels["device"], one.labels["metric"]) for one in families.get("gpuprov_finding", ())}
+    if labels != counted:
+        yield f"its metrics have the findings {sorted(labels)}, not {sorted(counted)}"
+    reason, status = styles.nhc(told)
+    worst = [one.finding for one in tracked if one.active and one.finding.verdict.value == verdict]
+    if status != (verdict in _DRAINS):
+        yield f"NHC gets the status {status} of a node that is {verdict}"
+    elif status and not any(one.device in reason and one.message[:30] in reason for one in worst):
+        yield f"the reason to drain it is {reason!r}"
+
+
+def _words(findings: Sequence[Finding]) -> str:
+    return "; ".join(f"{one.verdict.value} {one.device} {one.metric}" for one in findings) or "nothing"
