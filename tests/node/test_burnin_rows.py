@@ -230,6 +230,18 @@ def test_recorded_nvlink_counters_are_read() -> None:
     assert [gpu for gpu, row in bad.items() if row["nvlink_errors"] != "0"] == [5]
 
 
+def test_nvlink_counters_of_driver_470_are_read() -> None:
+    lines = (
+        "0 replay errors",
+        "6 recovery errors",
+        "1 flit CRC errors",
+        "",
+        "Lane 0 ECC Correction Count: 9",
+    )
+    text = "GPU 0: NVIDIA A100 (UUID: GPU-0)\n" + "".join(f"\t Link 2: {line}\n" for line in lines)
+    assert nvlink_rows(text) == {0: {"nvlink_errors": "7", "link2": "7"}}
+
+
 def test_ipmi_tells_of_fans_and_temperatures() -> None:
     text = "Inlet Temp,24,degrees C,ok\nFAN 1A,9800,RPM,ok\nPSU1,230,Watts,ok\nFAN 2,,RPM,ns\nbroken\n"
     assert ipmi_row(text) == {"inlet_temp_c": "24", "fan_1a_rpm": "9800"}

@@ -23,7 +23,7 @@ class Fault:
 
     `seen`: facts and samples (readers.py) of which the fourth GPU has another value than the others.
     `gone`: the readings of the fourth GPU are errors; `doubtful`: a reader may find that it does not answer;
-    `refused`: no reader gets a value of any GPU.
+    `refused`: no reader gets a value of any GPU. `hours`: what a burn-in finds (burned.py).
     """
 
     name: str
@@ -36,6 +36,7 @@ class Fault:
     gone: bool = False
     doubtful: bool = False
     refused: bool = False
+    hours: tuple[str, ...] = ()
 
     def applies(self, machine: Machine) -> bool:
         """Whether a machine of this SKU under this driver has the part, and the driver a word for it."""
@@ -177,20 +178,27 @@ _RESET = ("reset GPU", "reboot", "power-cycle", "replace part")
 FAULTS = (
     Fault(NOTHING, _both(), (PASS,)),
     Fault("one GPU gives no handle: lost", _no_handle, (FAIL,), "gpu3", ("power-cycle", "reboot"),
-        gone=True),
+        gone=True,
+        hours=("silent",)),
     Fault("one GPU answers 'GPU is lost' to all", _lost(LOST), (FAIL,), "gpu3", ("power-cycle", "reboot"),
-        gone=True),
-    Fault("one GPU requires a reset", _lost(RESET_REQUIRED), (FAIL,), "gpu3", _RESET[:3], gone=True),
-    Fault("one GPU answers 'unknown error' to all", _lost(UNKNOWN), (FAIL,), "gpu3", _RESET, gone=True),
-    Fault("uncorrected DRAM errors since boot", _counter(1, 0, 2, 4), (FAIL,), "gpu3", seen=("ecc_ue",)),
+        gone=True,
+        hours=("lost",)),
+    Fault("one GPU requires a reset", _lost(RESET_REQUIRED), (FAIL,), "gpu3", _RESET[:3], gone=True,
+        hours=("lost",)),
+    Fault("one GPU answers 'unknown error' to all", _lost(UNKNOWN), (FAIL,), "gpu3", _RESET, gone=True,
+        hours=("lost",)),
+    Fault("uncorrected DRAM errors since boot", _counter(1, 0, 2, 4), (FAIL,), "gpu3", seen=("ecc_ue",),
+        hours=("load_ecc_uncorrectable",)),
     Fault("uncorrected SRAM errors since boot", _both(
         _counter(1, 0, 7, 2),
         _set("nvmlDeviceGetSramEccErrorStatus", status__volatileUncParity=2, status__aggregateUncParity=2),
-    ), (FAIL,), "gpu3", needs="remap"),
+    ), (FAIL,), "gpu3", needs="remap",
+        hours=("load_ecc_uncorrectable",)),
     Fault("SRAM threshold exceeded", _set("nvmlDeviceGetSramEccErrorStatus", status__bThresholdExceeded=1,
         status__aggregateUncParity=12, status__aggregateUncBucketL2=12),
         (FAIL,), "gpu3", ("replace part",), "sram"),
-    Fault("few corrected DRAM errors", _counter(0, 0, 2, 3), (PASS,), needs="remap"),
+    Fault("few corrected DRAM errors", _counter(0, 0, 2, 3), (PASS,), needs="remap",
+        hours=("ecc_ce",)),
     Fault("uncorrected DRAM errors of long ago", _counter(1, 1, 2, 1), (PASS, WARN), needs="remap"),
     Fault("row remap pending", _remapped(1, pending=1, failed=0),
         (FAIL, WARN), "gpu3", ("reset GPU",), "remap"),
@@ -203,15 +211,20 @@ FAULTS = (
     Fault("one NVLink down", _links(5), (FAIL,), "gpu3", needs="nvlink"),
     Fault("all NVLinks of one GPU down", _links(), (FAIL,), "gpu3", needs="nvlink"),
     Fault("PCIe width 8", _set("nvmlDeviceGetCurrPcieLinkWidth", currLinkWidth=8), (FAIL, WARN), "gpu3",
-        ("reseat or check cable",), "switched", seen=("pcie_width",)),
+        ("reseat or check cable",), "switched", seen=("pcie_width",),
+        hours=("pcie_width",)),
     Fault("PCIe Gen 1 at rest on all", _all("nvmlDeviceGetCurrPcieLinkGeneration", currLinkGen=1),
         (PASS, WARN)),
-    Fault("HW slowdown", _throttle(0x9), (FAIL, WARN), "gpu3", seen=("throttle",)),
-    Fault("HW thermal slowdown", _throttle(0x49), (FAIL, WARN), "gpu3", seen=("throttle",)),
-    Fault("HW power brake", _throttle(0x89), (FAIL, WARN), "gpu3", seen=("throttle",)),
+    Fault("HW slowdown", _throttle(0x9), (FAIL, WARN), "gpu3", seen=("throttle",),
+        hours=("throttled",)),
+    Fault("HW thermal slowdown", _throttle(0x49), (FAIL, WARN), "gpu3", seen=("throttle",),
+        hours=("throttled",)),
+    Fault("HW power brake", _throttle(0x89), (FAIL, WARN), "gpu3", seen=("throttle",),
+        hours=("throttled",)),
     Fault("idle alone", _throttle(0x1), (PASS,)),
     Fault("hot at rest", _set("nvmlDeviceGetTemperature", temp=88), (FAIL, WARN), "gpu3",
-        seen=("temperature_c",)),
+        seen=("temperature_c",),
+        hours=("load_temperature",)),
     Fault("power limit lowered on one GPU", _power(60, 3), (FAIL, WARN), "gpu3",
         seen=("nvidia_smi.power.limit", "settings")),
     Fault("persistence off on one GPU", _set("nvmlDeviceGetPersistenceMode", mode=0), (WARN, FAIL), "gpu3",
@@ -240,15 +253,23 @@ FAULTS = (
     # Drawn from public reports of fleets; the values are those of nvml.h, the verdicts those of NVIDIA's
     # documents on debugging GPUs, on memory errors and on nvidia-smi.
     Fault("one GPU is missing from the driver", lambda m: m.set("nvmlDeviceGetCount_v2", deviceCount=3),
-        (FAIL,), doubtful=True),
+        (FAIL,), doubtful=True,
+        hours=("silent",)),
     Fault("many replays of PCIe, of no known time", _set("nvmlDeviceGetPcieReplayCounter", value=100_000),
-        (PASS, WARN)),
-    Fault("few replays of PCIe", _set("nvmlDeviceGetPcieReplayCounter", value=3), (PASS,)),
-    Fault("8 lanes of all GPUs that are to have 16", _lanes, (FAIL, WARN), needs="width limit"),
-    Fault("8 lanes of all GPUs without a limit", _lanes, (PASS, WARN), needs="no width limit"),
-    Fault("NVLink recoveries on one link", _nvlink_errors(1, 6), (FAIL, WARN), "gpu3", needs="nvlink"),
-    Fault("many NVLink replays on one link", _nvlink_errors(0, 50_000), (FAIL, WARN), "gpu3", needs="nvlink"),
-    Fault("corrected flits on one link", _nvlink_errors(2, 4), (PASS, WARN), needs="nvlink"),
+        (PASS, WARN),
+        hours=("load_replays",)),
+    Fault("few replays of PCIe", _set("nvmlDeviceGetPcieReplayCounter", value=3), (PASS,),
+        hours=("pcie_replays",)),
+    Fault("8 lanes of all GPUs that are to have 16", _lanes, (FAIL, WARN), needs="width limit",
+        hours=("pcie_width of all",)),
+    Fault("8 lanes of all GPUs without a limit", _lanes, (PASS, WARN), needs="no width limit",
+        hours=("pcie_width of all",)),
+    Fault("NVLink recoveries on one link", _nvlink_errors(1, 6), (FAIL, WARN), "gpu3", needs="nvlink",
+        hours=("nvlink_errors",)),
+    Fault("many NVLink replays on one link", _nvlink_errors(0, 50_000), (FAIL, WARN), "gpu3", needs="nvlink",
+        hours=("nvlink_errors",)),
+    Fault("corrected flits on one link", _nvlink_errors(2, 4), (PASS, WARN), needs="nvlink",
+        hours=("nvlink_errors",)),
     Fault("ECC off on all GPUs", _all("nvmlDeviceGetEccMode", current=0, pending=0), (PASS, WARN)),
     Fault("ECC off after the next reboot", _set("nvmlDeviceGetEccMode", current=1, pending=0),
         (FAIL, WARN), "gpu3",
@@ -266,7 +287,8 @@ FAULTS = (
     Fault("two pages retired long ago", _set("nvmlDeviceGetRetiredPages", 3, 0, pageCount=2),
         (PASS, WARN), needs="pages"),
     Fault("power limit lowered on all GPUs", _power(65), (PASS, WARN)),
-    Fault("SW thermal slowdown", _throttle(0x21), (FAIL, WARN), "gpu3", seen=("throttle",)),
+    Fault("SW thermal slowdown", _throttle(0x21), (FAIL, WARN), "gpu3", seen=("throttle",),
+        hours=("throttled",)),
     Fault("power cap for a moment", _throttle(0x4), (PASS,), seen=("throttle",)),
     Fault("held by the clocks that a user set", _throttle(0x2), (PASS, WARN), seen=("throttle",)),
     Fault("warmer than the others at rest", _set("nvmlDeviceGetTemperature", temp=46), (PASS, WARN),

@@ -5,6 +5,7 @@ Each runs the command that the product runs through the real program, and hands 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Seen:
     facts: dict[str, list[str]] = field(default_factory=dict)
     samples: dict[str, list[str]] = field(default_factory=dict)
     lost: dict[str, set[str]] = field(default_factory=dict)
+    rows: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)  # of a burn-in's samples
     refused: dict[str, str] = field(default_factory=dict)  # reader → why it has no values
 
 
@@ -97,6 +99,7 @@ def _samples(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
         if found is None or "nvml_error" in found[1]:
             lost.add(_gpu_of(index))
         rows.append(found[1] if found else {})
+        seen.rows += [("gpu", f"gpu{found[0]}", found[1])] if found else []
     seen.samples = {name: [row.get(name, "") for row in rows] for row in rows for name in row}
 
 
@@ -134,6 +137,11 @@ def _beside_a_load(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
     except ParseError as error:
         seen.refused["beside a load"] = error.what
     counted = _output(smi, machine, "error_counters", ("nvidia-smi", "dmon", "-s", "e", "-c", "1"))
+    reader = tool_output.ReplayRows()
+    read = filter(None, map(reader.row, counted.stdout.splitlines()))
+    seen.rows += [("errors", f"gpu{index}", values) for index, values in read]
+    links = tool_output.nvlink_rows(smi.run(machine, "nvlink", "-e").stdout)
+    seen.rows += [("nvlink", f"gpu{index}", values) for index, values in links.items()]
     try:
         counters = telemetry.parse_counters(counted)
         values = {one.device: str(one.value) for one in counters if one.metric == "pcie_replays_grown"}

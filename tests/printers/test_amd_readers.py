@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
 from provision.checks.amd import gpu_answers
 from provision.checks.host.kernel_log import bus_address
 from provision.node.burnin.amd_gpus import AmdGpus
 from provision.node.observe import amd_smi
-from tests.printers.amdsmi import RELEASES, AmdPrinters, AmdSmi, machine_of
-from tests.printers.amdsmi_faults import FAULTS
+from tests.printers import burned
+from tests.printers.amdsmi import RELEASES, AmdPrinters, AmdSmi, machine_of, node_of
+from tests.printers.amdsmi_faults import ERROR, FAULTS
 from tests.printers.amdsmi_values import Machine
+from tests.support.seed import Selected
 
 
 def broken(sku: str, release: str, *names: str) -> Machine:
@@ -31,6 +37,49 @@ def sampled(program: AmdSmi, machine: Machine) -> dict[str, dict[str, str]]:
     rows = AmdGpus(gpus).rows(text)
     assert rows is not None
     return dict(rows)
+
+
+def rows(program: AmdSmi, machine: Machine, reader: AmdGpus) -> list[tuple[str, str, Mapping[str, str]]]:
+    """The samples of a burn-in, whose reader asks for the list again where other GPUs answer."""
+    for _ in range(2):
+        commands = ("metric",) if reader.numbers else ("list", "metric")
+        found = reader.rows("".join(program.run(machine, name, "--json").stdout for name in commands))
+        if found:
+            return [("gpu", device, metrics) for device, metrics in found]
+    return []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("sku", ["mi250x", "mi300x", "mi300x guest"])
+def test_the_judge_of_a_burn_in_finds_what_hours_of_samples_show(
+    sku: str, release: str, amd_printers: AmdPrinters, tmp_path: Path
+) -> None:
+    """In CI a quarter of the faults, drawn by their names; all of them in the long set."""
+    program, found, tried = amd_printers(release), [], 0
+    program.forget()
+    healthy: burned.Rows = ()
+    for number, fault in enumerate(FAULTS):
+        machine = machine_of(sku, release)
+        drawn = zlib.crc32(f"{release}{sku}{fault.name}".encode()) % 4 == 0 or fault.name == "nothing"
+        if not fault.applies(machine) or not (drawn or Selected.long):
+            continue
+        for index in range(machine.count):
+            machine.set("get_gpu_activity", index, gfx_activity=99)
+        node = node_of(machine)
+        gpus = {machine.address(index).rpartition(".")[0]: f"gpu{index}" for index in range(machine.count)}
+        reader = AmdGpus(gpus)
+        healthy = healthy or rows(program, machine, reader)
+        fault.change(machine)
+        if fault.later:
+            fault.later(machine)
+        faulty = rows(program, machine, reader)
+        hours = burned.wrong(node, healthy, faulty, fault.hours if faulty else (), tmp_path / str(number))
+        found += [f"{fault.name}: {one}" for one in hours]
+        if burned.unseen(faulty) != (ERROR in fault.verdicts and not faulty):
+            found.append(f"{fault.name}: no samples")
+        tried += 1
+    assert tried > 3
+    assert "\n".join(found) == ""
 
 
 FAULTY = ("uncorrectable errors of the memory", "PCIe width 8", "memory hot at rest", "PROCHOT")

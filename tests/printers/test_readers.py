@@ -1,4 +1,4 @@
-"""What else reads nvidia-smi gets the same machine from NVIDIA's own program: facts, samples, answers."""
+"""What else reads nvidia-smi gets the same machine from NVIDIA's own program: facts, samples, a burn-in."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.printers import nvml_values, readers
+from tests.printers import burned, nvml_values, readers
 from tests.printers.nvml_faults import FAULTS, Fault
+from tests.printers.outcomes import node_of
 from tests.printers.smi import RELEASES, Printers
 from tests.support.seed import Selected
 
@@ -48,13 +49,22 @@ def test_each_reader_gets_what_the_driver_has(
 ) -> None:
     """In CI a quarter of the faults of each release, drawn by their names; all of them in the long set."""
     found, tried = [], 0
+    healthy: burned.Rows = ()
     for number, fault in enumerate(FAULTS):
         machine = nvml_values.machine(sku, driver)
         drawn = zlib.crc32(f"{driver}{fault.name}".encode()) % 4 == 0 or fault.name == "nothing"
         if fault.applies(machine) and (drawn or Selected.long):
+            machine.set("nvmlDeviceGetUtilizationRates", utilization__gpu=99)  # as in a burn-in
             fault.change(machine)
             seen = readers.everything(printers(driver), machine, tmp_path / str(number))
             tried += 1
             found += [f"{fault.name}: {one}" for one in wrong(fault, machine, seen)]
+            healthy = healthy or seen.rows
+            hours = burned.wrong(
+                node_of(machine), healthy, seen.rows, fault.hours, tmp_path / f"{number}-hours"
+            )
+            found += [f"{fault.name}: in a burn-in: {one}" for one in hours]
+            if burned.unseen(seen.rows) != fault.refused:
+                found.append(f"{fault.name}: in a burn-in: {len(seen.rows)} samples")
     assert tried > 3
     assert "\n".join(found) == ""

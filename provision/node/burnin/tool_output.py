@@ -115,6 +115,8 @@ class ReplayRows:
 
 GPU_HEAD = re.compile(r"GPU (\d+): ")
 LINK_LINE = re.compile(r"\s*Link (\d+): (.*): (\d+)\s*\Z")
+# `Link 2: 6 recovery errors`: driver 470 (470.256.02 of Debian 12).
+OLD_LINK_LINE = re.compile(r"\s*Link (\d+): (\d+) (?:replay|recovery|flit CRC|data CRC) errors\s*\Z")
 # What counts as an error. NVLink 5 (595.91.07 on a B300) also prints what a healthy link counts by the
 # billion, or before it corrects: FEC and raw errors. Its `Total link recovery events` repeats two others.
 LINK_ERRORS = (
@@ -133,7 +135,7 @@ def nvlink_rows(text):
     found, links = {}, {}
     index = None
     for line in text.splitlines():
-        head, counted = GPU_HEAD.match(line), LINK_LINE.match(line)
+        head, counted, old = GPU_HEAD.match(line), LINK_LINE.match(line), OLD_LINK_LINE.match(line)
         if head:
             index = int(head.group(1))
             links[index] = {}
@@ -141,6 +143,9 @@ def nvlink_rows(text):
             link, name, count = counted.groups()
             if name in LINK_ERRORS:
                 links[index][link] = links[index].get(link, 0) + int(count)
+        elif old and index is not None:
+            link, count = old.groups()
+            links[index][link] = links[index].get(link, 0) + int(count)
     for index, counts in links.items():
         if counts:
             found[index] = {"nvlink_errors": str(sum(counts.values()))}
