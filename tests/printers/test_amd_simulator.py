@@ -24,6 +24,7 @@ from tests.support.seed import SEED
 SKUS = ("mi210", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x")
 PAIRS = [("10.1", sku) for sku in SKUS] + [("6.1.2", sku) for sku in SKUS[:4]]
 IN_CI = {("10.1", "mi300x"), ("6.1.2", "mi250x")}
+_TEXTS = 10  # that are altered
 ROCM = {"6.1.2": "6.1.2-119", "10.1": "10.1.0-1"}
 
 
@@ -88,11 +89,13 @@ def constants(source: str, printed: set[str]) -> Iterator[ast.Constant]:
                         yield one
 
 
-@pytest.mark.parametrize("drawn", range(5))
+@pytest.mark.parametrize(
+    "drawn", [0, 1, *(pytest.param(one, marks=pytest.mark.long) for one in range(2, _TEXTS))]
+)
 def test_an_altered_text_of_the_simulators_printer_is_found(
     drawn: int, pair: tuple[Silicon, Any, Any], tmp_path: Path
 ) -> None:
-    """Five texts of it, drawn with the seed, each altered in a copy of the simulator."""
+    """Ten texts of it, drawn with the seed, each altered in a copy of the simulator."""
     node, ours, theirs = pair
     shutil.copytree(RUN.parent, copied := tmp_path / "silicon")
     printer = copied / "amd/smi_values.py"
@@ -102,7 +105,7 @@ def test_an_altered_text_of_the_simulators_printer_is_found(
         constants(source, {part for path in paths for part in path.split("/")}),
         key=lambda one: (one.lineno, one.col_offset),
     )
-    chosen = random.Random(SEED).sample(found, 5)[drawn]  # noqa: S311
+    chosen = random.Random(SEED).sample(found, _TEXTS)[drawn]  # noqa: S311
     lines = source.splitlines()
     line = lines[chosen.lineno - 1]
     start, end = (len(line.encode()[:at].decode()) for at in (chosen.col_offset, chosen.end_col_offset or 0))

@@ -7,7 +7,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
@@ -69,18 +70,47 @@ def _altered(folder: Path, drawn: random.Random) -> str:
     return f"{file.name}:{number}: {value!r}"
 
 
-def _is_red(node: Silicon, altered: Path, words: tuple[str, ...], real: Callable[..., str]) -> bool | None:
+@dataclass(frozen=True)
+class _Compared:
+    """A node, and by command what the simulator prints on it and what NVIDIA's program prints."""
+
+    node: Silicon
+    simulated: Mapping[tuple[str, ...], str]
+    real: Mapping[tuple[str, ...], str]
+
+
+def _printed(node: Silicon, program: Path, words: tuple[str, ...]) -> str:
+    (node.state / "counter").write_text(simulated.COUNTER)
+    call = [sys.executable, "-I", "-S", str(program), "nvidia-smi", *words]
+    done = subprocess.run(call, env=node.environment(), capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def compared(printers: Printers, tmp_path_factory: pytest.TempPathFactory) -> _Compared:
+    node, sku = _node(tmp_path_factory.mktemp("altered"), _DRIVER)
+    made = simulated.machine(node, sku, _DRIVER)
+    commands = [simulated.COMMANDS[place] for place in (0, 4, 8)]
+    smi = printers(_DRIVER)
+    found = _Compared(
+        node,
+        {words: _printed(node, RUN, words) for words in commands},
+        {words: smi.run(made, *words).stdout for words in commands},
+    )
+    for words in commands:
+        assert sorted(simulated.differences(found.real[words], found.simulated[words])) == listed(
+            _DRIVER, " ".join(words)
+        )
+    return found
+
+
+def _is_red(known: _Compared, altered: Path, words: tuple[str, ...]) -> bool | None:
     """Whether the comparison finds what is altered in an output; None where the output is the same."""
-    outputs = []
-    for program in (RUN, altered / RUN.name):
-        (node.state / "counter").write_text(simulated.COUNTER)
-        call = [sys.executable, "-I", "-S", str(program), "nvidia-smi", *words]
-        done = subprocess.run(call, env=node.environment(), capture_output=True, text=True, check=False)
-        outputs.append(done.stdout)
+    output = _printed(known.node, altered / RUN.name, words)
     try:
-        if list(simulated.elements(outputs[0])) == list(simulated.elements(outputs[1])):
+        if list(simulated.elements(known.simulated[words])) == list(simulated.elements(output)):
             return None
-        found = simulated.differences(real(words), outputs[1])
+        found = simulated.differences(known.real[words], output)
     except ParseError:
         return True  # no XML any more
     return sorted(found) != listed(_DRIVER, " ".join(words))
@@ -89,21 +119,13 @@ def _is_red(node: Silicon, altered: Path, words: tuple[str, ...], real: Callable
 @pytest.mark.parametrize(
     "number", [0, 1, *(pytest.param(one, marks=pytest.mark.long) for one in range(2, 10))]
 )
-def test_the_comparison_finds_one_altered_text(number: int, printers: Printers, tmp_path: Path) -> None:
-    """Ten texts, drawn in the simulator's printers among those that appear in what they print."""
-    node, sku = _node(tmp_path, _DRIVER)
-    made = simulated.machine(node, sku, _DRIVER)
-    commands = [simulated.COMMANDS[place] for place in (0, 4, 8)]
-    smi = printers(_DRIVER)
-
-    def real(words: tuple[str, ...]) -> str:
-        return smi.run(made, *words).stdout
-
+def test_the_comparison_finds_one_altered_text(number: int, compared: _Compared, tmp_path: Path) -> None:
+    """Ten texts, drawn in the simulator's printer among those that appear in what they print."""
     drawn = random.Random(f"{SEED} {number}")  # noqa: S311
     for attempt in range(60):
         folder = tmp_path / str(attempt)
         what = _altered(folder, drawn)
-        red = [_is_red(node, folder, words, real) for words in commands]
+        red = [_is_red(compared, folder, words) for words in compared.real]
         shutil.rmtree(folder)
         if any(one is not None for one in red):
             assert True in red, what
