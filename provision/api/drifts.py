@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.api.events import OnEvent, RunBegan, ignore
 from provision.api.fleets import LoadedFleet
 from provision.api.observing import look
 from provision.api.source import Limits
@@ -17,6 +16,7 @@ from provision.drift.drift_report import DriftReport, Finding
 from provision.drift.drifts import Drift
 from provision.drift.formats import json
 from provision.errors import ExitCode
+from provision.events import OnEvent, RunBegan, ignore
 from provision.remote.observe import Observation
 from provision.runs import store
 from provision.runs.store import RunFolder

@@ -1,21 +1,44 @@
-"""From a `Source` to the nodes that a use case works on."""
+"""From a `Source` to the nodes that a use case works on.
+
+Nodes are logged in to as the inventory says, then as the caller does, then by Ansible's settings. Passwords
+become variables of the nodes, as those of a vaulted inventory are: they are masked in all output, and go to
+Ansible, workers and further processes as those do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from provision.api import logins
-from provision.api.events import Note, OnEvent, ignore
 from provision.api.source import Source, several
 from provision.desired import inventory, lockfile, service_hosts, variable_types
 from provision.desired.inventory import ansible_settings
+from provision.desired.inventory.ansible_settings import Settings
 from provision.desired.templating import resolve
+from provision.errors import UsageError
+from provision.events import Note, OnEvent, ignore
 from provision.fleet import Fleet, Kind
 from provision.remote import workers
 from provision.remote.ssh import host_key_checking
+
+
+class AskPassword(Protocol):
+    """Asks a person for a password.
+
+    `wanted_by` is the flag or setting that wants it, `variable` the one that it fills. `may_be_empty`:
+    nothing typed is an answer. Raises UsageError where nobody can answer."""
+
+    def __call__(self, prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = False) -> str: ...
+
+
+def refuse(prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = False) -> str:  # noqa: ARG001
+    """Ask nobody: for a program without a person in front of it. Raises UsageError."""
+    raise UsageError(
+        f"{wanted_by}: a password is wanted, and there is nobody to ask",
+        f"give password or become_password, or set {variable}, vaulted, in the inventory",
+    )
 
 
 @dataclass(frozen=True)
@@ -40,9 +63,7 @@ def vault_password_files(source: Source) -> tuple[Path, ...]:
     return tuple(Path(name).expanduser() for name in named if name)
 
 
-def load(
-    source: Source, *, on_event: OnEvent = ignore, ask: logins.AskPassword = logins.refuse
-) -> LoadedFleet:
+def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refuse) -> LoadedFleet:
     """Read the inventory and choose the nodes. No node is reached.
 
     Notes are reported of hosts that are left out, and of settings without effect. `ask` is called where a
@@ -55,7 +76,7 @@ def load(
     first, *more = several(source.inventories) or [""]
     place = inventory.find(first or None, more, last_used=source.last_used)
     whole = variable_types.typed(inventory.load(place, vault_password_files(source)))
-    whole = logins.completed(whole, source, note, ask)
+    whole = completed(whole, source, note, ask)
     inventory.remember(whole)
     whole = lockfile.held(whole, str(source.lock) if source.lock else None, ignored=not source.use_lock)
     without_workers, others = workers.apart(whole)
@@ -98,3 +119,54 @@ def _chosen(without_workers: Fleet, whole: Fleet, source: Source, note: Callable
         named = inventory.select(whole, source.nodes)
     fleet = service_hosts.apart(named, note)
     return service_hosts.without(fleet, note) if source.gpu_nodes_only else fleet
+
+
+def settled(source: Source, ask: AskPassword) -> Source:
+    """The source with the passwords that are wanted, asked for now: it may be loaded again and again."""
+    found = _passwords(source, ansible_settings.read(), ask)
+    login, become = found.get("ansible_password"), found.get("ansible_become_password")
+    asked = replace(source, password=login, become_password=become)
+    return replace(asked, ask_password=False, ask_become_password=False)
+
+
+def completed(fleet: Fleet, source: Source, note: Callable[[str], None], ask: AskPassword) -> Fleet:
+    """Fill in the connection variables that the inventory leaves open. `note` gets a line for each setting of
+    Ansible's that changes nothing here.
+
+    Raises UsageError when a password is wanted and cannot be asked for or used, InventoryError for a mistake
+    in ansible.cfg."""
+    settings = ansible_settings.read()
+    for line in settings.notes:
+        note(line)
+    variables: dict[str, Any] = dict(settings.variables)
+    if source.user:
+        variables["ansible_user"] = source.user
+    return ansible_settings.with_defaults(fleet, {**variables, **_passwords(source, settings, ask)})
+
+
+def _passwords(source: Source, settings: Settings, ask: AskPassword) -> dict[str, Any]:
+    """The passwords, by the variables they fill; those that are wanted and not given are asked for."""
+    login = "-k" if source.ask_password else "ask_pass" if settings.ask_pass else ""
+    become = "-K" if source.ask_become_password else "become_ask_pass" if settings.ask_become_pass else ""
+    found: dict[str, Any] = {}
+    if source.password is not None:
+        found["ansible_password"] = _usable(source.password, "password")
+    elif login:
+        found["ansible_password"] = _usable(ask("SSH password: ", login, "ansible_password"), login)
+    if source.become_password is not None:
+        found["ansible_become_password"] = _usable(source.become_password, "become_password")
+    elif become:
+        same = "ansible_password" in found
+        prompt = "sudo password [the SSH password]: " if same else "sudo password: "
+        typed = _usable(ask(prompt, become, "ansible_become_password", may_be_empty=same), become)
+        found["ansible_become_password"] = typed or found["ansible_password"]
+    return found
+
+
+def _usable(password: str, given_by: str) -> str:
+    """Raises UsageError for one that would be a template among variables."""
+    if "{{" in password or "{%" in password:
+        raise UsageError(
+            f"{given_by}: a password with {{{{ or {{% in it looks like a template", "log in with a key"
+        )
+    return password

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from provision.api.events import NodeAnswered, Note, OnEvent
 from provision.api.fleets import LoadedFleet
 from provision.api.source import Limits
 from provision.drift import assess
 from provision.drift.assess import Assessment, LookOptions
+from provision.events import NodeAnswered, Note, OnEvent
 
 
 def look(

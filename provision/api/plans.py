@@ -6,12 +6,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.api.events import OnEvent, ignore
 from provision.api.fleets import LoadedFleet
 from provision.api.observing import look
 from provision.api.source import Limits
 from provision.drift import drift_text
 from provision.drift.assess import Assessment
+from provision.events import OnEvent, ignore
 from provision.remote.schedulers import chosen
 from provision.up import durations, plan_report, waves
 from provision.up import plan as planning

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from provision.api.events import NodeAnswered, Note, OnEvent, ignore
 from provision.api.fleets import LoadedFleet
 from provision.api.source import Limits
 from provision.errors import RunFolderError
+from provision.events import NodeAnswered, Note, OnEvent, ignore
 from provision.up.watch import incidents
 from provision.validate.status.rounds import Rounds
 from provision.validate.status.status import FleetStatus

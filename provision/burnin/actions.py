@@ -23,6 +23,7 @@ from provision.burnin.results import Results
 from provision.burnin.spool import Spool
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError, UsageError
+from provision.events import OnEvent
 from provision.fleet import Fleet
 from provision.remote import node_program
 from provision.runs.store import RunFolder
@@ -62,6 +63,7 @@ def start(
     unable: Mapping[str, str],
     alone: Alone,
     options: BurninOptions,
+    on_event: OnEvent,
 ) -> ExitCode:
     """Begin a burn-in; unless detached, stay and watch. Raises LockedError when another run has a node."""
     hooks.load(fleet, overrides)  # one that cannot be called is refused before a node is loaded
@@ -86,7 +88,7 @@ def start(
         if any(segment.kind == "fleet" for segment in profile.segments) and len(begun) > 1:
             sys.stdout.write(f"  → gpuprov burnin attach {run.name} (for the checks between nodes)\n")
         return ExitCode.INCOMPLETE if refused or unable else ExitCode.OK
-    return _attach(run, fleet, overrides, options)
+    return _attach(run, fleet, overrides, options, on_event)
 
 
 def run(
@@ -97,6 +99,7 @@ def run(
     overrides: Mapping[str, Any],
     alone: Alone,
     options: BurninOptions,
+    on_event: OnEvent,
 ) -> ExitCode:
     """One of status, attach, stop, collect and resume, of the burn-in in `folder`, or of that name on the
     nodes."""
@@ -108,7 +111,7 @@ def run(
     if action == "resume":
         _resume(run, alone)
     if action in ("attach", "resume"):
-        return _attach(run, fleet, overrides, options)
+        return _attach(run, fleet, overrides, options, on_event)
     return _collect(run, fleet, overrides, options)
 
 
@@ -202,7 +205,9 @@ def _resume(run: Campaign, alone: Alone) -> None:
         _say([f"{name}: {refused.get(name) or 'continues'}"])
 
 
-def _attach(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions) -> ExitCode:
+def _attach(
+    run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions, on_event: OnEvent
+) -> ExitCode:
     """Watch until nothing more comes; an interrupt ends the watching only."""
     last: dict[str, str] = {}
     try:
@@ -214,7 +219,7 @@ def _attach(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: 
                     last[one.node] = one.words
             if all(one.over for one in found):
                 break
-            if _between(run, found, options):
+            if _between(run, found, options, on_event):
                 continue
             if _too_many(run, found):
                 _say(["too many nodes have failed: the limit failing_share ends the burn-in on all nodes"])
@@ -227,7 +232,7 @@ def _attach(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: 
     return _collect(run, fleet, overrides, options)
 
 
-def _between(run: Campaign, found: list[Status], options: BurninOptions) -> bool:
+def _between(run: Campaign, found: list[Status], options: BurninOptions, on_event: OnEvent) -> bool:
     """Measure the segments between nodes that nodes wait in; whether there were any."""
     meta = run.folder.meta()
     wanted = between.segments(meta.get("profile"))
@@ -241,7 +246,7 @@ def _between(run: Campaign, found: list[Status], options: BurninOptions) -> bool
     waiting = between.ready(found, turns, wanted)
     for segment, nodes in waiting.items():
         able = {name: seen[name] for name in nodes if not seen[name].error}
-        between.measure(run, segment, wanted[segment].checks, able, _complain, options.forks)
+        between.measure(run, segment, wanted[segment].checks, able, on_event, options.forks)
     return bool(waiting)
 
 

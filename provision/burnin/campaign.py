@@ -24,6 +24,7 @@ from provision.burnin.timeline import Contact
 from provision.checks import registry
 from provision.checks.node_facts import NodeFacts
 from provision.errors import GpuprovError, IncompleteError, RunFolderError
+from provision.events import OnEvent, PartEnded, Step, ignore, work
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.fleet_lock import me
@@ -33,8 +34,7 @@ from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.store import RunFolder, latest, runs_home
 from provision.secrets_mask import secrets_of
-from provision.terminal import Progress
-from provision.text import now
+from provision.text import many, now
 from provision.validate import validation
 
 VERB = "burnin"
@@ -299,12 +299,13 @@ def look(
     timeout: float,
     connections: int,
     schedulers: Schedulers | None = None,
+    on_event: OnEvent = ignore,
 ) -> Looked:
     """Look at every node once; one on which a job runs is not able, as far as `schedulers` know. Raises
     StackError for a variable that cannot be resolved."""
     looked = Looked(validation.plain_variables(fleet, overrides))
-    with Progress("burnin", total=len(fleet.nodes)) as progress:
-        progress.step(f"looking at {len(fleet.nodes)} node{'s' * (len(fleet.nodes) != 1)}")
+    with work("burnin", len(fleet.nodes), on_event):
+        on_event(Step(f"looking at {many(len(fleet.nodes), 'node')}"))
         found = observe(
             fleet.nodes.values(),
             dict.fromkeys(fleet.nodes, fingerprint.FACTS | registry.facts_for(profile.checks)),
@@ -327,5 +328,5 @@ def look(
             looked.seen[name] = node
             if not node.error:
                 looked.known[name] = fingerprint.of(found[name].facts, found[name].problems)
-            progress.done(f"{name}: {node.trouble}" if node.error else "")
+            on_event(PartEnded(f"{name}: {node.trouble}" if node.error else ""))
     return looked

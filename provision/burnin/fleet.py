@@ -6,7 +6,7 @@ Each segment keeps what it measured in a folder of its own, `<run>/fleet/<segmen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +17,10 @@ from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import PAIRS
 from provision.errors import RunFolderError
+from provision.events import Note, OnEvent, work
 from provision.node_names import fold
 from provision.runs import fleet_pairs
 from provision.runs.store import RunFolder
-from provision.terminal import Progress
 from provision.validate.node_commands import Settings
 from provision.validate.pairs import pair_campaign
 
@@ -74,7 +74,7 @@ def measure(
     segment: str,
     checks: Sequence[str],
     able: Mapping[str, NodeFacts],
-    say: Callable[[str], None],
+    on_event: OnEvent,
     forks: int,
 ) -> None:
     """Measure the nodes that wait in a segment, then let them go on, whatever came of it. What was measured
@@ -83,18 +83,18 @@ def measure(
     folder.note(asked=list(checks), nodes=list(able), inventory=str(run.folder.meta().get("inventory") or ""))
     settings = Settings(forks=forks, vault_password_files=tuple(run.vault_password_files))
     try:
-        with Progress("burnin", total=len(able) * len(checks)) as progress:
+        with work("burnin", len(able) * len(checks), on_event):
             for check in checks:
-                pair_campaign.measure(check, folder, able, run.variables, settings, progress)
+                pair_campaign.measure(check, folder, able, run.variables, settings, on_event)
                 if late := _gone_on(run, segment, able):
                     folder.note(late={"check": check, "nodes": late})
-                    say(f"{segment}: {fold(late)} continued before {check} was measured")
+                    on_event(Note(f"{segment}: {fold(late)} continued before {check} was measured"))
                     break
     finally:
         answers = run.ask("release", list(able), shared={"segment": segment})
         for name, answer in answers.items():
             if answer.error:
-                say(f"{name}: could not be released: {answer.error}; it continues by itself")
+                on_event(Note(f"{name}: could not be released: {answer.error}; it continues by itself"))
 
 
 def _gone_on(run: Campaign, segment: str, able: Iterable[str]) -> list[str]:

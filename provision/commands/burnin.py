@@ -147,21 +147,23 @@ def _start(options: argparse.Namespace) -> ExitCode:
     from provision.remote.schedulers import chosen as schedulers
 
     known = schedulers.load(fleet, overrides)  # also where it will not be asked: contradictions are refused
-    looked = look(
-        fleet,
-        overrides,
-        chosen,
-        timeout=options.timeout,
-        connections=options.connections,
-        schedulers=None if options.with_jobs else known,
-    )
+    with fleet_options.Drawn() as draw:
+        looked = look(
+            fleet,
+            overrides,
+            chosen,
+            timeout=options.timeout,
+            connections=options.connections,
+            schedulers=None if options.with_jobs else known,
+            on_event=draw,
+        )
     planned, unable = _planned(chosen, looked)
     if options.plan:
         return _show(chosen, looked, planned, unable, options)
     from provision.burnin import actions
 
     return actions.start(
-        fleet, overrides, chosen, looked, planned, unable, _alone(options, fleet), _options(options)
+        fleet, overrides, chosen, looked, planned, unable, _alone(options, fleet), _options(options), draw
     )
 
 
@@ -174,7 +176,9 @@ def _act(action: str, options: argparse.Namespace) -> ExitCode:
         options.inventory = folder.meta().get("inventory") or None
     options.last_used = action in ("status", "attach", "collect")  # they start and end nothing
     fleet, overrides = fleet_options.load(options)
-    return actions.run(action, named, folder, fleet, overrides, _alone(options, fleet), _options(options))
+    alone, how = _alone(options, fleet), _options(options)
+    with fleet_options.Drawn() as draw:
+        return actions.run(action, named, folder, fleet, overrides, alone, how, draw)
 
 
 def _alone(options: argparse.Namespace, fleet: Fleet) -> Alone:
@@ -184,7 +188,16 @@ def _alone(options: argparse.Namespace, fleet: Fleet) -> Alone:
 
     def alone(nodes: Collection[str], burnin: str = "") -> AbstractContextManager[None]:
         part = replace(fleet, nodes={name: fleet.nodes[name] for name in nodes})
-        return fleet_options.alone(options, "start", fleet_lock.fresh_name(), part, [burnin])
+        return fleet_lock.alone(
+            "start",
+            fleet_lock.fresh_name(),
+            part,
+            before=[burnin],
+            timeout=options.timeout or 60.0,
+            connections=options.connections,
+            say=fleet_options.say,
+            broken=options.break_lock,
+        )
 
     return alone
 

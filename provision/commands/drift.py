@@ -14,8 +14,8 @@ from provision.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from provision.api.events import Event
     from provision.drift.drift_report import DriftReport
+    from provision.events import Event
 
 EPILOG = """\
 exit codes: 4 when a node differs from its declared state or from the majority of its kind; otherwise 5 when
@@ -98,7 +98,7 @@ class _Kept:
         self._nodes = 0
 
     def take(self, event: Event) -> None:
-        from provision.api.events import NodeAnswered, RunBegan
+        from provision.events import NodeAnswered, RunBegan
 
         self._nodes += isinstance(event, NodeAnswered)
         if isinstance(event, RunBegan):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import UsageError
@@ -13,11 +13,11 @@ from provision.terminal import say as say  # the verbs take it from here
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from provision.api.events import Event, OnEvent
     from provision.api.fleets import LoadedFleet
     from provision.api.source import Limits, Source
+    from provision.events import Event, OnEvent
     from provision.fleet import Fleet
-    from provision.remote.observe import Reach
+    from provision.terminal import Progress
 
 
 def add_arguments(
@@ -247,7 +247,7 @@ def loaded(options: argparse.Namespace) -> LoadedFleet:
     from provision.commands import passwords
 
     paths.home()  # raises here, in one line, where there is none
-    return fleets.load(source(options), on_event=shown, ask=passwords.typed)
+    return fleets.load(source(options), on_event=Drawn(), ask=passwords.typed)
 
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
@@ -263,32 +263,73 @@ def limits(options: argparse.Namespace) -> Limits:
     return Limits(timeout=options.timeout, connections=options.connections)
 
 
-def shown(event: Event) -> None:
-    """Print an event that is for people; outside of any progress."""
-    from provision.api.events import Note
+class Drawn(contextlib.AbstractContextManager["Drawn"]):
+    """Draws the events of a use case on standard error: a progress while work lasts, lines before and after.
+    Work inside of other work is drawn in its place."""
 
-    if isinstance(event, Note):
-        say(event.text)
+    def __init__(self) -> None:
+        self._works: list[Progress] = []
+
+    def __exit__(self, *_: object) -> None:
+        while self._works:
+            self._works.pop().__exit__()
+
+    def __call__(self, event: Event) -> None:
+        from provision import events
+        from provision.terminal import Progress
+
+        drawn = self._works[-1] if self._works else None
+        match event:
+            case events.Note(text):
+                (drawn.say if drawn else say)(text)
+            case events.Began(title, total):
+                if drawn:
+                    drawn.__exit__()
+                self._works.append(Progress(title, total).__enter__())
+            case events.Ended():
+                self._works.pop().__exit__()
+                if self._works:
+                    self._works[-1].__enter__()
+            case _ if drawn:
+                _draw(event, drawn)
+
+
+def _draw(event: Event, drawn: Progress) -> None:
+    from provision import events
+
+    match event:
+        case events.Step(text):
+            drawn.step(text)
+        case events.PartEnded(text):
+            drawn.done(text)
+        case events.NodeAnswered():
+            drawn.done()
+        case events.NodeLeftOut(node, why, checks):
+            drawn.done(f"{node}: {why}", checks)
+        case events.CheckBegan(check, nodes):
+            drawn.step(f"{check} on {len(nodes)} node{'s' * (len(nodes) != 1)}")
+        case events.CheckWaits(check, nodes):
+            drawn.detail(f"{check}: waiting for {', '.join(nodes)}")
+        case events.CheckEnded(node, check, verdict, note):
+            said = f"{verdict} ({note})" if verdict and note else verdict or note
+            drawn.done(f"{node}: {check}: {said}")
 
 
 @contextlib.contextmanager
-def progress(title: str, total: int, also: OnEvent | None = None) -> Iterator[OnEvent]:
-    """Draw the events of a use case: notes, and how many of `total` nodes have answered. `also` gets them
-    as well."""
-    from provision.api.events import NodeAnswered, Note
-    from provision.terminal import Progress
+def progress(title: str, total: int, also: OnEvent = lambda _event: None) -> Iterator[OnEvent]:
+    """Draw the events of a use case: notes, and how many of `total` nodes have answered. `also` gets them as
+    well."""
+    from provision.events import Began, Ended
 
-    with Progress(title, total=total) as drawn:
+    with Drawn() as draw:
+        draw(Began(title, total))
 
-        def draw(event: Event) -> None:
-            if also is not None:
-                also(event)
-            if isinstance(event, Note):
-                drawn.say(event.text)
-            elif isinstance(event, NodeAnswered):
-                drawn.done("")
+        def both(event: Event) -> None:
+            also(event)
+            draw(event)
 
-        yield draw
+        yield both
+        draw(Ended())
 
 
 def add_break_lock(parser: argparse.ArgumentParser, what: str) -> None:
@@ -318,30 +359,6 @@ def for_other_runs(options: argparse.Namespace) -> list[str]:
     files = [str(file.absolute()) for file in vault_password_files(options)]
     found = [word for file in files for word in ("--vault-password-file", file)]
     return [*found, "--user", options.user] if options.user else found
-
-
-@contextlib.contextmanager
-def alone(
-    options: argparse.Namespace,
-    verb: str,
-    run: str,
-    fleet: Fleet,
-    before: Sequence[str] = (),
-    over: Reach | None = None,
-) -> Iterator[None]:
-    """The nodes of `fleet` for this run alone, unless --break-lock was given. Raises LockedError. Nodes that
-    cannot be locked are said, and are not left out: whether they can be reached, the verb finds out."""
-    from provision.remote import fleet_lock
-
-    if options.break_lock:
-        yield
-        return
-    limits = {"timeout": options.timeout or 60.0, "connections": options.connections}
-    with fleet_lock.alone(verb, run, fleet, before=before, say=say, over=over, **limits) as answers:
-        for answer in answers.values():
-            if answer.error and not answer.unreachable:
-                say(f"{answer.node}: {answer.error}: whether another gpuprov is at work there is not known")
-        yield
 
 
 def say_what(fleet: Fleet, *more: str) -> None:

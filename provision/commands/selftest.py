@@ -73,6 +73,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         mask_serials=options.mask_serials,
         declared=fleet_options.overrides(options),
     )
-    found = selftest.run(settings)
+    with fleet_options.Drawn() as draw:
+        found = selftest.run(settings, draw)
     sys.stdout.write(summary(found, output))
     return found.code

@@ -11,6 +11,10 @@ from provision.commands import fleet_options, plan
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from provision.events import OnEvent
+    from provision.fleet import Fleet
     from provision.runs.store import RunFolder
     from provision.up.options import UpOptions
 
@@ -114,7 +118,16 @@ def run(options: argparse.Namespace) -> ExitCode:
     folder.note(inventory=fleet.place, nodes=list(fleet.nodes))
     if resumed is not None:
         folder.note(resumes=str(resumed.path.absolute()))
-    return UpRun(fleet, overrides, _options(options, remove, resumed), folder).run()
+    with fleet_options.Drawn() as draw:
+        return UpRun(fleet, overrides, _options(options, remove, resumed), folder, _quick, draw).run()
+
+
+def _quick(
+    fleet: Fleet, overrides: Mapping[str, Any], nodes: Sequence[str], options: UpOptions, on_event: OnEvent
+) -> dict[str, str]:
+    from provision.api import health_gate  # it imports every check
+
+    return health_gate.quick(fleet, overrides, nodes, options, on_event)
 
 
 def _options(options: argparse.Namespace, remove: tuple[str, ...], resumed: RunFolder | None) -> UpOptions:

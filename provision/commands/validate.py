@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.commands import fleet_options
-from provision.errors import ExitCode, UsageError
+from provision.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from provision.checks.health import FleetHealth
-    from provision.fleet import Fleet
-    from provision.runs.store import RunFolder
-    from provision.validate.validation import Settings
+    from provision.api.fleets import LoadedFleet
+    from provision.api.validations import Campaign, ValidateResult
 
 FORMATS = ("html", "md", "junit", "json", "nodes")  # written where none is named
 NAMED = (*FORMATS, "prometheus")
@@ -105,118 +101,88 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     if options.list:
         return _list_checks()
+    from provision.api import validations
+
+    chosen = campaign(options)
+    validations.asked(chosen)  # a mistake is told before an inventory is read, or a password typed
+    loaded = fleet_options.loaded(options)
+    result = carried_out(loaded, chosen)
+    printed(result, options.json)
+    return result.code
+
+
+def campaign(options: argparse.Namespace) -> Campaign:
+    """What the command line chooses, or the run that it resumes."""
     from pathlib import Path
 
-    from provision.checks import registry, thresholds
-    from provision.checks.registry import PAIRS
-    from provision.desired import variables
-    from provision.remote import fleet_lock
-    from provision.remote.observe import Reach
-    from provision.remote.schedulers import chosen
-    from provision.text import many
-    from provision.validate import validation
+    from provision.api.validations import Campaign
 
-    before = validation.to_go_on_with(options.resume) if options.resume is not None else None
-    checks = options.checks
-    if before is not None:
-        checks = _taken_over(options, before)
-    asked = registry.select(options.stage or "standard", checks)
-    more = {"pairs": options.pairs and not registry.of_pairs(asked), "group": options.group}
-    added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
-    asked = tuple(dict.fromkeys((*asked, *added)))
-    override = Path(options.thresholds) if options.thresholds else None
-    thresholds.for_sku(None, override)  # a file that cannot be used is refused before any node is touched
-    fleet, overrides = fleet_options.load(options)
-    if not fleet.nodes:
-        raise UsageError("there is no node to validate", "widen --nodes, or add nodes to the inventory")
-    variables.check(fleet, overrides, fleet_options.say)
-    schedulers = chosen.load(fleet, overrides)
-    settings = validation.Settings(
+    return Campaign(
+        checks=options.checks,
+        stage=options.stage or "",
+        pairs=options.pairs or "",
+        group=options.group,
         burn_seconds=options.burn_seconds,
         timeout=options.timeout,
+        connections=options.connections,
         forks=options.forks,
-        every_pair=options.pairs == "all",
-        override=override,
-        vault_password_files=fleet_options.vault_password_files(options),
-        schedulers=None if options.with_jobs else schedulers,
+        thresholds=Path(options.thresholds) if options.thresholds else None,
+        formats=options.format,
+        resume=_resumed(options) if options.resume is not None else None,
+        break_lock=options.break_lock,
+        with_jobs=options.with_jobs,
     )
-    fleet_options.say_what(
-        fleet, f"{many(len(asked), 'check')} on each", _minutes(asked, fleet, overrides, settings)
-    )
-    held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
-    limits = (options.timeout or 60.0, options.connections, settings.vault_password_files)
-    with (
-        Reach(fleet.nodes.values(), *limits, persistent=True) as over,  # a login is what a quick run costs
-        fleet_options.alone(options, "validate", held_as, fleet, over=over),
-    ):
-        folder = validation.open_folder(before, fleet, asked, settings)
-        folder.note(lock=held_as)
-        health, code = validation.validate(folder, fleet, overrides, asked, settings, over)
-    try:
-        _publish(health, folder, options)
-    finally:
-        folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
-        folder.finish(code)
-    return code
 
 
-# Checks that measure nothing where their variable is not set.
-_OPTIONAL = {"dcgm_diag": "validation_tools_dcgm_level", "disk_speed": "validation_tools_scratch_dir"}
+def carried_out(loaded: LoadedFleet, chosen: Campaign) -> ValidateResult:
+    """Run the checks, and draw how they go."""
+    from provision.api import validations
+    from provision.events import ChecksChosen, Event
+    from provision.text import many
+
+    with fleet_options.Drawn() as draw:
+
+        def on_event(event: Event) -> None:
+            draw(event)
+            if isinstance(event, ChecksChosen):
+                between = " besides the checks between nodes" if event.between else ""
+                about = f"about {event.minutes} min{between}"
+                fleet_options.say_what(loaded.fleet, f"{many(len(event.checks), 'check')} on each", about)
+
+        return validations.validate(loaded, chosen, on_event)
 
 
-def _minutes(asked: Sequence[str], fleet: Fleet, overrides: Mapping[str, Any], settings: Settings) -> str:
-    """`about 12 min`: one check after the other, each on as many nodes at a time as --forks says."""
-    import math
+def _resumed(options: argparse.Namespace) -> str:
+    """The run to go on with; its inventory and nodes are filled into `options` where the command line says
+    nothing else."""
+    from provision.validate import validation
 
-    from provision.burnin.plan import cost
-    from provision.checks import registry
-
-    declared = {*overrides, *(name for node in fleet.nodes.values() for name in node.variables)}
-    checks = [one for one in registry.of_nodes(asked) if one not in _OPTIONAL or _OPTIONAL[one] in declared]
-    quick = registry.select("quick")  # they only read state, all of them about as long
-    seconds = sum(cost("gpu_inventory" if one in quick else one) for one in checks) + max(
-        0, settings.burn_seconds - 60
-    ) * ("gpu_burn" in checks)
-    minutes = math.ceil(len(fleet.nodes) / settings.forks) * seconds / 60
-    between = " besides the checks between nodes" if registry.of_pairs(asked) else ""
-    return f"about {max(1, round(minutes))} min{between}"
-
-
-def _taken_over(options: argparse.Namespace, before: RunFolder) -> list[str]:
-    """What a resumed run takes from `before` where the command line says nothing else: inventory and nodes;
-    and the checks, which are returned."""
+    before = validation.to_go_on_with(options.resume)
     meta = before.meta()
     if not (options.inventory or options.inventory_option):
         options.inventory = meta.get("inventory") or None
     if options.nodes == "all":
         options.nodes = str(meta.get("pattern") or "all")
-    goes_on = not options.stage and not options.checks
-    return [str(name) for name in meta.get("asked", ())] if goes_on else options.checks
+    return str(before.path)
 
 
-def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace) -> None:
-    """The report's files, and on stdout the summary (or the JSON) with where they are."""
+def printed(result: ValidateResult, as_json: bool) -> None:
+    """On stdout the summary (or the JSON) with where the report's files are."""
     import shutil
-    from dataclasses import replace
 
-    from provision import report
     from provision.report import json as json_report
     from provision.report import nodes, terminal
-    from provision.report.context import of_run
     from provision.terminal import coloured
 
-    context = of_run(folder, health)
-    files = report.write_all(health, folder, options.format, context)
-    if files:
-        context = replace(context, folder=str(folder.path.absolute()))
-    if "nodes" in options.format and (said := nodes.left_out(health)):
+    health, files = result.health, result.files
+    if "nodes" in files and (said := nodes.left_out(health)):
         sys.stderr.write(f"{said}\n")
-    if options.json:
+    if as_json:
         sys.stdout.writelines(json_report.render(health))
         return
-    width = shutil.get_terminal_size((100, 24)).columns
-    sys.stdout.write(terminal.summary(health, width=width, color=coloured(sys.stdout), context=context))
-    sys.stdout.write(f"\nrun folder  {folder.path}\n")
+    width, color = shutil.get_terminal_size((100, 24)).columns, coloured(sys.stdout)
+    sys.stdout.write(terminal.summary(health, width=width, color=color, context=result.context))
+    sys.stdout.write(f"\nrun folder  {result.folder}\n")
     for name, file in files.items():
         sys.stdout.write(f"{name:<11} {file}\n")
 

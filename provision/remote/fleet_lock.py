@@ -37,7 +37,6 @@ from provision.text import now
 RENEW = 600.0
 LEASE = 3 * RENEW
 RETRY = 3.0  # about so many seconds after a refusal the locks are tried once more
-SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
 _LATEST = 1e11  # seconds: no clock and no age is beyond this
 # A run: `2026-11-28T14:12:40Z root@ctl (process 9)`. That of a burn-in is pasted: one word, no option.
 _RUN, _BURNIN = re.compile(r"[^\s-][^\x00-\x1f]{0,199}"), re.compile(r"[^\s-]\S{0,199}")
@@ -379,22 +378,20 @@ def alone(
     connections: int,
     say: Callable[[str], None],
     over: Reach | None = None,
-) -> Iterator[dict[str, Answer]]:
-    """The nodes of `fleet` for the `run` of this `verb` alone, as `held`. `say` is told of a lost lock."""
+    broken: bool = False,
+) -> Iterator[None]:
+    """The nodes of `fleet` for the `run` of this `verb` alone, as `held`; `broken`: whoever has them. `say`
+    is told of a lost lock, and of nodes that cannot be locked: whether they can be reached, the verb finds
+    out."""
+    if broken:
+        yield
+        return
     programs = on_fleet(fleet, timeout=timeout, connections=connections, over=over)
     lock = FleetLock(run, programs, verb=verb, before=before, since=now("seconds"), fleet=fleet)
     with held(lock, fleet.nodes, say=say) as answers:
-        yield answers
+        for answer in answers.values():
+            if answer.error and not answer.unreachable:
+                say(f"{answer.node}: {answer.error}: whether another gpuprov is at work there is not known")
+        yield
     if lock.lost:
         say(f"{lock.lost}: what was measured after that may not count")
-
-
-def skewed(answers: Iterable[Answer]) -> dict[str, str]:
-    """Node → how far its clock is off, where that is worth a word."""
-    return {said.node: clock(said.skew) for said in answers if not said.error and abs(said.skew) > SKEW}
-
-
-def clock(skew: float) -> str:
-    """`its clock is 400 days ahead of this controller's`."""
-    days = abs(skew) / 86400
-    return f"its clock is {days:.0f} days {'ahead of' if skew > 0 else 'behind'} this controller's"

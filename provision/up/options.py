@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from provision.events import OnEvent
+from provision.fleet import Fleet
 from provision.up.waves import Share
 
 EXPECTATIONS, QUICK = "expectations", "quick"  # what a wave's nodes must pass before the next is begun
@@ -49,3 +52,7 @@ class UpOptions:
     json: bool = False
     remove: tuple[str, ...] = ()
     earlier: EarlierRuns = EarlierRuns()
+
+
+# The health gate of a wave: node → what was found, of those that did not pass.
+Gate = Callable[[Fleet, Mapping[str, Any], Sequence[str], UpOptions, OnEvent], Mapping[str, str]]

@@ -9,7 +9,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def locked(
     """Hold the locks of `nodes`. Raises LockedError when another run has one of them."""
     with fleet_lock.held(lock, nodes, say=say, pause=pause) as answers:
         made = Locked({said.node: _unlocked(said) for said in answers.values() if said.error})
-        made.clocks = fleet_lock.skewed(answers.values())
+        made.clocks = skewed(answers.values())
         for node, why in made.clocks.items():
             say(f"{node}: {why}: certificates and package lists may not be believed there")
         made.lost.update(_still_busy(lock, answers, say, pause))
@@ -207,3 +207,17 @@ def _placed(name: str, source: Path) -> str:
     """`gpu-01 (fleet.yml:12)`, where the name can be found in the inventory's files."""
     place = ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)""", source)
     return f"{name} ({place})" if place else name
+
+
+_SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
+
+
+def skewed(answers: Iterable[Answer]) -> dict[str, str]:
+    """Node → how far its clock is off, where that is worth a word."""
+    return {said.node: _clock(said.skew) for said in answers if not said.error and abs(said.skew) > _SKEW}
+
+
+def _clock(skew: float) -> str:
+    """`its clock is 400 days ahead of this controller's`."""
+    days = abs(skew) / 86400
+    return f"its clock is {days:.0f} days {'ahead of' if skew > 0 else 'behind'} this controller's"

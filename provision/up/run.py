@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision import bug_file
+from provision import bug_file, events
 from provision.desired import inventory, stack
 from provision.drift import assess
 from provision.drift.assess import Assessment
@@ -34,7 +34,7 @@ from provision.up import result as up_result
 from provision.up.drains import Drains
 from provision.up.execute import Execution
 from provision.up.executor import AnsibleExecutor, Journal, looks
-from provision.up.options import QUICK, UpOptions
+from provision.up.options import QUICK, Gate, UpOptions
 from provision.up.plan import Plan
 from provision.up.result import Result, Status, count_of, exit_code
 from provision.up.resume import StillRunning, locked
@@ -53,6 +53,8 @@ class UpRun:
     overrides: Mapping[str, Any]
     options: UpOptions
     folder: RunFolder
+    gate: Gate
+    on_event: events.OnEvent = events.ignore
     results: dict[str, Result] = field(default_factory=dict)
     changes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     diffs: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
@@ -201,13 +203,13 @@ class UpRun:
         self._journal.write("hooks", {"hook": event, "nodes": list(nodes), "what": "begins"})
 
     def _quick_checks(self, nodes: Sequence[str], progress: Progress) -> Mapping[str, str]:
-        from provision.up import health_gate  # it imports every check
-
-        def opened(folder: RunFolder) -> None:
-            self._journal.write("waves", {"what": "gate", "run": str(folder.path), "nodes": list(nodes)})
+        def on_event(event: events.Event) -> None:
+            if isinstance(event, events.RunBegan):
+                self._journal.write("waves", {"what": "gate", "run": str(event.folder), "nodes": list(nodes)})
+            self.on_event(event)
 
         with progress.paused():
-            return health_gate.quick(self.fleet, self.overrides, nodes, self.options, opened)
+            return self.gate(self.fleet, self.overrides, nodes, self.options, on_event)
 
     def _note_wave(self, lock: FleetLock, number: int, wave: Wave, begins: bool) -> None:
         what = "begins" if begins else "ends"

@@ -20,6 +20,18 @@ from provision.checks.judge import Verdict
 from provision.checks.node_facts import NodeFacts, for_checks, node_facts_of
 from provision.desired import stack
 from provision.errors import ExitCode, RunFolderError, StackError
+from provision.events import (
+    Began,
+    CheckBegan,
+    CheckEnded,
+    CheckWaits,
+    Ended,
+    NodeLeftOut,
+    Note,
+    OnEvent,
+    Step,
+    ignore,
+)
 from provision.fleet import Fleet
 from provision.remote.observe import Observation, Reach, observe
 from provision.remote.schedulers import chosen
@@ -28,13 +40,12 @@ from provision.runs import fingerprint, node_history, store
 from provision.runs.earlier_counters import earlier_counters
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.store import RunFolder, runs_home
-from provision.terminal import Progress
 from provision.validate import campaign, node_commands
 from provision.validate.campaign import FEW
 from provision.validate.node_commands import Settings as Settings
 from provision.validate.pairs import pair_campaign
 
-_NAMED = 3  # nodes that the progress names once no more are waited for
+_NAMED = 3  # nodes that are named once no more are waited for
 
 
 def to_go_on_with(resume: str) -> RunFolder:
@@ -108,6 +119,7 @@ def validate(
     asked: Sequence[str],
     settings: Settings,
     over: Reach,
+    on_event: OnEvent = ignore,
 ) -> tuple[FleetHealth, ExitCode]:
     """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report.
 
@@ -116,18 +128,20 @@ def validate(
     pair_campaign.check_inventory(registry.of_pairs(asked), variables)
     run = _Run(folder, asked, settings, variables)
     interrupted = False
-    with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
-        try:
-            _look(run, fleet, progress, over)
-            for check in registry.of_nodes(asked):
-                _measure(run, check, progress)
-            for check in registry.of_pairs(asked):
-                pair_campaign.measure(check, folder, _able(run), variables, settings, progress)
-        except KeyboardInterrupt:
-            interrupted = True
-            progress.say("interrupted; what this run started on nodes is being ended")
-            for name in fleet.nodes:
-                run.seen.setdefault(name, NodeFacts(name, {}, {}, {}, "interrupted before it was observed"))
+    on_event(Began("validate", len(fleet.nodes) * len(asked)))
+    try:
+        _look(run, fleet, on_event, over)
+        for check in registry.of_nodes(asked):
+            _measure(run, check, on_event)
+        for check in registry.of_pairs(asked):
+            pair_campaign.measure(check, folder, _able(run), variables, settings, on_event)
+    except KeyboardInterrupt:
+        interrupted = True
+        on_event(Note("interrupted; what this run started on nodes is being ended"))
+        for name in fleet.nodes:
+            run.seen.setdefault(name, NodeFacts(name, {}, {}, {}, "interrupted before it was observed"))
+    finally:
+        on_event(Ended())
     judged = run.health(interrupted=interrupted)
     verdicts = {(node.node, one.check): one.verdict.value for node in judged.nodes for one in node.checks}
     node_history.record(folder, verdicts, judged)
@@ -173,11 +187,9 @@ def exit_code(fleet: FleetHealth) -> ExitCode:
     return ExitCode.INCOMPLETE if Verdict.ERROR in verdicts else ExitCode.OK
 
 
-def _look(run: _Run, fleet: Fleet, progress: Progress, over: Reach) -> None:
+def _look(run: _Run, fleet: Fleet, on_event: OnEvent, over: Reach) -> None:
     """Observe every node; who does not answer, or has no GPU though none was ruled out, takes no part."""
-    count = len(fleet.nodes)
-    progress.step(f"looking at {count} node{'s' * (count != 1)}")
-
+    on_event(Step(f"looking at {text.many(len(fleet.nodes), 'node')}"))
     found = observe(
         fleet.nodes.values(),
         dict.fromkeys(fleet.nodes, fingerprint.FACTS | registry.facts_for(run.asked)),
@@ -199,7 +211,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress, over: Reach) -> None:
             run.known[name] = fingerprint.of(found[name].facts, found[name].problems)
             node_history.note_look(run.folder, name, run.known[name])
         if node.error:
-            progress.done(f"{name}: {node.trouble}", count=len(run.asked))
+            on_event(NodeLeftOut(name, node.trouble, len(run.asked)))
 
 
 def of_vendors(
@@ -263,7 +275,7 @@ def left_out(node: NodeFacts, busy: Mapping[str, str]) -> NodeFacts:
     return replace(node, error=f"not measured: {busy[node.node]} → --with-jobs loads it all the same")
 
 
-def _measure(run: _Run, check: str, progress: Progress) -> None:
+def _measure(run: _Run, check: str, on_event: OnEvent) -> None:
     """One check on all nodes that can take it and have not yet."""
     todo: dict[str, dict[str, Any]] = {}
     asked: dict[str, list[str]] = {}  # the outputs that each node owes
@@ -271,11 +283,12 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
         if node.error:
             continue
         if name in run.lost:
-            progress.done(f"{name}: {check}: not run, the node stopped answering")
+            on_event(CheckEnded(name, check, "", "not run, the node stopped answering"))
             continue
         known = store.read_raw(run.folder, name, check)
         if known is not None and not known.error:
-            progress.done(f"{name}: {check}: {run.take(known, keep=False).verdict} (measured before)")
+            verdict = run.take(known, keep=False).verdict
+            on_event(CheckEnded(name, check, verdict, "measured before"))
             continue
         commands = []
         if not node.without_gpus:
@@ -286,19 +299,19 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
             continue
         boot_id = str(node.facts.get("boot.id") or "")  # nothing to run: what was looked at is all there is
         result = run.take(Raw(name, check, boot_id=boot_id, boot_id_before=boot_id))
-        progress.done(f"{name}: {check}: {result.verdict}")
+        on_event(CheckEnded(name, check, result.verdict))
     if not todo:
         return
-    progress.step(f"{check} on {len(todo)} node{'s' * (len(todo) != 1)}")
+    on_event(CheckBegan(check, tuple(todo)))
     waiting = dict.fromkeys(todo)
 
     def take(node: str, answer: Mapping[str, Any]) -> None:
         boot_id = str(run.seen[node].facts.get("boot.id") or "")
         raw = node_judge.raw_from_answer(node, check, answer, boot_id, asked[node])
-        progress.done(f"{node}: {check}: {run.take(raw).verdict}")
+        on_event(CheckEnded(node, check, run.take(raw).verdict))
         waiting.pop(node, None)
         if 0 < len(waiting) <= _NAMED:
-            progress.detail(f"{check}: waiting for {', '.join(waiting)}")
+            on_event(CheckWaits(check, tuple(waiting)))
 
     limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
     rounds = math.ceil(len(todo) / run.settings.forks)
@@ -312,4 +325,4 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
     )
     for name, outcome in silent.items():
         raw = Raw(name, check, error=outcome.message, unreachable=outcome.status == "unreachable")
-        progress.done(f"{name}: {check}: {run.take(raw).verdict} ({outcome.message})")
+        on_event(CheckEnded(name, check, run.take(raw).verdict, outcome.message))

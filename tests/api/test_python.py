@@ -14,7 +14,7 @@ import pytest
 
 import gpuprov
 from provision import cli
-from provision.api import logins
+from provision.api import fleets
 from provision.runs.store import RunFolder
 from tests.support.sshd import Sshd
 
@@ -64,7 +64,9 @@ def test_the_example_of_the_page_plans_drifts_and_reads_the_state(folder: Path) 
     assert changes == "('gpu-01',)"
     assert lines[0].startswith("gpu-02 127.0.0.1:1 refused the connection")
     assert any(line.startswith("error host_settings/") and "'gpu-01'" in line for line in lines)
-    assert lines[-2:] == ["gpu-01 error", "gpu-02 error"]
+    assert lines[-4:-2] == ["gpu-01 error", "gpu-02 error"]
+    assert lines[-2].startswith("gpu-01 error no NVIDIA GPU on the PCI bus")
+    assert lines[-1].startswith("gpu-02 error 127.0.0.1:1 refused the connection")
 
 
 @pytest.mark.usefixtures("folder")
@@ -119,7 +121,7 @@ def test_passwords_are_given_or_refused_and_never_printed() -> None:
         assert (prompt, wanted_by, may_be_empty) == ("sudo password: ", "-K", False)
         return f"typed for {variable}"
 
-    asked: logins.AskPassword = ask
+    asked: fleets.AskPassword = ask
     fleet = gpuprov.load(source, ask=asked)
     variables = fleet.fleet.nodes["gpu-01"].variables
     assert variables["ansible_become_password"] == "typed for ansible_become_password"

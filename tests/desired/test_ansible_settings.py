@@ -20,7 +20,7 @@ import yaml
 from ansible.config.manager import find_ini_config_file  # type: ignore[import-untyped]
 from ansible.plugins import become, connection  # type: ignore[import-untyped]
 
-from provision.api import logins
+from provision.api import fleets
 from provision.api.source import Source
 from provision.commands import passwords
 from provision.desired.inventory import ansible_settings
@@ -217,7 +217,7 @@ def test_a_node_keeps_what_it_says_under_any_name_and_nodes_go_on_sharing() -> N
 
 def completed(**options: Any) -> dict[str, Any]:
     fleet = Fleet(Path("x"), {"n": Node("n", (), {})}, {"all": ("n",)})
-    made = logins.completed(fleet, Source(**options), lambda _line: None, passwords.typed)
+    made = fleets.completed(fleet, Source(**options), lambda _line: None, passwords.typed)
     return dict(made.nodes["n"].variables)
 
 

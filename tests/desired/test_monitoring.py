@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from provision.api import health_gate
 from provision.commands import fleet_options
 from provision.desired import inventory, monitoring, service_hosts, stack
 from provision.fleet import Fleet
-from provision.up import health_gate
 from provision.up.options import UpOptions
 
 INVENTORY = """

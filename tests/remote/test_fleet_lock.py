@@ -26,6 +26,7 @@ from provision.node import lock
 from provision.remote import fleet_lock, held_locks
 from provision.remote.fleet_lock import FleetLock, LockedError
 from provision.remote.protocol import NodeError, unreachable
+from provision.up import resume
 from tests.support.modules import load
 from tests.support.processes import until
 
@@ -696,7 +697,7 @@ def test_a_clock_that_is_far_off_is_worth_a_word() -> None:
         fleet_lock.Answer("b", skew=-90000),
         fleet_lock.Answer("c", skew=60),
     ]
-    assert fleet_lock.skewed(said) == {
+    assert resume.skewed(said) == {
         "a": "its clock is 400 days ahead of this controller's",
         "b": "its clock is 1 days behind this controller's",
     }
@@ -762,4 +763,4 @@ def test_a_time_that_is_none_makes_one_node_unreadable(field: str, value: str) -
     assert answers["gpu-01"].error == ""
     assert answers["gpu-02"].error.startswith("it cannot be locked: its answer is not of the form expected (")
     assert len(answers["gpu-02"].error) < 200
-    fleet_lock.skewed(answers.values())
+    resume.skewed(answers.values())

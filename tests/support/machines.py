@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from provision import cli
+from provision.api.fleets import LoadedFleet
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.commands import fleet_options
 from provision.fleet import Fleet, Node
@@ -188,7 +189,7 @@ def validate(
         }
         fleet = Fleet(tmp_path / "inventory.yml", nodes, {})
         # Reading an inventory takes Ansible a second; two tests below read a real one.
-        monkeypatch.setattr(fleet_options, "load", lambda _options: (fleet, {}))
+        monkeypatch.setattr(fleet_options, "loaded", lambda _options: LoadedFleet(fleet, {}))
         own = {"--checks", "--stage", "--resume"} & {*arguments}
         chosen = ["--checks", ",".join(checks)] if checks and not own else []
         code = cli.main(["validate", "--json", *chosen, *arguments])

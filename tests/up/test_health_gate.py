@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from provision.api import health_gate
 from provision.drift import assess
 from provision.errors import ExitCode
+from provision.events import Event, RunBegan
 from provision.fleet import Fleet, Node
 from provision.remote import fleet_lock
 from provision.remote.ansible import runner
 from provision.runs.store import RunFolder, latest
-from provision.up import health_gate
 from provision.up.options import UpOptions
 from tests.support.machines import HEALTHY, Machines
 from tests.support.machines import machines as machines
@@ -29,8 +30,10 @@ SEVEN = {**HEALTHY, "nvidia_smi": "gpu_inventory/h100-seven-v13.xml"}
 
 def passed(nodes: str) -> tuple[dict[str, str], RunFolder]:
     fleet = Fleet(Path("fleet.yml"), {name: Node(name, (), {}) for name in "abcd"}, {})
-    opened: list[RunFolder] = []
-    return health_gate.quick(fleet, {}, list(nodes), UpOptions(), opened.append), opened[0]
+    told: list[Event] = []
+    found = health_gate.quick(fleet, {}, list(nodes), UpOptions(), told.append)
+    (opened,) = [event.folder for event in told if isinstance(event, RunBegan)]
+    return found, RunFolder.open(opened)
 
 
 def test_only_what_passed_goes_on(machines: Machines) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from provision import cli, paths
+from provision.api import health_gate
 from provision.desired import inventory
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import roles_in_order
@@ -317,9 +318,8 @@ def test_what_tasks_changed_is_kept_only_where_it_is_said(
     world: World, check_mode: bool, kept: object
 ) -> None:
     world.lack("gpu-01")
-    run = UpRun(
-        inventory.load(world.inventory), {}, UpOptions(check_mode=check_mode), RunFolder.create("up", {})
-    )
+    fleet, options = inventory.load(world.inventory), UpOptions(check_mode=check_mode)
+    run = UpRun(fleet, {}, options, RunFolder.create("up", {}), health_gate.quick)
     assert run.run() == ExitCode.OK
     assert run.changes == kept
 
@@ -582,7 +582,7 @@ def test_the_gate_can_be_the_quick_checks(world: World, monkeypatch: pytest.Monk
         asked.append(tuple(nodes))
         return {node: "gpu3: slow" for node in nodes if node == "gpu-01"}
 
-    monkeypatch.setattr("provision.up.health_gate.quick", quick)
+    monkeypatch.setattr("provision.api.health_gate.quick", quick)
     world.lack(*NODES)
     assert world.up("--gate", "quick", canary=True) == ExitCode.UNHEALTHY
     assert asked == [("gpu-01",)]

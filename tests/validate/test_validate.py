@@ -326,7 +326,7 @@ def test_a_resumed_run_is_for_its_own_inventory_and_nodes(
         asked.append((options.inventory or ",".join(options.inventory_option), options.nodes))
         raise InventoryError("seen", "")
 
-    monkeypatch.setattr(fleet_options, "load", load)
+    monkeypatch.setattr(fleet_options, "loaded", load)
     cli.main(["validate", "--resume", folder.name])
     cli.main(["validate", "--resume", folder.name, "-i", "other.yml", "-l", "gpu-07"])
     assert asked == [(str(tmp_path / "inventory.yml"), "rack1"), ("other.yml", "gpu-07")]

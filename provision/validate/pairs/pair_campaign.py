@@ -26,10 +26,10 @@ from provision.checks.pairs.pairing import (
 )
 from provision.desired import vendors
 from provision.errors import ParseError
+from provision.events import CheckEnded, OnEvent, Step
 from provision.runs import fleet_pairs
 from provision.runs.fleet_pairs import Team
 from provision.runs.store import RunFolder
-from provision.terminal import Progress
 from provision.text import many
 from provision.validate.node_commands import Settings
 from provision.validate.pairs.nccl_pairs import NcclPairs, launcher
@@ -148,20 +148,20 @@ def measure(
     able: Mapping[str, NodeFacts],
     variables: Mapping[str, Mapping[str, Any]],
     settings: Settings,
-    progress: Progress,
+    on_event: OnEvent,
 ) -> None:
     """Measure pairs of these nodes, as far as they take part. Raises InventoryError for a rack that is none,
     and KeyboardInterrupt with all rounds but the last kept."""
     plays = Plays(check, folder, variables, settings)
     teams, left_out = _who_takes_part(check, plays, able)
     if line := fleet_pairs.apart([team for team, _ in teams]):
-        progress.step(f"{check}: {line}")
+        on_event(Step(f"{check}: {line}"))
     noted: dict[str, Any] = {"nodes": [], "left_out": left_out, "versions": {}}
     for team, tool in teams:
-        _measure_team(team, tool, plays, able, noted, progress)
+        _measure_team(team, tool, plays, able, noted, on_event)
     fleet_pairs.note(folder, check, noted)
     for name in able:
-        progress.done(f"{name}: {check}: {'measured' if name in noted['nodes'] else left_out[name]}")
+        on_event(CheckEnded(name, check, "", "measured" if name in noted["nodes"] else left_out[name]))
 
 
 def _who_takes_part(
@@ -199,33 +199,32 @@ def _measure_team(
     plays: Plays,
     able: Mapping[str, NodeFacts],
     noted: dict[str, Any],
-    progress: Progress,
+    on_event: OnEvent,
 ) -> None:
     """Measure the nodes of one team; `noted` is of all teams so far, and gets what is known of this one."""
     check, members = plays.check, list(team.nodes)
     try:
-        progress.step(
-            f"{check}: reading the version of {tool.metric.program} on {many(len(members), 'node')}"
-        )
+        what = f"reading the version of {tool.metric.program} on {many(len(members), 'node')}"
+        on_event(Step(f"{check}: {what}"))
         versions, without = tool.prepare(members)
         members = [name for name in members if name not in without]
         noted["nodes"] += members
         noted["left_out"] |= without
         noted["versions"] |= versions
         fleet_pairs.note(plays.folder, check, noted)
-        _rounds(tool, plays, fleet_pairs.topology(members, able), noted, progress)
+        _rounds(tool, plays, fleet_pairs.topology(members, able), noted, on_event)
     finally:
         tool.close()
 
 
-def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: dict[str, Any], progress: Progress) -> None:
+def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: dict[str, Any], on_event: OnEvent) -> None:
     check, settings = plays.check, plays.settings
     kept = fleet_pairs.kept(plays.folder, check)
     results = [one for one in kept if not fleet.order.keys().isdisjoint(one.nodes)]
     most = exhaustive_rounds(len(fleet.nodes)) + _AGAIN if settings.every_pair else suspects.MOST_ROUNDS
     if tool.metric.group and len(fleet.nodes) > 2:
         if not groups.of_group(results):
-            progress.step(f"{check}: all {many(len(fleet.nodes), 'node')} at once")
+            on_event(Step(f"{check}: all {many(len(fleet.nodes), 'node')} at once"))
             outputs, silent = plays.run("group", tool.programs(fleet.nodes))
             found = _results(tool, fleet, fleet.nodes, groups.ROUND, outputs, silent)
             fleet_pairs.keep(plays.folder, check, found)
@@ -237,7 +236,7 @@ def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: dict[str, Any], pr
         most += _NEIGHBOURS
     while pairs := _next(tool.metric, fleet, results, settings, most):
         began, number = time.monotonic(), _done(results) + 1
-        progress.step(f"{check}: round {number} of {most} at most, {many(len(pairs), 'pair')}")
+        on_event(Step(f"{check}: round {number} of {most} at most, {many(len(pairs), 'pair')}"))
         found = _measured(tool, plays, fleet, pairs, number)
         noted["round_seconds"] = round(time.monotonic() - began, 1)
         fleet_pairs.note(plays.folder, check, noted)

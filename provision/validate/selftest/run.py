@@ -22,7 +22,7 @@ from provision.checks.gpu import gpu_inventory
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, UsageError
-from provision.terminal import Progress
+from provision.events import OnEvent, PartEnded, Step, ignore, work
 from provision.text import now
 from provision.validate.selftest import amd, changes, machine, measure, provocations, result, signals
 from provision.validate.selftest.machine import SelftestError
@@ -60,7 +60,7 @@ def refuse_early(output: Path) -> None:
         raise UsageError(f"{output} exists and is not an empty folder", "give another one with --output")
 
 
-def run(settings: Settings) -> Result:
+def run(settings: Settings, on_event: OnEvent = ignore) -> Result:
     """The whole of it. What was found is in the output folder at the end, interrupted or not."""
     refuse_early(settings.output)
     made = _make(settings.output)
@@ -74,7 +74,7 @@ def run(settings: Settings) -> Result:
     running, broken = signals.running(), None
     with signals.as_interrupts():
         try:
-            _course(settings, found, archive, begun)
+            _course(settings, found, archive, begun, on_event)
         except KeyboardInterrupt:
             found.interrupted = True
         except (GpuprovError, OSError) as error:  # OSError: a full disk, a terminal that is gone
@@ -129,16 +129,16 @@ def _make(output: Path) -> list[Path]:
     return new
 
 
-def _course(settings: Settings, found: Result, archive: Archive, begun: float) -> None:
+def _course(settings: Settings, found: Result, archive: Archive, begun: float, on_event: OnEvent) -> None:
     asked = list(registry.of_nodes(registry.select("burnin")))
     conditions = 5 + (4 if settings.change_settings else 0)
-    with Progress("selftest", total=len(asked) + conditions) as progress:
-        progress.step("looking at this machine")
-        bench = _bench(settings, found, archive, begun, asked, progress)
-        _checks(bench, found, asked, progress)
-        _provoke(bench, found, progress)
+    with work("selftest", len(asked) + conditions, on_event):
+        on_event(Step("looking at this machine"))
+        bench = _bench(settings, found, archive, begun, asked, on_event)
+        _checks(bench, found, asked, on_event)
+        _provoke(bench, found, on_event)
         if settings.change_settings:
-            _change(bench, found, settings.output, progress)
+            _change(bench, found, settings.output, on_event)
 
 
 def _bench(
@@ -147,7 +147,7 @@ def _bench(
     archive: Archive,
     begun: float,
     asked: list[str],
-    progress: Progress,
+    on_event: OnEvent,
 ) -> Bench:
     node = machine.look(asked, settings.declared)
     gpu = node.gpuprov_node["gpu"]
@@ -159,7 +159,7 @@ def _bench(
                 "--build builds the tools of NVIDIA's GPUs alone",
                 next(t.how for t in known.values() if t.how),
             )
-        machine.build(node, settings.declared, lambda task: progress.step(f"building tools: {task}"))
+        machine.build(node, settings.declared, lambda task: on_event(Step(f"building tools: {task}")))
         known = machine.find(settings.declared, vendor)
     node = dataclasses.replace(node, variables=machine.variables(known.values(), node.variables, vendor))
     found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
@@ -177,9 +177,9 @@ def _bench(
     return Bench(node, known, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
 
 
-def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -> None:
+def _checks(bench: Bench, found: Result, asked: list[str], on_event: OnEvent) -> None:
     for name in asked:
-        progress.step(name)
+        on_event(Step(name))
         checked, judged = measure.one(bench, name)
         found.checks.append(checked)
         if judged is not None and name == gpu_inventory.ID:
@@ -187,7 +187,7 @@ def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -
                 dataclasses.asdict(gpu) for gpu in gpu_inventory.identities(list(judged.measurements))
             ]
             _refuse_used(judged, machine.SMI[bench.vendor])
-        progress.done(f"{name}: {checked.verdict}{f' ({checked.why})' if checked.why else ''}")
+        on_event(PartEnded(f"{name}: {checked.verdict}{f' ({checked.why})' if checked.why else ''}"))
 
 
 def _refuse_used(inventory: CheckResult, smi: str) -> None:
@@ -204,13 +204,13 @@ def _refuse_used(inventory: CheckResult, smi: str) -> None:
         )
 
 
-def _provoke(bench: Bench, found: Result, progress: Progress) -> None:
+def _provoke(bench: Bench, found: Result, on_event: OnEvent) -> None:
     gpu = found.gpu_count - 1
     for condition in amd.conditions() if bench.vendor == "amd" else provocations.all_of():
-        progress.step(f"provoking: {condition.name}")
+        on_event(Step(f"provoking: {condition.name}"))
         provoked = _in_time(bench, condition.name) or provocations.provoke(bench, condition, gpu)
         found.provocations.append(provoked)
-        progress.done(f"{condition.name}: {provoked.state}")
+        on_event(PartEnded(f"{condition.name}: {provoked.state}"))
 
 
 def _in_time(bench: Bench, name: str) -> Provoked | None:
@@ -220,7 +220,7 @@ def _in_time(bench: Bench, name: str) -> Provoked | None:
     return Provoked(name, "nothing", "", NOT_PROVEN, why=measure.TIME_OVER)
 
 
-def _change(bench: Bench, found: Result, output: Path, progress: Progress) -> None:
+def _change(bench: Bench, found: Result, output: Path, on_event: OnEvent) -> None:
     smi = amd.Smi(bench) if bench.vendor == "amd" else changes.NVIDIA
     gpu = amd.last_with_limit(bench) if bench.vendor == "amd" else found.gpu_count - 1
     before = smi.read(gpu)
@@ -230,11 +230,11 @@ def _change(bench: Bench, found: Result, output: Path, progress: Progress) -> No
         if isinstance(one, tuple):
             provoked = Provoked(one[0], "nothing", f"gpu{gpu}", NOT_POSSIBLE, why=one[1])
         else:
-            progress.step(f"changing: {one.name} of gpu{gpu}")
+            on_event(Step(f"changing: {one.name} of gpu{gpu}"))
             put_back = found.leftovers.append
             provoked = _in_time(bench, one.name) or changes.change(bench, one, gpu, put_back, smi)
         found.changes.append(provoked)
-        progress.done(f"{provoked.name}: {provoked.state}")
+        on_event(PartEnded(f"{provoked.name}: {provoked.state}"))
 
 
 def _write(output: Path, found: Result, archive: Archive) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision import report
+from provision.api import validations
 from provision.checks import registry
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Verdict
+from provision.events import OnEvent, RunBegan
 from provision.fleet import Fleet, Kind
 from provision.remote.observe import Reach
-from provision.report import context
 from provision.report.causes import silence
-from provision.runs.store import RunFolder
 from provision.up.options import QUICK, UpOptions
 from provision.validate import validation
 
@@ -26,9 +25,9 @@ def quick(
     overrides: Mapping[str, Any],
     nodes: Sequence[str],
     options: UpOptions,
-    opened: Callable[[RunFolder], None],
+    on_event: OnEvent,
 ) -> dict[str, str]:
-    """Run the quick stage of `validate` on these nodes, as a run of its own (`opened` gets its folder).
+    """Run the quick stage of `validate` on these nodes, which `up` has locked, as a run of its own.
 
     Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
     Raises KeyboardInterrupt after an interrupt."""
@@ -43,13 +42,11 @@ def quick(
     )
     asked = registry.select(QUICK)
     folder = validation.open_folder(None, part, asked, settings)
-    opened(folder)
+    on_event(RunBegan(folder.path))
     limits = (options.timeout, options.connections, fleet.vault_password_files)
     with Reach(part.nodes.values(), *limits, persistent=True) as over:
-        health, code = validation.validate(folder, part, overrides, asked, settings, over)
-    report.write_all(health, folder, ["html", "json"], context.of_run(folder, health))
-    folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
-    folder.finish(code)
+        health, code = validation.validate(folder, part, overrides, asked, settings, over, on_event)
+    validations.reported(folder, health, code, ["html", "json"])
     if health.interrupted:
         raise KeyboardInterrupt
     found = {node.node: _why(node) for node in health.nodes if node.verdict in (Verdict.FAIL, Verdict.ERROR)}

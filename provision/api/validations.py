@@ -1,0 +1,178 @@
+"""The hardware checks on many nodes at once, judged: one run, one health report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from provision import report
+from provision.api.fleets import LoadedFleet
+from provision.checks import registry, thresholds
+from provision.checks.health import FleetHealth
+from provision.checks.registry import PAIRS
+from provision.desired import variables
+from provision.errors import ExitCode, UsageError
+from provision.events import ChecksChosen, Note, OnEvent, RunBegan, ignore
+from provision.remote import fleet_lock
+from provision.remote.observe import Reach
+from provision.remote.schedulers import chosen
+from provision.report import context
+from provision.report import json as json_report
+from provision.report.context import Context
+from provision.runs.store import RunFolder
+from provision.validate import validation
+from provision.validate.validation import Settings
+
+FORMATS = ("html", "md", "junit", "json", "nodes")
+STANDARD = "standard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """Which checks are run, and how.
+
+    `checks`: these alone, else those of the `stage` (quick, standard, burnin). `pairs`: also measure between
+    pairs of nodes, "suspects" in a few rounds or "all". `group`: also run NCCL over all nodes at once.
+
+    `burn_seconds` is the duration of gpu_burn, `timeout` the seconds that a node has to answer and a program
+    beyond its load (None: each check has its own), `forks` how many nodes are checked at the same time.
+    `thresholds`: a file that overrides or extends the shipped ones. `formats`: the reports to write.
+
+    `resume`: the folder or name of a run to go on with, "" for the last one; its checks are run where neither
+    `stage` nor `checks` is given. `break_lock`: also measure nodes that another run has; `with_jobs`: also
+    load nodes on which jobs of their scheduler run."""
+
+    checks: Sequence[str] = ()
+    stage: str = ""
+    pairs: str = ""
+    group: bool = False
+    burn_seconds: int = 60
+    timeout: float | None = None
+    connections: int = 512
+    forks: int = 50
+    thresholds: Path | None = None
+    formats: Sequence[str] = FORMATS
+    resume: str | None = None
+    break_lock: bool = False
+    with_jobs: bool = False
+
+
+@dataclass(frozen=True)
+class ValidateResult:
+    """The health of each node. `folder`: the run folder; `files`: format → the report that was written;
+    `code`: what `gpuprov validate` exits with. `context`: what reports tell beyond the run's own health."""
+
+    folder: Path
+    health: FleetHealth = field(repr=False)
+    code: ExitCode
+    files: Mapping[str, Path]
+    context: Context = field(repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """The document of `gpuprov validate --json` (data/schemas/report.schema.json)."""
+        found: dict[str, Any] = json.loads("".join(json_report.render(self.health)))
+        return found
+
+
+def asked(campaign: Campaign) -> tuple[str, ...]:
+    """The checks of a campaign, in the order they are run. Raises GpuprovError for one that does not exist, a
+    run that cannot be resumed, and thresholds that cannot be used."""
+    checks = campaign.checks
+    if campaign.resume is not None and not campaign.stage and not checks:
+        meta = validation.to_go_on_with(campaign.resume).meta()
+        checks = [str(name) for name in meta.get("asked", ())]
+    found = registry.select(campaign.stage or STANDARD, list(checks))
+    more = {"pairs": campaign.pairs and not registry.of_pairs(found), "group": campaign.group}
+    added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
+    thresholds.for_sku(None, campaign.thresholds)
+    return tuple(dict.fromkeys((*found, *added)))
+
+
+def validate(
+    loaded: LoadedFleet, campaign: Campaign | None = None, on_event: OnEvent = ignore
+) -> ValidateResult:
+    """Run the checks on the nodes, judge what they measured, and write the reports into a run folder.
+
+    What is measured is stored as it comes. An interrupt (Ctrl-C, SIGTERM) ends the measuring in order, and
+    the result says so; run it in the main thread, where alone Python delivers signals. Raises GpuprovError,
+    LockedError among them where another run has a node; a node in trouble is named in the result."""
+    campaign = campaign or Campaign()
+    checks = asked(campaign)
+    before = validation.to_go_on_with(campaign.resume) if campaign.resume is not None else None
+    fleet, overrides = loaded.fleet, loaded.overrides
+    if not fleet.nodes:
+        raise UsageError("there is no node to validate", "widen --nodes, or add nodes to the inventory")
+
+    def say(line: str) -> None:
+        on_event(Note(line))
+
+    variables.check(fleet, overrides, say)
+    schedulers = chosen.load(fleet, overrides)
+    settings = Settings(
+        burn_seconds=campaign.burn_seconds,
+        timeout=campaign.timeout,
+        forks=campaign.forks,
+        every_pair=campaign.pairs == "all",
+        override=campaign.thresholds,
+        vault_password_files=fleet.vault_password_files,
+        schedulers=None if campaign.with_jobs else schedulers,
+    )
+    about = _minutes(checks, loaded, settings), bool(registry.of_pairs(checks))
+    on_event(ChecksChosen(loaded.nodes, checks, *about))
+    held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
+    timeout, connections = campaign.timeout or 60.0, campaign.connections
+    limits = timeout, connections, fleet.vault_password_files
+    with (
+        Reach(fleet.nodes.values(), *limits, persistent=True) as over,  # a login is what a quick run costs
+        fleet_lock.alone(
+            "validate",
+            held_as,
+            fleet,
+            timeout=timeout,
+            connections=connections,
+            say=say,
+            over=over,
+            broken=campaign.break_lock,
+        ),
+    ):
+        folder = validation.open_folder(before, fleet, checks, settings)
+        folder.note(lock=held_as)
+        on_event(RunBegan(folder.path))
+        health, code = validation.validate(folder, fleet, overrides, checks, settings, over, on_event)
+    return reported(folder, health, code, campaign.formats)
+
+
+def reported(
+    folder: RunFolder, health: FleetHealth, code: ExitCode, formats: Sequence[str]
+) -> ValidateResult:
+    """Write the reports of a run, and finish it, whether they can be written or not."""
+    try:
+        told = context.of_run(folder, health)
+        if files := report.write_all(health, folder, formats, told):
+            told = replace(told, folder=str(folder.path.absolute()))
+    finally:
+        folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
+        folder.finish(code)
+    return ValidateResult(folder.path, health, code, files, told)
+
+
+# Checks that measure nothing where their variable is not set.
+_OPTIONAL = {"dcgm_diag": "validation_tools_dcgm_level", "disk_speed": "validation_tools_scratch_dir"}
+
+
+def _minutes(asked: Sequence[str], loaded: LoadedFleet, settings: Settings) -> int:
+    """About how long it takes: one check after the other, each on as many nodes at a time as `forks` says."""
+    from provision.burnin.plan import cost
+
+    nodes = loaded.fleet.nodes.values()
+    declared = {*loaded.overrides, *(name for node in nodes for name in node.variables)}
+    checks = [one for one in registry.of_nodes(asked) if one not in _OPTIONAL or _OPTIONAL[one] in declared]
+    quick = registry.select("quick")  # they only read state, all of them about as long
+    seconds = sum(cost("gpu_inventory" if one in quick else one) for one in checks) + max(
+        0, settings.burn_seconds - 60
+    ) * ("gpu_burn" in checks)
+    return max(1, round(math.ceil(len(nodes) / settings.forks) * seconds / 60))

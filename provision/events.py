@@ -1,0 +1,135 @@
+"""What a use case reports while it works."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line for people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Began:
+    """Work of so many parts begins; it lasts until `Ended`."""
+
+    title: str
+    total: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The work that began last has ended."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is being done now."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class PartEnded:
+    """One part of the work has ended; `text` says how, or is empty."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    """A run folder was made; what is found is written to it as it comes."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
+class NodeAnswered:
+    """A node answered, or will not. `trouble` says why nothing, or not all, is known about it; else empty."""
+
+    node: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class ChecksChosen:
+    """Which checks are about to be run on which nodes, and about how long those on single nodes take.
+    `between`: some measure between nodes, for which no time is known."""
+
+    nodes: tuple[str, ...]
+    checks: tuple[str, ...]
+    minutes: int
+    between: bool
+
+
+@dataclass(frozen=True)
+class NodeLeftOut:
+    """None of the checks is run on a node; `checks` says how many that are."""
+
+    node: str
+    why: str
+    checks: int
+
+
+@dataclass(frozen=True)
+class CheckBegan:
+    """A check begins on these nodes."""
+
+    check: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckWaits:
+    """These are the last nodes that a check waits for."""
+
+    check: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckEnded:
+    """A check is over on a node. `verdict` is empty where it is judged later, or was not run; then `note`
+    says so."""
+
+    node: str
+    check: str
+    verdict: str
+    note: str = ""
+
+
+Event = (
+    Note
+    | Began
+    | Ended
+    | Step
+    | PartEnded
+    | RunBegan
+    | NodeAnswered
+    | ChecksChosen
+    | NodeLeftOut
+    | CheckBegan
+    | CheckWaits
+    | CheckEnded
+)
+OnEvent = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """Take an event, and do nothing with it."""
+
+
+@contextlib.contextmanager
+def work(title: str, total: int, on_event: OnEvent) -> Iterator[None]:
+    """Report the begin and the end of some work, whatever becomes of it."""
+    on_event(Began(title, total))
+    try:
+        yield
+    finally:
+        on_event(Ended())
