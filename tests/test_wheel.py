@@ -125,3 +125,15 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(
     )
     subprocess.run([python, "-c", program, tmp_path / "machine"], check=True, timeout=100)
     assert (tmp_path / "machine/state/state.json").is_file()
+
+    # A checkout that has gone leaves an entry point whose module is nowhere.
+    (module,) = environment.glob("lib/python3*/site-packages/gpuprov_lab")
+    module.rename(tmp_path / "gone")
+    damaged = gpuprov("lab", "status")
+    assert (damaged.returncode, damaged.stderr.splitlines()) == (
+        1,
+        [
+            "gpuprov: gpuprov-lab is damaged: No module named 'gpuprov_lab'",
+            "  → install it again, in a checkout of gpuprov: pip install ./lab",
+        ],
+    )
