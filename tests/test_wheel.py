@@ -78,7 +78,7 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(
 ) -> None:
     environment = tmp_path / "env"
     venv.create(environment, with_pip=True)
-    python = environment / "bin" / "python"
+    python = str(environment / "bin" / "python")
     install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*install, str(wheel)], check=True, timeout=360)
     empty = tmp_path / "empty"
