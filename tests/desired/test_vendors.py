@@ -263,7 +263,7 @@ PLACES = {
     *("provision/data/debounce.yml", "roles/node_health/templates/gpuprov-node-health-kernel.j2"),
     "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
     # How many devices a GPU is to Slurm.
-    *(f"roles/slurm_health/{name}" for name in ("README.md", "meta/main.yml", "vars/main.yml")),
+    *(f"roles/slurm_health/{name}" for name in ("README.md", "vars/main.yml")),
     # Where its programs are.
     *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
     "provision/report/bundle.py",  # its own log for a return

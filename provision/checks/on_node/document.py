@@ -80,7 +80,7 @@ def _answering(health: NodeHealth) -> list[GpuIdentity]:
 
 
 def _lost(health: NodeHealth, known: Sequence[GpuIdentity]) -> set[int]:
-    """By index. For one GPU without a handle nvidia-smi describes none of them, and says which one it is."""
+    """By index. For one GPU without a handle a tool may describe none of them, and say which one it is."""
     every = {gpu.index for gpu in identified(health, known)}
     named = {index for index in every if f"gpu{index}" in _silent(health)}
     here = {gpu.index for gpu in _answering(health)}
