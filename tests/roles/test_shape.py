@@ -63,10 +63,13 @@ def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tasks_of(role: str) -> list[tuple[str, dict[str, Any]]]:
-    """Every task and handler of a role, those in blocks too, with the file it is in."""
-
+    """Every task and handler of a role, those in blocks too, with the file it is in; and those it shares."""
     files = [*(paths.ROLES / role / "tasks").glob("*.yml"), *(paths.ROLES / role / "handlers").glob("*.yml")]
-    return [(file.name, task) for file in files for task in flat(load(file) or [])]
+    own = [(file.name, task) for file in files for task in flat(load(file) or [])]
+    shared = {file.resolve() for _, task in own for file in included(task, role)} - {
+        *map(Path.resolve, files)
+    }
+    return own + [(file.name, task) for file in sorted(shared) for task in flat(load(file))]
 
 
 KEYWORDS = frozenset(
