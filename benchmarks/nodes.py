@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import light_nodes
-
-SSHD = """\
-ListenAddress 0.0.0.0:{port}
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/key.pub
-PidFile none
-UsePAM no
-StrictModes no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-MaxStartups 2000
-MaxSessions 100
-PrintMotd no
-Subsystem sftp internal-sftp
-"""
+from tests.support.sshd import Sshd
 
 
 class FailedError(Exception):
@@ -148,61 +131,25 @@ def loopback(count: int) -> Iterator[Nodes]:
     if program is None:
         raise SystemExit("sshd is not installed: apt install openssh-server")
     with tempfile.TemporaryDirectory(prefix="gpuprov-nodes-") as name:
-        folder = Path(name)
-        for key in ("host", "key"):
-            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", key, "-f", str(folder / key))
-        port = _free_port()
-        (folder / "sshd_config").write_text(SSHD.format(port=port, folder=folder))
-        if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        sshd = Sshd(Path(name), program, max_startups=2000, listen="0.0.0.0")  # noqa: S104 - of a benchmark
         addresses = {f"node-{i:05}": f"127.0.{1 + i // 250}.{1 + i % 250}" for i in range(count)}
-        kind, blob = (folder / "host.pub").read_text().split()[:2]
-        known = folder / "known_hosts"
-        known.write_text("".join(f"[{address}]:{port} {kind} {blob}\n" for address in addresses.values()))
-        log = (folder / "sshd.log").open("wb")
-        process = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(folder / "sshd_config")],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+        kind, blob = Path(name, "host_ed25519.pub").read_text().split()[:2]
+        sshd.known_hosts.write_text(
+            "".join(f"[{address}]:{sshd.port} {kind} {blob}\n" for address in addresses.values())
         )
         try:
-            _answers(port, process)
             yield Nodes(
                 addresses,
-                port,
-                getpass.getuser(),
-                folder / "key",
-                known,
-                cpu=lambda: _ended_cpu(process.pid),
-                busy=lambda: _has_children(process.pid),
+                sshd.port,
+                sshd.user,
+                sshd.key_file,
+                sshd.known_hosts,
+                cpu=lambda: _ended_cpu(sshd.process.pid),
+                busy=lambda: _has_children(sshd.process.pid),
                 kind="one sshd on this machine, under a loopback address for each node",
             )
         finally:
-            process.terminate()
-            process.wait(timeout=10)
-            log.close()
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=30)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if process.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise SystemExit("sshd does not start: run it by hand with the same configuration")
+            sshd.stop()
 
 
 def in_parallel(nodes: Nodes, command: Sequence[str], connections: int, folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from provision.fleet import Node
 
 SSHD_CONFIG = """\
-ListenAddress 127.0.0.1:{port}
+ListenAddress {listen}:{port}
 HostKey {folder}/host_ed25519
 HostKey {folder}/host_ecdsa
 AuthorizedKeysFile {folder}/authorized_keys
@@ -38,7 +38,14 @@ def free_port() -> int:
 class Sshd:
     """One sshd with its own keys and known_hosts. Programs in `bin` come first on its sessions' PATH."""
 
-    def __init__(self, folder: Path, program: str, max_startups: int = 200, pam: str = "no") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        max_startups: int = 200,
+        pam: str = "no",
+        listen: str = "127.0.0.1",
+    ) -> None:
         self.folder = folder
         self.program = program
         self.port = free_port()
@@ -52,7 +59,7 @@ class Sshd:
         self.known_hosts = folder / "known_hosts"
         self.know(self.known_hosts)
         settings = {"port": self.port, "folder": folder, "max_startups": max_startups, "pam": pam}
-        (folder / "sshd_config").write_text(SSHD_CONFIG.format(**settings))
+        (folder / "sshd_config").write_text(SSHD_CONFIG.format(**settings, listen=listen))
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self.start()
