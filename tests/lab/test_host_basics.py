@@ -62,8 +62,8 @@ DECLARED = {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Three bare nodes with a service of the site."""
-    nodes = tuple(NodeSpec(name, "l40s") for name in NAMES)
+    """Three bare nodes with a service of the site; those with RDMA cards have simulated memory, too."""
+    nodes = tuple(NodeSpec(name, "l40s", network="ib") for name in NAMES)
     with running_lab("basics", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         for node in running.nodes:
             node.as_root(
