@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import sys
 import tempfile
 import traceback
 from pathlib import Path
 
-from provision.errors import ExitCode
+from provision.errors import BugError, GpuprovError
 
 MOST = 20  # files in one folder: a bug may strike every node, or every minute
 
@@ -24,20 +23,16 @@ def keep_in(folder: Path) -> None:
     _folder = folder
 
 
-def complain(error: Exception) -> ExitCode:
-    """Print why the program ends, in one line, and keep the traceback where that is a bug; returns its exit
-    code. A full disk of this machine is none."""
+def named(error: Exception) -> GpuprovError:
+    """Why the program ends, as an error with a name; the traceback is kept where that is a bug. A full disk
+    of this machine is none."""
     from provision.paths import state_home
-    from provision.terminal import printable
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename or f"{state_home()}, or the folder for temporary files"
-        fix = "make room there, and run the command again"
-        sys.stderr.write(f"gpuprov: {printable(str(where))}: {error.strerror}\n  → {fix}\n")
-        return ExitCode.ERROR
+        return GpuprovError(f"{where}: {error.strerror}", "make room there, and run the command again")
     last = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
-    sys.stderr.write(f"gpuprov: a bug in gpuprov: {printable(last)}\n  → {report(error)}\n")
-    return ExitCode.BUG
+    return BugError(f"a bug in gpuprov: {last}", report(error))
 
 
 def report(error: BaseException) -> str:

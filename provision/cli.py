@@ -199,15 +199,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         from provision import bug_file
 
-        return bug_file.complain(error)
+        named = bug_file.named(error)
+        _complain(named)
+        return named.exit_code
 
 
 def _complain(error: GpuprovError) -> None:
-    from provision.terminal import printable
+    from provision.terminal import complain
 
-    sys.stderr.write(f"gpuprov: {printable(error.what)}\n")
-    if error.fix:
-        sys.stderr.write(f"  → {printable(error.fix)}\n")
+    complain(error)
 
 
 if __name__ == "__main__":

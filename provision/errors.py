@@ -8,6 +8,7 @@ GpuprovError                 stopped by a named error                     exit 1
 ├── RunFolderError           a run folder is unreadable or too new        exit 1
 ├── IncompleteError          no node could be reached, or none be measured exit 5
 ├── OutputError              standard output cannot be written to         exit 1, 141 when its reader has gone
+├── BugError                 a mistake of ours; the traceback is kept     exit 70
 ├── ParseError               tool output that was not understood (checks turn it into the verdict `error`)
 └── LabError                 the lab cannot be built on this machine      exit 1
 """
@@ -60,6 +61,10 @@ class CompatibilityError(GpuprovError):
 
 class RunFolderError(GpuprovError):
     pass
+
+
+class BugError(GpuprovError):
+    exit_code = ExitCode.BUG
 
 
 class ParseError(GpuprovError):

@@ -26,9 +26,10 @@ NODE = PACKAGE / "node"  # programs that run on nodes
 MODULES = NODE / "modules"  # our own Ansible modules
 
 
-def own_command() -> list[str]:
-    """The start of a command line of this gpuprov. -P: no module is imported from the current folder."""
-    return [sys.executable, "-P", "-m", "provision.cli"]
+def own_command(module: str = "provision.cli") -> list[str]:
+    """The start of a command line of this gpuprov, or of another module of ours that is a program. -P: no
+    module is imported from the current folder."""
+    return [sys.executable, "-P", "-m", module]
 
 
 def own_environment() -> dict[str, str]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+    from provision.errors import GpuprovError
+
 
 def printable(text: str, limit: int = 2000) -> str:
     """`text` without control characters (a node must not move our cursor), newlines kept, cut to `limit`."""
@@ -34,6 +36,13 @@ def printable(text: str, limit: int = 2000) -> str:
 def say(line: str) -> None:
     """Write a line for people on standard error, outside of any progress that is shown."""
     sys.stderr.write(f"{printable(line)}\n")
+
+
+def complain(error: GpuprovError) -> None:
+    """Write an error, and what to do about it, on standard error."""
+    sys.stderr.write(f"gpuprov: {printable(error.what)}\n")
+    if error.fix:
+        sys.stderr.write(f"  → {printable(error.fix)}\n")
 
 
 class _Stream(io.TextIOWrapper):

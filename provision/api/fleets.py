@@ -63,6 +63,13 @@ def vault_password_files(source: Source) -> tuple[Path, ...]:
     return tuple(Path(name).expanduser() for name in named if name)
 
 
+def whole(source: Source) -> Fleet:
+    """All hosts of the inventory, with the variables that it gives them."""
+    first, *more = several(source.inventories) or [""]
+    place = inventory.find(first or None, more, last_used=source.last_used)
+    return variable_types.typed(inventory.load(place, vault_password_files(source)))
+
+
 def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refuse) -> LoadedFleet:
     """Read the inventory and choose the nodes. No node is reached.
 
@@ -73,14 +80,11 @@ def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refus
         on_event(Note(line))
 
     overrides = {name: variable_types.typed_override(name, value) for name, value in source.variables.items()}
-    first, *more = several(source.inventories) or [""]
-    place = inventory.find(first or None, more, last_used=source.last_used)
-    whole = variable_types.typed(inventory.load(place, vault_password_files(source)))
-    whole = completed(whole, source, note, ask)
-    inventory.remember(whole)
-    whole = lockfile.held(whole, str(source.lock) if source.lock else None, ignored=not source.use_lock)
-    without_workers, others = workers.apart(whole)
-    chosen = _chosen(without_workers, whole, source, note)
+    everyone = completed(whole(source), source, note, ask)
+    inventory.remember(everyone)
+    everyone = lockfile.held(everyone, str(source.lock) if source.lock else None, ignored=not source.use_lock)
+    without_workers, others = workers.apart(everyone)
+    chosen = _chosen(without_workers, everyone, source, note)
     if chosen.where(Kind.MONITORING):
         from provision.desired import monitoring
 
@@ -93,7 +97,7 @@ def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refus
     if chosen.where(Kind.WORKER):
         from provision.desired import receptor
 
-        members = replace(whole, nodes=whole.where(Kind.WORKER))
+        members = replace(everyone, nodes=everyone.where(Kind.WORKER))
         chosen = receptor.meshed(chosen, lambda: resolve.reachable(members, overrides))
     fleet = resolve.reachable(chosen, overrides)
     if (slurms := service_hosts.slurms(fleet)).nodes:
@@ -109,14 +113,14 @@ def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refus
     return LoadedFleet(replace(linked, nodes=nodes), overrides)
 
 
-def _chosen(without_workers: Fleet, whole: Fleet, source: Source, note: Callable[[str], None]) -> Fleet:
+def _chosen(without_workers: Fleet, everyone: Fleet, source: Source, note: Callable[[str], None]) -> Fleet:
     """The hosts that the source's pattern names and that a verb may work on."""
-    if whole.where(Kind.WORKER):
+    if everyone.where(Kind.WORKER):
         from provision.desired import receptor
 
-        named = receptor.chosen(without_workers, whole, source.nodes)
+        named = receptor.chosen(without_workers, everyone, source.nodes)
     else:
-        named = inventory.select(whole, source.nodes)
+        named = inventory.select(everyone, source.nodes)
     fleet = service_hosts.apart(named, note)
     return service_hosts.without(fleet, note) if source.gpu_nodes_only else fleet
 

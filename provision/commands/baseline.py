@@ -99,13 +99,14 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _runs(options: argparse.Namespace) -> list[FleetHealth]:
     """The runs' reports, each once; one that was cut off before its report is judged from what it kept."""
     from provision.commands import report
+    from provision.runs import stored_health
     from provision.validate import campaign
 
     found = {}
     for name in options.run or [None]:
         folder = report.find_run(name, Path(options.runs) if options.runs else None)
         try:
-            found[folder.path.name] = report.stored(folder)
+            found[folder.path.name] = stored_health.of_run(folder)
         except RunFolderError:
             found[folder.path.name] = campaign.rejudge(folder)
     if undated := [run.run_id for run in found.values() if not run.started[:7]]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from contextlib import AbstractContextManager
 
+    from provision.api.fleets import LoadedFleet
+    from provision.api.source import Limits
     from provision.burnin.actions import Alone, BurninOptions
     from provision.burnin.campaign import Looked
     from provision.burnin.plan import Plan
@@ -136,35 +138,61 @@ def _start(options: argparse.Namespace) -> ExitCode:
     from provision.burnin import profile
     from provision.burnin.plan import cost
     from provision.checks import thresholds
-    from provision.desired import variables
 
     chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
-    fleet, overrides = fleet_options.load(options)
-    variables.check(fleet, overrides, fleet_options.say)
-    fleet_options.say_what(fleet)
+    loaded = fleet_options.loaded(options)
+    alone = _alone(loaded.fleet, fleet_options.limits(options), options.break_lock)
+    how = _options(options)
+    if not options.plan:
+        return carried_out(loaded, chosen, how, alone, fleet_options.limits(options), options.with_jobs)
+    looked, planned, unable = _ready(loaded, chosen, fleet_options.limits(options), options.with_jobs)
+    return _show(chosen, looked, planned, unable, options)
+
+
+def carried_out(
+    loaded: LoadedFleet,
+    chosen: Profile,
+    options: BurninOptions,
+    alone: Alone | None = None,
+    limits: Limits | None = None,
+    with_jobs: bool = False,
+) -> ExitCode:
+    """Burn the nodes in, and draw how it goes until it is over, unless it is to go on alone."""
+    from provision.api.source import Limits
+    from provision.burnin import actions
+
+    limits = limits or Limits()
+    looked, planned, unable = _ready(loaded, chosen, limits, with_jobs)
+    alone = alone or _alone(loaded.fleet, limits)
+    given = loaded.fleet, loaded.overrides, chosen, looked, planned, unable, alone, options
+    with fleet_options.Drawn() as draw:
+        return actions.start(*given, draw)
+
+
+def _ready(
+    loaded: LoadedFleet, chosen: Profile, limits: Limits, with_jobs: bool
+) -> tuple[Looked, Plan, dict[str, str]]:
+    """What was seen of the nodes, the plan, and the nodes that cannot take part with the reason."""
     from provision.burnin.campaign import look
+    from provision.desired import variables
     from provision.remote.schedulers import chosen as schedulers
 
+    fleet, overrides = loaded.fleet, loaded.overrides
+    variables.check(fleet, overrides, fleet_options.say)
+    fleet_options.say_what(fleet)
     known = schedulers.load(fleet, overrides)  # also where it will not be asked: contradictions are refused
     with fleet_options.Drawn() as draw:
         looked = look(
             fleet,
             overrides,
             chosen,
-            timeout=options.timeout,
-            connections=options.connections,
-            schedulers=None if options.with_jobs else known,
+            timeout=limits.timeout,
+            connections=limits.connections,
+            schedulers=None if with_jobs else known,
             on_event=draw,
         )
-    planned, unable = _planned(chosen, looked)
-    if options.plan:
-        return _show(chosen, looked, planned, unable, options)
-    from provision.burnin import actions
-
-    return actions.start(
-        fleet, overrides, chosen, looked, planned, unable, _alone(options, fleet), _options(options), draw
-    )
+    return looked, *_planned(chosen, looked)
 
 
 def _act(action: str, options: argparse.Namespace) -> ExitCode:
@@ -176,12 +204,13 @@ def _act(action: str, options: argparse.Namespace) -> ExitCode:
         options.inventory = folder.meta().get("inventory") or None
     options.last_used = action in ("status", "attach", "collect")  # they start and end nothing
     fleet, overrides = fleet_options.load(options)
-    alone, how = _alone(options, fleet), _options(options)
+    alone = _alone(fleet, fleet_options.limits(options), options.break_lock)
+    how = _options(options)
     with fleet_options.Drawn() as draw:
         return actions.run(action, named, folder, fleet, overrides, alone, how, draw)
 
 
-def _alone(options: argparse.Namespace, fleet: Fleet) -> Alone:
+def _alone(fleet: Fleet, limits: Limits, broken: bool = False) -> Alone:
     from dataclasses import replace
 
     from provision.remote import fleet_lock
@@ -193,10 +222,10 @@ def _alone(options: argparse.Namespace, fleet: Fleet) -> Alone:
             fleet_lock.fresh_name(),
             part,
             before=[burnin],
-            timeout=options.timeout or 60.0,
-            connections=options.connections,
+            timeout=limits.timeout,
+            connections=limits.connections,
             say=fleet_options.say,
-            broken=options.break_lock,
+            broken=broken,
         )
 
     return alone

@@ -242,12 +242,26 @@ def source(options: argparse.Namespace) -> Source:
 
 def loaded(options: argparse.Namespace) -> LoadedFleet:
     """The chosen nodes, and the overrides that are left to apply."""
+    return loaded_from(source(options))
+
+
+def loaded_from(chosen: Source) -> LoadedFleet:
+    """The same of a source."""
     from provision import paths
     from provision.api import fleets
     from provision.commands import passwords
 
     paths.home()  # raises here, in one line, where there is none
-    return fleets.load(source(options), on_event=Drawn(), ask=passwords.typed)
+    return fleets.load(chosen, on_event=Drawn(), ask=passwords.typed)
+
+
+def settled(options: argparse.Namespace) -> Source:
+    """What the command line chooses, for a verb that reads the inventory several times; passwords are asked
+    for now."""
+    from provision.api import fleets
+    from provision.commands import passwords
+
+    return fleets.settled(source(options), passwords.typed)
 
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
@@ -346,19 +360,6 @@ def add_with_jobs(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also load nodes on which jobs of their scheduler run (gpuprov_scheduler)",
     )
-
-
-def for_other_runs(options: argparse.Namespace) -> list[str]:
-    """The options that runs started by this one need as well. Raises UsageError for those that cannot be
-    passed on: a value of --set would stand in their command line, and nobody is there to type a password."""
-    if options.set or options.ask_pass or options.ask_become_pass:
-        raise UsageError(
-            f"{options.verb} starts other runs of gpuprov, which read only the inventory",
-            "write variables and passwords into the inventory (with Ansible Vault), not on the command line",
-        )
-    files = [str(file.absolute()) for file in vault_password_files(options)]
-    found = [word for file in files for word in ("--vault-password-file", file)]
-    return [*found, "--user", options.user] if options.user else found
 
 
 def say_what(fleet: Fleet, *more: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.errors import ExitCode, GpuprovError, RunFolderError, UsageError
+from provision.errors import ExitCode, RunFolderError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,9 +137,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision import report
     from provision.checks.judge import Verdict
     from provision.report.causes import overall
+    from provision.runs import stored_health
 
     folder = find_run(options.run, Path(options.runs) if options.runs else None)
-    health, changed = _judged(folder, options) if options.rejudge else (stored(folder), None)
+    health, changed = _judged(folder, options) if options.rejudge else (stored_health.of_run(folder), None)
     if options.bundle is not None:
         return _bundle(folder, health, options)
     if options.publish:
@@ -192,11 +193,12 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
 def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, Diff | None]:
     """The run judged again, and what that changed; None when there is no report from before."""
     from provision.report.diff import diff
+    from provision.runs import stored_health
     from provision.validate import campaign
 
     health = campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)
     try:
-        before = stored(folder)
+        before = stored_health.of_run(folder)
     except RunFolderError as reason:
         if options.changes:
             raise RunFolderError(
@@ -291,24 +293,6 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
     return folder
 
 
-def stored(folder: RunFolder) -> FleetHealth:
-    """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
-    from provision.runs import stored_health
-
-    path = folder.path / "report.json"
-    try:
-        return stored_health.read(path)
-    except FileNotFoundError:
-        raise RunFolderError(
-            f"{folder.path} has no report.json: the run was interrupted, or wrote other formats only",
-            "add --rejudge to judge the raw output in the run folder",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to create it again") from error
-    except RunFolderError as error:
-        raise RunFolderError(f"{path}: {error.what}", error.fix) from error
-
-
 def _compare(options: argparse.Namespace) -> ExitCode:
     """Print the comparison; the exit code says whether the later run is worse."""
     from provision.report import diff_text
@@ -329,9 +313,11 @@ def _compare(options: argparse.Namespace) -> ExitCode:
 
 def _health(name: str, options: argparse.Namespace) -> FleetHealth:
     """A run's report; one that was cut off before its report is judged from what it kept."""
+    from provision.runs import stored_health
+
     folder = find_run(name, Path(options.runs) if options.runs else None)
     if not options.rejudge and (folder.path / "report.json").exists():
-        return stored(folder)
+        return stored_health.of_run(folder)
     from provision.validate import campaign
 
     return campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)
@@ -339,52 +325,28 @@ def _health(name: str, options: argparse.Namespace) -> FleetHealth:
 
 def _bundle(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> ExitCode:
     """Write the archive beside the run's report, or into --output, and print what it holds and what not."""
-    from provision.report import bundle
+    from provision.api import bundles
 
-    node = bundle.find_node(fleet, options.bundle)
-    secrets, others, unread = _declared(fleet.inventory, node.node)
-    made = bundle.make(folder, fleet, node, secrets, others)
-    path = bundle.write(made, Path(options.output).expanduser() if options.output else folder.path)
+    target = Path(options.output).expanduser() if options.output else folder.path
+    packed = bundles.pack(folder, fleet, options.bundle, target)
+    made = packed.bundle
     if options.json:
         document = {
             "format": 1,
-            "bundle": str(path),
-            "node": node.node,
+            "bundle": str(packed.path),
+            "node": packed.node,
             "files": list(made.files),
             "removed": dict(made.removed),
-            "notes": [*made.notes, *([unread] if unread else [])],
+            "notes": list(packed.notes),
         }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return ExitCode.OK
     removed = ", ".join(f"{kind} ({count:,})" for kind, count in made.removed.items())
     lines = [
-        f"bundle   {path} ({len(made.files)} files)",
+        f"bundle   {packed.path} ({len(made.files)} files)",
         f"removed  {removed or 'nothing was found to remove'}",
-    ]
-    lines += [
-        *made.notes,
-        *([unread] if unread else []),
+        *packed.notes,
         "Read the archive before you hand it out, README.txt first.",
     ]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return ExitCode.OK
-
-
-def _declared(source: str, node: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The secret values the inventory gives the node, its other machines' names and addresses, and why there
-    are none."""
-    from provision.desired import inventory
-    from provision.secrets_mask import secrets_of
-
-    path = Path(source)
-    unread = "secrets were searched by name and shape only"
-    if not source or not path.exists():
-        return (), (), f"The inventory {source or 'of the run'} does not exist on this machine: {unread}."
-    try:
-        fleet = inventory.load(path)
-    except GpuprovError as error:
-        return (), (), f"The inventory cannot be read ({error.what}): {unread}."
-    own = fleet.nodes[node].variables if node in fleet.nodes else {}
-    addresses = {str(other.variables.get("ansible_host") or "") for other in fleet.nodes.values()}
-    others = {*fleet.nodes, *addresses} - {node, str(own.get("ansible_host"))}
-    return secrets_of(own), tuple(sorted(others)), ""

@@ -6,9 +6,13 @@ import argparse
 import sys
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from provision.commands import fleet_options
-from provision.errors import ExitCode, InventoryError, UsageError
+from provision.errors import ExitCode, GpuprovError, InventoryError, UsageError
+
+if TYPE_CHECKING:
+    from provision.api.source import Source
 
 EPILOG = """\
 Use it after you have repaired a node that gpuprov watch took out of service. It runs `gpuprov up`, `gpuprov
@@ -43,13 +47,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.remote.schedulers import chosen
     from provision.up.watch import incidents, policy, returning
 
-    passed_on = fleet_options.for_other_runs(options)
     node = options.node
     if node is None:
         raise UsageError(
             "no node given", "gpuprov return gpu-03; gpuprov watch --state lists the nodes in repair"
         )
-    fleet, overrides = fleet_options.load(options)
+    source = fleet_options.settled(options)
+    loaded = fleet_options.loaded_from(source)
+    fleet, overrides = loaded.fleet, loaded.overrides
     variables.check(fleet, overrides, fleet_options.say)
     rules = policy.of(fleet, overrides)
     store = incidents.Store(incidents.place_of(fleet))
@@ -64,7 +69,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     returning.refuse_early(incident, known, rules, time.time(), options.now)
 
     def one(part: str) -> int:
-        return returning.run_here(returning.command(part, fleet.place, node, passed_on, options.profile))
+        return _part(part, replace(source, nodes=node), options.profile)
 
     def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
@@ -73,3 +78,54 @@ def run(options: argparse.Namespace) -> ExitCode:
     if (scheduler := chosen.load(fleet, overrides).of.get(node)) is None:
         raise InventoryError(f"{node}: no scheduler that gpuprov can ask", "set gpuprov_scheduler")
     return returning.bring_back(incident, store, scheduler, one, time.time, say)
+
+
+def _part(part: str, source: Source, profile_name: str) -> int:
+    """Do one part, on the inventory as it is now, and print what its verb prints; its exit code."""
+    from provision import bug_file
+    from provision.terminal import complain
+
+    try:
+        if part == "burnin":
+            return _burnin(source, profile_name)
+        return _up(source) if part == "up" else _validate(source)
+    except GpuprovError as error:
+        complain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        named = bug_file.named(error)
+        complain(named)
+        return named.exit_code
+
+
+def _up(source: Source) -> ExitCode:
+    from provision.api import fleets
+    from provision.api.source import Limits
+    from provision.commands import up
+    from provision.up.options import UpOptions
+
+    files = [str(file.absolute()) for file in fleets.vault_password_files(source)]
+    arguments = {"nodes": source.nodes, "user": source.user, "vault_password_file": files}
+    loaded = fleet_options.loaded_from(replace(source, use_lock=True, gpu_nodes_only=False))
+    options = UpOptions(connections=Limits().connections)
+    return up.carried_out(loaded, options, {**arguments, "set": source.variables})
+
+
+def _validate(source: Source) -> ExitCode:
+    from provision.api.validations import Campaign
+    from provision.commands import validate
+
+    result = validate.carried_out(fleet_options.loaded_from(replace(source, use_lock=True)), Campaign())
+    validate.printed(result, as_json=False)
+    return result.code
+
+
+def _burnin(source: Source, profile_name: str) -> ExitCode:
+    from provision.burnin import profile
+    from provision.burnin.actions import BurninOptions
+    from provision.commands import burnin
+
+    chosen = profile.load(profile_name)
+    return burnin.carried_out(fleet_options.loaded_from(source), chosen, BurninOptions(every_node=False))

@@ -13,6 +13,7 @@ from provision.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from provision.api.fleets import LoadedFleet
     from provision.events import OnEvent
     from provision.fleet import Fleet
     from provision.runs.store import RunFolder
@@ -107,19 +108,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     resumed = _resumed(options) if options.resume is not None else None
     remove = plan.removed(options)
-    fleet, overrides = fleet_options.load(options)
+    loaded = fleet_options.loaded(options)
+    if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
+        options.nodes = ",".join(loaded.nodes)
+    return carried_out(loaded, _options(options, remove, resumed), _remembered(options), resumed)
 
+
+def carried_out(
+    loaded: LoadedFleet,
+    options: UpOptions,
+    arguments: Mapping[str, Any],
+    resumed: RunFolder | None = None,
+) -> ExitCode:
+    """Change the nodes, and draw how it goes. `arguments`: what a run that resumes this one takes over."""
     from provision.runs.store import RunFolder
     from provision.up.run import UpRun
 
-    if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
-        options.nodes = ",".join(fleet.nodes)
-    folder = RunFolder.create("up", _remembered(options))
+    fleet = loaded.fleet
+    folder = RunFolder.create("up", dict(arguments))
     folder.note(inventory=fleet.place, nodes=list(fleet.nodes))
     if resumed is not None:
         folder.note(resumes=str(resumed.path.absolute()))
     with fleet_options.Drawn() as draw:
-        return UpRun(fleet, overrides, _options(options, remove, resumed), folder, _quick, draw).run()
+        return UpRun(fleet, loaded.overrides, options, folder, _quick, draw).run()
 
 
 def _quick(

@@ -16,6 +16,7 @@ from provision.errors import ExitCode, InventoryError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from provision.api.source import Source
     from provision.fleet import Fleet
     from provision.up.watch.policy import Policy
 
@@ -64,8 +65,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.desired import variables
     from provision.up.watch import incidents, policy
 
-    passed_on = fleet_options.for_other_runs(options)
-    fleet, overrides = fleet_options.load(options)
+    passed_on = _for_unit(options) if options.install_unit else []
+    source = fleet_options.settled(options)
+    loaded = fleet_options.loaded_from(source)
+    fleet, overrides = loaded.fleet, loaded.overrides
     variables.check(fleet, overrides, fleet_options.say)
     rules = policy.of(fleet, overrides)
     place = incidents.place_of(fleet)
@@ -79,7 +82,20 @@ def run(options: argparse.Namespace) -> ExitCode:
         nodes = [] if fleet.pattern == "all" else ["--nodes", fleet.pattern]
         sys.stdout.write(unit.install(fleet, [*passed_on, *nodes]))
         return ExitCode.OK
-    return _watch(fleet, overrides, rules, place, passed_on, options)
+    return _watch(fleet, overrides, rules, place, source, options)
+
+
+def _for_unit(options: argparse.Namespace) -> list[str]:
+    """The options that the unit's command line needs as well. Raises UsageError for those that it cannot
+    have: everyone may read a unit, and nobody is there to type a password."""
+    if options.set or options.ask_pass or options.ask_become_pass:
+        raise UsageError(
+            "everyone may read a unit, so it has no variables and no passwords",
+            "write them into the inventory (with Ansible Vault), not on the command line",
+        )
+    files = [str(file.absolute()) for file in fleet_options.vault_password_files(options)]
+    found = [word for file in files for word in ("--vault-password-file", file)]
+    return [*found, "--user", options.user] if options.user else found
 
 
 def _watch(
@@ -87,13 +103,13 @@ def _watch(
     overrides: dict[str, Any],
     rules: Policy,
     place: Path,
-    passed_on: list[str],
+    source: Source,
     options: argparse.Namespace,
 ) -> ExitCode:
+    from provision.api.spare_checks import SpareChecks
     from provision.node_names import fold
     from provision.remote.schedulers import chosen
     from provision.up.watch.alerts import Alerts
-    from provision.up.watch.checking import Checking
     from provision.up.watch.incidents import Store
     from provision.up.watch.service import Watch
     from provision.up.watch.tell import Teller, alertmanager, receivers
@@ -111,7 +127,7 @@ def _watch(
         HealthStream(fleet, timeout=options.timeout, connections=options.connections, say=_say) as stream,
     ):
         store.announce(fleet)
-        checks = Checking(fleet, passed_on, rules.verify_seconds, place)
+        checks = SpareChecks(source, rules.verify_seconds, place)
         watch = Watch(fleet, rules, store, stream, scheduler, checks, teller, _say, unscheduled=without)
 
         def end(number: int, _frame: object) -> None:

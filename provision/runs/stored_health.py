@@ -23,6 +23,7 @@ from provision.checks.check import GpuIdentity
 from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
 from provision.checks.judge import Verdict
 from provision.errors import RunFolderError
+from provision.runs.store import RunFolder
 
 _METRIC = itemgetter("metric")
 _BUFFER = 1 << 20  # bytes: lines have tens of thousands
@@ -173,3 +174,19 @@ class _Builder:
 
     def _word(self, value: Any) -> Any:
         return self._words.setdefault(value, value) if isinstance(value, str) else value
+
+
+def of_run(folder: RunFolder) -> FleetHealth:
+    """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
+    path = folder.path / "report.json"
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{folder.path} has no report.json: the run was interrupted, or wrote other formats only",
+            "add --rejudge to judge the raw output in the run folder",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to create it again") from error
+    except RunFolderError as error:
+        raise RunFolderError(f"{path}: {error.what}", error.fix) from error

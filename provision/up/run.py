@@ -81,11 +81,11 @@ class UpRun:
             self._tell_drained()
             raise
         except Exception as error:
-            code = bug_file.complain(error)
+            named = bug_file.named(error)
             with contextlib.suppress(OSError):  # the disk may be full
-                self.folder.finish(code)
+                self.folder.finish(named.exit_code)
             self._tell_drained()
-            return code
+            raise named from error
         finally:
             running.close()
         return code

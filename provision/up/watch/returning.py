@@ -1,18 +1,16 @@
 """Bringing a repaired node back: provisioned, validated, burnt in, and then a spare.
 
-Each part is a run of its own, as a person would start it, and is noted when it has passed: interrupted, the
-next call goes on with the part that is missing. Where a part found the node unfit the next call begins anew:
-what passed before a repair says nothing of the node after it. The node stays drained through all of it.
+Each part is a run of its own, and is noted when it has passed: interrupted, the next call goes on with the
+part that is missing. Where a part found the node unfit the next call begins anew: what passed before a repair
+says nothing of the node after it. The node stays drained through all of it.
 """
 
 from __future__ import annotations
 
 import datetime
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from provision import paths
 from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
@@ -103,26 +101,6 @@ def _refuse_others(scheduler: Scheduler, node: str) -> None:
             f"{node} is in service in the scheduler ({word.state}): somebody resumed it",
             "drain it there, with a reason that begins with `gpuprov: `, and run this command again",
         )
-
-
-def command(part: str, place: str, node: str, options: Sequence[str], profile: str) -> list[str]:
-    """The command line of one part."""
-    words = {
-        "up": ["up", place, "--nodes", node, "--yes"],
-        "validate": ["validate", place, "--nodes", node],
-        "burnin": ["burnin", place, "--nodes", node, "--profile", profile],
-    }[part]
-    return [*paths.own_command(), *words, *options]
-
-
-def run_here(words: Sequence[str]) -> int:
-    """Run it on this terminal. Ctrl-C reaches both; the run ends in order, and its code says so."""
-    process = subprocess.Popen(words, env=paths.own_environment())
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
 
 
 def refuse_unfinished(incident: Incident) -> None:

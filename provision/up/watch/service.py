@@ -46,7 +46,7 @@ class Stream(Protocol):
 
 
 class Checks(Protocol):
-    """What the watch runs: see checking.py."""
+    """What the watch runs: provision.api.spare_checks.SpareChecks."""
 
     def verify(self, spare: str) -> Checked: ...
     def evidence(self, incident: Incident) -> str: ...

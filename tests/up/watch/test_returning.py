@@ -15,7 +15,6 @@ from provision.up.watch.policy import Policy
 from provision.up.watch.returning import (
     PARTS,
     bring_back,
-    command,
     incident_of,
     refuse_early,
     refuse_unfinished,
@@ -151,12 +150,3 @@ def test_a_node_that_the_watch_still_works_on_is_refused(store: Store, step: Ste
     with pytest.raises(UsageError, match=said):
         refuse_unfinished(replace(incident, step=step))
     refuse_unfinished(incident)
-
-
-def test_the_parts_are_ordinary_commands() -> None:
-    words = [command(part, "/i.yml", "gpu-03", ["--user", "ops"], "smoke")[4:] for part in PARTS]
-    assert words == [
-        ["up", "/i.yml", "--nodes", "gpu-03", "--yes", "--user", "ops"],
-        ["validate", "/i.yml", "--nodes", "gpu-03", "--user", "ops"],
-        ["burnin", "/i.yml", "--nodes", "gpu-03", "--profile", "smoke", "--user", "ops"],
-    ]

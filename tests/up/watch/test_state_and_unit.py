@@ -78,16 +78,20 @@ def test_the_state_of_a_fleet_that_was_never_watched(
     assert not (folder / "state" / "gpuprov" / "watch").exists(), "looking makes nothing"
 
 
+UNIT = "everyone may read a unit, so it has no variables and no passwords"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["watch", "nodes.yml", "--dry-run"], "no health history in"),
         (["watch", "nodes.yml", "--dry-run", "no.jsonl"], "no.jsonl: No such file or directory"),
-        (["watch", "nodes.yml", "--set", "gpuprov_watch={hourly: 2}"], "watch starts other runs of gpuprov"),
+        (["watch", "nodes.yml", "--install-unit", "--set", "gpuprov_watch={hourly: 2}"], UNIT),
+        (["watch", "nodes.yml", "--install-unit", "-K"], UNIT),
+        (["watch", "nodes.yml", "--set", "gpuprov_watch={hurly: 2}"], "hurly"),
         (["return"], "no node given"),
         (["return", "gpu-01", "nodes.yml"], "gpuprov watch did not take gpu-01 out of service"),
         (["return", "gpu-77", "nodes.yml"], "the inventory has no node gpu-77"),
-        (["return", "gpu-01", "nodes.yml", "-K"], "return starts other runs of gpuprov"),
     ],
 )
 @pytest.mark.usefixtures("folder")
