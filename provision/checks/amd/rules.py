@@ -11,7 +11,8 @@ from typing import Any
 
 from provision.checks.amd.sensors import VIOLATIONS
 from provision.checks.check import CheckNode
-from provision.checks.gpu.inventory_rules import ID, Values, all_good, shared
+from provision.checks.gpu.inventory_rules import ID, Values, all_good, odd_count, shared
+from provision.checks.gpu.telemetry_rules import REPLAYS_PER_MINUTE, REPLAYS_SOURCE
 from provision.checks.judge import PEERS, Finding, Measurement, Verdict, finding_on, hotter, unmeasured
 from provision.checks.thresholds import limits
 
@@ -20,9 +21,6 @@ _SLOW_LEVELS = ("LOW", "STABLE_MIN_MCLK", "STABLE_MIN_SCLK")
 _TAKEN = 0.05  # of the memory; the driver itself takes 0.3 GiB
 _PEERS = 3  # others: with fewer there is no comparison
 
-# GPUs on a board of eight, and the parts in which they are handed to virtual machines: derived from the
-# boards AMD sells, no document states the list.
-_BOARD_COUNTS = (1, 2, 4, 8, 16)
 _SCRAPER = "amd/node-scraper, AMD's own check of nodes"
 _KERNEL = "Linux kernel, amdgpu_ras_eeprom.c"
 _NEARLY = 0.9  # of AMD's threshold for bad pages, from which on the driver itself warns
@@ -67,16 +65,9 @@ def judge_board(node: CheckNode, seen: int) -> list[Finding]:
     """A GPU gone from the PCI bus altogether, on a node without a declared GPU count."""
     sku = limits(f"skus/{node.sku}") if node.sku else {}
     boarded = "links_per_pair" in sku.get("xgmi", {}) or sku.get("devices_per_module", 1) > 1
-    if not boarded or seen in _BOARD_COUNTS or node.variables.get("gpuprov_expected_gpus") is not None:
+    if not boarded or node.variables.get("gpuprov_expected_gpus") is not None:
         return []
-    message = (
-        f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
-        "(set gpuprov_expected_gpus if that is wrong)"
-    )
-    limit = f"{', '.join(str(count) for count in _BOARD_COUNTS)} GPUs"
-    source = "boards of AMD's GPUs and their partitions (derived)"
-    measured = Measurement("driver_gpus", seen, "GPUs")
-    return [finding_on(ID, Verdict.FAIL, measured, message, limit, source, "reseat or check cable")]
+    return odd_count(node, seen, "boards of AMD's GPUs and their partitions (derived)")
 
 
 # Readings that are judged.
@@ -211,11 +202,6 @@ def judge_speed(values: Values) -> list[Finding]:
     return findings
 
 
-# NVIDIA's limit for a healthy link of PCIe, which is of PCIe and not of whose GPU is at its end.
-_REPLAYS = 8
-_REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
-
-
 def judge_fatal(values: Values) -> list[Finding]:
     """AMD refuses a GPU whose PCIe status has FatalErr+. The bit stays until somebody clears it, so that it
     may be from before the last repair: a warning."""
@@ -234,12 +220,12 @@ def judge_replays(values: Values) -> list[Finding]:
     """A link that repeats itself while we look, less than a minute: a lifetime's count says nothing."""
     findings = []
     for device, more in values.get("pcie_replays_more", {}).items():
-        if more > _REPLAYS:
+        if more > REPLAYS_PER_MINUTE:
             words = f"its PCIe link repeated itself {more} times while it was looked at"
             measured = Measurement("pcie_replays_more", more, "replays", device)
-            limit = f"≤ {_REPLAYS} a minute"
+            limit = f"≤ {REPLAYS_PER_MINUTE} a minute"
             findings.append(
-                finding_on(ID, Verdict.FAIL, measured, words, limit, _REPLAYS_SOURCE, "reseat or check cable")
+                finding_on(ID, Verdict.FAIL, measured, words, limit, REPLAYS_SOURCE, "reseat or check cable")
             )
     return findings
 

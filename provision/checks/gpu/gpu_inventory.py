@@ -17,9 +17,16 @@ from provision.checks.gpu import fabric_log, gpu_answers, nvidia_smi, nvlink_err
 from provision.checks.gpu.fabric import judge_fabric
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
 from provision.checks.gpu.inventory_rules import ID as ID
-from provision.checks.gpu.inventory_rules import Values, judge_flags, judge_models, one_action
+from provision.checks.gpu.inventory_rules import (
+    Values,
+    judge_flags,
+    judge_models,
+    odd_count,
+    one_action,
+    wrong_count,
+)
 from provision.checks.host import host_lines, kernel_incidents, kernel_log
-from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
+from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
 from provision.text import one_line
@@ -190,9 +197,7 @@ def identities(measurements: Sequence[Measurement]) -> list[GpuIdentity]:
 # --- what answers at all: the tools, and as many GPUs as there should be
 
 
-# Boards with NVSwitches carry 4, 8 or 16 GPUs, and are handed to virtual machines in parts of 1, 2, 4 or 8:
-# derived from the boards NVIDIA sells, no document states the list.
-_BOARD_COUNTS = (1, 2, 4, 8, 16)
+_BOARDS = "NVSwitch boards and their partitions (derived)"
 
 # What one broken sensor prints, too. The other errors are of the whole GPU.
 _OF_ONE_READING = (gpu_answers.UNKNOWN, gpu_answers.UNSPECIFIED)
@@ -320,8 +325,9 @@ def judge_counts(node: CheckNode, values: Values) -> list[Finding]:
     expected = int(declared) if declared is not None else node.gpu_count
     limit = f"= {expected} GPUs"
     source = "gpuprov_expected_gpus" if declared is not None else "PCI devices of the node"
-    if declared is None and seen == node.gpu_count and (odd := _odd_board(node, seen)) is not None:
-        return [odd]
+    on_board = node.gpuprov_node["gpu"].get("fabric", "none") != "none"
+    if declared is None and on_board and seen == node.gpu_count and (odd := odd_count(node, seen, _BOARDS)):
+        return odd
     if seen == expected == node.gpu_count:
         return [
             Finding(ID, Verdict.PASS, "node", f"{seen} GPUs, as expected", "driver_gpus", seen, "GPUs", limit)
@@ -332,21 +338,4 @@ def judge_counts(node: CheckNode, values: Values) -> list[Finding]:
     message = f"{seen} of {expected} GPUs answer; {node.gpu_count} are on the PCI bus"
     if lost:
         message += f"; the driver does not list {', '.join(lost)}"
-    return [_wrong_count(message, seen, limit, source)]
-
-
-def _odd_board(node: CheckNode, seen: int) -> Finding | None:
-    """A GPU gone from the PCI bus altogether, on a node without a declared GPU count."""
-    if node.gpuprov_node["gpu"].get("fabric", "none") == "none" or seen in _BOARD_COUNTS:
-        return None
-    message = (
-        f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
-        "(set gpuprov_expected_gpus if that is wrong)"
-    )
-    limit = f"{', '.join(str(count) for count in _BOARD_COUNTS)} GPUs"
-    return _wrong_count(message, seen, limit, "NVSwitch boards and their partitions (derived)")
-
-
-def _wrong_count(message: str, seen: int, limit: str, source: str) -> Finding:
-    measured = Measurement("driver_gpus", seen, "GPUs")
-    return finding_on(ID, Verdict.FAIL, measured, message, limit, source, "reseat or check cable")
+    return [wrong_count(message, seen, limit, source)]

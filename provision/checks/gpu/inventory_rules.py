@@ -27,6 +27,10 @@ Values = Mapping[str, Mapping[str, Any]]  # metric → device → value
 # (SuperBench, USENIX ATC 2024, over 24,000 A100s).
 _MANY_REMAPPED_ROWS = 10
 
+# Boards carry 4, 8 or 16 GPUs, and are handed to virtual machines in parts of 1, 2, 4 or 8: derived from the
+# boards that are sold, no document states the list.
+_BOARD_COUNTS = (1, 2, 4, 8, 16)
+
 
 def all_good(metric: str, message: str) -> Finding:
     return Finding(ID, Verdict.PASS, "node", message, metric=metric)
@@ -39,6 +43,23 @@ def shared(findings: list[Finding], gpus: int) -> list[Finding]:
         message = f"all {gpus} GPUs: {findings[0].message}"
         return [replace(findings[0], device="node", message=message, evidence=())]
     return findings
+
+
+def wrong_count(message: str, seen: int, limit: str, source: str) -> Finding:
+    measured = Measurement("driver_gpus", seen, "GPUs")
+    return finding_on(ID, Verdict.FAIL, measured, message, limit, source, "reseat or check cable")
+
+
+def odd_count(node: CheckNode, seen: int, boards: str) -> list[Finding]:
+    """A GPU gone from the PCI bus altogether, on a node without a declared GPU count. `boards`: the source of
+    how many GPUs there are on one."""
+    if seen in _BOARD_COUNTS:
+        return []
+    message = (
+        f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
+        "(set gpuprov_expected_gpus if that is wrong)"
+    )
+    return [wrong_count(message, seen, f"{', '.join(map(str, _BOARD_COUNTS))} GPUs", boards)]
 
 
 def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Threshold]) -> list[Finding]:

@@ -18,9 +18,9 @@ from provision.checks.thresholds import Threshold
 _SAMPLED_SHARE = 0.5
 _SHORT = 10.0  # seconds of load, below which a few samples are all there can be
 
-# What NVIDIA holds for the most of a healthy link.
-_REPLAYS_PER_MINUTE = 8
-_REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
+# What NVIDIA holds for the most of a healthy link of PCIe, whosever GPU is at its end.
+REPLAYS_PER_MINUTE = 8
+REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 
 _SOFT = "sw_thermal_slowdown"
 # Held down in one sample, or in two that one short event straddles, is nothing lasting.
@@ -131,14 +131,14 @@ def errors(
     findings: list[Finding] = []
     seconds = max(float(node.get("counted", 0.0)), 60.0)  # a short load is not extrapolated
     for device, values in by_gpu.items():
-        if (count := int(values.get("load_replays", 0))) * 60 / seconds > _REPLAYS_PER_MINUTE:
+        if (count := int(values.get("load_replays", 0))) * 60 / seconds > REPLAYS_PER_MINUTE:
             said = f"its PCIe link repeated itself {count} times in {node['counted']:g} s of load"
             measured, limit = (
                 Measurement("load_replays", count, "replays", device),
-                f"≤ {_REPLAYS_PER_MINUTE} a minute",
+                f"≤ {REPLAYS_PER_MINUTE} a minute",
             )
             action = "reseat or check cable"
-            findings.append(finding_on(check, Verdict.FAIL, measured, said, limit, _REPLAYS_SOURCE, action))
+            findings.append(finding_on(check, Verdict.FAIL, measured, said, limit, REPLAYS_SOURCE, action))
         if (count := int(values.get("load_ecc_uncorrectable", 0))) > 0:
             said = f"{count} uncorrectable ECC error{'s' * (count != 1)} under load"
             measured = Measurement("load_ecc_uncorrectable", count, "errors", device)
