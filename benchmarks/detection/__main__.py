@@ -48,11 +48,14 @@ def outcomes(asked: Sequence[Trial], jobs: int) -> Iterator[dict[str, Any]]:
     return machine.pooled(trial.run, asked, jobs, chunksize=4)
 
 
-def resumed(asked: Sequence[Trial], kept: Path, jobs: int) -> Iterator[dict[str, Any]]:
+def resumed(asked: Sequence[Trial], kept: Path | None, jobs: int) -> Iterator[dict[str, Any]]:
     """The outcomes of `asked`: those in the file `kept` (JSON lines) are read, the others run and added.
 
-    A line that was cut off when a run was ended is run again.
+    A line that was cut off when a run was ended is run again. Without a file all are run.
     """
+    if kept is None:
+        yield from outcomes(asked, jobs)
+        return
     known: dict[Trial, dict[str, Any]] = {}
     if kept.exists():
         text = kept.read_text()
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.perturbed:
         return perturbed(options.perturbed, options.jobs, options.write)
     if options.amd:
-        return of_amd(options.amd, options.jobs, options.write)
+        return of_amd(options.amd, options.keep, options.jobs, options.write)
     seeds = _seeds(options.seeds)
     keys = _keys(options.classes)
     graded = 0 if options.quick else GRADED_FOR_EACH
@@ -84,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graded=graded,
     )
     began, found = time.monotonic(), []
-    for one in resumed(asked, options.keep, options.jobs) if options.keep else outcomes(asked, options.jobs):
+    for one in resumed(asked, options.keep, options.jobs):
         found.append(one)
         if sys.stderr.isatty():
             print(f"\r{len(found)} of {len(asked)} nodes", end="", file=sys.stderr, flush=True)
@@ -110,11 +113,11 @@ def perturbed(count: int, jobs: int, written: Path | None) -> int:
     return 1 if perturb_report.misses(found) else 0
 
 
-def of_amd(seeds: int, jobs: int, written: Path | None) -> int:
+def of_amd(seeds: int, kept: Path | None, jobs: int, written: Path | None) -> int:
     """Nodes with AMD's GPUs: each class with so many fixed seeds, and ten times as many healthy nodes."""
     asked = [Trial(key, seed) for key in catalogue_amd.ENTRIES for seed in range(seeds)]
     asked += [Trial(catalogue_amd.HEALTHY, seed) for seed in range(10 * seeds)]
-    found = list(outcomes(asked, jobs))
+    found = list(resumed(asked, kept, jobs))
     text = amd_report.lines(
         found, f"`python -m benchmarks.detection --amd {seeds}`: {len(found)} simulated nodes."
     )

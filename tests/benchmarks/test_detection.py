@@ -151,3 +151,11 @@ def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     assert ran == asked[2:]
     assert not [one for one in command.resumed(asked, kept, 1) if one["trouble"]]
     assert ran == asked[2:]
+
+    ran.clear()
+    for answer in ("lines", "misses"):
+        monkeypatch.setattr(amd_report, answer, lambda *_: [])
+    for _ in range(2):
+        assert command.main(["--amd", "1", "--keep", str(tmp_path / "amd")]) == 0
+    assert {one.key for one in ran} >= catalogue_amd.ENTRIES.keys()
+    assert len(ran) == len(set(ran)), "the second run tries nothing again"
