@@ -21,7 +21,7 @@ from tests.printers import amdsmi_simulated
 from tests.printers.amdsmi import AmdPrinters
 from tests.support.seed import SEED
 
-SKUS = ("mi210", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x")
+SKUS = ("mi210", "mi250x", "mi300a", "mi300x", "mi325x", "mi355x")  # that the lab simulates
 PAIRS = [("10.1", sku) for sku in SKUS] + [("6.1.2", sku) for sku in SKUS[:4]]
 IN_CI = {("10.1", "mi300x"), ("6.1.2", "mi250x")}
 _TEXTS = 10  # that are altered

@@ -41,7 +41,7 @@ _DRIVE = re.compile(r"nvme\d{1,4}")
 _LISTED = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[^)\s]+)\)", re.MULTILINE)
 _GPU_LINE = re.compile(r"^GPU \d|^GP?U? ?\Z", re.MULTILINE)  # or its first letters, at the end
 _CONTAINER_SECONDS = 120.0
-_HINT = re.compile(r"^See '.*--help'\.?\s*$", re.MULTILINE)
+_HINT = re.compile(r"^(?:See '.*--help'\.?|Run '.*--help' for more information)\s*$", re.MULTILINE)
 
 
 def of_drives(node: CheckNode) -> list[Command]:
@@ -140,7 +140,7 @@ def _container(output: Output, listed: Callable[[str], int]) -> list[Measurement
         return [Measurement("unreadable", f"the container: {error.what}", "")]
     found = [Measurement("container_gpus", seen, "GPUs")]
     if output.rc != 0 or not seen:
-        # Docker ends its own errors with a hint (26.1: "See 'docker run --help'."), which is no reason.
+        # Docker ends its own errors with a hint (26.1: "See 'docker run --help'.", 28.5: "Run …"), no reason.
         reason = replace(output, stderr=_HINT.sub("", output.stderr))
         found.append(Measurement("container_said", last_words(reason), ""))
     return found

@@ -54,11 +54,16 @@ def merged(old, new):
     return result
 
 
+def refuse(constant):
+    """NaN and Infinity are no JSON, though Python reads them."""
+    raise ValueError("{0} is no number".format(constant))
+
+
 def read(module, path):
-    """The settings in the file; none when it is absent or empty. Ends the module when they make no sense."""
+    """The settings in the file; none when it is absent, empty or null. Ends the module if it is no JSON."""
     fix = "Correct it; it was not changed."
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read()
     except FileNotFoundError:
         return {}
@@ -67,11 +72,13 @@ def read(module, path):
     if not text.strip():
         return {}
     try:
-        settings = json.loads(text)
+        settings = json.loads(text, parse_constant=refuse)
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         shown = "".join(text.splitlines()[line - 1 : line]).strip()[:80]
         module.fail_json(msg="{0} is not JSON: {1}: {2!r}. {3}".format(path, error, shown, fix))
+    if settings is None:
+        return {}
     if not isinstance(settings, dict):
         module.fail_json(msg="{0} is JSON, but not an object of settings. {1}".format(path, fix))
     return settings

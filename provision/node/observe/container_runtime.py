@@ -2,7 +2,7 @@
 
 import os
 
-from provision.node.observe.files import ReadError, at, link_target, read_text
+from provision.node.observe.files import ReadError, at, link_target, read_bytes, read_text
 from provision.node.observe.probe import FAMILIES, Family, Probe, one_each
 
 RUNTIMES = {
@@ -18,16 +18,23 @@ CRIO_DROP_IN = "/etc/crio/conf.d/99-nvidia.toml"
 TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
 
 
+def no_number(constant):
+    raise ValueError("%s is no number" % constant)
+
+
 def docker_settings():
     import json
 
-    text = read_text(DOCKER_FILE)
-    if text is None or not text.strip():
+    data = read_bytes(DOCKER_FILE)
+    if data is None or not data.strip():
         return {}
     try:
-        settings = json.loads(text)
+        # As dockerd 26.1 and 28.5 read it: with a mark of its byte order, `null`, and no NaN.
+        settings = json.loads(data.decode("utf-8-sig"), parse_constant=no_number)
     except ValueError as error:
         raise ReadError("%s is not JSON: %s" % (DOCKER_FILE, error)) from None
+    if settings is None:
+        return {}
     if not isinstance(settings, dict):
         raise ReadError("%s is JSON, but not an object" % DOCKER_FILE)
     return settings
