@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from provision.checks import node_judge
 from provision.checks.check import Output, Raw
 from provision.checks.node_facts import NodeFacts, node_facts_of
 from provision.checks.registry import CHECKS
@@ -117,8 +116,7 @@ class AmdSmi:
                 )
             elif command.name == "dmesg":
                 outputs.append(make_output("dmesg", _QUIET_LOG, argv=command.argv))
-        raw = Raw(node.node, "gpu_inventory", tuple(outputs))
-        return Printed(node, raw, node_judge.judge_check(node, raw, node.limits()).findings)
+        return Printed.of(node, Raw(node.node, "gpu_inventory", tuple(outputs)))
 
 
 def _answer(machine: Machine, call: str) -> dict[str, Any]:

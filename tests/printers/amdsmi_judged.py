@@ -56,7 +56,7 @@ def judge_all(
         if fault.applies(machine) and chosen(fault):
             fault.change(machine)
             printed = program.inventory(machine, fault.later)
-            judged = judge(fault, release, list(printed.findings))
+            judged = judge(fault, release, printed.findings)
             if judged.outcome == RIGHT:
                 gone = None if fault.verdicts == _UNKNOWN else "gpu3" if fault.gone else ""
                 why = in_service.wrong(healthy, printed, fault.verdicts, gone)

@@ -31,16 +31,20 @@ _DRAINS = ("fail", "error")
 
 @dataclass(frozen=True)
 class Printed:
-    """A node, what the commands of gpu_inventory printed on it, and what the controller found in that."""
+    """A node's health by what the commands of gpu_inventory printed on it."""
 
-    node: NodeFacts
-    raw: Raw
-    findings: Sequence[Finding]
+    health: NodeHealth
 
-    def health(self) -> NodeHealth:
-        """One run of the node's program on the same outputs."""
-        measured = run.Measured(self.node.facts, self.node.problems, {CHECK: self.raw})
-        return run.judged(self.node.node, measured, _SETTINGS)
+    @classmethod
+    def of(cls, node: NodeFacts, raw: Raw) -> Printed:
+        """Judge it by the node's own program, whose judge is the controller's (tests/on_node compares)."""
+        measured = run.Measured(node.facts, node.problems, {CHECK: raw})
+        return cls(run.judged(node.node, measured, _SETTINGS))
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Those of all checks."""
+        return [finding for check in self.health.checks for finding in check.findings]
 
 
 def wrong(healthy: Printed, faulty: Printed, verdicts: Sequence[str], gone: str | None = None) -> list[str]:
@@ -49,20 +53,18 @@ def wrong(healthy: Printed, faulty: Printed, verdicts: Sequence[str], gone: str 
     `verdicts`: those allowed for the node; `gone`: the GPU that is lost, "" for none, None where that is not
     known.
     """
-    before, now = healthy.health(), faulty.health()
+    before, now = healthy.health, faulty.health
     found = []
-    if _findings(now) != list(faulty.findings):
-        found.append(f"it finds {_words(_findings(now))}, and the controller {_words(faulty.findings)}")
-    first = _followed(None, now)
-    states = [_followed(None, before)]
-    for health in [now] * _RUNS + [before] * _RUNS:
-        states.append(_followed(states[-1], health))
+    first = _followed(None, faulty)
+    states = [_followed(None, healthy)]
+    for printed in [faulty] * _RUNS + [healthy] * _RUNS:
+        states.append(_followed(states[-1], printed))
     at_once, counted, cleared = states[1], states[_RUNS], states[-1]
     for when, tracked in (("without a run before", first), (f"after {_RUNS} runs", counted)):
         found += (f"{when}: {one}" for one in _told(now, tracked, before, verdicts))
     if gone and "fail" in verdicts and debounce.verdict(at_once, now.verdict).value != "fail":
         found.append(f"{gone} is lost, and the first run that shows it does not count")
-    if cleared and not _findings_that_count(before):
+    if cleared and all(one.verdict.value in ("pass", "skip") for one in healthy.findings):
         found.append(f"it still tells of {_words([one.finding for one in cleared])} when it is gone")
     if gone is not None:
         lost = [f"gpu{row['index']}" for row in _document(now, counted, before)["gpus"] if row["lost"]]
@@ -71,16 +73,8 @@ def wrong(healthy: Printed, faulty: Printed, verdicts: Sequence[str], gone: str 
     return found
 
 
-def _followed(before: Sequence[Tracked] | None, health: NodeHealth) -> list[Tracked]:
-    return debounce.followed(before, _findings(health), _SETTINGS.rules, "2026-11-25T10:00:00Z")
-
-
-def _findings(health: NodeHealth) -> list[Finding]:
-    return [finding for check in health.checks for finding in check.findings]
-
-
-def _findings_that_count(health: NodeHealth) -> list[Finding]:
-    return [one for one in _findings(health) if one.verdict.value in ("warn", "fail", "error")]
+def _followed(before: Sequence[Tracked] | None, printed: Printed) -> list[Tracked]:
+    return debounce.followed(before, printed.findings, _SETTINGS.rules, "2026-11-25T10:00:00Z")
 
 
 def _document(health: NodeHealth, tracked: Sequence[Tracked], before: NodeHealth) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from provision.checks.check import Raw
 from provision.checks.judge import Finding
 from provision.checks.node_facts import NodeFacts, node_facts_of
-from provision.checks.node_judge import judge_check
 from provision.desired import stack
 from tests.printers import in_service, nvml_values
 from tests.printers.in_service import CHECK, Printed
@@ -55,8 +54,7 @@ def wrong(fault: Fault, findings: list[Finding]) -> str:
 def printed(smi: NvidiaSmi, machine: Machine) -> Printed:
     """What gpu_inventory gets of a machine, and makes of it."""
     node = node_of(machine)
-    raw = Raw(node.node, CHECK, smi.inventory(machine))
-    return Printed(node, raw, judge_check(node, raw, node.limits()).findings)
+    return Printed.of(node, Raw(node.node, CHECK, smi.inventory(machine)))
 
 
 def outcome(fault: Fault, smi: NvidiaSmi, driver: str, sku: str) -> tuple[str, str] | None:
@@ -68,7 +66,7 @@ def outcome(fault: Fault, smi: NvidiaSmi, driver: str, sku: str) -> tuple[str, s
         smi.healthy[sku] = printed(smi, machine)
     fault.change(machine)
     found = printed(smi, machine) if fault.name != NOTHING else smi.healthy[sku]
-    findings = list(found.findings)
+    findings = found.findings
     if why := wrong(fault, findings):
         return ("refused" if loudest(findings)[0] == "error" else "wrong"), why
     gone = None if fault.doubtful or fault.refused else f"gpu{_LAST}" if fault.gone else ""
