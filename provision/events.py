@@ -104,6 +104,35 @@ class CheckEnded:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class UpPlanned:
+    """What `up` is about to change. `stacks`: those declared for the nodes; `intent`: what it means, in a few
+    lines; `source`: the inventory."""
+
+    source: str
+    nodes: tuple[str, ...]
+    stacks: tuple[str, ...]
+    intent: str
+
+
+@dataclass(frozen=True)
+class TaskBegan:
+    """A task of a role begins on a node; of a large fleet the node that comes first. `role` may be empty."""
+
+    node: str
+    role: str
+    task: str
+
+
+@dataclass(frozen=True)
+class NodeEnded:
+    """How `up` ended for a node; `message` says why, in its first line."""
+
+    node: str
+    status: str
+    message: str
+
+
 Event = (
     Note
     | Began
@@ -117,8 +146,17 @@ Event = (
     | CheckBegan
     | CheckWaits
     | CheckEnded
+    | UpPlanned
+    | TaskBegan
+    | NodeEnded
 )
 OnEvent = Callable[[Event], None]
+Confirm = Callable[[UpPlanned], bool]
+
+
+def agree(_planned: UpPlanned) -> bool:
+    """Confirm whatever is planned."""
+    return True
 
 
 def ignore(_event: Event) -> None:

@@ -284,6 +284,11 @@ class Drawn(contextlib.AbstractContextManager["Drawn"]):
     def __init__(self) -> None:
         self._works: list[Progress] = []
 
+    @property
+    def total(self) -> int:
+        """The parts of the work that is drawn."""
+        return self._works[-1].total if self._works else 0
+
     def __exit__(self, *_: object) -> None:
         while self._works:
             self._works.pop().__exit__()

@@ -98,14 +98,16 @@ def _look(options: argparse.Namespace) -> Assessment:
     fleet, overrides = fleet_options.load(options)
     fleet_options.say_what(fleet)
     ask = functools.partial(observe.observe, vault_password_files=fleet.vault_password_files)
-    return assess.with_progress(
-        "lock",
-        fleet,
-        overrides,
-        timeout=options.timeout,
-        connections=options.connections,
-        observe=lock_sources.asking_also(ask, fleet, overrides),
-    )
+    with fleet_options.Drawn() as draw:
+        return assess.with_progress(
+            "lock",
+            fleet,
+            overrides,
+            draw,
+            timeout=options.timeout,
+            connections=options.connections,
+            observe=lock_sources.asking_also(ask, fleet, overrides),
+        )
 
 
 def _no_sources(unfit: dict[str, str]) -> GpuprovError:

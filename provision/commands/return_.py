@@ -110,7 +110,10 @@ def _up(source: Source) -> ExitCode:
     arguments = {"nodes": source.nodes, "user": source.user, "vault_password_file": files}
     loaded = fleet_options.loaded_from(replace(source, use_lock=True, gpu_nodes_only=False))
     options = UpOptions(connections=Limits().connections)
-    return up.carried_out(loaded, options, {**arguments, "set": source.variables})
+    result = up.carried_out(loaded, options, {**arguments, "set": source.variables})
+    sys.stdout.write(f"{result.text()}\n")
+    sys.stdout.flush()
+    return result.code
 
 
 def _validate(source: Source) -> ExitCode:

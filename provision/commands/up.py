@@ -11,13 +11,15 @@ from provision.commands import fleet_options, plan
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from provision.api.fleets import LoadedFleet
-    from provision.events import OnEvent
-    from provision.fleet import Fleet
+    from provision.events import Event, UpPlanned
     from provision.runs.store import RunFolder
     from provision.up.options import UpOptions
+    from provision.up.result import UpResult
+
+_FEW = 32  # nodes whose every role is worth a line where there is no terminal
 
 EPILOG = """\
 A node is done when a second observation shows that every expectation of its roles holds, not when the
@@ -111,7 +113,12 @@ def run(options: argparse.Namespace) -> ExitCode:
     loaded = fleet_options.loaded(options)
     if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
         options.nodes = ",".join(loaded.nodes)
-    return carried_out(loaded, _options(options, remove, resumed), _remembered(options), resumed)
+    asking = _at_a_terminal() and not (options.yes or options.check)
+    result = carried_out(loaded, _options(options, remove), _remembered(options), resumed, asking=asking)
+    sys.stdout.write(json.dumps(result.document(), indent=1, default=str) if options.json else result.text())
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return result.code
 
 
 def carried_out(
@@ -119,31 +126,75 @@ def carried_out(
     options: UpOptions,
     arguments: Mapping[str, Any],
     resumed: RunFolder | None = None,
-) -> ExitCode:
+    *,
+    asking: bool = False,
+) -> UpResult:
     """Change the nodes, and draw how it goes. `arguments`: what a run that resumes this one takes over."""
-    from provision.runs.store import RunFolder
-    from provision.up.run import UpRun
+    from provision.api import ups
+    from provision.events import agree
 
-    fleet = loaded.fleet
-    folder = RunFolder.create("up", dict(arguments))
-    folder.note(inventory=fleet.place, nodes=list(fleet.nodes))
-    if resumed is not None:
-        folder.note(resumes=str(resumed.path.absolute()))
-    with fleet_options.Drawn() as draw:
-        return UpRun(fleet, loaded.overrides, options, folder, _quick, draw).run()
-
-
-def _quick(
-    fleet: Fleet, overrides: Mapping[str, Any], nodes: Sequence[str], options: UpOptions, on_event: OnEvent
-) -> dict[str, str]:
-    from provision.api import health_gate  # it imports every check
-
-    return health_gate.quick(fleet, overrides, nodes, options, on_event)
+    with _Drawn() as draw:
+        return ups.up(
+            loaded,
+            options,
+            resume=resumed.path if resumed is not None else None,
+            arguments=arguments,
+            on_event=draw,
+            confirm=_asked if asking else agree,
+        )
 
 
-def _options(options: argparse.Namespace, remove: tuple[str, ...], resumed: RunFolder | None) -> UpOptions:
-    from provision.up import resume
-    from provision.up.options import EarlierRuns, UpOptions
+def _asked(planned: UpPlanned) -> bool:
+    """Ask whoever sits at the terminal."""
+    from provision.node_names import fold
+    from provision.text import many
+
+    what = f"{many(len(planned.nodes), 'node')} of {planned.source} ({fold(planned.nodes)})"
+    sys.stderr.write(f"change {what}? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+class _Drawn(fleet_options.Drawn):
+    """Draws every task on a terminal, and every role elsewhere; of a large fleet those of the node that comes
+    first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._roles: dict[str, str] = {}
+
+    def __call__(self, event: Event) -> None:
+        from provision import events
+        from provision.node_names import fold
+
+        match event:
+            case events.UpPlanned(source, nodes, stacks, intent):
+                sys.stderr.write(f"{source} · stack {', '.join(stacks)} · {fold(nodes)}\n{intent}\n")
+            case events.TaskBegan(node, role, task):
+                self._task(node, role, task)
+            case events.NodeEnded(node, status, message):
+                detail = f": {message.splitlines()[0]}" if message else ""
+                # One line has named all nodes that were not attempted.
+                said = "" if status == "not attempted" else f"{node}: {status}{detail}"
+                super().__call__(events.PartEnded(said))
+            case _:
+                super().__call__(event)
+
+    def _task(self, node: str, role: str, task: str) -> None:
+        from provision.events import Step
+        from provision.terminal import live
+
+        if live(sys.stderr):
+            super().__call__(Step(f"{node}: {role + ' · ' if role else ''}{task}"))
+            return
+        whose = node if self.total <= _FEW else "all"
+        if role and self._roles.get(whose) != role:
+            self._roles[whose] = role
+            super().__call__(Step(f"{node}: {role}"))
+
+
+def _options(options: argparse.Namespace, remove: tuple[str, ...]) -> UpOptions:
+    from provision.up.options import UpOptions
     from provision.up.waves import Share
 
     return UpOptions(
@@ -163,9 +214,6 @@ def _options(options: argparse.Namespace, remove: tuple[str, ...], resumed: RunF
         connections=options.connections,
         timeout=options.timeout,
         wave_minutes=options.wave_timeout,
-        confirm=_at_a_terminal() and not (options.yes or options.check),
-        json=options.json,
-        earlier=resume.earlier(resumed) if resumed is not None else EarlierRuns(),
     )
 
 
@@ -199,21 +247,11 @@ def _remembered(options: argparse.Namespace) -> dict[str, Any]:
 
 def _resumed(options: argparse.Namespace) -> RunFolder:
     """The run to go on with; what it was asked for is filled into `options`."""
-    from pathlib import Path
-
-    from provision.runs import store
     from provision.secrets_mask import HIDDEN
     from provision.up import resume
 
-    if options.resume:
-        named = Path(options.resume)
-        before = store.RunFolder.open(named if named.is_dir() else store.runs_home() / options.resume)
-    else:
-        before = store.latest("up")
+    before = resume.to_go_on_with(options.resume)
     meta = before.meta()
-    if meta.get("verb") != "up":
-        raise UsageError(f"{before.path} is not an up run", "give the folder of a gpuprov up run")
-    resume.refuse_running(before)
     asked = meta.get("arguments") or {}
     for name in _TAKEN_OVER:
         if getattr(options, name) in ("all" if name == "nodes" else None, None, False, []) and asked.get(

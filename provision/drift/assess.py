@@ -24,13 +24,13 @@ from provision.desired.templating import resolve
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
 from provision.drift.drifts import Drift, FleetDrifts
+from provision.events import Note, OnEvent, PartEnded, work
 from provision.fleet import Fleet, Node
 from provision.remote import observe as observer
 from provision.remote.observe import Observation
 from provision.remote.ssh.fanout import MOST
 from provision.secrets_mask import secrets_of
 from provision.shared_facts import Pool
-from provision.terminal import Progress
 
 # Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
 OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
@@ -216,16 +216,14 @@ def with_progress(
     title: str,
     fleet: Fleet,
     overrides: Mapping[str, Any],
-    *,
-    named: bool = True,
+    on_event: OnEvent,
     **options: Unpack[LookOptions],
 ) -> Assessment:
-    """`assess`, with progress shown. `named`: nodes in trouble are named as they come, for a caller whose
-    report does not name them at once."""
-    with Progress(title, total=len(fleet.nodes)) as progress:
-        options.setdefault("say", progress.say)
-        options["on_done"] = lambda said: progress.done(
-            f"{said.node}: {said.trouble}" if named and said.trouble else ""
+    """`assess` as work that is reported; nodes in trouble are named as they come."""
+    with work(title, len(fleet.nodes), on_event):
+        options.setdefault("say", lambda line: on_event(Note(line)))
+        options["on_done"] = lambda said: on_event(
+            PartEnded(f"{said.node}: {said.trouble}" if said.trouble else "")
         )
         return assess(fleet, overrides, **options)
 

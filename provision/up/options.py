@@ -30,8 +30,8 @@ class EarlierRuns:
 
 @dataclass(frozen=True)
 class UpOptions:
-    """More than `max_failures` nodes in trouble: no further wave is begun. `confirm`: ask before anything is
-    changed. `remove`: roles to be taken off, the last one first."""
+    """More than `max_failures` nodes in trouble: no further wave is begun. `remove`: roles to be taken off,
+    the last one first."""
 
     wave_size: Share | None = None
     canary: bool = True
@@ -48,8 +48,6 @@ class UpOptions:
     connections: int = 64
     timeout: float = 60.0  # seconds a node has to answer
     wave_minutes: float | None = None
-    confirm: bool = False
-    json: bool = False
     remove: tuple[str, ...] = ()
     earlier: EarlierRuns = EarlierRuns()
 

@@ -8,11 +8,13 @@ import json
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from provision.drift.drifts import Drift
 from provision.errors import ExitCode
 from provision.node_names import fold
+from provision.secrets_mask import masked
 from provision.terminal import printable
 from provision.text import many
 
@@ -286,3 +288,40 @@ def differences(diffs: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator
     for (role, task, diff), nodes in diffs.items():
         head = f"{role + ' · ' if role else ''}{task}: {fold(nodes)}"
         yield printable(f"{head}\n{diff.rstrip()}\n", limit=100_000)
+
+
+@dataclass(frozen=True)
+class UpResult:
+    """How one `up` ended for each node. `command`: what to type now; `drained`: the nodes that are left out
+    of service; `removed`: the roles that were to be taken off. `changes`: role and task → the nodes that it
+    would change, of a check; `diffs`: role, task and difference → the nodes, where differences were asked
+    for."""
+
+    folder: Path
+    results: tuple[Result, ...] = field(repr=False)
+    code: ExitCode
+    command: str
+    drained: tuple[str, ...]
+    minutes: float
+    removed: tuple[str, ...]
+    check_mode: bool
+    changes: Mapping[tuple[str, str], Sequence[str]] = field(repr=False)
+    diffs: Mapping[tuple[str, str, str], Sequence[str]] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """The document of `gpuprov up --json` , with secrets masked."""
+        made = document(self.results, str(self.folder), self.code, self.command, self.drained, self.diffs)
+        found: dict[str, Any] = masked(made, self.secrets)
+        return found
+
+    def text(self) -> str:
+        """The summary for people, with secrets masked."""
+        run = str(self.folder)
+        said = masked(text(self.results, self.command, run, self.minutes, self.drained), self.secrets)
+        fine = all(result.status is Status.AS_DECLARED for result in self.results)
+        if self.results and not self.drained and fine:
+            what = f"without anything of {', '.join(self.removed)}" if self.removed else "already as declared"
+            said = f"{many(len(self.results), 'node')} {what}\nnext: {self.command}\nrun:  {run}"
+        would = would_change(self.changes) if self.check_mode else ()
+        return "\n".join([*masked(list(differences(self.diffs)), self.secrets), *would, said])

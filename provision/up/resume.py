@@ -16,13 +16,14 @@ from typing import Any
 
 from provision.desired.expectations import roles_in_order
 from provision.desired.inventory import ansible_inventory
-from provision.errors import GpuprovError, InventoryError, RunFolderError
+from provision.errors import GpuprovError, InventoryError, RunFolderError, UsageError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import fleet_lock
 from provision.remote.fleet_lock import Answer, FleetLock
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import route_of
+from provision.runs import store
 from provision.runs.store import RunFolder
 from provision.up import hooks
 from provision.up.options import EarlierRuns
@@ -97,6 +98,19 @@ class StillRunning:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def to_go_on_with(named: str) -> RunFolder:
+    """The run a user names: a path, a name below the runs, or "" for the last one. Raises GpuprovError for
+    one that is no `up`, or is still going on."""
+    if named:
+        before = RunFolder.open(Path(named) if Path(named).is_dir() else store.runs_home() / named)
+    else:
+        before = store.latest("up")
+    if before.meta().get("verb") != "up":
+        raise UsageError(f"{before.path} is not an up run", "give the folder of a gpuprov up run")
+    refuse_running(before)
+    return before
 
 
 def refuse_running(folder: RunFolder) -> None:

@@ -1,21 +1,33 @@
-"""One run of `gpuprov up`: look, plan, lock, carry out in waves, summarize, leave a run folder."""
+"""One run of `up`: look, plan, lock, carry out in waves, leave a run folder."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision import bug_file, events
+from provision import bug_file
 from provision.desired import inventory, stack
 from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
+from provision.events import (
+    Confirm,
+    NodeEnded,
+    Note,
+    OnEvent,
+    RunBegan,
+    Step,
+    TaskBegan,
+    UpPlanned,
+    agree,
+    ignore,
+    work,
+)
+from provision.events import Event as Reported
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import fleet_lock
@@ -26,9 +38,6 @@ from provision.remote.fleet_lock import FleetLock
 from provision.remote.schedulers import chosen
 from provision.remote.workers import register
 from provision.runs.store import RunFolder
-from provision.secrets_mask import masked
-from provision.terminal import Progress, live, say
-from provision.text import many
 from provision.up import collect, durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
 from provision.up.drains import Drains
@@ -36,11 +45,9 @@ from provision.up.execute import Execution
 from provision.up.executor import AnsibleExecutor, Journal, looks
 from provision.up.options import QUICK, Gate, UpOptions
 from provision.up.plan import Plan
-from provision.up.result import Result, Status, count_of, exit_code
+from provision.up.result import Result, Status, UpResult, count_of, exit_code
 from provision.up.resume import StillRunning, locked
 from provision.up.waves import Wave
-
-_FEW = 32  # nodes whose every role is worth a line where there is no terminal
 
 
 @dataclass
@@ -54,7 +61,8 @@ class UpRun:
     options: UpOptions
     folder: RunFolder
     gate: Gate
-    on_event: events.OnEvent = events.ignore
+    on_event: OnEvent = ignore
+    confirm: Confirm = agree
     results: dict[str, Result] = field(default_factory=dict)
     changes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     diffs: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
@@ -62,19 +70,17 @@ class UpRun:
     _clocks: Mapping[str, str] = field(default_factory=dict)
     _still_locked: tuple[str, ...] = ()
     _started: float = field(default_factory=time.monotonic)
-    _roles: dict[str, str] = field(default_factory=dict)
     _listing: tuple[str, ...] = ()  # nodes whose declared roles still have one that was removed
 
-    def run(self) -> ExitCode:
+    def run(self) -> UpResult:
         """Raises GpuprovError when it is stopped by a named error, after noting it in the run folder."""
         running = StillRunning(self.folder)
         try:
             # To be terminated is to be interrupted: what was begun is ended in order, and locks are released.
             with ended_as_interrupted(), register.use(self.folder.path):
-                code = self._run()
+                return self._run()
         except KeyboardInterrupt:
-            code = ExitCode.INTERRUPTED
-            self._close(code, interrupted=True)
+            return self._close(ExitCode.INTERRUPTED, interrupted=True)
         except GpuprovError as error:
             self.folder.note(error=error.what)
             self.folder.finish(error.exit_code)
@@ -88,9 +94,8 @@ class UpRun:
             raise named from error
         finally:
             running.close()
-        return code
 
-    def _run(self) -> ExitCode:
+    def _run(self) -> UpResult:
         resume.refuse_twice_named(self.fleet)
         found = hooks.load(self.fleet, self.overrides)
         schedulers = chosen.load(self.fleet, self.overrides)
@@ -101,7 +106,7 @@ class UpRun:
         handover.remove_orphans()
         earlier = resume.chain(self.folder)[1:]
         collect.remove_overdue([self.folder, *earlier])
-        collected = collect.gather(earlier, say)
+        collected = collect.gather(earlier, self._say)
         known = self._look()
         collect.keep(collected, self.fleet, known.vaulted, known.secrets)
         made = self._plan(known)
@@ -111,8 +116,8 @@ class UpRun:
         if made.waves:
             self._confirm(made, known)
         if made.waves or waiting:
-            with Progress("up", total=len(busy) + len(waiting)) as progress:
-                self._carry_out(known, made, found, schedulers, waiting, progress)
+            with work("up", len(busy) + len(waiting), self.on_event):
+                self._carry_out(known, made, found, schedulers, waiting)
         return self._close(exit_code(self.results.values()))
 
     def _carry_out(
@@ -122,7 +127,6 @@ class UpRun:
         found: Mapping[str, Mapping[str, hooks.Hook]],
         schedulers: chosen.Schedulers,
         waiting: Sequence[str],
-        progress: Progress,
     ) -> None:
         """Finish `waiting` (an earlier run changed them, and went no further); then wave by wave.
 
@@ -133,32 +137,29 @@ class UpRun:
             known,
             made,
             self._journal,
-            self._hooks(found, made, progress),
-            health=lambda nodes: self._quick_checks(nodes, progress),
+            self._hooks(found, made),
+            health=self._quick_checks,
             rebooted=lock.renew,
-            on_event=lambda event: self._heard(event, progress),
+            on_event=self._heard,
             drains=Drains(
                 schedulers,
                 self.folder.id,
-                lambda event, nodes: self._begun(f"{event} in the scheduler", event, nodes, progress),
+                lambda event, nodes: self._begun(f"{event} in the scheduler", event, nodes),
                 self._journal.called,
-                progress.say,
+                self._say,
             ),
-            say=progress.say,
+            say=self._say,
         )
-
-        def ended(result: Result) -> None:
-            self._end(result, progress)
 
         def execute(plan: Plan) -> None:
             Execution(
                 plan,
                 executor,
                 options,
-                ended,
+                self._end,
                 halted=lambda: lock.lost,
                 on_wave=lambda *about: self._note_wave(lock, *about),
-                say=progress.say,
+                say=self._say,
                 waiting=[node for node in waiting if node not in self.results],
             ).run()
 
@@ -166,10 +167,10 @@ class UpRun:
             execute(made)
         else:
             busy = [*waiting, *(node for wave in made.waves for node in wave)]
-            with locked(lock, busy, say=progress.say) as held:
+            with locked(lock, busy, say=self._say) as held:
                 self._clocks = held.clocks
                 for result in held.lost.values():
-                    ended(result)
+                    self._end(result)
                 left = tuple(kept for wave in made.waves if (kept := wave.without(held.lost)))
                 execute(replace(made, waves=left))
             self._still_locked = lock.left
@@ -185,31 +186,31 @@ class UpRun:
             fleet=self.fleet,
         )
 
-    def _hooks(
-        self, found: Mapping[str, Mapping[str, hooks.Hook]], made: Plan, progress: Progress
-    ) -> hooks.Runner:
+    def _hooks(self, found: Mapping[str, Mapping[str, hooks.Hook]], made: Plan) -> hooks.Runner:
         about = {
             node: {"roles": list(planned.roles), "reboot": planned.reboot}
             for node, planned in made.nodes.items()
         }
 
         def begun(event: str, nodes: Sequence[str]) -> None:
-            self._begun(f"{event} hooks", event, nodes, progress)
+            self._begun(f"{event} hooks", event, nodes)
 
         return hooks.Runner(found, self.folder.id, self.fleet.source, begun, self._journal.called, about)
 
-    def _begun(self, step: str, event: str, nodes: Sequence[str], progress: Progress) -> None:
-        progress.step(step)
+    def _say(self, line: str) -> None:
+        self.on_event(Note(line))
+
+    def _begun(self, step: str, event: str, nodes: Sequence[str]) -> None:
+        self.on_event(Step(step))
         self._journal.write("hooks", {"hook": event, "nodes": list(nodes), "what": "begins"})
 
-    def _quick_checks(self, nodes: Sequence[str], progress: Progress) -> Mapping[str, str]:
-        def on_event(event: events.Event) -> None:
-            if isinstance(event, events.RunBegan):
+    def _quick_checks(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        def on_event(event: Reported) -> None:
+            if isinstance(event, RunBegan):
                 self._journal.write("waves", {"what": "gate", "run": str(event.folder), "nodes": list(nodes)})
             self.on_event(event)
 
-        with progress.paused():
-            return self.gate(self.fleet, self.overrides, nodes, self.options, on_event)
+        return self.gate(self.fleet, self.overrides, nodes, self.options, on_event)
 
     def _note_wave(self, lock: FleetLock, number: int, wave: Wave, begins: bool) -> None:
         what = "begins" if begins else "ends"
@@ -218,14 +219,11 @@ class UpRun:
             silent = (Status.UNREACHABLE, Status.UNREADABLE)
             lock.release([name for name in wave if self.results[name].status not in silent])
 
-    def _end(self, result: Result, progress: Progress) -> None:
+    def _end(self, result: Result) -> None:
         if result.node in self._clocks and result.status is Status.FAILED:
             result = replace(result, message=f"{result.message} ({self._clocks[result.node]})")
         self._note(result)
-        detail = f": {result.message.splitlines()[0]}" if result.message else ""
-        # One line has named all nodes that were not attempted.
-        said = result.status is Status.NOT_ATTEMPTED
-        progress.done("" if said else f"{result.node}: {result.status}{detail}")
+        self.on_event(NodeEnded(result.node, result.status, result.message))
 
     def _look(self) -> Assessment:
         """The first look at every node; those nothing can be done on end here."""
@@ -233,6 +231,7 @@ class UpRun:
             "look",
             self.fleet,
             self.overrides,
+            self.on_event,
             timeout=self.options.timeout,
             connections=self.options.connections,
             say=None,
@@ -298,26 +297,21 @@ class UpRun:
         return made
 
     def _confirm(self, made: Plan, known: Assessment) -> None:
-        """Say what is about to happen; ask where a person can answer. Raises GpuprovError for a no."""
+        """Tell what is about to happen, and have it confirmed. Raises GpuprovError for a no."""
         names = [node for wave in made.waves for node in wave]
-        source, which = self.fleet.source, fold(names)
         seen = known.described
         stacks = {stack.node_stack(self.fleet.nodes[node], self.overrides, seen[node]).name for node in names}
-        sys.stderr.write(f"{source} · stack {', '.join(sorted(stacks))} · {which}\n")
-        sys.stderr.write(plan_report.intent(made, self.options, len(self.fleet.nodes)) + "\n")
-        if not self.options.confirm:
-            return
-        sys.stderr.write(f"change {many(len(names), 'node')} of {source} ({which})? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        intent = plan_report.intent(made, self.options, len(self.fleet.nodes))
+        planned = UpPlanned(str(self.fleet.source), tuple(names), tuple(sorted(stacks)), intent)
+        self.on_event(planned)
+        if not self.confirm(planned):
             raise GpuprovError("stopped before anything was changed", "--yes skips the confirmation")
 
-    def _heard(self, event: Event, progress: Progress) -> None:
-        """Tell a person what is happening: every task on a terminal, every role elsewhere; of a large fleet
-        the node that comes first."""
+    def _heard(self, event: Event) -> None:
+        """Report what is happening, and keep what will be said at the end."""
         if "detail" in event.result:
             where = [event.node, event.kind, event.role, event.task, str(event.result.get("item", ""))]
-            progress.say(" · ".join([*filter(None, where), event.result["detail"]]))
+            self._say(" · ".join([*filter(None, where), event.result["detail"]]))
         # Only where it will be said: it grows with tasks times nodes.
         if event.kind == "changed" and (self.options.check_mode or "diff" in event.result):
             node = self.fleet.nodes[event.node].name  # the text that is there anyway
@@ -326,15 +320,8 @@ class UpRun:
             if "diff" in event.result:
                 key = (event.role, event.task, event.result["diff"])
                 self.diffs.setdefault(key, []).append(node)
-        if event.kind != "started":
-            return
-        if live(sys.stderr):
-            progress.step(f"{event.node}: {event.role + ' · ' if event.role else ''}{event.task}")
-            return
-        whose = event.node if progress.total <= _FEW else "all"
-        if event.role and self._roles.get(whose) != event.role:
-            self._roles[whose] = event.role
-            progress.step(f"{event.node}: {event.role}")
+        if event.kind == "started":
+            self.on_event(TaskBegan(event.node, event.role, event.task))
 
     def _note(self, result: Result) -> None:
         self.results[result.node] = result
@@ -358,43 +345,36 @@ class UpRun:
     def _tell_drained(self) -> None:
         """Name the nodes left out of service by a run that ends without a summary, and the next command."""
         if drained := self._drained:
-            sys.stderr.write(
+            self._say(
                 f"gpuprov: still drained, out of service: {fold(drained)}\n"
-                f"  → gpuprov up --resume {shlex.quote(str(self.folder.path))}\n"
+                f"  → gpuprov up --resume {shlex.quote(str(self.folder.path))}"
             )
 
     @property
     def _journal(self) -> Journal:
         return Journal(self.folder, self._secrets)
 
-    def _close(self, code: ExitCode, *, interrupted: bool = False) -> ExitCode:
-        results = [self.results[node] for node in self.fleet.nodes if node in self.results]
-        run = str(self.folder.path)
+    def _close(self, code: ExitCode, *, interrupted: bool = False) -> UpResult:
+        results = tuple(self.results[node] for node in self.fleet.nodes if node in self.results)
+        run, options = str(self.folder.path), self.options
         fleet = inventory.arguments(self.fleet)
-        command = up_result.next_command(
-            results, fleet, run, self.options.remove, locked=bool(self._still_locked)
-        )
+        command = up_result.next_command(results, fleet, run, options.remove, locked=bool(self._still_locked))
         if interrupted:
             command = f"gpuprov up --resume {self.folder.path}"
-        elif self.options.remove and not code and not self.options.check_mode:
-            command = up_result.after_removal(self.options.remove, self._listing, fleet)
+        elif options.remove and not code and not options.check_mode:
+            command = up_result.after_removal(options.remove, self._listing, fleet)
         self.folder.note(counts=up_result.counts(results), interrupted=interrupted)
         self.folder.finish(code)
-        minutes = (time.monotonic() - self._started) / 60
-        drained = self._drained
-        said = masked(up_result.text(results, command, run, minutes, drained), self._secrets)
-        if results and not drained and all(result.status is Status.AS_DECLARED for result in results):
-            what = "already as declared"
-            if self.options.remove:
-                what = f"without anything of {', '.join(self.options.remove)}"
-            said = f"{many(len(results), 'node')} {what}\nnext: {command}\nrun:  {run}"
-        if self.options.check_mode:
-            said = "\n".join([*up_result.would_change(self.changes), said])
-        said = "\n".join([*masked(list(up_result.differences(self.diffs)), self._secrets), said])
-        if self.options.json:
-            document = up_result.document(results, run, code, command, drained, self.diffs)
-            sys.stdout.write(json.dumps(masked(document, self._secrets), indent=1, default=str) + "\n")
-        else:
-            sys.stdout.write(said + "\n")
-        sys.stdout.flush()
-        return code
+        return UpResult(
+            folder=self.folder.path,
+            results=results,
+            code=code,
+            command=command,
+            drained=self._drained,
+            minutes=(time.monotonic() - self._started) / 60,
+            removed=options.remove,
+            check_mode=options.check_mode,
+            changes=self.changes,
+            diffs=self.diffs,
+            secrets=self._secrets,
+        )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gpuprov
 from provision import cli, paths
 from provision.api import health_gate
 from provision.desired import inventory
@@ -23,6 +24,7 @@ from provision.remote.ansible import runner
 from provision.remote.ansible.events import Outcome
 from provision.runs.store import RunFolder, latest
 from provision.up.options import UpOptions
+from provision.up.result import Status
 from provision.up.run import UpRun
 from tests.support.commands import ran
 from tests.support.up import DEBIAN, NODES, SECRET, World, drift
@@ -320,7 +322,7 @@ def test_what_tasks_changed_is_kept_only_where_it_is_said(
     world.lack("gpu-01")
     fleet, options = inventory.load(world.inventory), UpOptions(check_mode=check_mode)
     run = UpRun(fleet, {}, options, RunFolder.create("up", {}), health_gate.quick)
-    assert run.run() == ExitCode.OK
+    assert run.run().code is ExitCode.OK
     assert run.changes == kept
 
 
@@ -684,3 +686,62 @@ def test_a_refused_removal_proposes_the_plan_of_that_removal(world: World) -> No
     }
     assert world.up("--remove", "nccl") == ExitCode.UNHEALTHY
     assert re.search(r"next: follow the advice above, then: gpuprov plan \S+ --remove nccl\n", world.out)
+
+
+# --- gpuprov.up
+
+
+def in_python(world: World) -> gpuprov.LoadedFleet:
+    return gpuprov.load(gpuprov.Source(inventories=(world.inventory,)))
+
+
+def test_what_is_planned_is_confirmed_once_and_each_node_ends_with_an_event(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")], "gpu-02": [drift("gpu-02")]}
+    world.stubborn = {"gpu-02"}
+    events, asked = list[gpuprov.Event](), list[gpuprov.UpPlanned]()
+
+    def confirm(planned: gpuprov.UpPlanned) -> bool:
+        assert world.played == []
+        asked.append(planned)
+        return True
+
+    result = gpuprov.up(in_python(world), on_event=events.append, confirm=confirm)
+    assert capsys.readouterr() == ("", "")
+    (planned,) = asked
+    assert planned in events
+    assert (planned.nodes, planned.stacks) == (("gpu-01", "gpu-02"), ("r580-cuda12.9",))
+    assert {one.node: one.status for one in result.results} == {
+        "gpu-01": Status.DONE,
+        "gpu-02": Status.NOT_HELD,
+        "gpu-03": Status.AS_DECLARED,
+    }
+    ended = {one.node: one.status for one in events if isinstance(one, gpuprov.NodeEnded)}
+    assert ended == {"gpu-01": "done", "gpu-02": "not as declared"}
+    assert (result.code, result.drained) == (ExitCode.UNHEALTHY, ())
+    document = json.loads(json.dumps(result.document(), default=str))
+    assert (document["exit_code"], document["run"]) == (3, str(result.folder))
+    assert f"next: {result.command}" in result.text()
+    assert RunFolder.open(result.folder).meta()["exit_code"] == 3
+
+
+def test_a_no_changes_nothing(world: World) -> None:
+    world.lack("gpu-01")
+    with pytest.raises(gpuprov.GpuprovError, match="stopped before anything was changed"):
+        gpuprov.up(in_python(world), confirm=lambda _planned: False)
+    assert world.played == []
+
+
+def test_it_goes_on_with_a_run_and_refuses_what_is_none(world: World) -> None:
+    world.lack("gpu-01", "gpu-02")
+    world.stubborn = {"gpu-02"}
+    first = gpuprov.up(in_python(world))
+    assert first.code is ExitCode.UNHEALTHY
+    world.stubborn = set()
+    again = gpuprov.up(in_python(world), resume=first.folder)
+    assert (again.code, [one.node for one in again.results if one.status is Status.DONE]) == (0, ["gpu-02"])
+    runs = len(list(first.folder.parent.iterdir()))
+    with pytest.raises(gpuprov.GpuprovError, match="absent"):
+        gpuprov.up(in_python(world), resume=first.folder.parent / "absent")
+    assert len(list(first.folder.parent.iterdir())) == runs
