@@ -34,6 +34,19 @@ def node(lab: Any) -> Any:
     return lab.node("gpu-01")
 
 
+def test_all_that_a_role_refuses_is_said_at_once(operator: Operator, node: Any) -> None:
+    ports = [{"device": "mlx5_0", "link_layer": "Ethernet"}]
+    wrong = {"rdma_memlock": "lots", "rdma_expected_ports": ports, "rdma_roce_netdev_mtu": 1500}
+    done = operator.call("up", gpuprov_roles=["rdma"], **wrong)
+    assert done.returncode == ExitCode.UNHEALTHY, said(done)
+    text = " ".join(said(done).split())
+    assert (
+        'rdma_memlock is "lots"; it is a number of KiB, or "unlimited". Also: rdma_roce_netdev_mtu is 1500'
+        in text
+    )
+    assert "rdma-core" not in node.run("dpkg -l | grep ^ii").stdout, "nothing was installed"
+
+
 def test_secure_boot_stops_the_run_with_the_steps_for_a_person(operator: Operator, node: Any) -> None:
     variable = f"{EFI}/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
     node.run("sudo mount -t tmpfs efi /sys/firmware")
