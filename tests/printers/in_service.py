@@ -54,7 +54,7 @@ def wrong(healthy: Printed, faulty: Printed, verdicts: Sequence[str], gone: str 
     known.
     """
     before, now = healthy.health, faulty.health
-    found = []
+    found: list[str] = []
     first = _followed(None, faulty)
     states = [_followed(None, healthy)]
     for printed in [faulty] * _RUNS + [healthy] * _RUNS:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from provision import paths
 from provision.node.modules import gpuprov_packages
 from provision.node.observe import packages
+from provision.node.observe.package import RPM_FORM, rpm_rows
 from provision.remote.ansible.messages import cause_of
 from tests.printers import root
 from tests.printers.apt import served
@@ -35,7 +37,10 @@ BuildArch: noarch
 t
 %files
 """
-BUILT = (("foo", "1.0", ""), ("foo", "2.0", ""), ("bar", "1.0", "Requires: baz = 2.0"), ("baz", "1.0", ""))
+BUILT = (
+    *(("foo", "1.0", ""), ("foo", "2.0", ""), ("baz", "1.0", "")),
+    *(("bar", "1.0", "Requires: baz = 2.0"), ("qux", "1.0", "Requires: baz")),
+)
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,23 @@ def test_packages_are_offered_installed_replaced_and_removed(machine: Machine) -
     assert list(dnf.removed) == ["foo-1.0-1.noarch"]
     assert dnf.remove(["foo"]) is True
     assert dnf.installed({"foo"}) == {}
+
+
+@EACH
+def test_rpm_answers_in_the_forms_that_observers_and_roles_read(machine: Machine) -> None:
+    assert machine.dnf("--assumeyes", "install", "qux").returncode == 0
+    asked = machine.run(f"rpm -q --qf '{RPM_FORM}' -- qux none")
+    assert list(rpm_rows(asked.stdout)) == [("qux", "1.0-1", "1.0-1")]  # without an epoch: (none)
+    assert "package none is not installed" in asked.stdout
+    # What would lose something, as roles/node_facts asks before it removes packages.
+    tasks = (paths.ROLES / "node_facts/tasks/remove.yml").read_text("utf-8")
+    (losing,) = re.findall(r"regex_findall\('(\(\?m\)is needed by [^']+)'", tasks)
+    tested = machine.run("rpm --erase --test baz")
+    assert re.findall(losing, tested.stderr) == ["qux"], tested
+    # dnf 4 ends each answer with an empty line more.
+    argv = [machine.program, *re.findall(r"\[dnf, (--quiet, --cacheonly, repoquery, --userinstalled)", tasks)]
+    chosen = machine.run(" ".join(argv).replace(",", "") + " --queryformat '%{name}\\n'")
+    assert chosen.stdout.split() == ["qux"], chosen
 
 
 @pytest.mark.parametrize("machine", ["dnf"], indirect=True)
