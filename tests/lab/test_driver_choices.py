@@ -36,7 +36,11 @@ def node(lab: Any) -> Any:
 
 def test_all_that_a_role_refuses_is_said_at_once(operator: Operator, node: Any) -> None:
     ports = [{"device": "mlx5_0", "link_layer": "Ethernet"}]
-    wrong = {"rdma_memlock": "lots", "rdma_expected_ports": ports, "rdma_roce_netdev_mtu": 1500}
+    wrong: dict[str, Any] = {
+        "rdma_memlock": "lots",
+        "rdma_expected_ports": ports,
+        "rdma_roce_netdev_mtu": 1500,
+    }
     done = operator.call("up", gpuprov_roles=["rdma"], **wrong)
     assert done.returncode == ExitCode.UNHEALTHY, said(done)
     text = " ".join(said(done).split())
