@@ -133,6 +133,39 @@ class NodeEnded:
     message: str
 
 
+@dataclass(frozen=True)
+class BurninPlanned:
+    """What a burn-in is about to load, and when, in lines for people."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BurninBegan:
+    """A burn-in runs on these of so many nodes. `between`: its checks between nodes need whoever attends."""
+
+    run: str
+    nodes: tuple[str, ...]
+    of: int
+    between: bool
+
+
+@dataclass(frozen=True)
+class NodeBurns:
+    """How a node stands in its burn-in; told whenever it changes."""
+
+    node: str
+    words: str
+
+
+@dataclass(frozen=True)
+class NodeStopped:
+    """What became of the end of a node's burn-in."""
+
+    node: str
+    words: str
+
+
 Event = (
     Note
     | Began
@@ -149,6 +182,10 @@ Event = (
     | UpPlanned
     | TaskBegan
     | NodeEnded
+    | BurninPlanned
+    | BurninBegan
+    | NodeBurns
+    | NodeStopped
 )
 OnEvent = Callable[[Event], None]
 Confirm = Callable[[UpPlanned], bool]

@@ -7,7 +7,6 @@ Everything that came from a node passes through `printable` first: its answers a
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import os
 import re
@@ -17,7 +16,6 @@ import time
 from provision import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import TextIO
 
     from rich.live import Live
@@ -200,15 +198,6 @@ class Progress:
         if self._rich is not None:
             self._rich.stop()
             self._rich = None
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Out of the way while something inside this job shows a progress of its own."""
-        self.__exit__()
-        try:
-            yield
-        finally:
-            self.__enter__()
 
     def step(self, text: str) -> None:
         """Say what is happening now. Replaces the last step on a terminal; is a line elsewhere."""

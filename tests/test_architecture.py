@@ -425,6 +425,62 @@ def meaning(path: Path) -> set[str]:
     return {body for body in bodies if len(body) > 120}
 
 
+# --- the command line and the terminal ---
+
+STREAMS = {"argv", "stdin", "stdout", "stderr"}
+PROGRAMS = ("cli.py", "commands/", "lab/", "node/", "checks/on_node/")  # for people, and for nodes
+STREAMS_OWNER = "terminal.py"
+
+
+def is_program(path: Path) -> bool:
+    """Whether a module is one when Python runs it: its streams are its own."""
+    tests = [one.test for one in tree(path).body if isinstance(one, ast.If)]
+    return any(ast.unparse(test) == "__name__ == '__main__'" for test in tests)
+
+
+def of_a_terminal(path: Path) -> Iterator[str]:
+    """What in a module only a command may do."""
+    if "argparse" in imports(path, types=True):
+        yield "imports argparse"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.module == "provision.terminal":
+            yield from (
+                "draws a progress" for one in node.names if one.name in ("Progress", "Redrawn", "say")
+            )
+        elif isinstance(node, ast.Attribute) and node.attr in STREAMS and ast.unparse(node.value) == "sys":
+            yield f"line {node.lineno}: sys.{node.attr}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "input", "getpass.getpass"):
+            yield f"line {node.lineno}: {ast.unparse(node.func)}()"
+
+
+def test_only_commands_parse_draw_print_and_ask() -> None:
+    strays = [
+        f"{relative(path)}: {what}"
+        for path in sources()
+        if not relative(path).startswith((*PROGRAMS, STREAMS_OWNER)) and not is_program(path)
+        for what in of_a_terminal(path)
+    ]
+    assert strays == []
+    seen = " ".join(what for path in sources("commands/") for what in of_a_terminal(path))
+    for what in ("imports argparse", "draws a progress", "sys.stdout", "sys.stdin", "getpass.getpass()"):
+        assert what in seen, "it is not recognised"
+
+
+def test_the_product_starts_no_command_line_of_its_own() -> None:
+    """But for systemd, which starts the watch, and the lab, which starts itself as root."""
+    named, started = set(), set()
+    for path in controller_sources():
+        if relative(path).startswith("lab/"):
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Constant) and node.value == "provision.cli":
+                named.add(relative(path))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("own_command"):
+                started |= {relative(path)} if not node.args else set()
+    assert named == {"paths.py"}
+    assert started == {"up/watch/unit.py"}
+
+
 # --- size and names ---
 
 

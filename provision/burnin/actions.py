@@ -1,14 +1,12 @@
-"""The actions of gpuprov burnin: start, status, attach, stop, collect, and --resume."""
+"""The actions of a burn-in: start, status, attach, stop, collect and resume."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,12 +21,10 @@ from provision.burnin.results import Results
 from provision.burnin.spool import Spool
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError, UsageError
-from provision.events import OnEvent
+from provision.events import BurninBegan, BurninPlanned, NodeBurns, NodeStopped, Note, OnEvent
 from provision.fleet import Fleet
 from provision.remote import node_program
 from provision.runs.store import RunFolder
-from provision.terminal import printable
-from provision.text import many
 from provision.up import hooks
 from provision.validate import validation
 
@@ -48,10 +44,21 @@ class BurninOptions:
     forks: int = 50
     every_node: bool = True
     detach: bool = False
-    json: bool = False
     thresholds: Path | None = None
     output: Path | None = None
     remove: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an action came to. `run`: the burn-in's name; `nodes`: how each stands, where that was asked;
+    `record`: the record of acceptance and `summary` its lines, where it was collected."""
+
+    run: str
+    code: ExitCode
+    nodes: Sequence[Status] | None = None
+    record: Path | None = None
+    summary: Sequence[str] = field(default=(), repr=False)
 
 
 def start(
@@ -64,7 +71,7 @@ def start(
     alone: Alone,
     options: BurninOptions,
     on_event: OnEvent,
-) -> ExitCode:
+) -> Outcome:
     """Begin a burn-in; unless detached, stay and watch. Raises LockedError when another run has a node."""
     hooks.load(fleet, overrides)  # one that cannot be called is refused before a node is loaded
     arguments = {"profile": profile.name, "minutes": profile.minutes, "nodes": list(fleet.nodes)}
@@ -72,22 +79,20 @@ def start(
         run, given = campaign.new(
             fleet, profile, looked, planned, unable, forks=options.forks, arguments=arguments
         )
-        _say(orders.lines(profile, planned, unable, looked.able))
+        on_event(BurninPlanned(tuple(orders.lines(profile, planned, unable, looked.able))))
         refused = run.begin(given, node_program.burnin_program())
     for name, why in refused.items():
-        sys.stderr.write(f"{name}: the burn-in did not start: {why}\n")
+        on_event(Note(f"{name}: the burn-in did not start: {why}"))
     begun = [name for name in given if name not in refused]
     if not begun:
         run.folder.finish(ExitCode.INCOMPLETE)
         raise RunFolderError(
             f"the burn-in started on no node: {next(iter(refused.values()))}", "gpuprov burnin status latest"
         )
-    sys.stdout.write(f"\n{run.name}: {len(begun)} of {many(len(fleet.nodes), 'node')} burning in\n")
+    between = any(segment.kind == "fleet" for segment in profile.segments) and len(begun) > 1
+    on_event(BurninBegan(run.name, tuple(begun), len(fleet.nodes), between))
     if options.detach:
-        sys.stdout.write(f"  → gpuprov burnin status {run.name}\n  → gpuprov burnin collect {run.name}\n")
-        if any(segment.kind == "fleet" for segment in profile.segments) and len(begun) > 1:
-            sys.stdout.write(f"  → gpuprov burnin attach {run.name} (for the checks between nodes)\n")
-        return ExitCode.INCOMPLETE if refused or unable else ExitCode.OK
+        return Outcome(run.name, ExitCode.INCOMPLETE if refused or unable else ExitCode.OK)
     return _attach(run, fleet, overrides, options, on_event)
 
 
@@ -100,19 +105,19 @@ def run(
     alone: Alone,
     options: BurninOptions,
     on_event: OnEvent,
-) -> ExitCode:
+) -> Outcome:
     """One of status, attach, stop, collect and resume, of the burn-in in `folder`, or of that name on the
     nodes."""
     run, fleet = _found(named, folder, fleet, overrides, options)
     if action == "status":
-        return _status(run, options)
+        return _status(run)
     if action == "stop":
-        return _stop(run)
+        return Outcome(run.name, _stop(run, on_event))
     if action == "resume":
-        _resume(run, alone)
+        _resume(run, alone, on_event)
     if action in ("attach", "resume"):
         return _attach(run, fleet, overrides, options, on_event)
-    return _collect(run, fleet, overrides, options)
+    return _collect(run, fleet, overrides, options, on_event)
 
 
 def _found(
@@ -153,24 +158,13 @@ def _asked(run: Campaign) -> list[Status]:
     return [status(answers[name], run.name, refused.get(name, "")) for name in _burning(run)]
 
 
-def _status(run: Campaign, options: BurninOptions) -> ExitCode:
+def _status(run: Campaign) -> Outcome:
     found = _asked(run)
-    if options.json:
-        document = {"format": 1, "burnin": run.name, "nodes": [one.record() for one in found]}
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
-    else:
-        _say([run.name, *_table(found)])
-    if any(one.error for one in found) or not all(one.over for one in found):
-        return ExitCode.INCOMPLETE
-    return ExitCode.OK
+    over = all(one.over and not one.error for one in found)
+    return Outcome(run.name, ExitCode.OK if over else ExitCode.INCOMPLETE, found)
 
 
-def _table(found: list[Status]) -> list[str]:
-    width = max((len(one.node) for one in found), default=0)
-    return [f"  {one.node:<{width}}  {one.words}" for one in found]
-
-
-def _stop(run: Campaign) -> ExitCode:
+def _stop(run: Campaign, on_event: OnEvent) -> ExitCode:
     answers = run.ask("stop", _burning(run))
     bad = False
     for name, answer in answers.items():
@@ -184,12 +178,11 @@ def _stop(run: Campaign) -> ExitCode:
         else:
             said = "did not stop"
         bad = bad or said not in ("stopped", "has no burn-in")
-        _say([f"  {name}  {said}"])
-    _say([f"  → gpuprov burnin collect {run.name}"])
+        on_event(NodeStopped(name, said))
     return ExitCode.INCOMPLETE if bad else ExitCode.OK
 
 
-def _resume(run: Campaign, alone: Alone) -> None:
+def _resume(run: Campaign, alone: Alone, on_event: OnEvent) -> None:
     """Give their order once more to the nodes that do not burn."""
     orders = {str(row["node"]): row["order"] for row in run.folder.read("orders")}
     for name in _burning(run):
@@ -197,17 +190,17 @@ def _resume(run: Campaign, alone: Alone) -> None:
     idle = [one.node for one in _asked(run) if one.over and not one.done]
     given = {name: orders[name] for name in idle if orders.get(name)}
     if not given:
-        _say(["every reachable node is burning in or done"])
+        on_event(Note("every reachable node is burning in or done"))
         return
     with alone(given, run.name):
         refused = run.begin(given, node_program.burnin_program())
     for name in given:
-        _say([f"{name}: {refused.get(name) or 'continues'}"])
+        on_event(Note(f"{name}: {refused.get(name) or 'continues'}"))
 
 
 def _attach(
     run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions, on_event: OnEvent
-) -> ExitCode:
+) -> Outcome:
     """Watch until nothing more comes; an interrupt ends the watching only."""
     last: dict[str, str] = {}
     try:
@@ -215,21 +208,22 @@ def _attach(
             found = _asked(run)
             for one in found:
                 if last.get(one.node) != one.words:
-                    _say([f"{time.strftime('%H:%M:%S')}  {one.node}  {one.words}"])
+                    on_event(NodeBurns(one.node, one.words))
                     last[one.node] = one.words
             if all(one.over for one in found):
                 break
             if _between(run, found, options, on_event):
                 continue
             if _too_many(run, found):
-                _say(["too many nodes have failed: the limit failing_share ends the burn-in on all nodes"])
-                _stop(run)
+                why = "the limit failing_share ends the burn-in on all nodes"
+                on_event(Note(f"too many nodes have failed: {why}"))
+                _stop(run, on_event)
                 break
             time.sleep(_EVERY)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\ngpuprov: the burn-in continues\n  → gpuprov burnin attach {run.name}\n")
-        return ExitCode.INTERRUPTED
-    return _collect(run, fleet, overrides, options)
+        on_event(Note(f"\ngpuprov: the burn-in continues\n  → gpuprov burnin attach {run.name}"))
+        return Outcome(run.name, ExitCode.INTERRUPTED)
+    return _collect(run, fleet, overrides, options, on_event)
 
 
 def _between(run: Campaign, found: list[Status], options: BurninOptions, on_event: OnEvent) -> bool:
@@ -237,7 +231,8 @@ def _between(run: Campaign, found: list[Status], options: BurninOptions, on_even
     meta = run.folder.meta()
     wanted = between.segments(meta.get("profile"))
     if not wanted and any(one.holding for one in found):
-        run.fetch([one.node for one in found if one.holding], _complain)  # begun elsewhere: the order says it
+        # Begun elsewhere: the order says it.
+        run.fetch([one.node for one in found if one.holding], lambda line: on_event(Note(line)))
     seen = results.looked(run)
     wanted = wanted or results.segments_between(run)
     turns = {
@@ -257,10 +252,12 @@ def _too_many(run: Campaign, found: list[Status]) -> bool:
     return share > 0 and sum(one.bad for one in found) > share * len(found)
 
 
-def _collect(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions) -> ExitCode:
+def _collect(
+    run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions, on_event: OnEvent
+) -> Outcome:
     """Fetch, judge, write the record, drain what failed."""
     names = _burning(run)
-    run.fetch(names, _complain)
+    run.fetch(names, lambda line: on_event(Note(line)))
     found = results.results(run, options.thresholds)
     files = acceptance.write(run, found)
     results.publish(run, found)
@@ -269,20 +266,17 @@ def _collect(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options:
         {str(n) for row in run.folder.read("hooks") for n in row.get("nodes") or ()} - set(troubles)
     )
     for name, why in troubles.items():
-        sys.stderr.write(f"{name}: {why}\n")
+        on_event(Note(f"{name}: {why}"))
     code = _code(found)
     if found.over:
         run.folder.note(counts={verdict.value: count for verdict, count in found.health.counts.items()})
         run.folder.finish(code)
     if options.output:
         _copy(files, options.output)
-    if options.json:
-        sys.stdout.write((run.folder.path / acceptance.RECORD).read_text("utf-8"))
-    else:
-        _say([*acceptance.summary(run, found, drained), "", f"record      {files['record']}"])
     if options.remove and found.over:
         run.ask("remove", [name for name in names if not run.silence.get(name)])
-    return code
+    summary = [*acceptance.summary(run, found, drained), "", f"record      {files['record']}"]
+    return Outcome(run.name, code, record=run.folder.path / acceptance.RECORD, summary=summary)
 
 
 def _code(found: Results) -> ExitCode:
@@ -301,12 +295,3 @@ def _copy(files: Mapping[str, Path], target: Path) -> None:
         raise RunFolderError(
             f"{target} cannot be written: {error.strerror}", "name another --output"
         ) from None
-
-
-def _complain(line: str) -> None:
-    sys.stderr.write(f"{printable(line)}\n")
-
-
-def _say(lines: Iterable[str]) -> None:
-    sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
-    sys.stdout.flush()

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.commands import fleet_options
-from provision.errors import ExitCode, IncompleteError, UsageError
+from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from contextlib import AbstractContextManager
-
+    from provision.api.burnins import Planned
     from provision.api.fleets import LoadedFleet
     from provision.api.source import Limits
-    from provision.burnin.actions import Alone, BurninOptions
-    from provision.burnin.campaign import Looked
-    from provision.burnin.plan import Plan
+    from provision.burnin.actions import BurninOptions, Outcome
     from provision.burnin.profile import Profile
-    from provision.fleet import Fleet
+    from provision.events import Event
 
 ACTIONS = ("status", "attach", "stop", "collect")
 
@@ -141,94 +137,110 @@ def _start(options: argparse.Namespace) -> ExitCode:
 
     chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
-    loaded = fleet_options.loaded(options)
-    alone = _alone(loaded.fleet, fleet_options.limits(options), options.break_lock)
+    loaded, limits = fleet_options.loaded(options), fleet_options.limits(options)
+    if options.plan:
+        return _show(chosen, _planned(loaded, chosen, limits, options.with_jobs), options)
     how = _options(options)
-    if not options.plan:
-        return carried_out(loaded, chosen, how, alone, fleet_options.limits(options), options.with_jobs)
-    looked, planned, unable = _ready(loaded, chosen, fleet_options.limits(options), options.with_jobs)
-    return _show(chosen, looked, planned, unable, options)
+    done = carried_out(loaded, chosen, how, limits, options.with_jobs, options.break_lock)
+    return printed(done, options.json)
+
+
+def _planned(loaded: LoadedFleet, chosen: Profile, limits: Limits, with_jobs: bool) -> Planned:
+    from provision.api import burnins
+
+    fleet_options.say_what(loaded.fleet)
+    with fleet_options.Drawn() as draw:
+        return burnins.plan(loaded, chosen, limits, draw, with_jobs=with_jobs)
 
 
 def carried_out(
     loaded: LoadedFleet,
     chosen: Profile,
     options: BurninOptions,
-    alone: Alone | None = None,
-    limits: Limits | None = None,
+    limits: Limits,
     with_jobs: bool = False,
-) -> ExitCode:
+    broken: bool = False,
+) -> Outcome:
     """Burn the nodes in, and draw how it goes until it is over, unless it is to go on alone."""
-    from provision.api.source import Limits
-    from provision.burnin import actions
+    from provision.api import burnins
 
-    limits = limits or Limits()
-    looked, planned, unable = _ready(loaded, chosen, limits, with_jobs)
-    alone = alone or _alone(loaded.fleet, limits)
-    given = loaded.fleet, loaded.overrides, chosen, looked, planned, unable, alone, options
-    with fleet_options.Drawn() as draw:
-        return actions.start(*given, draw)
-
-
-def _ready(
-    loaded: LoadedFleet, chosen: Profile, limits: Limits, with_jobs: bool
-) -> tuple[Looked, Plan, dict[str, str]]:
-    """What was seen of the nodes, the plan, and the nodes that cannot take part with the reason."""
-    from provision.burnin.campaign import look
-    from provision.desired import variables
-    from provision.remote.schedulers import chosen as schedulers
-
-    fleet, overrides = loaded.fleet, loaded.overrides
-    variables.check(fleet, overrides, fleet_options.say)
-    fleet_options.say_what(fleet)
-    known = schedulers.load(fleet, overrides)  # also where it will not be asked: contradictions are refused
-    with fleet_options.Drawn() as draw:
-        looked = look(
-            fleet,
-            overrides,
-            chosen,
-            timeout=limits.timeout,
-            connections=limits.connections,
-            schedulers=None if with_jobs else known,
-            on_event=draw,
-        )
-    return looked, *_planned(chosen, looked)
+    planned = _planned(loaded, chosen, limits, with_jobs)
+    with _Drawn(options.detach) as draw:
+        return burnins.start(loaded, chosen, planned, options, limits, draw, broken=broken)
 
 
 def _act(action: str, options: argparse.Namespace) -> ExitCode:
-    from provision.burnin import actions, campaign
+    from provision.api import burnins
+    from provision.burnin import campaign
 
     named = options.resume if action == "resume" else (options.run or "latest")
     folder = campaign.known_here(named)
     if folder is not None and not (options.inventory or options.inventory_option):
         options.inventory = folder.meta().get("inventory") or None
     options.last_used = action in ("status", "attach", "collect")  # they start and end nothing
-    fleet, overrides = fleet_options.load(options)
-    alone = _alone(fleet, fleet_options.limits(options), options.break_lock)
+    loaded, limits = fleet_options.loaded(options), fleet_options.limits(options)
     how = _options(options)
-    with fleet_options.Drawn() as draw:
-        return actions.run(action, named, folder, fleet, overrides, alone, how, draw)
+    with _Drawn() as draw:
+        done = burnins.act(action, named, folder, loaded, how, limits, draw, broken=options.break_lock)
+    if action == "stop":
+        _say(f"  → gpuprov burnin collect {done.run}")
+    return printed(done, options.json)
 
 
-def _alone(fleet: Fleet, limits: Limits, broken: bool = False) -> Alone:
-    from dataclasses import replace
+def printed(done: Outcome, as_json: bool) -> ExitCode:
+    """On stdout where each node stands, or the record's summary; or the document of either."""
+    import json
 
-    from provision.remote import fleet_lock
+    if done.record is not None:
+        if as_json:
+            sys.stdout.write(done.record.read_text("utf-8"))
+        else:
+            _say(*done.summary)
+    elif done.nodes is not None:
+        if as_json:
+            nodes = [one.record() for one in done.nodes]
+            sys.stdout.write(json.dumps({"format": 1, "burnin": done.run, "nodes": nodes}, indent=1) + "\n")
+        else:
+            width = max((len(one.node) for one in done.nodes), default=0)
+            _say(done.run, *(f"  {one.node:<{width}}  {one.words}" for one in done.nodes))
+    return done.code
 
-    def alone(nodes: Collection[str], burnin: str = "") -> AbstractContextManager[None]:
-        part = replace(fleet, nodes={name: fleet.nodes[name] for name in nodes})
-        return fleet_lock.alone(
-            "start",
-            fleet_lock.fresh_name(),
-            part,
-            before=[burnin],
-            timeout=limits.timeout,
-            connections=limits.connections,
-            say=fleet_options.say,
-            broken=broken,
-        )
 
-    return alone
+def _say(*lines: str) -> None:
+    from provision.terminal import printable
+
+    sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
+    sys.stdout.flush()
+
+
+class _Drawn(fleet_options.Drawn):
+    """Prints how a burn-in goes: it lasts for hours, so its lines are the output."""
+
+    def __init__(self, detached: bool = False) -> None:
+        super().__init__()
+        self._detached = detached
+
+    def __call__(self, event: Event) -> None:
+        import time
+
+        from provision import events
+        from provision.text import many
+
+        match event:
+            case events.BurninPlanned(lines):
+                _say(*lines)
+            case events.BurninBegan(run, nodes, of, between):
+                _say("", f"{run}: {len(nodes)} of {many(of, 'node')} burning in")
+                if self._detached:
+                    _say(f"  → gpuprov burnin status {run}", f"  → gpuprov burnin collect {run}")
+                    if between:
+                        _say(f"  → gpuprov burnin attach {run} (for the checks between nodes)")
+            case events.NodeBurns(node, words):
+                _say(f"{time.strftime('%H:%M:%S')}  {node}  {words}")
+            case events.NodeStopped(node, words):
+                _say(f"  {node}  {words}")
+            case _:
+                super().__call__(event)
 
 
 def _options(options: argparse.Namespace) -> BurninOptions:
@@ -240,39 +252,20 @@ def _options(options: argparse.Namespace) -> BurninOptions:
         forks=options.forks,
         every_node=options.nodes == "all",
         detach=options.detach,
-        json=options.json,
         thresholds=Path(options.thresholds) if options.thresholds else None,
         output=Path(options.output) if options.output else None,
         remove=options.remove,
     )
 
 
-def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:
-    """The plan, and the nodes that cannot take part with the reason."""
-    from provision.burnin import orders, plan
-
-    unable = {name: node.trouble for name, node in looked.seen.items() if node.error}
-    if not looked.able:
-        name, why = next(iter(unable.items()))
-        raise IncompleteError(
-            f"no node can be burned in; {name}: {why}", "widen --nodes, or repair the nodes first"
-        )
-    caps = plan.caps(looked.variables)
-    loads = [plan.load_of(node, looked.variables[name]) for name, node in looked.able.items()]
-    seconds = {name: orders.seconds(chosen, node) for name, node in looked.able.items()}
-    ramp: dict[str, Any] = {"ramp_steps": chosen.ramp_steps, "ramp_seconds": chosen.ramp_seconds}
-    return plan.plan(loads, caps, seconds, **ramp), unable
-
-
-def _show(
-    chosen: Profile, looked: Looked, planned: Plan, unable: dict[str, str], options: argparse.Namespace
-) -> ExitCode:
+def _show(chosen: Profile, planned: Planned, options: argparse.Namespace) -> ExitCode:
     import json
 
     from provision.burnin import orders
 
+    given = chosen, planned.plan, planned.unable, planned.looked.able
     if options.json:
-        sys.stdout.write(json.dumps(orders.document(chosen, planned, unable, looked.able), indent=1) + "\n")
+        sys.stdout.write(json.dumps(orders.document(*given), indent=1) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in orders.lines(chosen, planned, unable, looked.able))
-    return ExitCode.INCOMPLETE if unable else ExitCode.OK
+        sys.stdout.writelines(f"{line}\n" for line in orders.lines(*given))
+    return ExitCode.INCOMPLETE if planned.unable else ExitCode.OK

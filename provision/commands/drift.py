@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options
 from provision.drift.formats import NAMES
@@ -69,7 +69,6 @@ def run(options: argparse.Namespace) -> ExitCode:
     wanted = outputs(options)
 
     from provision.api import drifts
-    from provision.drift import drift_text
 
     loaded = fleet_options.loaded(options)
     kept = _Kept()
@@ -80,7 +79,7 @@ def run(options: argparse.Namespace) -> ExitCode:
                 limits=fleet_options.limits(options),
                 compare=not options.no_majority,
                 require_validated=options.require_validated,
-                arguments=drift_text.arguments(options),
+                arguments=_arguments(options),
                 on_event=on_event,
             )
     except KeyboardInterrupt:
@@ -88,6 +87,12 @@ def run(options: argparse.Namespace) -> ExitCode:
         raise
     _publish(result.report, wanted)
     return result.report.code
+
+
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The command line for the run folder; values of `--set` may be secrets: only their names are kept."""
+    kept = {name: given for name, given in vars(options).items() if name not in ("set", "print_completion")}
+    return {**kept, "set": [text.partition("=")[0] for text in options.set]}
 
 
 class _Kept:

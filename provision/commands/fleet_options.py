@@ -11,8 +11,6 @@ from provision.errors import UsageError
 from provision.terminal import say as say  # the verbs take it from here
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from provision.api.fleets import LoadedFleet
     from provision.api.source import Limits, Source
     from provision.events import Event, OnEvent
@@ -201,13 +199,6 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return int(text)
-
-
-def vault_password_files(options: argparse.Namespace) -> tuple[Path, ...]:
-    """The vault password files given, or the one that Ansible's environment variable or ansible.cfg names."""
-    from provision.api import fleets
-
-    return fleets.vault_password_files(source(options))
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:

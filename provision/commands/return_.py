@@ -126,9 +126,12 @@ def _validate(source: Source) -> ExitCode:
 
 
 def _burnin(source: Source, profile_name: str) -> ExitCode:
+    from provision.api.source import Limits
     from provision.burnin import profile
     from provision.burnin.actions import BurninOptions
     from provision.commands import burnin
 
     chosen = profile.load(profile_name)
-    return burnin.carried_out(fleet_options.loaded_from(source), chosen, BurninOptions(every_node=False))
+    loaded, options = fleet_options.loaded_from(source), BurninOptions(every_node=False)
+    done = burnin.carried_out(loaded, chosen, options, Limits())
+    return burnin.printed(done, as_json=False)

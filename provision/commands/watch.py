@@ -93,7 +93,9 @@ def _for_unit(options: argparse.Namespace) -> list[str]:
             "everyone may read a unit, so it has no variables and no passwords",
             "write them into the inventory (with Ansible Vault), not on the command line",
         )
-    files = [str(file.absolute()) for file in fleet_options.vault_password_files(options)]
+    from provision.api import fleets
+
+    files = map(str, (file.absolute() for file in fleets.vault_password_files(fleet_options.source(options))))
     found = [word for file in files for word in ("--vault-password-file", file)]
     return [*found, "--user", options.user] if options.user else found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -67,12 +66,6 @@ def fitting(blocks: Sequence[Sequence[str]], room: int) -> int:
         if room < 0:
             return number
     return len(blocks)
-
-
-def arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The command line for the run folder; values of `--set` may be secrets: only their names are kept."""
-    kept = {name: given for name, given in vars(options).items() if name not in ("set", "print_completion")}
-    return {**kept, "set": [text.partition("=")[0] for text in options.set]}
 
 
 def safe(lines: Iterable[str], secrets: Collection[str] = ()) -> str:

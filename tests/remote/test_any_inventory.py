@@ -277,7 +277,7 @@ def planned(shape: Shape) -> set[str]:
     words = ["plan", "-i", source_of(shape), "--set", "ansible_become=false"]
     options = cli.build_parser(["plan"]).parse_args(words)
     fleet, _ = fleet_options.load(options)
-    files = fleet_options.vault_password_files(options)
+    files = fleet.vault_password_files
     seen = observe(list(fleet.nodes.values()), {}, timeout=30, vault_password_files=files)
     return {name for name, said in seen.items() if said.error is None}
 
