@@ -368,6 +368,13 @@ esac"""
     node.program("dnf", done)
 
 
+def test_a_lock_of_others_is_named_of_packages_in_a_list_too(node: Node) -> None:
+    node.file("/etc/dnf/plugins/versionlock.list", "nvidia-driver*-570*\n")
+    answers(node, status=1, said="Error: Unable to find a match: nvidia-driver-cuda")
+    answer = node.run(packages=[{"nvidia-driver-cuda|nvidia-driver": "580.95.05"}, "nvlsm"])
+    assert "E: Somebody keeps back: 'nvidia-driver*-570*'." in answer["stderr"]
+
+
 def test_a_removal_forgets_the_locks_of_what_it_took(node: Node) -> None:
     erasing(node)
     node.file(

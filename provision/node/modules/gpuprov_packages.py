@@ -258,6 +258,7 @@ class Manager:
     """What both package managers are asked, and how one waits for them."""
 
     removed = ()
+    named = frozenset()  # of all the packages that the task names
 
     known = (
         False  # whether the repository that the packages are wanted from is configured, as far as was seen
@@ -315,7 +316,7 @@ class Apt(Manager):
         return sorted(
             name
             for name, (held, _version) in self.status().items()
-            if held and name in words and name not in self.options["packages"]
+            if held and name in words and name not in self.named
         )
 
     def waits(self, _code, error):
@@ -438,9 +439,7 @@ class Dnf(Manager):
     def fail(self, command, code, out, error):
         """Name the locks of others: dnf says of a package that they hide that there is none."""
         hidden = "Unable to find a match" in error
-        locks = (
-            [lock for lock in read_locks() if is_lock_on(lock, self.options["packages"])] if hidden else []
-        )
+        locks = [lock for lock in read_locks() if is_lock_on(lock, self.named)] if hidden else []
         words = [repr(str(lock)) for lock in locks]
         super(Dnf, self).fail(command, code, out, kept(words, "dnf versionlock delete") + error)
 
@@ -890,6 +889,7 @@ def main():
     manager = Dnf(module) if family() == "redhat" else Apt(module)
     versions = versions_of(module, options["packages"])
     wanted = [(tuple(key.split("|")), str(version or "")) for key, version in versions.items()]
+    manager.named = frozenset(name for names, _ in wanted for name in names)
     if options["refresh"] and not module.check_mode:
         manager.refresh(strict=True)
     answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
