@@ -11,9 +11,11 @@ from typing import Any
 
 from provision import report
 from provision.api.fleets import LoadedFleet
+from provision.api.source import several
 from provision.checks import registry, thresholds
 from provision.checks.health import FleetHealth
 from provision.checks.registry import PAIRS
+from provision.checks.table import STAGES
 from provision.desired import variables
 from provision.errors import ExitCode, UsageError
 from provision.events import ChecksChosen, Note, OnEvent, RunBegan, ignore
@@ -46,7 +48,7 @@ class Campaign:
     `stage` nor `checks` is given. `break_lock`: also measure nodes that another run has; `with_jobs`: also
     load nodes on which jobs of their scheduler run."""
 
-    checks: Sequence[str] = ()
+    checks: str | Sequence[str] = ()
     stage: str = ""
     pairs: str = ""
     group: bool = False
@@ -54,8 +56,8 @@ class Campaign:
     timeout: float | None = None
     connections: int = 512
     forks: int = 50
-    thresholds: Path | None = None
-    formats: Sequence[str] = FORMATS
+    thresholds: str | Path | None = None
+    formats: str | Sequence[str] = FORMATS
     resume: str | None = None
     break_lock: bool = False
     with_jobs: bool = False
@@ -80,16 +82,37 @@ class ValidateResult:
 
 def asked(campaign: Campaign) -> tuple[str, ...]:
     """The checks of a campaign, in the order they are run. Raises GpuprovError for one that does not exist, a
-    run that cannot be resumed, and thresholds that cannot be used."""
-    checks = campaign.checks
+    run that cannot be resumed, thresholds that cannot be used, and any other value that is none."""
+    _refuse_unknown(campaign)
+    checks = several(campaign.checks)
     if campaign.resume is not None and not campaign.stage and not checks:
         meta = validation.to_go_on_with(campaign.resume).meta()
         checks = [str(name) for name in meta.get("asked", ())]
-    found = registry.select(campaign.stage or STANDARD, list(checks))
+    found = registry.select(campaign.stage or STANDARD, checks)
     more = {"pairs": campaign.pairs and not registry.of_pairs(found), "group": campaign.group}
     added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
-    thresholds.for_sku(None, campaign.thresholds)
+    thresholds.for_sku(None, _override(campaign))
     return tuple(dict.fromkeys((*found, *added)))
+
+
+def _refuse_unknown(campaign: Campaign) -> None:
+    """Raises UsageError for what would be found out after the nodes were measured."""
+    words: list[tuple[str, list[str], Sequence[str]]] = [
+        ("stage", [campaign.stage or STANDARD], STAGES),
+        ("choice of pairs", [campaign.pairs or "all"], ("suspects", "all")),
+        ("report format", several(campaign.formats), tuple(report.FORMATS)),
+    ]
+    for what, given, known in words:
+        if unknown := [word for word in given if word not in known]:
+            raise UsageError(f"unknown {what} {unknown[0]!r}", f"give one of {', '.join(known)}")
+    for name in ("burn_seconds", "timeout", "connections", "forks"):
+        number = getattr(campaign, name)
+        if number is not None and number <= 0:
+            raise UsageError(f"{name}={number}", "give a number above 0")
+
+
+def _override(campaign: Campaign) -> Path | None:
+    return Path(campaign.thresholds) if campaign.thresholds else None
 
 
 def validate(
@@ -117,7 +140,7 @@ def validate(
         timeout=campaign.timeout,
         forks=campaign.forks,
         every_pair=campaign.pairs == "all",
-        override=campaign.thresholds,
+        override=_override(campaign),
         vault_password_files=fleet.vault_password_files,
         schedulers=None if campaign.with_jobs else schedulers,
     )
@@ -143,7 +166,7 @@ def validate(
         folder.note(lock=held_as)
         on_event(RunBegan(folder.path))
         health, code = validation.validate(folder, fleet, overrides, checks, settings, over, on_event)
-    return reported(folder, health, code, campaign.formats)
+    return reported(folder, health, code, several(campaign.formats))
 
 
 def reported(

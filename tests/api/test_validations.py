@@ -76,7 +76,14 @@ def test_mistakes_are_told_before_a_node_is_asked(machines: Machines, tmp_path: 
     fleet = loaded(["gpu-01"], tmp_path)
     for wrong, said in [
         (gpuprov.Campaign(checks=("gpu_brun",)), "gpu_brun"),
+        (gpuprov.Campaign(checks="gpu_brun"), "gpu_brun"),
+        (gpuprov.Campaign(stage="fast"), "unknown stage 'fast'"),
+        (gpuprov.Campaign(pairs="some"), "unknown choice of pairs 'some'"),
+        (gpuprov.Campaign(formats=("json", "pdf")), "unknown report format 'pdf'"),
+        (gpuprov.Campaign(forks=0), "forks=0"),
+        (gpuprov.Campaign(timeout=-1.0), "timeout=-1.0"),
         (gpuprov.Campaign(thresholds=tmp_path / "absent.yml"), "absent.yml"),
+        (gpuprov.Campaign(thresholds=str(tmp_path / "absent.yml")), "absent.yml"),
         (gpuprov.Campaign(resume=str(tmp_path / "absent")), "absent"),
     ]:
         with pytest.raises(gpuprov.GpuprovError, match=said):
