@@ -384,7 +384,10 @@ def alone(
     is told of a lost lock, and of nodes that cannot be locked: whether they can be reached, the verb finds
     out."""
     if broken:
-        yield
+        from provision.remote.ansible.runner import ended_as_interrupted
+
+        with ended_as_interrupted():  # as where they are held
+            yield
         return
     programs = on_fleet(fleet, timeout=timeout, connections=connections, over=over)
     lock = FleetLock(run, programs, verb=verb, before=before, since=now("seconds"), fleet=fleet)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -764,3 +765,14 @@ def test_a_time_that_is_none_makes_one_node_unreadable(field: str, value: str) -
     assert answers["gpu-02"].error.startswith("it cannot be locked: its answer is not of the form expected (")
     assert len(answers["gpu-02"].error) < 200
     resume.skewed(answers.values())
+
+
+def test_to_be_terminated_is_to_be_interrupted_though_locks_are_broken() -> None:
+    """`validate --break-lock` died of SIGTERM, without a report."""
+    fleet = Fleet(Path("nodes.yml"), {"gpu-01": Node("gpu-01", (), {})}, {})
+    before = signal.getsignal(signal.SIGTERM)
+    with fleet_lock.alone("validate", "r", fleet, timeout=1, connections=1, say=print, broken=True):
+        assert callable(signal.getsignal(signal.SIGTERM)), "it would end this process"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
