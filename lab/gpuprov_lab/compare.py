@@ -70,18 +70,19 @@ class Recorded:
 
 
 def recorded(folder: Path) -> Recorded:
-    """Read the folder that `gpuprov selftest` wrote. Raises LabError."""
+    """Read the folder that `gpuprov selftest` wrote, or what its archive unpacks to. Raises LabError."""
     document = _document(folder / "selftest.json")
-    facts = _document(folder / "archive" / "facts.json").get("facts")
+    archive = folder / "archive" if (folder / "archive").is_dir() else folder
+    facts = _document(archive / "facts.json").get("facts")
     found: list[Output] = []
-    for path in sorted((folder / "archive" / "checks").glob("*.json")):
+    for path in sorted((archive / "checks").glob("*.json")):
         found += outputs(path.stem, _document(path))
     rocm = facts.get("amdgpu.rocm") if isinstance(facts, dict) else None
     return Recorded(found, str(document.get("sku") or ""), str(document.get("driver") or ""), str(rocm or ""))
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    fix = "give the folder that gpuprov selftest wrote, with its archive unpacked in it"
+    fix = "give the folder that gpuprov selftest wrote, or the one that its archive unpacks to"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -133,6 +133,9 @@ def test_the_folder_of_a_selftest_is_compared(
     assert main(["lab", "compare", str(tmp_path), "--json"]) == ExitCode.OK
     (shape,) = json.loads(capsys.readouterr().out)["shapes"]
     assert shape["only_here"] == ["/nvidia_smi_log/gpu/fans"]
+    (tmp_path / "selftest.json").rename(tmp_path / "archive/selftest.json")  # as archive.tar.gz has it
+    assert main(["lab", "compare", str(tmp_path / "archive"), "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["shapes"] == [shape]
 
 
 @pytest.mark.parametrize(
