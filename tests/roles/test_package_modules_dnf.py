@@ -389,6 +389,14 @@ def test_a_removal_forgets_the_locks_of_what_it_took(node: Node) -> None:
     assert node.ran("dnf")[1:] == [f"{DELETE} {own}", remove, f"{DELETE} {own} {nvlsm}"]
 
 
+def test_a_removal_forgets_no_lock_of_others(node: Node) -> None:
+    erasing(node)
+    others = "!nvlsm-0:2025.6-1.*\nnvlsm-13-0-0:13.0.1-1.*\n"  # avoided; of another package
+    node.file("/etc/dnf/plugins/versionlock.list", others)
+    assert node.run(packages=["nvidia-driver-.*"], state="gone", autoremove=True)["removed"]
+    assert not [line for line in node.ran("dnf") if line.startswith(DELETE)]
+
+
 def test_what_needs_a_package_and_was_asked_for_forbids_its_removal(node: Node) -> None:
     needed = "error: Failed dependencies:\n\tnvidia-driver-cuda is needed by (installed) my-tool-1.2-3.x86_64"
     erasing(node, needed.replace("\n", "\\n").replace("\t", "\\t"), "my-tool")

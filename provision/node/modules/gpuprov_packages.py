@@ -550,7 +550,7 @@ class Dnf(Manager):
 
     def forget(self, names):
         """dnf keeps the lock of a package that is gone, and would not install another version of it."""
-        self.locks = read_locks()
+        self.locks = [lock for lock in read_locks() if lock[0] != "!"]
         self.mark(False, {*names, *(re.sub("-[^-]+-[^-]+$", "", spec) for spec in self.removed)})
 
     def let_go_before(self, names, _named):
@@ -630,7 +630,8 @@ def kept(names, command):
 
 def is_lock_of(lock, name):
     """Whether a line is about this package alone, and not a pattern over several."""
-    return re.match(r"!?(\d+:)?{0}-(\d+:)?\d".format(re.escape(name)), lock) is not None
+    rest = r"-(\d+:)?\d[^-]*(-[^-]*)?$"  # cuda-toolkit-13-0-0:13.0.2-1 is none of cuda-toolkit
+    return re.match(r"!?(\d+:)?{0}{1}".format(re.escape(name), rest), lock) is not None
 
 
 def is_locked(locks, name, version):
