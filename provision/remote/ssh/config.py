@@ -50,7 +50,8 @@ def login() -> tuple[str, str]:
     try:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:  # ssh itself would not start
-        return paths.user(), str(paths.home())
+        home = str(paths.home())  # without one there is often no name either, and HOME is the nearer mend
+    return paths.user(), home
     return entry.pw_name, entry.pw_dir
 
 
