@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from provision.burnin import profile
     from provision.desired import variables
     from provision.remote.schedulers import chosen
     from provision.up.watch import incidents, policy, returning
@@ -52,6 +53,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         raise UsageError(
             "no node given", "gpuprov return gpu-03; gpuprov watch --state lists the nodes in repair"
         )
+    profile.load(options.profile)  # a mistake is told before a password is typed, and hours before its turn
     source = fleet_options.settled(options)
     loaded = fleet_options.loaded_from(source)
     fleet, overrides = loaded.fleet, loaded.overrides

@@ -90,6 +90,7 @@ UNIT = "everyone may read a unit, so it has no variables and no passwords"
         (["watch", "nodes.yml", "--install-unit", "-K"], UNIT),
         (["watch", "nodes.yml", "--set", "gpuprov_watch={hurly: 2}"], "hurly"),
         (["return"], "no node given"),
+        (["return", "gpu-01", "nodes.yml", "--profile", "dya"], "no profile called 'dya'"),
         (["return", "gpu-01", "nodes.yml"], "gpuprov watch did not take gpu-01 out of service"),
         (["return", "gpu-77", "nodes.yml"], "the inventory has no node gpu-77"),
     ],
