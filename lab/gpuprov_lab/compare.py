@@ -105,7 +105,7 @@ def outputs(check: str, document: Mapping[str, Any]) -> Iterator[Output]:
             f"{check}/{one.get('name')}",
             [str(word) for word in one["argv"]],
             str(one.get("stdout") or ""),
-            seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
+            seconds=float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else 0.0,
             timed_out=bool(one.get("timed_out")),
             truncated=bool(one.get("truncated")),
             not_started=str(one.get("not_started") or ""),

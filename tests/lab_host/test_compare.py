@@ -153,6 +153,12 @@ def test_another_folder_is_one_line(
     assert said[1].startswith("  → give the folder")
 
 
+@pytest.mark.parametrize("seconds", [pytest.param(int("9" * 400), id="huge"), float("nan"), -1, "2", None])
+def test_a_time_that_is_none_is_no_bug(seconds: object) -> None:
+    (found,) = compare.outputs("gpu_burn", {"outputs": [{"argv": ["gpu_burn"], "seconds": seconds}]})
+    assert found.seconds == 0.0
+
+
 def test_a_machine_that_is_not_simulated_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
