@@ -51,7 +51,7 @@ def login() -> tuple[str, str]:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:  # ssh itself would not start
         home = str(paths.home())  # without one there is often no name either, and HOME is the nearer mend
-    return paths.user(), home
+        return paths.user(), home
     return entry.pw_name, entry.pw_dir
 
 
