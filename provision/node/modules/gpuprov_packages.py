@@ -258,7 +258,6 @@ class Manager:
     """What both package managers are asked, and how one waits for them."""
 
     removed = ()
-    named = frozenset()  # of all the packages that the task names
 
     known = (
         False  # whether the repository that the packages are wanted from is configured, as far as was seen
@@ -267,6 +266,12 @@ class Manager:
     def __init__(self, module):
         self.module = module
         self.options = module.params
+
+    @property
+    def named(self):
+        """All the packages that the task names."""
+        keys = versions_of(self.module, self.options["packages"])
+        return {name for key in keys for name in key.split("|")}
 
     def run(self, *command):
         """A program's exit status, output and errors, once no other program has the lock it needs."""
@@ -890,7 +895,6 @@ def main():
     manager = Dnf(module) if family() == "redhat" else Apt(module)
     versions = versions_of(module, options["packages"])
     wanted = [(tuple(key.split("|")), str(version or "")) for key, version in versions.items()]
-    manager.named = frozenset(name for names, _ in wanted for name in names)
     if options["refresh"] and not module.check_mode:
         manager.refresh(strict=True)
     answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
