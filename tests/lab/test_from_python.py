@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provision.lab.spec import NodeSpec
+from gpuprov_lab.spec import NodeSpec
 from tests.lab.lab_nodes import Lab, running_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
