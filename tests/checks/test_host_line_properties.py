@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab.places import SILICON
 from provision.checks.check import CheckNode, Output
 from provision.checks.host import host_lines, kernel_meaning
 from provision.checks.judge import Finding
 from provision.checks.on_node import kernel_since
-from provision.paths import DATA
 from tests.support.checks import make_node, make_output
 from tests.support.seed import SEED, times
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 CASES = times(300, 20_000)
 # What the simulated kernel prints, which shares no text with the catalogue.
-PRINTED = json.loads((DATA.parent / "lab/silicon/host_lines.json").read_text(encoding="utf-8"))
+PRINTED = json.loads((SILICON / "host_lines.json").read_text(encoding="utf-8"))
 # Forms that it does not print, by the sources that the catalogue names.
 RARER = (
     "{1}[Hardware Error]: event severity: recoverable",
