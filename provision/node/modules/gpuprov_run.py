@@ -17,6 +17,7 @@ Ansible sends a module as one file, hence its length.
 import errno
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -480,11 +481,12 @@ def bridges(lines, devices="/sys/bus/pci/devices"):
 
     pci 0000:64:01.0: PCI bridge to [bus 65-65]
     """
-    found = []
+    named = []
     for line in lines:
-        port = line.partition(": PCIe Bus Error: ")[0].rpartition(" ")[2]
-        if "PCIe Bus Error" not in line or "/" in port:
-            continue
+        if any(words in line for words in ("PCIe Bus Error", "AER: ", "[Hardware Error]")):
+            named += re.findall(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", line)
+    found = []
+    for port in named:
         try:
             buses = []
             for name in ("secondary_bus_number", "subordinate_bus_number"):
