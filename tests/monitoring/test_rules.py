@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from provision.checks import judge
-from provision.checks.gpu import telemetry_rules
+from provision.checks.gpu import inventory_rules
 from provision.checks.registry import select
 from provision.checks.thresholds import limits
 from provision.paths import ROLES
@@ -128,7 +128,7 @@ def test_an_action_that_is_not_the_findings_is_one_of_gpuprovs() -> None:
 def test_limits_are_those_of_the_checks() -> None:
     text = {name: " ".join(rule["expr"] for rule in alerts() if rule["alert"] == name) for name in NAMES}
     assert f"gpuprov:gpu_temperature_excess:celsius > {judge.HOTTER:g}" in text["GpuHot"]
-    replays = f"gpuprov:gpu_pcie_replays:per_minute > {telemetry_rules.REPLAYS_PER_MINUTE:g}"
+    replays = f"gpuprov:gpu_pcie_replays:per_minute > {inventory_rules.REPLAYS_PER_MINUTE:g}"
     assert replays in text["GpuPcieErrors"]
     ports = limits("port_limits")
     downs = ports["link_downs_per_day"]["fail"]["limit"]

@@ -11,8 +11,15 @@ from typing import Any
 
 from provision.checks.amd.sensors import VIOLATIONS
 from provision.checks.check import CheckNode
-from provision.checks.gpu.inventory_rules import ID, Values, all_good, odd_count, shared
-from provision.checks.gpu.telemetry_rules import REPLAYS_PER_MINUTE, REPLAYS_SOURCE
+from provision.checks.gpu.inventory_rules import (
+    ID,
+    REPLAYS_PER_MINUTE,
+    REPLAYS_SOURCE,
+    Values,
+    all_good,
+    odd_count,
+    shared,
+)
 from provision.checks.judge import PEERS, Finding, Measurement, Verdict, finding_on, hotter, unmeasured
 from provision.checks.thresholds import limits
 

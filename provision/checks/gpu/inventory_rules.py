@@ -20,6 +20,9 @@ from provision.checks.thresholds import Threshold
 from provision.text import many
 
 ID = "gpu_inventory"
+# What NVIDIA holds for the most of a healthy link of PCIe, whosever GPU is at its end.
+REPLAYS_PER_MINUTE = 8
+REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 
 Values = Mapping[str, Mapping[str, Any]]  # metric → device → value
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.checks.gpu.gpu_answers import ACTIONS, LOST, NOT_PERMITTED, REQUIRES_RESET
+from provision.checks.gpu.inventory_rules import REPLAYS_PER_MINUTE, REPLAYS_SOURCE
 from provision.checks.gpu.telemetry import ALARMS, FEWEST
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, hotter, unmeasured
 from provision.checks.thresholds import Threshold
@@ -17,10 +18,6 @@ from provision.checks.thresholds import Threshold
 # A sampler that ended in the first half of a load has not seen the load.
 _SAMPLED_SHARE = 0.5
 _SHORT = 10.0  # seconds of load, below which a few samples are all there can be
-
-# What NVIDIA holds for the most of a healthy link of PCIe, whosever GPU is at its end.
-REPLAYS_PER_MINUTE = 8
-REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 
 _SOFT = "sw_thermal_slowdown"
 # Held down in one sample, or in two that one short event straddles, is nothing lasting.
