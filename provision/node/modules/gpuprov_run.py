@@ -483,7 +483,7 @@ def bridges(lines, devices="/sys/bus/pci/devices"):
     """
     named = []
     for line in lines:
-        if any(words in line for words in ("PCIe Bus Error", "AER: ", "[Hardware Error]")):
+        if re.search(r"PCIe Bus Error|AER: |\[Hardware Error\]", line):
             named += re.findall(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", line)
     found = []
     for port in named:
