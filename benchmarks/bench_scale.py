@@ -24,9 +24,10 @@ from benchmarks.results import Options, Result
 from provision import cli
 from provision.desired import expectations, stack
 from provision.fleet import Node
-from provision.remote import observe, protocol
-from provision.remote.observe import Observation
+from provision.remote import protocol
 from provision.remote.protocol import unreachable
+from provision.remote.reach import observe
+from provision.remote.reach.observe import Observation
 
 KERNEL = "6.8.0-51-generic"
 NAME = "@@@@@@@@"  # eight characters that each node replaces with its own

@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.costs import ROOT
 from benchmarks.results import Options, Result, Rounds, number
 from provision.remote.ansible import handover
-from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import run_playbook
+from provision.remote.reach.partitions import run_sharded
 from provision.runs.store import RunFolder
 
 MOST = 20  # hosts: each of their tasks costs two cores a tenth of a second

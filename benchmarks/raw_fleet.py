@@ -15,7 +15,7 @@ from benchmarks.detection.cases import FOUR, Case, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from benchmarks.report_fleet import BAD, CHECKED, FAULTS, SILENT, UNMEASURED
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.node_names import file_name
 
 GOOD = 6  # of each SKU, so that the values of a fleet scatter

@@ -17,9 +17,10 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.cases import Case, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import health, registry
+from provision.checks import health
 from provision.checks.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
 from provision.checks.judge import Finding, Verdict
+from provision.checks.judging import registry
 from provision.report import json as report_json
 from provision.runs import node_history
 from provision.runs.store import RunFolder

@@ -63,9 +63,9 @@ def simulated(words: list[str]) -> dict[str, Any]:
     """Run gpuprov in this process on two simulated nodes."""
     from benchmarks.detection.machine import Machine
     from provision.checks.check import Command
-    from provision.remote.ansible import partitions
     from provision.remote.ansible.runner import Event, Outcome
-    from provision.remote.observe import Observation
+    from provision.remote.reach import partitions
+    from provision.remote.reach.observe import Observation
     from provision.validate import validation
 
     with ExitStack() as stack:

@@ -26,7 +26,7 @@ WORKERS = ("worker-a", "worker-b")
 MISSING = (
     "there is no receptor: install Debian 13's package of that name, or name one in GPUPROV_TEST_RECEPTOR"
 )
-_ENTRY = "-P -m provision.remote.workers.worker_entry"
+_ENTRY = "-P -m provision.remote.worker_program.worker_entry"
 _AT_REST = 30.0  # seconds for the units of a command that is over to be gone
 _LONG = "86400"  # seconds: a Receptor runs until it is ended
 

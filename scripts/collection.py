@@ -22,7 +22,8 @@ try:
     import yaml
 
     from provision import __version__, paths
-    from provision.desired import health_program, skus
+    from provision.checks.on_node import health_program
+    from provision.desired import skus
 except ModuleNotFoundError as missing:
     sys.exit(
         f"scripts/collection.py: this Python has no module {missing.name}\n"

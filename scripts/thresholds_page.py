@@ -13,7 +13,7 @@ import page
 
 from provision.checks import thresholds
 from provision.checks.judge import limit_text
-from provision.checks.threshold_evidence import age_months, machines_text, share_failed, share_text
+from provision.checks.judging.threshold_evidence import age_months, machines_text, share_failed, share_text
 from provision.checks.thresholds import Threshold
 from provision.desired.skus import all_skus
 

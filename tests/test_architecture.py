@@ -27,7 +27,7 @@ NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, a
 # Each library is known by as few files as can be; what it changes, they change.
 OWNERS = {
     "ansible_runner": {"remote/ansible/runner.py"},
-    "cryptography": {"desired/receptor.py", "remote/workers/sealed.py", "validate/launch.py"},
+    "cryptography": {"desired/receptor.py", "remote/workers/sealed.py", "validate/plays/launch.py"},
     "jinja2": {"desired/templating/__init__.py", "report/html.py"},
     "kubernetes": {"remote/schedulers/kubernetes/cluster.py"},
     "markupsafe": {"report/html.py"},
@@ -252,7 +252,7 @@ def decoded_json(path: Path) -> list[int]:
 # Packages that talk to nodes, workers, schedulers and tools. The others read what gpuprov or its user wrote.
 FOREIGN = ("remote/", "validate/", "burnin/", "checks/", "drift/")
 OWN_JSON = {
-    "remote/workers/worker_entry.py",  # sealed by the controller: an inventory may hold any number
+    "remote/worker_program/worker_entry.py",  # sealed by the controller: an inventory may hold any number
     "validate/selftest/measure.py",  # the archive that it has just written
 }
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from provision import bug_file
-from provision.checks import node_judge, registry
 from provision.checks.check import Raw
+from provision.checks.judging import node_judge, registry
 from provision.runs.store import RunFolder
 from tests.checks.amd_node import facts, node_of
 

@@ -13,7 +13,7 @@ import yaml
 
 from gpuprov_lab.releases import RELEASES
 from provision import cli
-from provision.checks import registry
+from provision.checks.judging import registry
 from provision.desired import variables
 from provision.desired.role import all_roles
 from provision.errors import ExitCode

@@ -14,7 +14,7 @@ from provision.desired import stack
 from provision.drift import assess, drift_report
 from provision.drift.formats import prometheus as drift_metrics
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.report import prometheus as report_metrics
 from provision.up.watch import heartbeat
 from tests.support import samples

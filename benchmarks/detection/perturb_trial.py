@@ -20,9 +20,9 @@ from benchmarks.detection.perturb import Perturbed
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.trial import DECLARED, LEFT_OUT, NAME, OPTIONS, OWN_LIMITS
-from provision.checks import node_judge, registry
 from provision.checks.judge import Finding
-from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging import node_judge, registry
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack
 
 # Drivers of the branches that the simulator prints the forms of.

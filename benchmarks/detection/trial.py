@@ -25,15 +25,15 @@ from benchmarks.detection.cases import (
 )
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import node_judge, registry
 from provision.checks.check import Raw
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
 from provision.checks.host import versions
 from provision.checks.judge import Verdict, worst
-from provision.checks.node_facts import NodeFacts, node_facts_of
-from provision.checks.registry import CHECKS
-from provision.checks.table import STAGES
+from provision.checks.judging import node_judge, registry
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging.registry import CHECKS
+from provision.checks.judging.table import STAGES
 from provision.desired import stack
 
 HEALTHY = "healthy"

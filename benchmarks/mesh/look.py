@@ -25,10 +25,12 @@ from benchmarks.mesh.receptor import Receptor, instead_of_socket
 from benchmarks.mesh.virtual_threads import World, instead_of
 from benchmarks.mesh.worker import RATE, SLOW, Process, Worker
 from provision.fleet import Fleet, Node
-from provision.remote import observe, protocol, workers
+from provision.remote import protocol, workers
 from provision.remote.ansible import handover
-from provision.remote.observe import Observation
-from provision.remote.workers import leftovers, mesh, register, sealed, worker_entry
+from provision.remote.reach import observe
+from provision.remote.reach.observe import Observation
+from provision.remote.worker_program import worker_entry
+from provision.remote.workers import leftovers, mesh, register, sealed
 
 REGIONS, EACH = 8, 5  # regions, and workers of each
 SLOW_ONES = 4  # workers

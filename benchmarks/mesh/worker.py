@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.mesh.network import Line
-from provision.remote.workers import sealed, worker_entry, worker_stream
+from provision.remote.worker_program import worker_entry
+from provision.remote.workers import sealed, worker_stream
 
 START = 1.5  # seconds until Python has begun, and gpuprov is there
 RATE = 100.0  # nodes a second: a core, and 7 to 10 ms of it for each (docs/performance.md)

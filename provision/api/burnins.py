@@ -18,7 +18,7 @@ from provision.burnin.profile import Profile
 from provision.desired import variables
 from provision.errors import IncompleteError
 from provision.events import Note, OnEvent
-from provision.remote import fleet_lock
+from provision.remote.reach import fleet_lock
 from provision.remote.schedulers import chosen as schedulers
 from provision.runs.store import RunFolder
 

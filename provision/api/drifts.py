@@ -17,7 +17,7 @@ from provision.drift.drifts import Drift
 from provision.drift.formats import json
 from provision.errors import ExitCode
 from provision.events import OnEvent, RunBegan, ignore
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.runs import store
 from provision.runs.store import RunFolder
 

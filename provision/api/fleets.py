@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from provision.api.source import Source, several
-from provision.desired import inventory, lockfile, service_hosts, variable_types
-from provision.desired.inventory import ansible_settings
-from provision.desired.inventory.ansible_settings import Settings
-from provision.desired.templating import resolve
+from provision.desired import inventory, lockfile, resolve, service_hosts, variable_types
+from provision.desired.inventory.ansible import ansible_settings
+from provision.desired.inventory.ansible.ansible_settings import Settings
 from provision.errors import UsageError
 from provision.events import Note, OnEvent, ignore
 from provision.fleet import Fleet, Kind

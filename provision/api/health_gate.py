@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from provision.api import validations
-from provision.checks import registry
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Verdict
+from provision.checks.judging import registry
 from provision.events import OnEvent, RunBegan
 from provision.fleet import Fleet, Kind
-from provision.remote.observe import Reach
+from provision.remote.reach.observe import Reach
 from provision.report.causes import silence
 from provision.up.options import QUICK, UpOptions
 from provision.validate import validation

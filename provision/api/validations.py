@@ -12,15 +12,16 @@ from typing import Any
 from provision import report
 from provision.api.fleets import LoadedFleet
 from provision.api.source import several
-from provision.checks import registry, thresholds
+from provision.checks import thresholds
 from provision.checks.health import FleetHealth
-from provision.checks.registry import PAIRS
-from provision.checks.table import STAGES
+from provision.checks.judging import registry
+from provision.checks.judging.registry import PAIRS
+from provision.checks.judging.table import STAGES
 from provision.desired import variables
 from provision.errors import ExitCode, UsageError
 from provision.events import ChecksChosen, Note, OnEvent, RunBegan, ignore
-from provision.remote import fleet_lock
-from provision.remote.observe import Reach
+from provision.remote.reach import fleet_lock
+from provision.remote.reach.observe import Reach
 from provision.remote.schedulers import chosen
 from provision.report import context
 from provision.report import json as json_report

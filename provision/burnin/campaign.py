@@ -21,14 +21,14 @@ from provision.burnin.plan import MARGIN, Plan
 from provision.burnin.profile import Profile
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Contact
-from provision.checks import registry
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging import registry
+from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import GpuprovError, IncompleteError, RunFolderError
 from provision.events import OnEvent, PartEnded, Step, ignore, work
 from provision.fleet import Fleet
 from provision.node_names import fold
-from provision.remote.fleet_lock import me
-from provision.remote.observe import observe
+from provision.remote.reach.fleet_lock import me
+from provision.remote.reach.observe import observe
 from provision.remote.schedulers.chosen import Schedulers
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Fingerprint

@@ -14,15 +14,15 @@ from provision.burnin.campaign import Campaign
 from provision.burnin.node_talk import Status
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
-from provision.checks.node_facts import NodeFacts
-from provision.checks.registry import PAIRS
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import PAIRS
 from provision.errors import RunFolderError
 from provision.events import Note, OnEvent, work
 from provision.node_names import fold
 from provision.runs import fleet_pairs
 from provision.runs.store import RunFolder
-from provision.validate.node_commands import Settings
 from provision.validate.pairs import pair_campaign
+from provision.validate.plays.node_commands import Settings
 
 UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or nobody could
 

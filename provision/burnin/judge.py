@@ -17,14 +17,13 @@ from provision.burnin import own_findings
 from provision.burnin.own_findings import ID, Reported
 from provision.burnin.timeline import Clock, Step, Timeline, planned_steps
 from provision.burnin.watch import SIGNS, Watch
-from provision.checks import node_judge
-from provision.checks.amd import driver_log
 from provision.checks.check import KERNEL_LOG_DELTA, Measurement, Raw
 from provision.checks.health import CheckResult, NodeHealth
-from provision.checks.host import kernel_incidents
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
-from provision.checks.node_facts import NodeFacts
-from provision.checks.registry import CHECKS
+from provision.checks.judging import node_judge
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import CHECKS
+from provision.checks.kernel import driver_log, kernel_incidents
 from provision.text import many
 
 _LATE = 2  # samples: where the kernel's log cannot be waited on, it is read as often as the sources are

@@ -15,10 +15,10 @@ from typing import Any
 
 from provision import paths
 from provision.burnin.timeline import SERIOUS
-from provision.checks.host import kernel_incidents
+from provision.checks.kernel import kernel_incidents
 from provision.remote.protocol import state_word
 from provision.text import one_line
-from provision.validate import node_commands
+from provision.validate.plays import node_commands
 
 PLAYBOOK = paths.PLAYBOOKS / "burnin.yml"
 LIMIT = 4 * 1024 * 1024  # bytes of files that one answer brings

@@ -16,17 +16,17 @@ from typing import Any
 from provision import yamlfile
 from provision.burnin.plan import Part, Plan, cost, peak
 from provision.burnin.profile import LOADS, Profile, Segment, about, steps_of_soak
-from provision.checks import node_judge, registry
 from provision.checks.check import Command
-from provision.checks.host import kernel_incidents
-from provision.checks.host.kernel_meaning import NEEDS_RESET
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging import node_judge, registry
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.kernel import kernel_incidents
+from provision.checks.kernel.kernel_meaning import NEEDS_RESET
 from provision.desired import vendors
 from provision.node_names import fold
 from provision.paths import DATA
 from provision.runs.fingerprint import Fingerprint
 from provision.text import many, spelled
-from provision.validate import node_commands
+from provision.validate.plays import node_commands
 
 FORMAT = 1
 # Seconds in which a node looks who holds its GPUs, before each round. Without them its last step does not fit

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.desired import skus
 from provision.errors import InventoryError
 from provision.node_names import fold

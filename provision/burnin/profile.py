@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.checks import registry
-from provision.checks.registry import CHECKS, PAIRS
+from provision.checks.judging import registry
+from provision.checks.judging.registry import CHECKS, PAIRS
 from provision.desired import vendors
 from provision.errors import UsageError
 from provision.nearest import did_you_mean

@@ -18,8 +18,8 @@ from provision.burnin.timeline import Clock, Timeline, timeline
 from provision.burnin.watch import Watch, compare_peers, watch
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
-from provision.checks.registry import PAIRS
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import PAIRS
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.node_facts import read_node_facts

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from provision.errors import ExitCode, GpuprovError, RunFolderError
 
 if TYPE_CHECKING:
-    from provision.checks.baseline import Baseline
     from provision.checks.health import FleetHealth
+    from provision.checks.judging.baseline import Baseline
     from provision.checks.thresholds import Threshold
 
 EPILOG = """\
@@ -73,7 +73,8 @@ def _percent(text: str) -> float:
 def run(options: argparse.Namespace) -> ExitCode:
     import dataclasses
 
-    from provision.checks import baseline, thresholds
+    from provision.checks import thresholds
+    from provision.checks.judging import baseline
 
     found = _runs(options)
     use = baseline.rules()
@@ -123,7 +124,7 @@ def _write(path: Path, text: str) -> None:
 
 def _certainty(learnt: Baseline, sku: str, limit: Threshold) -> str:
     """How far the limit can be trusted, in one line; empty for a count, which has no noise."""
-    from provision.checks.threshold_evidence import share_failed, share_text
+    from provision.checks.judging.threshold_evidence import share_failed, share_text
     from provision.text import many
 
     certain = learnt.certainty.get((sku, limit.metric))

@@ -46,7 +46,7 @@ def pages() -> dict[str, Path]:
 
 def _about(name: str) -> Iterator[str]:
     """The lines about what is called so. Raises UsageError with the nearest names."""
-    from provision.checks import registry
+    from provision.checks.judging import registry
 
     wanted = name.removeprefix("docs/").removesuffix(".md")
     files = pages()
@@ -54,7 +54,7 @@ def _about(name: str) -> Iterator[str]:
         if page in files:
             return iter(files[page].read_text(encoding="utf-8").splitlines())
     if wanted in registry.table():
-        from provision.checks import checks_reference
+        from provision.checks.judging import checks_reference
 
         return checks_reference.explained(wanted)
     from provision.nearest import did_you_mean
@@ -67,7 +67,7 @@ def _about(name: str) -> Iterator[str]:
 
 def _overview() -> Iterator[str]:
     from provision import paths
-    from provision.checks import registry
+    from provision.checks.judging import registry
 
     files = pages()
     width = max(map(len, (*files, *registry.table())))

@@ -93,7 +93,7 @@ def _look(options: argparse.Namespace) -> Assessment:
     import functools
 
     from provision.drift import assess, lock_sources
-    from provision.remote import observe
+    from provision.remote.reach import observe
 
     fleet, overrides = fleet_options.load(options)
     fleet_options.say_what(fleet)

@@ -188,7 +188,7 @@ def printed(result: ValidateResult, as_json: bool) -> None:
 
 
 def _list_checks() -> ExitCode:
-    from provision.checks import registry
+    from provision.checks.judging import registry
 
     table = registry.table()
     width = max(len(name) for name in table)

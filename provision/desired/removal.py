@@ -14,10 +14,10 @@ from typing import Any
 from provision.desired import lockfile, node_roles
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, facts_to_ask, of_node, renderer_for
+from provision.desired.resolve import View
 from provision.desired.role import all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError
 from provision.desired.templating.render_cache import RenderCache, frozen
-from provision.desired.templating.resolve import View
 from provision.errors import StackError, UsageError
 from provision.nearest import did_you_mean
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.desired import compared, skus, variable_types
-from provision.desired.inventory import ansible_inventory
+from provision.desired.inventory.ansible import ansible_inventory
 from provision.desired.role import all_roles
 from provision.errors import StackError
 from provision.fleet import Fleet, Node

@@ -7,27 +7,27 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
+from provision.checks.on_node import health_program
 from provision.desired import (
     compatibility,
-    health_program,
     inventory,
     lockfile,
     node_roles,
     removal,
+    resolve,
     stack,
     variables,
     vendors,
 )
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node
-from provision.desired.templating import resolve
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
 from provision.drift.drifts import Drift, FleetDrifts
 from provision.events import Note, OnEvent, PartEnded, work
 from provision.fleet import Fleet, Node
-from provision.remote import observe as observer
-from provision.remote.observe import Observation
+from provision.remote.reach import observe as observer
+from provision.remote.reach.observe import Observation
 from provision.remote.ssh.fanout import MOST
 from provision.secrets_mask import secrets_of
 from provision.shared_facts import Pool

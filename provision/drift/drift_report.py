@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision.checks import registry as checks_asked
 from provision.checks.fleet import majority
 from provision.checks.fleet.majority import Comparison, Voter, outlier_text, tie_text
+from provision.checks.judging import registry as checks_asked
 from provision.desired import compared, vendors
 from provision.desired.expectations import by_fact
 from provision.drift import drift_text

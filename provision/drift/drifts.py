@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.desired.expectations import Expectation
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.shared_facts import SharedFacts
 
 _ABSENT = object()

@@ -16,7 +16,7 @@ from provision.drift.assess import Assessment, Observe
 from provision.errors import StackError
 from provision.fleet import Fleet, Node
 from provision.node_names import fold
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.text import many
 
 PATTERNS = "package_lock_patterns"

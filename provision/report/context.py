@@ -12,11 +12,11 @@ from provision.checks.gpu import telemetry, telemetry_rows
 from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Finding
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import PAIRS
 from provision.checks.pairs import groups
 from provision.checks.pairs.judge import TOLERANCE, Metric
 from provision.checks.pairs.pairing import Result, Topology
-from provision.checks.registry import PAIRS
 from provision.errors import GpuprovError
 from provision.report.causes import silence, worst_first
 from provision.runs import fleet_pairs, node_history, store

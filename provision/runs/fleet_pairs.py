@@ -12,11 +12,11 @@ from typing import Any
 
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import PAIRS
 from provision.checks.pairs import groups, pairing
 from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import Outcome, Result, Topology
-from provision.checks.registry import PAIRS
 from provision.desired import vendors
 from provision.errors import RunFolderError
 from provision.node_names import fold

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from provision import atomic_file
-from provision.checks import health, offenders
+from provision.checks import health
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
-from provision.checks.offenders import Past
+from provision.checks.judging import offenders
+from provision.checks.judging.offenders import Past
 from provision.errors import GpuprovError, RunFolderError
 from provision.node_names import file_name
 from provision.runs import fingerprint

@@ -16,9 +16,9 @@ from typing import Any
 
 from provision.fleet import Fleet
 from provision.node_names import fold
-from provision.remote import fleet_lock
 from provision.remote.ansible.events import Tally
-from provision.remote.fleet_lock import FleetLock, LockedError
+from provision.remote.reach import fleet_lock
+from provision.remote.reach.fleet_lock import FleetLock, LockedError
 from provision.remote.workers import leftovers, mesh, register, sealed, units
 from provision.remote.workers.control import Control, ControlError, labelled
 from provision.remote.workers.register import Record

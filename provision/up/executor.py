@@ -17,9 +17,10 @@ from provision.desired.role import steps_without_packages
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
 from provision.node_names import file_name, fold
-from provision.remote.ansible import accelerator, handover, partitions
+from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.observe import Observation
+from provision.remote.reach import partitions
+from provision.remote.reach.observe import Observation
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.up import hooks

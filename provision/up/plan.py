@@ -9,7 +9,7 @@ from typing import Any
 
 from provision.desired.expectations import HARDWARE, roles_in_order
 from provision.drift.drifts import Drift
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.up import waves
 from provision.up.durations import Expected, Minutes, kind_of
 

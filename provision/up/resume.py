@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from provision.desired.expectations import roles_in_order
-from provision.desired.inventory import ansible_inventory
+from provision.desired.inventory.ansible import ansible_inventory
 from provision.errors import GpuprovError, InventoryError, RunFolderError, UsageError
 from provision.fleet import Fleet
 from provision.node_names import fold
-from provision.remote import fleet_lock
-from provision.remote.fleet_lock import Answer, FleetLock
+from provision.remote.reach import fleet_lock
+from provision.remote.reach.fleet_lock import Answer, FleetLock
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import route_of
 from provision.runs import store

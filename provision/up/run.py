@@ -30,11 +30,11 @@ from provision.events import (
 from provision.events import Event as Reported
 from provision.fleet import Fleet
 from provision.node_names import fold
-from provision.remote import fleet_lock
 from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import ended_as_interrupted
-from provision.remote.fleet_lock import FleetLock
+from provision.remote.reach import fleet_lock
+from provision.remote.reach.fleet_lock import FleetLock
 from provision.remote.schedulers import chosen
 from provision.remote.workers import register
 from provision.runs.store import RunFolder

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provision import __version__
-from provision.checks import health, offenders, registry
+from provision.checks import health
 from provision.checks.fleet import fleet_judge, nvlink_domains
 from provision.checks.fleet.majority import Voter
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.host import versions
-from provision.checks.node_facts import NodeFacts
-from provision.checks.node_judge import judge_check, judge_node
-from provision.checks.registry import CHECKS
+from provision.checks.judging import offenders, registry
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.node_judge import judge_check, judge_node
+from provision.checks.judging.registry import CHECKS
 from provision.errors import RunFolderError
 from provision.runs import fleet_pairs, node_history
 from provision.runs.node_facts import read_node_facts

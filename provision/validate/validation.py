@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, text
-from provision.checks import health, node_judge, registry
+from provision.checks import health
 from provision.checks.check import KERNEL_LOG_DELTA, Raw
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
-from provision.checks.node_facts import NodeFacts, for_checks, node_facts_of
+from provision.checks.judging import node_judge, registry
+from provision.checks.judging.node_facts import NodeFacts, for_checks, node_facts_of
 from provision.desired import stack
 from provision.errors import ExitCode, RunFolderError, StackError
 from provision.events import (
@@ -33,17 +34,18 @@ from provision.events import (
     ignore,
 )
 from provision.fleet import Fleet
-from provision.remote.observe import Observation, Reach, observe
+from provision.remote.reach.observe import Observation, Reach, observe
 from provision.remote.schedulers import chosen
 from provision.remote.schedulers.chosen import Schedulers
 from provision.runs import fingerprint, node_history, store
 from provision.runs.earlier_counters import earlier_counters
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.store import RunFolder, runs_home
-from provision.validate import campaign, node_commands
+from provision.validate import campaign
 from provision.validate.campaign import FEW
-from provision.validate.node_commands import Settings as Settings
 from provision.validate.pairs import pair_campaign
+from provision.validate.plays import node_commands
+from provision.validate.plays.node_commands import Settings as Settings
 
 _NAMED = 3  # nodes that are named once no more are waited for
 
@@ -158,8 +160,8 @@ def plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dic
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     if not any(_is_template(key, value) for found in declared.values() for key, value in found.items()):
         return declared
-    from provision.desired import role
-    from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, resolve
+    from provision.desired import resolve, role
+    from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 
     views = resolve.resolve(fleet, declared).views
     for name, found in declared.items():

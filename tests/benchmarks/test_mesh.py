@@ -16,7 +16,8 @@ from benchmarks.mesh.look import DARK, EACH, REGIONS, Looked, Scenario
 from benchmarks.mesh.network import Line, Region
 from benchmarks.mesh.virtual_threads import Signal, StuckError, World, instead_of
 from provision.remote import protocol
-from provision.remote.workers import assignment, mesh, worker_asks, worker_entry, worker_stream
+from provision.remote.worker_program import worker_entry
+from provision.remote.workers import assignment, mesh, worker_asks, worker_stream
 
 NODES = 320
 OF_A_REGION = NODES // REGIONS

@@ -18,14 +18,14 @@ from provision.burnin.node_talk import Answer, status
 from provision.burnin.own_findings import Reported
 from provision.burnin.plan import Part
 from provision.burnin.watch import extremes, series
-from provision.checks import node_judge
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging import node_judge
+from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import UsageError
 from provision.fleet import Fleet, Node
 from provision.node.burnin.order import read_order
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.runs import fingerprint
 from provision.validate import validation
 from tests.checks.amd_node import ADDRESSES, documents, facts, node_of

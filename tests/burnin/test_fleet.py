@@ -14,7 +14,7 @@ from provision.burnin.fleet import Between
 from provision.burnin.node_talk import Answer, Status
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Verdict
-from provision.checks.registry import PAIRS
+from provision.checks.judging.registry import PAIRS
 from provision.runs.store import RunFolder
 from provision.validate.pairs import pair_campaign
 from tests.support.burnin import NODE

@@ -10,7 +10,7 @@ import pytest
 
 from provision.burnin import orders, plan, profile
 from provision.burnin.plan import Part
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.node.burnin.campaign import FOREIGN_PAUSE, HOLDERS_DEADLINE
 from provision.node.burnin.order import read_order
 from provision.node.burnin.runner import Watch

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from provision.burnin import orders, profile
 from provision.burnin import plan as planning
 from provision.burnin.plan import MARGIN, Caps, Load, caps, cost, drawn, load_of, peak, plan
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import InventoryError
 
 Fleet = tuple[list[Load], Caps, dict[str, tuple[float, float]]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.burnin import plan, profile
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from provision.errors import UsageError
 
 HEAT = {"name": "heat", "kind": "soak", "checks": ["gpu_burn"], "weight": 1}

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import Output
-from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
+from provision.checks.kernel.kernel_log import bus_address
 from provision.desired import stack
 from tests.support.observed import debian
 

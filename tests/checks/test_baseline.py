@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import baseline, thresholds
-from provision.checks.baseline import Sample, learn, render, rules
+from provision.checks import thresholds
 from provision.checks.check import Measurement
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.checks.threshold_evidence import Certainty, Healthy, Rule, healthy, of_limit, quantile
+from provision.checks.judging import baseline
+from provision.checks.judging.baseline import Sample, learn, render, rules
+from provision.checks.judging.threshold_evidence import Certainty, Healthy, Rule, healthy, of_limit, quantile
 from provision.checks.thresholds import for_sku
 
 Values = Mapping[str, Mapping[str, float | str]]  # node → device → value

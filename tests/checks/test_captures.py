@@ -15,7 +15,7 @@ import pytest
 
 from provision.checks.check import Measurement, Output
 from provision.checks.gpu import fabric_log, gpu_burn, nvbandwidth, nvidia_smi, nvlink_errors
-from provision.checks.host import host_lines, kernel_log
+from provision.checks.kernel import host_lines, kernel_log
 from provision.checks.nccl import nccl_table
 from provision.checks.network import perftest
 from provision.errors import ParseError

@@ -15,7 +15,7 @@ from provision.checks.check import Measurement
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, typical
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from provision.errors import GpuprovError
 
 RATE = 50_000.0

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from provision.checks import offenders
 from provision.checks.check import GpuIdentity, Measurement
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging import offenders
+from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.pairs import write_bw
 from provision.checks.pairs.pairing import Topology
 from provision.runs.store import RunFolder

@@ -8,7 +8,7 @@ from typing import Any
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from tests.support.stored import FACTS
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from provision.checks.check import Output
 from provision.checks.gpu import telemetry
 from provision.checks.judge import Verdict
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from tests.support.scenarios import ON_NVIDIA, UNREAD, Scenario, judged, scenarios
 from tests.support.seed import SEED, times
 

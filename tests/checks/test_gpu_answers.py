@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from provision.checks import node_judge
 from provision.checks.check import Output, Raw
 from provision.checks.gpu import gpu_answers
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
-from provision.checks.registry import CHECKS
+from provision.checks.judging import node_judge
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import CHECKS
 from tests.support.checks import sample
 from tests.support.scenarios import ON_NVIDIA
 

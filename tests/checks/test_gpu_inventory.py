@@ -8,8 +8,8 @@ import pytest
 
 from provision.checks.check import Output
 from provision.checks.gpu import gpu_inventory, nvidia_smi
-from provision.checks.host import kernel_log
 from provision.checks.judge import Verdict
+from provision.checks.kernel import kernel_log
 from provision.errors import ParseError
 from tests.support.checks import flagged, inventory, make_node, make_output, sample
 

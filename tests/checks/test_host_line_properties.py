@@ -16,8 +16,8 @@ import pytest
 
 from gpuprov_lab.places import SILICON
 from provision.checks.check import CheckNode, Output
-from provision.checks.host import host_lines, kernel_meaning
 from provision.checks.judge import Finding
+from provision.checks.kernel import host_lines, kernel_meaning
 from provision.checks.on_node import kernel_since
 from tests.support.checks import make_node, make_output
 from tests.support.seed import SEED, times

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from gpuprov_lab.places import SILICON
 from provision.checks.check import Raw
-from provision.checks.host import host_health, host_lines, kernel_log
+from provision.checks.host import host_health
 from provision.checks.judge import ACTIONS, Finding
-from provision.checks.node_facts import NodeFacts
-from provision.checks.node_judge import judge_check
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.node_judge import judge_check
+from provision.checks.judging.registry import CHECKS
+from provision.checks.kernel import host_lines, kernel_log
 from provision.checks.on_node import kernel_since
-from provision.checks.registry import CHECKS
 from provision.node.burnin.tool_output import message_of
 from provision.shipped import load
 from tests.support.checks import make_node, make_output

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from provision.checks import check, node_judge
+from provision.checks import check
 from provision.checks.check import KERNEL_LOG_DELTA, Output
-from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging import node_judge
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.kernel import kernel_incidents, kernel_log
 from provision.paths import DATA
 from tests.support.checks import make_node, make_output
 

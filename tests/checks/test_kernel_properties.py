@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from provision.checks.host import kernel_incidents, kernel_log, kernel_meaning
 from provision.checks.judge import Finding
+from provision.checks.kernel import kernel_incidents, kernel_log, kernel_meaning
 from provision.paths import DATA
 from tests.support.seed import SEED, times
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from provision.checks.host import kernel_incidents, kernel_log
-from provision.checks.host.kernel_meaning import sheet_rows
 from provision.checks.judge import Finding
+from provision.checks.kernel import kernel_incidents, kernel_log
+from provision.checks.kernel.kernel_meaning import sheet_rows
 from provision.node.burnin.tool_output import dmesg_records, message_of
 
 GPUS = {f"0000:{bus}:00": f"gpu{i}" for i, bus in enumerate(("1b", "43", "52", "61", "9d", "c3", "d1", "df"))}

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from provision.checks import node_judge
 from provision.checks.check import CheckNode, Measurement, Output, Raw
 from provision.checks.gpu import gpu_burn
-from provision.checks.registry import CHECKS
+from provision.checks.judging import node_judge
+from provision.checks.judging.registry import CHECKS
 from provision.errors import ParseError
 from tests.support.checks import make_node, make_output, sample
 from tests.support.scenarios import Scenario, scenarios

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from provision.checks.registry import CHECKS
-from provision.checks.table import BUILT_IN, SAME, Entry
+from provision.checks.judging.registry import CHECKS
+from provision.checks.judging.table import BUILT_IN, SAME, Entry
 
 
 @pytest.mark.parametrize("entry", BUILT_IN, ids=[one.id for one in BUILT_IN])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from provision.checks.judge import Verdict
+from provision.checks.judging.registry import CHECKS
 from provision.checks.nccl import nccl_all_reduce, nccl_collective, nccl_table
-from provision.checks.registry import CHECKS
 from tests.support.checks import judged, make_node, make_output, sample
 
 HEALTHY = sample("nccl_all_reduce/healthy.txt")

@@ -12,7 +12,7 @@ from provision.checks import check
 from provision.checks.fleet import nvlink_domains
 from provision.checks.fleet.nvlink_domains import Tray
 from provision.checks.judge import Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.node.observe import nvidia_smi as facts
 from provision.runs import store
 from provision.runs.store import RunFolder

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from provision.checks import offenders
 from provision.checks.health import CheckResult, GpuIdentity, NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.checks.offenders import Past, escalate
+from provision.checks.judging import offenders
+from provision.checks.judging.offenders import Past, escalate
 
 
 def node(

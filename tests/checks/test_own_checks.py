@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.checks import node_judge, own, registry, thresholds
+from provision.checks import thresholds
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Verdict
-from provision.checks.node_facts import NodeFacts
-from provision.checks.own import OwnCheckError
-from provision.checks.registry import Checks
-from provision.checks.table import BUILT_IN, STAGES
+from provision.checks.judging import node_judge, own, registry
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.own import OwnCheckError
+from provision.checks.judging.registry import Checks
+from provision.checks.judging.table import BUILT_IN, STAGES
 from provision.errors import ExitCode
 from provision.validate import campaign
 

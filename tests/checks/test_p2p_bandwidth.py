@@ -9,7 +9,7 @@ import pytest
 from provision.checks.check import Measurement
 from provision.checks.gpu import nvbandwidth, p2p_bandwidth
 from provision.checks.judge import Verdict
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from provision.errors import ParseError
 from tests.support.checks import answered, flagged, judged, make_node, make_output, sample
 

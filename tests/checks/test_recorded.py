@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from provision.checks import node_judge
 from provision.checks.check import Output, Raw
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging import node_judge
+from provision.checks.judging.node_facts import NodeFacts
 from provision.node.burnin.tool_output import GPU_FIELDS, gpu_row
 from provision.node.observe import nvidia_smi
 from tests.node.machine import Machine

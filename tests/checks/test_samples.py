@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from provision.checks.check import Measurement
 from provision.checks.gpu import nvidia_smi
 from provision.checks.judge import Finding, Verdict
+from provision.checks.judging.registry import CHECKS
 from provision.checks.network import perftest
 from provision.checks.pairs import write_lat
-from provision.checks.registry import CHECKS
 from provision.errors import ParseError
 from tests.support.checks import answered, changed, make_node, make_output, node_for, sample
 from tests.support.scenarios import limits_of

@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
-from provision.checks import health, node_judge, thresholds
+from provision.checks import health, thresholds
 from provision.checks.check import Output, Raw
 from provision.checks.health import CheckResult, FleetHealth
 from provision.checks.judge import Finding, Verdict, worst
-from provision.checks.node_facts import NodeFacts
-from provision.checks.registry import CHECKS
+from provision.checks.judging import node_judge
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import CHECKS
 from provision.desired import expectations, stack
 from provision.desired.role import all_roles
 from provision.drift.drifts import drifts
 from provision.errors import ExitCode, GpuprovError
 from provision.paths import PLAYBOOKS, ROLES
 from provision.remote.ansible import handover, runner
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.validate import validation
 from tests.support.scenarios import ON_NVIDIA, command_outputs, machine, scenarios
 

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import pytest
 
-from provision.checks.threshold_evidence import cdf, quantile
+from provision.checks.judging.threshold_evidence import cdf, quantile
 
 
 @pytest.mark.parametrize(

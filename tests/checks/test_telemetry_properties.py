@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks.host import kernel_meaning
 from provision.checks.judge import Finding, Verdict
+from provision.checks.kernel import kernel_meaning
 from tests.support import drawn_gpus, drawn_samples
 from tests.support.drawn_gpus import ERRORS, FAULTS, HIDING, Node, named
 from tests.support.drawn_samples import BurnIn, Surface, Told

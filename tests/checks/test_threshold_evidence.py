@@ -12,7 +12,7 @@ from statistics import NormalDist, fmean, stdev
 import pytest
 
 from provision.checks import thresholds
-from provision.checks.threshold_evidence import (
+from provision.checks.judging.threshold_evidence import (
     age_months,
     general_spread,
     machines_text,

@@ -79,7 +79,7 @@ def test_several_runs_are_learnt_from_together(runs: Path, tmp_path: Path) -> No
 def test_a_limit_of_too_few_nodes_says_how_many_make_it_trustworthy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from provision.checks.baseline import Baseline, Sample, learn
+    from provision.checks.judging.baseline import Baseline, Sample, learn
     from provision.commands.baseline import _say
 
     rates = {"gpu-1": 47_000, "gpu-2": 49_500, "gpu-3": 50_500, "gpu-4": 51_000}

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from provision import cli, paths
-from provision.checks import checks_reference, registry, thresholds
+from provision.checks import thresholds
+from provision.checks.judging import checks_reference, registry
 from provision.commands import docs
 from provision.desired.role import all_roles
 from provision.errors import ExitCode

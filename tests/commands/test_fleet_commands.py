@@ -14,8 +14,8 @@ from provision import cli, terminal
 from provision.desired import expectations, inventory, stack, variables
 from provision.errors import ExitCode, UsageError
 from provision.fleet import Node
-from provision.remote import observe
-from provision.remote.observe import Observation
+from provision.remote.reach import observe
+from provision.remote.reach.observe import Observation
 from provision.runs import store
 from tests.support.observed import Facts, debian, fleet_here, gpuprov, promised, unknown, vault
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.remote import fleet_lock
+from provision.remote.reach import fleet_lock
 from tests.support.sshd import Sshd
 
 # An answer to every question: of the lock, the health result, the facts, the burn-in.

@@ -13,7 +13,7 @@ from provision.desired import lockfile
 from provision.desired.expectations import SILENT_GPUS
 from provision.errors import ExitCode
 from provision.fleet import Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from tests.support import observed
 from tests.support.observed import Facts, debian, fleet_here
 

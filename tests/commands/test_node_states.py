@@ -14,8 +14,8 @@ from provision import cli
 from provision.burnin import campaign
 from provision.desired import stack
 from provision.fleet import Node
-from provision.remote import observe
-from provision.remote.observe import Observation
+from provision.remote.reach import observe
+from provision.remote.reach.observe import Observation
 from provision.validate import validation
 from tests.support.observed import debian, fleet_here, promised, unknown
 from tests.support.sshd import Sshd

@@ -10,8 +10,8 @@ import pytest
 from provision.desired import stack
 from provision.errors import ExitCode
 from provision.fleet import Node
-from provision.remote import observe
-from provision.remote.observe import Observation
+from provision.remote.reach import observe
+from provision.remote.reach.observe import Observation
 from provision.remote.schedulers import chosen
 from provision.remote.schedulers.slurm import Slurm
 from tests.support.observed import Facts, debian, fleet_here, gpuprov, promised, unknown

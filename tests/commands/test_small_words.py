@@ -12,7 +12,7 @@ from provision import cli
 from provision.desired import inventory, stack
 from provision.errors import ExitCode, UsageError
 from provision.fleet import Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.remote.ssh import execute
 from provision.runs.store import RunFolder
 from provision.validate import validation

@@ -23,8 +23,8 @@ from ansible.plugins import become, connection  # type: ignore[import-untyped]
 from provision.api import fleets
 from provision.api.source import Source
 from provision.commands import passwords
-from provision.desired.inventory import ansible_settings
-from provision.desired.inventory.ansible_settings import SETTINGS
+from provision.desired.inventory.ansible import ansible_settings
+from provision.desired.inventory.ansible.ansible_settings import SETTINGS
 from provision.errors import InventoryError, UsageError
 from provision.fleet import Fleet, Node
 

@@ -18,7 +18,7 @@ from provision.drift.assess import Assessment
 from provision.drift.drifts import Drift
 from provision.errors import CompatibilityError, StackError
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from tests.support import described
 
 GOOD = """\

@@ -15,8 +15,8 @@ import yaml
 from hypothesis import Phase, given, settings
 
 from provision.desired import inventory
-from provision.desired.inventory import ansible_inventory
 from provision.desired.inventory import plain as plain_inventory
+from provision.desired.inventory.ansible import ansible_inventory
 from provision.desired.inventory.plain.documents import NotPlainError
 from tests.support import vault
 from tests.support.random_inventories import AnsibleInventory, inventories, write

@@ -12,8 +12,8 @@ import pytest
 from provision import cli, paths
 from provision.desired import removal, stack
 from provision.desired.expectations import renderer_for
+from provision.desired.resolve import View
 from provision.desired.role import all_roles
-from provision.desired.templating.resolve import View
 from provision.errors import StackError, UsageError
 from tests.support.described import machine
 

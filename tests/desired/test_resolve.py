@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from provision.commands import fleet_options
-from provision.desired import inventory, variables
+from provision.desired import inventory, resolve, variables
 from provision.desired.role import all_defaults
-from provision.desired.templating import BadTemplateError, Renderer, resolve
+from provision.desired.templating import BadTemplateError, Renderer
 from provision.errors import StackError
 from provision.fleet import Fleet
 from provision.validate import validation

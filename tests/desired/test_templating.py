@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, resolve
+from provision.desired import resolve
+from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 
 VARIABLES: dict[str, Any] = {
     "branch": 580,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks.node_facts import node_facts_of
+from provision.checks.judging.node_facts import node_facts_of
 from provision.desired import compatibility, stack, vendors
 from provision.desired.role import all_roles
 from provision.errors import GpuprovError
@@ -236,18 +236,21 @@ PLACES = {
     *("provision/data/amdgpu.yml", "provision/data/thresholds/mi350x.yml"),
     *("provision/data/amd_acceptance.yml", "provision/data/burnin_estimates.yml"),
     "provision/data/thresholds/metrics.yml",
-    "provision/desired/health_program.py",  # which lists the data that nodes get
+    "provision/checks/on_node/health_program.py",  # which lists the data that nodes get
     "provision/node/modules/gpuprov_amd_gpu_settings.py",
     "provision/node/modules/node_facts.py",  # which lists every family of facts
     "provision/node/observe/container_runtime.py",  # of which of them Docker was told
     # The checks: what of them is AMD's has a folder of its own; these hold its place among all.
-    *(f"provision/checks/{name}.py" for name in ("table", "on_node/parts")),
-    "provision/checks/node_judge.py",  # what asks after a load which GPUs answer
-    "provision/checks/node_facts.py",  # the variables that say where its programs are
-    *(f"provision/checks/host/{name}.py" for name in ("kernel_incidents", "kernel_log", "versions")),
-    *(f"provision/checks/host/{name}.py" for name in ("kernel_grouping", "kernel_meaning")),
+    *(f"provision/checks/{name}.py" for name in ("judging/table", "on_node/parts")),
+    "provision/checks/judging/node_judge.py",  # what asks after a load which GPUs answer
+    "provision/checks/judging/node_facts.py",  # the variables that say where its programs are
+    *(f"provision/checks/{name}.py" for name in ("host/versions", "kernel/kernel_incidents")),
+    *(
+        f"provision/checks/kernel/{name}.py"
+        for name in ("driver_log", "kernel_grouping", "kernel_log", "kernel_meaning")
+    ),
     "provision/checks/on_node/kernel_since.py",  # the catalogues that choose lines of the log
-    "provision/checks/offenders.py",  # the kinds of lines of the kernel log
+    "provision/checks/judging/offenders.py",  # the kinds of lines of the kernel log
     "provision/drift/diagnosis.py",  # which roles have a package repository
     "provision/runs/fingerprint.py",
     "provision/desired/expectations.py",  # of each vendor, the fact that names GPUs which do not answer

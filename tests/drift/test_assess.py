@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from provision.desired import expectations, inventory, stack
-from provision.desired.templating import resolve
+from provision.desired import expectations, inventory, resolve, stack
 from provision.drift import assess, drift_report, drift_text
 from provision.drift.formats import text as text_format
 from provision.errors import CompatibilityError, StackError
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from tests.support import vault
 from tests.support.observed import debian, promised, unknown
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from provision.desired.expectations import Expectation
 from provision.drift.drifts import FleetDrifts, drifts
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.shared_facts import Pool
 
 WANTED = Expectation("nccl", "package.libnccl2.version", "equals", "2", "pinned")

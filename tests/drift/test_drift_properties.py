@@ -16,7 +16,7 @@ from provision.drift import drift_report
 from provision.drift.assess import assess
 from provision.drift.drift_report import DriftReport
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from tests.support.observed import debian, promised, unknown
 from tests.support.seed import SEED, times
 

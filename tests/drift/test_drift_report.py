@@ -18,12 +18,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from provision import cli, paths
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from provision.desired import inventory, stack
 from provision.drift import drift_report, drift_text, formats
 from provision.errors import ExitCode
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.runs import fingerprint, node_history, store
 from tests.support.observed import debian, fleet_here, promised, unknown, vault
 

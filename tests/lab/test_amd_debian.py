@@ -19,7 +19,7 @@ from provision.checks.amd import smi
 from provision.checks.check import Output
 from provision.desired import inventory
 from provision.errors import ExitCode, ParseError
-from provision.remote.observe import observe
+from provision.remote.reach.observe import observe
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpuprov_lab.elf import kernel_module
 from gpuprov_lab.spec import NodeSpec
-from provision.checks import registry
+from provision.checks.judging import registry
 from provision.errors import ExitCode
 from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, LabNode, running_lab

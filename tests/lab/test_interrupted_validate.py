@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuprov_lab.spec import NodeSpec
-from provision.checks.table import BUILT_IN
+from provision.checks.judging.table import BUILT_IN
 from provision.errors import ExitCode
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import Lab, running_lab

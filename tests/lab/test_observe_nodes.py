@@ -12,7 +12,7 @@ import pytest
 
 from provision.desired import inventory
 from provision.fleet import Node
-from provision.remote.observe import Observation, observe
+from provision.remote.reach.observe import Observation, observe
 
 PACKAGES = ("openssh-server", "python3", "no-such-package")
 UNITS = ("ssh.service", "systemd-journald.service", "no-such-unit.service")

@@ -158,7 +158,7 @@ def test_no_private_key_is_in_a_run_folder_and_none_of_a_node_on_the_controller(
 def test_signed_work_of_the_one_type_runs_two_hops_away_as_an_ordinary_user(lab: Lab) -> None:
     ctl = lab.node("ctl")
     done = ctl.as_root(f"{SUBMIT} --node far --signwork --payload-literal hello")
-    assert "receptor -P -m provision.remote.workers.worker_entry: hello" in done.stdout
+    assert "receptor -P -m provision.remote.worker_program.worker_entry: hello" in done.stdout
     signed = f"{SUBMIT} --node far --signwork --payload-literal hello"
     for words, refusal in (
         (signed.replace("--signwork", ""), "could not verify signature: signature is empty"),

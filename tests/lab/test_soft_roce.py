@@ -17,7 +17,7 @@ import pytest
 from gpuprov_lab.command import PATH
 from provision.desired import inventory
 from provision.errors import ExitCode
-from provision.remote.observe import observe
+from provision.remote.reach.observe import observe
 from tests.lab import soft_roce
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.soft_roce import DEVICE, MTU, NAMES, Machine

@@ -197,7 +197,7 @@ def test_an_interrupt_here_ends_ansible_there(lab: Lab, two: Operator, workers: 
     assert process.returncode == ExitCode.INTERRUPTED, text
     for worker in workers:
         wait_for(worker, "ansible-playbook", running=False, seconds=30)
-        wait_for(worker, "provision.remote.workers.worker_entry", running=False, seconds=30)
+        wait_for(worker, "provision.remote.worker_program.worker_entry", running=False, seconds=30)
     assert workers.mesh.left() == []
 
 

@@ -220,7 +220,7 @@ def test_a_vaulted_password_reaches_nodes_through_workers_and_is_nowhere_to_be_r
     assert measured.returncode == ExitCode.OK, said(measured)
     # It saw those that had the secrets, and each of them in its own way of starting.
     for words in (
-        "-P -m provision.remote.workers.worker_entry",
+        "-P -m provision.remote.worker_program.worker_entry",
         "ansible-playbook",
         "-m provision.cli up",
         "sudo ",

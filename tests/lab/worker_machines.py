@@ -62,7 +62,7 @@ class Worker:
 
     def kill_work(self) -> None:
         """As the kernel does to a machine without memory: what gpuprov runs there is killed."""
-        for pid in self.processes("provision.remote.workers.worker_entry"):
+        for pid in self.processes("provision.remote.worker_program.worker_entry"):
             os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ def program(lab: Lab, folder: Path) -> str:
 def command(folder: Path, name: str, more: str = "") -> Path:
     """What a worker's Receptor starts, with this gpuprov."""
     path = folder / name
-    entry = "-P -m provision.remote.workers.worker_entry"
+    entry = "-P -m provision.remote.worker_program.worker_entry"
     path.write_text(f"#!/bin/sh\nPYTHONPATH={more}{ROOT} exec {sys.executable} {entry}\n")
     path.chmod(0o755)
     return path

@@ -17,8 +17,8 @@ from provision.burnin.own_findings import _sampled
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Clock, timeline
 from provision.burnin.watch import Watch, compare_peers, watch
-from provision.checks.host import kernel_incidents
-from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
+from provision.checks.kernel import kernel_incidents
 from provision.desired import stack
 from provision.node.burnin.amd_gpus import AmdGpus
 from provision.remote import node_program

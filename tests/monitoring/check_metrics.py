@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
-from provision.checks.amd import driver_log
 from provision.checks.amd import gpu_inventory as amds_inventory
 from provision.checks.amd import host_health as amds_host
 from provision.checks.amd import rules as amds_rules
 from provision.checks.amd import versions as amds_versions
 from provision.checks.gpu import fabric, gpu_inventory, inventory_links, inventory_rules, nvlink_errors
-from provision.checks.host import host_health, host_rules, kernel_incidents, versions
+from provision.checks.host import host_health, host_rules, versions
+from provision.checks.kernel import driver_log, kernel_incidents
 from provision.checks.network import network_ports, network_rules
 from provision.checks.thresholds import limits
 

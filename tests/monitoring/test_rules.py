@@ -10,7 +10,7 @@ import pytest
 
 from provision.checks import judge
 from provision.checks.gpu import inventory_rules
-from provision.checks.registry import select
+from provision.checks.judging.registry import select
 from provision.checks.thresholds import limits
 from provision.paths import ROLES
 from tests.monitoring import check_metrics, rule_files

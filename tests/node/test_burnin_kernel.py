@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks.host import kernel_incidents, kernel_meaning
+from provision.checks.kernel import kernel_incidents, kernel_meaning
 from provision.node.burnin.tool_output import KernelWatch, dmesg_records, kmsg_record, message_of
 
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

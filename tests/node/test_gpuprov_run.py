@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks.host.kernel_log import events
+from provision.checks.kernel.kernel_log import events
 from tests.support import modules
 from tests.support.processes import alive, until
 

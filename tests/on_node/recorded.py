@@ -12,9 +12,9 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.cases import FOUR, SKUS, Case, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import node_judge
 from provision.checks.check import Output, Raw
 from provision.checks.health import NodeHealth
+from provision.checks.judging import node_judge
 from provision.checks.on_node.settings import CHECKS
 
 HEALTHY = trial.HEALTHY

@@ -17,8 +17,8 @@ import pytest
 
 from provision.checks.check import Command, Output
 from provision.checks.health import CheckResult, GpuIdentity, NodeHealth
-from provision.checks.host import kernel_log
 from provision.checks.judge import Finding, Verdict
+from provision.checks.kernel import kernel_log
 from provision.checks.on_node import (
     document,
     entry,

@@ -25,8 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.detection.catalogue import ENTRIES
 from provision import paths
 from provision.checks import exposition
-from provision.checks.on_node import debounce, document, metrics, run, settings
-from provision.desired import health_program
+from provision.checks.on_node import debounce, document, health_program, metrics, run, settings
 from provision.validate.status import health_document
 from tests.on_node import recorded
 from tests.support.seed import SEED, times

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from provision.checks.check import Output, Raw
-from provision.checks.node_facts import NodeFacts, node_facts_of
-from provision.checks.registry import CHECKS
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging.registry import CHECKS
 from provision.desired import stack
 from tests.printers import amdsmi_sysfs, amdsmi_values
 from tests.printers.amdsmi_faults import Change

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from provision.burnin.watch import SIGNS
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.node.burnin.sampler import safe
 from provision.runs.store import RunFolder
 from tests.support.burnin import Made

@@ -16,7 +16,7 @@ from provision.checks import exposition
 from provision.checks.check import Raw
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Finding
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.on_node import debounce, document, metrics, run, styles
 from provision.checks.on_node.debounce import Tracked
 from provision.checks.on_node.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provision.checks.check import Raw
 from provision.checks.judge import Finding
-from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack
 from tests.printers import in_service, nvml_values
 from tests.printers.in_service import CHECK, Printed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision.checks.check import Output
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from tests.printers import debian, nvml_library
 from tests.printers.in_service import Printed
 from tests.printers.nvml_values import Machine

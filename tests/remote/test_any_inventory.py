@@ -19,7 +19,7 @@ from provision import cli
 from provision.commands import fleet_options, passwords, up
 from provision.desired import inventory, variable_types
 from provision.remote.ansible.runner import run_playbook
-from provision.remote.observe import observe
+from provision.remote.reach.observe import observe
 from provision.remote.ssh import config
 from provision.runs.store import RunFolder
 from tests.support import vault

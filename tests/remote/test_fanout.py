@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from provision.remote.observe import observe, run_programs
 from provision.remote.protocol import NodeError
+from provision.remote.reach.observe import observe, run_programs
 from provision.remote.ssh import fanout
 
 HELLO = "print('@gpuprov-facts 1 2\\n{}\\n@gpuprov-end')"

@@ -24,9 +24,10 @@ import pytest
 from provision.desired.inventory import matching
 from provision.fleet import Fleet, Node
 from provision.node import lock
-from provision.remote import fleet_lock, held_locks
-from provision.remote.fleet_lock import FleetLock, LockedError
+from provision.remote import held_locks
 from provision.remote.protocol import NodeError, unreachable
+from provision.remote.reach import fleet_lock
+from provision.remote.reach.fleet_lock import FleetLock, LockedError
 from provision.up import resume
 from tests.support.modules import load
 from tests.support.processes import until

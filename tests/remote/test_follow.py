@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from provision.fleet import Node
-from provision.remote.observe import routed
 from provision.remote.protocol import NodeError, unframed
+from provision.remote.reach.observe import routed
 from provision.remote.ssh import follow
 from provision.remote.ssh.follow import Follow
 from tests.support.processes import alive, until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision.desired.inventory import ansible_settings
+from provision.desired.inventory.ansible import ansible_settings
 from provision.fleet import Fleet, Node
 from provision.remote.ansible.runner import run_playbook
 from provision.remote.protocol import NodeError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from provision import paths
-from provision.remote.ansible import partitions
+from provision.remote.reach import partitions
 from provision.remote.workers import Link, Worker, leftovers, mesh, register
 from tests.support.processes import until
 from tests.support.receptor import CONTROLLER, PROGRAM, TLS_CLIENT, RealMesh

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from provision.fleet import Node
-from provision.remote import observe as module
-from provision.remote.observe import Observation, observe
 from provision.remote.protocol import TEXT_LIMIT, AnswerError, facts_of
+from provision.remote.reach import observe as module
+from provision.remote.reach.observe import Observation, observe
 from provision.shared_facts import Pool
 
 ASKED = frozenset({"file./etc/hostname.content", "file./no/such.exists"})

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from provision.fleet import Node
-from provision.remote.observe import Reach
 from provision.remote.protocol import NodeError
+from provision.remote.reach.observe import Reach
 from provision.remote.ssh import fanout, kept
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.config import ConfigFiles

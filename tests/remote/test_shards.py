@@ -17,10 +17,11 @@ import pytest
 
 from provision import paths
 from provision.errors import GpuprovError, UsageError
-from provision.remote.ansible import partitions, runner
+from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import Interrupts, PlayOptions
+from provision.remote.reach import partitions
+from provision.remote.reach.partitions import run_sharded
 from provision.remote.workers import LINK, Link, Worker
 from provision.remote.workers.control import Control
 from provision.remote.workers.mesh import Share
@@ -286,7 +287,7 @@ import importlib.metadata, sys, threading, time
 from pathlib import Path
 import provision.remote.ansible.handover as handover
 from provision.remote.ansible import runner
-from provision.remote.ansible.partitions import run_sharded
+from provision.remote.reach.partitions import run_sharded
 handover.memory_folder = lambda: Path(sys.argv[2])
 found, nearly_done = importlib.metadata.entry_points, threading.Event()
 def slowly(**wanted):

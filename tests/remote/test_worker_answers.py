@@ -256,8 +256,8 @@ def test_workers_that_speak_otherwise_are_of_another_version() -> None:
 @pytest.mark.parametrize(
     ("begun", "without"),
     [
-        ("worker_entry", ("ansible_runner", "paramiko", "yaml", "provision.remote.observe")),
-        ("worker_entry; import provision.remote.observe", ("ansible_runner", "paramiko", "yaml")),
+        ("worker_entry", ("ansible_runner", "paramiko", "yaml", "provision.remote.reach.observe")),
+        ("worker_entry; import provision.remote.reach.observe", ("ansible_runner", "paramiko", "yaml")),
     ],
 )
 def test_a_unit_imports_only_what_it_needs(begun: str, without: tuple[str, ...]) -> None:

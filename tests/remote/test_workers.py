@@ -26,11 +26,12 @@ import pytest
 from provision import paths
 from provision.desired.inventory import select
 from provision.errors import InventoryError
-from provision.remote import fleet_lock, workers
-from provision.remote.ansible import partitions, runner
+from provision.remote import workers
+from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event
-from provision.remote.observe import observe, run_programs
 from provision.remote.protocol import NodeError
+from provision.remote.reach import fleet_lock, partitions
+from provision.remote.reach.observe import observe, run_programs
 from provision.remote.workers import Link, Worker, assignment, leftovers, mesh, register, units
 from provision.remote.workers.units import Way
 from tests.support.processes import alive, command_of, until
@@ -170,10 +171,10 @@ def test_whoever_plays_on_nodes_minds_their_workers() -> None:
     }
     # observe.py divides by itself; resolve.py and selftest/machine.py play on this machine alone.
     assert callers == {
-        "desired/templating/resolve.py",
-        "remote/ansible/partitions.py",
+        "desired/resolve.py",
+        "remote/reach/partitions.py",
         "remote/ansible/runner.py",
-        "remote/observe.py",
+        "remote/reach/observe.py",
         "remote/workers/worker_runs.py",
         "validate/selftest/machine.py",
     }

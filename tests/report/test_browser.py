@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks import registry
 from provision.checks.health import FleetHealth
+from provision.checks.judging import registry
 from provision.report import html as report_page
 from provision.report.context import NOTHING, Context
 from provision.report.html import render

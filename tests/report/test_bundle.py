@@ -20,7 +20,7 @@ from provision import cli, report
 from provision.checks.check import Measurement, Output, Raw
 from provision.checks.health import FleetHealth
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import ExitCode, RunFolderError
 from provision.report import bundle
 from provision.runs import node_history, store

@@ -13,7 +13,7 @@ from provision.checks import check
 from provision.checks.check import Output
 from provision.checks.gpu import telemetry
 from provision.checks.health import FleetHealth
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.report import context
 from provision.report.causes import worst_first
 from provision.report.context import Context

@@ -13,7 +13,7 @@ from provision import cli, report
 from provision.checks import check
 from provision.checks.check import Output
 from provision.checks.health import from_json
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import ExitCode
 from provision.report.terminal import summary
 from provision.runs import store

@@ -12,8 +12,8 @@ import pytest
 
 from provision.desired.expectations import renderer_for
 from provision.desired.removal import refusals
+from provision.desired.resolve import View
 from provision.desired.role import all_roles
-from provision.desired.templating.resolve import View
 from provision.secrets_mask import is_secret_name
 from tests.roles.promises import promised_by, values
 from tests.support.described import machine

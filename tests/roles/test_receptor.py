@@ -96,7 +96,7 @@ def test_work_is_of_one_type_signed_and_without_arguments() -> None:
             {
                 "worktype": "gpuprov-worker",
                 "command": "/opt/gpuprov/bin/python",
-                "params": "-P -m provision.remote.workers.worker_entry",
+                "params": "-P -m provision.remote.worker_program.worker_entry",
                 "allowruntimeparams": False,
                 "verifysignature": True,
             }

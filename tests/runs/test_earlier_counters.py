@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.runs.earlier_counters import earlier_counters
 from provision.runs.store import RunFolder
 

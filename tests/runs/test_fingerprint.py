@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from provision.runs import fingerprint
 from provision.runs.fingerprint import FACTS, Fingerprint, changes, of
 

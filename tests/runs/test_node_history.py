@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks import offenders
 from provision.checks.check import Measurement
 from provision.checks.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.checks.offenders import Past
-from provision.checks.registry import CHECKS
+from provision.checks.judging import offenders
+from provision.checks.judging.offenders import Past
+from provision.checks.judging.registry import CHECKS
 from provision.errors import RunFolderError
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Fingerprint

@@ -19,7 +19,7 @@ from provision import cli
 from provision.checks.check import Measurement, Raw
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import UsageError
 from provision.validate.selftest import changes, machine, measure, provocations, result, run
 from provision.validate.selftest.machine import SelftestError
@@ -63,7 +63,7 @@ class Course:
         self.monkeypatch, self.output = monkeypatch, output
 
     def asks(self, *names: str) -> None:
-        self.monkeypatch.setattr("provision.checks.registry.of_nodes", lambda _: names)
+        self.monkeypatch.setattr("provision.checks.judging.registry.of_nodes", lambda _: names)
 
     def answers(self, *measurements: Measurement, verdict: Verdict = Verdict.PASS) -> None:
         def one(_bench: object, check: str) -> Any:

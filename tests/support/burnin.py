@@ -9,7 +9,7 @@ from provision.burnin.judge import Burned, judge
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Clock, Contact, Timeline, timeline
 from provision.burnin.watch import Watch, compare_peers, watch
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from tests.support import spools
 

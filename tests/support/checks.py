@@ -7,7 +7,7 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Output
 from provision.checks.judge import Finding, Verdict
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from provision.checks.thresholds import for_sku
 from tests.support.scenarios import FIXTURES, machine
 

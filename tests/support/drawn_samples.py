@@ -20,7 +20,7 @@ from provision.checks.amd import telemetry as amd_telemetry
 from provision.checks.check import CheckNode, Measurement, Output
 from provision.checks.gpu import telemetry, telemetry_rows, telemetry_rules
 from provision.checks.judge import Finding
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.node.burnin import sampler
 from provision.node.burnin.amd_gpus import AMD_METRIC, AMD_VIOLATIONS, AmdGpus
 from provision.node.burnin.sampler import SELDOM, Telemetry

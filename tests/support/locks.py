@@ -27,7 +27,7 @@ class NodeLocks:
     def programs(
         self, _nodes: Any, texts: Mapping[str, str], **_options: Any
     ) -> dict[str, bytes | NodeError]:
-        """In place of provision.remote.observe.run_programs."""
+        """In place of provision.remote.reach.observe.run_programs."""
         return {node: self._answer(node, text.rpartition("main(dict(")[2]) for node, text in texts.items()}
 
     def _answer(self, node: str, call: str) -> bytes | NodeError:

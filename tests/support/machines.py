@@ -14,10 +14,10 @@ from provision.api.fleets import LoadedFleet
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.commands import fleet_options
 from provision.fleet import Fleet, Node
-from provision.remote import fleet_lock
 from provision.remote.ansible import runner
 from provision.remote.ansible.runner import Event, Outcome
-from provision.remote.observe import Observation
+from provision.remote.reach import fleet_lock
+from provision.remote.reach.observe import Observation
 from provision.validate import validation
 from tests.support.locks import NodeLocks
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.desired import expectations, inventory, stack
-from provision.desired.templating import resolve
+from provision.desired import expectations, inventory, resolve, stack
 from provision.fleet import Fleet, Node
-from provision.remote import observe
-from provision.remote.observe import Observation
+from provision.remote.reach import observe
+from provision.remote.reach.observe import Observation
 
 # Full versions of packages of which a role promises a part.
 AMD_VERSIONS = (

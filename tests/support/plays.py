@@ -17,7 +17,7 @@ _PROGRAM = """\
 import sys
 from pathlib import Path
 import provision.remote.ansible.handover as handover
-from provision.remote.ansible.partitions import run_sharded
+from provision.remote.reach.partitions import run_sharded
 from provision.remote.ansible.runner import run_playbook
 handover.memory_folder = lambda: Path(sys.argv[2])
 book = Path(sys.argv[1])

@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from provision.desired.inventory import ansible_inventory
+from provision.desired.inventory.ansible import ansible_inventory
 from provision.errors import InventoryError
 
 # Imports Ansible once. Each question is answered by a fresh fork that runs the whole of `ansible-inventory`.

@@ -21,7 +21,7 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Output
 from provision.checks.judge import ACTIONS, Verdict, worst
-from provision.checks.registry import CHECKS
+from provision.checks.judging.registry import CHECKS
 from provision.checks.thresholds import Threshold, for_sku
 from provision.desired.skus import all_skus
 from provision.errors import ParseError

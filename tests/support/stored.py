@@ -11,7 +11,7 @@ from typing import Any
 from provision import report
 from provision.checks import check
 from provision.checks.check import Output
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.runs import store
 from provision.runs.store import RunFolder
 from provision.validate import campaign

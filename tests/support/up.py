@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from provision import cli
+from provision.desired import resolve
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, roles_in_order
-from provision.desired.templating import resolve
 from provision.drift.assess import Assessment
 from provision.drift.drifts import Drift
 from provision.fleet import Fleet
 from provision.remote.ansible.runner import Event, Outcome
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.up.execute import Execution, Look
 from provision.up.options import UpOptions
 from provision.up.plan import NodePlan, Plan

@@ -13,7 +13,7 @@ from tests.support.receptor import TLS_CLIENT, RealMesh, StandIn
 from tests.support.sshd import Sshd
 
 ROOT = paths.PACKAGE.parent
-ENTRY = "-P -m provision.remote.workers.worker_entry"
+ENTRY = "-P -m provision.remote.worker_program.worker_entry"
 
 
 def interpreter(folder: Path, before: str = "") -> Path:

@@ -16,7 +16,7 @@ import pytest
 from provision import cli
 from provision.errors import ExitCode
 from provision.fleet import Fleet, Node
-from provision.remote import fleet_lock
+from provision.remote.reach import fleet_lock
 from provision.remote.workers import leftovers, mesh, register, sealed, units, worker_stream
 from provision.remote.workers.control import Control
 from provision.runs.store import RunFolder

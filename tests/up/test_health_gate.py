@@ -17,8 +17,8 @@ from provision.drift import assess
 from provision.errors import ExitCode
 from provision.events import Event, RunBegan
 from provision.fleet import Fleet, Node
-from provision.remote import fleet_lock
 from provision.remote.ansible import runner
+from provision.remote.reach import fleet_lock
 from provision.runs.store import RunFolder, latest
 from provision.up.options import UpOptions
 from tests.support.machines import HEALTHY, Machines

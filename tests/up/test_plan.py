@@ -17,7 +17,7 @@ from provision.desired.expectations import HARDWARE, Expectation, roles_in_order
 from provision.drift.assess import Assessment
 from provision.drift.drifts import Drift
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.up import plan, plan_report, waves
 from provision.up.durations import Minutes
 from provision.up.plan import Change, PackageChange

@@ -17,7 +17,7 @@ from provision.drift import drift_text
 from provision.drift.assess import Assessment
 from provision.drift.drifts import Drift, drifts
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 from provision.secrets_mask import HIDDEN
 from provision.up import changes, plan, plan_report, waves
 from provision.up.changes import Sign

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from provision import paths, yamlfile
+from provision.desired import resolve
 from provision.desired.expectations import Expectation
 from provision.desired.role import all_roles
-from provision.desired.templating import resolve
 from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.drift.drifts import Drift
 from provision.fleet import Fleet, Node
-from provision.remote.ansible import handover, partitions, runner
+from provision.remote.ansible import handover, runner
 from provision.remote.ansible.runner import Outcome
-from provision.remote.observe import Observation
+from provision.remote.reach import partitions
+from provision.remote.reach.observe import Observation
 from provision.runs.store import RunFolder
 from provision.up import executor as up_executor
 from provision.up import hooks

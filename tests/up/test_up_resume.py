@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.remote.fleet_lock import Answer, LockedError
+from provision.remote.reach.fleet_lock import Answer, LockedError
 from provision.up import resume
 from provision.up.result import Status
 from provision.up.resume import locked

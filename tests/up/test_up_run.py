@@ -19,9 +19,9 @@ from provision.desired.compatibility import Refusal
 from provision.desired.expectations import roles_in_order
 from provision.drift import assess
 from provision.errors import ExitCode, GpuprovError
-from provision.remote import fleet_lock
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Outcome
+from provision.remote.reach import fleet_lock
 from provision.runs.store import RunFolder, latest
 from provision.up.options import UpOptions
 from provision.up.result import Status

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from provision.checks import check, node_judge, offenders
+from provision.checks import check
 from provision.checks.check import GpuIdentity, Measurement, Output
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
 from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging import node_judge, offenders
+from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import RunFolderError
 from provision.report import json as report_json
 from provision.runs import fleet_pairs, node_history, store

@@ -13,8 +13,8 @@ import pytest
 from provision import cli
 from provision.errors import ExitCode, InventoryError
 from provision.remote.ansible.runner import Event, Outcome
-from provision.validate.launch import Authority
 from provision.validate.pairs.nccl_pairs import launcher
+from provision.validate.plays.launch import Authority
 from tests.support.machines import message, named, replaced, rows, verdicts
 from tests.support.machines import validate as validate
 from tests.support.measured_together import Answer, Together, answered

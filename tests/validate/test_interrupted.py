@@ -16,8 +16,8 @@ import pytest
 
 from provision import paths
 from provision.remote import held_locks
-from provision.remote.ansible import partitions
-from provision.validate import node_commands
+from provision.remote.reach import partitions
+from provision.validate.plays import node_commands
 from tests.support import modules
 from tests.support.processes import alive, line_of, until
 from tests.support.sshd import Sshd

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from provision.errors import ParseError
-from provision.validate.launch import Authority
+from provision.validate.plays.launch import Authority
 from tests.support.commands import ran
 from tests.support.launching import LAUNCH, SCRIPTS, LaunchNode
 from tests.support.sshd import Sshd

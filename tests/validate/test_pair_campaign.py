@@ -19,7 +19,7 @@ from provision.report import context
 from provision.runs import fleet_pairs
 from provision.runs.store import RunFolder
 from provision.validate import campaign, validation
-from provision.validate.pairs.pair_plays import Plays
+from provision.validate.plays.pair_plays import Plays
 from tests.support.machines import message, named, replaced, rows, verdicts
 from tests.support.machines import validate as validate
 from tests.support.measured_together import Answer, Together, answered

@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from provision import cli
-from provision.checks import node_judge, registry
 from provision.checks.check import CheckNode, Measurement, fact
 from provision.checks.health import from_json
 from provision.checks.judge import Finding, Verdict
-from provision.checks.node_facts import node_facts_of
-from provision.checks.registry import CHECKS
-from provision.checks.table import STAGES, Entry
+from provision.checks.judging import node_judge, registry
+from provision.checks.judging.node_facts import node_facts_of
+from provision.checks.judging.registry import CHECKS
+from provision.checks.judging.table import STAGES, Entry
 from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, RunFolderError, UsageError
 from provision.paths import ROLES

@@ -10,7 +10,7 @@ import pytest
 
 from provision import cli
 from provision.errors import ExitCode
-from provision.remote import fleet_lock
+from provision.remote.reach import fleet_lock
 from tests.support.sshd import Sshd
 
 

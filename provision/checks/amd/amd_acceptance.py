@@ -11,7 +11,6 @@ from typing import Any
 
 from provision.checks.amd import acceptance_extras, devices, rvs_power_memory, sensors, smi, telemetry
 from provision.checks.check import CheckNode, Command, Measurement, Output
-from provision.checks.host import kernel_incidents
 from provision.checks.judge import (
     PEERS,
     Finding,
@@ -21,6 +20,7 @@ from provision.checks.judge import (
     finding_on,
     unmeasured,
 )
+from provision.checks.kernel import kernel_incidents
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import CheckNode, Measurement, fact
-from provision.checks.host import kernel_incidents
-from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict
+from provision.checks.kernel import kernel_incidents
+from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 
 FACTS = ("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm")

@@ -23,9 +23,9 @@ from provision.checks.amd import devices, telemetry
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.gpu.gpu_burn import DEFAULT_SECONDS, joined, judge_rates, passed, told
 from provision.checks.gpu.gpu_burn import ID as ID
-from provision.checks.host import kernel_incidents
-from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text, unmeasured
+from provision.checks.kernel import kernel_incidents
+from provision.checks.kernel.kernel_log import bus_address
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 from provision.text import many

@@ -17,8 +17,8 @@ from provision.checks.gpu import gpu_inventory
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
 from provision.checks.gpu.inventory_rules import ID as ID
 from provision.checks.gpu.inventory_rules import Values, all_good, judge_flags, judge_models, shared
-from provision.checks.host import host_lines, kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import STATIC

@@ -14,10 +14,11 @@ from typing import Any
 from provision.checks.amd.devices import entries as devices
 from provision.checks.amd.devices import loaded
 from provision.checks.check import CheckNode, Command, Measurement, Output
-from provision.checks.host import host_health, host_lines, host_rules
+from provision.checks.host import host_health, host_rules
 from provision.checks.host.host_health import ID as ID
 from provision.checks.host.host_rules import finding
 from provision.checks.judge import Finding, Verdict
+from provision.checks.kernel import host_lines
 from provision.checks.network.rdma_port import entries
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from provision.checks.amd import devices
 from provision.checks.check import CheckNode
-from provision.checks.host.kernel_log import bus_address
+from provision.checks.kernel.kernel_log import bus_address
 from provision.checks.network import rdma_loopback
 from provision.checks.network.rdma_loopback import ID as ID
 from provision.checks.network.rdma_loopback import NEEDS as NEEDS

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from provision.checks.amd import devices
 from provision.checks.amd.gpu_burn import numbers
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
-from provision.checks.host import kernel_incidents
+from provision.checks.kernel import kernel_incidents
 from provision.checks.thresholds import limits
 from provision.errors import ParseError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from provision.checks.amd.smi import Entry, count, number, text, within
 from provision.checks.check import Measurement
-from provision.checks.host.kernel_log import bus_address
+from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import memory_ecc
 

@@ -20,9 +20,9 @@ from provision.checks.amd.smi import Entry, count, number, text, within
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu import telemetry_rules
 from provision.checks.gpu.telemetry import FEWEST
-from provision.checks.host import kernel_incidents
-from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.kernel import kernel_incidents
+from provision.checks.kernel.kernel_log import bus_address
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import STATIC

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 from provision.checks.amd.devices import tools
 from provision.checks.check import CheckNode, Command, Output, completed, last_words
-from provision.checks.host import kernel_incidents
-from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict
+from provision.checks.kernel import kernel_incidents
+from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 from provision.text import many
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from provision.checks.check import CheckNode
 from provision.checks.gpu.inventory_rules import ID
-from provision.checks.host import host_lines
-from provision.checks.host.host_lines import HostEvent, Log
-from provision.checks.host.kernel_log import KernelEvent, bus_address
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.kernel import host_lines
+from provision.checks.kernel.host_lines import HostEvent, Log
+from provision.checks.kernel.kernel_log import KernelEvent, bus_address
 from provision.checks.network.rdma_port import entries
 from provision.errors import ParseError
 from provision.text import one_line

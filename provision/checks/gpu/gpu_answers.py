@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from provision.checks.check import Command, Measurement, Output, completed, last_words
-from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 
 NAME = "gpu_answers"  # of the command

@@ -15,8 +15,8 @@ from typing import Any
 
 from provision.checks.check import BUS_ORDER, CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.gpu import telemetry, telemetry_rules
-from provision.checks.host import kernel_incidents
 from provision.checks.judge import PEERS, Finding, Verdict, below_peers, by_threshold, finding_on, unmeasured
+from provision.checks.kernel import kernel_incidents
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 

@@ -25,8 +25,8 @@ from provision.checks.gpu.inventory_rules import (
     one_action,
     wrong_count,
 )
-from provision.checks.host import host_lines, kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
 from provision.text import one_line

@@ -14,8 +14,8 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Measurement
 from provision.checks.gpu.nvidia_smi import INFOROM_CORRUPTED, THROTTLE_ALARMS
-from provision.checks.host.kernel_meaning import requested_action
 from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text, unmeasured
+from provision.checks.kernel.kernel_meaning import requested_action
 from provision.checks.thresholds import Threshold
 from provision.text import many
 

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.gpu.gpu_answers import NOT_PERMITTED, RC_INFOROM, error_text, worst
-from provision.checks.host.kernel_log import bus_address
+from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 
 _NO_VALUE = {"", "N/A", "[N/A]", "None", "Requested functionality has been deprecated"}

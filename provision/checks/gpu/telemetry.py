@@ -31,7 +31,7 @@ from provision.checks.gpu.telemetry_rows import (
     rows,
 )
 from provision.checks.gpu.telemetry_rows import FIELDS as FIELDS
-from provision.checks.host.kernel_log import bus_address
+from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 
 NAME = "telemetry"  # of the command

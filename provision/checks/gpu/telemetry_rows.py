@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from provision.checks.check import Output
 from provision.checks.gpu.gpu_answers import NO_HANDLE, error_text, worst
-from provision.checks.host.kernel_log import bus_address
+from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 
 FIELDS = (

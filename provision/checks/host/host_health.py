@@ -14,9 +14,10 @@ from typing import Any
 
 from provision import foreign_json
 from provision.checks.check import INSTALL, CheckNode, Command, Output, last_words
-from provision.checks.host import host_basics, host_lines, host_rules
+from provision.checks.host import host_basics, host_rules
 from provision.checks.host.host_rules import finding, number_of
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
+from provision.checks.kernel import host_lines
 from provision.checks.network.rdma_port import entries
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError

@@ -18,7 +18,7 @@ from typing import Any
 
 from provision import __version__, shipped
 from provision.checks.check import Command, Output
-from provision.checks.host import host_lines, kernel_log
+from provision.checks.kernel import host_lines, kernel_log
 from provision.node.burnin.kernel_lines import whole_messages
 
 NAME = "journal"  # of the command in gpu_inventory

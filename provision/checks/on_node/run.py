@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import foreign_json
-from provision.checks import node_judge, registry
 from provision.checks.check import Command, Raw
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, worst
-from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging import node_judge, registry
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.checks.on_node import kernel_since
 from provision.checks.on_node import parts as parts  # what is found by name
 from provision.checks.on_node.kernel_since import Remembered

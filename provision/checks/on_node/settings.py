@@ -10,7 +10,7 @@ from typing import Any
 
 from provision import foreign_json
 from provision.checks import thresholds
-from provision.checks.node_facts import for_checks
+from provision.checks.judging.node_facts import for_checks
 from provision.checks.on_node import debounce
 from provision.checks.on_node.debounce import Rule
 from provision.checks.thresholds import Threshold

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from provision import atomic_file, paths, yamlfile
-from provision.desired.inventory import ansible_inventory, ansible_settings, plain
+from provision.desired.inventory import plain
+from provision.desired.inventory.ansible import ansible_inventory, ansible_settings
 from provision.desired.inventory.plain.documents import NotPlainError
 from provision.errors import InventoryError, UsageError
 from provision.fleet import Fleet, Node, sources

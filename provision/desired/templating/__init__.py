@@ -18,7 +18,7 @@ from jinja2 import meta, nativetypes, sandbox
 from jinja2.runtime import Context
 from jinja2.utils import missing as MISSING  # noqa: N812 - a constant
 
-from provision.desired import health_program
+from provision.checks.on_node import health_program
 from provision.desired.templating.template_filters import FILTERS, TESTS, LeftToAnsibleError
 
 _OURS = "__gpuprov_renderer"

@@ -15,7 +15,7 @@ from provision.desired.expectations import Expectation
 from provision.drift import assess
 from provision.drift.testinfra.readers import Reader
 from provision.fleet import Fleet, Node
-from provision.remote.observe import Observation
+from provision.remote.reach.observe import Observation
 
 _OF_ANSIBLE = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_become_password")
 

@@ -17,8 +17,8 @@ from typing import Any
 from provision import foreign_json
 from provision.fleet import Fleet, Node
 from provision.remote import node_program
-from provision.remote.observe import Reach, run_programs
 from provision.remote.protocol import AnswerError, NodeError, unframed
+from provision.remote.reach.observe import Reach, run_programs
 from provision.text import one_line
 
 SECONDS = 30.0  # for one command

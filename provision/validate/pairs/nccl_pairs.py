@@ -8,15 +8,15 @@ from types import ModuleType
 from typing import Any
 
 from provision.checks.check import Command
+from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.nccl.nccl_collective import Collective
-from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import nccl_between, perftest_ends
 from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import Outcome, Result, Topology, exhaustive_rounds
 from provision.errors import InventoryError
 from provision.text import many, one_line
-from provision.validate import launch
-from provision.validate.pairs.pair_plays import Outputs, Plays
+from provision.validate.plays import launch
+from provision.validate.plays.pair_plays import Outputs, Plays
 
 LAUNCHERS = ("auto", "openmpi", "slurm")
 LAUNCHER = "gpuprov_launcher"  # inventory variables

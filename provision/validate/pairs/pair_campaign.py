@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from provision.checks.check import Command
-from provision.checks.node_facts import NodeFacts
+from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
 from provision.checks.pairs import perftest_ends as ends
 from provision.checks.pairs.judge import Metric
@@ -31,9 +31,9 @@ from provision.runs import fleet_pairs
 from provision.runs.fleet_pairs import Team
 from provision.runs.store import RunFolder
 from provision.text import many
-from provision.validate.node_commands import Settings
 from provision.validate.pairs.nccl_pairs import NcclPairs, launcher
-from provision.validate.pairs.pair_plays import Outputs, Plays
+from provision.validate.plays.node_commands import Settings
+from provision.validate.plays.pair_plays import Outputs, Plays
 
 _NEIGHBOURS = 5  # rounds for those next to one another in a bad group, and for those of them that are bad
 _AGAIN = 2  # rounds after every pair was measured, for those that were bad

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.checks import registry
-from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.judging import registry
+from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack, vendors
 from provision.errors import GpuprovError
 from provision.paths import PLAYBOOKS

@@ -14,15 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from provision.checks import node_judge
 from provision.checks.check import KERNEL_LOG_DELTA, Command, Raw
 from provision.checks.gpu import gpu_burn
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
-from provision.checks.node_facts import NodeFacts
-from provision.checks.registry import CHECKS
+from provision.checks.judging import node_judge
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import CHECKS
 from provision.paths import MODULES
-from provision.validate import node_commands
+from provision.validate.plays import node_commands
 from provision.validate.selftest.machine import Tool
 from provision.validate.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked
 from provision.validate.selftest.serials import Serials

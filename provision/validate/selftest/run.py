@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision.checks import registry
 from provision.checks.gpu import gpu_inventory
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
+from provision.checks.judging import registry
 from provision.errors import GpuprovError, UsageError
 from provision.events import OnEvent, PartEnded, Step, ignore, work
 from provision.text import now

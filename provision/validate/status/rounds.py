@@ -9,8 +9,8 @@ from typing import Any
 
 from provision.fleet import Fleet
 from provision.remote import node_program
-from provision.remote.observe import Reach
 from provision.remote.protocol import NodeError
+from provision.remote.reach.observe import Reach
 from provision.text import now
 from provision.validate.status.slurm import SlurmState
 from provision.validate.status.status import FleetStatus, NodeStatus, judged

@@ -16,8 +16,8 @@ from provision import bug_file
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet
 from provision.remote import node_program
-from provision.remote.observe import routed
 from provision.remote.protocol import NodeError, state_word
+from provision.remote.reach.observe import routed
 from provision.remote.ssh import fanout
 from provision.remote.ssh.follow import LOGINS, Follow
 from provision.validate.status.status import NodeStatus, judged

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision.desired.inventory import ansible_inventory, ansible_settings
+from provision.desired.inventory.ansible import ansible_inventory, ansible_settings
 from provision.desired.inventory.plain import documents
 from provision.desired.inventory.plain.documents import NotPlainError
 from provision.desired.inventory.plain.groups import ALL, Groups, add_ini, add_yaml

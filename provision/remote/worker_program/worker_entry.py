@@ -1,7 +1,7 @@
 """The process on a worker: does what one unit of its Receptor says, and reports the events.
 
 Receptor starts it as the command of its work type gpuprov-worker (`python -P -m
-provision.remote.workers.worker_entry`). Nothing of the unit is written in clear but into a 0700 folder in
+provision.remote.worker_program.worker_entry`). Nothing of the unit is written in clear but into a 0700 folder in
 memory, which is removed. It outlives the connection to its controller, and its controller; it confirms
 the run's locks on its nodes meanwhile. It ends in order when its time is up, when the lock of one of its
 nodes is another run's, and, where others can do its nodes, when the mesh has no way to the controller for too
@@ -266,9 +266,9 @@ def _vault_files(passwords: list[str]) -> Iterator[list[Path]]:
 
 
 def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: list[Path]) -> None:
-    from provision.remote import observe
     from provision.remote.ansible import runner
-    from provision.remote.fleet_lock import FleetLock
+    from provision.remote.reach import observe
+    from provision.remote.reach.fleet_lock import FleetLock
 
     name = str(share["playbook"])
     if Path(name).name != name or not (paths.PLAYBOOKS / name).is_file():
@@ -335,7 +335,7 @@ class _Relay:
 
 
 def _ask(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: list[Path]) -> None:
-    from provision.remote import observe
+    from provision.remote.reach import observe
 
     nodes = [Node(name, (), variables) for name, variables in share["inventory"].items()]
     relay = _Relay(share, speaker)

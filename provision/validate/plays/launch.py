@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from provision import paths
 from provision.errors import ParseError
-from provision.validate.pairs.pair_plays import Plays
+from provision.validate.plays.pair_plays import Plays
 
 FOLDER = "/run/gpuprov-launch"  # the module gpuprov_launch has it too
 MARK = "GPUPROV_LAUNCH"  # in the environment of what runs for a launch; data/launch/close.sh ends by it

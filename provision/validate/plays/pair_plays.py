@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision import paths
-from provision.checks import node_judge
 from provision.checks.check import Command, Output
+from provision.checks.judging import node_judge
 from provision.runs import store
 from provision.runs.store import RunFolder
-from provision.validate import node_commands
-from provision.validate.node_commands import Settings
+from provision.validate.plays import node_commands
+from provision.validate.plays.node_commands import Settings
 
 Outputs = dict[str, dict[str, Output]]  # by node and name
 _ADDRESS = "gpuprov_address"  # the inventory variable

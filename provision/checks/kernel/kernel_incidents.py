@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision.checks.amd import driver_log
 from provision.checks.check import CheckNode, Measurement
-from provision.checks.host.kernel_grouping import Incident, grouped
-from provision.checks.host.kernel_log import KernelEvent, bus_address, gravity, instance
-from provision.checks.host.kernel_meaning import (
+from provision.checks.judge import Finding, Verdict, finding_on
+from provision.checks.kernel import driver_log
+from provision.checks.kernel.kernel_grouping import Incident, grouped
+from provision.checks.kernel.kernel_log import KernelEvent, bus_address, gravity, instance
+from provision.checks.kernel.kernel_meaning import (
     AER_CORRECTED,
     NVRM,
     RECOVERY_ACTION,
@@ -25,7 +26,6 @@ from provision.checks.host.kernel_meaning import (
     stopping_lines,
     worst,
 )
-from provision.checks.judge import Finding, Verdict, finding_on
 
 # NVIDIA's own limit for the replays of a healthy PCIe link, of which these messages are the trace.
 _AER_PER_MINUTE = 8

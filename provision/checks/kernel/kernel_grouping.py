@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from provision.checks.amd import driver_log
-from provision.checks.host.kernel_log import KernelEvent, gravity
-from provision.checks.host.kernel_meaning import (
+from provision.checks.kernel import driver_log
+from provision.checks.kernel.kernel_log import KernelEvent, gravity
+from provision.checks.kernel.kernel_meaning import (
     CLEANUP,
     NVRM,
     RECOVERY_ACTION,

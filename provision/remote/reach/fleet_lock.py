@@ -29,8 +29,8 @@ from provision.errors import GpuprovError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import held_locks
-from provision.remote.observe import Reach, run_programs
 from provision.remote.protocol import AnswerError, NodeError, one_line, unframed
+from provision.remote.reach.observe import Reach, run_programs
 from provision.text import now
 
 # A renewal is one connection to every node: of 10,000 in ten minutes it is 17 a second.

@@ -28,7 +28,7 @@ SAME = "same"  # in place of a module: the check looks at no GPU, whosever they 
 
 @dataclass(frozen=True)
 class Entry:
-    """One check. `scope`: what its findings are about. `module`: where it is below this package, `amd`: where
+    """One check. `scope`: what its findings are about. `module`: where it is below provision.checks, `amd`: where
     it is for nodes with AMD's GPUs. Of a user's own check `own` is the check itself, and `source` its
     distribution, `gpuprov-own-check 1.0`.
     """
@@ -43,14 +43,14 @@ class Entry:
 
     def load(self) -> Any:
         """The check."""
-        return self.own or importlib.import_module(f"{__package__}.{self.module or self.amd}")
+        return self.own or importlib.import_module(f"provision.checks.{self.module or self.amd}")
 
     def load_for(self, vendor: str | None) -> Any:
         """The check as nodes with this vendor's GPUs take it; None where nothing was built for them. Whether
         a user's own check fits is its author's to know."""
         if vendor != "amd" or self.own is not None or self.amd == SAME:
             return self.load() if self.module or self.own else None
-        return importlib.import_module(f"{__package__}.{self.amd}") if self.amd else None
+        return importlib.import_module(f"provision.checks.{self.amd}") if self.amd else None
 
 
 BUILT_IN = (

@@ -10,16 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from provision import bug_file
-from provision.checks import registry
 from provision.checks.amd import gpu_answers as amd_answers
 from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Command, Measurement, Output, Raw
 from provision.checks.gpu import gpu_answers, gpu_inventory
 from provision.checks.health import CheckResult, NodeHealth, roll_up
-from provision.checks.host import host_lines, kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
+from provision.checks.judging import registry
+from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.judging.registry import CHECKS
+from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
 from provision.checks.nccl.nccl_table import without_environment
-from provision.checks.node_facts import NodeFacts
-from provision.checks.registry import CHECKS
 from provision.checks.suspects import reconciled
 from provision.checks.thresholds import Threshold
 from provision.desired import vendors

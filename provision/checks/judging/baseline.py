@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from provision import yamlfile
-from provision.checks import threshold_evidence, thresholds
+from provision.checks import thresholds
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Typical, Verdict, number, typical
-from provision.checks.threshold_evidence import Certainty, Rule
+from provision.checks.judging import threshold_evidence
+from provision.checks.judging.threshold_evidence import Certainty, Rule
 from provision.checks.thresholds import Spread, Threshold
 from provision.errors import GpuprovError
 from provision.paths import DATA

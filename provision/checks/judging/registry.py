@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from provision.checks.check import Check
-from provision.checks.table import BUILT_IN, STAGES, Entry
+from provision.checks.judging.table import BUILT_IN, STAGES, Entry
 from provision.desired import vendors
 from provision.errors import UsageError
 
@@ -59,7 +59,7 @@ class Checks(Mapping[str, T]):
 
 
 def _own() -> dict[str, Entry]:
-    from provision.checks import own  # a command that needs no own check does not pay for it
+    from provision.checks.judging import own  # a command that needs no own check does not pay for it
 
     return own.found()
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from provision import shipped
 from provision.checks.check import CheckNode, Command, Measurement, Output
-from provision.checks.host import kernel_log, kernel_meaning
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
+from provision.checks.kernel import kernel_log, kernel_meaning
 
 METRIC = "host_line."  # before the id of a line of the kernel
 MANY = 100  # lines of one kind and device that are counted: a node keeps no more of them

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from provision import paths
-from provision.checks import registry, thresholds
+from provision.checks import thresholds
 from provision.checks.judge import limit_text
+from provision.checks.judging import registry
 
 _RUNS = {
     "quick": "in every validate",

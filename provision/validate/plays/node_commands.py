@@ -12,7 +12,8 @@ from typing import Any, Unpack
 from provision.checks.check import Command
 from provision.errors import GpuprovError
 from provision.remote import held_locks
-from provision.remote.ansible import partitions, runner
+from provision.remote.ansible import runner
+from provision.remote.reach import partitions
 from provision.remote.schedulers.chosen import Schedulers
 
 

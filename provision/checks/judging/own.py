@@ -20,7 +20,7 @@ from provision import bug_file
 from provision.checks import thresholds
 from provision.checks.check import Check, CheckNode, Command, Measurement, Output
 from provision.checks.judge import ACTIONS, Finding, Verdict
-from provision.checks.table import BUILT_IN, STAGES, Entry, Scope
+from provision.checks.judging.table import BUILT_IN, STAGES, Entry, Scope
 from provision.checks.thresholds import Threshold
 from provision.errors import GpuprovError, ParseError
 

@@ -1,0 +1,1 @@
+"""What Ansible itself says: of an inventory, and of its configuration."""

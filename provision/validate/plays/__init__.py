@@ -1,0 +1,1 @@
+"""What plays programs on nodes: of one check, of several nodes together, of an MPI launch."""
