@@ -306,6 +306,61 @@ def test_no_two_modules_need_each_other() -> None:
     assert circles(needs) == []
 
 
+def folder(name: str) -> str:
+    """The folder a module lies in; `cli` stands above all."""
+    inside = (LAB.parent if name.startswith("lab.") else ROOT.parent).joinpath(*long(name).split("."))
+    return name if inside.is_dir() or name == "cli" else name.rpartition(".")[0]
+
+
+NAMES = re.compile(r"(?:^from |^import |-m )(provision(?:\.\w+)+)", re.M)
+
+
+def named(path: Path) -> set[str]:
+    """The modules of ours that a file names in a text: alone, as seen from any folder above that file
+    (`gpu.gpu_burn` in the table of checks; `report.json` is a file's name), or after `from`, `import` or
+    `-m`. The command line is left out: systemd starts it."""
+    home = long(dotted(path)).split(".")
+    above = ["", *(".".join(home[:count]) + "." for count in range(1, len(home)))]
+    texts = [
+        node.value
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    alone = {text for text in texts if re.fullmatch(r"(\w+\.)+(?!json|html)\w+", text)}
+    alone.update(name for text in texts for name in NAMES.findall(text))
+    return {short(way + name) for name in alone for way in above if is_module(way + name)} - {"cli"}
+
+
+def folders() -> dict[str, set[str]]:
+    """Which folder needs which, by imports and by names in texts, on the controller."""
+    needs: dict[str, set[str]] = {}
+    for path in controller_sources():
+        if (name := dotted(path)) not in graph():
+            continue
+        others = graph()[name] | named(path) & graph().keys()
+        needs.setdefault(folder(name), set()).update(map(folder, others))
+    return {name: others - {name} for name, others in needs.items()}
+
+
+def test_no_two_folders_need_each_other() -> None:
+    """Nor by the name of a module in a text. What lies in a folder itself is one thing, what lies in a folder
+    of its is another."""
+    assert circles(folders()) == []
+    assert "checks.gpu" in folders()["checks.judging"], "names in texts are not found"
+
+
+def test_a_package_names_none_above_it_in_a_text() -> None:
+    above = [
+        f"{relative(path)} names {other}"
+        for path in controller_sources()
+        for other in named(path)
+        if package(other)
+        and package(other) != package(dotted(path))
+        and (not package(dotted(path)) or ORDER[package(other)] <= ORDER[package(dotted(path))])
+    ]
+    assert above == []
+
+
 def test_no_two_simulated_tools_need_each_other() -> None:
     folder = LAB / "silicon"
     names = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")}

@@ -112,7 +112,7 @@ class Threshold:
     `kind`: measured (drawn from measurements on such machines), vendor (the maker's own figure) or derived
     (reckoned from other figures; the arithmetic is in `source`). `date`: YYYY-MM of the source, empty when a
     user did not say. `machines`: how many were measured for it; 0 for a vendor's figure or mere arithmetic,
-    None when the source does not say. `typical` and `spread`: for `provision.checks.judging.threshold_evidence`.
+    None when the source does not say. `typical` and `spread`: for `checks.judging.threshold_evidence`.
     """
 
     metric: str  # "<check>.<metric>"

@@ -53,9 +53,15 @@ class Resolved:
     secrets: frozenset[str]
 
 
-def views_of(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, View]:
-    """Each node's variables as templates see them: resolved, declared, then what Ansible adds."""
-    shared: dict[str, Any] = {"groups": {name: list(members) for name, members in fleet.groups.items()}}
+def views_of(
+    fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None
+) -> dict[str, View]:
+    """Each node's variables as templates see them: resolved, declared, then what Ansible adds, and what is
+    `given` to all."""
+    shared: dict[str, Any] = {
+        **(given or {}),
+        "groups": {name: list(members) for name, members in fleet.groups.items()},
+    }
     files = [source.resolve() for source in sources(fleet.source)]
     # In a folder, and of several, it is the file that names the host first, which is not kept.
     folders = {source if source.is_dir() else source.parent for source in files}
@@ -90,12 +96,15 @@ def _around(fleet: Fleet, views: Mapping[str, View]) -> Around:
     return Around({name: declared.get(name, {}) for name in names}, fleet.groups)
 
 
-def resolve(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]]) -> Resolved:
-    """Every node's view, with the options of roles that only Ansible can render asked of it.
+def resolve(
+    fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None
+) -> Resolved:
+    """Every node's view, with the options of roles that only Ansible can render asked of it. `given`: values
+    and functions that every template finds beside its variables.
 
     Raises StackError when Ansible cannot say either, or a value is vaulted and no password was given.
     """
-    views = views_of(fleet, declared)
+    views = views_of(fleet, declared, given)
     options = variables.known() - variables.OWN.keys()
     asked: RenderCache[tuple[str, ...]] = RenderCache()
     wanted: dict[str, list[str]] = {}

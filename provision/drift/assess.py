@@ -35,11 +35,13 @@ from provision.shared_facts import Pool
 # Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
 OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
 Item = TypeVar("Item")
+# What an expect.yml finds beside the variables: it is made of modules above `desired`.
+GIVEN = {"gpuprov_node_health_sha256": health_program.sha256}
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
 
 
 class Observe(Protocol):
-    """Reads facts of nodes, as remote.observe.observe does."""
+    """Reads facts of nodes, as remote.reach.observe.observe does."""
 
     def __call__(
         self,
@@ -201,7 +203,7 @@ def declare(
     CompatibilityError."""
     variables.check(fleet, overrides, say)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
-    resolved = resolve.resolve(fleet, declared)
+    resolved = resolve.resolve(fleet, declared, GIVEN)
     if not remove:
         compatibility.refuse_impossible(
             resolved.views,

@@ -14,6 +14,7 @@ from provision.desired import removal, stack
 from provision.desired.expectations import renderer_for
 from provision.desired.resolve import View
 from provision.desired.role import all_roles
+from provision.drift.assess import GIVEN
 from provision.errors import StackError, UsageError
 from tests.support.described import machine
 
@@ -55,7 +56,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def view(**declared: Any) -> View:
-    return View({}, {**stack.load(stack.DEFAULT).variables, **declared}, {})
+    return View({}, {**stack.load(stack.DEFAULT).variables, **declared}, dict(GIVEN))
 
 
 def gone(*roles: str, node: dict[str, Any] | None = None, **declared: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from provision.desired import expectations, stack
+from provision.drift.assess import GIVEN
 from tests.support.described import machine
 
 
@@ -13,7 +14,7 @@ def promised(
 ) -> dict[str, expectations.Expectation]:
     """fact → expectation of a node with the default stack and these variables; that its GPUs answer is
     expected of each node, and no role's promise."""
-    variables = {**stack.load(stack.DEFAULT).variables, **declared}
+    variables = {**stack.load(stack.DEFAULT).variables, **GIVEN, **declared}
     found = expectations.of_node(variables, gpuprov_node or machine())
     assert len({(each.role, each.fact) for each in found}) == len(found), "two promises about one fact"
     return {each.fact: each for each in found if each.fact not in expectations.SILENT_GPUS.values()}

@@ -11,6 +11,7 @@ import yaml
 from provision import paths
 from provision.desired import expectations, stack
 from provision.desired.role import all_roles
+from provision.drift.assess import GIVEN
 from provision.remote import node_program
 from tests.roles.promises import promised
 from tests.support.described import machine
@@ -44,7 +45,7 @@ def vendor(role: str) -> str:
 @pytest.mark.parametrize("fabric", ["none", "nvswitch", "nvlink5"])
 def test_every_promise_is_about_a_fact_that_is_observed(name: str, version: str, fabric: str) -> None:
     known = known_families()
-    declared = {**stack.load(name).variables, **LATER}
+    declared = {**stack.load(name).variables, **LATER, **GIVEN}
     vendor = "amd" if "rocm_version" in declared else "nvidia"
     found = expectations.of_node(declared, machine(f"debian {version}", fabric=fabric, vendor=vendor))
     theirs = {role for role in ROLES if all_roles()[role].vendor in (None, vendor)}

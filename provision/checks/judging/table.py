@@ -28,8 +28,8 @@ SAME = "same"  # in place of a module: the check looks at no GPU, whosever they 
 
 @dataclass(frozen=True)
 class Entry:
-    """One check. `scope`: what its findings are about. `module`: where it is below provision.checks, `amd`: where
-    it is for nodes with AMD's GPUs. Of a user's own check `own` is the check itself, and `source` its
+    """One check. `scope`: what its findings are about. `module`: where it is below provision.checks, `amd`:
+    where it is for nodes with AMD's GPUs. Of a user's own check `own` is the check itself, and `source` its
     distribution, `gpuprov-own-check 1.0`.
     """
 

@@ -1,6 +1,6 @@
 """The node's health program, gpuprov-node-health: the passive checks of `validate`, run on the node by
 itself.
 
-It runs with Python 3.9 and the standard library alone; provision/checks/on_node/health_program.py packs it. What it
-writes is described in docs/health.md.
+It runs with Python 3.9 and the standard library alone; health_program.py packs it. What it writes is
+described in docs/health.md.
 """

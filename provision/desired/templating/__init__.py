@@ -18,7 +18,6 @@ from jinja2 import meta, nativetypes, sandbox
 from jinja2.runtime import Context
 from jinja2.utils import missing as MISSING  # noqa: N812 - a constant
 
-from provision.checks.on_node import health_program
 from provision.desired.templating.template_filters import FILTERS, TESTS, LeftToAnsibleError
 
 _OURS = "__gpuprov_renderer"
@@ -110,7 +109,6 @@ def _environment() -> _Environment:
     environment.filters.update(FILTERS)
     environment.tests.update(TESTS)
     environment.globals.update({name: _not_plain(name) for name in ("lookup", "query", "q", "now", "undef")})
-    environment.globals["gpuprov_node_health_sha256"] = health_program.sha256  # for an expect.yml
     return environment
 
 

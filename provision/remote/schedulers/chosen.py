@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any
 
 from provision.errors import InventoryError
@@ -67,12 +68,11 @@ def _slurm(fleet: Fleet, names: Mapping[str, str]) -> Scheduler:
 
 
 def _kubernetes(fleet: Fleet, names: Mapping[str, str]) -> Scheduler:
-    import importlib
-
     # Only a site with Kubernetes needs what it imports.
-    module = importlib.import_module("provision.remote.schedulers.kubernetes")
-    made: Scheduler = module.Kubernetes(fleet, names)
-    return made
+    for found in metadata.entry_points(group="gpuprov.schedulers", name=KUBERNETES):
+        made: Scheduler = found.load()(fleet, names)
+        return made
+    raise InventoryError(f"gpuprov_scheduler: {KUBERNETES} is not installed", "install gpuprov again")
 
 
 MAKERS: dict[str, Made] = {SLURM: _slurm, KUBERNETES: _kubernetes}
