@@ -1,11 +1,10 @@
 """The process on a worker: does what one unit of its Receptor says, and reports the events.
 
 Receptor starts it as the command of its work type gpuprov-worker (`python -P -m
-provision.remote.worker_program.worker_entry`). Nothing of the unit is written in clear but into a 0700
-folder in memory, which is removed. It outlives the connection to its controller, and its controller; it confirms
-the run's locks on its nodes meanwhile. It ends in order when its time is up, when the lock of one of its
-nodes is another run's, and, where others can do its nodes, when the mesh has no way to the controller for too
-long.
+provision.remote.worker_program.worker_entry`). Nothing of the unit is written in clear but into a 0700 folder
+in memory, which is removed. It outlives the connection to its controller, and its controller; it confirms the
+run's locks on its nodes meanwhile. It ends in order when its time is up, when the lock of one of its nodes is
+another run's, and, where others can do its nodes, when the mesh has no way to the controller for too long.
 
 A unit that greets, or that looks, imports what it needs: on a worker, imports are most of what it costs.
 """
