@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from provision.fleet import Fleet
-from provision.up.watch import service
 from provision.up.watch.incidents import Incident, Store
 from provision.up.watch.policy import Policy
-from provision.up.watch.service import Watch
+from provision.up.watch.service import Pace, Watch
 from provision.up.watch.steps import Checked, Message
 from provision.up.watch.tell import Receiver, Teller
 from provision.validate.status.status import NodeStatus, judged
@@ -75,7 +74,6 @@ def main(folder: Path) -> None:
         with told.open("a") as file:
             file.write(f"{message.id}\n")
 
-    service.PACE = 0.0
     with store.alone(), Teller(store.path / "outbox", [Receiver("file", send)], _say_nothing) as teller:
         watch = Watch(
             of,
@@ -86,6 +84,7 @@ def main(folder: Path) -> None:
             Checks(folder / "evidence"),
             teller,
             _say_nothing,
+            pace=Pace(least=0.0),
         )
         for _ in range(2000):
             watch.round(0.02)

@@ -6,8 +6,9 @@ them. What is held back is told to people, once, for as long as it is so.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.checks.pairs.pairing import RACK
@@ -34,10 +35,32 @@ class View:
     incidents: Sequence[Incident]
     validated: Mapping[str, float] = field(default_factory=dict)  # spare → when it last passed
     unscheduled: Collection[str] = ()  # nodes without a scheduler: watched and reported, never drained
+    ages: Mapping[str, float] = field(default_factory=dict)  # incident → seconds since it was opened (Ages)
 
     @property
     def roles(self) -> dict[str, Role]:
         return roles(self.fleet, self.incidents)
+
+    def within_an_hour(self, incident: Incident) -> bool:
+        """Whether it was opened within the last hour."""
+        return self.ages.get(incident.id, self.at - incident.opened) < HOUR
+
+
+class Ages:
+    """How long ago incidents were opened, by a clock that nobody steps: limits by the hour hold when the wall
+    clock does not. At first sight the wall clock counts; what is in the future then was opened just now."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._opened: dict[str, float] = {}
+
+    def of(self, incidents: Sequence[Incident], at: float) -> dict[str, float]:
+        """Incident → seconds; `at`: the wall clock's time."""
+        now = self._clock()
+        self._opened = {
+            one.id: self._opened.get(one.id, now - max(0.0, at - one.opened)) for one in incidents
+        }
+        return {name: now - opened for name, opened in self._opened.items()}
 
 
 @dataclass(frozen=True)
@@ -166,16 +189,15 @@ def _one(
         action = "investigate"
     if not was_spare and (limit := _limit(name, word, view, policy, opened)):
         return limit
-    taken = [one.id for one in (*view.incidents, *opened)]
     more = {"action": action, "device": seen.device, "serial": seen.serial, "was_spare": was_spare}
-    return new(name, view.at, cause, taken, **more)
+    return new(name, view.at, cause, **more)
 
 
 def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Sequence[Incident]) -> Held | None:
     recent = [
         one
         for one in view.incidents
-        if view.at - one.opened < HOUR and not one.was_spare and one.step is not Step.CLOSED
+        if view.within_an_hour(one) and not one.was_spare and one.step is not Step.CLOSED
     ]
     count = len(recent) + sum(not one.was_spare for one in opened)
     if count >= policy.hourly:
@@ -228,9 +250,31 @@ def ready(spare: str, view: View, policy: Policy) -> str:
     return ""
 
 
-def lost_spares(incidents: Sequence[Incident], at: float) -> int:
+def lost_spares(view: View) -> int:
     """How many spares went to repair within the last hour, and are still there."""
-    return sum(one.was_spare and one.holds_node and at - one.opened < HOUR for one in incidents)
+    return sum(one.was_spare and one.holds_node and view.within_an_hour(one) for one in view.incidents)
+
+
+def spares_in_service(view: View) -> list[Held]:
+    """Nodes of the spares' group that take jobs, though no incident says why. They may have replaced failed
+    nodes for a watch whose state is lost, or elsewhere, so they are left alone."""
+    taken = {one.spare for one in view.incidents if one.holds_spare}
+    found = [
+        name
+        for name, role in view.roles.items()
+        if role is Role.SPARE
+        and name not in taken
+        and (word := view.scheduled.get(name))
+        and not word.error
+        and word.holder is Holder.NOBODY
+    ]
+    if not found:
+        return []
+    why = (
+        f"{fold(found, 200)}: in the group gpuprov_spares and in service, for no incident known here, "
+        "so left alone. Set an idle one aside (gpuprov watch spare); take one that serves out of the group"
+    )
+    return [Held("spare-in-service", tuple(found), why)]
 
 
 def spares_gone(view: View) -> list[Held]:
@@ -250,7 +294,7 @@ def choose(
     role, node = view.roles, view.fleet.nodes.get(incident.node)
     if node is None:
         return "", {}
-    if (lost := lost_spares(view.incidents, view.at)) >= policy.spares_hourly:
+    if (lost := lost_spares(view)) >= policy.spares_hourly:
         limit = (
             f"{many(lost, 'spare')} went to repair within an hour, which is the limit "
             "(gpuprov_watch.spares_hourly): the fault may be this machine's or the check's"

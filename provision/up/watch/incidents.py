@@ -1,6 +1,7 @@
 """What the watch remembers: one file for each incident, and what follows from all of them.
 
     incidents/<id>.json    a node that failed, and how far its replacement has come
+    last-number            the number that the last change of a node's role got
     returns/<id>.json      how far `gpuprov return` has brought that node back
     nodes.json             the nodes that are watched, and in which inventory
     validated.json         when each spare was validated last, and with which verdict
@@ -23,6 +24,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -72,7 +74,9 @@ class Incident:
     its place (chosen from step `verify` on); `tried`: spares that turned out to be none; `pools`: those that
     the spare was put into. `was_spare`: it failed while it waited, so nobody takes its place. `placed`,
     `closed`, `returned`: when. `note`: why it stands where it stands. `returning`: how far `gpuprov return`
-    has come: step → the run that did it.
+    has come: step → the run that did it. `number`, `placed_number`, `returned_number`: the order in which
+    nodes changed their roles, whatever the clock said then (Store.next_number); 0 where an earlier gpuprov
+    wrote the incident, whose changes come first, in order of time.
     """
 
     id: str
@@ -93,6 +97,9 @@ class Incident:
     note: str = ""
     returned: float | None = None
     returning: Mapping[str, str] = field(default_factory=dict)
+    number: int = 0
+    placed_number: int = 0
+    returned_number: int = 0
 
     @property
     def reason(self) -> str:
@@ -116,15 +123,12 @@ class Incident:
         return bool(self.spare) and self.is_open and self.placed is None
 
 
-def new(node: str, at: float, cause: str, taken: Sequence[str], **more: Any) -> Incident:
-    """A new one; its name says when and what, and no other has it."""
+def new(node: str, at: float, cause: str, **more: Any) -> Incident:
+    """A new one. Its name says when and what; random bits keep it apart from one that another watch opens for
+    the same node in the same second."""
     stamp = datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", node)[:60]
-    name, number = f"{stamp}-{plain}", 1
-    while name in taken:
-        number += 1
-        name = f"{stamp}-{plain}-{number}"
-    return Incident(name, node, at, Step.DRAIN, cause, **more)
+    return Incident(f"{stamp}-{plain}-{secrets.token_hex(4)}", node, at, Step.DRAIN, cause, **more)
 
 
 # A reason that a run of gpuprov gave: `up`, a burn-in, the watch of a spare, an incident.
@@ -138,40 +142,48 @@ def by_the_node_itself(reason: str) -> bool:
 
 
 def roles(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Role]:
-    """What each node is for: what the inventory says, and since then its incidents, in order of time."""
+    """What each node is for: what the inventory says, and since then its incidents, in their order."""
     spares = fleet.groups.get(SPARES, ())
     found = {name: Role.SPARE if name in spares else Role.SERVICE for name in fleet.nodes}
-    changes: list[tuple[float, int, str, Role]] = []
-    for one in incidents:
-        if one.step is Step.CLOSED and one.placed is None:
-            continue
-        changes.append((one.opened, 0, one.node, Role.REPAIR))
-        if one.spare and (one.placed is not None):
-            changes.append((one.placed, 1, one.spare, Role.SERVICE))
-        if one.returned is not None:
-            changes.append((one.returned, 2, one.node, Role.SPARE))
-    for _, _, node, role in sorted(changes):
+    for node, role, _ in _changes(incidents):
         if node in found:
             found[node] = role
     return found
 
 
+def _changes(incidents: Sequence[Incident]) -> list[tuple[str, Role, Incident]]:
+    """Each change of a node's role, in order, with its incident."""
+    found: list[tuple[int, float, int, str, Role, Incident]] = []
+    for one in incidents:
+        if one.step is Step.CLOSED and one.placed is None:
+            continue
+        found.append((one.number, one.opened, 0, one.node, Role.REPAIR, one))
+        if one.spare and one.placed is not None:
+            found.append((one.placed_number, one.placed, 1, one.spare, Role.SERVICE, one))
+        if one.returned is not None:
+            found.append((one.returned_number, one.returned, 2, one.node, Role.SPARE, one))
+    return [change[3:] for change in sorted(found, key=lambda change: change[:4])]
+
+
 def serving(incidents: Sequence[Incident]) -> dict[str, Incident]:
     """Each spare that is in service, with the incident whose node it replaces."""
     found: dict[str, Incident] = {}
-    changes = [(one.opened, 0, one.node, one) for one in incidents]
-    changes += [(one.placed, 1, one.spare, one) for one in incidents if one.spare and one.placed is not None]
-    for _, placed, node, one in sorted(changes, key=lambda change: change[:2]):
-        if placed:
+    for node, role, one in _changes(incidents):
+        if role is Role.SERVICE:
             found[node] = one
-        elif one.step is not Step.CLOSED or one.placed is not None:
+        elif role is Role.REPAIR:
             found.pop(node, None)
     return found
 
 
-def may_return(node: str, incidents: Sequence[Incident], hours: float) -> float:
-    """From when on a node may come back: each failure in the last 30 days doubles the wait."""
-    mine = sorted(one.opened for one in incidents if one.node == node and one.step is not Step.CLOSED)
+def may_return(node: str, incidents: Sequence[Incident], hours: float, now: float) -> float:
+    """From when on a node may come back: each failure in the last 30 days doubles the wait. A failure in the
+    future, which a clock that went wrong has stamped, keeps it away no longer."""
+    mine = sorted(
+        one.opened
+        for one in incidents
+        if one.node == node and one.step is not Step.CLOSED and one.opened <= now
+    )
     if not mine:
         return 0.0
     counted = sum(opened > mine[-1] - DAYS * 86400 for opened in mine)
@@ -272,9 +284,25 @@ class Store:
                     found.append(_incident(path, returns / path.name))
                 except _DamagedError as error:
                     damaged[path.stem] = f"{error.what}; {error.fix}"
-            self._known = (changed, sorted(found, key=lambda one: (one.opened, one.id)))
+            self._known = (changed, sorted(found, key=lambda one: (one.number, one.opened, one.id)))
             self.damaged = damaged
         return list(self._known[1])
+
+    def next_number(self) -> int:
+        """A number that is higher than any before: what orders changes of roles, since clocks are stepped.
+        Raises RunFolderError where it cannot be kept."""
+        path = self.path / "last-number"
+        known = [max(one.number, one.placed_number, one.returned_number) for one in self.incidents()]
+        with _kept(path), path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # `gpuprov return` is a process of its own
+            file.seek(0)
+            text = file.read().strip()
+            number = max([int(text) if text.isdecimal() else 0, *known]) + 1
+            file.truncate(0)
+            file.write(f"{number}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return number
 
     def write(self, incident: Incident) -> None:
         """Keep it as it is now. Raises RunFolderError where that is not possible."""
@@ -346,8 +374,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 _KNOWN = {one.name for one in fields(Incident)}
-_OF_RETURN = ("returned", "returning")
+_OF_RETURN = ("returned", "returning", "returned_number")
 _TEXTS = ("node", "cause", "action", "device", "serial", "spare", "note")
+_NUMBERS = ("number", "placed_number", "returned_number")
 _TIMES = ("drained", "placed", "closed", "returned")
 
 
@@ -365,6 +394,8 @@ def _incident(path: Path, back: Path) -> Incident:
             raise ValueError("its id or a text is wrong")
         if not all(type(at) in (int, float) for at in (found.opened, *times)):
             raise ValueError("a time is not a number")
+        if not all(type(getattr(found, name)) is int for name in _NUMBERS):
+            raise ValueError("a number is not a whole number")
         return found
     except (KeyError, ValueError, TypeError) as error:
         raise _DamagedError(

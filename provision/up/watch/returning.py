@@ -41,7 +41,7 @@ def refuse_early(
     incident: Incident, incidents: Sequence[Incident], policy: Policy, now: float, forced: bool
 ) -> None:
     """A node that fails again and again waits longer each time. Raises UsageError before its time."""
-    begin = may_return(incident.node, incidents, policy.return_hours)
+    begin = may_return(incident.node, incidents, policy.return_hours, now)
     if now < begin and not forced:
         count = sum(one.node == incident.node for one in incidents)
         when = datetime.datetime.fromtimestamp(begin, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -83,7 +83,7 @@ def bring_back(
         raise GpuprovError(f"{node} cannot be marked as a spare: {problem}", "run this command again")
     if isinstance(scheduler, Pools) and (problem := scheduler.rejoin(node)):
         raise GpuprovError(f"{node} cannot be put back into its pools: {problem}", "run this command again")
-    store.write_return(replace(incident, returned=now()))
+    store.write_return(replace(incident, returned=now(), returned_number=store.next_number()))
     say(f"{node} is a spare now")
     return ExitCode.OK
 

@@ -11,7 +11,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from provision.desired import inventory
@@ -22,20 +22,38 @@ from provision.remote.schedulers import Holder, Scheduled, Scheduler
 from provision.text import many, one_line
 from provision.up.watch import heartbeat
 from provision.up.watch.alerts import is_over
-from provision.up.watch.decide import HOUR, Held, Telling, View, decide, ready, spares_gone, suspects
-from provision.up.watch.incidents import SPARE, Incident, Role, Store, roles, serving
+from provision.up.watch.decide import (
+    HOUR,
+    Ages,
+    Held,
+    Telling,
+    View,
+    decide,
+    ready,
+    spares_gone,
+    spares_in_service,
+    suspects,
+)
+from provision.up.watch.incidents import Incident, Role, Store, roles, serving
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen, seen
 from provision.up.watch.steps import Checked, Message, Steps
 from provision.validate.status.status import NodeStatus
 
 AT_ONCE = 4  # incidents taken forward at the same time
-PACE = 0.2  # seconds between two rounds at least, where nothing failed
-WAIT = 1.0  # seconds at most between two looks at what there is to do
-ASK_ALL = 30.0  # seconds between two questions to the scheduler about all nodes
-ASK_SOME = 5.0  # seconds for which its word about a node that failed, or a spare, is believed
-STUCK = 60.0  # seconds until an incident that an error stopped is tried again
 RENEW = 0.9  # part of the time a validation counts for, after which a spare is validated again
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often the watch does what it does, in seconds."""
+
+    least: float = 0.2  # between two rounds, where nothing failed
+    wait: float = 1.0  # at most between two looks at what there is to do
+    ask_all: float = 30.0  # between two questions to the scheduler about all nodes
+    ask_some: float = 5.0  # for which its word about a node that failed, or a spare, is believed
+    stuck: float = 60.0  # until an incident that an error stopped is tried again
+    beat: float = heartbeat.EVERY  # between two heartbeats
 
 
 class Stream(Protocol):
@@ -78,6 +96,8 @@ class Watch:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.time,
         unscheduled: Collection[str] = (),
+        steady: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
     ) -> None:
         self.scheduler, self._unscheduled = scheduler, unscheduled
         self._fleet, self._policy, self._store = fleet, policy, store
@@ -94,7 +114,8 @@ class Watch:
         self._renewing: tuple[str, concurrent.futures.Future[Checked]] | None = None
         self._renewer = concurrent.futures.ThreadPoolExecutor(1, "spare")
         self._renew_after: dict[str, float] = {}
-        self._telling = Telling()
+        self.pace = pace or Pace()
+        self._telling, self._steady, self._ages = Telling(), steady, Ages(steady)
         self._held: dict[str, str] = {}  # what lasts (Held.key) → the message on it
         self._told: dict[str, Message] = {}  # the same, and what has ended since
         self._full = ""  # why the folder cannot be written
@@ -111,18 +132,21 @@ class Watch:
     def view(self) -> View:
         """What is known now, with the scheduler's word of each spare of the last seconds."""
         role = roles(self._fleet, self._store.incidents())
-        self._ask([name for name, one in role.items() if one is Role.SPARE], ASK_SOME)
+        self._ask([name for name, one in role.items() if one is Role.SPARE], self.pace.ask_some)
         return self._known()
 
     def _known(self) -> View:
-        incidents = self._store.incidents()
+        incidents, at = self._store.incidents(), self.now()
         validated = {
             name: float(one["at"])
             for name, one in self._store.validated().items()
-            if one.get("verdict") == "pass" and isinstance(one.get("at"), int | float)
+            if one.get("verdict") == "pass"
+            and isinstance(one.get("at"), int | float)
+            and one["at"] <= at  # what a clock that was ahead has stamped proves nothing
         }
         words = {name: word for name, (_, word) in self._words.copy().items()}
-        return View(self.now(), self._fleet, dict(self._seen), words, incidents, validated, self._unscheduled)
+        ages = self._ages.of(incidents, at)
+        return View(at, self._fleet, dict(self._seen), words, incidents, validated, self._unscheduled, ages)
 
     def verify(self, spare: str) -> Checked:
         return self._checks.verify(spare)
@@ -141,7 +165,7 @@ class Watch:
         try:
             while not self._stopped:
                 try:
-                    self.round(WAIT)
+                    self.round(self.pace.wait)
                 except Exception as error:  # the next round may do; if none does, the heartbeat stops
                     self._failed(error)
         finally:
@@ -159,25 +183,25 @@ class Watch:
         began = time.monotonic()
         if not self._take(self._stream.changes(wait)):
             # A thousand nodes change every few milliseconds; nothing of it is urgent but a failure.
-            time.sleep(max(0.0, began + PACE - time.monotonic()))
-        if all_of_them := time.monotonic() - self._asked_all > ASK_ALL or not self._asked_all:
+            time.sleep(max(0.0, began + self.pace.least - time.monotonic()))
+        if all_of_them := time.monotonic() - self._asked_all > self.pace.ask_all or not self._asked_all:
             self._asked_all = time.monotonic()
             self._ask(list(self._fleet.nodes), 0.0)
-            self._keep_spares()
+            self._forget_aside()
             self._keep_pools()
         view = self._known()
         if failed := suspects(view, self._policy):
-            self._ask(failed, ASK_SOME)
+            self._ask(failed, self.pace.ask_some)
             view = self._known()
         decision = decide(view, self._policy)
         if silent := [name for one in decision.held if one.kind == "held.silent" for name in one.nodes]:
-            self._ask(silent, ASK_SOME)  # a person may have drained them a moment ago
+            self._ask(silent, self.pace.ask_some)  # a person may have drained them a moment ago
             decision = decide(view := self._known(), self._policy)
-        held = [*decision.held, *spares_gone(view), *self._troubles()]
+        held = [*decision.held, *spares_gone(view), *self._serving(view), *self._troubles()]
         for incident in decision.opened:
             name = incident.node
             try:
-                self._store.write(incident)
+                self._store.write(replace(incident, number=self._store.next_number()))
                 self._say(f"{incident.id}: {name} failed: {incident.cause}")
             except RunFolderError as error:  # what cannot be kept is not done
                 why = f"{name} failed ({incident.cause}) and is not drained, since {error.what}"
@@ -196,7 +220,7 @@ class Watch:
         where = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the watch fails: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
         self._tell_held([*self._troubles(), Held("watch-failed", (), one_line(why, 400))])
-        time.sleep(WAIT)
+        time.sleep(self.pace.wait)
 
     def _troubles(self) -> list[Held]:
         """What keeps this watch from its work, and has to do with no node."""
@@ -213,7 +237,7 @@ class Watch:
 
     def _beat(self) -> None:
         """Show that the watch is at work."""
-        if time.monotonic() - self._last_beat < heartbeat.EVERY and self._last_beat:
+        if time.monotonic() - self._last_beat < self.pace.beat and self._last_beat:
             return
         self._last_beat = time.monotonic()
         kinds = {self._told[key].kind for key in self._held} | ({"pool-lost"} if self._lost else set())
@@ -268,7 +292,7 @@ class Watch:
                 try:
                     incident, pause = future.result()
                 except Exception as error:  # it stops this incident alone
-                    pause, why = STUCK, one_line(f"{type(error).__name__}: {error}", 300)
+                    pause, why = self.pace.stuck, one_line(f"{type(error).__name__}: {error}", 300)
                     text = f"{name} ({incident.node}) is stopped by an error, and tried every minute: {why}"
                     self._stuck[name] = Held("incident-stuck", (incident.node,), text)
                 self._not_before[name] = time.monotonic() + pause
@@ -291,25 +315,15 @@ class Watch:
 
     # Spares.
 
-    def _keep_spares(self) -> None:
-        """A spare that takes jobs is taken out of service: it is to wait."""
-        incidents = self._store.incidents()
-        role = roles(self._fleet, incidents)
+    def _forget_aside(self) -> None:
+        """A node that is no spare any more is not set aside as one."""
+        role = roles(self._fleet, self._store.incidents())
         for name in self._steps.aside.keys() - {name for name, one in role.items() if one is Role.SPARE}:
             self._steps.aside.pop(name, None)
-        taken = {one.spare for one in incidents if one.holds_spare}
-        idle = [
-            name
-            for name, one in role.items()
-            if one is Role.SPARE and name not in taken and self._is(name, Holder.NOBODY)
-        ]
-        if not idle or self._store.damaged:  # it may be in service for an incident that cannot be read
-            return
-        problems = self.scheduler.drain(dict.fromkeys(idle, SPARE))
-        self._ask(idle, 0.0)
-        for name in idle:
-            why = problems.get(name, "")
-            self._say(f"{name} cannot be drained as a spare: {why}" if why else f"{name} is kept as a spare")
+
+    def _serving(self, view: View) -> list[Held]:
+        """Spares in service that no incident explains; one that cannot be read may."""
+        return [] if self._store.damaged else spares_in_service(view)
 
     def _keep_pools(self) -> None:
         """A spare in service that lost pools it was put into gets them back: what scontrol changes is gone
@@ -334,10 +348,6 @@ class Watch:
                 text = f"{spare} is in {pools} no longer, where it replaces {incident.node}: {why}"
                 advice = f"put it back, or drain {spare}"
                 self.tell(Message(self._lost[spare][1], "pool-lost", at, text, spare, next=advice))
-
-    def _is(self, name: str, holder: Holder) -> bool:
-        word = self._words[name][1] if name in self._words else None
-        return word is not None and not word.error and word.holder is holder
 
     def _renew(self, view: View) -> None:
         """Validate spares again before their validation counts no more, one at a time."""
@@ -375,7 +385,7 @@ class Watch:
     # People.
 
     def _tell_held(self, held: Sequence[Held]) -> None:
-        at, before, news = self.now(), self._held, self._telling.news(held, self.now())
+        at, before, news = self.now(), self._held, self._telling.news(held, self._steady())
         for one in news:
             node = next(iter(one.nodes), "")
             status = f"gpuprov status --nodes {shlex.quote(node)}"

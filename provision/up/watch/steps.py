@@ -246,7 +246,7 @@ class Steps:
         scheduler = self._world.scheduler
         if isinstance(scheduler, Pools) and (problem := scheduler.leave(incident.node)):
             self._say(f"{incident.id}: {incident.node} keeps its pools: {problem}")
-        return moved(incident, Step.EVIDENCE, placed=at)
+        return moved(incident, Step.EVIDENCE, placed=at, placed_number=self._store.next_number())
 
     def _evidence(self, incident: Incident) -> Incident:
         problem = self._world.evidence(incident)
@@ -272,12 +272,12 @@ class Steps:
     def _spare_no_more(self, spare: str, why: str) -> None:
         """A spare that is none waits for repair, as any failed node does: so many an hour, at most."""
         with self._choosing:
-            known, at = self._store.incidents(), self._world.now()
-            if any(one.node == spare and one.holds_node for one in known):
+            view = self._world.view()
+            if any(one.node == spare and one.holds_node for one in view.incidents):
                 return
-            if lost_spares(known, at) < self._policy.spares_hourly:
-                taken = [one.id for one in known]
-                self._store.write(new(spare, at, one_line(why, 300), taken, was_spare=True))
+            if lost_spares(view) < self._policy.spares_hourly:
+                number = self._store.next_number()
+                self._store.write(new(spare, view.at, one_line(why, 300), was_spare=True, number=number))
 
     def _spare_failed(self, incident: Incident) -> None:
         text = f"{incident.node} is no longer a spare: {incident.cause}"

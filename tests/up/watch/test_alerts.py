@@ -130,7 +130,7 @@ def test_what_holds_a_watch_back_is_critical() -> None:
     assert "serial" not in found["labels"]
 
 
-OPEN = replace(new("gpu-03", 1000.0, "Xid 79", ()), id="i")
+OPEN = replace(new("gpu-03", 1000.0, "Xid 79"), id="i")
 
 
 @pytest.mark.parametrize(

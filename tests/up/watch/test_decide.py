@@ -10,7 +10,7 @@ import pytest
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet
 from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
-from provision.up.watch.decide import Held, Telling, View, choose, decide, ready, suspects
+from provision.up.watch.decide import Ages, Held, Telling, View, choose, decide, ready, suspects
 from provision.up.watch.incidents import Incident, Role, Step, may_return, moved, new, roles
 from provision.up.watch.policy import SPARES, Policy
 from tests.support.watching import LOST, SILENT, fleet, seen
@@ -50,7 +50,7 @@ def told(view: View, name: str, **how: Any) -> View:
 
 def past(node: str, hours: float, **how: Any) -> Incident:
     """An incident that was opened so many hours ago, and waits for repair."""
-    one = new(node, NOW - hours * HOUR, "Xid 79", ())
+    one = new(node, NOW - hours * HOUR, "Xid 79")
     return replace(moved(one, Step.REPAIR, drained=one.opened), **how)
 
 
@@ -229,9 +229,9 @@ def test_a_spare_must_be_healthy_and_lately_validated() -> None:
 
 
 def test_the_spare_of_the_same_rack_is_preferred_and_another_sku_is_none() -> None:
-    incident = new("gpu-06", NOW, "x", ())
+    incident = new("gpu-06", NOW, "x")
     assert choose(incident, view({}), Policy())[0] == "spare-2"
-    assert choose(new("gpu-01", NOW, "x", ()), view({}), Policy())[0] == "spare-1"
+    assert choose(new("gpu-01", NOW, "x"), view({}), Policy())[0] == "spare-1"
     of = fleet()
     other = replace(
         of.nodes["spare-2"], variables={**of.nodes["spare-2"].variables, "gpuprov_sku": "h200-sxm"}
@@ -245,8 +245,8 @@ def test_the_spare_of_the_same_rack_is_preferred_and_another_sku_is_none() -> No
 
 def test_two_faults_and_one_spare() -> None:
     of = fleet(spares=1)
-    first = moved(new("gpu-01", NOW, "x", ()), Step.VERIFY, spare="spare-1")
-    spare, why = choose(new("gpu-02", NOW, "x", ()), view({}, of, incidents=(first,)), Policy())
+    first = moved(new("gpu-01", NOW, "x"), Step.VERIFY, spare="spare-1")
+    spare, why = choose(new("gpu-02", NOW, "x"), view({}, of, incidents=(first,)), Policy())
     assert spare == ""
     assert why == {"spare-1": "it is replacing another node"}
 
@@ -256,7 +256,7 @@ def test_a_spare_that_served_failed_and_returned_is_chosen_again() -> None:
     first = past("gpu-01", 9, spare="spare-1", placed=NOW - 8 * HOUR, returned=NOW - 7 * HOUR)
     second = past("spare-1", 6, spare="gpu-01", placed=NOW - 5 * HOUR, returned=NOW - 4 * HOUR)
     known = view({}, of, incidents=(first, second))
-    assert choose(new("gpu-02", NOW, "x", ()), known, Policy()) == ("spare-1", {})
+    assert choose(new("gpu-02", NOW, "x"), known, Policy()) == ("spare-1", {})
 
 
 def test_roles_follow_the_incidents() -> None:
@@ -270,21 +270,48 @@ def test_roles_follow_the_incidents() -> None:
     again = past("spare-1", 0.5, spare="gpu-03", placed=NOW)
     found = roles(of, [back, again])
     assert (found["gpu-03"], found["spare-1"]) == (Role.SERVICE, Role.REPAIR)
-    closed = moved(new("gpu-01", NOW, "x", ()), Step.CLOSED)
+    closed = moved(new("gpu-01", NOW, "x"), Step.CLOSED)
     assert roles(of, [closed])["gpu-01"] is Role.SERVICE
 
 
 def test_who_fails_again_and_again_waits_longer() -> None:
     def wait(*hours_ago: float) -> float:
         known = [past("gpu-03", hours) for hours in hours_ago]
-        return (may_return("gpu-03", known, 1) - (NOW - min(hours_ago) * HOUR)) / HOUR
+        return (may_return("gpu-03", known, 1, NOW) - (NOW - min(hours_ago) * HOUR)) / HOUR
 
     assert wait(5) == 1
     assert wait(5, 50) == 2
     assert wait(5, 50, 500) == 4
     assert wait(5, 31 * 24) == 1  # longer ago than 30 days
     assert wait(*range(1, 20)) == 7 * 24
-    assert may_return("gpu-04", [past("gpu-03", 1)], 1) == 0
+    assert may_return("gpu-04", [past("gpu-03", 1)], 1, NOW) == 0
+    ahead = [past("gpu-03", -500), past("gpu-03", 5)]  # what a clock that was ahead has stamped
+    assert may_return("gpu-03", ahead, 1, NOW) == NOW - 4 * HOUR
+
+
+def test_a_limit_by_the_hour_outlives_a_stepped_clock() -> None:
+    seconds = 1000.0
+    ages = Ages(lambda: seconds)
+    four = [past(f"gpu-{number:02d}", 0) for number in (1, 2, 3, 4)]
+    ages.of(four, NOW)
+
+    def limited(at: float) -> bool:
+        known = view({"gpu-05": LOST}, at=at, incidents=four, ages=ages.of(four, at))
+        return held(known, Policy(hourly=4, share=100)) == ["held.hourly"]
+
+    seconds += 60
+    assert limited(NOW + 2 * HOUR), "the clock went two hours ahead"
+    assert limited(NOW - 24 * HOUR), "and a day back"
+    seconds += HOUR
+    assert not limited(NOW - 24 * HOUR), "an hour has passed"
+
+
+def test_an_incident_from_the_future_counts_for_an_hour() -> None:
+    seconds = 1000.0
+    ages, ahead = Ages(lambda: seconds), past("gpu-01", -24)
+    assert ages.of([ahead], NOW) == {ahead.id: 0.0}
+    seconds += HOUR
+    assert ages.of([ahead], NOW) == {ahead.id: HOUR}
 
 
 def test_people_are_told_once_and_again_when_it_grows_or_lasts() -> None:

@@ -91,14 +91,14 @@ def test_evidence_of_a_node_is_packed_without_the_names_of_others(
     path = tmp_path / "nodes.yml"
     path.write_text("gpu_nodes: {hosts: {gpu-01: {ansible_host: 127.0.0.1, ansible_port: 1}, gpu-02: {}}}\n")
     checks = SpareChecks(Source(inventories=(path,)), 100, tmp_path)
-    assert checks.evidence(new("gpu-01", 1_800_000_000.0, "Xid 79", ())) == ""
+    assert checks.evidence(new("gpu-01", 1_800_000_000.0, "Xid 79")) == ""
     (archive,) = (tmp_path / "bundles").glob("gpuprov-gpu-01-*.tar.gz")
     with tarfile.open(archive) as packed:
         texts = [file.read() for one in packed if (file := packed.extractfile(one))]
     assert texts
     assert not [text for text in texts if b"gpu-02" in text]
     assert "nothing in the inventory is called 'gpu-77'" in checks.evidence(
-        new("gpu-77", 1_800_000_000.0, "Xid 79", ())
+        new("gpu-77", 1_800_000_000.0, "Xid 79")
     )
 
 

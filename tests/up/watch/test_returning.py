@@ -28,7 +28,7 @@ NOW = 1_800_000_000.0
 def store(tmp_path: Path) -> Store:
     store = Store(tmp_path / "watch")
     with store.alone():
-        store.write(moved(new("gpu-03", NOW, "Xid 79", ()), Step.REPAIR, spare="spare-1", placed=NOW + 10))
+        store.write(moved(new("gpu-03", NOW, "Xid 79"), Step.REPAIR, spare="spare-1", placed=NOW + 10))
     return store
 
 

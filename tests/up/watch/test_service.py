@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 
 from provision.remote.protocol import unreachable
 from provision.remote.schedulers import PREFIX
-from provision.up.watch import heartbeat, service
-from provision.up.watch.incidents import Incident, Step, Store, moved, new, serving
+from provision.up.watch import heartbeat
+from provision.up.watch.aside import set_aside
+from provision.up.watch.incidents import Incident, Role, Step, Store, moved, new, roles, serving
 from provision.up.watch.policy import Policy
-from provision.up.watch.service import Watch
+from provision.up.watch.service import Pace, Watch
 from provision.up.watch.steps import Checked, Message
 from provision.validate.status.status import NodeStatus, judged
 from tests.support.watched import healths
@@ -50,11 +52,14 @@ class Checks:
 class One:
     """A watch, and what it is told and tells."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, scheduler: FileScheduler | None = None, policy: Policy | None = None
+    ) -> None:
         self.store = Store(folder / "watch")
         self.stream, self.checks = Stream(), Checks()
-        self.scheduler = FileScheduler(folder / "slurm.json")
-        self.scheduler.begin(fleet())
+        self.scheduler = scheduler or FileScheduler(folder / "slurm.json")
+        if scheduler is None:
+            self.scheduler.begin(fleet())
         self.told: list[Message] = []
         self.calls: list[str] = []
         self.over: set[str] = set()
@@ -62,7 +67,7 @@ class One:
         self.late = 0.0  # seconds that its clock is ahead
         self.watch = Watch(
             fleet(),
-            Policy(),
+            policy or Policy(),
             self.store,
             self.stream,
             self.scheduler,
@@ -70,7 +75,11 @@ class One:
             self,
             self.lines.append,
             lambda: time.time() + self.late,
+            pace=Pace(least=0.0),
         )
+
+    def pace(self, **seconds: float) -> None:
+        self.watch.pace = replace(self.watch.pace, **seconds)
 
     def tell(self, message: Message) -> None:
         self.calls.append(message.id)
@@ -92,26 +101,89 @@ class One:
 
 
 @pytest.fixture
-def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[One]:
-    monkeypatch.setattr(service, "PACE", 0.0)
-    made = One(tmp_path)
-    with made.store.alone():
-        yield made
-        made.watch.stop()
+def begun(tmp_path: Path) -> Iterator[Callable[[Policy], One]]:
+    """One with this policy."""
+    with ExitStack() as stack:
+
+        def begin(policy: Policy) -> One:
+            made = One(tmp_path, policy=policy)
+            stack.enter_context(made.store.alone())
+            stack.callback(made.watch.stop)
+            return made
+
+        yield begin
+
+
+@pytest.fixture
+def one(begun: Callable[[Policy], One]) -> One:
+    return begun(Policy())
 
 
 def validated(one: One) -> set[str]:
     return {name for name, row in one.store.validated().items() if row["verdict"] == "pass"}
 
 
-def test_spares_are_kept_out_of_service_and_validated_each_once(one: One) -> None:
-    one.scheduler.set("spare-2", reason="")
+def test_spares_are_validated_each_once(one: One) -> None:
     one.until(lambda: validated(one) == {"spare-1", "spare-2"}, "validated")
     for _ in range(20):
         one.watch.round(0.01)
     assert sorted(one.checks.made) == ["spare-1", "spare-2"]
+    assert one.told == []
+
+
+def test_a_spare_in_service_without_an_incident_is_told_and_never_drained(one: One) -> None:
+    """It may have replaced a node for a watch whose state is lost: its jobs must not pay for that."""
+    one.pace(ask_all=0.0)
+    one.scheduler.set("spare-2", reason="")
+    one.until(lambda: validated(one) == {"spare-1"} and bool(one.told), "told")
+    (message,) = one.told
+    assert (message.kind, message.node) == ("spare-in-service", "spare-2")
+    assert "gpuprov watch spare" in message.text
+    one.stream.next = healths(fleet(), ["gpu-07"])
+    one.until(lambda: any(each.placed for each in one.store.incidents()), "replaced")
+    assert one.store.incidents()[0].spare == "spare-1"
+    assert not [line for line in one.scheduler.done() if line.startswith("drain spare")]
+    set_aside(["spare-2"], fleet(), one.store.incidents(), one.scheduler, one.lines.append)
     assert one.reason("spare-2") == f"{PREFIX}spare"
-    assert "spare-2 is kept as a spare" in one.lines
+    one.until(lambda: message.id in one.over and "spare-2" in validated(one), "over")
+
+
+def test_another_state_folder_leaves_the_replacement_in_service(replaced: One, tmp_path: Path) -> None:
+    """As after a lost disk, under another HOME, or with a renamed inventory."""
+    replaced.watch.stop()
+    other = One(tmp_path / "other", replaced.scheduler)
+    with other.store.alone():
+        other.until(lambda: bool(other.told), "told")
+        for _ in range(5):
+            other.watch.round(0.01)
+        other.watch.stop()
+    assert [message.kind for message in other.told] == ["spare-in-service"]
+    assert replaced.reason("spare-2") == ""
+
+
+def test_a_stepped_clock_makes_no_spare_of_a_node_in_service(replaced: One) -> None:
+    """gpu-07 returned while the clock was a minute ahead, and replaces spare-2 after it was set right."""
+    (incident,) = replaced.store.incidents()
+    number = replaced.store.next_number()
+    back = replace(incident, returned=replaced.watch.now() + 60, returned_number=number)
+    replaced.store.write_return(back)
+    replaced.scheduler.set("gpu-07", reason=f"{PREFIX}spare")
+    replaced.scheduler.set("spare-1", reason="being moved [ann]")
+    replaced.stream.next = healths(fleet(), ["spare-2"])
+
+    def second() -> list[Incident]:
+        return [each for each in replaced.store.incidents() if each.node == "spare-2" and each.placed]
+
+    replaced.until(lambda: bool(second()), "replaced again")
+    assert second()[0].spare == "gpu-07"
+    known = roles(fleet(), replaced.store.incidents())
+    assert (known["gpu-07"], known["spare-2"]) == (Role.SERVICE, Role.REPAIR)
+    assert replaced.reason("gpu-07") == ""
+
+
+def test_a_validation_in_the_future_proves_nothing(one: One) -> None:
+    one.store.write_validated("spare-1", time.time() + 5 * 86400, "pass", "of-a-clock-that-was-ahead")
+    one.until(lambda: "spare-1" in one.checks.made, "validated again")
 
 
 def test_a_validation_that_grows_old_is_renewed_in_time(one: One) -> None:
@@ -146,9 +218,9 @@ def test_a_failure_goes_from_health_to_the_spare_and_the_history(one: One) -> No
 
 
 @pytest.fixture
-def replaced(one: One, monkeypatch: pytest.MonkeyPatch) -> One:
+def replaced(one: One) -> One:
     """spare-2 serves in the place of gpu-07; the scheduler is asked for all nodes in every round."""
-    monkeypatch.setattr(service, "ASK_ALL", 0.0)
+    one.pace(ask_all=0.0)
     one.until(lambda: len(validated(one)) == 2, "validated")
     one.stream.next = healths(fleet(), ["gpu-07"])
     one.until(lambda: bool(one.store.incidents()) and not one.store.incidents()[0].is_open, "replaced")
@@ -193,7 +265,8 @@ def test_a_spare_that_cannot_be_put_back_is_told_once_until_it_is(replaced: One)
 
 def test_a_spare_that_failed_or_returned_is_put_back_no_more(replaced: One) -> None:
     (incident,) = replaced.store.incidents()
-    again = new("spare-2", replaced.watch.now(), "Xid 79", ())
+    number = replaced.store.next_number()
+    again = new("spare-2", replaced.watch.now(), "Xid 79", number=number)
     assert serving([incident]) == {"spare-2": incident}
     assert serving([incident, again]) == {}
     assert serving([incident, moved(again, Step.CLOSED)]) == {"spare-2": incident}
@@ -266,16 +339,16 @@ def test_any_damage_of_an_incident_is_noticed(one: One, text: str) -> None:
     assert one.store.validated() == {}
 
 
-def test_an_error_in_one_step_stops_one_incident(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STUCK", 0.1)
+def test_an_error_in_one_step_stops_one_incident(begun: Callable[[Policy], One]) -> None:
+    one = begun(Policy(share=100))
+    one.pace(stuck=0.1)
     one.until(lambda: len(validated(one)) == 2, "validated")
     pools = {"gpu-02": 7}  # a scheduler's answer of another type
 
     def join(node: str, like: str, wanted: Sequence[str]) -> str:
         return FileScheduler.join(one.scheduler, node, like, pools.get(like, wanted))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(one.scheduler, "join", join)
-    monkeypatch.setattr(Policy, "out_of", lambda _policy, pool: pool)
+    one.scheduler.join = join  # type: ignore[method-assign,assignment]
     one.stream.next = healths(fleet(), ["gpu-02", "gpu-05"])
 
     def step(node: str) -> Step:
@@ -292,22 +365,18 @@ def test_an_error_in_one_step_stops_one_incident(one: One, monkeypatch: pytest.M
     one.until(lambda: step("gpu-02") is Step.REPAIR, "tried again")
 
 
-def test_a_scheduler_that_raises_is_one_that_does_not_answer(
-    one: One, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_that_raises_is_one_that_does_not_answer(one: One) -> None:
     def look(nodes: Sequence[str]) -> None:
         raise TypeError(f"'int' object is not subscriptable: {len(nodes)}")
 
-    monkeypatch.setattr(one.scheduler, "look", look)
+    one.scheduler.look = look  # type: ignore[method-assign,assignment]
     one.stream.next = healths(fleet(), ["gpu-03"])
     one.until(lambda: bool(one.told), "told")
     assert one.told[0].kind == "held.scheduler"
 
 
-def test_a_round_that_fails_is_reported_and_the_next_one_goes_on(
-    one: One, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "WAIT", 0.01)
+def test_a_round_that_fails_is_reported_and_the_next_one_goes_on(one: One) -> None:
+    one.pace(wait=0.01)
     rounds = []
 
     def changes(seconds: float) -> Sequence[NodeStatus]:
@@ -316,7 +385,7 @@ def test_a_round_that_fails_is_reported_and_the_next_one_goes_on(
             one.watch.stop()
         raise ValueError("a bug of ours")
 
-    monkeypatch.setattr(one.stream, "changes", changes)
+    one.stream.changes = changes  # type: ignore[method-assign]
     one.watch.run()
     assert len(rounds) == 5
     (message,) = one.told
@@ -325,9 +394,9 @@ def test_a_round_that_fails_is_reported_and_the_next_one_goes_on(
     assert heartbeat.last(one.store.path) == {}, "a watch whose rounds fail has no heartbeat"
 
 
-def test_the_heartbeat_and_what_it_says(one: One, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.0)
-    monkeypatch.setattr(one.watch, "_policy", Policy(metrics=str(tmp_path / "watch.prom")))
+def test_the_heartbeat_and_what_it_says(begun: Callable[[Policy], One], tmp_path: Path) -> None:
+    one = begun(Policy(metrics=str(tmp_path / "watch.prom")))
+    one.pace(beat=0.0)
     one.scheduler.broken["look"] = {"gpu-03": "no answer"}
     one.watch.round(0.01)
     found = heartbeat.last(one.store.path)
@@ -354,14 +423,14 @@ def test_a_spare_that_cannot_be_checked_is_reported_once(one: One, monkeypatch: 
     assert "fail" not in {row["verdict"] for row in one.store.validated().values()}
     one.checks.answers.clear()
     monkeypatch.setattr(one.watch, "_renew_after", {})
-    monkeypatch.setattr(service, "ASK_ALL", 0.0)
+    one.pace(ask_all=0.0)
     one.until(lambda: len(validated(one)) == 2 and one.over == {message.id}, "validated, and over")
 
 
 def test_the_last_spare_that_goes_into_service_is_reported_at_once(
-    one: One, monkeypatch: pytest.MonkeyPatch
+    begun: Callable[[Policy], One],
 ) -> None:
-    monkeypatch.setattr(Policy, "out_of", lambda _policy, pool: pool)
+    one = begun(Policy(share=100))
     one.until(lambda: len(validated(one)) == 2, "validated")
     one.stream.next = healths(fleet(), ["gpu-07"])
     one.until(lambda: any(each.placed for each in one.store.incidents()), "replaced")
@@ -374,10 +443,8 @@ def test_the_last_spare_that_goes_into_service_is_reported_at_once(
     assert "no spare is left (spare-[1-2]: in service or in repair)" in one.told[2].text
 
 
-def test_a_rack_that_flaps_is_told_once_and_its_alert_comes_back(
-    one: One, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "ASK_ALL", 0.0)
+def test_a_rack_that_flaps_is_told_once_and_its_alert_comes_back(one: One) -> None:
+    one.pace(ask_all=0.0)
     dark = [judged(f"gpu-{number:02d}", unreachable("no route to host")) for number in range(1, 5)]
     for flap in range(10):
         one.late = 300.0 * flap
@@ -407,9 +474,7 @@ def test_nodes_without_a_scheduler_are_watched_and_never_drained(one: One) -> No
     assert [(each.node, each.spare) for each in one.store.incidents()] == [("gpu-07", "spare-2")]
 
 
-def test_a_rack_that_falls_silent_is_told_once_and_drained_never(
-    one: One, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rack_that_falls_silent_is_told_once_and_drained_never(one: One) -> None:
     one.until(lambda: len(validated(one)) == 2, "validated")
     for number in range(1, 5):
         one.stream.next = [judged(f"gpu-{number:02d}", unreachable("no route to host"))]
@@ -419,19 +484,17 @@ def test_a_rack_that_falls_silent_is_told_once_and_drained_never(
         one.watch.round(0.01)
     assert [message.kind for message in one.told] == ["held.silent"]
     assert one.store.incidents() == []
-    monkeypatch.setattr(service, "ASK_ALL", 0.0)
+    one.pace(ask_all=0.0)
     one.watch.round(0.01)
     assert one.over == set()
     one.stream.next = healths(fleet(), [])
     one.until(lambda: one.over == {one.told[0].id}, "over")
 
 
-def test_nodes_that_a_person_drains_and_switches_off_at_once_stop_nothing(
-    one: One, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_a_person_drains_and_switches_off_at_once_stop_nothing(one: One) -> None:
     """The scheduler's word of all nodes is half a minute old by then."""
     one.until(lambda: len(validated(one)) == 2, "validated")
-    monkeypatch.setattr(service, "ASK_SOME", 0.0)
+    one.pace(ask_some=0.0)
     off = [f"gpu-{number:02d}" for number in range(1, 4)]
     for name in off:
         one.scheduler.set(name, reason="in repair [ann]")

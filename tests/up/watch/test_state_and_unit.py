@@ -34,14 +34,14 @@ gpuprov_spares:
 
 
 def test_the_state_names_what_waits_for_people_first() -> None:
-    waiting = moved(new("gpu-01", NOW, "gpu1: Xid 48", ()), Step.CHOOSE, "no spare for gpu-01: none")
+    waiting = moved(new("gpu-01", NOW, "gpu1: Xid 48"), Step.CHOOSE, "no spare for gpu-01: none")
     broken = moved(
-        new("gpu-03", NOW - 60, "gpu3: Xid 79", (), action="power-cycle"),
+        new("gpu-03", NOW - 60, "gpu3: Xid 79", action="power-cycle"),
         Step.REPAIR,
         spare="spare-1",
         placed=NOW - 30,
     )
-    back = replace(moved(new("gpu-05", NOW - 9000, "x", ()), Step.REPAIR), returned=NOW - 100)
+    back = replace(moved(new("gpu-05", NOW - 9000, "x"), Step.REPAIR), returned=NOW - 100)
     validated = {"spare-2": {"at": NOW - 7200, "verdict": "pass", "run": "r"}}
     found = state.document(fleet(), [back, broken, waiting], validated, NOW)
     assert state.text(found, Path("/state")).splitlines() == [
@@ -126,7 +126,7 @@ def test_a_fleet_of_which_some_nodes_have_a_scheduler(
     assert (scheduler.kind, without) == ("slurm", frozenset({"gpu-02"}))
     store = Store(place_of(mixed))
     with store.alone():
-        store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.CHOOSE))
+        store.write(moved(new("gpu-01", NOW, "Xid 79"), Step.CHOOSE))
     assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
     assert "gpu-01 still waits for a spare" in capsys.readouterr().err
     assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
@@ -143,7 +143,7 @@ def test_the_state_counts_the_nodes_that_are_watched_and_names_what_cannot_be_re
 ) -> None:
     store = Store(place_of(inventory.load(folder / "nodes.yml")))
     with store.alone():
-        store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.REPAIR, spare="gpu-03", placed=NOW))
+        store.write(moved(new("gpu-01", NOW, "Xid 79"), Step.REPAIR, spare="gpu-03", placed=NOW))
         heartbeat.beat(store.path, "gpu-01,gpu-03", [])
     (store.path / "incidents" / "damaged.json").write_text("{")
     assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
@@ -270,7 +270,7 @@ def test_a_second_watch_of_the_same_nodes_is_refused_whatever_the_inventories_ar
     store = Store(place_of(both))
     with store.alone():
         store.announce(both)
-        store.write(moved(new("gpu-01", NOW, "Xid 79", ()), Step.REPAIR))
+        store.write(moved(new("gpu-01", NOW, "Xid 79"), Step.REPAIR))
         assert main(["watch", "nodes.yml"]) == ExitCode.ERROR
         said = capsys.readouterr().err
         assert f"gpu-[01-03]: already watched, with -i {folder}/nodes.yml -i {folder}/more.yml" in said

@@ -40,7 +40,7 @@ class World:
         self.lines: list[str] = []
         self.steps = Steps(self, self.store, Policy(), self.lines.append)
         more = {name: LOST[name] for name in ("cause", "action", "device", "serial")}
-        self.incident = new("gpu-03", NOW, taken=(), **more)
+        self.incident = new("gpu-03", NOW, **more)
         self.store.write(self.incident)
 
     def now(self) -> float:

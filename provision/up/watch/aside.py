@@ -1,0 +1,43 @@
+"""Making a node a spare: it is drained, and waits for a node that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from provision.errors import GpuprovError, UsageError
+from provision.fleet import Fleet
+from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.up.watch.incidents import SPARE, Incident, Role, roles
+from provision.up.watch.policy import SPARES
+
+
+def set_aside(
+    nodes: Sequence[str],
+    fleet: Fleet,
+    incidents: Sequence[Incident],
+    scheduler: Scheduler,
+    say: Callable[[str], None],
+) -> None:
+    """Drain nodes of the spares' group, so that the watch may choose them; jobs that run go on. A watch never
+    does this itself: a node that serves may have replaced another. Raises UsageError for a node that is no
+    spare, GpuprovError where the scheduler does not drain one; then those before it are drained."""
+    role = roles(fleet, incidents)
+    for name in nodes:
+        if name not in fleet.groups.get(SPARES, ()):
+            raise UsageError(f"{name} is not in the group {SPARES}", "add it to the group in the inventory")
+        if role[name] is not Role.SPARE:
+            why = (
+                "it took the place of a failed node" if role[name] is Role.SERVICE else "it waits for repair"
+            )
+            raise UsageError(f"{name} is no spare now: {why}", "gpuprov watch state shows what each node is")
+    found = scheduler.look(nodes)
+    for name in nodes:
+        word = found.get(name) or Scheduled(name, error="no answer")
+        if word.error:
+            raise GpuprovError(f"{name}: no answer from the scheduler: {word.error}", "fix that first")
+        if word.holder is Holder.OTHERS:
+            raise GpuprovError(f"somebody else drained {name}: {word.reason}", "ask them")
+        if word.holder is Holder.NOBODY and (problem := scheduler.drain({name: SPARE}).get(name, "")):
+            raise GpuprovError(f"{name} cannot be drained: {problem}", "drain it in the scheduler")
+        running = f"; job {word.jobs[0].id} still runs on it" if word.jobs else ""
+        say(f"{name} is a spare{running}")
