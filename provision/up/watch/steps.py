@@ -15,7 +15,7 @@ from typing import Protocol
 from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import one_line
 from provision.up.watch.decide import View, choose, lost_spares
-from provision.up.watch.incidents import Incident, Step, Store, by_the_node_itself, moved, new
+from provision.up.watch.incidents import SPARE, Incident, Step, Store, by_the_node_itself, moved, new
 from provision.up.watch.policy import Policy
 
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a step that failed is tried again; the last one stays
@@ -134,9 +134,9 @@ class Steps:
             if seen is not None and seen.healthy:
                 return self._closed(incident, f"{name} is healthy again, and nothing had been done yet")
             problem = scheduler.drain({name: incident.reason}).get(name, "")
-            if problem:
-                return self._stuck(incident, f"{name} cannot be drained: {problem}")
             word = self._word(name)
+            if problem and (word.error or word.holder is Holder.NOBODY):  # else somebody drained it just now
+                return self._stuck(incident, f"{name} cannot be drained: {problem}")
         if word.error:
             return self._stuck(incident, f"the scheduler does not answer for {name}: {word.error}")
         if word.holder is Holder.OTHERS:
@@ -155,6 +155,8 @@ class Steps:
         word = self._word(incident.node)
         if word.takes_jobs and word.holder is Holder.NOBODY and not word.error:
             return self._closed(incident, f"somebody resumed {incident.node} while it waited for a spare")
+        if theirs := _of_another(incident, word):
+            return self._closed(incident, theirs)
         with self._choosing:
             view, aside = self._world.view(), self.aside.copy()
             now = {name: why for name, (at, why) in aside.items() if 0 <= view.at - at < ASIDE}
@@ -211,6 +213,11 @@ class Steps:
             return self._other(incident, f"another run of gpuprov has {spare}: {word.reason}")
         seen, failed = self._world.view().seen.get(spare), self._word(incident.node)
         problem = word.error or failed.error
+        if theirs := _of_another(incident, failed):
+            # Two watches drained the node in the same moment, and the other one is named last.
+            if word.holder is Holder.US and (undone := scheduler.mark({spare: SPARE}).get(spare, "")):
+                return _again(incident, f"{theirs}; {spare} cannot be marked as a spare: {undone}")
+            return self._closed(replace(incident, spare=""), theirs)
         if not problem and seen is not None and (seen.fatal or seen.silent):
             problem = seen.cause or seen.trouble
         problem = problem or scheduler.join(spare, incident.node, failed.pools)
@@ -311,6 +318,14 @@ class Steps:
 
 
 _OLD = 60.0  # seconds after which an incident that did nothing yet is not believed unseen
+
+
+def _of_another(incident: Incident, word: Scheduled) -> str:
+    """That the failed node is drained for another run of gpuprov by now, or ""."""
+    mine = incident.id in word.reason or by_the_node_itself(word.reason)
+    if word.error or word.holder is not Holder.US or mine:
+        return ""
+    return f"another run of gpuprov has {incident.node}: {word.reason}"
 
 
 def _again(incident: Incident, note: str) -> Incident:
