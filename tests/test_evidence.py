@@ -20,11 +20,11 @@ DOCS = ROOT / "docs"
 CAPTURES = os.environ.get("GPUPROV_CAPTURES", "")  # recordings, which are not part of this repository
 KINDS = {"capture", "program", "binary", "source", "document", "thread", "own", "ours"}
 FOLDERS = (
-    *(f"checks/{folder}" for folder in ("amd", "gpu", "host", "network", "nccl", "pairs")),
+    *(f"checks/{folder}" for folder in ("amd", "gpu", "host", "kernel", "network", "nccl", "pairs")),
     *("node/observe", "node/burnin", "node/modules"),
 )
 FILES = (
-    *(f"checks/{name}.py" for name in ("check", "judge", "own", "registry", "table")),
+    *(f"checks/{name}.py" for name in ("check", "judge", "judging/own", "judging/registry", "judging/table")),
     *("drift/diagnosis.py", "remote/ansible/messages.py", "remote/schedulers/slurm_text.py"),
     *(f"remote/schedulers/kubernetes/{name}.py" for name in ("__init__", "cluster", "objects", "published")),
     *(f"remote/workers/{name}.py" for name in ("causes", "control", "mesh", "units")),

@@ -33,7 +33,7 @@ def test_a_look_at_a_fleet_imports_no_check() -> None:
     """Their import is most of what a short command would cost."""
     program = (
         "import sys; from provision.drift import assess, drift_report, formats;"
-        "from provision.checks import registry;"
+        "from provision.checks.judging import registry;"
         "registry.select('standard'); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -245,10 +245,7 @@ PLACES = {
     "provision/checks/judging/node_judge.py",  # what asks after a load which GPUs answer
     "provision/checks/judging/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/{name}.py" for name in ("host/versions", "kernel/kernel_incidents")),
-    *(
-        f"provision/checks/kernel/{name}.py"
-        for name in ("driver_log", "kernel_grouping", "kernel_log", "kernel_meaning")
-    ),
+    *(f"provision/checks/kernel/{name}.py" for name in ("driver_log", "kernel_log")),
     "provision/checks/on_node/kernel_since.py",  # the catalogues that choose lines of the log
     "provision/checks/judging/offenders.py",  # the kinds of lines of the kernel log
     "provision/drift/diagnosis.py",  # which roles have a package repository
@@ -258,7 +255,7 @@ PLACES = {
     *(f"provision/node/burnin/{name}.py" for name in ("amd_gpus", "campaign", "order", "runner", "sampler")),
     *(f"provision/node/burnin/{name}.py" for name in ("kernel_lines", "tool_output")),
     "provision/remote/node_program.py",
-    *(f"provision/burnin/{name}.py" for name in ("judge", "own_findings", "watch")),
+    *(f"provision/burnin/{name}.py" for name in ("own_findings", "watch")),
     *(f"provision/data/burnin/{name}.yml" for name in ("day", "long", "smoke")),
     *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250", "250x", "300x", "325x", "355x")),
     "provision/data/majority.yml",
@@ -322,9 +319,9 @@ FIRST_APART = tuple(
 )
 FIRST_PLACES = {
     # The checks of the host and of the network: driver, kernel log, the way from a GPU into a card.
-    *(f"provision/checks/{name}.py" for name in ("check", "node_facts", "suspects", "table")),
-    *(f"provision/checks/host/{name}.py" for name in ("host_health", "host_rules", "kernel_incidents")),
-    *(f"provision/checks/host/{name}.py" for name in ("kernel_log", "kernel_meaning", "versions")),
+    *(f"provision/checks/{name}.py" for name in ("check", "suspects", "judging/node_facts", "judging/table")),
+    *(f"provision/checks/host/{name}.py" for name in ("host_health", "host_rules", "versions")),
+    *(f"provision/checks/kernel/kernel_{name}.py" for name in ("incidents", "log", "meaning")),
     *("provision/checks/network/rdma_loopback.py", "provision/checks/on_node/processes.py"),
     "provision/burnin/watch.py",
     # Rules, defaults, meanings.

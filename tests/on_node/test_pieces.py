@@ -487,7 +487,7 @@ def test_the_program_knows_every_fact_that_its_checks_read() -> None:
 
 
 _UNKNOWN = """
-from provision.checks import registry
+from provision.checks.judging import registry
 from provision.checks.on_node import parts
 from provision.node.observe import answer
 checks = ("gpu_inventory", "versions", "host_health", "network_ports")

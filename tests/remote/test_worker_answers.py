@@ -247,7 +247,7 @@ def test_workers_that_speak_otherwise_are_of_another_version() -> None:
     named = dict(worker_stream._files())
     spoken = {f"workers/{file.name}" for file in Path(worker_stream.__file__).parent.glob("*.py")}
     assert spoken <= named.keys()
-    for label in ("playbooks/", "roles/", "node/", "provision/"):
+    for label in ("playbooks/", "roles/", "node/", "worker_program/worker_entry.py", "provision/"):
         assert any(name.startswith(label) for name in named)
     assert {"roles/receptor/tasks/main.yml", "node/observe/answer.py", "provision/errors.py"} <= named.keys()
     assert not any("__pycache__" in name for name in named)
@@ -262,6 +262,6 @@ def test_workers_that_speak_otherwise_are_of_another_version() -> None:
 )
 def test_a_unit_imports_only_what_it_needs(begun: str, without: tuple[str, ...]) -> None:
     """On a worker that is asked often, imports would be most of what a unit costs."""
-    program = f"import sys; from provision.remote.workers import {begun}; print(*sys.modules)"
+    program = f"import sys; from provision.remote.worker_program import {begun}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(without) & set(done.stdout.split())

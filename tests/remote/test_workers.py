@@ -308,7 +308,7 @@ def broken(folder: Path, program: str) -> Path:
     path = folder / "broken"
     path.write_text(
         f"#!{sys.executable}\nimport os, signal, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "from provision.remote.workers import worker_entry\n"
+        "from provision.remote.worker_program import worker_entry\n"
         "original = worker_entry._work\n"
         f"def work(about, share):\n    {program}\n"
         "worker_entry._work = work\nsys.exit(worker_entry.main())\n"
@@ -486,7 +486,7 @@ def locking(standing: StandIn, tmp_path: Path) -> Any:
 
     standing.commands["worker-a"] = broken(
         tmp_path,
-        "from provision.remote import fleet_lock; program = fleet_lock._program; "
+        "from provision.remote.reach import fleet_lock; program = fleet_lock._program; "
         f"homes = { {name: str(home) for name, home in homes.items()}!r}; "
         "fleet_lock._program = lambda asked: program({**asked, 'folder': homes[asked['node']]}); "
         "fleet_lock.RENEW = 0.4; return original(about, share)",
@@ -590,7 +590,7 @@ def at_work(sshd: Sshd, standing: StandIn, tmp_path: Path) -> Any:
     hosts = {"gpu-01": {**fleet.nodes["gpu-01"].variables, "gpuprov_observe_program": program}}
     script = tmp_path / "controller.py"
     script.write_text(
-        "import sys\nfrom provision import paths\nfrom provision.remote.ansible import partitions\n"
+        "import sys\nfrom provision import paths\nfrom provision.remote.reach import partitions\n"
         f"hosts = {hosts!r}\n"
         "try: print(partitions.run_sharded(paths.PLAYBOOKS / 'observe.yml', hosts)['gpu-01'])\n"
         "except KeyboardInterrupt: sys.exit(130)\n"

@@ -25,7 +25,7 @@ from tests.support.sshd import Sshd
 CONTROLLER = """\
 import json, sys
 from provision import paths
-from provision.validate import node_commands
+from provision.validate.plays import node_commands
 hosts = json.loads(sys.argv[1])
 try:
     node_commands.play(paths.PLAYBOOKS / "validate.yml", hosts, lambda *answer: print(answer), forks=5)

@@ -62,6 +62,7 @@ def _files() -> Iterator[tuple[str, str]]:
         ("roles", paths.ROLES, (".yml", ".j2", ".py")),
         ("node", paths.NODE, (".py",)),
         ("workers", Path(__file__).parent, (".py",)),
+        ("worker_program", Path(__file__).parent.parent / "worker_program", (".py",)),
     ):
         for folder, _, names in os.walk(top):
             inside = folder.removeprefix(str(top))
