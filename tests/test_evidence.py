@@ -20,7 +20,20 @@ DOCS = ROOT / "docs"
 CAPTURES = os.environ.get("GPUPROV_CAPTURES", "")  # recordings, which are not part of this repository
 KINDS = {"capture", "program", "binary", "source", "document", "thread", "own", "ours"}
 FOLDERS = (
-    *(f"checks/{folder}" for folder in ("amd", "gpu", "host", "kernel", "network", "nccl", "pairs")),
+    *(
+        f"checks/{folder}"
+        for folder in (
+            "gpu",
+            "host",
+            "kernel",
+            "kernel/vendors",
+            "network",
+            "nccl",
+            "pairs",
+            "vendors/amd",
+            "vendors/nvidia",
+        )
+    ),
     *("node/observe", "node/burnin", "node/modules"),
 )
 FILES = (

@@ -23,7 +23,8 @@ from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.judging import node_judge
 from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.judging.registry import CHECKS
-from provision.checks.kernel import driver_log, kernel_incidents
+from provision.checks.kernel import kernel_incidents
+from provision.checks.kernel.vendors import driver_log
 from provision.text import many
 
 _LATE = 2  # samples: where the kernel's log cannot be waited on, it is read as often as the sources are

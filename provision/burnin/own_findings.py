@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from provision.burnin.timeline import APART, Clock, Incident, Timeline
 from provision.burnin.watch import SIGNS, Watch, drift, measured
-from provision.checks.amd import telemetry as amd_telemetry
 from provision.checks.gpu import telemetry_rules
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
+from provision.checks.vendors.amd import telemetry as amd_telemetry
 from provision.node_names import fold
 from provision.text import spelled
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.burnin.spool import Row
-from provision.checks.amd import sensors
 from provision.checks.gpu.gpu_answers import LOST, REQUIRES_RESET, UNKNOWN
 from provision.checks.gpu.telemetry import ALARMS
 from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.judge import HOTTER
+from provision.checks.vendors.amd import sensors
 
 LOADED = 50.0  # percent of utilisation
 _BUCKETS = 240  # of the plots

@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import (
+from provision.checks.check import Output, Raw
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Finding, Verdict
+from provision.checks.judging import node_judge, registry
+from provision.checks.judging.node_facts import node_facts_of
+from provision.checks.judging.table import BUILT_IN
+from provision.checks.kernel import kernel_incidents, kernel_log
+from provision.checks.kernel.vendors import driver_log
+from provision.checks.vendors.amd import (
     gpu_burn,
     gpu_inventory,
     rules,
@@ -24,13 +32,6 @@ from provision.checks.amd import (
     transferbench,
     versions,
 )
-from provision.checks.check import Output, Raw
-from provision.checks.health import NodeHealth
-from provision.checks.judge import Finding, Verdict
-from provision.checks.judging import node_judge, registry
-from provision.checks.judging.node_facts import node_facts_of
-from provision.checks.judging.table import BUILT_IN
-from provision.checks.kernel import driver_log, kernel_incidents, kernel_log
 from provision.desired import stack
 from provision.errors import ParseError
 from tests.checks.amd_node import ADDRESSES, GPUS, LOG, Said, documents, facts, node_of, output, said

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import acceptance_extras, amd_acceptance, rvs_power_memory
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding, Verdict
 from provision.checks.judging import node_judge
+from provision.checks.vendors.amd import acceptance_extras, amd_acceptance, rvs_power_memory
 from tests.checks.amd_node import ADDRESSES, Said, documents, facts, node_of, output, said
 
 NUMBERS = [28851, 23018, 29122, 22683, 53458, 63883, 53667, 63738]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import devices, gpu_answers, memory_bandwidth, p2p_bandwidth, transferbench
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding, Measurement, Verdict
 from provision.checks.judging import node_judge
 from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.vendors.amd import devices, gpu_answers, memory_bandwidth, p2p_bandwidth, transferbench
 from provision.errors import ParseError
 from tests.checks.amd_node import ADDRESSES, GPUS, Said, documents, facts, node_of, output, said
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import yaml
 
-from provision.checks.amd import gpu_burn, smi, telemetry
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding, Verdict
 from provision.checks.judging import node_judge
+from provision.checks.vendors.amd import gpu_burn, smi, telemetry
 from tests.checks.amd_node import ADDRESSES, Said, documents, facts, node_of, output, said
 
 NUMBERS = (28851, 23018, 29122, 22683, 53458, 63883, 53667, 2080)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import nccl_all_gather, nccl_all_reduce, nccl_alltoall, nccl_reduce_scatter
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding, Verdict
 from provision.checks.judging import node_judge
+from provision.checks.vendors.amd import nccl_all_gather, nccl_all_reduce, nccl_alltoall, nccl_reduce_scatter
 from provision.errors import ParseError
 from tests.checks.amd_node import ADDRESSES, documents, facts, node_of, output, said
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import host_health
 from provision.checks.judge import ACTIONS, Finding, Verdict
+from provision.checks.vendors.amd import host_health
 from tests.support.checks import make_node, make_output
 
 IMAGE = "rocm/dev-ubuntu-24.04:7.2.3"

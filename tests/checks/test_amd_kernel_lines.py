@@ -16,7 +16,8 @@ import pytest
 
 from provision import paths, shipped
 from provision.checks.judge import Finding, Verdict
-from provision.checks.kernel import driver_log, kernel_incidents, kernel_log, kernel_meaning
+from provision.checks.kernel import kernel_incidents, kernel_log, kernel_meaning
+from provision.checks.kernel.vendors import driver_log
 from provision.node.burnin.amd_gpus import amd_fatal
 from provision.node.burnin.tool_output import message_of
 from provision.yamlfile import load

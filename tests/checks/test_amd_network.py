@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import nccl_network, rdma_loopback
 from provision.checks.check import CheckNode, Output
 from provision.checks.judge import Finding, Verdict
 from provision.checks.network import rdma_loopback as nvidias
+from provision.checks.vendors.amd import nccl_network, rdma_loopback
 from tests.checks import amd_node
 from tests.checks.amd_node import ADDRESSES
 from tests.support.pair_nodes import printed

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks.amd import gpu_inventory as amd_gpu_inventory
 from provision.checks.check import Output
 from provision.checks.gpu import gpu_inventory
 from provision.checks.judge import Finding, Verdict
-from provision.checks.kernel import driver_log, kernel_incidents, kernel_log
+from provision.checks.kernel import kernel_incidents, kernel_log
+from provision.checks.kernel.vendors import driver_log
 from provision.checks.on_node import kernel_since
+from provision.checks.vendors.amd import gpu_inventory as amd_gpu_inventory
 from provision.node.burnin.amd_gpus import amd_fatal
 from provision.node.burnin.tool_output import dmesg_records, message_of
 from provision.node.modules import gpuprov_run

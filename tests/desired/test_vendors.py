@@ -245,7 +245,7 @@ PLACES = {
     "provision/checks/judging/node_judge.py",  # what asks after a load which GPUs answer
     "provision/checks/judging/node_facts.py",  # the variables that say where its programs are
     *(f"provision/checks/{name}.py" for name in ("host/versions", "kernel/kernel_incidents")),
-    *(f"provision/checks/kernel/{name}.py" for name in ("driver_log", "kernel_log")),
+    *(f"provision/checks/kernel/{name}.py" for name in ("kernel_log", "vendors/driver_log")),
     "provision/checks/on_node/kernel_since.py",  # the catalogues that choose lines of the log
     "provision/checks/judging/offenders.py",  # the kinds of lines of the kernel log
     "provision/drift/diagnosis.py",  # which roles have a package repository
@@ -278,7 +278,7 @@ PLACES = {
 }
 # AMD's roles and checks, and the roles for each vendor's exporter.
 APART = (
-    *("provision/checks/amd/", "roles/gpu_metrics/", "roles/monitoring/"),
+    *("provision/checks/vendors/", "roles/gpu_metrics/", "roles/monitoring/"),
     *(f"roles/{name}/" for name, role in all_roles().items() if role.vendor == "amd"),
 )
 # Other things of the same maker, its processors and network cards, and Debian's name of an architecture.
@@ -313,7 +313,7 @@ FIRST_APART = tuple(
             "node/observe",
             "node/modules",
         ),
-        *("node/modules", "node/burnin", "checks/gpu", "checks/nccl", "checks/amd"),
+        *("node/modules", "node/burnin", "checks/gpu", "checks/nccl", "checks/vendors"),
         *("validate/selftest", "drift/testinfra"),
     )
 )

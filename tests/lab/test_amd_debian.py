@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gpuprov_lab.spec import NodeSpec
-from provision.checks.amd import smi
 from provision.checks.check import Output
+from provision.checks.vendors.amd import smi
 from provision.desired import inventory
 from provision.errors import ExitCode, ParseError
 from provision.remote.reach.observe import observe

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import amd_acceptance, p2p_bandwidth
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding
 from provision.checks.judging import node_judge
 from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.vendors.amd import amd_acceptance, p2p_bandwidth
 from tests.checks.amd_node import Said, node_of, said
 from tests.lab_silicon.amd_machine import installed
 from tests.lab_silicon.look import look_of

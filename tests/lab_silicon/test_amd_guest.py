@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from provision.checks.amd import sensors, smi, telemetry
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Verdict
 from provision.checks.judging import node_judge
+from provision.checks.vendors.amd import sensors, smi, telemetry
 from provision.node.observe import amd_smi
 from tests.checks.amd_node import ADDRESSES, GPUS, LOG, facts, node_of, output
 from tests.lab_silicon.amd_machine import installed

@@ -7,15 +7,16 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
-from provision.checks.amd import gpu_inventory as amds_inventory
-from provision.checks.amd import host_health as amds_host
-from provision.checks.amd import rules as amds_rules
-from provision.checks.amd import versions as amds_versions
 from provision.checks.gpu import fabric, gpu_inventory, inventory_links, inventory_rules, nvlink_errors
 from provision.checks.host import host_health, host_rules, versions
-from provision.checks.kernel import driver_log, kernel_incidents
+from provision.checks.kernel import kernel_incidents
+from provision.checks.kernel.vendors import driver_log
 from provision.checks.network import network_ports, network_rules
 from provision.checks.thresholds import limits
+from provision.checks.vendors.amd import gpu_inventory as amds_inventory
+from provision.checks.vendors.amd import host_health as amds_host
+from provision.checks.vendors.amd import rules as amds_rules
+from provision.checks.vendors.amd import versions as amds_versions
 
 MODULES: dict[str, tuple[ModuleType, ...]] = {
     "gpu_inventory": (

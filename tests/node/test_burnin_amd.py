@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from provision.checks.amd import sensors
-from provision.checks.kernel import driver_log
+from provision.checks.kernel.vendors import driver_log
+from provision.checks.vendors.amd import sensors
 from provision.node.burnin import amd_gpus, campaign, sampler
 from provision.node.burnin.amd_gpus import AMD_LIST_AND_METRIC, AMD_METRIC, AMD_VIOLATIONS, AmdGpus, amd_fatal
 from provision.node.burnin.order import read_order

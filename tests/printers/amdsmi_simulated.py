@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from provision.checks.amd.smi import number, within
+from provision.checks.vendors.amd.smi import number, within
 from tests.lab_silicon.silicon import Silicon
 from tests.printers import amdsmi_values
 from tests.printers.amdsmi import AmdSmi

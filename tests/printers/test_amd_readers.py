@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks.amd import gpu_answers
 from provision.checks.kernel.kernel_log import bus_address
+from provision.checks.vendors.amd import gpu_answers
 from provision.node.burnin.amd_gpus import AmdGpus
 from provision.node.observe import amd_smi
 from tests.printers import burned

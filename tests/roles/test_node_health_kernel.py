@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from provision import paths, shipped
-from provision.checks.kernel import driver_log
 from provision.checks.kernel.kernel_log import events
+from provision.checks.kernel.vendors import driver_log
 from provision.checks.on_node import entry
 from tests.support.processes import until
 

@@ -15,7 +15,7 @@ import pytest
 
 from gpuprov_lab import replica
 from gpuprov_lab.places import SILICON
-from provision.checks.amd import gpu_burn
+from provision.checks.vendors.amd import gpu_burn
 from provision.validate.selftest import amd, changes, machine, measure, provocations
 from provision.validate.selftest.changes import Change
 from provision.validate.selftest.measure import Archive, Bench

@@ -16,11 +16,11 @@ from provision.burnin import own_findings
 from provision.burnin.spool import Event, Spool
 from provision.burnin.timeline import Clock, Timeline, timeline
 from provision.burnin.watch import compare_peers, watch
-from provision.checks.amd import telemetry as amd_telemetry
 from provision.checks.check import CheckNode, Measurement, Output
 from provision.checks.gpu import telemetry, telemetry_rows, telemetry_rules
 from provision.checks.judge import Finding
 from provision.checks.judging.node_facts import NodeFacts
+from provision.checks.vendors.amd import telemetry as amd_telemetry
 from provision.node.burnin import sampler
 from provision.node.burnin.amd_gpus import AMD_METRIC, AMD_VIOLATIONS, AmdGpus
 from provision.node.burnin.sampler import SELDOM, Telemetry

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from provision import bug_file
-from provision.checks.amd import gpu_answers as amd_answers
 from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Command, Measurement, Output, Raw
 from provision.checks.gpu import gpu_answers, gpu_inventory
 from provision.checks.health import CheckResult, NodeHealth, roll_up
@@ -22,6 +21,7 @@ from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
 from provision.checks.nccl.nccl_table import without_environment
 from provision.checks.suspects import reconciled
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd import gpu_answers as amd_answers
 from provision.desired import vendors
 from provision.errors import ParseError
 from provision.text import one_line

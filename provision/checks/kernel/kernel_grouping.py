@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from provision.checks.kernel import driver_log
 from provision.checks.kernel.kernel_log import KernelEvent, gravity
 from provision.checks.kernel.kernel_meaning import (
     CLEANUP,
@@ -21,6 +20,7 @@ from provision.checks.kernel.kernel_meaning import (
     names_lost_cause,
     rank,
 )
+from provision.checks.kernel.vendors import driver_log
 
 # Seconds within which errors belong to one incident: a stuck GSP is asked again every 6 s for a while, and a
 # job's channels are cleaned up for tens of seconds.

@@ -12,7 +12,6 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Measurement
 from provision.checks.judge import Finding, Verdict, finding_on
-from provision.checks.kernel import driver_log
 from provision.checks.kernel.kernel_grouping import Incident, grouped
 from provision.checks.kernel.kernel_log import KernelEvent, bus_address, gravity, instance
 from provision.checks.kernel.kernel_meaning import (
@@ -26,6 +25,7 @@ from provision.checks.kernel.kernel_meaning import (
     stopping_lines,
     worst,
 )
+from provision.checks.kernel.vendors import driver_log
 
 # NVIDIA's own limit for the replays of a healthy PCIe link, of which these messages are the trace.
 _AER_PER_MINUTE = 8

@@ -1,5 +1,5 @@
 """GPU errors in the kernel log of this boot: Xids of GPUs, SXids of NVSwitches, what the driver amdgpu says
-(provision/checks/kernel/driver_log.py), PCIe errors. Text → events.
+(provision/checks/kernel/vendors/driver_log.py), PCIe errors. Text → events.
 
 Samples of every form met in the field:
 
@@ -36,7 +36,6 @@ from dataclasses import dataclass, replace
 
 from provision import foreign_json
 from provision.checks.check import Output
-from provision.checks.kernel import driver_log
 from provision.checks.kernel.kernel_meaning import AER_CORRECTED as AER_CORRECTED
 from provision.checks.kernel.kernel_meaning import (
     AER_UNCORRECTED,
@@ -49,6 +48,7 @@ from provision.checks.kernel.kernel_meaning import (
 from provision.checks.kernel.kernel_meaning import brings as brings
 from provision.checks.kernel.kernel_meaning import lines as nvrm_lines
 from provision.checks.kernel.kernel_meaning import meaning as meaning
+from provision.checks.kernel.vendors import driver_log
 from provision.errors import ParseError
 from provision.node.burnin.kernel_lines import FOLDED, PCI_ADDRESS, XID, whole_messages, without_stamp
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from provision import shipped
-from provision.checks.kernel import driver_log
+from provision.checks.kernel.vendors import driver_log
 
 CLEANUP = 45  # the Xid of a channel that is cleaned up after another error
 RECOVERY_ACTION = 154  # the Xid with which the driver requests an action

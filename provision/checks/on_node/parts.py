@@ -3,13 +3,13 @@ so that who packs the program finds them."""
 
 from __future__ import annotations
 
-from provision.checks.amd import gpu_inventory as amd_gpu_inventory
-from provision.checks.amd import host_health as amd_host_health
-from provision.checks.amd import versions as amd_versions
 from provision.checks.gpu import gpu_inventory as gpu_inventory
 from provision.checks.host import host_health as host_health
 from provision.checks.host import versions as versions
 from provision.checks.network import network_ports as network_ports
+from provision.checks.vendors.amd import gpu_inventory as amd_gpu_inventory
+from provision.checks.vendors.amd import host_health as amd_host_health
+from provision.checks.vendors.amd import versions as amd_versions
 from provision.node.observe import amdgpu as amdgpu
 from provision.node.observe import clock as clock
 from provision.node.observe import container_runtime as container_runtime

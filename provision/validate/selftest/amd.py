@@ -18,11 +18,11 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from provision.checks.amd import devices, gpu_burn, sensors, smi
 from provision.checks.check import Output
 from provision.checks.judge import Finding, Verdict
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.kernel_log import bus_address
+from provision.checks.vendors.amd import devices, gpu_burn, sensors, smi
 from provision.errors import GpuprovError
 from provision.validate.selftest import changes, foreign, provocations
 from provision.validate.selftest.changes import Change

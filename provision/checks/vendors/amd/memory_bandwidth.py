@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.amd import devices, transferbench
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu.memory_bandwidth import ID as ID
 from provision.checks.gpu.memory_bandwidth import judge_copies
 from provision.checks.judge import Finding
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd import devices, transferbench
 
 SUMMARY = "copy bandwidth within each GPU's memory; the GPU with slow memory is named"
 NEEDS: tuple[str, ...] = transferbench.NEEDS

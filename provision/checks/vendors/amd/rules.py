@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from provision.checks.amd.sensors import VIOLATIONS
 from provision.checks.check import CheckNode
 from provision.checks.gpu.inventory_rules import (
     ID,
@@ -22,6 +21,7 @@ from provision.checks.gpu.inventory_rules import (
 )
 from provision.checks.judge import PEERS, Finding, Measurement, Verdict, finding_on, hotter, unmeasured
 from provision.checks.thresholds import limits
+from provision.checks.vendors.amd.sensors import VIOLATIONS
 
 # Levels of amdsmi_dev_perf_level_t (amdsmi.h) at which a job is slow; MANUAL and DETERMINISM may be wanted.
 _SLOW_LEVELS = ("LOW", "STABLE_MIN_MCLK", "STABLE_MIN_SCLK")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from provision.checks.amd import devices
 from provision.checks.check import CheckNode
 from provision.checks.kernel.kernel_log import bus_address
 from provision.checks.network import rdma_loopback
@@ -18,6 +17,7 @@ from provision.checks.network.rdma_loopback import ID as ID
 from provision.checks.network.rdma_loopback import NEEDS as NEEDS
 from provision.checks.network.rdma_loopback import SUMMARY as SUMMARY
 from provision.checks.network.rdma_loopback import GpuMemory, Loopback
+from provision.checks.vendors.amd import devices
 from provision.errors import ParseError
 
 # Where the cards' driver shows that amdgpu has registered with it (RCCL, src/transport/net_ib.cc).

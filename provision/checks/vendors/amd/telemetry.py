@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.checks.amd import sensors, smi
-from provision.checks.amd.smi import Entry, count, number, text, within
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu import telemetry_rules
 from provision.checks.gpu.telemetry import FEWEST
@@ -24,6 +22,8 @@ from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.kernel_log import bus_address
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd import sensors, smi
+from provision.checks.vendors.amd.smi import Entry, count, number, text, within
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import STATIC
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from provision.checks.amd import acceptance_extras, devices, rvs_power_memory, sensors, smi, telemetry
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.judge import (
     PEERS,
@@ -22,6 +21,7 @@ from provision.checks.judge import (
 )
 from provision.checks.kernel import kernel_incidents
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd import acceptance_extras, devices, rvs_power_memory, sensors, smi, telemetry
 from provision.errors import ParseError
 
 ID = "amd_acceptance"

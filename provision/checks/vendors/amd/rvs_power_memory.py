@@ -17,11 +17,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from provision.checks.amd import devices
-from provision.checks.amd.gpu_burn import numbers
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.kernel import kernel_incidents
 from provision.checks.thresholds import limits
+from provision.checks.vendors.amd import devices
+from provision.checks.vendors.amd.gpu_burn import numbers
 from provision.errors import ParseError
 
 _GPUS, _CONFIG, _RUN = "rvs_gpus", "rvs_config", "rvs"

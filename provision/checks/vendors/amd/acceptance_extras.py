@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from provision import foreign_json
-from provision.checks.amd import devices
 from provision.checks.check import CheckNode, Command, Measurement, Output, last_words
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.kernel_log import bus_address
 from provision.checks.thresholds import limits
+from provision.checks.vendors.amd import devices
 from provision.errors import ParseError
 
 _ABSENT = 127

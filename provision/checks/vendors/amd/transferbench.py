@@ -15,11 +15,11 @@ import math
 import re
 from collections.abc import Mapping
 
-from provision.checks.amd.devices import tools
 from provision.checks.check import CheckNode, Command, Output, completed, last_words
 from provision.checks.judge import Finding, Verdict
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.kernel_log import bus_address
+from provision.checks.vendors.amd.devices import tools
 from provision.errors import ParseError
 from provision.text import many
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from provision.checks.amd import sensors, smi
 from provision.checks.check import Command, Output
 from provision.checks.gpu.gpu_answers import METRIC, NAME
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.vendors.amd import sensors, smi
 from provision.errors import ParseError
 
 _STATIC = ("amd-smi", "static", "--asic", "--bus", "--json")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from provision.checks.amd.smi import Entry, count, number, text, within
 from provision.checks.check import Measurement
 from provision.checks.kernel.kernel_log import bus_address
+from provision.checks.vendors.amd.smi import Entry, count, number, text, within
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import memory_ecc
 

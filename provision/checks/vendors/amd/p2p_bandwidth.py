@@ -17,13 +17,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.amd import devices, transferbench
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu.p2p_bandwidth import ID as ID
 from provision.checks.gpu.p2p_bandwidth import WORDS, Slow, accuse, cell_of, judge_host, no_limit, passed
 from provision.checks.judge import Finding, Verdict, below_peers, by_threshold, limit_text, number
 from provision.checks.suspects import Cell, explain
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd import devices, transferbench
 from provision.text import many
 
 SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slow pair or GPU is named"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from provision.checks.amd import rccl
 from provision.checks.nccl import nccl_all_reduce
 from provision.checks.nccl.nccl_all_reduce import ID as ID
 from provision.checks.nccl.nccl_all_reduce import NEEDS as NEEDS
 from provision.checks.nccl.nccl_all_reduce import SUMMARY as SUMMARY
+from provision.checks.vendors.amd import rccl
 
 COLLECTIVE = rccl.of(nccl_all_reduce.COLLECTIVE)
 

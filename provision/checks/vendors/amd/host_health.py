@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.amd.devices import entries as devices
-from provision.checks.amd.devices import loaded
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.host import host_health, host_rules
 from provision.checks.host.host_health import ID as ID
@@ -21,6 +19,8 @@ from provision.checks.judge import Finding, Verdict
 from provision.checks.kernel import host_lines
 from provision.checks.network.rdma_port import entries
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd.devices import entries as devices
+from provision.checks.vendors.amd.devices import loaded
 from provision.errors import ParseError
 
 SUMMARY = "the module amdgpu, memlock, /dev/shm, ACS, IOMMU, governor, clock, memory errors, NVMe, containers"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.amd.devices import loaded
 from provision.checks.check import CheckNode, Command, Measurement, Output, fact
 from provision.checks.host.versions import ID as ID
 from provision.checks.host.versions import not_compared
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd.devices import loaded
 from provision.errors import ParseError
 
 SUMMARY = "driver, ROCm, kernel and firmware like those of the fleet's other nodes"

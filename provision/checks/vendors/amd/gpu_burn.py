@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.checks.amd import devices, telemetry
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.gpu.gpu_burn import DEFAULT_SECONDS, joined, judge_rates, passed, told
 from provision.checks.gpu.gpu_burn import ID as ID
@@ -27,6 +26,7 @@ from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, l
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.kernel_log import bus_address
 from provision.checks.thresholds import Threshold
+from provision.checks.vendors.amd import devices, telemetry
 from provision.errors import ParseError
 from provision.text import many
 

@@ -3,12 +3,12 @@ RCCL reads the same ones."""
 
 from __future__ import annotations
 
-from provision.checks.amd import rccl
 from provision.checks.nccl import nccl_network
 from provision.checks.nccl.nccl_network import FACTS as FACTS
 from provision.checks.nccl.nccl_network import ID as ID
 from provision.checks.nccl.nccl_network import NEEDS as NEEDS
 from provision.checks.nccl.nccl_network import SUMMARY as SUMMARY
+from provision.checks.vendors.amd import rccl
 
 OVER_CARDS = nccl_network.OverCards(rccl.of(nccl_network.COLLECTIVE))
 

@@ -1,0 +1,1 @@
+"""Lines that the driver of one vendor writes."""

@@ -1,0 +1,1 @@
+"""The vendors whose GPUs are checked, a package each."""

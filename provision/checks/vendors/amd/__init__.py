@@ -1,0 +1,1 @@
+"""What there is for AMD's GPUs."""
