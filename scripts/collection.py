@@ -22,7 +22,7 @@ try:
     import yaml
 
     from provision import __version__, paths
-    from provision.checks.on_node import health_program
+    from provision.checks.on_node import packed_program
     from provision.desired import skus
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -84,7 +84,7 @@ def lay_out(place: Path, repository: str = "") -> Path:
         shutil.copytree(role, top / "roles" / role.name, ignore=shutil.ignore_patterns("expect.yml"))
         if role.name == "node_health":
             (top / "roles" / role.name / "files").mkdir()
-            (top / "roles" / role.name / "files" / "gpuprov-node-health").write_bytes(health_program.build())
+            (top / "roles" / role.name / "files" / "gpuprov-node-health").write_bytes(packed_program.build())
         for tasks in (top / "roles" / role.name).glob("tasks/*.yml"):
             _write(tasks, _in_full(tasks))
         _write(top / "docs" / f"{role.name}.md", _page(role))

@@ -95,7 +95,7 @@ OPTIONS_OF_OTHERS = {
     "ansible.md": {"--tags", "--start-at-task", "--list-hosts"},
     "ci.md": {"--gpuprov-nodes", "--gpuprov-set", "--gpuprov-vault-password-file"},
     "detection.md": {"--", "--classes"},
-    "health.md": {"--age", "--last", "--nagios", "--nhc", "--npd", "--slurm", "--write"},
+    "health.md": {"--last"},
     "kubernetes.md": {"--config.custom-plugin-monitor", "--delete-emptydir-data"},
     "metrics.md": {"--collector.textfile.directory"},
     "performance.md": {"--only", "--quick", "--rounds"},

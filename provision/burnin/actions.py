@@ -20,10 +20,10 @@ from provision.burnin.record import overall
 from provision.burnin.results import Results
 from provision.burnin.spool import Spool
 from provision.checks.judge import Verdict
+from provision.checks.on_node import packed_program
 from provision.errors import ExitCode, RunFolderError, UsageError
 from provision.events import BurninBegan, BurninPlanned, NodeBurns, NodeStopped, Note, OnEvent
 from provision.fleet import Fleet
-from provision.remote import node_program
 from provision.runs.store import RunFolder
 from provision.up import hooks
 from provision.validate import validation
@@ -80,7 +80,7 @@ def start(
             fleet, profile, looked, planned, unable, forks=options.forks, arguments=arguments
         )
         on_event(BurninPlanned(tuple(orders.lines(profile, planned, unable, looked.able))))
-        refused = run.begin(given, node_program.burnin_program())
+        refused = run.begin(given, packed_program.build("burnin"))
     for name, why in refused.items():
         on_event(Note(f"{name}: the burn-in did not start: {why}"))
     begun = [name for name in given if name not in refused]
@@ -193,7 +193,7 @@ def _resume(run: Campaign, alone: Alone, on_event: OnEvent) -> None:
         on_event(Note("every reachable node is burning in or done"))
         return
     with alone(given, run.name):
-        refused = run.begin(given, node_program.burnin_program())
+        refused = run.begin(given, packed_program.build("burnin"))
     for name in given:
         on_event(Note(f"{name}: {refused.get(name) or 'continues'}"))
 

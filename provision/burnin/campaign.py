@@ -98,11 +98,11 @@ class Campaign:
 
     # --- begin
 
-    def begin(self, given: Mapping[str, Mapping[str, Any]], runner: str) -> dict[str, str]:
+    def begin(self, given: Mapping[str, Mapping[str, Any]], program: bytes) -> dict[str, str]:
         """Give each node its order; node → why it does not burn, for those that do not."""
         began = time.monotonic()
         each = {name: {"order": node_talk.packed(_json(order))} for name, order in given.items()}
-        answers = self.ask("start", list(given), each=each, shared={"runner": node_talk.packed(runner)})
+        answers = self.ask("start", list(given), each=each, shared={"runner": node_talk.packed(program)})
         refused = {}
         for name, answer in answers.items():
             if answer.error:

@@ -57,9 +57,10 @@ class Answer:
         return self.said.get(key) is True
 
 
-def packed(text: str) -> str:
-    """A text as the module takes it: no word of it is a template of Ansible's."""
-    return base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), 9)).decode()
+def packed(data: str | bytes) -> str:
+    """A text or a file as the module takes it: no word of it is a template of Ansible's."""
+    plain = data.encode("utf-8", "replace") if isinstance(data, str) else data
+    return base64.b64encode(zlib.compress(plain, 9)).decode()
 
 
 def ask(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
-from provision.checks.on_node import health_program
+from provision.checks.on_node import packed_program
 from provision.desired import (
     compatibility,
     inventory,
@@ -36,7 +36,7 @@ from provision.shared_facts import Pool
 OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
 Item = TypeVar("Item")
 # What an expect.yml finds beside the variables: it is made of modules above `desired`.
-GIVEN = {"gpuprov_node_health_sha256": health_program.sha256}
+GIVEN = {"gpuprov_node_health_sha256": packed_program.sha256}
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
 
 
@@ -175,7 +175,7 @@ class Assessment:
     def _programs(self, node: str) -> dict[str, str]:
         """The programs of ours that its roles install, as files on this machine."""
         wanted = self.declared[node].get("node_health_enabled") and "node_health" in self.roles[node]
-        return {"node_health_program": str(health_program.file())} if wanted and not self.remove else {}
+        return {"node_health_program": str(packed_program.file())} if wanted and not self.remove else {}
 
 
 def assess(fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]) -> Assessment:

@@ -1,7 +1,8 @@
 """A scheduler's programs on this machine: where they are, and how one is run to its end, or ended.
 
 Arguments are lists; no shell is involved. A command that hangs is killed with all that it started. Part of
-the programs scheduler_command and health_result: what holds for those holds here.
+the programs scheduler_command and health_result: what holds for those holds here. A node's own health program
+imports it.
 """
 
 import os
@@ -39,11 +40,23 @@ def run(words, folders, seconds):
     try:
         out, err = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+        end(child)
         return dict(answer, problem="%s gave no answer within %g s" % (words[0], seconds))
     answer.update(status=child.returncode, out=text(out), err=text(err))
     return answer
+
+
+def end(child):
+    """Kill a command that hangs, with all that it started. What waits in the kernel is left behind, and so is
+    what has a session of its own and keeps our pipes open."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate(timeout=1)
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    for pipe in (child.stdout, child.stderr):
+        pipe.close()
+    child.poll()
 
 
 def environment(folders):

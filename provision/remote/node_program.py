@@ -1,6 +1,6 @@
-"""Builder of the single program text that runs on a node: from provision/node/observe/ the observer, from
-provision/node/burnin/ the burn-in, the reader of the health result, and the runner of a scheduler's
-commands. Those describe themselves."""
+"""Builder of the program texts that are sent to a node for one answer: from provision/node/observe/ the
+observer, the reader of the health result, and the runner of a scheduler's commands. Those describe
+themselves. What stays on a node is built by provision/checks/on_node/packed_program.py."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ _BEFORE = ("files", "probe", "vendors", "system")
 _AFTER = ("answer",)
 _OURS = re.compile(
     r"^from provision\.node\.(?:\w+\.)?(?P<file>\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE
-)
-_ANSIBLE = re.compile(r"^from ansible\.module_utils\.basic import AnsibleModule\n", re.MULTILINE)
-_CALL = '\n\nif __name__ == "__main__":\n'
-_BURNIN = (
-    *("order", "spool", "processes", "kernel_lines", "amd_gpus", "tool_output", "sources", "sampler"),
-    *("runner", "campaign", "entry"),
 )
 # An f-string, so that a Python older than 3.6 says at once that it does not know the syntax. Two braces in a
 # row would be a template for Ansible, which brings the program to nodes that we cannot log in to ourselves.
@@ -114,19 +108,6 @@ def _families_of(name: str) -> frozenset[str]:
     """The other families a family's file is built on."""
     named = frozenset(found["file"] for found in _OURS.finditer(_source(name))) & families()
     return named.union(*map(_families_of, named))
-
-
-@functools.lru_cache(maxsize=1)
-def burnin_program() -> str:
-    """The program that burns a node in, as a whole file: it calls itself.
-
-    The way to run programs is that of the module gpuprov_run, whose call as a module is left out."""
-    module = (paths.MODULES / "gpuprov_run.py").read_text(encoding="utf-8")
-    parts = [_ANSIBLE.sub("", module).partition(_CALL)[0]]
-    for name in _BURNIN:
-        text = _OURS.sub("", (paths.NODE / "burnin" / f"{name}.py").read_text(encoding="utf-8"))
-        parts.append(text if name == _BURNIN[-1] else text.partition(_CALL)[0])
-    return "\n\n".join(parts)
 
 
 def _source(name: str) -> str:

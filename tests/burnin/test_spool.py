@@ -52,7 +52,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(made: Made) -> None:
         "raw/../../x",
         "raw/1-x.json",
         "telemetry/../a.csv",
-        "runner.py",
+        "program",
         "",
         "raw/",
     ],

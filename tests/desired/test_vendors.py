@@ -236,7 +236,7 @@ PLACES = {
     *("provision/data/amdgpu.yml", "provision/data/thresholds/mi350x.yml"),
     *("provision/data/amd_acceptance.yml", "provision/data/burnin_estimates.yml"),
     "provision/data/thresholds/metrics.yml",
-    "provision/checks/on_node/health_program.py",  # which lists the data that nodes get
+    "provision/checks/on_node/packed_program.py",  # which lists the data that nodes get
     "provision/node/modules/gpuprov_amd_gpu_settings.py",
     "provision/node/modules/node_facts.py",  # which lists every family of facts
     "provision/node/observe/container_runtime.py",  # of which of them Docker was told

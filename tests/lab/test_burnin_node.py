@@ -25,8 +25,8 @@ from gpuprov_lab import cgroups, network
 from gpuprov_lab.spec import NodeSpec
 from provision import paths
 from provision.burnin import node_talk
+from provision.checks.on_node import packed_program
 from provision.errors import ExitCode
-from provision.remote import node_program
 from tests.lab.lab_nodes import running_lab
 from tests.support.processes import command_of, until
 
@@ -105,9 +105,8 @@ class Node:
             "segments": list(segments),
             **more,
         }
-        self.answer = self.ask(
-            "start", order=node_talk.packed(json.dumps(order)), runner=node_program.burnin_program()
-        )
+        given = {"order": json.dumps(order), "runner": packed_program.build("burnin")}
+        self.answer = self.ask("start", **{name: node_talk.packed(data) for name, data in given.items()})
         return Campaign(self, self.node.place.disk / HOME.strip("/") / campaign)
 
     def shell(self, command: str) -> str:
@@ -270,7 +269,7 @@ def test_collect_brings_everything_in_parts_of_the_size_asked(node: Node) -> Non
     there = {
         str(file.relative_to(campaign.spool)): file for file in campaign.spool.rglob("*") if file.is_file()
     }
-    assert set(have) == set(there) - {"runner.py"}
+    assert set(have) == set(there) - {"program"}
     for name, data in have.items():
         assert data == there[name].read_bytes(), name
     offsets = node_talk.offsets({name: len(data) for name, data in have.items()})

@@ -115,9 +115,9 @@ def test_a_lost_gpu_is_told_within_seventy_seconds_and_forgotten_after_a_reboot(
     assert any("gpu3" in line for line in counted(told)), counted(told)
     metrics = node.as_root("cat /var/lib/prometheus/node-exporter/gpuprov.prom").stdout
     assert 'gpuprov_health_verdict{verdict="fail"} 1' in metrics
-    nagios = node.run("sudo gpuprov-node-health --last --nagios", check=False)
+    nagios = node.run("sudo gpuprov-node-health nagios --last", check=False)
     assert (nagios.returncode, nagios.stdout[:17]) == (2, "GPUPROV CRITICAL ")
-    drain = node.run("sudo gpuprov-node-health --last --nhc", check=False)
+    drain = node.run("sudo gpuprov-node-health nhc --last", check=False)
     assert drain.returncode == 1
     assert drain.stdout.startswith("gpuprov: gpu3: "), drain.stdout
     node.heal()

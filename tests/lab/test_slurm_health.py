@@ -145,7 +145,7 @@ def broken(node: LabNode, fault: str = "gpu_silent", **more: object) -> None:
     would count until the next boot."""
     node.fault(fault, **(more or {"gpu": 2}))
     node.as_root(RUN)
-    found = node.run("sudo gpuprov-node-health --last --nhc", check=False)
+    found = node.run("sudo gpuprov-node-health nhc --last", check=False)
     assert found.returncode == 1, found.stdout
     assert re.match(r"gpuprov: gpu\d: ", found.stdout), found.stdout
 

@@ -21,12 +21,11 @@ from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.checks.kernel import kernel_incidents
 from provision.desired import stack
 from provision.node.burnin.amd_gpus import AmdGpus
-from provision.remote import node_program
 from provision.runs.store import RunFolder
 from tests.lab_silicon.amd_machine import installed
 from tests.lab_silicon.look import look_of
 from tests.lab_silicon.silicon import Silicon
-from tests.node.burnin_order import PYTHON, load, order, step
+from tests.node.burnin_order import PYTHON, load, order, put_program, step
 from tests.support.processes import until
 
 Make = Callable[..., Silicon]
@@ -112,28 +111,25 @@ def test_a_gpu_off_the_bus_leaves_the_samples_of_the_others_where_they_were(amd:
 # --- the whole program
 
 
-def program(node: Silicon, folder: Path) -> str:
+def put_program_of(node: Silicon, folder: Path, path: Path) -> None:
     """The program for nodes, to which this simulated node is the machine."""
     (folder / "bin").mkdir()
     tool = folder / "bin/amd-smi"
     given = [f"{name}={value}" for name, value in node.environment().items()]
     tool.write_text(f'#!/bin/sh\nexec {shlex.join(["env", *given, *node.command("amd-smi")])} "$@"\n')
     tool.chmod(0o755)
-    text = node_program.burnin_program()
-    for old, new in (
-        ('PATH = "', f'PATH = "{folder}/bin:'),
-        ('AMD_DRIVER = "/sys/', f'AMD_DRIVER = "{node.state}/sys/'),
-    ):
-        assert text.count(f"\n{old}") == 1
-        text = text.replace(f"\n{old}", f"\n{new}")
-    return text
+    put_program(
+        path,
+        ("modules/gpuprov_run.py", '\nPATH = "', f'\nPATH = "{folder}/bin:'),
+        ("burnin/amd_gpus.py", '\nAMD_DRIVER = "/sys/', f'\nAMD_DRIVER = "{node.state}/sys/'),
+    )
 
 
 def ordered(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
     """A spool with the program and the order of a campaign whose one step waits five seconds."""
     spool = folder / "it"
     spool.mkdir()
-    (spool / "runner.py").write_text(program(node, folder))
+    put_program_of(node, folder, spool / "program")
     wait = step("wait", *PYTHON, "import time; time.sleep(5)")
     gpus = list(kernel_incidents.devices(known.check_node))
     given = order(load("heat", wait), vendor="amd", gpus=gpus, sampler={"gpu": 0.3}, **more)
@@ -149,7 +145,7 @@ def burned(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
 
 
 def started(spool: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-I", "-S", str(spool / "runner.py"), str(spool), *words]
+    argv = [sys.executable, "-I", "-S", str(spool / "program"), "burnin", str(spool), *words]
     return subprocess.run(argv, timeout=60, check=False, capture_output=True, text=True)
 
 

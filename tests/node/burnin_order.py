@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import zipfile
+from pathlib import Path
 from typing import Any
+
+from provision.checks.on_node import packed_program
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
@@ -30,3 +35,17 @@ def order(*segments: dict[str, Any], **more: Any) -> dict[str, Any]:
         "segments": list(segments),
         **more,
     }
+
+
+def put_program(path: Path, *changes: tuple[str, str, str]) -> None:
+    """The program at this path; `changes`: of a module below provision/node, a text, and what stands there
+    instead. A changed one is a folder, which Python runs as it does the file."""
+    if not changes:
+        path.write_bytes(packed_program.build("burnin"))
+        return
+    with zipfile.ZipFile(io.BytesIO(packed_program.build("burnin"))) as archive:
+        archive.extractall(path)
+    for module, old, new in changes:
+        file = path / "provision/node" / module
+        assert file.read_text().count(old) == 1
+        file.write_text(file.read_text().replace(old, new))

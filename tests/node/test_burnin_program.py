@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from provision.node.burnin.processes import alive, descendants, stat_of
-from provision.remote import node_program
-from tests.node.burnin_order import PYTHON, load, order, step
+from tests.node.burnin_order import PYTHON, load, order, put_program, step
 from tests.support.commands import ran
 from tests.support.processes import command_of, until
 
@@ -29,7 +28,7 @@ class Burnin:
     def __init__(self, home: Path) -> None:
         self.spool = home / "it"
         self.spool.mkdir(parents=True)
-        (self.spool / "runner.py").write_text(node_program.burnin_program())
+        put_program(self.spool / "program")
         self.process: subprocess.Popen[bytes] | None = None
 
     def order(self, *segments: dict[str, Any], **more: Any) -> Burnin:
@@ -37,7 +36,7 @@ class Burnin:
         return self
 
     def start(self) -> Burnin:
-        argv = [sys.executable, "-I", "-S", str(self.spool / "runner.py"), str(self.spool)]
+        argv = [sys.executable, "-I", "-S", str(self.spool / "program"), "burnin", str(self.spool)]
         self.process = subprocess.Popen(argv, start_new_session=True)
         return self
 
@@ -90,8 +89,8 @@ class Burnin:
         (self.spool / "state.json").write_text(json.dumps({**self.state, "boot": "another-boot"}))
 
     def check(self) -> str:
-        """What `runner.py SPOOL check` refuses with."""
-        argv = [sys.executable, "-I", "-S", str(self.spool / "runner.py"), str(self.spool), "check"]
+        """What `program burnin SPOOL check` refuses with."""
+        argv = [sys.executable, "-I", "-S", str(self.spool / "program"), "burnin", str(self.spool), "check"]
         said = ran(argv, check=True).stdout
         why: str = json.loads(said)["refused"]
         return why
@@ -299,8 +298,10 @@ def test_no_step_begins_that_could_run_past_the_nodes_time(burnin: Burnin) -> No
 
 
 def test_a_step_that_does_not_end_is_given_up(burnin: Burnin) -> None:
-    text = (burnin.spool / "runner.py").read_text().replace("CHILD_GRACE = 20.0", "CHILD_GRACE = 1.0")
-    (burnin.spool / "runner.py").write_text(text)
+    (burnin.spool / "program").unlink()
+    put_program(
+        burnin.spool / "program", ("burnin/campaign.py", "\nCHILD_GRACE = 20.0", "\nCHILD_GRACE = 1.0")
+    )
     burnin.order(load("a", dict(SLOW, deadline=1.0), step("last", "true"))).run()
     given_up, last = burnin.of("step_end")
     assert (given_up["raw"], given_up["why"]) == (None, "no end within 2 s")

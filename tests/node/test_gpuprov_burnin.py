@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from provision.remote import node_program
+from provision.checks.on_node import packed_program
 from tests.node.burnin_order import load, order, step
 from tests.support import modules
 
@@ -68,13 +68,13 @@ def spool(module: ModuleType) -> Path:
 def ask(module: ModuleType, state: str, **more: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "campaign": "",
-        "order": "",
-        "runner": node_program.burnin_program(),
+        "order": b"",
+        "runner": packed_program.build("burnin"),
         "offsets": {},
     }
     usual |= {"limit": 10**6, "segment": "", "timeout": 5.0}
     if isinstance(more.get("order"), dict):
-        more["order"] = json.dumps(more["order"])
+        more["order"] = json.dumps(more["order"]).encode()
     answer: dict[str, Any] = module.STATES[state]({**usual, **more})[1]
     return answer
 
@@ -85,7 +85,7 @@ def test_start_installs_a_unit_that_comes_back_after_a_reboot(
     assert ask(module, "start", order=ORDER) == {"started": True, "campaign": "it"}
     unit = Path(module.UNIT_FOLDER) / module.UNIT
     text = unit.read_text()
-    assert f"-I -S {spool}/runner.py {spool}\n" in text
+    assert f"-I -S {spool}/program burnin {spool}\n" in text
     for line in ("Restart=on-failure", "KillMode=control-group", "OOMPolicy=continue"):
         assert line in text.splitlines()
     assert (Path(module.UNIT_FOLDER) / "multi-user.target.wants" / module.UNIT).resolve() == unit.resolve()

@@ -36,6 +36,7 @@ from provision.checks.on_node.processes import Hung
 from provision.checks.on_node.state import State
 from provision.errors import GpuprovError
 from provision.node import health_result
+from provision.node.burnin.processes import stat_fields, stat_of
 from provision.node.observe import node_health
 from provision.validate.status import health_document
 
@@ -131,11 +132,10 @@ def test_what_children_leave_behind_is_killed_and_what_cannot_be_is_named() -> N
 def test_a_process_is_known_by_its_start_and_not_by_its_number_alone() -> None:
     child = subprocess.Popen(["sleep", "300"])
     try:
-        found = processes._stat(Path("/proc"), child.pid)
-        assert found is not None
-        one = Hung(child.pid, found["started"], found["program"], 1.0)
+        name, fields = stat_fields(child.pid)
+        one = Hung(child.pid, int(fields[19]), name, 1.0)
         assert processes.still([one]) == [one]
-        assert processes.still([Hung(child.pid, found["started"] + 1, "sleep", 1.0)]) == []
+        assert processes.still([Hung(child.pid, int(fields[19]) + 1, "sleep", 1.0)]) == []
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -149,13 +149,13 @@ def test_what_is_left_is_called_by_the_program_that_was_started() -> None:
     assert processes.named([script], ()) == [script]
 
 
-def test_a_name_with_brackets_is_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    fields = " ".join(str(number) for number in range(4, 24))
-    (tmp_path / "7" / "stat").write_text(f"7 (a) b (c)) D 1 {fields}")
-    found = processes._stat(tmp_path, 7)
-    assert found is not None
-    assert (found["program"], found["state"], found["parent"]) == ("a) b (c)", "D", 1)
+def test_a_name_with_brackets_is_read_whole() -> None:
+    program = 'printf "a) b (c)" > /proc/$$/comm; echo; read end'
+    with subprocess.Popen(["sh", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        assert child.stdout.readline() == b"\n"
+        name, _, parent = stat_of(child.pid)
+        assert (name, parent) == ("a) b (c)", os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -344,12 +344,12 @@ def test_to_node_problem_detector_no_result_is_not_known_and_no_problem(
 ) -> None:
     """Its status 1 is a broken GPU, and this program's own 1 is another error."""
     monkeypatch.setattr(entry, "RUN", tmp_path)
-    assert entry.main(["--last", "--npd"]) == 2
+    assert entry.main(["npd", "--last"]) == 2
     printed = capsys.readouterr()
     assert printed.out.strip().endswith("...")
     assert (str(tmp_path)[:20] in printed.out, printed.err) == (True, "")
     (tmp_path / "health.json").write_text('{"uptime": "x"}')
-    assert entry.main(["--last", "--npd"]) == 2
+    assert entry.main(["npd", "--last"]) == 2
 
 
 def test_an_old_result_and_one_of_another_boot_are_no_result(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_only_root_may_run_the_checks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert entry.main(["--write", "--settings", "/nowhere.json"]) == 1
+    assert entry.main(["write", "--settings", "/nowhere.json"]) == 1
     said = "gpuprov-node-health: only root can run the checks → run it as root; without root: --last\n"
     assert capsys.readouterr().err == said
 

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.detection.catalogue import ENTRIES
 from provision import paths
 from provision.checks import exposition
-from provision.checks.on_node import debounce, document, health_program, metrics, run, settings
+from provision.checks.on_node import debounce, document, metrics, packed_program, run, settings
 from provision.validate.status import health_document
 from tests.on_node import recorded
 from tests.support.seed import SEED, times
@@ -79,7 +79,7 @@ def trials() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("program")
-    with zipfile.ZipFile(io.BytesIO(health_program.build())) as archive:
+    with zipfile.ZipFile(io.BytesIO(packed_program.build())) as archive:
         archive.extractall(folder)
     return folder
 

@@ -189,11 +189,11 @@ def test_a_scontrol_that_is_missing_hangs_or_is_none_is_said(
     (folder / "scontrol").write_text("#!/nowhere/sh\n")
     (folder / "scontrol").chmod(0o755)
     assert slurm.scontrol(["show"])[0] == 127
-    # With a child that holds the pipe and ignores what ends its parent.
-    program(folder, "trap '' TERM\n/bin/sleep 60 &\nwait")
+    # With a child that holds the pipe, ignores what ends its parent, and has a session of its own.
+    program(folder, "trap '' TERM\n/usr/bin/setsid /bin/sleep 20 &\nwait")
     monkeypatch.setattr(slurm, "_SECONDS", 0.3)
     began = time.monotonic()
-    assert slurm.scontrol(["show"]) == (124, "no answer within 0.3 s")
+    assert slurm.scontrol(["show"]) == (127, "scontrol gave no answer within 0.3 s")
     assert time.monotonic() - began < 3
 
 
@@ -209,19 +209,20 @@ def test_the_program_drains_by_the_last_result(
     monkeypatch.setattr(entry, "RUN", folder)
     monkeypatch.setattr(syslog, "syslog", lambda *_: None)
     monkeypatch.setenv("SLURMD_NODENAME", "gpu-01")
-    assert entry.main(["--slurm", "check"]) == 0
+    assert entry.main(["slurm", "check"]) == 0
     assert capsys.readouterr().err == f"gpuprov: gpu-01 is drained: {REASON}\n"
     assert (folder / "asked").read_text() == f"{' '.join(SHOW)}\n{' '.join(UPDATE)}\n"
     (folder / entry.RESULT).unlink()
-    assert entry.main(["--slurm", "prolog"]) == 0
+    assert entry.main(["slurm", "prolog"]) == 0
     assert entry.main(["--slurm", "prolog", "--refuse-unknown"]) == REFUSED
 
 
 def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["--write", "--slurm", "check"],
-        ["--slurm", "epilog", "--refuse-unknown"],
-        ["--slurm", "x"],
+        ["write", "--last"],
+        ["slurm", "epilog", "--refuse-unknown"],
+        ["slurm", "x"],
     ):
         with pytest.raises(SystemExit) as ended:
             entry.main(words)

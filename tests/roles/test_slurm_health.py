@@ -43,7 +43,7 @@ def test_only_a_verdict_fails_a_script_of_slurm(tmp_path: Path, word: str) -> No
         python.chmod(0o755)
         done = subprocess.run([script(tmp_path, word, str(python))], check=False, env={})
         assert (done.returncode != 0) == (status == 3), status
-        asked = f"-IS /usr/local/sbin/gpuprov-node-health --slurm {word}\n"
+        asked = f"-IS /usr/local/sbin/gpuprov-node-health slurm {word}\n"
         assert (tmp_path / "asked").read_text() == asked
     gone = subprocess.run(
         [script(tmp_path, word, "/nowhere/python")], check=False, env={}, capture_output=True
@@ -58,7 +58,7 @@ def test_only_a_verdict_fails_a_script_of_slurm(tmp_path: Path, word: str) -> No
 def test_the_prolog_refuses_the_unknown_where_that_is_declared(tmp_path: Path) -> None:
     told_to = {"slurm_health_unknown": "refuse"}
     assert (
-        "--slurm prolog --refuse-unknown\n"
+        "slurm prolog --refuse-unknown\n"
         in script(tmp_path, "prolog", "/usr/bin/python3", **told_to).read_text()
     )
     for word in ("check", "epilog"):

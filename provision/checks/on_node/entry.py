@@ -1,13 +1,15 @@
 """gpuprov-node-health: runs the passive checks on the node it is on, and says how the node is.
 
     gpuprov-node-health             look, judge, and print the result as JSON
-    gpuprov-node-health --write     the same for the timer: writes health.json and metrics, and prints nothing
-    gpuprov-node-health --last      print the result of the timer's last run, if it is fresh
-    gpuprov-node-health --nagios    a line and a status for Nagios, Icinga, Checkmk (0, 1, 2, 3)
-    gpuprov-node-health --nhc       the reason to drain the node, for LBNL NHC or Slurm (0 or 1)
-    gpuprov-node-health --npd       a message and a status for Kubernetes' node-problem-detector (0, 1, 2)
-    gpuprov-node-health --slurm check|prolog|epilog
+    gpuprov-node-health write       the same for the timer: writes health.json and metrics, and prints nothing
+    gpuprov-node-health age         print how many seconds old the last result is; 1: stale
+    gpuprov-node-health nagios      a line and a status for Nagios, Icinga, Checkmk (0, 1, 2, 3)
+    gpuprov-node-health nhc         the reason to drain the node, for LBNL NHC or Slurm (0 or 1)
+    gpuprov-node-health npd         a message and a status for Kubernetes' node-problem-detector (0, 1, 2)
+    gpuprov-node-health slurm check|prolog|epilog
                                     drain the node in Slurm, or refuse a job, by the timer's last run
+
+With --last, json (the usual word), nagios, nhc and npd take the timer's last result, if it is fresh.
 
 Exit status: 0 healthy (with warnings, too), 3 unhealthy, 5 not to be measured, 1 another error, 2 wrong
 options.
@@ -17,12 +19,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import fcntl
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from provision.checks.on_node.settings import Settings
 from provision.checks.on_node.state import State
 from provision.errors import ExitCode, GpuprovError
 from provision.node import lock
+from provision.node.burnin.processes import locked
+from provision.node.burnin.spool import since_boot
 from provision.node.modules import gpuprov_run
 
 SETTINGS = Path("/etc/gpuprov/node-health.json")
@@ -62,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The program; its exit status."""
     bug_file.keep_in(STATE)
     try:
-        return _main(_options(argv))
+        chosen = _options(sys.argv[1:] if argv is None else argv)
+        return int(chosen.run(chosen))
     except GpuprovError as error:
         return _stopped(f"{error.what} → {error.fix}" if error.fix else error.what)
     except OSError as error:
@@ -74,65 +78,72 @@ def _stopped(why: str) -> int:
     return int(ExitCode.ERROR)
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gpuprov-node-health",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--write", action="store_true", help="write the result and metrics, print nothing")
-    parser.add_argument(
-        "--age", action="store_true", help="print how many seconds old the last result is; 1: stale"
-    )
-    parser.add_argument("--last", action="store_true", help="take the last run's result instead of a new one")
-    style = parser.add_mutually_exclusive_group()
-    style.add_argument("--nagios", action="store_true", help="answer as a plugin of Nagios")
-    style.add_argument("--nhc", action="store_true", help="answer as a check of NHC")
-    style.add_argument("--npd", action="store_true", help="answer as a plugin of node-problem-detector")
-    style.add_argument(
-        "--slurm",
-        choices=slurm.WORDS,
-        help="act as this program of Slurm, by the last result; 3: the job or the epilog fails",
-    )
-    parser.add_argument(
-        "--refuse-unknown",
-        action="store_true",
-        help="with --slurm prolog: refuse jobs, too, where nothing is known of the node",
-    )
-    parser.add_argument(
-        "--settings", type=Path, default=SETTINGS, metavar="FILE", help="default: %(default)s"
-    )
     parser.add_argument("--version", action="version", version=f"gpuprov-node-health {__version__}")
-    chosen = parser.parse_args(argv)
-    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc or chosen.npd or chosen.slurm):
-        parser.error("--write prints nothing: give it alone")
-    if chosen.refuse_unknown and chosen.slurm != "prolog":
-        parser.error("--refuse-unknown is for --slurm prolog")
+    words = parser.add_subparsers(dest="word", metavar="WORD")
+    for word, run_word in _WORDS.items():
+        one = words.add_parser(word, allow_abbrev=False)
+        one.set_defaults(run=run_word)
+        if word not in ("write", "age", "slurm"):
+            one.add_argument("--last", action="store_true", help="take the timer's last result")
+        if word not in ("age", "slurm"):
+            one.add_argument("--settings", type=Path, default=SETTINGS, metavar="FILE")
+    slurms = words.choices["slurm"]
+    slurms.add_argument("program", choices=slurm.WORDS, help="3: the job or the epilog is to fail")
+    slurms.add_argument("--refuse-unknown", action="store_true", help="refuse jobs where nothing is known")
+    chosen = parser.parse_args(_worded(argv))
+    if chosen.word == "slurm" and chosen.refuse_unknown and chosen.program != "prolog":
+        parser.error("--refuse-unknown is for slurm prolog")
     return chosen
 
 
-def _main(chosen: argparse.Namespace) -> int:
-    if chosen.write:
-        fresh(settings.read(chosen.settings), write=True)
-        return 0  # a unit that fails for what its node is would be a second alarm for the same thing
-    if chosen.age:
-        newest, age = _with_age(RUN / RESULT)
-        sys.stdout.write("another boot\n" if age is None else f"{age:.0f}\n")
-        return int(_late(newest, age))
-    if chosen.npd:
-        return _npd(chosen)
-    if chosen.slurm:
-        return slurm.main(
-            chosen.slurm, lambda: last(RUN / RESULT), refuse_unknown=bool(chosen.refuse_unknown)
-        )
-    told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
-    if chosen.nagios:
-        text, status = styles.nagios(told)
-    elif chosen.nhc:
-        text, status = styles.nhc(told)
-    else:
-        text, status = document.text(told).rstrip("\n"), int(_STATUS.get(told["verdict"], 0))
+def _worded(argv: Sequence[str]) -> list[str]:
+    """The arguments with their word first. Words were flags once (`--last --nhc`), and stand so in files that
+    are not ours: in NHC's, in node-problem-detector's."""
+    flags = [flag for flag in argv if flag.startswith("--") and flag[2:] in _WORDS]
+    found = [*(flag[2:] for flag in flags), *(one for one in argv if one not in flags)]
+    named = found and (found[0][0] != "-" or found[0] in ("-h", "--help", "--version"))
+    return found if named else ["json", *found]
+
+
+def _write_files(chosen: argparse.Namespace) -> int:
+    fresh(settings.read(chosen.settings), write=True)
+    return 0  # a unit that fails for what its node is would be a second alarm for the same thing
+
+
+def _age(_: argparse.Namespace) -> int:
+    newest, age = _with_age(RUN / RESULT)
+    return _say("another boot" if age is None else f"{age:.0f}", int(_late(newest, age)))
+
+
+def _json(chosen: argparse.Namespace) -> int:
+    told = _told(chosen)
+    return _say(document.text(told).rstrip("\n"), int(_STATUS.get(told["verdict"], 0)))
+
+
+def _nagios(chosen: argparse.Namespace) -> int:
+    return _say(*styles.nagios(_told(chosen)))
+
+
+def _nhc(chosen: argparse.Namespace) -> int:
+    return _say(*styles.nhc(_told(chosen)))
+
+
+def _slurm(chosen: argparse.Namespace) -> int:
+    return slurm.main(chosen.program, lambda: last(RUN / RESULT), refuse_unknown=chosen.refuse_unknown)
+
+
+def _told(chosen: argparse.Namespace) -> Mapping[str, Any]:
+    return last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
+
+
+def _say(text: str, status: int) -> int:
     if text:
         sys.stdout.write(f"{text}\n")
     return status
@@ -142,14 +153,23 @@ def _npd(chosen: argparse.Namespace) -> int:
     """As node-problem-detector wants it: to it any status 1 is a problem of the GPUs, so whatever stops this
     program is 2, not known, and is said where it reads."""
     try:
-        told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
-        text, status = styles.npd(told)
+        text, status = styles.npd(_told(chosen))
     except Exception as error:
         known = isinstance(error, (GpuprovError, OSError))
         said = str(error) if known else f"{type(error).__name__}: {bug_file.report(error)}"
         text, status = styles.npd_text(said or type(error).__name__), 2
-    sys.stdout.write(f"{text}\n")
-    return status
+    return _say(text, status)
+
+
+_WORDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "json": _json,
+    "write": _write_files,
+    "age": _age,
+    "nagios": _nagios,
+    "nhc": _nhc,
+    "npd": _npd,
+    "slurm": _slurm,
+}
 
 
 def last(path: Path) -> Mapping[str, Any]:
@@ -171,7 +191,7 @@ def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
     """The last result and its age in seconds; None when it is of another boot. Raises GpuprovError."""
     try:
         told: dict[str, Any] = foreign_json.read(path.read_bytes()[: document.LARGEST + 1])
-        age = run.uptime() - told["uptime"]
+        age = since_boot() - told["uptime"]
         return told, age if age >= 0 and told["boot_id"] == gpuprov_run.boot_id() else None
     except FileNotFoundError:
         raise GpuprovError(f"{path}: there is no result yet", _LOOK) from None
@@ -191,20 +211,9 @@ def fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     except lock.LockError as error:
         raise GpuprovError(str(error), f"find out who made it, then remove {RUN}") from None
     with (private / "node-health.lock").open("w") as file:
-        _alone(file.fileno(), 0.0 if write else 60.0)
+        if not locked(file.fileno(), 0.0 if write else 60.0):
+            raise GpuprovError("another run is under way", "wait for it, or take --last")
         return _fresh(known, write=write)
-
-
-def _alone(file: int, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise GpuprovError("another run is under way", "wait for it, or take --last") from None
-            time.sleep(0.2)
 
 
 def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
@@ -212,8 +221,8 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     processes.adopt_children()
     before = state.read(STATE, boot_id)
     hung = processes.still(before.hung)
-    measured = run.measure(name, known, before.kernel, hung, run.uptime())
-    hung += processes.named(processes.left(run.uptime()), measured.silent)
+    measured = run.measure(name, known, before.kernel, hung, since_boot())
+    hung += processes.named(processes.left(since_boot()), measured.silent)
     own = _own(before)
     health = run.judged(name, measured, known, own)
     findings = [finding for check in health.checks for finding in check.findings]
@@ -224,7 +233,7 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=gpus)
     about = {
         "boot_id": boot_id,
-        "uptime": round(run.uptime(), 2),
+        "uptime": round(since_boot(), 2),
         "started": started,
         "finished": _now(),
         "seconds": round(time.monotonic() - began, 3),

@@ -3,7 +3,6 @@ with."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -169,8 +168,3 @@ def _of_another(node: NodeFacts, settings: Settings) -> list[Finding]:
         return []
     message = f"its settings were written for {settings.sku}, and its GPUs are {sku or 'of no known SKU'}"
     return [Finding(ID, Verdict.ERROR, "node", message, "settings", sku, action="fix configuration")]
-
-
-def uptime() -> float:
-    """Seconds since boot, the time asleep included; no wall clock can change it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

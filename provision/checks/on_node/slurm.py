@@ -12,13 +12,9 @@ healthy node runs none: scontrol is asked only on a node that fails.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
-import signal
 import socket
-import subprocess
 import sys
 import syslog
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +23,12 @@ from typing import Any
 
 from provision.checks.on_node import styles
 from provision.errors import ExitCode, GpuprovError
+from provision.node import scheduler_programs
 from provision.text import one_line
 
 WORDS = ("check", "prolog", "epilog")
 REFUSED = int(ExitCode.UNHEALTHY)  # the one status that the scripts of Slurm make a failure of their own
 REASON = 200  # characters of a reason; provision.remote.schedulers keeps as many
-FOLDERS = "/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin"  # Slurm gives its scripts no search path
 _SECONDS = 4.0  # for scontrol: a Prolog that asks twice still ends within Slurm's MessageTimeout, 10 s
 _LIMIT = 16 * 1024  # characters of what it printed that are read
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -110,31 +106,13 @@ def _last_line(text: str, status: int) -> str:
 
 
 def scontrol(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run scontrol: its exit status, and what it printed. 127: there is none; 124: no answer in time."""
-    program = shutil.which("scontrol", path=os.environ.get("PATH") or FOLDERS)
-    if program is None:
-        return 127, "scontrol is not installed"
-    try:
-        child = subprocess.Popen(
-            [program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return 127, f"{program}: {error.strerror}"
-    try:
-        said = child.communicate(timeout=_SECONDS)[0]
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1)  # one that waits in the kernel is left behind
-        if child.stdout is not None:
-            child.stdout.close()
-        return 124, f"no answer within {_SECONDS:g} s"
-    return child.returncode, said[:_LIMIT].decode("utf-8", "replace")
+    """Run scontrol: its exit status, and what it printed; 127 and why, where it was not run to its end."""
+    path = os.environ.get("PATH")  # Slurm gives its scripts none
+    folders = path.split(":") if path else scheduler_programs.FOLDERS
+    done = scheduler_programs.run(["scontrol", *arguments], folders, _SECONDS)
+    if done["problem"]:
+        return 127, str(done["problem"])
+    return int(done["status"]), str(done["out"] + done["err"])[:_LIMIT]
 
 
 def node_name() -> str:

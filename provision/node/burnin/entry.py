@@ -1,32 +1,27 @@
-"""What `python3 -I -S runner.py SPOOL [check]` does."""
+"""What `python3 -I -S program burnin SPOOL [check]` does."""
 
-import fcntl
 import hashlib
 import json
 import os
 import subprocess
-import sys
-import time
 import traceback
 
 from provision.node.burnin.campaign import Campaign, foreign_holders
 from provision.node.burnin.order import OrderError, read_order
-from provision.node.burnin.processes import UNIT, in_unit
+from provision.node.burnin.processes import UNIT, in_unit, locked
 from provision.node.burnin.spool import MEBI, Spool
 
 UNIT_FILE = "/etc/systemd/system/" + UNIT
 UNIT_LINK = "/etc/systemd/system/multi-user.target.wants/" + UNIT
 
 
-def take_lock(folder):
-    """The lock of this node's burn-in: a handle on its folder; None when another program has it."""
+def take_lock(folder, seconds=0.0):
+    """The lock of this node's burn-in: a handle on its folder; None when another program has it so long."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
+    if locked(handle, seconds):
+        return handle
+    os.close(handle)
+    return None
 
 
 def remove_unit():
@@ -77,11 +72,7 @@ def burnin(arguments):
 
 def run_campaign(spool):
     order, sha = order_of(spool)
-    until = time.monotonic() + LOCK_PATIENCE
-    lock = take_lock(os.path.dirname(spool.path))
-    while lock is None and time.monotonic() < until:
-        time.sleep(0.5)
-        lock = take_lock(os.path.dirname(spool.path))
+    lock = take_lock(os.path.dirname(spool.path), LOCK_PATIENCE)
     if lock is None:
         spool.event("refused", why="another burn-in runs on this node")
         return 0
@@ -135,7 +126,3 @@ def refusal(spool):
                 "%s (pid %d)" % (name[:80], pid) for pid, name in found[:8]
             )
     return ""
-
-
-if __name__ == "__main__":
-    sys.exit(burnin(sys.argv[1:]))

@@ -1,5 +1,6 @@
 """Processes of this unit: what descends from whom, who holds a GPU, and how what must end is ended."""
 
+import fcntl
 import os
 import re
 import select
@@ -108,6 +109,19 @@ def reap():
             pass
     except OSError:
         pass
+
+
+def locked(handle, seconds=0.0):
+    """Whether the lock of an open file or folder was got within so many seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+        time.sleep(0.2)
 
 
 def set_free(pid):

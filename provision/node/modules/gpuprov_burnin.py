@@ -26,7 +26,7 @@ options:
     type: str
     default: ""
   runner:
-    description: With C(start), the text of the program, plain or packed.
+    description: With C(start), the program, packed.
     type: str
     default: ""
   offsets:
@@ -99,7 +99,7 @@ StartLimitBurst=10
 
 [Service]
 Type=simple
-ExecStart={python} -I -S {spool}/runner.py {spool}
+ExecStart={python} -I -S {spool}/program burnin {spool}
 WorkingDirectory=/
 Restart=on-failure
 RestartSec=2
@@ -137,7 +137,7 @@ def main():
     try:
         wanted["order"] = unpacked(wanted["order"])
         wanted["runner"] = unpacked(wanted["runner"])
-        wanted["offsets"] = json.loads(unpacked(wanted["offsets"] or "{}"))
+        wanted["offsets"] = json.loads(unpacked(wanted["offsets"] or "{}").decode("utf-8"))
         if wanted["campaign"] and not CAMPAIGN.match(wanted["campaign"]):
             raise ValueError("campaign %.60r is no name of one" % wanted["campaign"])
         changed, answer = STATES[wanted["state"]](wanted)
@@ -151,7 +151,8 @@ def main():
 
 
 def start(wanted):
-    data, campaign = order_data(wanted["order"])
+    data = wanted["order"]
+    campaign = campaign_of(data)
     if not wanted["runner"]:
         raise ValueError("runner is empty: the program is missing")
     state = read_json(os.path.join(HOME, campaign, "state.json"))
@@ -169,7 +170,7 @@ def start(wanted):
     try:
         if not resumed:
             put(os.path.join(spool, "order.json"), data)
-        put(os.path.join(spool, "runner.py"), wanted["runner"].encode("utf-8"))
+        put(os.path.join(spool, "program"), wanted["runner"])
         why = check(spool)
     except OSError as error:
         why = "the spool cannot be written: %s" % error
@@ -188,22 +189,22 @@ def start(wanted):
 
 
 def unpacked(value):
-    """A text that may have come as base64 of zlib (Ansible finds no template in that); else as it came."""
+    """The bytes of a text that may have come as base64 of zlib (Ansible finds no template in that)."""
     if not PACKED.match(value):
-        return value
+        return value.encode("utf-8")
     try:
-        return zlib.decompress(base64.b64decode(value)).decode("utf-8")
+        return zlib.decompress(base64.b64decode(value))
     except (ValueError, zlib.error) as error:
         raise ValueError("a parameter cannot be unpacked: %s" % error) from None
 
 
-def order_data(text):
-    """(the bytes of order.json, its campaign). Raises ValueError."""
-    order = json.loads(text)
+def campaign_of(data):
+    """The campaign of an order. Raises ValueError."""
+    order = json.loads(data.decode("utf-8"))
     campaign = order.get("campaign") if isinstance(order, dict) else None
     if not isinstance(campaign, str) or not CAMPAIGN.match(campaign):
         raise ValueError("order has no campaign, or one that is no name")
-    return text.encode("utf-8"), campaign
+    return campaign
 
 
 def refused(why, running=""):
@@ -223,7 +224,8 @@ def make_home():
 
 def check(spool):
     """Why the program would not begin; empty when it would."""
-    code, said = run([sys.executable, "-I", "-S", os.path.join(spool, "runner.py"), spool, "check"], 120)
+    program = os.path.join(spool, "program")
+    code, said = run([sys.executable, "-I", "-S", program, "burnin", spool, "check"], 120)
     try:
         return json.loads(said.splitlines()[-1])["refused"]
     except (ValueError, KeyError, IndexError):

@@ -1,9 +1,10 @@
-"""Builds gpuprov-node-health: one file that Python 3.9 and newer runs, of the modules that the checks
-consist of.
+"""Builds the program that nodes keep: one file of the modules that its work consists of.
 
-The file is a zip archive that Python can run (zipapp). As a zip it would be compiled at each start, so it
-unpacks itself once into a folder of root's, where Python keeps what it has compiled; `shiv` does the same.
-The bytes are the same for the same sources, so that a node with the right program is known by its checksum.
+The role node_health installs it whole as gpuprov-node-health; a burn-in has the part it needs in its spool,
+where no update of the other changes it. The file is a zip archive that Python can run (zipapp). As a zip it
+would be compiled at each start, so what runs every minute unpacks itself once into a folder of root's, where
+Python keeps what it has compiled; `shiv` does the same. The bytes are the same for the same sources, so that
+a node with the right program is known by its checksum.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from provision import atomic_file, paths, shipped
 
-_ENTRY = "provision.checks.on_node.entry"
+_ENTRIES = {"health": "provision.checks.on_node.entry", "burnin": "provision.node.burnin.entry"}
 _DATA = (
     "xid",
     "amdgpu",
@@ -100,6 +101,11 @@ def extract(folder):
     os.chmod(folder, 0o755)
 
 
+if sys.argv[1:2] == ["burnin"]:
+    # From the archive itself: it starts seldom, needs no Python 3.9, and ends with its spool.
+    from provision.node.burnin.entry import burnin
+
+    sys.exit(burnin(sys.argv[2:]))
 if sys.version_info < (3, 9):
     sys.exit("gpuprov-node-health: needs Python 3.9 or newer, this is %%d.%%d" %% sys.version_info[:2])
 sys.path[0] = unpacked()
@@ -124,9 +130,14 @@ def file() -> Path:
 
 
 @functools.cache
-def build() -> bytes:
-    """The program."""
-    members = {**dict(_modules()), **dict(_data())}
+def build(part: str = "") -> bytes:
+    """The program; `part`: only what its subcommand `burnin` needs."""
+    members = dict(_modules([_ENTRIES[part]] if part else _ENTRIES.values()))
+    if part != "burnin":
+        members.update(_data())
+    # An archive has no folders: Python finds in it only packages that have this file.
+    folders = {folder for name in members if name.endswith(".py") for folder in Path(name).parents}
+    members = {**{f"{folder.as_posix()}/__init__.py": "" for folder in folders if folder.name}, **members}
     digest = hashlib.sha256(
         "".join(f"{name}\0{members[name]}\0" for name in sorted(members)).encode()
     ).hexdigest()
@@ -142,10 +153,10 @@ def build() -> bytes:
     return _PYTHON.encode() + packed.getvalue()
 
 
-def _modules() -> Iterator[tuple[str, str]]:
-    """Every module that the entry needs."""
+def _modules(entries: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Every module that these need."""
     known: dict[str, str] = {}
-    waiting = [_ENTRY]
+    waiting = list(entries)
     while waiting:
         name = waiting.pop()
         if name in known or name in _NOT_ON_NODES:
