@@ -232,6 +232,11 @@ class LazyRows(Sequence[T]):
     def __reduce__(self) -> tuple[Any, ...]:
         return LazyRows, (self._read, self._key, self.wrong, self.metrics)
 
+    @property
+    def packed(self) -> bytes | None:
+        """What `unpacked` makes the rows of; None when they are kept elsewhere."""
+        return self._key if isinstance(self._key, bytes) else None
+
     def all(self) -> tuple[T, ...]:
         """The rows."""
         return self._read(self._key)
@@ -263,10 +268,11 @@ def compressed_rows(
     rows: Sequence[T], wrong: tuple[T, ...] = (), metrics: frozenset[str] = frozenset()
 ) -> LazyRows[T]:
     """These rows in about a tenth of the memory."""
-    return LazyRows(_decompressed, zlib.compress(pickle.dumps(tuple(rows), 5), 3), wrong, metrics)
+    return LazyRows(unpacked, zlib.compress(pickle.dumps(tuple(rows), 5), 3), wrong, metrics)
 
 
 @lru_cache(maxsize=64)  # the checks of a few nodes: reports take a node's rows several times
-def _decompressed(data: bytes) -> tuple[Any, ...]:
+def unpacked(data: bytes) -> tuple[Any, ...]:
+    """Rows that were packed."""
     found: tuple[Any, ...] = pickle.loads(zlib.decompress(data))  # noqa: S301 - made above, never stored
     return found

@@ -24,6 +24,7 @@ from provision.checks.judging.registry import CHECKS
 from provision.errors import RunFolderError
 from provision.runs import fleet_pairs, node_history
 from provision.runs.node_facts import read_node_facts
+from provision.runs.rows_file import RowsFile
 from provision.runs.store import RunFolder, read_raw
 from provision.validate import parallel_map
 
@@ -36,7 +37,7 @@ def fleet_health(
     interrupted: bool = False,
 ) -> FleetHealth:
     """The whole report: the nodes judged against each other as well, and what run.json says of the run. Of a
-    large fleet each node is held compressed. Raises RunFolderError."""
+    large fleet the rows are held in a file. Raises RunFolderError, OSError."""
     many = len(seen) > FEW
     each = (alone(node, seen.get(node.node), many) for node in nodes)
     return judged(folder, _head_of_report(folder, interrupted), each, seen)
@@ -94,7 +95,7 @@ def _judged_again(
 # --- judging of a fleet: each node by itself, then by the other nodes, by earlier runs and by its pairs
 
 
-FEW = 100  # nodes of which all rows are held as objects, about 0.2 MB each; of more they are compressed
+FEW = 100  # nodes of which all rows are held as objects, about 0.2 MB each; of more they are in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,13 @@ def judged(
     folder: RunFolder, head: FleetHealth, nodes: Iterable[Alone], seen: Mapping[str, NodeFacts]
 ) -> FleetHealth:
     """The report of these nodes, in the order given, of which `head` says all but the nodes. `nodes` is gone
-    through once. Raises RunFolderError."""
+    through once. Raises RunFolderError, OSError."""
+    rows = RowsFile(folder.path) if len(seen) > FEW else None
     peers, of_kinds = fleet_judge.Peers(), versions.Versions()
     kept: list[NodeHealth] = []
     trays = {}
     for one in nodes:
-        kept.append(one.node)
+        kept.append(rows.kept(one.node) if rows else one.node)
         if one.tray is not None:
             trays[one.node.node] = one.tray
         peers.add(one.numbers)
@@ -149,7 +151,7 @@ def judged(
         if any(run.bad for run in past.get(node.node, ())):  # what is bad once is not raised
             (told,) = offenders.escalate([told], past)
         told = between.extended(told)
-        kept[number] = health.compressed(told) if len(kept) > FEW else told
+        kept[number] = rows.kept(told) if rows else told
     return replace(
         head, nodes=tuple(kept), not_compared=not_compared, fabric=between.fabric, between=between.told
     )

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from provision.checks import health
-from provision.checks.health import FleetHealth, LazyRows
+from provision.checks.check import Measurement
+from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.errors import RunFolderError
 from provision.report import json as report_json
 from provision.report import junit, terminal
 from provision.runs import stored_health
+from provision.runs.rows_file import RowsFile
 from tests.support import samples
 
 FLEETS: tuple[Callable[[], FleetHealth], ...] = (
@@ -158,3 +161,14 @@ def test_a_file_cut_while_it_is_read_is_told(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(RunFolderError, match="was cut while it was read"):
         list(read.nodes[0].checks[0].measurements)
+
+
+def test_rows_of_a_run_that_cannot_be_written_to_are_kept_elsewhere(tmp_path: Path) -> None:
+    rows = RowsFile(tmp_path / "gone")
+    finding = Finding("gpu_inventory", Verdict.FAIL, "gpu3", "lost", action="power-cycle")
+    check = CheckResult("gpu_inventory", Verdict.FAIL, (finding,), (Measurement("gpus", 7, "", "node"),), 1.0)
+    first, second = (NodeHealth(name, Verdict.FAIL, (check,)) for name in ("a", "b"))
+    kept = [rows.kept(first), rows.kept(second)]
+    assert kept == [first, second]
+    assert rows.kept(kept[0]) == first, "what is there already stays"
+    assert kept[1].checks[0].wrong == (finding,)

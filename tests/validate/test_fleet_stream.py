@@ -144,7 +144,8 @@ def test_a_large_fleet_is_judged_as_a_small_one(run: RunFolder, monkeypatch: pyt
         rows = [
             rows for n in many.nodes for check in n.checks for rows in (check.findings, check.measurements)
         ]
-        assert all(isinstance(each, LazyRows) for each in rows)
+        assert all(isinstance(each, LazyRows) and each.packed is None for each in rows), "in a file"
+        assert list(run.path.glob(".rows-*")) == [], "which has no name"
         assert many == few
         assert written(many) == written(few)
         assert [c.wrong for n in many.nodes for c in n.checks] == [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,24 +53,32 @@ class Measured:
 
 
 class _Values:
-    """The numbers of one place, in columns: a fleet has millions. Texts are the ones that others have too."""
+    """The numbers of one place, in columns: a fleet has millions. Few devices and units are in one place, so
+    each value has the number of its two."""
 
-    __slots__ = ("devices", "nodes", "units", "values")
+    __slots__ = ("_numbers", "_texts", "nodes", "values")
 
     def __init__(self) -> None:
-        self.nodes, self.values = array("l"), array("d")
-        self.devices: list[str] = []
-        self.units: list[str] = []
+        self.nodes, self.values = array("i"), array("d")
+        self._texts: dict[tuple[str, str], int] = {}
+        self._numbers = array("i")
 
     def add(self, node: int, one: Measured) -> None:
         self.nodes.append(node)
         self.values.append(one.value)
-        self.devices.append(sys.intern(one.device))
-        self.units.append(sys.intern(one.unit))
+        self._numbers.append(self._texts.setdefault((one.device, one.unit), len(self._texts)))
 
     def __iter__(self) -> Iterator[tuple[int, str, float, str]]:
         """Which node, which device, its value, its unit."""
-        return zip(self.nodes, self.devices, self.values, self.units, strict=True)
+        texts = list(self._texts)
+        for node, which, value in zip(self.nodes, self._numbers, self.values, strict=True):
+            device, unit = texts[which]
+            yield node, device, value, unit
+
+    @property
+    def unit(self) -> str:
+        """That of the first value."""
+        return next(iter(self._texts))[1]
 
     @property
     def count(self) -> int:
@@ -222,7 +229,7 @@ def _whole_nodes(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _O
         worse = sum(value < limit if metric.direction == "at_least" else value > limit for value in found)
         if len(found) > 1 and worse >= _WHOLE * len(found):
             short = _shortfall(metric, middles[node], usual.middle)
-            yield node, _Off("node", middles[node], values.units[0], short, usual, limit, len(by_node))
+            yield node, _Off("node", middles[node], values.unit, short, usual, limit, len(by_node))
 
 
 def _beyond(one: _Off, whole: _Off, metric: FleetMetric) -> bool:
