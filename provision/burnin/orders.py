@@ -124,7 +124,7 @@ def order(
         "abort": {
             "gpu_celsius": profile.abort.celsius(vendor),
             "xids": _xids(profile.abort.xids),
-            "kernel": kernel_incidents.fatal_lines(vendor) if profile.abort.xids == "fatal" else (),
+            "kernel": kernel_incidents.fatal_lines(node.check_node) if profile.abort.xids == "fatal" else (),
             "failed_steps": profile.abort.failed_steps,
         },
         "kernel_lines": kernel_incidents.kept_lines(vendor),

@@ -109,7 +109,8 @@ def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> lis
     reported = {(one.finding.metric, one.finding.device) for one in known}
     found = []
     others = [one.finding for one in known]
-    for finding in kernel_incidents.judge(ID, events, own_test=True, others=others):
+    domain = kernel_incidents.spans_nodes(node.check_node)
+    for finding in kernel_incidents.judge(ID, events, own_test=True, others=others, domain=domain):
         if (finding.metric, finding.device) in reported:
             continue
         first = next((e.first for e in events if finding.metric == f"{e.kind}.{e.code}"), None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from provision.checks.judge import Finding
 from provision.checks.kernel import kernel_incidents, kernel_log
 from provision.checks.kernel.kernel_meaning import sheet_rows
 from provision.node.burnin.tool_output import dmesg_records, message_of
+from tests.support.checks import make_node
 
 GPUS = {f"0000:{bus}:00": f"gpu{i}" for i, bus in enumerate(("1b", "43", "52", "61", "9d", "c3", "d1", "df"))}
 BER = "NETIR_BER_EVENT Nonfatal XC0 i0 Link 00 (0x13 0x0)"
@@ -23,13 +26,13 @@ def xid(gpu: int, code: int, text: str, second: float = 100.0) -> str:
     return f"[{second:12.6f}] NVRM: Xid (PCI:{list(GPUS)[gpu]}): {code}, {text}"
 
 
-def judged(*lines: str, own_test: bool = False) -> list[Finding]:
+def judged(*lines: str, own_test: bool = False, domain: bool = False) -> list[Finding]:
     events = kernel_incidents.named(kernel_log.events(lines), GPUS)
-    return kernel_incidents.judge("gpu_inventory", events, own_test=own_test)
+    return kernel_incidents.judge("gpu_inventory", events, own_test=own_test, domain=domain)
 
 
-def told(*lines: str) -> list[tuple[str, str, str, str]]:
-    return sorted((f.verdict.value, f.device, f.metric, f.action) for f in judged(*lines))
+def told(*lines: str, domain: bool = False) -> list[tuple[str, str, str, str]]:
+    return sorted((f.verdict.value, f.device, f.metric, f.action) for f in judged(*lines, domain=domain))
 
 
 # --- the worst line counts, and the culprit is what outranks
@@ -59,11 +62,44 @@ def test_the_gpu_that_lost_its_link_is_blamed_for_the_echoes_of_its_peers(order:
     assert "Xid 145 of gpu1; Xid 145 of gpu2; Xid 145 of gpu3" in finding.message
 
 
-def test_echoes_without_a_cause_point_to_the_other_nodes() -> None:
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_echoes_without_a_cause_on_a_tray_point_to_the_other_nodes(gpus: int) -> None:
+    """marin-community/marin issue 9086: one GPU with Xid 149, 63 with Xid 145; one node was taken out."""
+    found = judged(*(xid(gpu, 145, ECHO) for gpu in range(gpus)), domain=True)
+    assert {(one.verdict.value, one.action) for one in found} == {("warn", "investigate")}
+    assert all("look for Xid 149 on the other nodes" in one.message for one in found)
+    assert [one.device for one in found] == (["node"] if gpus > 2 else ["gpu0", "gpu1"][:gpus])
+
+
+def test_an_error_of_a_tray_itself_fails_beside_echoes() -> None:
+    echoes = [xid(gpu, 145, ECHO) for gpu in range(4)]
+    for line in (
+        xid(2, 149, DOWN, 105),
+        xid(2, 145, "RLW_REMAP Fatal XC0 i0 Link 03 (0x00000004 0x00000040)", 105),
+        xid(2, 48, "pid=1, name=python, DBE (double bit error) ECC Error", 101),
+        xid(2, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", 101),
+    ):
+        found = told(*echoes, line, domain=True)
+        assert ("fail", "reset GPU") in {(verdict, action) for verdict, _, _, action in found}, line
+
+
+def test_echoes_of_many_gpus_on_a_node_with_its_own_switches_are_of_that_node() -> None:
     (finding,) = judged(*(xid(gpu, 145, ECHO) for gpu in range(4)))
-    assert (finding.verdict.value, finding.device) == ("fail", "node")
-    assert "look for Xid 149 on the other nodes" in finding.message
+    assert (finding.verdict.value, finding.device, finding.action) == ("fail", "node", "reset GPU")
+    assert "other nodes" not in finding.message
+    assert "NVSwitch" in finding.message
     assert " of gpu0" in finding.message
+
+
+@pytest.mark.parametrize(("fabric", "stops"), [("nvlink5", True), ("imex", False)])
+def test_an_echo_ends_no_burn_in_of_a_tray(fabric: str, stops: bool) -> None:
+    patterns = kernel_incidents.fatal_lines(make_node(fabric=fabric))
+    for code, text, expected in ((145, ECHO, stops), (149, DOWN, True)):
+        line = xid(0, code, text).partition("] ")[2]
+        assert any(re.match(pattern, line) for pattern in patterns) is expected
+
+
+def test_links_that_many_gpus_lost_are_no_echoes() -> None:
     (joint,) = judged(*(xid(gpu, 149, DOWN) for gpu in range(4)))
     assert "an echo" not in joint.message
     assert " of gpu0" in joint.message

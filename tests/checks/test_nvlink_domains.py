@@ -116,3 +116,25 @@ def test_the_facts_name_the_gpus_without_a_domain(row: str, outside: list[list[s
     assert [found[name] for name in names] == outside
     lost = facts.parse_query(names, "[GPU is lost], [GPU is lost], 00000000:01:00.0, 165\n")
     assert all("does not answer" in str(lost[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "expected"),
+    [
+        ("imex", ("warn", "node", "xid.145", "investigate")),
+        ("nvlink5", ("fail", "node", "xid.145", "reset GPU")),
+    ],
+)
+def test_a_tray_is_not_blamed_for_the_echo_of_a_link_that_another_node_lost(
+    fabric: str, expected: tuple[str, ...]
+) -> None:
+    echo = "145, RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x00000007 0x00000001)"
+    buses = ("04", "23", "43", "64")
+    lines = [
+        f"1700000{at}.000000 n kernel: NVRM: Xid (PCI:0000:{bus}:00): {echo}"
+        for at, bus in enumerate(buses, 100)
+    ]
+    journal = make_output("journal", "\n".join(lines) + "\n")
+    node = make_node(fabric=fabric)
+    found = inventory(journal=journal, nvidia_smi=make_output("nvidia_smi", answer(RACK, "32766")), node=node)
+    assert flagged(found) == [expected]

@@ -142,7 +142,7 @@ def judge(
         findings += nvlink_errors.judge(ID, by_metric)
         findings += fabric_log.judge(node, judge_fabric(node, by_metric))
         findings += judge_settings(node, by_metric)
-    events = judge_events(by_metric, findings)
+    events = judge_events(node, by_metric, findings)
     return one_action([*_with_the_drivers_reason(node, findings, events), *events])
 
 
@@ -163,11 +163,14 @@ def _with_the_drivers_reason(
     ]
 
 
-def judge_events(by_metric: Mapping[str, Mapping[str, Any]], others: Sequence[Finding]) -> list[Finding]:
+def judge_events(
+    node: CheckNode, by_metric: Mapping[str, Mapping[str, Any]], others: Sequence[Finding]
+) -> list[Finding]:
     """One finding for each incident the kernel logged since boot."""
     events = kernel_incidents.remembered(by_metric)
     settled = [device for device, pending in by_metric.get("remap_pending", {}).items() if pending == "No"]
-    findings = kernel_incidents.judge(ID, events, settled=settled, others=others)
+    domain = kernel_incidents.spans_nodes(node)
+    findings = kernel_incidents.judge(ID, events, settled=settled, others=others, domain=domain)
     if "kernel_log" in by_metric and not findings:
         message = "no GPU error in the kernel log since boot"
         if programs := sorted({f"Xid {event.code}" for event in events if event.kind == "xid"}):

@@ -151,7 +151,8 @@ def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> lis
     lines = output.stdout.split("\n")
     events = kernel_log.events(lines)
     events = kernel_incidents.named(kernel_incidents.of_its_gpus(node.check_node, events), gpus)
-    found = kernel_incidents.judge(raw.check, events, own_test=True, others=known)
+    domain = kernel_incidents.spans_nodes(node.check_node)
+    found = kernel_incidents.judge(raw.check, events, own_test=True, others=known, domain=domain)
     of_host = host_lines.events(kernel_log.texts(lines))
     found += host_lines.judge(raw.check, node.check_node, of_host, during=True)
     if output.truncated:

@@ -16,6 +16,7 @@ from provision.checks.kernel.kernel_meaning import (
     RECOVERY_ACTION,
     brings,
     cause_named,
+    is_echo,
     lines,
     names_lost_cause,
     rank,
@@ -30,7 +31,6 @@ _SLACK = 2.0  # the consequence may be logged just before its cause
 _NVLINK = frozenset({74, 136, 137, *range(144, 151), 155})
 _SILENCING = frozenset({79, 95, 119, 120, 62})  # a GPU with one of these stops answering its peers
 _MANY = 3  # GPUs with NVLink errors at once: a link joins two GPUs, so three point to a shared part
-_ECHO = 0  # rank of errors that a GPU logs because another GPU lost a link
 
 
 @dataclass
@@ -43,8 +43,9 @@ class Incident:
 
     @property
     def is_echo(self) -> bool:
-        """Whether many GPUs report the loss of a link and none of this node lost one."""
-        return self.device == "node" and _of_links(self.root) and _precedence(self)[1] == _ECHO
+        """Whether all of its NVLink errors come from a link that another GPU lost."""
+        links = [one for one in (self.root, *self.with_it) if _of_links(one)]
+        return _of_links(self.root) and all(is_echo(one.kind, one.code, one.line) for one in links)
 
 
 def grouped(events: Sequence[KernelEvent]) -> list[Incident]:
@@ -156,7 +157,7 @@ def _ranked(together: list[Incident]) -> list[Incident]:
         first, *others = chiefs
         chiefs, rest = [Incident(first.root, "node", [*first.with_it])], [*others, *rest]
     elif len(gpus) < _MANY and not any(one.root.kind == "sxid" for one in together):
-        apart = [one for one in rest if _precedence(one)[1] != _ECHO]
+        apart = [one for one in rest if not is_echo(one.root.kind, one.root.code, one.root.line)]
         chiefs, rest = [*chiefs, *apart], [one for one in rest if one not in apart]
     for one in rest:
         chiefs[0].with_it += [one.root, *one.with_it]

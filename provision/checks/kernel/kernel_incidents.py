@@ -7,7 +7,7 @@ thirty lines (kernel_grouping.py). An incident has the worst level and the worst
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.checks.check import CheckNode, Measurement
@@ -19,6 +19,7 @@ from provision.checks.kernel.kernel_meaning import (
     NVRM,
     RECOVERY_ACTION,
     Meaning,
+    is_echo,
     lines,
     meaning,
     of_domain,
@@ -42,10 +43,16 @@ def devices(node: CheckNode) -> dict[str, str]:
     return {address: f"gpu{index}" for index, address in enumerate(addresses)}
 
 
-def fatal_lines(vendor: str | None) -> tuple[str, ...]:
-    """Patterns of the lines after which a GPU of this vendor is of no use until its reset; NVIDIA's driver
+def spans_nodes(node: CheckNode) -> bool:
+    """Whether GPUs of other nodes are in this node's NVLink domain, as on the trays of an NVL72."""
+    return bool(node.gpuprov_node.get("gpu", {}).get("fabric") == "imex")
+
+
+def fatal_lines(node: CheckNode) -> tuple[str, ...]:
+    """Patterns of the lines after which a GPU of this node is of no use until its reset; NVIDIA's driver
     gives numbers for most (provision/data/xid.yml)."""
-    return driver_log.FATAL if vendor == "amd" else stopping_lines()
+    vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
+    return driver_log.FATAL if vendor == "amd" else stopping_lines(echoes=not spans_nodes(node))
 
 
 def kept_lines(vendor: str | None) -> tuple[str, ...]:
@@ -177,12 +184,14 @@ def judge(
     own_test: bool = False,
     settled: Iterable[str] = (),
     others: Iterable[Finding] = (),
+    domain: bool = False,
 ) -> list[Finding]:
     """One finding for each incident that asks for something; none when all is well.
 
     `own_test`: these came while one of our programs ran, so a program's fault is none of a user's. `settled`:
     the GPUs that say no row remap is pending, so that a recorded one (Xid 63) has taken effect. `others`:
-    findings of other readings; without one on the same device the message says so.
+    findings of other readings; without one on the same device the message says so. `domain`: GPUs of other
+    nodes are in the NVLink domain (`spans_nodes`), so an echo breaks no GPU of this node.
     """
     cleared = {
         event.address: event.last
@@ -194,7 +203,8 @@ def judge(
         for event in events
         if (event.kind, event.code) == (driver_log.KIND, driver_log.RESET)
     }
-    found = [_finding(check, one, own_test, cleared, frozenset(settled)) for one in grouped(events)]
+    now = _Now(own_test, cleared, frozenset(settled), domain)
+    found = [_finding(check, one, now) for one in grouped(events)]
     # A GPU that no tool lists any more is missed on the node.
     bad = {
         one.device
@@ -213,21 +223,29 @@ def _log(finding: Finding) -> str:
     return "fabric manager's log" if finding.evidence and by_manager else "the kernel log"
 
 
-def _finding(
-    check: str, one: Incident, own_test: bool, cleared: Mapping[str, float], settled: frozenset[str]
-) -> Finding | None:
+@dataclass(frozen=True)
+class _Now:
+    """What decides the meaning of an event on this node now; `cleared`: device → when its last reset was."""
+
+    own_test: bool
+    cleared: Mapping[str, float]
+    settled: frozenset[str]
+    domain: bool
+
+
+def _finding(check: str, one: Incident, now: _Now) -> Finding | None:
     root, events = one.root, [one.root, *one.with_it]
     requests = [x for x in one.with_it if (x.kind, x.code) == ("xid", RECOVERY_ACTION)]
-    read = [_reading(x, own_test, cleared, settled) for x in events]
+    read = [_reading(x, now) for x in events]
     level, action = worst(read)
     if level in ("info", "program"):
         return None
-    times = f", {root.count} time{'s' * (root.count != 1)} {'during this test' if own_test else 'since boot'}"
+    times = f", {root.count} time{'s' * (root.count != 1)} {'during this test' if now.own_test else 'since boot'}"
     return finding_on(
         check,
         Verdict.FAIL if level == "fail" else Verdict.WARN,
         Measurement(f"{root.kind}.{root.code}", root.count, "events", one.device),
-        _sentence(one, read[0].words, requests) + times + _company(one, {id(x) for x in requests}),
+        _sentence(one, read[0].words, requests, now.domain) + times + _company(one, {id(x) for x in requests}),
         f"≤ {_AER_PER_MINUTE} a minute" if root.kind == "aer" else "",
         {"xid": _CATALOGUE, "sxid": _SWITCHES, "aer": _AER_SOURCE}.get(root.kind, "kernel log"),
         action,
@@ -235,19 +253,20 @@ def _finding(
     )
 
 
-def _reading(
-    event: KernelEvent, own_test: bool, cleared: Mapping[str, float], settled: frozenset[str]
-) -> Meaning:
+def _reading(event: KernelEvent, now: _Now) -> Meaning:
     """The meaning of an event on this node, now."""
     read = meaning(event.kind, event.code, event.line)
     few = event.kind == "aer" and event.code == AER_CORRECTED and event.burst <= _AER_PER_MINUTE
-    remapped = (event.kind, event.code) == ("xid", 63) and event.address in settled
+    remapped = (event.kind, event.code) == ("xid", 63) and event.address in now.settled
     if few or remapped:
         return Meaning("info", "none", read.words)
-    if read.level == "program" and own_test:
+    if now.domain and read.level == "fail" and is_echo(event.kind, event.code, event.line):
+        # An error of this GPU itself comes with Xid 48 (the decode sheet), or with the driver's demand (154).
+        read = Meaning("warn", "investigate", read.words)
+    if read.level == "program" and now.own_test:
         return Meaning("warn", "investigate", read.words)
     mended = event.kind != driver_log.KIND or driver_log.mended(event.code)
-    over = cleared.get(event.address, -1.0) >= event.last and mended
+    over = now.cleared.get(event.address, -1.0) >= event.last and mended
     if read.level not in ("fail", "warn") or not over:
         return read
     xid = event.kind == "xid"
@@ -255,7 +274,7 @@ def _reading(
     return Meaning("warn", "watch", f"{read.words}; {since}")
 
 
-def _sentence(one: Incident, words: str, requests: Sequence[KernelEvent]) -> str:
+def _sentence(one: Incident, words: str, requests: Sequence[KernelEvent], domain: bool) -> str:
     """The event to blame in words, its GPU where others are involved, and what the driver requests."""
     root = one.root
     wanted = [meaning(x.kind, x.code, x.line) for x in requests]
@@ -271,10 +290,12 @@ def _sentence(one: Incident, words: str, requests: Sequence[KernelEvent]) -> str
         said += f" of {root.address}"
     if mig := instance(root.line):
         said += f" of the MIG instance {mig}"
-    if one.is_echo:
+    if one.is_echo and domain:
         said += (
             ", an echo of a link that went down elsewhere: look for Xid 149 on the other nodes of its domain"
         )
+    elif one.is_echo and one.device == "node":
+        said += ", an echo of what these GPUs share: a link of another GPU, or an NVSwitch"
     return said
 
 

@@ -32,6 +32,7 @@ _REQUESTED = re.compile(r"to (0x[0-9a-f]{1,16}) \(([^()]*)\)")
 _CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,6})$")
 _REGISTERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}(?:,? 0x[0-9a-fA-F]{1,8})*)\)")
 
+_ECHO = 0  # rank of errors that a GPU logs because another GPU lost a link
 _LEVELS = ("info", "program", "warn", "fail")
 # From least to most: a later one is needed whether or not an earlier one is taken.
 ACTIONS = (
@@ -101,6 +102,11 @@ def rank(kind: str, code: int | str, line: str) -> int:
         if code in row["xids"] and re.search(row.get("with", ""), own_words(line)):
             return int(row["rank"])
     return 1
+
+
+def is_echo(kind: str, code: int | str, line: str) -> bool:
+    """Whether a GPU logs such an error because another GPU lost a link."""
+    return rank(kind, code, line) == _ECHO
 
 
 def cause_named(line: str) -> int | None:
@@ -261,9 +267,10 @@ def _of_switch(code: int, line: str) -> Meaning:
     return Meaning(level, row["action"], words)
 
 
-def stopping_lines() -> tuple[str, ...]:
+def stopping_lines(echoes: bool = True) -> tuple[str, ...]:
     """Patterns of lines after which a GPU is of no use until its reset, although the Xid alone is not enough:
     a request of the driver (154), and NVLink errors that it calls fatal and NVIDIA's sheet does not ignore.
+    `echoes`: also the errors that may come from a link that another GPU lost.
 
     A program's name has 15 characters, too few for the words that follow it here.
     """
@@ -275,7 +282,8 @@ def stopping_lines() -> tuple[str, ...]:
     ignored = "|".join(
         f"[{''.join(f'{4 * high + (one >> 4):x}' for high in range(4))}]{one & 15:x}" for one in details
     )
-    codes = "|".join(str(code) for code, row in _catalogue().items() if row["level"] == _OF_SHEET)
+    by_sheet = (code for code, row in _catalogue().items() if row["level"] == _OF_SHEET)
+    codes = "|".join(str(code) for code in by_sheet if echoes or not is_echo("xid", code, ""))
     program = r"\b(?:, pid=[^,]*, name=.{0,15})?, "
     head = r"NVRM: Xid \([^()]*\)[^:]*: *"
     requested = rf"GPU recovery action changed from \S+ \([^()]*\) to 0x(?:{'|'.join(numbers)}) \("

@@ -152,7 +152,7 @@ def judge(
         findings += judge_settings(rules.declared(node), rules.at_rest(values))
         findings += rules.judge_memory_heat(values) + rules.judge_partitions(values)
         findings += rules.judge_leftovers(_whole(values))
-    return findings + gpu_inventory.judge_events(values, findings)
+    return findings + gpu_inventory.judge_events(node, values, findings)
 
 
 def _whole(values: Values) -> dict[str, Mapping[str, Any]]:
