@@ -101,6 +101,7 @@ def messages(draw: random.Random, name: str) -> tuple[list[str], str]:
                 f"NVRM: GPU {address}.0: GPU has fallen off the bus.",
                 f"NVRM: GPU {address}.0: RmInitAdapter failed! (0x62:0x40:1784)",
                 "NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting gsp",
+                "NVRM: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
                 f"nvidia {address}.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0013]",
             )
         )

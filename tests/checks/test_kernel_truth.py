@@ -18,6 +18,7 @@ LINK = "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x0)"
 DOWN = "NETIR_LINK_DOWN Fatal XC0 i0 Link 14 (0x02500011 0x0)"
 ECHO = "RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x00000007 0x00000001)"
 TIMEOUT = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 24007, Fatal, Link 28 sourcetrack timeout error (First)"
+UVM = "uvm encountered global fatal error 0x60, requiring os reboot to recover."
 INIT = "NVRM: GPU 0000:43:00.0: RmInitAdapter failed! "
 PRIV = "RLW_RXPIPE interrupt hit on link 11 on GPU0: PRIV Error"
 
@@ -311,6 +312,7 @@ def test_a_switch_error_is_read_by_nvidias_guide() -> None:
           f"{INIT}(0x62:0x40:1784)"], "gpu1", "nvrm.wpr2", "reset GPU"),
         (["NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 5201 timeout 5200"], "node",
          "nvrm.heartbeat", "reset GPU"),
+        ([f"NVRM: nvGpuOpsReportFatalError: {UVM}"], "node", "nvrm.uvm_fatal", "reboot"),
         (["NVRM: BAR1 is 0M @ 0x0 (PCI:0000:43:00.0)",
           f"{INIT}(0x22:0x56:742)"], "gpu1", "nvrm.no_bar", "fix configuration"),
     ],

@@ -240,12 +240,14 @@ def _finding(check: str, one: Incident, now: _Now) -> Finding | None:
     level, action = worst(read)
     if level in ("info", "program"):
         return None
-    times = f", {root.count} time{'s' * (root.count != 1)} {'during this test' if now.own_test else 'since boot'}"
+    when = "during this test" if now.own_test else "since boot"
+    said = _sentence(one, read[0].words, requests, now.domain)
+    said += f", {root.count} time{'s' * (root.count != 1)} {when}"
     return finding_on(
         check,
         Verdict.FAIL if level == "fail" else Verdict.WARN,
         Measurement(f"{root.kind}.{root.code}", root.count, "events", one.device),
-        _sentence(one, read[0].words, requests, now.domain) + times + _company(one, {id(x) for x in requests}),
+        said + _company(one, {id(x) for x in requests}),
         f"≤ {_AER_PER_MINUTE} a minute" if root.kind == "aer" else "",
         {"xid": _CATALOGUE, "sxid": _SWITCHES, "aer": _AER_SOURCE}.get(root.kind, "kernel log"),
         action,
