@@ -282,6 +282,20 @@ def traffic(cards: Cards, *, repeated: int, packets: Sequence[int]) -> None:
     cards.counters[3].update(packet_seq_err=repeated, out_of_sequence=10**9, np_cnp_sent=10**9)
 
 
+def test_congestion_notifications_far_above_the_other_ports_are_told_and_not_judged(cards: Cards) -> None:
+    traffic(cards, repeated=0, packets=[10**9] * 8)
+    (told,) = [f for f in cards.judge() if f.metric == "np_cnp_sent"]
+    assert (told.verdict, told.device, told.value) == (Verdict.SKIP, "mlx5_3", 10**8)
+    assert "no limit was published" in told.message
+    assert cards.flagged() == []
+    for row in cards.counters[:8]:
+        row["np_cnp_sent"] = 10**9
+    assert not any(f.metric == "np_cnp_sent" for f in cards.judge()), "the fabric, and no part of this node"
+    cards.earlier = None
+    cards.counters[3]["np_cnp_sent"] = 10**12
+    assert not any(f.metric == "np_cnp_sent" for f in cards.judge())
+
+
 def test_retransmissions_are_judged_since_the_earlier_look_against_the_best_port(cards: Cards) -> None:
     traffic(cards, repeated=30_000, packets=[10**9] * 8)
     assert cards.flagged() == [("warn", "mlx5_3", "packet_seq_err", "watch")]
@@ -322,17 +336,40 @@ def test_without_counters_of_packets_retransmissions_are_not_compared(cards: Car
 
 
 @pytest.mark.parametrize(
-    ("own", "peer", "expected"),
-    [(93, 0, ["mlx5_1"]), (93, 3, ["mlx5_1"]), (93, 20, []), (40, 0, []), (4, 0, [])],
+    ("days", "own", "peer", "expected"),
+    [
+        *((52, 93, peer, ["mlx5_1"]) for peer in (0, 3, 20)),
+        (52, 40, 0, ["mlx5_1"]),
+        (52, 90, 90, NAMES),  # almost two a day, whatever the peers have
+        (52, 40, 40, []),  # a switch that was restarted
+        (180, 40, 0, []),  # of half a year
+        (52, 4, 0, []),
+    ],
 )
-def test_without_an_earlier_look_a_port_is_compared_with_the_best_of_its_kind(
-    own: int, peer: int, expected: list[str], cards: Cards
+def test_without_an_earlier_look_losses_are_judged_since_boot_and_beside_the_best_peer(
+    days: int, own: int, peer: int, expected: list[str], cards: Cards
 ) -> None:
-    cards.uptime = 52 * DAY
+    cards.uptime = days * DAY
     for number in range(8):
         cards.counters[number]["link_downed"] = peer
     cards.counters[1]["link_downed"] = own
     assert cards.flagged() == [("warn", name, "link_downed", "watch") for name in expected]
+    told = [f for f in cards.judge() if "it is unknown when" in f.message]
+    unjudged = [
+        name
+        for number, name in enumerate(NAMES)
+        if (own if number == 1 else peer) >= 5 and name not in expected
+    ]
+    assert [f.verdict for f in told] == [Verdict.SKIP] * bool(unjudged)
+    assert all(name in told[0].message for name in unjudged)
+
+
+def test_old_losses_are_not_told_once_the_last_day_is_known(cards: Cards) -> None:
+    for number in range(8):
+        cards.counters[number]["link_downed"] = 90
+    seen_earlier(1, 25)(cards)
+    assert cards.flagged() == []
+    assert not any("it is unknown when" in f.message for f in cards.judge())
 
 
 def test_link_losses_in_the_kernel_log_are_of_the_last_day(cards: Cards) -> None:

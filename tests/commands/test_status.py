@@ -135,7 +135,7 @@ def test_a_node_that_the_watch_took_out_is_to_return_and_not_to_be_validated(
     inventory(*healthy(sshd, 2))
     write(health, failed())
     store = incidents.Store(incidents.place_of(inventories.load(tmp_path / "inventory.yml")))
-    one = incidents.moved(incidents.new("gpu-01", 1.8e9, "Xid 79", ()), incidents.Step.REPAIR)
+    one = incidents.moved(incidents.new("gpu-01", 1.8e9, "Xid 79"), incidents.Step.REPAIR)
     store.write(replace(one, spare="gpu-02", placed=1.8e9))
     assert cli.main(["status", "--nodes", "gpu-*"]) == ExitCode.UNHEALTHY
     text = capsys.readouterr().out

@@ -11,7 +11,7 @@ from provision.checks.gpu import fabric, gpu_inventory, inventory_links, invento
 from provision.checks.host import host_health, host_rules, versions
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.vendors import driver_log
-from provision.checks.network import network_ports, network_rules
+from provision.checks.network import link_losses, network_ports, network_rules
 from provision.checks.thresholds import limits
 from provision.checks.vendors.amd import gpu_inventory as amds_inventory
 from provision.checks.vendors.amd import host_health as amds_host
@@ -25,7 +25,7 @@ MODULES: dict[str, tuple[ModuleType, ...]] = {
     ),
     "versions": (versions, amds_versions),
     "host_health": (host_health, host_rules, amds_host),
-    "network_ports": (network_ports, network_rules),
+    "network_ports": (network_ports, network_rules, link_losses),
 }
 # Function → at which place it takes the metric of a finding.
 _PLACES = {
@@ -67,7 +67,7 @@ _COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
     ("host_health", "judge_wear"): (),  # its callers of `worn` say it
     ("host_health", "worn"): (),
     ("network_rules", "_fail"): (),
-    ("network_rules", "_full"): _ERRORS,
+    ("network_rules", "full"): _ERRORS,
     ("network_rules", "judge_errors"): _ERRORS,
     ("network_rules", "judge_retransmissions"): tuple(limits("port_limits")["retransmissions_per_hour"]),
 }

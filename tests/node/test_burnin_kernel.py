@@ -98,7 +98,7 @@ NUMBERLESS = [
     "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:9b:00.0)",
     "NVRM: GPU0 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP",
     "NVRM: _kgspIsHeartbeatTimedOut: Heartbeat timed out",
-    "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+    "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover",
     "NVRM: GPU 0000:9b:00.0: RmInitAdapter failed! (0x62:0x40:1784)",
 ]
 

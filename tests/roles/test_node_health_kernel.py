@@ -34,7 +34,7 @@ OTHERS = [
     "nvidia 0000:9b:00.0: AER: can't recover (no error_detected callback)",
     "NVRM: GPU 0000:9b:00.0: RmInitAdapter failed! (0x62:0x40:1784)",
     "NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 5201 timeout 5200",
-    "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+    "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover",
 ]
 AMDS = [
     "amdgpu 0000:08:00.0: {1}1 uncorrectable hardware errors detected in umc block",

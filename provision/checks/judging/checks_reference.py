@@ -25,8 +25,10 @@ _PORT_ERRORS = (
     "errors_per_hour",
     "symbol_errors_per_hour_and_gbs",
     "link_downs_per_day",
+    "link_downs_undated",
     "link_downs_beside_peers",
     "retransmissions_per_hour",
+    "congestion_per_hour",
 )
 _HOST = (
     *("shm_bytes", "memlock", "memory_corrected_per_day", "memory_uncorrected"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
-from provision.checks.network import network_rules
+from provision.checks.network import link_losses, network_rules
 from provision.checks.network.network_rules import ID as ID
 from provision.checks.network.rdma_port import Port, compute_ports, entries, ports_of
 from provision.checks.thresholds import Threshold
@@ -50,7 +50,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]: 
         found.append(Measurement("state", port.state, "", port.name))
         if port.rate is not None:
             found.append(Measurement("rate", port.rate, "Gb/s", port.name))
-        downs = network_rules.downs(port)
+        downs = link_losses.downs(port)
         if downs is not None:
             found.append(Measurement("link_downed", downs, "times", port.name))
         found += [
@@ -88,6 +88,7 @@ def judge(
         said = f"{len(up)} port{'s' * (len(up) != 1)} up, without errors that matter"
         verdict = Verdict.PASS if up else Verdict.SKIP
         findings.append(Finding(ID, verdict, "node", said, "state", len(up), "ports"))
+    findings += link_losses.undated(up, findings, uptime)
     if off:
         message = f"switched off by an administrator, not judged: {', '.join(off)}"
         findings.append(Finding(ID, Verdict.SKIP, "node", message, "state"))
@@ -103,7 +104,7 @@ def _judge_port(
         return [*unread, down]
     if not port.active and not unread:
         return []
-    flaps = network_rules.judge_flaps(port, peers, uptime)
+    flaps = link_losses.judge_flaps(port, peers, uptime)
     counted = [
         *([flaps] if flaps else []),
         *network_rules.judge_errors(port, uptime),

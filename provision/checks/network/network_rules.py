@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,7 @@ _BITS = {
 }  # fmt: skip
 
 
-def _full(port: Port, name: str) -> Finding | None:
+def full(port: Port, name: str) -> Finding | None:
     """A counter that can count no more: what it says of a rate is too little."""
     most = 2 ** _BITS[name] - 1
     if port.errors.get(name) != most:
@@ -121,7 +121,7 @@ class Span:
     hours: float
 
 
-_DAY = 24.0
+DAY = 24.0
 
 
 def spans(port: Port, name: str, now: int, uptime: int | None) -> list[Span]:
@@ -134,7 +134,7 @@ def spans(port: Port, name: str, now: int, uptime: int | None) -> list[Span]:
         return [since_boot]
     # A counter that shows less than before was reset in between: all it shows is new.
     recent = Span(now - then if now >= then else now, port.window / 3600)
-    return [recent] if recent.hours >= _DAY else [recent, since_boot]
+    return [recent] if recent.hours >= DAY else [recent, since_boot]
 
 
 def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
@@ -155,7 +155,7 @@ def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
         counted = spans(port, name, port.errors.get(name, 0), uptime)
         over = next((one for one in counted if one.count / max(least, one.hours) > limit), None)
         if over is None:
-            findings += [full] if name in _BITS and (full := _full(port, name)) else []
+            findings += [filled] if name in _BITS and (filled := full(port, name)) else []
             continue
         hours = max(least, over.hours)
         message = f"{port.name} has counted {over.count} {name}, more than {limit:g} an hour in {hours:.0f} h"
@@ -171,14 +171,36 @@ _COMPARABLE = 0.1
 
 def judge_retransmissions(port: Port, peers: Sequence[Port]) -> list[Finding]:
     """Warnings for a port that repeated far more of its packets since the earlier look than the best of its
-    peers with comparable traffic.
+    peers with comparable traffic, and skips for one that counted far more congestion notifications.
 
-    Only over such a look, since no limit was published. Packets out of order and congestion notifications
-    are recorded, not judged: adaptive routing reorders packets, and congestion is the network's.
+    Only over such a look, since no limit was published. Notifications are told, not judged: congestion is the
+    network's. Packets out of order are recorded alone, since adaptive routing reorders packets.
     """
-    findings, own = [], _packets(port)
+    findings = []
+    for name, row, rate, best in _above_peers(port, peers, "retransmissions_per_hour"):
+        message = (
+            f"{port.name} counts {rate:.0f} {name} an hour, a port of its kind with its traffic {best:.0f}"
+        )
+        measured, limit = Measurement(name, round(rate), "an hour", port.name), f"≤ {row['limit']:g} an hour"
+        findings.append(finding_on(ID, Verdict.WARN, measured, message, limit, row["source"], "watch"))
+    for name, row, rate, best in _above_peers(port, peers, "congestion_per_hour"):
+        message = (
+            f"{port.name} counts {rate:.0f} {name} an hour, a port of its kind with its traffic {best:.0f}: "
+            f"congestion on its way through the network ({row['source']})"
+        )
+        measured = Measurement(name, round(rate), "an hour", port.name)
+        findings.append(finding_on(ID, Verdict.SKIP, measured, message))
+    return findings
+
+
+def _above_peers(
+    port: Port, peers: Sequence[Port], table: str
+) -> Iterator[tuple[str, Mapping[str, Any], float, float]]:
+    """(counter, its row, events an hour, those of the best peer for this port's packets) of each counter of a
+    table of port_limits.yml that is above its row since the earlier look."""
+    own = _packets(port)
     busy = [(peer, packets) for peer in peers if peer is not port and (packets := _packets(peer))]
-    for name, row in limits("port_limits")["retransmissions_per_hour"].items():
+    for name, row in limits("port_limits")[table].items():
         rate = _recent_rate(port, name)
         rates = [(_recent_rate(peer, name), packets) for peer, packets in busy]
         shares = [
@@ -187,14 +209,8 @@ def judge_retransmissions(port: Port, peers: Sequence[Port]) -> list[Finding]:
         if rate is None or not own or not shares:
             continue
         best = min(shares) * own
-        if rate <= max(row["limit"], row["times"] * best):
-            continue
-        message = (
-            f"{port.name} counts {rate:.0f} {name} an hour, a port of its kind with its traffic {best:.0f}"
-        )
-        measured, limit = Measurement(name, round(rate), "an hour", port.name), f"≤ {row['limit']:g} an hour"
-        findings.append(finding_on(ID, Verdict.WARN, measured, message, limit, row["source"], "watch"))
-    return findings
+        if rate > max(row["limit"], row["times"] * best):
+            yield name, row, rate, best
 
 
 def _packets(port: Port) -> float:
@@ -227,60 +243,6 @@ def _readable(port: Port) -> set[str]:
     """What the kernel gives of a port: its counters, its rate, and its subnet manager."""
     given = {"rate": port.rate, "sm_lid": port.sm_lid}
     return {*port.errors, *(name for name, value in given.items() if value is not None)}
-
-
-def downs(port: Port) -> int | None:
-    """How often the link went down: of the interface since boot, else of the port since the card's reset."""
-    counted = port.errors.get("link_downed")
-    return port.carrier_downs if port.ethernet and port.carrier_downs is not None else counted
-
-
-def judge_flaps(port: Port, peers: Sequence[Port], uptime: int | None) -> Finding | None:
-    """A link that keeps going down and comes back is up whenever somebody looks."""
-    count = downs(port)
-    name = "carrier_downs" if port.ethernet and port.carrier_downs is not None else "link_downed"
-    counted = [] if count is None else spans(port, name, count, uptime)
-    if port.day_downs is not None:
-        counted.append(Span(port.day_downs, _DAY))
-    rows = limits("port_limits")["link_downs_per_day"]
-    for level in ("fail", "warn"):
-        limit = float(rows[level]["limit"])
-        for one in counted:
-            days = max(1.0, one.hours / _DAY)
-            if one.count / days < limit:
-                continue
-            verdict, action = (Verdict.FAIL, CABLE) if level == "fail" else (Verdict.WARN, "watch")
-            measured = Measurement("link_downed", one.count, "times", port.name)
-            when = f"{days:.0f} day{'s' * (days >= 1.5)}"
-            message = f"{port.name} has lost its link {one.count} times in {when}: it flaps"
-            source = str(rows[level]["source"])
-            return finding_on(ID, verdict, measured, message, f"< {limit:g} a day", source, action)
-    if (full := _full(port, "link_downed")) and count == port.errors.get("link_downed"):
-        return full
-    return _judge_undated_flaps(port, peers, uptime)
-
-
-def _judge_undated_flaps(port: Port, peers: Sequence[Port], uptime: int | None) -> Finding | None:
-    """A warning for a port that has lost its link far more often since boot than the best of its peers.
-
-    All of its losses may be of one day. The best peer is taken, so that a second bad port excuses neither.
-    """
-    count, days = downs(port) or 0, (uptime or 0) / (3600 * _DAY)
-    others = [downs(peer) or 0 for peer in peers if peer is not port and peer.active]
-    row = limits("port_limits")["link_downs_beside_peers"]
-    dated = (port.window or 0) >= _DAY * 3600
-    if dated or not others or count < row["least"] or count / max(1.0, days) < row["limit"]:
-        return None
-    if count <= row["times"] * max(1, min(others)):
-        return None
-    message = (
-        f"{port.name} has lost its link {count} times in {days:.0f} days, a port of its kind {min(others)}: "
-        "look at the switch's log for when, or reset the counters and look again"
-    )
-    measured = Measurement("link_downed", count, "times", port.name)
-    return finding_on(
-        ID, Verdict.WARN, measured, message, f"< {row['limit']:g} a day", row["source"], "watch"
-    )
 
 
 def judge_routing(
