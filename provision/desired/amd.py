@@ -1,5 +1,6 @@
-"""What was read of AMD's Instinct GPUs (provision/node/observe/amdgpu.py), in words. Nothing is judged here:
-no check of them exists yet. What is conspicuous is named with its GPU."""
+"""The facts of AMD's Instinct GPUs (provision/node/observe/amdgpu.py) in words, for `plan` and `drift`.
+
+Conspicuous values are named with their GPU and not judged: provision/checks/amd does that."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from provision.text import many, value_text
 from provision.up.plan import Change, NodePlan, PackageChange, Plan, is_package
 
 NAMES = 12  # of packages and files on one line; the rest are counted
-_CONTENT = ".content"
 
 
 class Sign(enum.StrEnum):

@@ -100,6 +100,29 @@ def test_what_the_driver_says_of_one_gpu(differs: dict[str, Any], found: Said) -
     assert said(judged(known)) == found
 
 
+@pytest.mark.parametrize(
+    ("pages", "threshold", "found"),
+    [
+        (300, 256, {("fail", "gpu3", "bad_pages", "replace part")}),
+        (240, 256, {("warn", "gpu3", "bad_pages", "watch")}),
+        (240, 655, set()),
+        (8, 8, {("fail", "gpu3", "bad_pages", "replace part")}),
+        (240, None, {("warn", "gpu3", "bad_pages", "watch")}),
+        (8, None, set()),
+    ],
+)
+def test_bad_pages_where_amd_smi_gives_no_threshold(pages: int, threshold: int | None, found: Said) -> None:
+    """amd-smi of ROCm 6.1 to 6.3; the driver gives it in debugfs, or as a parameter that somebody set."""
+    known, shown = facts(), documents()
+    for entry in shown["static"]["gpu_data"]:
+        del entry["ras"]["bad_page_threshold"]
+    known["amdgpu.devices"][3] |= {"bad_pages": pages, "bad_page_threshold": threshold}
+    findings = judged(known, shown)
+    assert said(findings) == found
+    told = [f for f in findings if f.metric == "bad_pages" and "is not known" in f.message]
+    assert bool(told) is (threshold is None)
+
+
 def test_an_error_names_its_blocks() -> None:
     known = facts()
     known["amdgpu.devices"][3] |= {"uncorrected": 3, "blocks": "umc ue 2, umc ce 7, gfx ue 1"}

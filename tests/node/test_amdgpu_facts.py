@@ -93,7 +93,7 @@ def test_a_gpu_has_its_identity_memory_counts_and_links(server: Tree) -> None:
         **{"memory_bytes": 206141652992, "compute_partition": "SPX", "memory_partition": "NPS1"},
         **{"compute_units": 304, "partitions": 1, "pcie_replays": 0, "xgmi_links": 7, "xgmi_peers": 7},
         **{"uncorrected": 0, "corrected": 0, "deferred": None, "blocks": "", "unread": ""},
-        **{"bad_pages": 0, "bad_pages_in_use": 0},
+        **{"bad_pages": 0, "bad_pages_in_use": 0, "bad_page_threshold": None},
         # of the slot, and neither of the link within the card nor of the server's switch above
         **{"link_speed": "16.0 GT/s PCIe", "link_speed_max": "32.0 GT/s PCIe"},
         **{"link_width": 8, "link_width_max": 16, "fatal_error": None},
@@ -152,6 +152,27 @@ def test_a_driver_without_counters_says_so(tree: Tree) -> None:
         (tree.root / f"sys/devices/x/{GPU}/ras/{block}_err_count").unlink()
     entry = one(tree)
     assert (entry["uncorrected"], entry["unread"]) == (None, "the driver gives no error counters")
+
+
+@pytest.mark.parametrize(
+    ("debugfs", "parameter", "expected"),
+    [
+        ("128\n", "-1\n", 128),
+        (None, "-1\n", None),
+        (None, "64\n", 64),
+        ("4294967295\n", "-1\n", None),
+        ("0", "0", None),
+    ],
+)
+def test_how_many_bad_pages_the_driver_allows(
+    debugfs: str | None, parameter: str, expected: int | None, server: Tree
+) -> None:
+    server.file(f"/sys/devices/x/{GPU}/drm/card3/dev", "226:3\n")
+    if debugfs is not None:
+        server.file("/sys/kernel/debug/dri/3/ras/bad_page_cnt_threshold", debugfs)
+    server.file("/sys/module/amdgpu/parameters/bad_page_threshold", parameter)
+    (entry,) = server.value("amdgpu.devices")
+    assert entry["bad_page_threshold"] == expected
 
 
 def test_bad_pages_and_those_still_in_use(server: Tree) -> None:

@@ -17,6 +17,8 @@ KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 # The second is of ROCm 7.12 and newer.
 ROCM_VERSIONS = ("/opt/rocm/.info/version", "/opt/rocm/core/.info/version")
 RAS_KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
+# Where amd-smi of ROCm 6.4 and newer takes the threshold from, too; for root, and where debugfs may be read.
+PAGE_THRESHOLD = "/sys/kernel/debug/dri/%s/ras/bad_page_cnt_threshold"
 XGMI = 11  # the type of such links in the topology (kfd_crat.h)
 EXPRESS, DEVICE_STATUS, FATAL = 0x10, 10, 4  # PCIe's capability, its device status, lspci's FatalErr+
 # What AMD's acceptance guide wants on the kernel's command line, or off it.
@@ -85,6 +87,19 @@ def bad_pages(folder, unread):
     flags = [line.rpartition(":")[2].strip() for line in text.splitlines() if line.strip()]
     # 0x00000001 : 0x00001000 : R  (reserved; P is pending, F could not be reserved)
     return {"bad_pages": len(flags), "bad_pages_in_use": len([flag for flag in flags if flag != "R"])}
+
+
+def bad_page_threshold(folder):
+    """How many bad pages the driver allows this GPU; None where it does not tell."""
+    numbers = [name[4:] for name in names_in(folder + "drm") if name[:4] == "card"]
+    for path in [PAGE_THRESHOLD % number for number in numbers] + [MODULE + "/parameters/bad_page_threshold"]:
+        try:
+            pages = as_number(read_line(path))
+        except ReadError:
+            continue
+        if pages and 0 < pages < 1 << 31:  # the parameter is negative unless somebody set it
+            return pages
+    return None
 
 
 def slot_of(folder, address):
@@ -229,6 +244,7 @@ def amdgpu_device(address, computing):
     entry.update(xgmi_links(given("xgmi_num_links")))
     entry.update(ras_counters(folder, unread))
     entry.update(bad_pages(folder, unread))
+    entry["bad_page_threshold"] = bad_page_threshold(folder)
     return dict(entry, unread="; ".join(unread))
 
 

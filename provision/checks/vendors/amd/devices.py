@@ -24,6 +24,7 @@ _NUMBERS = {
     "ecc_deferred": ("deferred", "errors"),
     "bad_pages": ("bad_pages", "pages"),
     "bad_pages_in_use": ("bad_pages_in_use", "pages"),
+    "bad_page_threshold": ("bad_page_threshold", "pages"),
     "xgmi_links": ("xgmi_links", "links"),
 }
 _TEXTS = {
