@@ -28,6 +28,8 @@ def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
         (facts("26b9"), "l40s", "ada", "none"),
         (facts(*["2329"] * 8, switches=4), "h20", "hopper", "nvswitch"),
         (facts(*["2bb5"] * 8), "rtx-pro-6000-server", "blackwell", "none"),
+        (facts("2bb1"), "rtx-pro-6000-workstation", "blackwell", "none"),
+        (facts(*["2bb4"] * 4), "rtx-pro-6000-max-q", "blackwell", "none"),
         (facts("20B5"), "a100-pcie-80", "ampere", "none"),
         (facts(*["20f3"] * 8, switches=6), "a800-sxm-80", "ampere", "nvswitch"),
         (facts(*["20f5"] * 4), "a800-pcie-80", "ampere", "none"),
