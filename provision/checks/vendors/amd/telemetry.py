@@ -107,7 +107,7 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"the GPUs were not sampled under load: {why}", "look at amd-smi on the node")
     sampled = {device: _Samples() for device in devices.values()}
-    times, refused = [], None
+    times, fewer, refused = [], 0, None
     for moment, line in _lines(output):
         try:
             entries = smi.sampled(line)
@@ -115,6 +115,8 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
             refused = error
             continue
         if len(entries) != len(static):
+            # Where most are missing the answer is not understood.
+            fewer += len(static) / 2 < len(entries) < len(static)
             continue
         times.append(moment)
         for entry in entries:
@@ -124,6 +126,8 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
         raise refused or ParseError("amd-smi sampled no GPU under load", "run the check again")
     span = float(max(times) - min(times))
     yield Measurement("sampled", span, "s")
+    if fewer:
+        yield Measurement("fewer_listed", fewer, "samples")
     yield Measurement("counted", output.seconds, "s")
     best = {devices[int(one["gpu"])]: one for one in static if int(one["gpu"]) in devices}
     for entry in static:
@@ -251,6 +255,11 @@ def judge(
         return findings + lost
     if "unproven" in values:
         findings.append(unmeasured(check, str(values["unproven"]), action="investigate"))
+    elif fewer := values.get("fewer_listed"):
+        said = f"in {fewer} samples under load amd-smi did not list all GPUs, and after the test it does"
+        findings.append(
+            Finding(check, Verdict.FAIL, "node", said, "lost", fewer, "samples", action="investigate")
+        )
     ran, seen = float(values.get("ran", 0.0)), float(values.get("sampled", 0.0))
     if "sampled" in values and ran >= _SHORT and seen < _SAMPLED_SHARE * ran:
         said = f"amd-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
