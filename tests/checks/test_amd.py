@@ -444,6 +444,42 @@ def test_an_older_amd_smi_that_knows_no_links_is_no_error() -> None:
     ]
 
 
+def xgmi(text: str) -> Output:
+    return output("amd_smi_xgmi", text, argv=("amd-smi", "xgmi", "-l", "--json"))
+
+
+@pytest.mark.parametrize("state", ["U", "D"])
+def test_states_of_links_may_stand_in_a_second_list(state: str) -> None:
+    """As of the ROCm 6.4 that was in the making: the first list has the GPUs alone."""
+    shown = changed("xgmi", "link_status", [*["U"] * 6, state, "X"])
+    rows = shown["xgmi"]["link_status"]
+    bare = [{"gpu": row["gpu"], "bdf": row["bdf"]} for row in rows]
+    shown["xgmi"] = xgmi(f"{json.dumps(bare)}\n{json.dumps(rows)}\n")
+    found = set() if state == "U" else {("fail", "gpu3", "xgmi_up", RESET)}
+    assert said(judged(facts(), shown)) == found
+    shown["xgmi"] = xgmi(json.dumps(bare))
+    assert said(judged(facts(), shown)) == {("error", "node", "", "investigate")}
+
+
+def test_an_mi200_is_not_asked_for_states_of_links() -> None:
+    known = facts()
+    known["gpu.pci"] = [{**one, "device_id": "1002:740f"} for one in known["gpu.pci"]]
+    asked = [
+        [
+            one.argv[1]
+            for one in gpu_inventory.commands(node_of(of).check_node, {})
+            if one.argv[0] == "amd-smi"
+        ]
+        for of in (facts(), known)
+    ]
+    assert asked == [
+        ["static", "metric", "xgmi", "process", "metric"],
+        ["static", "metric", "process", "metric"],
+    ]
+    shown = {name: one for name, one in documents().items() if name != "xgmi"}
+    assert not [one.message for one in judged(known, shown) if one.verdict is Verdict.ERROR]
+
+
 def test_facts_that_could_not_be_read_are_an_error() -> None:
     known = facts()
     del known["amdgpu.devices"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, Measurement, Output
@@ -29,22 +29,27 @@ FACTS: tuple[str, ...] = (*devices.FACTS, "amdgpu.blacklisted")
 
 # How long eight GPUs take nobody has published; a driver that is stuck never answers.
 _DEADLINE = 40.0
-_STATIC = ("amd-smi", *STATIC)
-_LATER = ("amd-smi", "metric", "--pcie", "--json")
+_ASKED = {
+    "static": STATIC,
+    "metric": ("metric", "--json"),
+    "xgmi": ("xgmi", "-l", "--json"),
+    "process": ("process", "--json"),
+    "later": ("metric", "--pcie", "--json"),
+}
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     found = host_lines.commands()
     if node.facts.get("amdgpu.loaded_version", "") is None:
         return found  # no program can say anything, and each would take its time
-    return [
-        *found,
-        Command("amd_smi_static", _STATIC, _DEADLINE),
-        Command("amd_smi_metric", ("amd-smi", "metric", "--json"), _DEADLINE),
-        Command("amd_smi_xgmi", ("amd-smi", "xgmi", "-l", "--json"), _DEADLINE),
-        Command("amd_smi_process", ("amd-smi", "process", "--json"), _DEADLINE),
-        Command("amd_smi_later", _LATER, _DEADLINE),
-    ]
+    asked = ((f"amd_smi_{name}", argv) for name, argv in _asked(node).items())
+    return [*found, *(Command(name, ("amd-smi", *argv), _DEADLINE) for name, argv in asked)]
+
+
+def _asked(node: CheckNode) -> dict[str, tuple[str, ...]]:
+    """Name → arguments of amd-smi. An MI200 has no states of links: some releases end with a traceback."""
+    old = node.gpuprov_node["gpu"].get("architecture") == "cdna2"
+    return {name: argv for name, argv in _ASKED.items() if name != "xgmi" or not old}
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
@@ -60,7 +65,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         found += devices.measured(devices.entries(node), gpus)
     except ParseError as error:
         found.append(Measurement("unreadable.amdgpu", f"{error.what}; {error.fix}", ""))
-    found += _amd_smi(outputs, gpus)
+    found += _amd_smi(_asked(node), outputs, gpus)
     return _named(node, found, gpus)
 
 
@@ -74,9 +79,11 @@ def _kernel(outputs: Mapping[str, Output], gpus: Mapping[str, str]) -> list[Meas
     return [read, *kernel_incidents.measured(kernel_incidents.named(events, gpus))]
 
 
-def _amd_smi(outputs: Mapping[str, Output], gpus: Mapping[str, str]) -> Iterator[Measurement]:
+def _amd_smi(
+    asked: Iterable[str], outputs: Mapping[str, Output], gpus: Mapping[str, str]
+) -> Iterator[Measurement]:
     rows: dict[str, Sequence[smi.Entry]] = {}
-    for name in ("static", "metric", "xgmi", "process", "later"):
+    for name in asked:
         output = outputs.get(f"amd_smi_{name}")
         try:
             if output is None:

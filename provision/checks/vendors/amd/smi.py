@@ -1,8 +1,9 @@
 """What amd-smi prints as JSON → the entry of each GPU, in the releases of ROCm 6 and 7.
 
 ROCm until 6.3 prints a list, from 6.4 on the list stands below `gpu_data` (`static`, `metric`), `link_status`
-(`xgmi -l`) or nothing (`process`). A value is {"value": 39, "unit": "C"}, a bare number, or "N/A". Before the
-document there may be warnings. What the program cannot do it says on stderr:
+(`xgmi -l`) or nothing (`process`). Before 6.4 was released `xgmi -l` printed two lists, the first of them
+without states. A value is {"value": 39, "unit": "C"}, a bare number, or "N/A". Before the document there may
+be warnings. What the program cannot do it says on stderr:
 
 ERROR: Unable to get devices, driver not initialized (amdgpu not found in modules)
 ERROR: Driver not loaded (amdgpu not found in modules)
@@ -45,14 +46,22 @@ def entries(output: Output) -> list[Entry]:
     completed({output.name: output}, output.name)
     if output.truncated:
         raise ParseError("amd-smi: the output was cut at its size limit", "run the check again")
-    return _listed(_document(output), output.argv[1])
+    document, behind = _document(output)
+    found = _listed(document, command := output.argv[1])
+    if command == "xgmi" and not any("link_status" in one for one in found):
+        try:
+            found = _listed(_first(behind)[0], command)
+        except ValueError:
+            said = f"amd-smi xgmi gave no states of links: {last_words(output)}"
+            raise ParseError(said, "run it on the node") from None
+    return found
 
 
 def sampled(text: str) -> list[Entry]:
     """The entries of `metric` in a line of the sampler: the document, with its blanks squeezed. Raises
     ParseError."""
     try:
-        return _listed(_first(text), "metric")
+        return _listed(_first(text)[0], "metric")
     except ValueError:
         words = text.strip()[:160] or "nothing"
         fix = next((advice for sign, advice in _ADVICE if sign in text), "run amd-smi on the node")
@@ -72,15 +81,16 @@ def _listed(found: Any, command: str) -> list[Entry]:
     return found
 
 
-def _first(text: str) -> Any:
-    """The first document in a text. Raises ValueError."""
+def _first(text: str) -> tuple[Any, str]:
+    """The first document in a text, and what stands behind it. Raises ValueError."""
     at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
     if at < 0:
         raise ValueError("no document")
-    return foreign_json.first(text, at, unique=True)[0]
+    found, end = foreign_json.first(text, at, unique=True)
+    return found, text[end:]
 
 
-def _document(output: Output) -> Any:
+def _document(output: Output) -> tuple[Any, str]:
     text = output.stdout
     try:
         return _first(text)
