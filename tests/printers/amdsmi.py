@@ -25,16 +25,27 @@ from tests.support.checks import make_output
 # Release → the suite of Debian that has it, in its package amd-smi.
 RELEASES = {"6.1.2": "trixie", "10.1": "sid"}
 GUEST = " guest"  # of a SKU's name: the GPUs are virtual functions
-_OLD = ("mi210", "mi250x", "mi300a", "mi300x", "mi300x guest")
-# Release → the SKUs that it knows: ROCm 6.1 is older than MI325X.
-SKUS = {
-    "6.1.2": _OLD,
-    "10.1": (*_OLD, "mi325x", "mi325x guest", "mi350x", "mi350x guest", "mi355x", "mi355x guest"),
+# ROCm of that number → the SKUs that are new with it.
+_SINCE = {
+    "6.1": ("mi210", "mi250x", "mi300a", "mi300x", "mi300x guest"),
+    "6.3": ("mi325x", "mi325x guest"),
+    "7.0": ("mi350x", "mi350x guest", "mi355x", "mi355x guest"),
 }
 PROGRAM = Path(__file__).with_name("amdsmi_program.py")
-FOLDER = "usr/libexec/amdsmi_cli"
+# Of the command and of the package amdsmi: in Debian's package, and in AMD's source.
+FOLDERS = (("usr/libexec/amdsmi_cli", "usr/share/amd_smi/amdsmi"), ("amdsmi_cli", "py-interface"))
 _KEPT = 2  # the first outputs of each command: faults change few commands of a healthy machine
 _QUIET_LOG = "[    0.000000] Linux version 6.12.0\n"
+
+
+def skus_of(release: str) -> tuple[str, ...]:
+    """The SKUs that a release knows."""
+    known = [skus for since, skus in _SINCE.items() if amdsmi_values.since(release, since)]
+    return tuple(sku for skus in known for sku in skus)
+
+
+# Release → the SKUs that it knows.
+SKUS = {release: skus_of(release) for release in RELEASES}
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,9 @@ class AmdSmi:
 
     @classmethod
     def start(cls, files: Path, place: Path) -> AmdSmi:
-        """Import AMD's Python once. `files`: the unpacked package."""
-        argv = [sys.executable, str(PROGRAM), str(files / FOLDER)]
+        """Import AMD's Python once. `files`: the unpacked package, or the source of a release."""
+        folders = next(pair for pair in FOLDERS if (files / pair[0]).is_dir())
+        argv = [sys.executable, str(PROGRAM), *(str(files / folder) for folder in folders)]
         return cls(
             subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True),
             place,

@@ -50,11 +50,14 @@ class Fault:
 
 _HAS: dict[str, Callable[[Machine], bool]] = {
     "host": lambda machine: not machine.guest,
-    "new": lambda machine: machine.new,
-    "ras": lambda machine: machine.new or not machine.guest,
-    "throttling": lambda machine: machine.mi300 and machine.new and not machine.guest,
+    "units": lambda machine: machine.since("6.3"),
+    "threshold": lambda machine: machine.since("7"),
+    "ras": lambda machine: machine.since("7") or not machine.guest,
+    "throttling": lambda machine: machine.mi300 and machine.since("6.3") and not machine.guest,
     "one word of throttling": lambda machine: not machine.mi300,
-    "links": lambda machine: machine.mi300 and machine.new,
+    "links": lambda machine: machine.mi300 and machine.since("6.4"),
+    "ends": lambda machine: machine.since("7"),
+    "no ends": lambda machine: not machine.since("7"),
     "gen5": lambda machine: bool(machine.sku["pcie"]["gen"] == 5),
     "partitions": lambda machine: machine.mi300 and not machine.guest,
 }
@@ -141,7 +144,7 @@ def _link_of(device: int) -> Change:
 def _memory(part: float) -> Change:
     def change(machine: Machine) -> None:
         mib = int(machine.sku["memory_mib"] * part)
-        machine.set("get_gpu_vram_info", 3, **{"vram_size" if machine.new else "vram_size_mb": mib})
+        machine.set("get_gpu_vram_info", 3, **{"vram_size" if machine.since("6.2") else "vram_size_mb": mib})
         machine.set("get_gpu_vram_usage", 3, vram_total=mib)
         for kind in (0, 1):
             machine.set("get_gpu_memory_total", 3, kind, a2=mib << 20)
@@ -219,9 +222,9 @@ FAULTS = (
         hours=("ecc_ce",)),
     Fault("deferred errors", _errors(UMC, "deferred", 1), BAD, "gpu3"),
     Fault("three retired pages", _pages(3), (PASS, WARN)),
-    Fault("bad pages near the threshold", _pages(250), BAD, "gpu3", needs=("new", "host")),
+    Fault("bad pages near the threshold", _pages(250), BAD, "gpu3", needs=("threshold", "host")),
     Fault("more bad pages than the threshold", _pages(300), (FAIL,), "gpu3", ("replace part",),
-        ("new", "host")),
+        ("threshold", "host")),
     Fault("PROCHOT", _throttled("prochot_thrm"), BAD, "gpu3", needs=("throttling",),
         hours=("throttled",)),
     Fault("HBM throttles", _throttled("hbm_thrm"), BAD, "gpu3", needs=("throttling",),
@@ -237,7 +240,10 @@ FAULTS = (
     Fault("throttled for an unnamed reason", _set("get_gpu_metrics_info", throttle_status=1,
         indep_throttle_status=1), (PASS, WARN), needs=("one word of throttling",)),
     # A link has two ends, and nobody knows which is to blame: the pair is named.
-    Fault("xGMI link down at one end", _links((3, 1)), (FAIL,), "gpu1-gpu3", needs=("links", "host")),
+    Fault("xGMI link down at one end", _links((3, 1)), (FAIL,), "gpu1-gpu3",
+        needs=("links", "ends", "host")),
+    Fault("xGMI link down at one end, its other end not shown", _links((3, 1)), (FAIL,), "gpu3",
+        needs=("links", "no ends", "host")),
     Fault("xGMI link down at both ends", _links((3, 2), (2, 3)), (FAIL,), "gpu2-gpu3",
         needs=("links", "host")),
     Fault("all xGMI links of one GPU down", _link_of(3), (FAIL,), "gpu3", needs=("links", "host")),
@@ -263,7 +269,7 @@ FAULTS = (
     Fault("all warm", _both(_heat(HOTSPOT, 62), _heat(VRAM, 55)), (PASS, WARN)),
     Fault("half the memory on one GPU", _memory(0.5), (FAIL,), "gpu3"),
     Fault("fewer compute units on one GPU", _set("get_gpu_asic_info", num_of_compute_units=38), BAD, "gpu3",
-        needs=("new",)),
+        needs=("units",)),
     Fault("another product on one GPU", _set("get_gpu_asic_info", market_name="AMD Instinct MI100",
         device_id=0x738C), BAD, "gpu3"),
     Fault("all partitioned CPX", lambda m: m.partition(8, *range(m.count)), (PASS, WARN),

@@ -11,9 +11,13 @@ from tests.printers.amdsmi import AmdSmi, machine_of
 from tests.printers.amdsmi_faults import ERROR, FAIL, FAULTS, Fault
 
 RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
-# (release, fault) → why nothing can be told of it: the answer is an error with the reason.
+# Fault → with what some releases of amd-smi end, which the error then says: nothing can be told of it.
 REFUSALS = {
-    ("6.1.2", "one GPU knows no power limit"): "this release of amd-smi ends with an UnboundLocalError",
+    "one GPU knows no power limit": {
+        "UnboundLocalError": "this release of amd-smi ends with an UnboundLocalError",
+        "AMDSMI_STATUS_NOT_SUPPORTED": "this release of amd-smi ends with an AmdSmiLibraryException",
+    },
+    "one GPU knows no link states": {"KeyError": "this release of amd-smi ends with a KeyError"},
 }
 _UNKNOWN = (FAIL, ERROR)  # of faults that leave it open whether a GPU is lost
 _RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
@@ -28,7 +32,7 @@ class Judged:
     words: str = ""
 
 
-def judge(fault: Fault, release: str, findings: list[Finding]) -> Judged:
+def judge(fault: Fault, findings: list[Finding]) -> Judged:
     """Compare the worst finding with the expected one."""
     worst = max((one.verdict.value for one in findings), key=_RANK.__getitem__)
     verdict = worst if _RANK[worst] else "pass"
@@ -41,8 +45,8 @@ def judge(fault: Fault, release: str, findings: list[Finding]) -> Judged:
     helps = not fault.actions or {one.action for one in loud} & set(fault.actions)
     if verdict in fault.verdicts and (verdict == "pass" or (named and helps)):
         return Judged(fault.name, RIGHT)
-    listed = (release, fault.name) in REFUSALS and verdict == "error"
-    return Judged(fault.name, REFUSED if listed else WRONG, words)
+    why = [why for end, why in REFUSALS.get(fault.name, {}).items() if end in words and verdict == "error"]
+    return Judged(fault.name, REFUSED, why[0]) if why else Judged(fault.name, WRONG, words)
 
 
 def judge_all(
@@ -56,7 +60,7 @@ def judge_all(
         if fault.applies(machine) and chosen(fault):
             fault.change(machine)
             printed = program.inventory(machine, fault.later)
-            judged = judge(fault, release, printed.findings)
+            judged = judge(fault, printed.findings)
             if judged.outcome == RIGHT:
                 gone = None if fault.verdicts == _UNKNOWN else "gpu3" if fault.gone else ""
                 why = in_service.wrong(healthy, printed, fault.verdicts, gone)

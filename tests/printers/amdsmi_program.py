@@ -1,9 +1,9 @@
 """Runs AMD's amd-smi above C functions that answer from a table.
 
-A program of its own: `amdsmi_program.py FOLDER` with the folder of the command amdsmi_cli. Each line of its
-input is a request, each line of its output the exit status. AMD's Python is imported once; a child process
-runs each request. Every function of the library libamd_smi is a C function that ctypes makes from the
-signature in AMD's wrapper.
+A program of its own: `amdsmi_program.py CLI PACKAGE` with the folders of the command amdsmi_cli and of the
+package amdsmi. Each line of its input is a request, each line of its output the exit status. AMD's Python is
+imported once; a child process runs each request. Every function of the library libamd_smi is a C function
+that ctypes makes from the signature in AMD's wrapper.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import builtins
 import ctypes
 import gc
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -22,6 +23,7 @@ import runpy
 import subprocess
 import sys
 import traceback
+import types
 from typing import Any
 
 NOT_SUPPORTED = 2
@@ -224,13 +226,28 @@ def _child(folder: str, request: dict[str, Any]) -> None:
     os._exit((status if isinstance(status, int) else 1 if status else 0) % 256)
 
 
-def main(folder: str) -> None:
+def _import_package(folder: str) -> None:
+    """Import AMD's package from its folder, whose name is another one in the source of a release."""
+    spec = importlib.util.spec_from_file_location(
+        "amdsmi", f"{folder}/__init__.py", submodule_search_locations=[folder]
+    )
+    assert spec
+    assert spec.loader
+    sys.modules["amdsmi"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["amdsmi"])
+
+
+def main(folder: str, package: str) -> None:
     _pretend()
-    sys.path[:0] = [folder, f"{folder}/../../share/amd_smi"]
+    sys.path.insert(0, folder)
+    for place, name in ((folder, "_version"), (package, "amdsmi._version")):
+        if not pathlib.Path(place, "_version.py").exists():  # of a source, where the build writes it
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__version__ = "source"  # type: ignore[attr-defined]
     TABLE.update(amdsmi_init={}, amdsmi_shut_down={})
     FILES["/sys/module/amdgpu/initstate"] = "live"
+    _import_package(package)
     for name in (
-        "amdsmi",
         "amdsmi_init",
         "amdsmi_helpers",
         "amdsmi_commands",
@@ -252,4 +269,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

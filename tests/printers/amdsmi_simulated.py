@@ -95,7 +95,7 @@ def _static(machine: Machine, index: int, entry: Any) -> None:
     asic, ras = entry["asic"], entry["ras"]
     machine.set("get_gpu_asic_info", index, market_name=asic["market_name"], oam_id=asic["oam_id"])
     machine.set("get_gpu_asic_info", index, asic_serial=asic["asic_serial"][2:])
-    if machine.new:
+    if machine.since("7"):
         machine.set("get_gpu_asic_info", index, subsystem_id=int(asic["subsystem_id"], 16))
         if ras["bad_page_threshold"] == "N/A":
             machine.unsupported("get_gpu_bad_page_threshold", index)
@@ -113,7 +113,7 @@ def _static(machine: Machine, index: int, entry: Any) -> None:
         machine.set("get_gpu_ras_block_features_enabled", index, _BLOCKS[block], a2=value)
     for kind in (0, 1):
         machine.set("get_gpu_memory_total", index, kind, a2=entry["vram"]["size"]["value"] << 20)
-    if machine.new:
+    if machine.since("7"):
         kind = {"HBM": 1, "HBM2E": 3, "HBM3": 4, "HBM3E": 5}[entry["vram"]["type"]]
         machine.set("get_gpu_vram_info", index, vram_type=kind, vram_size=entry["vram"]["size"]["value"])
     else:
@@ -136,11 +136,11 @@ def _metric(machine: Machine, index: int, entry: Any) -> None:
             machine.set("get_temp_metric", index, kind, CURRENT, a3=degrees)
     usage = {name: number(entry, "usage", name) for name in ("gfx_activity", "umc_activity")}
     machine.set("get_gpu_activity", index, **usage)
-    absent = amdsmi_values.ABSENT[32 if machine.new else 16]
+    absent = amdsmi_values.ABSENT[32 if machine.since("7") else 16]
     watts = int(number(entry, "power", "socket_power") or absent)
     name = "current_socket_power" if machine.mi300 else "average_socket_power"
     machine.set("get_power_info", index, gfx_voltage=amdsmi_values.ABSENT[16], **{name: watts})
-    if machine.new:
+    if machine.since("7"):
         machine.set("get_power_info", index, socket_power=watts)
     link = entry["pcie"]
     for name in ("replay", "l0_to_recovery", "replay_roll_over", "nak_sent", "nak_received"):

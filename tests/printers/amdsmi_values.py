@@ -6,6 +6,7 @@ gpu_metrics: v1.3 for MI200, v1.4 and newer for MI300. A fault changes these val
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,12 @@ _COUNTED = (1, 2, 4, 8, 32, 64, 128)  # the blocks with counters of errors
 _THERMAL = ("prochot_thrm", "ppt_pwr", "socket_thrm", "vr_thrm", "hbm_thrm", "gfx_clk_below_host_limit")
 
 Rows = dict[str, dict[str, Any]]
+
+
+def since(release: str, first: str) -> bool:
+    """Whether a release is this one or newer."""
+    known, asked = ([int(part) for part in re.findall(r"\d+", one)] for one in (release, first))
+    return known >= asked
 
 
 @dataclass
@@ -54,10 +61,9 @@ class Machine:
         """Whether the driver reports gpu_metrics of MI300: counters of throttling, each link of xGMI."""
         return bool(self.sku["architecture"] != "cdna2")
 
-    @property
-    def new(self) -> bool:
-        """Whether this release knows throttling, link states and thresholds of bad pages."""
-        return self.release != "6.1.2"
+    def since(self, release: str) -> bool:
+        """Whether the release of amd-smi is this one or newer: `6.3` for what came with ROCm 6.3."""
+        return since(self.release, release)
 
     @property
     def links_per_pair(self) -> int:
@@ -99,7 +105,7 @@ class Machine:
                 continue
             self.set("get_gpu_compute_partition", index, a1="CPX")
             self.set("get_gpu_accelerator_partition_profile", index, profile_type=5, num_partitions=parts)
-            if self.new:
+            if self.since("6.3"):
                 self.set("get_gpu_metrics_info", index, num_partition=parts)
             for part in range(1, parts):
                 handle = _HANDLE + 0x100 * part + index
@@ -107,9 +113,10 @@ class Machine:
                 for key in self.of(index):
                     function, _, *arguments = key.split()
                     self.rows[" ".join([function, str(handle), *arguments])] = dict(self.rows[key])
-                name = "bdf.function_number" if self.new else "fields.function_number"
-                self.rows[f"amdsmi_get_gpu_device_bdf {handle}"][name] = part
+                self.rows[f"amdsmi_get_gpu_device_bdf {handle}"][f"{_address(self)}.function_number"] = part
                 self.rows[f"amdsmi_get_gpu_kfd_info {handle}"]["current_partition_id"] = part
+                place = (self.buses[index] << 8) + part
+                self.rows[f"amdsmi_get_processor_handle_from_bdf {place}"] = {"a1": handle}
         _listed(self.rows, handles)
 
     def answer(self, function: str, device: int, *arguments: int) -> dict[str, Any]:
@@ -137,7 +144,7 @@ def _system(machine: Machine) -> Rows:
             f"amdsmi_get_processor_handle_from_bdf {machine.buses[index] << 8}": {"a1": _HANDLE + index}
             for index in range(machine.count)
         },
-        "amdsmi_get_lib_version": {"major": 26 if machine.new else 24},
+        "amdsmi_get_lib_version": {"major": 26 if machine.since("7") else 24},
         "amdsmi_status_code_to_string": {"a1": "the library's words"},
     }
     _listed(rows, [_HANDLE + index for index in range(machine.count)])
@@ -169,6 +176,11 @@ def _device(machine: Machine, index: int) -> Rows:
     return rows
 
 
+def _address(machine: Machine) -> str:
+    """What the library's struct calls the part with the fields of a PCI address."""
+    return "bdf" if machine.since("7") else "struct_amdsmi_bdf_t" if machine.since("6.2") else "fields"
+
+
 def _parts(bus: int) -> dict[str, int]:
     """The fields of a PCI address."""
     return {"bus_number": bus & 0xFF, "device_number": 0, "function_number": 0, "domain_number": bus >> 8}
@@ -190,18 +202,18 @@ def _identity(machine: Machine, index: int, put: Put) -> None:
         "asic_serial": f"{0x692231FDF08D3560 + index:016X}",
         "oam_id": index,
     }
-    if machine.new:
+    if machine.since("6.3"):
+        graphics = int(sku["gfx"][3:], 16)
+        asic |= {"num_of_compute_units": sku["compute_units"], "target_graphics_version": graphics}
+    if machine.since("7"):
         asic |= {
-            "num_of_compute_units": sku["compute_units"],
-            "target_graphics_version": int(sku["gfx"][3:], 16),
             "subsystem_id": int(sku["pci_ids"][0].split(":")[1], 16),
             "flags": 0,
             "physical_acc_id": index,
         }
     put("get_gpu_asic_info", **asic)
     parts = _parts(bus)
-    prefix = "bdf" if machine.new else "fields"
-    put("get_gpu_device_bdf", **{f"{prefix}__{part}": value for part, value in parts.items()})
+    put("get_gpu_device_bdf", **{f"{_address(machine)}__{part}": value for part, value in parts.items()})
     put("get_gpu_device_uuid", a2=f"{index:02x}ff740f-0000-1000-80{index:02x}-{bus:012x}")
     put("get_gpu_kfd_info", kfd_id=9000 + index, node_id=index + 2, current_partition_id=0)
     put("get_gpu_virtualization_mode", a1=3 if machine.guest else 1)
@@ -231,10 +243,10 @@ def _static(machine: Machine, _index: int, put: Put) -> None:
             )
         },
     )
-    size = "vram_size" if machine.new else "vram_size_mb"
-    vram: dict[str, object] = {size: sku["memory_mib"]}
-    vram |= {"vram_type": 4, "vram_vendor": "HYNIX"} if machine.new else {"vram_type": 6, "vram_vendor": 6}
-    put("get_gpu_vram_info", **vram, **({"vram_bit_width": 8192} if machine.new else {}))
+    size = "vram_size" if machine.since("6.2") else "vram_size_mb"
+    hynix = "HYNIX" if machine.since("7") else 5 if machine.since("6.4") else 6
+    vram = {size: sku["memory_mib"], "vram_type": 4 if machine.since("6.2") else 6, "vram_vendor": hynix}
+    put("get_gpu_vram_info", **vram, **({"vram_bit_width": 8192} if machine.since("6.3") else {}))
     put("get_gpu_driver_info", driver_name="amdgpu", driver_version="6.16.13")
     watts = sku["power_w"] * 1_000_000
     if not machine.guest:
@@ -279,23 +291,26 @@ def _sensors(machine: Machine, _index: int, put: Put) -> None:
         metrics |= {"current_socket_power": 140, "pcie_replay_count_acc": 0, "current_gfxclks": [132] * 8}
     else:
         metrics |= {"average_socket_power": 42, "temperature_hbm": [memory] * 4}
-    if machine.new:
+    if machine.since("7"):
         metrics["apu_metrics"] = None
+    if machine.since("6.3"):
         metrics["num_partition"] = 1 if machine.mi300 else absent
     put("get_gpu_metrics_info", **metrics)
     put("is_gpu_power_management_enabled", a1=True)
     watts, none = 140 if machine.mi300 else 42, ABSENT[32]
     power: dict[str, object] = {"gfx_voltage": 800, "soc_voltage": ABSENT[16], "mem_voltage": ABSENT[16]}
+    unknown = ABSENT[32 if machine.since("7") else 16]
     power |= {
-        "current_socket_power": watts if machine.mi300 else ABSENT[16 if not machine.new else 32],
-        "average_socket_power": ABSENT[32 if machine.new else 16] if machine.mi300 else watts,
+        "current_socket_power": watts if machine.mi300 else unknown,
+        "average_socket_power": unknown if machine.mi300 else watts,
         "power_limit": machine.sku["power_w"],
     }
-    put("get_power_info", **power, **({"socket_power": watts, "ubb_power": none} if machine.new else {}))
+    power |= {"socket_power": watts} if machine.since("6.4") else {}
+    put("get_power_info", **power, **({"ubb_power": none} if machine.since("7") else {}))
     put("get_gpu_activity", gfx_activity=0, umc_activity=0, mm_activity=ABSENT[16])
     clocks = {0: (132, 500, 2100), 4: (900, 900, 1300)}
     for kind, (now, low, high) in clocks.items():
-        values = {"clk" if machine.new else "cur_clk": now, "min_clk": low, "max_clk": high}
+        values = {"clk" if machine.since("6.2") else "cur_clk": now, "min_clk": low, "max_clk": high}
         put("get_clock_info", kind, **values)
     put("get_gpu_perf_level", a1=0)
     if machine.mi300 and not machine.guest:
@@ -346,10 +361,14 @@ def _links(machine: Machine, index: int, put: Put) -> None:
         put("get_gpu_xgmi_link_status", total_links=len(ends), status=status)
     rate = round(machine.sku["xgmi"]["gbs_per_link"] / 4)
     values: dict[str, object] = {"num_links": len(ends)}
-    prefix = "bdf.bdf" if machine.new else "bdf.fields"
+    prefix = f"bdf.{_address(machine)}"
     for place, other in enumerate(ends):
         parts = {f"{prefix}.{part}": value for part, value in _parts(machine.buses[other]).items()}
-        link = parts | {"bit_rate": rate, "max_bandwidth": rate * 16, "link_type": 2 if machine.new else 1}
+        link = parts | {
+            "bit_rate": rate,
+            "max_bandwidth": rate * 16,
+            "link_type": 2 if machine.since("7") else 1,
+        }
         values |= {f"links[{place}].{name}": value for name, value in link.items()}
     put("get_link_metrics", **values)
     for other in peers:

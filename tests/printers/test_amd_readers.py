@@ -133,7 +133,7 @@ def test_facts(sku: str, release: str, amd_printers: AmdPrinters) -> None:
     limits = [entry["power_limit_w"] for entry in entries]
     assert limits == ([None] * 8 if machine.guest else [150 if index == 3 else 750 for index in range(8)])
     memory = [entry["memory_ecc"] for entry in entries]
-    known = machine.new or not machine.guest
+    known = machine.since("7") or not machine.guest
     assert memory == (
         ["DISABLED" if index == 3 else "ENABLED" for index in range(8)] if known else [None] * 8
     )
