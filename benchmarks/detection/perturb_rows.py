@@ -33,6 +33,8 @@ def cells(rng: Random, answer: Answer, row: Row) -> Change | None:
     hit = rng.randrange(len(answer.gpus))
     own = [cells for cells in rows if len(cells) == len(header) and cells[index] == str(hit)]
     if row.more.get("once"):
+        if len(own) < 5:  # another change has taken the rest
+            return None
         own = [rng.choice(own[2:-2])]
     elif row.more.get("middle"):
         own = own[rng.randrange(1, int(len(own) * 0.6)) :]

@@ -11,11 +11,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from benchmarks.detection import perturb, perturb_report, perturb_trial
+from benchmarks.detection import perturb, perturb_report, perturb_rows, perturb_trial
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer, Change, table
 from provision.checks.judge import Finding, Verdict
 
@@ -51,6 +52,16 @@ def test_nothing_wrong_passes_and_every_miss_is_listed() -> None:
         assert not shown(found, what), f"{what}:\n{shown(found, what)}"
     known = perturb_report.listed(DOCUMENT.read_text("utf-8"))
     assert perturb_report.misses(found) == [miss for miss in known if miss[1:3] in asked]
+
+
+@pytest.mark.parametrize("rows", [4, 9])
+def test_a_sample_is_changed_only_where_enough_are_left(rows: int) -> None:
+    """Another change of the same output may have taken most rows of a GPU."""
+    (row,) = [one for one in table()["smi_under_load"] if one.name == "held down in one sample"]
+    head = "timestamp, index, clocks_event_reasons.active\n"
+    text = head + "".join(f"2026/09/21 13:33:{at:02}.000, 0, 0x0\n" for at in range(rows))
+    change = perturb_rows.cells(Random(1), Answer(text, 0, ("0000:01:00.0",)), row)  # noqa: S311
+    assert (change is None) == (rows == 4)
 
 
 @pytest.mark.long
