@@ -57,7 +57,7 @@ def test_nothing_wrong_passes_and_every_miss_is_listed() -> None:
 @pytest.mark.parametrize("rows", [4, 9])
 def test_a_sample_is_changed_only_where_enough_are_left(rows: int) -> None:
     """Another change of the same output may have taken most rows of a GPU."""
-    (row,) = [one for one in table()["smi_under_load"] if one.name == "held down in one sample"]
+    (row,) = [one for one in table()["telemetry"] if one.name == "held down in one sample"]
     head = "timestamp, index, clocks_event_reasons.active\n"
     text = head + "".join(f"2026/09/21 13:33:{at:02}.000, 0, 0x0\n" for at in range(rows))
     change = perturb_rows.cells(Random(1), Answer(text, 0, ("0000:01:00.0",)), row)  # noqa: S311
