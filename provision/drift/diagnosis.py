@@ -149,7 +149,8 @@ def _secure_boot(seen: _Seen) -> Diagnosis | None:
 
 def _sources(seen: _Seen) -> Diagnosis | None:
     problems = seen.texts("packages.source_problems")
-    cause = f"apt cannot read its sources: {problems[0]}" if problems else ""
+    reads = "dnf cannot read its repositories" if seen.text("os.family") == "redhat" else ""
+    cause = f"{reads or 'apt cannot read its sources'}: {problems[0]}" if problems else ""
     following = (
         f"gpuprov up {NODES} removes older sources of NVIDIA's and AMD's own; for any other, {_BY_HAND}"
     )

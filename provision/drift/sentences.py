@@ -57,7 +57,7 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (r"package\.(.+)\.version", _Words(r"package \1", _INSTALLED)),
     (r"package\.(.+)\.status", _Words(r"package \1")),
     (r"package\.(.+)\.held", _Words(r"package \1", yes="held", no="not held")),
-    (r"packages\.source_problems", _Words("errors in apt's sources", _FOUND)),
+    (r"packages\.source_problems", _Words("errors in the package manager's sources", _FOUND)),
     (r"packages\.(.+)\.overruled_by", _Words(r"settings of others against driver \1", _FOUND)),
     (r"packages\.(.+)\.stream", _Words(r"stream of dnf's module \1", "is enabled")),
     (r"fabric\.manager_version", _Words("fabric manager", _INSTALLED)),

@@ -128,6 +128,12 @@ def test_each_cause_is_one_line_with_its_next_step(rule: str) -> None:
     assert "{" not in line
 
 
+def test_whichever_package_manager_cannot_read_is_named() -> None:
+    said = "failed loading '/etc/yum.repos.d/s.repo', skipping."
+    facts = {**GOOD, "os.family": "redhat", "packages.source_problems": [said]}
+    assert [found.cause for found in diagnose(facts, WANTED)] == [f"dnf cannot read its repositories: {said}"]
+
+
 def test_every_rule_has_a_case() -> None:
     assert len(CASES) == len(diagnosis._RULES)
 

@@ -217,7 +217,9 @@ BY_A_PERSON = {
         "failed", "mokutil --import", "umount /sys/firmware; rm /var/lib/dkms/mok.pub"
     ),
     "packages.source_problems": ByAPerson(
-        "not as declared", "apt cannot read its sources", "rm /etc/apt/sources.list.d/site.list"
+        "not as declared",
+        " cannot read its ",
+        "rm -f /etc/apt/sources.list.d/site.list /etc/yum.repos.d/site.repo",
     ),
     "packages.580.126.09.overruled_by": ByAPerson(
         "not as declared",
@@ -352,7 +354,10 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("module", "loaded"): _module,
     ("driver", ""): _driver,
     ("sysctl", "value"): _sysctl,
-    ("packages", "source_problems"): lambda _, __: "echo deb > /etc/apt/sources.list.d/site.list",
+    ("packages", "source_problems"): lambda _, __: (
+        "if test -d /etc/yum.repos.d; then echo site > /etc/yum.repos.d/site.repo; "
+        "else echo deb > /etc/apt/sources.list.d/site.list; fi"
+    ),
     ("packages", "overruled_by"): lambda _, __: _OVERRULING,
     ("packages", "stream"): lambda module, _: (
         f"sed -i 's/^stream=.*/stream=570-dkms/' /etc/dnf/modules.d/{module}.module"

@@ -88,6 +88,78 @@ def test_a_key_within_a_source_is_no_file_and_a_disabled_source_needs_none(apt: 
     assert problems(apt) == []
 
 
+REPOSITORIES = "/etc/yum.repos.d"
+LISTED = "repo id        repo name        status\nnvidia-cuda    NVIDIA           enabled\n"
+OURS_OF_DNF = OURS.partition("\n")[0] + "\n[nvidia-cuda]\nname=NVIDIA\nbaseurl=http://m.example/cuda/\n"
+
+
+@pytest.fixture
+def dnf(machine: Machine) -> Machine:
+    """A machine of the RHEL family with our repository. The real dnf: tests/printers/test_dnf.py"""
+    machine.file("/etc/os-release", "ID=rocky\nID_LIKE=rhel\n")
+    machine.file(f"{REPOSITORIES}/nvidia-cuda.repo", OURS_OF_DNF)
+    machine.tool("dnf", f"printf '{LISTED}'")
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (
+            f"Warning: failed loading '{REPOSITORIES}/s.repo', skipping.\n{LISTED}",
+            f"failed loading '{REPOSITORIES}/s.repo', skipping.",
+        ),
+        (
+            f'Error in configuration file "{REPOSITORIES}/s.repo"\n Missing section header on line 1\n',
+            f'Error in configuration file "{REPOSITORIES}/s.repo": Missing section header on line 1',
+        ),
+    ],
+)
+def test_what_dnf_4_and_5_say_of_a_file_that_they_do_not_take(dnf: Machine, said: str, problem: str) -> None:
+    assert problems(dnf) == []
+    dnf.file("/said", said)
+    dnf.tool("dnf", f"cat {dnf.root}/said")
+    assert problems(dnf) == [problem]
+
+
+def test_a_dnf_that_answers_something_else_is_not_known(dnf: Machine) -> None:
+    dnf.tool("dnf", "echo Traceback: http://bob:hunter2@m.example/")
+    assert dnf.problem("packages.source_problems") == "dnf answered: Traceback: http://m.example/"
+
+
+def test_repositories_without_an_address_or_with_our_name_are_told(dnf: Machine) -> None:
+    dnf.file(f"{REPOSITORIES}/local.repo", "[local]\nbaseurl=file:///var/nvidia-driver-local-repo\n")
+    dnf.file(f"{REPOSITORIES}/s.repo", "[off]\nenabled=0\n[none]\nname=none\n[nvidia-cuda]\nenabled=0\n")
+    where = "file:///var/nvidia-driver-local-repo"
+    local = f"the repository local is at {where}, where there is no repodata/repomd.xml"
+    none = "the repository none has no address: no baseurl, no mirrorlist and no metalink"
+    assert problems(dnf) == [
+        f"{local} ({REPOSITORIES}/local.repo)",
+        f"{none} ({REPOSITORIES}/s.repo)",
+        "the repository nvidia-cuda is written twice, and one of them counts "
+        f"({REPOSITORIES}/nvidia-cuda.repo and {REPOSITORIES}/s.repo)",
+    ]
+    dnf.file("/var/nvidia-driver-local-repo/repodata/repomd.xml", "")
+    dnf.file(f"{REPOSITORIES}/s.repo", "[none]\nname=none\nbaseurl = https://m.example/\n")
+    assert problems(dnf) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        # As `dnf5 config-manager setopt` leaves it.
+        ("/etc/dnf/repos.override.d/99-config_manager.repo", "[gon*]\nenabled=0\n"),
+        ("/usr/share/dnf5/libdnf.conf.d/20-site.conf", "[main]\nskip_if_unavailable=True\n"),
+        ("/etc/dnf/dnf.conf", "[main]\nskip_if_unavailable=1\n"),
+    ],
+)
+def test_settings_by_which_dnf_leaves_a_repository_out_count(dnf: Machine, path: str, text: str) -> None:
+    dnf.file(f"{REPOSITORIES}/gone.repo", "[gone]\nbaseurl=file:///gone\n")
+    assert len(problems(dnf)) == 1
+    dnf.file(path, text)
+    assert problems(dnf) == []
+
+
 PIN = "Package: {package}\nPin: {pin}\nPin-Priority: {priority}\n"
 
 

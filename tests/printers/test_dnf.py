@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -11,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from gpuprov_lab import signing
 from provision.node.modules import gpuprov_packages
 from provision.node.observe import packages
 from provision.node.observe.package import RPM_FORM, rpm_rows
 from provision.remote.ansible.messages import cause_of
+from tests.node.machine import Tree
 from tests.printers import root
 from tests.printers.apt import served
 from tests.printers.root import Root
@@ -40,6 +45,23 @@ BUILT = (
     *(("foo", "1.0", ""), ("foo", "2.0", ""), ("baz", "1.0", "")),
     *(("bar", "1.0", "Requires: baz = 2.0"), ("qux", "1.0", "Requires: baz")),
 )
+
+
+def problems_of(machine: Machine, tree: Path) -> list[str]:
+    """The fact, above what the real dnf prints of its files."""
+    look = Tree(tree)
+    look.file("/etc/os-release", "ID=rocky\n")
+    for folder in ("yum.repos.d", "dnf"):
+        shutil.copytree(machine.root.own / "etc" / folder, tree / "etc" / folder, symlinks=True)
+    words = "--cacheonly --setopt=plugins=0 repolist --all"
+    done = machine.run(f"env -i LC_ALL=C PATH=/usr/bin {machine.program} {words}")
+    (tree / "said").write_text(done.stdout + done.stderr)
+    asked = f'[ "$*" = "{words}" ] || exit 9'
+    for name in {"dnf", machine.program}:
+        look.tool(name, f"{asked}\ncat {tree}/said\nexit {done.returncode}")
+    (tree / "tmp").symlink_to(machine.root.own / "tmp")
+    found: list[str] = look.value("packages.source_problems")
+    return found
 
 
 @dataclass(frozen=True)
@@ -113,13 +135,98 @@ def _refused(machine: Machine) -> str:
     return machine.fails("--refresh", "makecache")
 
 
+@contextmanager
+def _signed(machine: Machine) -> Iterator[None]:
+    """Packages and their list are signed; /etc/other.asc is another's key."""
+    if any(shutil.which(name) is None for name in ("gpg", "rpmsign")):
+        pytest.skip("this host has no gpg, or no rpmsign")
+    own = machine.root.own
+    with tempfile.TemporaryDirectory(prefix="gpg") as home, signing.keyring(Path(home)) as keys:
+        right, other = [signing.fingerprint(keys, name) for name in ("repository", "other")]
+        (own / "etc/other.asc").write_text(signing.public_key(keys, other))
+        signing.sign_packages(keys, right, own / "tmp/www/noarch")
+        assert machine.run("createrepo_c -q /tmp/www").returncode == 0
+        signing.sign(keys, right, own / "tmp/www/repodata/repomd.xml", {"--detach-sign": "repomd.xml.asc"})
+        yield
+
+
+def _other_key(machine: Machine) -> str:
+    with _signed(machine):
+        machine.repository(machine.url, gpgcheck="1", gpgkey="file:///etc/other.asc")
+        return machine.fails("--refresh", "install", "baz")
+
+
+def _no_keys_file(machine: Machine) -> str:
+    with _signed(machine):
+        machine.repository(machine.url, gpgcheck="1", gpgkey="file:///etc/gone.asc")
+        return machine.fails("--refresh", "install", "baz")
+
+
+def _lists_other_key(machine: Machine) -> str:
+    with _signed(machine):
+        machine.repository(machine.url, repo_gpgcheck="1", gpgkey="file:///etc/other.asc")
+        return machine.fails("--refresh", "makecache")
+
+
+def _login_page(machine: Machine) -> str:
+    (machine.root.own / "tmp/www/repodata/repomd.xml").write_text("<html>log in</html>")
+    return machine.fails("--refresh", "makecache")
+
+
+def _half_a_list(machine: Machine) -> str:
+    for file in (machine.root.own / "tmp/www/repodata").glob("*primary*"):
+        file.unlink()
+    return machine.fails("--refresh", "makecache")
+
+
 FAILURES: dict[str, tuple[Callable[[Machine], str], str]] = {
     "no package": (_no_package, r"no mirror served the package \S*foo-2.0-1.noarch"),
     "a package without signature": (_unsigned, "the package baz-1.0-1.noarch.* is not signed by a key"),
     "a list without signature": (_unsigned_list, "the package list is not signed"),
     "nobody listens": (_refused, "the package repository t did not serve the request"),
+    "another key": (_other_key, r"the package (baz-1.0-1.noarch\S*) is not signed by a key that is trusted"),
+    "a key that is gone": (_no_keys_file, "dnf cannot read /etc/gone.asc, a key of one of its repositories"),
+    "a list with another key": (
+        _lists_other_key,
+        "the package list is not signed by the key that is trusted",
+    ),
+    "a login page": (_login_page, "the package repository t did not serve the request"),
+    "half a list": (_half_a_list, "the package repository t did not serve the request"),
 }
 EACH = pytest.mark.parametrize("machine", PACKAGES, indirect=True)
+S = "/etc/yum.repos.d/s.repo"
+LOCAL = "[s]\nname=s\nbaseurl=file:///{}\n"
+# A file of somebody's → what the fact says of it with dnf 4 and, where that differs, with dnf 5.
+SOURCES: dict[str, tuple[str, ...]] = {
+    LOCAL.format("tmp/www"): ("",),
+    "baseurl=http://x/\n": (
+        f"failed loading '{S}', skipping.",
+        f'Error in configuration file "{S}": Missing section header on line 1',
+    ),
+    "[s]\nname=s\nbaseurl=file:///tmp/www\nno line\n": (
+        f"failed loading '{S}', skipping.",
+        f"Error in configuration file \"{S}\": Missing '=' on line 4",
+    ),
+    "[s $]\nname=s\nbaseurl=file:///tmp/www\n": (
+        f"Bad id for repo: s $, byte =   1 ({S})",
+        f"Invalid repository id \"s $\": unexpected character ' ' ({S})",
+    ),
+    "[s]\nname=s\n": (f"the repository s has no address: no baseurl, no mirrorlist and no metalink ({S})",),
+    "[s]\nname=s\nskip_if_unavailable=1\n": (
+        "",
+        f"the repository s has no address: no baseurl, no mirrorlist and no metalink ({S})",
+    ),
+    "[s]\nname=s\nenabled=0\n": ("",),
+    LOCAL.format("gone"): (
+        f"the repository s is at file:///gone, where there is no repodata/repomd.xml ({S})",
+    ),
+    f"{LOCAL.format('gone')}enabled = False\n": ("",),
+    f"{LOCAL.format('gone')}skip_if_unavailable=1\n": ("",),
+    # rpm may have it: dnf looks for the file when it wants a package of this repository.
+    f"{LOCAL.format('tmp/www')}gpgcheck=1\ngpgkey=file:///etc/gone\n": ("",),
+    f"{LOCAL.format('tmp/www')}gpgcheck=perhaps\nnothing=1\n": ("",),
+    "# nothing\n": ("",),
+}
 
 
 @EACH
@@ -128,6 +235,54 @@ def test_the_cause_of_a_failure_of_dnf_is_named(name: str, machine: Machine) -> 
     provoke, expected = FAILURES[name]
     found = provoke(machine)
     assert re.match(expected, found), found
+
+
+@EACH
+@pytest.mark.parametrize("check", [False, True])
+def test_a_repository_that_dnf_passes_over_is_named_where_a_package_is_missing(
+    machine: Machine, check: bool
+) -> None:
+    assert machine.dnf("makecache").returncode == 0
+    module = Module(machine, packages=["nobodys"])
+    module.check_mode = check
+    assert gpuprov_packages.Dnf(module).hidden("nobodys") == ""
+    (machine.root.own / S[1:]).write_text(
+        "[s]\nname=s\nbaseurl=http://bob:hunter2@127.0.0.1:9/\nskip_if_unavailable=1\nretries=1\n"
+    )
+    dnf = gpuprov_packages.Dnf(module)
+    assert dnf.look_up({"foo"}) == {"foo": ["2.0-1", "1.0-1"]}, "without a word of it"
+    assert dnf.hidden("nobodys") == (
+        " dnf has no list of the repository s, and passes over it (skip_if_unavailable)."
+    )
+
+
+@EACH
+def test_repositories_that_dnf_does_not_read_are_named(machine: Machine, tmp_path: Path) -> None:
+    (machine.root.own / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    machine.repository("file:///tmp/www")
+    for number, (text, words) in enumerate(SOURCES.items()):
+        (machine.root.own / S[1:]).write_text(text)
+        told = words[-1 if machine.program == "dnf5" else 0]
+        assert problems_of(machine, tmp_path / str(number)) == ([told] if told else []), text
+        done = machine.run(f"{machine.program} --refresh makecache")
+        fails = done.returncode != 0 or re.search(
+            "^Warning: failed loading|^Bad id", done.stderr, re.MULTILINE
+        )
+        assert bool(fails) == bool(told), f"{text}: {done.stderr}"
+
+
+@EACH
+def test_a_repository_of_ours_that_another_file_names_too_is_told(machine: Machine, tmp_path: Path) -> None:
+    (machine.root.own / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    ours = machine.root.own / "etc/yum.repos.d/t.repo"
+    ours.write_text(f"# Written by gpuprov\n{ours.read_text()}")
+    assert problems_of(machine, tmp_path / "alone") == []
+    (machine.root.own / S[1:]).write_text("[t]\nname=other\nbaseurl=http://127.0.0.1:9/\nenabled=0\n")
+    listed = machine.run(f"{machine.program} repolist").stdout
+    assert not re.search("^t ", listed, re.MULTILINE), f"ours does not count: {listed}"
+    assert problems_of(machine, tmp_path / "twice") == [
+        f"the repository t is written twice, and one of them counts (/etc/yum.repos.d/t.repo and {S})"
+    ]
 
 
 class Module:

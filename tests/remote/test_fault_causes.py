@@ -133,6 +133,16 @@ SAID = {
         "the package repository cuda did not serve the request (Cannot download): is it up, and may this node reach "
         "it?"
     ),
+    "Public key for foo-1.0-1.noarch.rpm is not installed. Failing package is: foo-1.0-1.noarch\n GPG Keys": (
+        "the package foo-1.0-1.noarch.rpm is not signed by a key that is trusted for its repository: it was not "
+        "installed"
+    ),
+    "Curl error (37): Could not read a file:// file for file:///etc/gone.asc [Couldn't open file /etc/gone.asc]": (
+        "dnf cannot read /etc/gone.asc, a key of one of its repositories: restore it, or correct gpgkey"
+    ),
+    'Failed to download metadata (baseurl: "http://a") for repository "s": repomd.xml GPG signature verification error': (
+        "the package list is not signed by the key that is trusted for it: nothing of it was taken"
+    ),
     "Shared connection to 10.0.0.1 closed.": (
         "the connection broke in the middle: the node went down or booted, or the network was cut"
     ),

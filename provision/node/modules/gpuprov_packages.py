@@ -206,6 +206,11 @@ RPM = "%{NAME}|%{EPOCH}|%{VERSION}|%{RELEASE}|%{ARCH}\n"
 DNF = ("dnf", "--quiet", "--setopt=exit_on_lock=True")
 DNF_LOCKED = 200  # its exit status when another program has the lock
 DNF_ABORTED = "Operation aborted"  # what it says when there is something to do and it was not told to
+# Failed to download metadata for repo 'a': … (dnf 5: (baseurl: "…") for repository "a": …)
+# Cache-only enabled but no cache for 'a' (dnf 5: for repository "a")
+DNF_UNAVAILABLE = (
+    r"""(?:Failed to download metadata .{0,300}?for repo\w*|but no cache for(?: repository)?) ['"]([^'"]+)"""
+)
 VERSIONLOCK = "python3-dnf-plugin-versionlock"
 VERSIONLOCK_SETTINGS = "/etc/dnf/plugins/versionlock.conf"
 VERSIONLOCK_LIST = "/etc/dnf/plugins/versionlock.list"
@@ -437,6 +442,7 @@ class Dnf(Manager):
         self.removed = []
         self.locks = []
         self.versions = {}
+        self.silent = None
 
     def waits(self, code, _error):
         return code == DNF_LOCKED
@@ -490,7 +496,20 @@ class Dnf(Manager):
             excludes = key.strip() in ("exclude", "excludepkgs")
             if excludes and matches(name, value.replace(",", " ").split()):
                 found += " /etc/dnf/dnf.conf hides it: {0}={1}.".format(key.strip(), value.strip())
-        return found
+        return found + self.passed_over()
+
+    def passed_over(self):
+        """The repository that dnf leaves out without a word, as skip_if_unavailable has it, as a sentence."""
+        if self.silent is None:
+            words = [
+                "--setopt=*.skip_if_unavailable=False",
+                *(["--cacheonly"] if self.module.check_mode else []),
+            ]
+            code, _out, error = self.run(*DNF, "--assumeyes", *words, "repoquery", "--available", "gpuprov")
+            named = re.search(DNF_UNAVAILABLE, error) if code else None
+            said = " dnf has no list of the repository {0}, and passes over it (skip_if_unavailable)."
+            self.silent = said.format(named.group(1)) if named else ""
+        return self.silent
 
     def parse(self, text):
         """Lines of name|epoch|version|release|arch, a repository behind it or not → {package: [version…]}."""

@@ -1,4 +1,4 @@
-"""Installed packages, as dpkg or rpm know them."""
+"""Installed packages, as dpkg or rpm know them, and the files that tell dnf of locks and repositories."""
 
 import os
 
@@ -131,6 +131,76 @@ def is_locked(locks, name, version):
         return any(fnmatch.fnmatchcase(text + end, lock) for text in texts for end in ends)
 
     return any(found(lock, base) and not found(lock, base + ".999") for lock in locks)
+
+
+# apt, apt-pkg/contrib/strutl.cc; dnf knows four of them.
+OFF = ("no", "false", "without", "off", "disable", "0")
+DNF_SETTINGS, DNF_REPOSITORIES = "/etc/dnf/dnf.conf", "/etc/yum.repos.d"
+
+
+def dnf_sections(text):
+    """(name, {key: value}) of each section of a file of dnf's; lines that begin with a blank go on."""
+    found = []
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if line[:1] == "[":
+            found.append((line[1:].partition("]")[0], {}))
+        elif found and line[:1] in (" ", "\t") and found[-1][1]:
+            found[-1][1][list(found[-1][1])[-1]] += " " + line.strip()
+        elif found and equals and line[:1] not in "#;":
+            found[-1][1][key.strip()] = value.strip()
+    return found
+
+
+def texts_of(paths, folder, ends):
+    """(path, text) of these files, and of those in the folder that end so; of those that can be read."""
+    names = [name for name in names_in(folder) if os.path.splitext(name)[1] in ends]
+    texts = [(path, text_if_readable(path)) for path in [*paths, *[folder + "/" + name for name in names]]]
+    return [(path, text) for path, text in texts if text]
+
+
+def text_if_readable(path):
+    try:
+        return read_text(path)
+    except ReadError:  # a folder, which apt passes over, or a file for root alone, which apt names itself
+        return None
+
+
+def dnf_repositories(files):
+    """(path, name, settings) of each repository that is switched on, with what overrides or precedes them."""
+    import fnmatch
+
+    folders = ("/usr/share/dnf5/libdnf.conf.d", "/etc/dnf/libdnf5.conf.d")
+    settings = [each for folder in folders for each in texts_of([], folder, (".conf",))]
+    main = {"skip_if_unavailable": "0"}
+    for _, text in settings + texts_of([DNF_SETTINGS], "", ()):
+        main.update(dict(dnf_sections(text)).get("main", {}))
+    texts = texts_of([], "/etc/dnf/repos.override.d", (".repo",))
+    overrides = [override for _, text in texts for override in dnf_sections(text)]
+    found = []
+    for path, text in files:
+        for name, own in dnf_sections(text):
+            values = {"skip_if_unavailable": main["skip_if_unavailable"], **own}
+            for pattern, others in overrides:
+                values.update(others if fnmatch.fnmatchcase(name, pattern) else {})
+            if name != "main" and values.get("enabled", "1").lower() not in OFF:
+                found.append((path, name, values))
+    return found
+
+
+def address_problem(values):
+    """What is wrong with where a repository says it is, as far as this machine's files tell."""
+    addresses = [values.get(key, "") for key in ("baseurl", "mirrorlist", "metalink")]
+    skipped = values["skip_if_unavailable"].lower() not in OFF
+    # dnf 5 skips none that has no address.
+    if not any(addresses):
+        dnf5 = os.path.exists(at("/usr/bin/dnf5"))
+        return "" if skipped and not dnf5 else "has no address: no baseurl, no mirrorlist and no metalink"
+    urls = addresses[0].replace(",", " ").split()
+    if skipped or any(addresses[1:]) or any(url[:8] != "file:///" or "$" in url for url in urls):
+        return ""
+    there = any(os.path.exists(at(url[7:] + "/repodata/repomd.xml")) for url in urls)
+    return "" if there else "is at %s, where there is no repodata/repomd.xml" % " and ".join(urls)
 
 
 def rpm_rows(output):

@@ -5,26 +5,31 @@ move them: those are no obstacle."""
 
 import os
 
-from provision.node.observe.files import ReadError, at, names_in, read_text
+from provision.node.observe.files import at, names_in, read_text
 from provision.node.observe.package import (
+    DNF_REPOSITORIES,
+    DNF_SETTINGS,
+    OFF,
     RPM_FORM,
     VERSION_LOCKS,
+    address_problem,
     dnf5_locks,
     dnf_lines,
+    dnf_repositories,
+    dnf_sections,
     dpkg_database,
     dpkg_entry,
     dpkg_packages,
     has_rpm,
     is_locked,
     rpm_rows,
+    texts_of,
 )
 from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, item_of, single
 
 APT_SOURCES = "/etc/apt/sources.list"
 APT_PREFERENCES = "/etc/apt/preferences"
 OURS = "# Written by gpuprov"
-# apt, apt-pkg/contrib/strutl.cc; dnf knows four of them.
-OFF = ("no", "false", "without", "off", "disable", "0")
 FORCED = 1000  # above it apt installs a pinned version in any case, by a downgrade if need be
 KINDS = ("versions", "stream", "overruled_by", "source_problems")
 # A pattern that matches one of them is about the driver.
@@ -69,18 +74,7 @@ def parse_rpm_all(facts, output):
 
 def apt_files(main, ends):
     """(path, text) of apt's main file and those in its folder, in the order in which apt reads them."""
-    folder = main + ".d"
-    names = [name for name in names_in(folder) if os.path.splitext(name)[1] in ends]
-    paths = [main, *[folder + "/" + name for name in names]]
-    texts = [(path, text_if_readable(path)) for path in paths]
-    return [(path, text) for path, text in texts if text]
-
-
-def text_if_readable(path):
-    try:
-        return read_text(path)
-    except ReadError:  # a folder, which apt passes over, or a file for root alone, which apt names itself
-        return None
+    return texts_of([main], main + ".d", ends)
 
 
 def deb822_fields(paragraph):
@@ -144,6 +138,47 @@ def parse_sources(facts, output):
     return dict.fromkeys(facts, problems)
 
 
+# What dnf prints of a file or section that it does not take; dnf 5 says why in the next line.
+DNF_REFUSES = (
+    r"^(?:Warning: failed loading|Bad id for repo|Config error|Error in configuration file|"
+    r"Invalid repository id).*(?:\n .*)?"
+)
+DNF_NAMED = r'^Bad id for repo: (.+), byte|^Invalid repository id "(.+)": '
+DNF_LISTS = r"^repo id |^No repositories available|no repositories are enabled"
+
+
+def parse_repositories(facts, output):
+    """Each reason why dnf cannot read its repositories, with the file it is about; no login of a URL.
+
+    As apt, dnf is asked for its list alone. Whether an address answers shows when packages are wanted: who
+    looks at ten thousand nodes shall not have each load its lists."""
+    import re
+
+    output = without_logins(output)
+    files = texts_of([], DNF_REPOSITORIES, (".repo",))
+    problems = []
+    for said in re.findall(DNF_REFUSES, output, re.MULTILINE):
+        name = re.search(DNF_NAMED, said)
+        named = [path for path, text in files if name and "[%s]" % (name.group(1) or name.group(2)) in text]
+        problems.append(
+            said.replace("\n", ":").replace("Warning: ", "") + (" (%s)" % named[0] if named else "")
+        )
+    if not problems and not re.search(DNF_LISTS, output, re.MULTILINE):
+        raise answered("dnf", output)
+    for path, name, values in dnf_repositories(files):
+        problem = address_problem(values)
+        if problem:
+            problems.append("the repository %s %s (%s)" % (name, problem, path))
+    ours = {name: path for path, text in files if text[: len(OURS)] == OURS for name, _ in dnf_sections(text)}
+    for path, name in [
+        (path, name) for path, text in files for name, _ in dnf_sections(text) if name in ours
+    ]:
+        if ours[name] != path:
+            words = (name, ours[name], path)
+            problems.append("the repository %s is written twice, and one of them counts (%s and %s)" % words)
+    return dict.fromkeys(facts, problems)
+
+
 def is_about_driver(patterns, names=DRIVER_PACKAGES):
     import fnmatch
 
@@ -187,14 +222,10 @@ def overruling_pins(wanted):
 
 def excluding_settings():
     """Lines of dnf's settings, and of NVIDIA's repositories, that hide packages of the driver from dnf."""
-    folder = "/etc/yum.repos.d"
+    folder, found = DNF_REPOSITORIES, []
     files = [folder + "/" + name for name in names_in(folder) if name.endswith(".repo")]
-    found = []
-    for path in ["/etc/dnf/dnf.conf", *files]:
-        for section in ("\n" + (read_text(path) or "")).split("\n["):
-            lines = [line.partition("=") for line in section.splitlines()]
-            values = {key.strip(): value.strip() for key, equals, value in lines if equals}
-            name = section.partition("]")[0]
+    for path in [DNF_SETTINGS, *files]:
+        for name, values in dnf_sections(read_text(path) or ""):
             # Another repository may hide its own packages of the driver, and should.
             theirs = (name + values.get("baseurl", "") + values.get("mirrorlist", "")).lower()
             if (name == "main" or "nvidia" in theirs) and values.get("enabled", "1").lower() not in OFF:
@@ -337,7 +368,11 @@ def packages_probes(names):
     kinds = {kind: [name for name in names if attribute_of(name) == kind] for kind in KINDS}
     asked, sources, overruled = kinds["versions"], kinds["source_problems"], kinds["overruled_by"]
     probes = [single(name, enabled_stream, item_of(name)) for name in kinds["stream"]]
-    if sources:
+    if sources and has_rpm():
+        # Without plugins: one of them asks a server of the vendor's, and writes a repository of its own.
+        command = ["dnf", "--cacheonly", "--setopt=plugins=0", "repolist", "--all"]
+        probes.append(Probe(sources, command=command, parse=parse_repositories, patience=2))
+    elif sources:
         command = ["apt-get", "indextargets", "--format", "$(IDENTIFIER)", "Identifier: Packages"]
         probes.append(Probe(sources, command=command, parse=parse_sources))
     listing = ["rpm", "-qa", "--qf", RPM_FORM]

@@ -153,24 +153,29 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     # The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B4…
     # … error message is: Missing key 67AC…, which is needed to verify signature. (sqv 1.3, of apt 3.0)
     (re.compile(r"(?:NO_PUBKEY|Missing key) (?P<key>[0-9A-F]{16,64})"), _unsigned),
-    # Package x.rpm is not signed (dnf 4) · from repo "t" has failed: The package is not signed. (dnf 5)
+    # Package x.rpm is not signed · Public key for x.rpm is not installed. Failing package is: x-1.noarch
+    # The GPG keys listed for the "t" repository are already installed but … (dnf 4)
+    # from repo "t" has failed: Import of the key didn't help, wrong key? (dnf 5)
     (
         re.compile(
             r"Package (?P<package>\S{1,200}\.rpm) is not signed|"
-            r'OpenPGP check for package "(?P<other>[^"\n]{1,200})"'
+            r"(?:Public key for|they are not correct for) (?P<other>\S{1,200}\.rpm|this package)|"
+            r'OpenPGP check for package "(?P<third>[^"\n]{1,200})"'
         ),
         lambda match: (
-            f"the package {match['package'] or match['other']} is not signed by a key that is trusted for "
-            "its repository: it was not installed"
+            f"the package {match['package'] or match['other'] or match['third']} is not signed by a key that "
+            "is trusted for its repository: it was not installed"
         ),
     ),
     # The repository 'http://a ./ Release' is no longer signed. (apt 2.6)
     # Sub-process /usr/bin/sqv returned an error code (1), error message is: … has been manipulated
     # … repo 't': GPG verification is enabled, but GPG signature is not available. (dnf 4 and 5)
+    # … repo 't': GPG signature verification error: Bad GPG signature (dnf 5: Signing key not found)
     (
         re.compile(
             r"The following signatures were invalid|is (?:not|no longer) signed|"
-            r"Sub-process /usr/bin/sqv returned an error|GPG signature is not available"
+            r"Sub-process /usr/bin/sqv returned an error|GPG signature is not available|"
+            r"GPG signature verification error"
         ),
         _unsigned,
     ),
@@ -253,6 +258,18 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
         re.compile(r"(?P<why>Could not (?:resolve|connect to) '?(?P<host>[\w.:-]+)'?[^\n·]{0,100})"),
         _repository,
     ),
+    # Curl error (37): Could not read a file:// file for file:///etc/a.asc [Couldn't open file …] (dnf 4)
+    # cannot open file: (2) - No such file or directory [/etc/a.asc] (dnf 5)
+    (
+        re.compile(
+            r"Could(?: not|n't) read a file:// file for file://(?P<file>/\S{1,300})(?<!repomd\.xml) \[|"
+            r"cannot open file: \(\d+\) - [^\[\n]{1,99}\[(?P<other>/[^\]\n]{1,300})\]"
+        ),
+        lambda match: (
+            f"dnf cannot read {match['file'] or match['other']}, a key of one of its repositories: restore "
+            "it, or correct gpgkey"
+        ),
+    ),
     # Curl error (7): Couldn't connect to server for http://10.0.0.1/repodata/repomd.xml [Failed to connect …]
     (
         re.compile(r"(?P<why>Curl error \(\d+\): [^\n]{3,100}?) for \w+://(?P<host>[^/\s]+)"),
@@ -260,10 +277,13 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     ),
     # Error: Failed to download metadata for repo 't': Cannot download repomd.xml: … (dnf 4)
     # Failed to download metadata (baseurl: "http://m/") for repository "t": Usable URL not found (dnf 5)
+    # … repo 't': Yum repo downloading error: Downloading error(s): repodata/a-primary.xml.zst - … (dnf 4)
+    # … repo 't': repomd.xml parser error: Element <repomd> was not found - … (dnf 5: Parsing unsuccessful)
     (
         re.compile(
             r"""Failed to download metadata .{0,300}?for repo(?:sitory)? ['"](?P<host>[^'"\n]{1,100})['"]: """
-            r"(?P<why>Cannot download|Usable URL not found)"
+            r"(?P<why>Cannot download|Usable URL not found|Yum repo downloading error|"
+            r"repomd\.xml parser error|Parsing unsuccessful)"
         ),
         _repository,
     ),
