@@ -189,6 +189,16 @@ def test_defaults_and_argument_spec_are_one_interface(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_defaults_need_nothing_that_a_task_has_to_load(role: str) -> None:
+    """Ansible renders every default of the argument spec before the role's first task loads its names."""
+    known = load(paths.ROLES / role / "vars/main.yml")
+    needed = re.findall(r"\b__\w+", (paths.ROLES / role / "defaults/main.yml").read_text())
+    for name in needed:
+        assert name in known, name
+        needed += [each for each in re.findall(r"\b__\w+", str(known[name])) if each not in needed]
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_the_readme_explains_every_variable(role: str) -> None:
     text = (paths.ROLES / role / "README.md").read_text()
     for name in load(paths.ROLES / role / "defaults/main.yml"):
