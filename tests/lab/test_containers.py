@@ -212,6 +212,11 @@ CRIO = "#!/bin/sh\necho crio version {}\n"
     ("prepare", "settings", "sentence"),
     [
         ('printf \'{\\n  "a": 1,\\n  "b" 2\\n}\' > /etc/docker/daemon.json', {}, "line 3 column 7"),
+        (
+            'printf \'{"lgo-driver": "journald"}\' > /etc/docker/daemon.json',
+            {},
+            "dockerd refuses what /etc/docker/daemon.json would be",
+        ),
         ("true", {"container_toolkit_runtimes": ["crio"]}, "requests crio, which is not installed"),
         (
             f"printf '{CRIO.format('1.29.4')}' > /usr/local/bin/crio; chmod 755 /usr/local/bin/crio",
@@ -223,6 +228,7 @@ CRIO = "#!/bin/sh\necho crio version {}\n"
     ],
     ids=[
         "broken daemon.json",
+        "a setting that Docker does not know",
         "no such runtime",
         "an old runtime",
         "an old toolkit",

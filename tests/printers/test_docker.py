@@ -119,6 +119,22 @@ def test_what_docker_refuses_is_read_as_refused_and_the_rest_as_it_is(
 
 
 @pytest.mark.parametrize("docker", SUITES, indirect=True)
+def test_what_docker_says_before_the_file_is_in_place(docker: tuple[str, Root]) -> None:
+    """What gpuprov_json reads: answers to settings that it would write, and to a flag that is not there."""
+    _, programs = docker
+    for settings, refusal in (
+        *((written, "") for written in WRITTEN),
+        ({"lgo-driver": "x", **WRITTEN[0]}, "directives don't match any configuration option: lgo-driver"),
+        ({"log-level": "loud"}, "loud"),
+    ):
+        write(programs.own / "tmp/new", json.dumps(settings))
+        done = programs.run("dockerd", "--validate", "--config-file", "/tmp/new")
+        assert (done.returncode != 0) == bool(refusal), f"{settings}: {done.stderr}"
+        assert refusal in done.stderr
+    assert gpuprov_json.UNKNOWN in programs.run("dockerd", "--gpuprov").stderr
+
+
+@pytest.mark.parametrize("docker", SUITES, indirect=True)
 def test_docker_takes_a_runtime_in_at_a_reload_and_cdi_at_its_start(docker: tuple[str, Root]) -> None:
     if os.geteuid() != 0:
         pytest.skip("dockerd wants the cgroups of root")

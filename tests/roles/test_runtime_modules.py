@@ -87,6 +87,29 @@ def test_what_is_not_json_is_refused_with_the_line_and_left(
     assert file.read_text() == text
 
 
+ASKED = ["dockerd", "--validate", "--config-file", "%s"]
+DIRECTIVE = "unable to configure the Docker daemon with file {}: the following directives don't match any"
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_what_the_daemon_refuses_is_left_in_its_words(host: Host, tmp_path: Path, check: bool) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text('{"lgo-driver": "journald"}')
+    wanted: dict[str, Any] = {"path": str(file), "settings": WANTED, "validate": ASKED}
+    refusing = "grep -q lgo $3 && grep -q nvidia $3 || exit 9"
+    host.program("dockerd", f'{refusing}; echo "{DIRECTIVE.format("$3")}" >&2; exit 1')
+    done = host.module("gpuprov_json", check=check, **wanted)
+    assert done["failed"]
+    assert done["msg"].startswith(f"dockerd refuses what {file} would be: {DIRECTIVE.format(file)}")
+    assert done["msg"].endswith("Correct the file; it was not changed.")
+    assert file.read_text() == '{"lgo-driver": "journald"}'
+    host.program("dockerd", "echo 'unknown flag: --validate' >&2; exit 125")
+    assert host.module("gpuprov_json", check=True, **wanted)["changed"]
+    (host.bin / "dockerd").unlink()
+    assert host.module("gpuprov_json", **{**wanted, "validate": ["dockerd-of-nobody", "%s"]})["changed"]
+    assert json.loads(file.read_text())["lgo-driver"] == "journald"
+
+
 # --- gpuprov_service_restart
 
 

@@ -16,6 +16,13 @@ options:
     description: What has to be in it. Mappings are merged, everything else is replaced.
     type: dict
     required: true
+  validate:
+    description:
+      - The program that reads the file, and the options with which it says whether it takes one, C(%s).
+      - It is asked in check mode, too. One that is not installed, or does not know the option, is not heard.
+    type: list
+    elements: str
+    default: []
 author:
   - The gpuprov authors (@gpuprov)
 """
@@ -25,6 +32,7 @@ EXAMPLES = r"""
   gpuprov_json:
     path: /etc/docker/daemon.json
     settings: {runtimes: {nvidia: {path: nvidia-container-runtime}}}
+    validate: [dockerd, --validate, --config-file, "%s"]
 """
 
 RETURN = r"""
@@ -43,6 +51,8 @@ import os  # noqa: E402
 import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+UNKNOWN = "unknown flag: "  # of a Docker before 23.0, which has no --validate
 
 
 def merged(old, new):
@@ -84,13 +94,35 @@ def read(module, path):
     return settings
 
 
+def written(module, settings):
+    """The path of a new file with the settings."""
+    handle, temporary = tempfile.mkstemp(dir=module.tmpdir)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(settings, indent=4, ensure_ascii=False) + "\n")
+    return temporary
+
+
+def validate(module, path, settings):
+    """End the module if the program that reads the file would refuse these settings."""
+    command = module.params["validate"]
+    program = module.get_bin_path(command[0]) if command else None
+    if not program:
+        return
+    temporary = written(module, settings)
+    words = [temporary if word == "%s" else word for word in command[1:]]
+    code, out, error = module.run_command([program, *words])
+    os.unlink(temporary)
+    said = " ".join((error.strip() or out.strip() or "no word why").split()).replace(temporary, path)
+    if code and UNKNOWN not in said:
+        text = "{0} refuses what {1} would be: {2}. Correct the file; it was not changed."
+        module.fail_json(msg=text.format(command[0], path, said[-600:].rstrip(".")))
+
+
 def write(module, path, settings):
     """Write the file whole or not at all; a new one is everybody's to read."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fresh = not os.path.exists(path)
-    handle, temporary = tempfile.mkstemp(dir=module.tmpdir)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(json.dumps(settings, indent=4, ensure_ascii=False) + "\n")
+    temporary = written(module, settings)
     if fresh:
         os.chmod(temporary, 0o644)
     module.atomic_move(temporary, path)
@@ -101,6 +133,7 @@ def main():
         argument_spec={
             "path": {"type": "path", "required": True},
             "settings": {"type": "dict", "required": True},
+            "validate": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -108,6 +141,7 @@ def main():
     old = read(module, path)
     new = merged(old, module.params["settings"])
     changed = [key for key in new if key not in old or old[key] != new[key]]
+    validate(module, path, new)
     if changed and not module.check_mode:
         write(module, path, new)
     module.exit_json(changed=bool(changed), keys_to_set=changed, settings=new)
