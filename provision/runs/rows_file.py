@@ -44,7 +44,7 @@ class RowsFile:
     def _word(self, text: str) -> str:
         return self._words.setdefault(text, text)
 
-    def _put(self, rows: Any) -> LazyRows[Any]:
+    def _put(self, rows: Any) -> Any:
         data = rows.packed
         if data is None:
             return rows  # they are there already

@@ -83,7 +83,7 @@ def test_a_strange_answer_is_one_line_and_the_node_no_pass(
 def test_a_node_that_refuses_is_told_with_the_burn_in_it_has(run: Campaign, nodes: Nodes) -> None:
     refuses = {"started": False, "refused": "a burn-in runs", "running": "20260101-burnin"}
     nodes["gpu-01"] = FakeNode("gpu-01", {}, **refuses)
-    refused = run.begin({"gpu-01": order(), "gpu-02": order()}, "program")
+    refused = run.begin({"gpu-01": order(), "gpu-02": order()}, b"program")
     assert refused == {"gpu-01": "a burn-in runs (20260101-burnin)", "gpu-02": SILENT}
 
 
@@ -93,7 +93,7 @@ def test_orders_that_come_too_late_for_the_limits_stop_all(
     nodes["gpu-01"] = FakeNode("gpu-01", {})
     monkeypatch.setattr(campaign, "MARGIN", -1.0)
     with pytest.raises(GpuprovError, match="the limits allow"):
-        run.begin({"gpu-01": order(end_by_s=100.0)}, "program")
+        run.begin({"gpu-01": order(end_by_s=100.0)}, b"program")
     assert nodes["gpu-01"].asked[-1]["gpuprov_burnin_state"] == "stop"
 
 

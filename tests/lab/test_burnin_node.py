@@ -105,8 +105,8 @@ class Node:
             "segments": list(segments),
             **more,
         }
-        given = {"order": json.dumps(order), "runner": packed_program.build("burnin")}
-        self.answer = self.ask("start", **{name: node_talk.packed(data) for name, data in given.items()})
+        runner = node_talk.packed(packed_program.build("burnin"))
+        self.answer = self.ask("start", order=node_talk.packed(json.dumps(order)), runner=runner)
         return Campaign(self, self.node.place.disk / HOME.strip("/") / campaign)
 
     def shell(self, command: str) -> str:
