@@ -14,7 +14,7 @@ from benchmarks.detection.simulator import Simulator
 
 
 def script(silicon: Simulator, root: Path, argv: Sequence[str]) -> Callable[[], int]:
-    """`sh -c TEXT NAME WORD…`: checks/vendors/amd/telemetry.py has the `sampler`, checks/vendors/amd/gpu_burn.py `write`."""
+    """`sh -c TEXT NAME WORD…`: AMD's telemetry.py and gpu_burn.py have `sampler` and `write`."""
     name, words = argv[3], argv[4:]
     if name == "write":
         return lambda: _write(root / words[1].lstrip("/"), words[0])

@@ -115,7 +115,7 @@ BEFORE = {
     "s": {"state": "IDLE+DRAIN", "reason": "gpuprov: spare", "pool": ""},
     "t": {"state": "IDLE+DRAIN", "reason": "gpuprov: spare", "pool": ""},
 }
-INCIDENT: Incident = replace(new("a", 101.0, "gpu3 has fallen off", ()), step=Step.REPAIR, spare="s")
+INCIDENT: Incident = replace(new("a", 101.0, "gpu3 has fallen off"), step=Step.REPAIR, spare="s")
 AFTER = {
     **BEFORE,
     "a": {"state": "IDLE+DRAIN", "reason": f"gpuprov: {INCIDENT.reason}", "pool": "gpu"},

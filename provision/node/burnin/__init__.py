@@ -1,9 +1,9 @@
 """The program that burns a node in, hours long, with nobody connected: runs the steps of an order, samples
 sensors and counters meanwhile, and writes both into a spool on the node's disk.
 
-provision/checks/on_node/packed_program.py packs these files and the module gpuprov_run, whose way to run programs
-this uses. The module gpuprov_burnin puts them on the node as SPOOL/program, and systemd keeps it alive:
-`python3 -I -S program burnin SPOOL`. Whoever collects the spool judges; nothing is judged here.
+provision/checks/on_node/packed_program.py packs these files and the module gpuprov_run, whose way to run
+programs this uses. The module gpuprov_burnin puts them on the node as SPOOL/program, and systemd keeps it
+alive: `python3 -I -S program burnin SPOOL`. Whoever collects the spool judges; nothing is judged here.
 
 runner.py walks through the order. Each step runs in a child of its own, and so does everything else that may
 hang. sampler.py is one more process, with one program or reader for each source and, where a device can hang

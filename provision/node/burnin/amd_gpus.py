@@ -18,8 +18,8 @@ AMD_LIST_AND_METRIC = ["/bin/sh", "-c", "amd-smi list --json; exec amd-smi metri
 AMD_DOCUMENT = re.compile(r"^[\[{]", re.MULTILINE)  # warnings may stand before it
 AMD_PATIENCE = 60.0  # seconds: how long eight GPUs take nobody has published
 AMD_MOST_GPUS = 1024  # and partitions of them
-# What holds the clocks down, the bits of `violations`; provision/checks/vendors/amd/sensors.py says it in words. The
-# limit of power is not among them: it does so in normal life.
+# What holds the clocks down, the bits of `violations`; checks/vendors/amd/sensors.py says it in words.
+# The limit of power is not among them: it does so in normal life.
 AMD_VIOLATIONS = (("prochot", 1), ("vr_thermal", 2), ("hbm_thermal", 4), ("socket_thermal", 8))
 AMD_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe lane
 
