@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from provision import __version__
 from provision.errors import BugError, GpuprovError
 
 MOST = 20  # files in one folder: a bug may strike every node, or every minute
@@ -41,6 +42,7 @@ def report(error: BaseException) -> str:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     text = "".join(lines).encode("utf-8", "backslashreplace")
     name = f"bug-{hashlib.sha256(text).hexdigest()[:12]}.txt"
+    text = f"{versions()}\n\n".encode("utf-8", "backslashreplace") + text
     try:
         return f"please report it with {_written(_folder, name, text)}"
     except OSError:
@@ -49,6 +51,25 @@ def report(error: BaseException) -> str:
         return f"please report it with {_written(None, name, text)}"
     except OSError as full:
         return f"please report it; its traceback cannot be kept: {full.strerror}"
+
+
+def versions() -> str:
+    """What a bug was seen with: `gpuprov 0.1.0, Python 3.11.2, ansible-core 2.18.1, Debian GNU/Linux 12
+    (bookworm), Linux 6.1.0 x86_64`, on one line."""
+    import platform
+    from importlib import metadata
+
+    try:
+        ansible = metadata.version("ansible-core")
+    except metadata.PackageNotFoundError:
+        ansible = "not installed"
+    try:
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (AttributeError, OSError, KeyError):  # Python 3.9, on nodes, cannot read it
+        system = "unknown system"
+    kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
+    python = platform.python_version()
+    return f"gpuprov {__version__}, Python {python}, ansible-core {ansible}, {system}, {kernel}"
 
 
 def _written(folder: Path | None, name: str, text: bytes) -> str:

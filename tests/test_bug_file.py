@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import provision
 from provision import bug_file
 from provision.checks.check import Raw
 from provision.checks.judging import node_judge, registry
@@ -42,7 +45,16 @@ def test_the_traceback_is_in_the_folder_of_the_run(tmp_path: Path) -> None:
     assert kept.parent == run.path
     assert "ZeroDivisionError: x" in kept.read_text()
     assert ", in raised" in kept.read_text()
+    assert kept.read_text().splitlines()[0] == bug_file.versions()
     assert kept.stat().st_mode & 0o77 == 0
+
+
+def test_it_says_which_versions_the_bug_was_seen_with() -> None:
+    gpuprov, python, ansible, system, kernel = bug_file.versions().split(", ")
+    assert (gpuprov, python) == (f"gpuprov {provision.__version__}", f"Python {sys.version.split()[0]}")
+    assert re.fullmatch(r"ansible-core \d+\.\d+\S*", ansible)
+    assert f'PRETTY_NAME="{system}"' in Path("/etc/os-release").read_text()
+    assert kernel == f"Linux {os.uname().release} {os.uname().machine}"
 
 
 def test_the_same_traceback_is_kept_once_and_never_more_than_a_few(tmp_path: Path) -> None:
