@@ -10,6 +10,7 @@ import os
 import sys
 
 from provision import TYPE_CHECKING, __version__
+from provision.commands.parser import Parser, RefusedError, hint, sentence
 from provision.errors import ExitCode, GpuprovError, OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -17,83 +18,61 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
     from types import ModuleType
 
-# verb -> what `gpuprov --help` says. The module is provision/commands/<verb>.py.
-COMMANDS = {
-    "init": "write a commented starter inventory",
-    "plan": "show what `up` would do to each node, and why; changes nothing",
-    "up": "install the declared stack on the nodes, and verify the result",
-    "validate": "run the hardware checks, judge the results, write one health report",
-    "status": "show the state of the fleet now, from the nodes' own health programs",
-    "watch": "replace failed nodes with proven spares; runs as a service on the controller",
-    "return": "return a repaired node to the spares, after up, validate and a burn-in",
-    "burnin": "load nodes for hours before production, and write a record of acceptance",
-    "lock": "record the exact packages of good nodes in a lock file for the whole fleet",
-    "baseline": "derive thresholds from the stored runs of your own fleet",
-    "drift": "compare the fleet with its declared state; made for CI",
-    "runs": "list the work that runs have given to workers of a mesh, and cancel it",
-    "report": "render, judge again, compare or pack stored runs",
-    "selftest": "prove that the checks work on this GPU machine, without SSH or inventory",
-    "lab": "run a fleet of simulated GPU nodes on this machine",
-    "docs": "print a page of the documentation, or what is known of a role or check",
+# Group -> verb -> what `gpuprov --help` says. The module of a verb is provision/commands/<verb>.py.
+GROUPS = {
+    "bring nodes up": {
+        "init": "write a commented starter inventory",
+        "plan": "show what `up` would do to each node, and why",
+        "up": "install the declared stack on the nodes, and verify it",
+    },
+    "prove them": {
+        "validate": "run the hardware checks, and write a health report",
+        "burnin": "load nodes for hours, and write a record of acceptance",
+        "selftest": "prove the checks on this GPU machine, without SSH",
+    },
+    "keep them": {
+        "status": "show the state of the fleet now",
+        "drift": "compare the fleet with its declared state; made for CI",
+        "watch": "replace failed nodes with proven spares, as a service",
+        "return": "return a repaired node to the spares",
+    },
+    "records": {
+        "report": "render, judge again, compare or pack stored runs",
+        "runs": "list stored runs, and the work of runs at workers",
+        "lock": "record the exact packages of good nodes for the fleet",
+        "baseline": "derive thresholds from the runs of your own fleet",
+    },
+    "learn": {
+        "docs": "print a page of the documentation, or what a check does",
+        "lab": "run a fleet of simulated GPU nodes on this machine",
+    },
 }
+COMMANDS = {verb: what for group in GROUPS.values() for verb, what in group.items()}
 
 # Verbs of other distributions, which name their module in the entry point group GROUP -> how one gets them.
 ELSEWHERE = {"lab": ("gpuprov-lab", "in a checkout of gpuprov: pip install ./lab")}
 GROUP = "gpuprov.commands"
 
 EPILOG = """\
-exit codes:
-  0 success                       4 drift
-  1 stopped by a named error      5 incomplete: a node was unreachable or not measurable
-  2 wrong command line            70 a bug in gpuprov
-  3 unhealthy, or a role failed   130 interrupted
-                                  141 the reader of the output has gone (| head)
+gpuprov COMMAND --help explains a command. Start with init, plan, up, validate.
 
-start here:
-  gpuprov init                    then edit inventory.yml
-  gpuprov plan                    show what `up` would do
-  gpuprov up                      install the declared stack
-  gpuprov validate --nodes all    check the hardware
+exit codes: 0 success, 1 stopped by a named error, 2 wrong command line, 3 unhealthy or a role failed,
+4 drift, 5 a node was unreachable or not measured, 70 a bug in gpuprov, 130 interrupted, 141 the reader of
+the output has gone.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses what it does not know itself, with its own usage and the nearest that it knows: argparse leaves
-    a verb's unknown options to the parser of the program."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        options, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
-            flag = next((word for word in unknown if word.startswith("-")), "")
-            hint = _hint(flag.partition("=")[0], known)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return options, unknown
-
-    def _check_value(self, action: argparse.Action, value: object) -> None:
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            error.message += _hint(str(value), [str(choice) for choice in action.choices or ()])
-            raise
-
-
-def _hint(wrong: str, known: Sequence[str]) -> str:
-    from provision.nearest import did_you_mean
-
-    meant = did_you_mean(wrong, known)
-    return f"\n  → {meant}" if meant else ""
-
-
-def _top_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _top_parser() -> Parser:
+    listed = (
+        f"{title}:\n" + "".join(f"  {verb:<10}{what}\n" for verb, what in group.items())
+        for title, group in GROUPS.items()
+    )
+    parser = Parser(
         prog="gpuprov",
-        description="GPU machines from bare Linux to proven ready for production, from one inventory.",
+        usage="gpuprov [-h] [--version] COMMAND …",
+        description="GPU machines from bare Linux to proven ready for production, from one inventory.\n\n"
+        + "\n".join(listed),
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"gpuprov {__version__}")
     parser.add_argument(
@@ -129,20 +108,23 @@ def _entry_points(verb: str) -> EntryPoints:
     return metadata.entry_points(group=GROUP, name=verb)
 
 
-def build_parser(verbs: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser with the arguments of `verbs` filled in; the others are listed only."""
+def build_parser(verbs: Sequence[str] = tuple(COMMANDS), *, complete: bool = False) -> Parser:
+    """The parser with the arguments of `verbs` filled in; the others are listed only. `complete`: for a
+    shell, which offers the options of a verb that is left out as well."""
     parser = _top_parser()
-    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", title="commands")
+    subparsers = parser.add_subparsers(
+        dest="verb",
+        help="" if complete else argparse.SUPPRESS,
+        prog="gpuprov",  # the help groups them
+    )
     for verb, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            verb,
-            help=summary,
-            description=summary[0].upper() + summary[1:] + ".",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        subparser = subparsers.add_parser(verb, help=summary, description=sentence(summary))
         if verb in verbs:
             _command_module(verb).add_arguments(subparser)
+            if complete and subparser.usual:
+                usual = subparser.verbs[subparser.usual]
+                for action in usual._get_optional_actions()[1:]:  # the first is --help
+                    subparser._add_action(action)
     return parser
 
 
@@ -151,22 +133,62 @@ def _wanted_verb(argv: Sequence[str]) -> list[str]:
     return [word for word in argv if word in COMMANDS][:1]
 
 
-def _command(arguments: Sequence[str]) -> int:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line. Raises UsageError; SystemExit after help, and where a parser refuses."""
     verbs = _wanted_verb(arguments)
     parser = build_parser(verbs)
     if verbs and arguments[0].startswith("-"):
         first = arguments[0].partition("=")[0]
         if first not in (name for action in parser._actions for name in action.option_strings):
             raise UsageError(f"the command comes first: `gpuprov {verbs[0]} {first} …`")
-    options = parser.parse_args(arguments)
+    words, innermost = _with_usual(parser, arguments)
+    if words[-1:] == ["all"] and words[-2] in ("-h", "--help"):
+        sys.stdout.write(innermost.whole_help())
+        raise SystemExit(ExitCode.OK)
+    try:
+        return parser.parse_args(words)
+    except RefusedError as refused:
+        from provision.commands import moved
+
+        if told := moved.answer(arguments):
+            raise UsageError(told) from None
+        sys.stderr.write(str(refused))
+        raise SystemExit(ExitCode.USAGE) from None
+
+
+def _with_usual(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], Parser]:
+    """The command line with the verb that was left out, and the innermost parser on its way."""
+    words, place = list(arguments), 0
+    while parser.verbs:
+        word = words[place] if place < len(words) else ""
+        if word not in parser.verbs and (usual := parser.usual):
+            _refuse_mistyped(parser, word)
+            words.insert(place, word := usual)
+        if word not in parser.verbs:
+            break
+        parser, place = parser.verbs[word], place + 1
+    return words, parser
+
+
+def _refuse_mistyped(parser: Parser, word: str) -> None:
+    """Raises UsageError for a word that is more likely a mistyped verb than what the usual verb takes."""
+    if word and not word.startswith("-") and (meant := hint(word, [*parser.verbs])):
+        from pathlib import Path
+
+        if not Path(word).exists():
+            raise UsageError(f"{parser.prog} {word}: no such verb, and no such file", meant.strip(" \n→"))
+
+
+def _command(arguments: Sequence[str]) -> int:
+    options = parsed(arguments)
     if options.print_completion:
         import shtab
 
         here = [verb for verb in COMMANDS if verb not in ELSEWHERE or _entry_points(verb)]
-        print(shtab.complete(build_parser(here), shell=options.print_completion))  # noqa: T201
+        print(shtab.complete(build_parser(here, complete=True), shell=options.print_completion))  # noqa: T201
         return ExitCode.OK
     if options.verb is None:
-        parser.print_help()
+        _top_parser().print_help()
         return ExitCode.USAGE
     return int(_command_module(options.verb).run(options))
 

@@ -12,5 +12,6 @@ def did_you_mean(wrong: str, known: Collection[str], otherwise: str = "", limit:
     >>> did_you_mean("nccl_verison", ["nccl_version", "rdma_hosts"])
     'did you mean nccl_version?'
     """
-    near = difflib.get_close_matches(wrong, known, n=limit, cutoff=0.6)
+    bare = {name.lstrip("-"): name for name in known}  # that both begin with dashes makes no options alike
+    near = [bare[name] for name in difflib.get_close_matches(wrong.lstrip("-"), bare, n=limit, cutoff=0.6)]
     return f"did you mean {' or '.join(near)}?" if near else otherwise

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from provision import cli
-from provision.commands import drift
+from provision.commands.formats import outputs
 from provision.drift import formats
 from provision.errors import ExitCode
 
@@ -46,9 +46,9 @@ def commands(script: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", ["github", "gitlab"])
 def test_the_command_of_each_example_is_accepted(name: str) -> None:
     (words,) = commands(scripts()[name])
-    options = cli.build_parser().parse_args(words)
+    options = cli.parsed(words)
     assert options.verb == "drift"
-    files = dict(drift.outputs(options))
+    files = dict(outputs(options.format, options.json))
     assert len(files) >= 3
     job = GITHUB["jobs"]["drift"] if name == "github" else GITLAB["drift"]
     for form, file in files.items():
@@ -56,10 +56,13 @@ def test_the_command_of_each_example_is_accepted(name: str) -> None:
 
 
 def test_a_pull_request_is_planned_without_nodes_first_and_its_changes_are_no_failure() -> None:
-    offline, online = (
-        cli.build_parser().parse_args(words) for words in commands(scripts()["plan"].replace("pip ", "# "))
+    offline, online = (cli.parsed(words) for words in commands(scripts()["plan"].replace("pip ", "# ")))
+    assert (offline.verb, offline.offline, online.format, online.exit_code) == (
+        "plan",
+        True,
+        [("github", "-")],
+        True,
     )
-    assert (offline.verb, offline.offline, online.format, online.exit_code) == ("plan", True, "github", True)
     assert PLAN["jobs"]["plan"]["needs"] == "inventory"
     assert f'"$code" -eq {int(ExitCode.DRIFT)} ]; then exit 0' in scripts()["plan"]
 

@@ -15,6 +15,7 @@ import pytest
 
 from provision import cli
 from provision.errors import ExitCode, GpuprovError, InventoryError
+from provision.nearest import did_you_mean
 from provision.remote.ssh import config
 
 ROOT = Path(cli.__file__).resolve().parent.parent
@@ -53,7 +54,7 @@ def test_help_lists_every_verb_and_every_exit_code() -> None:
 def test_without_a_verb_it_prints_help_and_is_a_usage_error() -> None:
     shown = gpuprov()
     assert shown.returncode == ExitCode.USAGE
-    assert "gpuprov init" in shown.stdout
+    assert "\n  init " in shown.stdout
 
 
 @pytest.mark.parametrize("arguments", [["frobnicate"], ["up", "--nonsense"], ["--nonsense"]])
@@ -66,20 +67,10 @@ def test_a_wrong_command_line_is_exit_2_without_a_traceback(arguments: list[str]
 # A verb, of some a verb of its own, and an option of it.
 OPTIONS = {
     **{"init": "--host", "plan": "--nodes", "up": "--max-failures", "validate": "--burn-seconds"},
-    **{
-        "burnin": "--detach",
-        "lock": "--majority",
-        "baseline learn": "--margin",
-        "drift": "--require-validated",
-    },
-    **{"report": "--rejudge", "selftest": "--mask-serials", "lab up": "--inventory"},
-    **{
-        "docs": "--help",
-        "status": "--watch",
-        "watch": "--install-unit",
-        "return": "--profile",
-        "runs": "--cancel",
-    },
+    **{"burnin start": "--detach", "lock": "--majority", "baseline learn": "--margin"},
+    **{"drift": "--require-validated", "report": "--rejudge", "report history": "--json"},
+    **{"selftest": "--mask-serials", "lab up": "--inventory", "docs": "--help", "status": "--watch"},
+    **{"watch": "--connections", "watch replay": "--history", "return": "--profile", "runs": "--json"},
 }
 
 
@@ -121,6 +112,7 @@ def test_a_mistyped_verb_shows_the_nearest(verb: str, capsys: pytest.CaptureFixt
     ("words", "usage", "meant"),
     [
         (["--verison"], "gpuprov", "--version"),
+        (["burnin", "staus"], "gpuprov burnin", "status"),
         (["lab", "staus"], "gpuprov lab", "status"),
         (["baseline", "lern"], "gpuprov baseline", "learn"),
         (["drift", "--format", "jsn"], "gpuprov drift", "json"),
@@ -137,6 +129,78 @@ def test_other_mistakes_show_what_is_near(
 
 def test_what_is_near_nothing_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, "plan", "--qqqq")[-1] == "gpuprov plan: error: unrecognized arguments: --qqqq"
+
+
+def test_a_mistyped_verb_of_a_verb_is_not_taken_for_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", "stat"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        "gpuprov: gpuprov watch stat: no such verb, and no such file\n  → did you mean state?\n"
+    )
+
+
+def test_options_are_alike_by_their_words_not_by_their_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    """`report --list` proposed `--publish`, which wrote into a cluster."""
+    assert did_you_mean("--list", ["--publish", "--history"]) == ""
+    assert did_you_mean("--lisst", ["--publish", "--list"]) == "did you mean --list?"
+    assert cli.main(["report", "--list"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == "gpuprov: `gpuprov report --list` is now `gpuprov runs list`\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "new"),
+    [
+        ("report --compare a b", "report compare A B"),
+        ("report --bundle=gpu-03", "report bundle NODE [RUN]"),
+        ("report --history", "report history [NODE]"),
+        ("report some-run --publish", "report publish [RUN]"),
+        ("watch fleet.yml --state --json", "watch state [INVENTORY]"),
+        ("watch fleet.yml --dry-run day.jsonl", "watch replay [INVENTORY] [--history FILE]"),
+        ("watch --install-unit", "watch install [INVENTORY]"),
+        ("burnin --nodes rack1 --profile day", "burnin start"),
+        ("burnin inventory.yml", "burnin start"),
+        ("burnin --nodes rack1 --plan", "burnin plan"),
+        ("burnin --list", "burnin profiles"),
+        ("burnin --resume latest", "burnin resume [RUN]"),
+        ("runs --cancel all", "runs cancel WHICH"),
+        ("validate --list", "docs checks"),
+        ("lab fault --list", "lab faults"),
+        ("plan --markdown", "plan --format markdown"),
+        ("drift --format sarif --output x.sarif", "drift --format NAME=FILE"),
+        ("drift --junit x.xml", "drift --format junit=FILE"),
+        ("lock -o x.yml", "lock --file FILE"),
+        ("lock --output x.yml", "lock --file FILE"),
+        ("baseline learn --output x.yml", "baseline learn --file FILE"),
+    ],
+)
+def test_an_earlier_form_is_one_line_that_names_the_new_one(
+    line: str, new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line.split()) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.endswith(f" is now `gpuprov {new}`\n")
+    assert err.count("\n") == 1
+    words = [word.strip("[]").replace("NAME=", "text=") for word in new.split()]
+    assert cli.parsed(words if new != "runs list" else words[:2]).verb == words[0]
+
+
+@pytest.mark.parametrize("flags", ["-b", "--become", "-bK", "-bkKuops"])
+def test_become_is_told_that_it_is_not_needed(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["up", flags]) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        "gpuprov: there is no -b, --become: gpuprov becomes root on the nodes without it\n"
+    )
+
+
+def test_the_shared_options_are_named_and_explained_where_all_is_asked_for() -> None:
+    short, whole = gpuprov("drift", "--help").stdout, gpuprov("drift", "--help", "all").stdout
+    assert "connection and selection (--help all explains these):\n" in short
+    for name in ("-i", "--set", "-e", "--vault-password-file", "-u", "-k", "-K", "--timeout", "--lock"):
+        assert short.count(f"{name} ") + short.count(f"{name},") >= 1
+        assert f"\n  {name}" in whole
+        assert f"\n  {name} " not in short.partition("connection and selection")[0]
+    assert whole.count("\n") > short.count("\n") + 15
+    assert gpuprov("watch", "state", "-h", "all").stdout.count("--ask-pass") == 1
 
 
 def test_an_option_before_its_command_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:

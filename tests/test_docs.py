@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from gpuprov_lab.releases import RELEASES
 from provision import cli
 from provision.checks.judging import registry
+from provision.commands import moved
 from provision.desired import variables
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
@@ -24,15 +26,17 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 
 
 def shown_commands() -> list[str]:
-    """Every `gpuprov …` line of the fenced blocks of all documents, but for what commands print (`text`)."""
+    """Every `gpuprov …` line of the fenced blocks of all documents; where a block has what commands print
+    (`text`), those behind a prompt."""
     commands = []
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         for language, block in re.findall(r"```([a-z]*)\n(.*?)```", text, re.DOTALL):
-            for line in block.splitlines() if language != "text" else ():
-                line = line.split("  #")[0].split(" | jq ")[0].strip().removeprefix("sudo ")
-                if line.startswith("gpuprov "):
-                    commands.append(line)
+            for line in block.splitlines():
+                line = line.split("  #")[0].split(" | jq ")[0].strip()
+                typed = line.removeprefix("$ ").removeprefix("sudo ")
+                if typed.startswith("gpuprov ") and (language != "text" or line.startswith("$ ")):
+                    commands.append(typed)
     return commands
 
 
@@ -57,8 +61,7 @@ def test_the_documents_show_commands() -> None:
 @pytest.mark.parametrize("command", sorted(set(shown_commands())))
 def test_every_shown_command_parses(command: str) -> None:
     words = shlex.split(command)[1:]
-    options = cli.build_parser().parse_args(words)
-    assert options.verb in cli.COMMANDS
+    assert cli.parsed(words).verb in cli.COMMANDS
 
 
 def spans(start: str) -> list[tuple[str, str]]:
@@ -71,14 +74,31 @@ def spans(start: str) -> list[tuple[str, str]]:
 
 
 def test_every_command_in_a_sentence_parses(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = cli.build_parser()
     for document, text in spans("gpuprov "):
         command = text.partition(" > ")[0].removesuffix("…")
         try:
-            parser.parse_args(shlex.split(command)[1:])
+            cli.parsed(shlex.split(command)[1:])
         except SystemExit:  # --version and --help end, too
             said = capsys.readouterr().err
             assert not said, f"{document}: {command}: {said}"
+
+
+def test_no_file_has_an_earlier_form_of_a_command() -> None:
+    """Neither in a sentence or message, nor as the words of a test or script."""
+    verbs = "|".join(cli.COMMANDS)
+    spoken = re.compile(rf"(?:gpuprov |`)((?:{verbs})\b[^`\n]*)")
+    typed = re.compile(rf"\"(?:{verbs})\"(?:, f?\"[^\"]*\")*")
+    listed = ["git", "ls-files", "-z", "--", "*.md", "*.py", "*.yml", "*.j2", "*.sh", "scripts", "roles"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    left = []
+    for name in names.split("\0")[:-1]:
+        if name in ("CHANGELOG.md", "tests/test_cli.py", "provision/commands/moved.py", "docs/ansible.md"):
+            continue
+        text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+        found = [[word.strip('.,;:)"') for word in one.split()] for one in spoken.findall(text)]
+        found += [re.findall(r"\"([^\"]*)\"", one) for one in typed.findall(text)]
+        left += [f"{name}: {' '.join(words)}: {told}" for words in found if (told := moved.answer(words))]
+    assert not left, "\n".join(left)
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -92,7 +112,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 # Those of Ansible, of pytest and of our scripts, where a document speaks of them.
 OPTIONS_OF_OTHERS = {
     "amd.md": {"--use_rocm_dmabuf"},
-    "ansible.md": {"--tags", "--start-at-task", "--list-hosts"},
+    "ansible.md": {"--become", "--tags", "--start-at-task", "--list-hosts"},
     "ci.md": {"--gpuprov-nodes", "--gpuprov-set", "--gpuprov-vault-password-file"},
     "detection.md": {"--", "--classes"},
     "health.md": {"--last"},
@@ -268,7 +288,7 @@ def test_what_the_glossary_names_exists(place: str) -> None:
         assert (ROOT / place).is_dir()
     elif place.startswith("gpuprov "):
         with pytest.raises(SystemExit) as ended:
-            cli.build_parser().parse_args([*shlex.split(place)[1:], "--help"])
+            cli.parsed([*shlex.split(place)[1:], "--help"])
         assert ended.value.code == ExitCode.OK
     else:
         wanted = rf"^class {place}\b" if place[0].isupper() else rf"\"{re.escape(place)}[\"/]"

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from provision import cli
+from provision.commands.parser import Parser
 
 FOLDER = Path(__file__).parent / "fixtures" / "help"
 RENEW = "python tests/test_help.py"
-ENVIRONMENT = {"COLUMNS": "100", "PYTHON_COLORS": "0"}  # Python 3.14 colours help
+ENVIRONMENT = {"COLUMNS": "80", "PYTHON_COLORS": "0"}  # Python 3.14 colours help
 
 
-def parsers() -> dict[str, list[argparse.ArgumentParser]]:
-    """File name -> the parsers whose help it holds: a verb's own, then those of its sub-verbs."""
+def parsers() -> dict[str, list[Parser]]:
+    """File name -> the parsers whose help it holds: a verb's own, unless that is the help of its usual verb,
+    and those of its verbs."""
     top = cli.build_parser()
-    return {"gpuprov": [top], **{verb: [parser, *children(parser)] for verb, parser in verbs(top).items()}}
+    return {"gpuprov": [top], **{verb: [*own(parser)] for verb, parser in top.verbs.items()}}
 
 
-def verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return {name: child for group in groups for name, child in group.choices.items()}
-
-
-def children(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    return list(verbs(parser).values())
+def own(parser: Parser) -> Iterator[Parser]:
+    if not parser.usual:
+        yield parser
+    yield from parser.verbs.values()
 
 
 def same_in_every_python(help_text: str) -> str:
     """Python 3.13 wraps usage elsewhere, and writes `-o, --output FILE` for `-o FILE, --output FILE`."""
     usage, _, rest = help_text.partition("\n\n")
-    usage = textwrap.fill(" ".join(usage.split()), 98, subsequent_indent="    ", break_on_hyphens=False)
+    usage = textwrap.fill(" ".join(usage.split()), 78, subsequent_indent="    ", break_on_hyphens=False)
 
     def one_metavar(match: re.Match[str]) -> str:
         names, metavar, text = match.groups()
@@ -48,10 +47,12 @@ def same_in_every_python(help_text: str) -> str:
 
 
 def helps() -> dict[str, str]:
-    return {
+    """Of one verb that has them all, `--help all` as well."""
+    texts = {
         name: "\n".join(same_in_every_python(parser.format_help()) for parser in group)
         for name, group in parsers().items()
     }
+    return texts | {"all": same_in_every_python(cli.build_parser(["drift"]).verbs["drift"].whole_help())}
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return helps()
 
 
-@pytest.mark.parametrize("name", ["gpuprov", *cli.COMMANDS])
+@pytest.mark.parametrize("name", ["gpuprov", "all", *cli.COMMANDS])
 def test_help_is_the_text_that_was_reviewed(name: str, shown: dict[str, str]) -> None:
     file = FOLDER / f"{name}.txt"
     expected = file.read_text(encoding="utf-8") if file.exists() else ""
@@ -70,6 +71,11 @@ def test_help_is_the_text_that_was_reviewed(name: str, shown: dict[str, str]) ->
 
 def test_no_file_is_left_of_a_verb_that_is_gone(shown: dict[str, str]) -> None:
     assert {file.stem for file in FOLDER.iterdir()} == set(shown)
+
+
+@pytest.mark.parametrize("name", ["gpuprov", "all", *cli.COMMANDS])
+def test_help_fits_a_terminal(name: str, shown: dict[str, str]) -> None:
+    assert [line for line in shown[name].splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize(

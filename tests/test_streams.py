@@ -21,14 +21,20 @@ from provision.errors import ExitCode
 ROOT = Path(cli.__file__).resolve().parent.parent
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|4[0-7]|9[0-7]|10[0-7]|38;[0-9;]+|48;[0-9;]+)(?:;\d+)*m")
 INVENTORY = "all: {hosts: {gpu-01: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n"
-OF_STORED_RUNS = (["report", "--format", "none"], ["report", "--json"], ["report", "--history"])
+OF_STORED_RUNS = (["report", "--format", "none"], ["report", "--json"], ["report", "history"])
 OF_NODES = (
-    *(["plan"], ["plan", "--json"], ["plan", "--markdown"], ["drift"], ["drift", "--format", "github"]),
+    *(
+        ["plan"],
+        ["plan", "--json"],
+        ["plan", "--format", "markdown"],
+        ["drift"],
+        ["drift", "--format", "github"],
+    ),
     *(["up", "--yes"], ["up", "--yes", "--json"], ["validate", "--stage", "quick"]),
 )
 OF_NOTHING = (
-    *(["--help"], ["plan", "--help"], ["--version"], ["--print-completion", "bash"], ["validate", "--list"]),
-    *(["burnin", "--list"], ["lab", "fault", "--list"], ["init", "--force", "new.yml"]),
+    *(["--help"], ["plan", "--help"], ["--version"], ["--print-completion", "bash"], ["docs", "checks"]),
+    *(["burnin", "profiles"], ["lab", "faults"], ["init", "--force", "new.yml"]),
 )
 EVERY = (*OF_NOTHING, *OF_STORED_RUNS, *OF_NODES)
 
@@ -221,16 +227,16 @@ VERBS = {
     "up": ["up", "--yes"],
     "validate": ["validate", "--stage", "quick"],
     "status": ["status"],
-    "watch": ["watch", "--state"],
+    "watch": ["watch", "state"],
     "return": ["return", "gpu-01"],
-    "burnin": ["burnin", "--plan"],
+    "burnin": ["burnin", "plan"],
     "lock": ["lock"],
     "baseline": ["baseline", "learn"],
     "drift": ["drift"],
     "runs": ["runs"],
     "report": ["report", "--format", "none"],
     "selftest": ["selftest", "--output", "/dev/null/none"],
-    "lab": ["lab", "fault", "--list"],
+    "lab": ["lab", "faults"],
     "docs": ["docs", "glossary"],
 }
 

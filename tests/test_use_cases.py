@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from provision import cli
-from provision.commands import burnin
+from provision.commands.parser import Parser
 
 TESTS = Path(__file__).resolve().parent
 LIST = yaml.safe_load((TESTS / "use_cases.yml").read_text(encoding="utf-8"))
@@ -25,26 +24,30 @@ FAKES = re.compile(r"\bsetattr\(|\bsetitem\(sys\.modules|\bimport mock\b|\bmock\
 IMPORTS = re.compile(r"^\s*from (tests[\w.]*) import ([\w, ]+)", re.M)
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    (verbs,) = _choices(cli.build_parser())
-    return verbs
+def parsers() -> dict[str, Parser]:
+    return cli.build_parser().verbs
 
 
-def _choices(parser: argparse.ArgumentParser) -> list[dict[str, argparse.ArgumentParser]]:
-    return [dict(one.choices) for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+def derived(verb: str, parser: Parser) -> Iterator[str]:
+    """The use cases that the parser of a verb has. What the usual verb of a verb takes is the verb's own; of
+    the lab's verbs, which are another distribution's, the options are not asked for."""
+    if not parser.verbs:
+        yield ""
+        yield from options(verb, parser)
+    for word, child in parser.verbs.items():
+        before = "" if word == parser.usual else word
+        yield before
+        for case in options(verb, child) if verb != "lab" else ():
+            yield f"{before} {case}".strip()
 
 
-def derived(verb: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """The use cases that the parser of a verb has."""
-    words = [word for choices in _choices(parser) for word in choices]
-    yield from words or [""]
-    if verb == "burnin":
-        yield from burnin.ACTIONS
+def options(verb: str, parser: Parser) -> Iterator[str]:
     settings = {"--help", *LIST["settings"]["all"], *LIST["settings"].get(verb, ())}
     for action in parser._actions:
         names = [name for name in action.option_strings if name.startswith("--")]
         if names and not settings.intersection(names):
-            yield from [f"{names[0]} {choice}" for choice in action.choices or ()] or [names[0]]
+            choices = list(action.choices or ()) or list(getattr(action.type, "known", ()))
+            yield from [f"{names[0]} {choice}" for choice in choices] or [names[0]]
 
 
 DERIVED = {(verb, case) for verb, parser in parsers().items() for case in derived(verb, parser)}

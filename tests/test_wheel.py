@@ -97,7 +97,7 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(
 
     assert gpuprov("init").returncode == 0
     assert (empty / "inventory.yml").is_file()
-    listed = gpuprov("validate", "--list")
+    listed = gpuprov("docs", "checks")
     assert "gpu_burn" in listed.stdout, listed.stderr
     assert "## Bastions" in gpuprov("docs", "connecting").stdout
     # The packed roles are found: an unknown role variable is told from a known one.
@@ -116,7 +116,7 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(
     assert gpuprov("--print-completion", "bash").returncode == 0
     places = ["--no-index", "--find-links", str(wheel.parent), "--find-links", str(wheel_of_the_lab.parent)]
     subprocess.run([*install, *places, "gpuprov[lab]"], check=True, timeout=100)
-    assert "burn_errors" in gpuprov("lab", "fault", "--list").stdout
+    assert "burn_errors" in gpuprov("lab", "faults").stdout
     program = (
         "import sys, pathlib\n"
         "from gpuprov_lab import packages, places, replica\n"

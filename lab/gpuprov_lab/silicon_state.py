@@ -52,7 +52,7 @@ def _fault(place: NodePlace, *words: str) -> None:
     done = attempt(*_program("fault"), "--dir", place.silicon, *words)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise LabError(said[-1] if said else "the fault was refused", "gpuprov lab fault --list")
+        raise LabError(said[-1] if said else "the fault was refused", "gpuprov lab faults")
 
 
 def _program(tool: str) -> list[str]:

@@ -20,10 +20,10 @@ A lab is a set of real Debian nodes (systemd, sshd, apt) with simulated GPUs, ea
 namespace. It needs root, and changes nothing outside its own bridge, /var/lib/gpuprov-lab and
 /var/cache/gpuprov-lab.
 
-  sudo gpuprov lab up                              3 nodes, and inventory/lab.yml
+  sudo gpuprov lab up                           3 nodes, and inventory/lab.yml
   sudo gpuprov lab up --node gpu-01=b200 --node gpu-02=l40s:debian12
-  sudo gpuprov lab up --node gpu-01=h100-sxm+ib    with RDMA cards (+ib or +roce) and NVMe drives
-  sudo gpuprov lab fault gpu-01 burn_errors gpu=5  inject a fault (--list shows all)
+  sudo gpuprov lab up --node gpu-01=h100-sxm+ib with RDMA cards and NVMe drives
+  sudo gpuprov lab fault gpu-01 burn_errors gpu=5
   sudo gpuprov lab fault gpu-01 --heal
   sudo gpuprov lab ssh gpu-01 nvidia-smi
   sudo gpuprov lab power gpu-02 off
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words", nargs=argparse.REMAINDER, metavar="CMD", help="command to run (default: a login shell)"
     )
     _add_fault(_verb(verbs, "fault", "inject a fault into a node, or remove it"))
+    _verb(verbs, "faults", "list the faults that can be injected", lab=False)
     power = _verb(verbs, "power", "switch a node off or on")
     power.add_argument("node", metavar="NODE")
     power.add_argument("state", choices=["off", "on"])
@@ -102,18 +103,20 @@ def _add_fault(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fault", nargs="?", metavar="FAULT")
     parser.add_argument("parameters", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--heal", action="store_true", help="remove FAULT, or all faults")
-    parser.add_argument("--list", action="store_true", help="list all faults")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from gpuprov_lab import silicon_state
     from gpuprov_lab.host import require_root
     from gpuprov_lab.spec import lab_name
 
     if options.lab_verb == "compare":
         return _compare(options)
+    if options.lab_verb == "faults":
+        print(silicon_state.fault_list(), end="")  # noqa: T201
+        return ExitCode.OK
     options.lab = lab_name(options.lab)
-    if not (options.lab_verb == "fault" and options.list):
-        require_root()
+    require_root()
     return _VERBS[options.lab_verb](options)
 
 
@@ -176,11 +179,8 @@ def _ssh(options: argparse.Namespace) -> ExitCode:
 def _fault(options: argparse.Namespace) -> ExitCode:
     from gpuprov_lab import silicon_state
 
-    if options.list:
-        print(silicon_state.fault_list(), end="")  # noqa: T201
-        return ExitCode.OK
     if not options.node or not (options.fault or options.heal):
-        raise UsageError("lab fault needs NODE FAULT, or NODE --heal", "gpuprov lab fault --list")
+        raise UsageError("lab fault needs NODE FAULT, or NODE --heal", "gpuprov lab faults")
     lab = _existing(options)
     place = lab.node_place(lab.node(options.node))
     if options.heal:
@@ -192,7 +192,7 @@ def _fault(options: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     for text in options.parameters:
         if "=" not in text:
-            raise UsageError(f"{text!r} is not KEY=VALUE", "gpuprov lab fault --list")
+            raise UsageError(f"{text!r} is not KEY=VALUE", "gpuprov lab faults")
     silicon_state.set_fault(place, options.fault, options.parameters)
     return ExitCode.OK
 

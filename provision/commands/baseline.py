@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provision.commands import fleet_options
+from provision.commands.parser import add_verbs
 from provision.errors import ExitCode, GpuprovError, RunFolderError
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ exit codes: 0 when the file was written; 1 when nothing could be learnt.
 
 examples:
   gpuprov baseline learn
-  gpuprov baseline learn 20261121T101500.000Z-validate 20261122T101500.000Z-validate --output our-limits.yml
+  gpuprov baseline learn 20261121T101500.000Z-validate --file our-limits.yml
   gpuprov report --rejudge --thresholds our-limits.yml
   gpuprov validate --nodes all --thresholds our-limits.yml
 """
@@ -35,23 +37,15 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    verbs = parser.add_subparsers(dest="baseline_verb", metavar="VERB", title="verbs", required=True)
-    learn: argparse.ArgumentParser = verbs.add_parser(
-        "learn",
-        help="derive a limit for each GPU product and metric from stored validate runs",
-        allow_abbrev=False,
-    )
+    about = "derive a limit for each GPU product and metric from stored validate runs"
+    learn = add_verbs(parser, {"learn": about})["learn"]
     learn.add_argument(
         "run", nargs="*", metavar="RUN", help="run folders or run names (default: the newest validate run)"
     )
     learn.add_argument(
-        "--output", metavar="FILE", default="baseline.yml", help="file to write (default baseline.yml)"
+        "--file", metavar="FILE", default="baseline.yml", help="file to write (default baseline.yml)"
     )
-    learn.add_argument(
-        "--runs",
-        metavar="DIR",
-        help="folder of the runs (default: $GPUPROV_RUNS, otherwise the state folder)",
-    )
+    fleet_options.add_runs(learn)
     learn.add_argument(
         "--margin",
         type=_percent,
@@ -88,7 +82,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             f"no limit could be derived from {', '.join(run.run_id for run in found)}",
             f"give runs of at least {use.nodes} nodes of one GPU product, with checks that measure speed",
         )
-    target = Path(options.output).expanduser()
+    target = Path(options.file).expanduser()
     _write(target, baseline.render(learnt, newest[:10]))
     for sku in learnt.limits:
         thresholds.for_sku(sku, target)  # what we write must pass where it will be read
@@ -119,7 +113,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise GpuprovError(f"{path} cannot be written: {error.strerror}", "name another --output") from None
+        raise GpuprovError(f"{path} cannot be written: {error.strerror}", "name another --file") from None
 
 
 def _certainty(learnt: Baseline, sku: str, limit: Threshold) -> str:

@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from provision.commands import fleet_options
-from provision.errors import ExitCode, UsageError
+from provision.commands.parser import add_verbs
+from provision.errors import ExitCode
 
 if TYPE_CHECKING:
     from provision.api.burnins import Planned
@@ -17,29 +18,34 @@ if TYPE_CHECKING:
     from provision.burnin.profile import Profile
     from provision.events import Event
 
-ACTIONS = ("status", "attach", "stop", "collect")
+VERBS = {
+    "start": "start a burn-in, show its progress, and collect",
+    "plan": "show duration, power and order; load nothing",
+    "status": "show the progress of each node",
+    "attach": "show progress until all nodes are done, then collect",
+    "resume": "start the burn-in on its nodes that are not running it, and attach",
+    "stop": "end the burn-in on all nodes",
+    "collect": "fetch the measurements, judge them, write the record of acceptance",
+    "profiles": "list the profiles",
+}
+BEGINNING = ("start", "plan")
 
 EPILOG = """\
 Each node runs the burn-in under its own systemd and writes to its own disk, so the burn-in survives a lost
-controller, a network failure and a reboot. Without --detach, gpuprov stays attached and shows progress;
-Ctrl-C detaches, and the burn-in continues.
+controller, a network failure and a reboot. Without --detach, start stays attached and shows progress; Ctrl-C
+detaches, and the burn-in continues.
 
-  status   show the progress of each node
-  attach   show progress until all nodes are done, then collect
-  stop     end the burn-in on all nodes
-  collect  fetch the measurements, judge them, write the record of acceptance
-
-RUN is the name of a burn-in, or `latest`. These actions work from any machine that has the inventory: without
-the run folder, gpuprov reads the burn-in's data from the nodes.
+The verbs after plan take the name of a burn-in, or `latest`. They work from any machine that has the
+inventory: without the run folder, gpuprov reads the burn-in's data from the nodes.
 
 exit codes: 3 when a node failed; otherwise 5 when a node is unreachable, unreadable, without a GPU or not
 done, or something was not measured; otherwise 0.
 
 examples:
-  gpuprov burnin --nodes rack1 --profile day --plan
-  gpuprov burnin --nodes rack1 --profile day --detach
-  gpuprov burnin --nodes gpu-07 --duration 6h
-  gpuprov burnin status latest
+  gpuprov burnin plan --nodes rack1 --profile day
+  gpuprov burnin start --nodes rack1 --profile day --detach
+  gpuprov burnin start --nodes gpu-07 --duration 6h
+  gpuprov burnin status
   gpuprov burnin collect latest --output .
 """
 
@@ -55,18 +61,41 @@ def _minutes(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser, lock=False, last_used=False, gpu_only=True)
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="the burn-in for status, attach, stop or collect (default: latest)",
+    verbs = add_verbs(parser, VERBS)
+    parser.set_defaults(
+        **dict.fromkeys(("detach", "thresholds", "output", "remove", "break_lock", "with_jobs"))
     )
+    for name, verb in verbs.items():
+        if name == "profiles":
+            continue
+        begins, reads = name in BEGINNING, name in ("status", "attach", "collect")
+        fleet_options.add_arguments(verb, lock=False, last_used=reads, gpu_only=True, word=begins)
+        if begins:
+            _add_load(verb)
+        else:
+            about = "name of a burn-in (default: latest)"
+            verb.add_argument("run", nargs="?", default="latest", metavar="RUN", help=about)
+        fleet_options.add_count(
+            verb, "--forks", 50, "maximum number of nodes contacted at the same time", "-f"
+        )
+        if name in ("start", "resume"):
+            fleet_options.add_break_lock(verb, "also burn in")
+        if name in ("start", "attach", "resume", "collect"):
+            verb.add_argument(
+                "--thresholds", metavar="FILE", help="thresholds that override or extend the shipped ones"
+            )
+    verbs["start"].add_argument("--detach", action="store_true", help="return once it is started")
+    collect = verbs["collect"].add_argument
+    collect("--output", metavar="DIR", help="also write the record into this folder")
+    collect("--remove", action="store_true", help="remove a finished burn-in's data from the nodes")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
-        default=None,
+        default="day",
         metavar="NAME",
-        help="smoke, day (default), long, or the path of a profile file",
+        help="smoke, day (default), long, or the path of a profile file (burnin profiles lists them)",
     )
     parser.add_argument(
         "--duration",
@@ -74,49 +103,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="24h",
         help="length of the burn-in: 90m, 24h, 3d (default: the profile's)",
     )
-    parser.add_argument("--plan", action="store_true", help="show duration, power and order; load nothing")
-    parser.add_argument("--detach", action="store_true", help="start the burn-in and return immediately")
-    parser.add_argument(
-        "--resume", metavar="RUN", help="start the burn-in on its nodes that are not running it, and attach"
-    )
-    parser.add_argument(
-        "--thresholds", metavar="FILE", help="thresholds that override or extend the shipped ones"
-    )
-    parser.add_argument("--output", metavar="DIR", help="collect: also write the record into this folder")
-    parser.add_argument(
-        "--remove", action="store_true", help="collect: remove a finished burn-in's data from the nodes"
-    )
-    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes contacted at the same time", "-f")
-    fleet_options.add_break_lock(parser, "also burn in")
     fleet_options.add_with_jobs(parser)
-    parser.add_argument("--list", action="store_true", help="list the profiles and exit")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    if options.list:
+    if options.act == "profiles":
         return _list()
-    action = options.inventory if options.inventory in ACTIONS else None
-    if action is not None:
-        options.inventory = None
-    _refuse_contradictions(options, action)
-    if action is not None or options.resume:
-        return _act(action or "resume", options)
-    return _start(options)
-
-
-def _refuse_contradictions(options: argparse.Namespace, action: str | None) -> None:
-    """Raises UsageError for options that cannot be combined."""
-    if options.run and action is None:
-        raise UsageError(
-            f"{options.inventory!r} {options.run!r}: the first word is not an action of burnin",
-            f"give one of {', '.join(ACTIONS)} and RUN, or one INVENTORY",
-        )
-    late = action or ("--resume" if options.resume else None)
-    for name in ("plan", "duration", "profile"):
-        if late and getattr(options, name):
-            raise UsageError(f"{late} cannot be combined with --{name}", f"leave out --{name}")
-    if options.remove and action != "collect":
-        raise UsageError("--remove works with collect only", "gpuprov burnin collect RUN --remove")
+    return _start(options) if options.act in BEGINNING else _act(options)
 
 
 def _list() -> ExitCode:
@@ -135,10 +128,10 @@ def _start(options: argparse.Namespace) -> ExitCode:
     from provision.burnin.plan import cost
     from provision.checks import thresholds
 
-    chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
+    chosen = profile.fitted(profile.load(options.profile), options.duration, cost)
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
     loaded, limits = fleet_options.loaded(options), fleet_options.limits(options)
-    if options.plan:
+    if options.act == "plan":
         return _show(chosen, _planned(loaded, chosen, limits, options.with_jobs), options)
     how = _options(options)
     done = carried_out(loaded, chosen, how, limits, options.with_jobs, options.break_lock)
@@ -169,20 +162,18 @@ def carried_out(
         return burnins.start(loaded, chosen, planned, options, limits, draw, broken=broken)
 
 
-def _act(action: str, options: argparse.Namespace) -> ExitCode:
+def _act(options: argparse.Namespace) -> ExitCode:
     from provision.api import burnins
     from provision.burnin import campaign
 
-    named = options.resume if action == "resume" else (options.run or "latest")
-    folder = campaign.known_here(named)
-    if folder is not None and not (options.inventory or options.inventory_option):
+    folder = campaign.known_here(options.run)
+    if folder is not None and not options.inventory_option:
         options.inventory = folder.meta().get("inventory") or None
-    options.last_used = action in ("status", "attach", "collect")  # they start and end nothing
     loaded, limits = fleet_options.loaded(options), fleet_options.limits(options)
-    how = _options(options)
+    given = options.act, options.run, folder, loaded, _options(options), limits
     with _Drawn() as draw:
-        done = burnins.act(action, named, folder, loaded, how, limits, draw, broken=options.break_lock)
-    if action == "stop":
+        done = burnins.act(*given, draw, broken=bool(options.break_lock))
+    if options.act == "stop":
         _say(f"  → gpuprov burnin collect {done.run}")
     return printed(done, options.json)
 
@@ -251,10 +242,10 @@ def _options(options: argparse.Namespace) -> BurninOptions:
     return BurninOptions(
         forks=options.forks,
         every_node=options.nodes == "all",
-        detach=options.detach,
+        detach=bool(options.detach),
         thresholds=Path(options.thresholds) if options.thresholds else None,
         output=Path(options.output) if options.output else None,
-        remove=options.remove,
+        remove=bool(options.remove),
     )
 
 

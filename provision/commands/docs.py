@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EPILOG = """\
-Without NAME the pages, roles and checks are listed. The text comes from this installation: it describes this
+Without NAME the pages, roles and checks are listed; with `checks` each check's stage, what its findings are
+about, and the package it comes from. The text comes from this installation: it describes this
 version. On a terminal it goes through $PAGER, where that is set.
 
 examples:
@@ -22,6 +23,7 @@ examples:
   gpuprov docs errors
   gpuprov docs nvidia_driver
   gpuprov docs gpu_burn
+  gpuprov docs checks
 """
 
 
@@ -53,6 +55,8 @@ def _about(name: str) -> Iterator[str]:
     for page in (wanted, wanted.lower()):
         if page in files:
             return iter(files[page].read_text(encoding="utf-8").splitlines())
+    if wanted == "checks":
+        return _checks()
     if wanted in registry.table():
         from provision.checks.judging import checks_reference
 
@@ -84,6 +88,16 @@ def _overview() -> Iterator[str]:
     yield "checks"
     for name, entry in registry.table().items():
         yield f"  {name:<{width}} {entry.load().SUMMARY}"
+
+
+def _checks() -> Iterator[str]:
+    from provision.checks.judging import registry
+
+    table = registry.table()
+    width = max(map(len, table))
+    for name, one in table.items():
+        origin = f" (from {one.source})" if one.source else ""
+        yield f"{name:<{width}} {one.stage:<9} {one.scope:<6} {one.load().SUMMARY}{origin}"
 
 
 def _title(page: Path) -> str:

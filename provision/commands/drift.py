@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.commands import fleet_options
+from provision.commands import fleet_options, formats
 from provision.drift.formats import NAMES
-from provision.errors import ExitCode, UsageError
+from provision.errors import ExitCode
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from provision.drift.drift_report import DriftReport
     from provision.events import Event
 
@@ -25,8 +22,8 @@ a node is unreachable, unreadable or refused, or a fact could not be read; other
 drift changes nothing, and opens one connection per node. The run folder receives each node's facts as they
 arrive.
 
---format may be repeated; the first --output belongs to the first --format, and so on. A format without a file
-goes to standard output. When every format has a file, standard output gets the text report.
+A format without a file goes to standard output. When every format has a file, standard output gets the text
+report.
 
 Undeclared facts (VBIOS, BIOS, card firmware, kernel, link widths) are compared within each GPU product and
 operating system, in groups of three nodes or more. gpuprov_ignore_majority in the inventory lists the facts
@@ -35,8 +32,8 @@ in which a node may differ.
 examples:
   gpuprov drift
   gpuprov drift --require-validated --no-majority
-  gpuprov drift --format sarif --output drift.sarif --format markdown --output summary.md
-  gpuprov drift --format prometheus --output /var/lib/prometheus/node-exporter/gpuprov-drift.prom
+  gpuprov drift --format sarif=drift.sarif,markdown=summary.md
+  gpuprov drift --format prometheus=/var/lib/node-exporter/gpuprov.prom
   gpuprov drift --json | jq '.drifts[] | [.node, .fact]'
 """
 
@@ -46,15 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet_options.add_arguments(parser)
     parser.add_argument(
         "--format",
-        action="append",
+        type=formats.Files(NAMES),
+        action="extend",
         default=[],
-        choices=NAMES,
-        help="text (default), or a format for CI (repeatable)",
+        metavar="A,B=FILE",
+        help=f"{', '.join(NAMES)} (default: text), each on standard output or in a file",
     )
-    fleet_options.add_repeatable(
-        parser, "--output", "FILE", "write the matching --format to FILE (- is stdout; repeatable)"
-    )
-    parser.add_argument("--junit", metavar="FILE", help="same as --format junit --output FILE")
     parser.add_argument(
         "--no-majority", action="store_true", help="do not compare undeclared facts within the fleet"
     )
@@ -66,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    wanted = outputs(options)
+    wanted = formats.outputs(options.format, options.json)
 
     from provision.api import drifts
 
@@ -116,36 +110,8 @@ class _Kept:
         return f"\ngpuprov: {many(self._nodes, 'node')} observed: {self._folder}\n" if self._nodes else ""
 
 
-def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Which format goes to which file ("-": standard output). Raises UsageError, before any node is asked."""
-    from pathlib import Path
-
-    formats = [*options.format, *(["json"] if options.json else [])]
-    if len(options.output) > len(formats):
-        raise UsageError(
-            f"--output {options.output[-1]} belongs to no --format", "give a --format for each --output"
-        )
-    missing = len(formats) - len(options.output)
-    wanted = list(zip(formats, [*options.output, *["-"] * missing], strict=True))
-    if options.junit:
-        wanted.append(("junit", options.junit))
-    if "-" not in [file for _, file in wanted]:
-        wanted.append(("text", "-"))
-    if [file for _, file in wanted].count("-") > 1:
-        raise UsageError(
-            "two formats would go to standard output", "give all but one of them an --output FILE"
-        )
-    for _, file in wanted:
-        place = Path(file)
-        if file != "-" and (place.is_dir() or not place.absolute().parent.is_dir()):
-            why = "is a folder" if place.is_dir() else "is in a folder that does not exist"
-            raise UsageError(f"{file}: cannot be written: it {why}", "choose another file")
-    return wanted
-
-
 def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
     import importlib
-    from pathlib import Path
 
     from provision.terminal import coloured, painted
 
@@ -159,20 +125,4 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
         if file == "-":
             sys.stdout.write(painted(text) if name == "text" and coloured(sys.stdout) else text)
             continue
-        try:
-            _write(Path(file), text)
-        except OSError as trouble:
-            raise UsageError(
-                f"{file}: cannot be written: {trouble.strerror}", "choose another file"
-            ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    """A file whole or not at all, for who reads it now and then (a node exporter); a pipe or a device, and
-    what a link leads to, as it is. Raises OSError."""
-    from provision import atomic_file
-
-    if path.is_symlink() or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
-        path.write_text(text, encoding="utf-8")
-    else:
-        atomic_file.write(path, text, private=False)
+        formats.write(file, text)

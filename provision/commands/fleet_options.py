@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from provision.commands.parser import SHARED
 from provision.errors import UsageError
 from provision.terminal import say as say  # the verbs take it from here
 
@@ -25,31 +26,20 @@ def add_arguments(
     last_used: bool = True,
     timeout: float = 60.0,
     gpu_only: bool = False,
+    word: bool = True,
+    json: bool = True,
 ) -> None:
     """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
     used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node; `gpu_only`:
-    whether it leaves hosts out that are no GPU nodes."""
-    # A verb may give one of these a meaning of its own by defining it again afterwards.
-    parser.conflict_handler = "resolve"
-    parser.add_argument(
-        "inventory",
-        nargs="?",
-        metavar="INVENTORY",
-        help="any Ansible inventory (default: $GPUPROV_INVENTORY, "
-        + (
-            "./inventory.yml, or the inventory last used in this folder)"
-            if last_used
-            else "or ./inventory.yml)"
-        ),
+    whether it leaves hosts out that are no GPU nodes; `word`: whether the inventory may be given as a word;
+    `json`: whether there is a document to print."""
+    default = "$GPUPROV_INVENTORY, " + (
+        "./inventory.yml, or the inventory last used in this folder" if last_used else "or ./inventory.yml"
     )
-    parser.add_argument(
-        "-i",
-        "--inventory",
-        dest="inventory_option",
-        action="append",
-        metavar="FILE",
-        help="the inventory, as an option (repeatable: Ansible's merging, the last one wins)",
-    )
+    parser.set_defaults(inventory=None, lock=None, no_lock=not lock, last_used=last_used, gpu_only=gpu_only)
+    if word:
+        about = f"any Ansible inventory (default: {default})"
+        parser.add_argument("inventory", nargs="?", metavar="INVENTORY", help=about)
     parser.add_argument(
         "-l",
         "--limit",
@@ -59,16 +49,31 @@ def add_arguments(
         metavar="PATTERN",
         help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …, @FILE (node names, one per line)",
     )
-    add_variables(parser, "override a variable on all nodes; the value is YAML (repeatable)")
+    if json:
+        add_json(parser)
+    rare = parser.add_argument_group(SHARED)
+    (rare if word else parser).add_argument(
+        "-i",
+        "--inventory",
+        dest="inventory_option",
+        action="append",
+        metavar="FILE",
+        help="the inventory, as an option (repeatable: Ansible's merging, the last one wins)",
+    )
+    add_variables(rare, "override a variable on all nodes; the value is YAML (repeatable)")
     add_repeatable(
-        parser,
+        rare,
         "--vault-password-file",
         "FILE",
         "file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE, then "
         "ansible.cfg's)",
     )
-    add_login(parser)
-    parser.add_argument(
+    # How nodes are logged in to where the inventory does not say it, as Ansible has these flags.
+    add = rare.add_argument
+    add("-u", "--user", metavar="NAME", help="log in as this user where the inventory names none")
+    add("-k", "--ask-pass", action="store_true", help="ask for the SSH password on the terminal")
+    add("-K", "--ask-become-pass", action="store_true", help="ask for sudo's password on the terminal")
+    add(
         "--timeout",
         type=seconds,
         default=timeout,
@@ -76,22 +81,20 @@ def add_arguments(
         help=f"time limit for each node, in seconds (default {timeout:g})",
     )
     add_count(
-        parser,
+        rare,
         "--connections",
         512,
         "maximum concurrent SSH connections; the number in use is tuned automatically",
     )
-    parser.set_defaults(lock=None, no_lock=not lock, last_used=last_used, gpu_only=gpu_only)
     if lock:
         where = (
             "require the package versions in this lock file (default: gpuprov.lock.yml beside the inventory)"
         )
-        parser.add_argument("--lock", metavar="FILE", help=where)
-        parser.add_argument("--no-lock", action="store_true", help="ignore the lock file")
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+        add("--lock", metavar="FILE", help=where)
+        add("--no-lock", action="store_true", help="ignore the lock file")
 
 
-def add_variables(parser: argparse.ArgumentParser, what: str) -> None:
+def add_variables(parser: argparse._ActionsContainer, what: str) -> None:
     """`--set`, and `-e` as Ansible has it; both fill `set`, in the order of the command line."""
     add_repeatable(parser, "--set", "KEY=VALUE", what)
     parser.add_argument(
@@ -103,15 +106,6 @@ def add_variables(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="VARS",
         help="the same in Ansible's notation: 'KEY=VALUE KEY=VALUE', '{KEY: VALUE}' or @FILE (repeatable)",
     )
-
-
-def add_login(parser: argparse.ArgumentParser) -> None:
-    """How nodes are logged in to where the inventory does not say it, as Ansible has these flags."""
-    add = parser.add_argument
-    add("-u", "--user", metavar="NAME", help="log in as this user where the inventory names none")
-    add("-b", "--become", action="store_true", help="become root (so it is without this flag, too)")
-    add("-k", "--ask-pass", action="store_true", help="ask for the SSH password on the terminal")
-    add("-K", "--ask-become-pass", action="store_true", help="ask for sudo's password on the terminal")
 
 
 def extra_vars(text: str) -> list[str]:
@@ -171,14 +165,29 @@ def _yaml_of(value: str) -> str:
     return value if isinstance(meant, bool | None) or number else json.dumps(value, ensure_ascii=False)
 
 
-def add_count(parser: argparse.ArgumentParser, name: str, default: int, what: str, *short: str) -> None:
+def add_count(parser: argparse._ActionsContainer, name: str, default: int, what: str, *short: str) -> None:
     """An option that takes a whole number above 0."""
     parser.add_argument(
         *short, name, type=count, default=default, metavar="N", help=f"{what} (default {default})"
     )
 
 
-def add_repeatable(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    about = "folder of the runs (default: $GPUPROV_RUNS, otherwise the state folder)"
+    parser.add_argument("--runs", metavar="DIR", help=about)
+
+
+def add_resume(parser: argparse.ArgumentParser, what: str) -> None:
+    """`what`: what of the earlier run is taken over."""
+    about = f"continue a run (its folder or name; default: the last run), with its {what}"
+    parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help=about)
+
+
+def add_repeatable(parser: argparse._ActionsContainer, name: str, metavar: str, what: str) -> None:
     """An option that may be given several times."""
     parser.add_argument(name, action="append", default=[], metavar=metavar, help=what)
 

@@ -24,7 +24,7 @@ No node is changed. An existing lock file is ignored and replaced.
 examples:
   gpuprov lock --nodes gpu-01,gpu-02
   gpuprov lock --nodes rack1 --majority
-  gpuprov lock inventory.yml -o locks/2026-03.yml
+  gpuprov lock inventory.yml --file locks/2026-03.yml
 """
 
 
@@ -32,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser, lock=False, last_used=False, gpu_only=True)
     parser.add_argument(
-        "-o",
-        "--output",
+        "--file",
         metavar="FILE",
         help="file to write (default: gpuprov.lock.yml beside the inventory, where other commands find it)",
     )
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         raise GpuprovError("no node could be read", "gpuprov plan shows the reason for each node")
     found = lock_sources.groups(seen, sources, majority=options.majority)
     lock = _lock(seen, sources, found.groups)
-    target = Path(options.output).expanduser() if options.output else lockfile.beside(seen.fleet.source)
+    target = Path(options.file).expanduser() if options.file else lockfile.beside(seen.fleet.source)
     _write(target, lockfile.render(lock))
     lockfile.read(target)  # what we cannot read back must not wait for the next run to be noticed
     loose = _loose(seen, sources)
@@ -140,7 +139,7 @@ def _write(target: Path, text: str) -> None:
         atomic_file.write(target, text, private=False)
     except OSError as trouble:
         raise UsageError(
-            f"{target}: cannot be written: {trouble.strerror}", "choose another file with -o"
+            f"{target}: cannot be written: {trouble.strerror}", "choose another one with --file"
         ) from None
 
 

@@ -6,12 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from provision.commands import fleet_options
+from provision.commands import fleet_options, formats
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from provision.api.plans import PlanResult
     from provision.up.waves import Share
 
+NAMES = ("text", "json", "markdown", "github")
 
 EPILOG = """\
 exit codes: 3 when a node is refused; otherwise, with --exit-code, 4 when a node would change; otherwise 5
@@ -21,11 +23,11 @@ examples:
   gpuprov plan
   gpuprov plan --nodes 'rack1:!gpu-07'
   gpuprov plan --set gpuprov_stack=r595-cuda13.2
-  gpuprov plan --diff                                 also what would become of the files that differ
-  gpuprov plan --remove validation_tools              what taking this role off the nodes would change
+  gpuprov plan --diff                       also the files that would change
+  gpuprov plan --remove validation_tools    what taking a role off changes
   gpuprov plan --json | jq '.nodes[] | select(.reboot == "yes")'
-  gpuprov plan --format github --exit-code            for a pull request that edits the inventory
-  gpuprov plan --offline                              check the inventory without reaching any node
+  gpuprov plan --format github --exit-code  for a pull request on the inventory
+  gpuprov plan --offline                    check the inventory alone
 """
 
 
@@ -51,13 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("text", "json", "markdown", "github"),
-        default="text",
-        help="text (default); json; markdown: a pull request comment; github: an annotation, and Markdown in "
-        "the job's summary",
-    )
-    parser.add_argument(
-        "--markdown", dest="format", action="store_const", const="markdown", help="same as --format markdown"
+        type=formats.Files(NAMES),
+        action="extend",
+        default=[],
+        metavar="A,B=FILE",
+        help=f"{', '.join(NAMES)} (default: text), each on standard output or in a file. markdown: a pull "
+        "request comment; github: an annotation, and Markdown in the job's summary",
     )
     parser.add_argument("--exit-code", action="store_true", help="exit 4 when a node would change")
     parser.add_argument(
@@ -69,13 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     remove = removed(options)
+    wanted = formats.outputs(options.format, options.json)
     if options.offline:
         return _offline(options, remove)
 
     from provision.api import plans
-    from provision.drift import drift_text
     from provision.terminal import coloured, painted
-    from provision.up import plan_report
 
     loaded = fleet_options.loaded(options)
     with fleet_options.progress("plan", len(loaded.nodes)) as on_event:
@@ -88,25 +88,35 @@ def run(options: argparse.Namespace) -> ExitCode:
             canary=not options.no_canary,
             on_event=on_event,
         )
-    seen, made = result.seen, result.plan
-    if options.json or options.format == "json":
-        import json
-
-        sys.stdout.write(json.dumps(result.document(), indent=1, default=str) + "\n")
-    elif options.format == "github":
-        sys.stdout.write(plan_report.github(seen, made, diff=options.diff))
-    elif options.format == "markdown":
-        lines = plan_report.markdown(seen, made, diff=options.diff)
-        sys.stdout.write(drift_text.safe(lines, seen.secrets))
-    else:
-        lines = plan_report.lines(seen, made, all_reasons=options.reasons, diff=options.diff)
-        text = drift_text.safe(lines, seen.secrets)
-        sys.stdout.write(painted(text) if coloured(sys.stdout) else text)
+    for name, file in wanted:
+        text = _rendered(name, result, options)
+        if file == "-":
+            sys.stdout.write(painted(text) if name == "text" and coloured(sys.stdout) else text)
+        else:
+            formats.write(file, text)
+    seen = result.seen
     if seen.refused:
         return ExitCode.UNHEALTHY
     if options.exit_code and result.changes:
         return ExitCode.DRIFT
-    return ExitCode.INCOMPLETE if seen.unreachable or made.scheduler else ExitCode.OK
+    return ExitCode.INCOMPLETE if seen.unreachable or result.plan.scheduler else ExitCode.OK
+
+
+def _rendered(name: str, result: PlanResult, options: argparse.Namespace) -> str:
+    import json
+
+    from provision.drift import drift_text
+    from provision.up import plan_report
+
+    seen, made = result.seen, result.plan
+    if name == "json":
+        return json.dumps(result.document(), indent=1, default=str) + "\n"
+    if name == "github":
+        return plan_report.github(seen, made, diff=options.diff)
+    if name == "markdown":
+        return drift_text.safe(plan_report.markdown(seen, made, diff=options.diff), seen.secrets)
+    lines = plan_report.lines(seen, made, all_reasons=options.reasons, diff=options.diff)
+    return drift_text.safe(lines, seen.secrets)
 
 
 def _offline(options: argparse.Namespace, remove: tuple[str, ...]) -> ExitCode:
@@ -117,7 +127,7 @@ def _offline(options: argparse.Namespace, remove: tuple[str, ...]) -> ExitCode:
     from provision.text import many
     from provision.up import hooks, resume
 
-    if options.json or options.format != "text":
+    if options.json or options.format:
         raise UsageError("--offline makes no plan: it prints text alone", "leave out --format or --json")
     fleet, overrides = fleet_options.load(options)
     resume.refuse_twice_named(fleet)

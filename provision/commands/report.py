@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provision.commands import fleet_options, formats
+from provision.commands.parser import add_verbs
 from provision.errors import ExitCode, RunFolderError, UsageError
 
 if TYPE_CHECKING:
@@ -21,31 +23,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("json", "html", "md", "junit", "nodes")  # written where none is named
 NAMED = (*FORMATS, "prometheus")
-NONE = ["none"]
-
 EPILOG = """\
 report reads stored runs and connects to no node. --rejudge judges the stored raw output again: with new
 thresholds, or when a run was interrupted before its report. It writes into the subfolder `rejudged`, so the
 original report stays, and adds changes.json: the nodes whose verdict changed, with the finding and the limit.
 
---compare shows the nodes whose verdict changed and the finding that changed it, the nodes, checks and GPUs
-that were added or removed, and the measurements that changed by more than noise: by more than the scatter
-of the same change on the SKU's other devices, and by more than 2.3 % (5 % when too few devices were measured
-in both runs to know the scatter). With --rejudge, both runs are first judged by the same thresholds.
-
---bundle packs what a vendor needs for a return of a node or a GPU: a readable summary, findings, measurements
-beside those of their peers, raw output, facts, the node's history. Secrets and the names of other nodes are
-removed.
-
---history summarizes all runs: the verdicts that each run stores in its folder.
-
---publish writes the run's verdicts into Kubernetes, for nodes with `gpuprov_scheduler: kubernetes`: labels
-and the node condition GpuHealthy. It drains nothing.
-
 exit codes: 3 when a node is unhealthy; otherwise 5 when something was not measured; otherwise 0.
-with --compare: 3 when a node fails that did not fail before, or a measurement is worse; otherwise 5 when an
-earlier measurement is missing; otherwise 0. with --publish: 5 when a node's was not written; otherwise 0.
-with --bundle and --history: 0.
 
 examples:
   gpuprov report
@@ -53,85 +36,102 @@ examples:
   gpuprov report --format prometheus --output /var/lib/prometheus/node-exporter
   gpuprov report --rejudge --thresholds our-limits.yml
   gpuprov report --rejudge --thresholds our-limits.yml --changes --json
-  gpuprov report --compare 20261101T101500.000Z-validate 20261121T101500.000Z-validate
-  gpuprov report --bundle gpu-03 --output .
-  gpuprov report --history gpu-03
-  gpuprov report --publish
+  gpuprov report compare 20261101T101500.000Z-validate our/other-run
+  gpuprov report bundle gpu-03 --output .
+  gpuprov report history gpu-03
 """
 
+EPILOGS = {
+    "show": EPILOG,
+    "compare": """\
+It names the nodes whose verdict changed and the finding that changed it, the nodes, checks and GPUs that were
+added or removed, and the measurements that changed by more than noise: by more than the scatter of the same
+change on the SKU's other devices, and by more than 2.3 % (5 % when too few devices were measured in both runs
+to know the scatter). With --rejudge, both runs are first judged by the same thresholds.
 
-def _formats(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if names == NONE:
-        return []
-    if not names or any(name not in NAMED for name in names):
-        raise argparse.ArgumentTypeError(f"choose among {','.join(NAMED)}, or none")
-    return names
+exit codes: 3 when a node fails that did not fail before, or a measurement is worse; otherwise 5 when an
+earlier measurement is missing; otherwise 0.
+""",
+    "bundle": """\
+A bundle has what a vendor needs for a return of a node or a GPU: a readable summary, findings, measurements
+beside those of their peers, raw output, facts, the node's history. Secrets and the names of other nodes are
+removed.
+""",
+    "history": "It reads the verdicts that each run stores in its folder.",
+    "publish": """\
+For nodes with `gpuprov_scheduler: kubernetes`: labels and the node condition GpuHealthy. It drains nothing.
+
+exit codes: 5 when a node's was not written; otherwise 0.
+""",
+}
+
+VERBS = {
+    "show": "render a stored run",
+    "compare": "show the differences between run A and the later run B",
+    "bundle": "pack a run's data about one node into an archive for its vendor",
+    "history": "summarize all runs: last verdicts, changes, repeated faults",
+    "publish": "write a run's verdicts into Kubernetes: node labels and a condition",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="run folder or run name (default: the newest validate run)"
-    )
-    parser.add_argument(
-        "--runs",
-        metavar="DIR",
-        help="folder of the runs (default: $GPUPROV_RUNS, otherwise the state folder)",
-    )
-    parser.add_argument(
+    verbs = add_verbs(parser, VERBS, usual="show")
+    verbs["bundle"].add_argument("node", metavar="NODE", help="its name in the run")
+    for name, verb in verbs.items():
+        verb.epilog = EPILOGS[name]
+        if name == "compare":
+            verb.add_argument("before", metavar="A", help="run folder or run name")
+            verb.add_argument("after", metavar="B", help="a later one")
+        elif name == "history":
+            verb.add_argument("node", nargs="?", metavar="NODE", help="only this node (default: all)")
+        else:
+            about = "run folder or run name (default: the newest validate run)"
+            verb.add_argument("run", nargs="?", metavar="RUN", help=about)
+        fleet_options.add_runs(verb)
+        if name != "history":
+            verb.add_argument("--rejudge", action="store_true", help="judge the stored raw output again")
+            about = "with --rejudge: thresholds that override or extend the shipped ones"
+            verb.add_argument("--thresholds", metavar="FILE", help=about)
+        if name in ("show", "bundle"):
+            about = "write into this folder instead of the run folder"
+            verb.add_argument("--output", metavar="DIR", help=about)
+        fleet_options.add_json(verb)
+    verbs["show"].add_argument(
         "--format",
-        type=_formats,
+        type=formats.Names(NAMED, none=True),
+        action="extend",
         metavar="A,B",
         help=f"reports to write: {','.join(NAMED)} (default: all but prometheus); none: only print the "
         "summary",
     )
-    parser.add_argument("--output", metavar="DIR", help="write into this folder instead of the run folder")
-    parser.add_argument("--rejudge", action="store_true", help="judge the stored raw output again")
-    parser.add_argument(
-        "--thresholds",
-        metavar="FILE",
-        help="with --rejudge: thresholds that override or extend the shipped ones",
-    )
-    parser.add_argument(
-        "--changes",
-        action="store_true",
-        help="with --rejudge: print only the nodes whose verdict changed, and the reason",
-    )
-    parser.add_argument(
-        "--compare",
-        nargs=2,
-        metavar=("A", "B"),
-        help="show the differences between run A and the later run B (folders or names)",
-    )
-    parser.add_argument(
-        "--bundle",
-        metavar="NODE",
-        help="pack the run's data about one node into an archive for its vendor",
-    )
-    parser.add_argument(
-        "--history",
-        nargs="?",
-        const="",
-        metavar="NODE",
-        help="summarize all runs: last verdicts, changes, devices with repeated faults (NODE: of that node)",
-    )
-    parser.add_argument(
-        "--publish",
-        action="store_true",
-        help="write the verdicts into Kubernetes: node labels and the node condition GpuHealthy",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    about = "with --rejudge: print only the nodes whose verdict changed, and the reason"
+    verbs["show"].add_argument("--changes", action="store_true", help=about)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    _refuse_contradictions(options)
-    if options.compare:
-        return _compare(options)
-    if options.history is not None:
+    if options.act == "history":
         from provision.commands import report_history
 
         return report_history.run(options)
+    for name in ("thresholds", "changes"):
+        if getattr(options, name, None) and not options.rejudge:
+            raise UsageError(f"--{name} works with --rejudge only", "add --rejudge")
+    if options.act == "compare":
+        return _compare(options)
+    from provision.runs import stored_health
+
+    folder = find_run(options.run, Path(options.runs) if options.runs else None)
+    if options.act == "show":
+        return _show(folder, options)
+    health = _judged(folder, options)[0] if options.rejudge else stored_health.of_run(folder)
+    if options.act == "bundle":
+        return _bundle(folder, health, options)
+    from provision.commands import report_publish
+
+    return report_publish.run(health, options)
+
+
+def _show(folder: RunFolder, options: argparse.Namespace) -> ExitCode:
     from dataclasses import replace
 
     from provision import report
@@ -139,18 +139,11 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.report.causes import overall
     from provision.runs import stored_health
 
-    folder = find_run(options.run, Path(options.runs) if options.runs else None)
     health, changed = _judged(folder, options) if options.rejudge else (stored_health.of_run(folder), None)
-    if options.bundle is not None:
-        return _bundle(folder, health, options)
-    if options.publish:
-        from provision.commands import report_publish
-
-        return report_publish.run(health, options)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
-    formats = FORMATS if options.format is None else options.format
-    context = _context(folder, health, formats)
-    files = report.write_all(health, target, formats, context)
+    wanted = FORMATS if options.format is None else options.format
+    context = _context(folder, health, wanted)
+    files = report.write_all(health, target, wanted, context)
     if files:
         context = replace(context, folder=str(target.absolute()))
     if changed is not None:
@@ -172,24 +165,6 @@ def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> 
     return Context(earlier=node_history.earlier(folder, health))
 
 
-def _refuse_contradictions(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that mean nothing together."""
-    if options.thresholds and not options.rejudge:
-        raise UsageError("--thresholds works with --rejudge only", "add --rejudge")
-    if options.changes and not options.rejudge:
-        raise UsageError("--changes works with --rejudge only", "add --rejudge")
-    for mode, others in (
-        ("compare", "run bundle history format output changes"),
-        ("bundle", "history format changes"),
-        ("history", "run rejudge format output changes publish"),
-        ("publish", "format output changes bundle compare"),
-    ):
-        for other in others.split():
-            if getattr(options, mode) not in (None, False) and getattr(options, other) not in (None, False):
-                name = f"the run {options.run}" if other == "run" else f"--{other}"
-                raise UsageError(f"--{mode} cannot be combined with {name}", f"leave out {name}")
-
-
 def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, Diff | None]:
     """The run judged again, and what that changed; None when there is no report from before."""
     from provision.report.diff import diff
@@ -200,7 +175,7 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
     try:
         before = stored_health.of_run(folder)
     except RunFolderError as reason:
-        if options.changes:
+        if getattr(options, "changes", False):
             raise RunFolderError(
                 f"there is no earlier report to compare with: {reason.what}", "leave out --changes"
             ) from None
@@ -298,9 +273,9 @@ def _compare(options: argparse.Namespace) -> ExitCode:
     from provision.report import diff_text
     from provision.report.diff import diff
 
-    before, after = (_health(name, options) for name in options.compare)
+    before, after = (_health(name, options) for name in (options.before, options.after))
     if before.run_id == after.run_id:
-        raise UsageError(f"{options.compare[0]} and {options.compare[1]} are the same run", "name two runs")
+        raise UsageError(f"{options.before} and {options.after} are the same run", "name two runs")
     found = diff(before, after)
     if options.json:
         sys.stdout.write(json.dumps(diff_text.comparison_document(found), indent=1) + "\n")
@@ -328,7 +303,7 @@ def _bundle(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) 
     from provision.api import bundles
 
     target = Path(options.output).expanduser() if options.output else folder.path
-    packed = bundles.pack(folder, fleet, options.bundle, target)
+    packed = bundles.pack(folder, fleet, options.node, target)
     made = packed.bundle
     if options.json:
         document = {

@@ -1,4 +1,4 @@
-"""gpuprov report --history: the verdicts of all runs together."""
+"""gpuprov report history: the verdicts of all runs together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     home = Path(options.runs) if options.runs else runs_home()
     nodes = node_history.node_runs(home)
-    document = _of_node(nodes, options.history, home) if options.history else _of_all(nodes, home)
+    document = _of_node(nodes, options.node, home) if options.node else _of_all(nodes, home)
     if options.json:
         import json
 
         sys.stdout.write(json.dumps({"format": 1, **document}, indent=1) + "\n")
     else:
-        lines = _node_lines(document) if options.history else _lines(document)
+        lines = _node_lines(document) if options.node else _lines(document)
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     return ExitCode.OK
 

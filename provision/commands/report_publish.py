@@ -1,4 +1,4 @@
-"""gpuprov report --publish: shows a run's verdicts in the scheduler, on the nodes that Kubernetes has."""
+"""gpuprov report publish: shows a run's verdicts in the scheduler, on the nodes that Kubernetes has."""
 
 from __future__ import annotations
 

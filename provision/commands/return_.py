@@ -32,7 +32,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("node", nargs="?", metavar="NODE", help="the node, by its name in the inventory")
-    fleet_options.add_arguments(parser, gpu_only=True, lock=False, last_used=False)
+    fleet_options.add_arguments(parser, gpu_only=True, lock=False, last_used=False, json=False)
     parser.add_argument(
         "--profile",
         default="day",
@@ -43,15 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
     from provision.burnin import profile
     from provision.desired import variables
     from provision.remote.schedulers import chosen
     from provision.up.watch import incidents, policy, returning
 
     node = options.node
+    if options.nodes != "all" and options.inventory is None and (node is None or Path(node).exists()):
+        # As with every other verb: an inventory, and its node behind --nodes.
+        options.inventory, node, options.nodes = node, options.nodes, "all"
     if node is None:
         raise UsageError(
-            "no node given", "gpuprov return gpu-03; gpuprov watch --state lists the nodes in repair"
+            "no node given", "gpuprov return gpu-03; gpuprov watch state lists the nodes in repair"
         )
     profile.load(options.profile)  # a mistake is told before a password is typed, and hours before its turn
     source = fleet_options.settled(options)

@@ -1,4 +1,4 @@
-"""gpuprov runs: the work that runs have given to workers; cancels it."""
+"""gpuprov runs: the runs that are stored, and the work that runs have given to workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import ExitCode, UsageError
+from provision.commands import fleet_options
+from provision.commands.parser import add_verbs
+from provision.errors import ExitCode, RunFolderError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,27 +18,37 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 A unit is what a run has given to one worker of a Receptor mesh. It outlives a controller that is killed:
-gpuprov up --resume collects what it did; --cancel ends it and removes what is left of it, here and there.
-The locks of its nodes end by themselves half an hour later, or with up --resume.
+gpuprov up --resume collects what it did; cancel ends it and removes what is left of it, here and there. The
+locks of its nodes end by themselves half an hour later, or with up --resume.
 
 exit codes: 0; 5 when a unit could not be removed now (run it again once the local Receptor is back).
 
 examples:
   gpuprov runs
-  gpuprov runs --cancel 20261126T031500.123Z-up
-  gpuprov runs --cancel all
+  gpuprov runs --json | jq -r '.runs[] | select(.verb == "up") | .run'
+  gpuprov runs units
+  gpuprov runs cancel 20261126T031500.123Z-up
+  gpuprov runs cancel all
 """
+
+VERBS = {
+    "list": "list the stored runs, newest first",
+    "units": "list the work that runs have given to workers of a mesh",
+    "cancel": "end such work, and remove what is left of it",
+}
+_SHOWN = 20  # of the list; --json has all
+_FIELDS = ("started", "finished", "exit_code", "inventory", "counts")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    parser.add_argument(
-        "--cancel",
-        metavar="WHICH",
-        help="end and remove the units of a run, by its name; one of them, by its own; or all left behind",
-    )
-    parser.add_argument("--runs", metavar="DIR", help="the folder of runs (default: GPUPROV_RUNS)")
-    parser.add_argument("--json", action="store_true", help="print the units as JSON")
+    verbs = add_verbs(parser, VERBS, usual="list")
+    verbs["list"].epilog = EPILOG
+    about = "a run, by its name; one unit, by its own; or all whose controller has gone"
+    verbs["cancel"].add_argument("which", metavar="WHICH", help=about)
+    for name, verb in verbs.items():
+        fleet_options.add_runs(verb)
+        if name != "cancel":
+            fleet_options.add_json(verb)
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -44,19 +56,63 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     from provision.runs.store import runs_home
 
-    found = list(_found(Path(options.runs) if options.runs else runs_home()))
-    if options.cancel:
-        return _cancel(found, options.cancel)
-    rows = _rows(found)
+    home = Path(options.runs) if options.runs else runs_home()
+    if options.act == "cancel":
+        return _cancel(list(_found(home)), options.which)
+    if options.act == "units":
+        rows, lines = _rows(list(_found(home))), _line
+        told = "no run has work at a worker\n"
+    else:
+        rows, lines = _stored(home), _stored_line
+        told = f"there is no run in {home}\n"
     if options.json:
         import json
 
-        sys.stdout.write(json.dumps({"format": 1, "units": rows}, indent=1) + "\n")
-    elif not rows:
-        sys.stdout.write("no run has work at a worker\n")
-    else:
-        sys.stdout.write("".join(f"{_line(row)}\n" for row in rows))
+        key = "units" if options.act == "units" else "runs"
+        sys.stdout.write(json.dumps({"format": 1, key: rows}, indent=1) + "\n")
+        return ExitCode.OK
+    shown = rows if options.act == "units" else rows[:_SHOWN]
+    sys.stdout.write("".join(f"{lines(row)}\n" for row in shown) or told)
+    if more := len(rows) - len(shown):
+        sys.stdout.write(f"… and {more:,} more; --json has all\n")
     return ExitCode.OK
+
+
+def _stored(home: Path) -> list[dict[str, Any]]:
+    """Each run, newest first. One whose run.json cannot be read is named all the same."""
+    from provision.runs.store import RunFolder
+
+    rows = []
+    for path in sorted(home.glob("*Z-*"), reverse=True):
+        row: dict[str, Any] = {"run": path.name, "verb": path.name.partition("Z-")[2]}
+        try:
+            meta = RunFolder.open(path).meta()
+        except RunFolderError as error:
+            rows.append({**row, "error": error.what})
+            continue
+        asked = meta.get("arguments")
+        nodes = meta.get("nodes") or (asked.get("nodes") if isinstance(asked, dict) else None)
+        row["nodes"] = len(nodes) if isinstance(nodes, list) else None
+        rows.append(row | {key: meta.get(key) for key in _FIELDS})
+    return rows
+
+
+def _stored_line(row: dict[str, Any]) -> str:
+    from provision.terminal import printable
+    from provision.text import many
+
+    if "error" in row:
+        return printable(f"{row['run']}  {row['error']}")
+    counts = row["counts"] if isinstance(row["counts"], dict) else {}
+    ended = "no exit code" if row["exit_code"] is None else f"exit {row['exit_code']}"
+    about = [
+        row["run"],
+        ended,
+        *([many(row["nodes"], "node")] if row["nodes"] is not None else []),
+        *([", ".join(f"{count} {what}" for what, count in counts.items() if count)] if counts else []),
+        *([str(row["inventory"])] if row["inventory"] else []),
+    ]
+    return printable("  ".join(about))
 
 
 def _found(home: Path) -> Iterator[tuple[Path, str, Record, bool]]:
@@ -121,11 +177,11 @@ def _cancel(found: list[tuple[Path, str, Record, bool]], which: str) -> ExitCode
     ]
     if not chosen and which != "all":
         raise UsageError(
-            f"--cancel {which}: no unit and no run with units has this name", "gpuprov runs lists them"
+            f"{which}: no unit and no run with units has this name", "gpuprov runs units lists them"
         )
     if going := [record.label for _, record, alive in chosen if alive]:
         raise UsageError(
-            f"--cancel {which}: the controller of {going[0]} is at work",
+            f"{which}: the controller of {going[0]} is at work",
             "interrupt it there: it ends its units",
         )
     failed = 0

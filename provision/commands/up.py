@@ -33,13 +33,13 @@ exit codes: 3 when a role failed on a node, a node is refused or still differs f
 otherwise 5 when a node is unreachable or unreadable; otherwise 0.
 
 examples:
-  gpuprov up                                          all nodes of ./inventory.yml
-  gpuprov up fleet.yml --nodes 'rack1:!gpu-07'        part of the fleet
-  gpuprov up --wave 10% --max-failures 2              waves of 10 %; stop when more than 2 nodes have failed
-  gpuprov up --gate quick --reboots-at-once 4         check each wave's GPUs; reboot 4 nodes at a time
-  gpuprov up --check --diff                           show what the roles would change; change nothing
-  gpuprov up --remove validation_tools                take a role off the nodes again
-  gpuprov up --resume                                 continue the last run, with its inventory and options
+  gpuprov up                              all nodes of ./inventory.yml
+  gpuprov up fleet.yml --nodes 'rack1:!gpu-07'
+  gpuprov up --wave 10% --max-failures 2  stop after more than 2 failures
+  gpuprov up --gate quick                 check the GPUs of each wave
+  gpuprov up --check --diff               show what would change; change nothing
+  gpuprov up --remove validation_tools    take a role off the nodes again
+  gpuprov up --resume                     continue the last run
 """
 
 
@@ -84,13 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="show the result of every task as it comes; -vvv also its arguments and Ansible's connections",
     )
-    add(
-        "--resume",
-        nargs="?",
-        const="",
-        metavar="RUN",
-        help="continue a run (its folder or name; default: the last run), with its inventory and options",
-    )
+    fleet_options.add_resume(parser, "inventory and options")
     fleet_options.add_break_lock(parser, "take over")
     fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes changed at the same time", "-f")
     add(

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from provision.commands import fleet_options
+from provision.commands import fleet_options, formats
 from provision.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -37,14 +37,6 @@ def _checks(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _formats(text: str) -> list[str]:
-    names = _checks(text)
-    unknown = [name for name in names if name not in NAMED]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(f"choose among {','.join(NAMED)}")
-    return names
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser, last_used=False, gpu_only=True)
@@ -52,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         timeout=None
     )  # checks have limits of their own; one that was typed holds for them too
     parser.add_argument(
-        "--checks", type=_checks, default=[], metavar="A,B", help="run only these checks (see --list)"
+        "--checks",
+        type=_checks,
+        default=[],
+        metavar="A,B",
+        help="run only these checks (gpuprov docs checks lists them)",
     )
     parser.add_argument(
         "--pairs",
@@ -81,26 +77,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes checked at the same time", "-f")
     parser.add_argument(
         "--format",
-        type=_formats,
-        default=list(FORMATS),
+        type=formats.Names(NAMED),
+        action="extend",
         metavar="A,B",
         help=f"reports to write into the run folder: {','.join(NAMED)} (default: all but prometheus)",
     )
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="",
-        metavar="RUN",
-        help="continue a run (default: the last one) with its checks; skip what is already measured",
-    )
+    fleet_options.add_resume(parser, "inventory, nodes and checks; skip what is already measured")
     fleet_options.add_break_lock(parser, "also measure")
     fleet_options.add_with_jobs(parser)
-    parser.add_argument("--list", action="store_true", help="list the checks and exit")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    if options.list:
-        return _list_checks()
     from provision.api import validations
 
     chosen = campaign(options)
@@ -127,7 +114,7 @@ def campaign(options: argparse.Namespace) -> Campaign:
         connections=options.connections,
         forks=options.forks,
         thresholds=Path(options.thresholds) if options.thresholds else None,
-        formats=options.format,
+        formats=options.format or FORMATS,
         resume=_resumed(options) if options.resume is not None else None,
         break_lock=options.break_lock,
         with_jobs=options.with_jobs,
@@ -185,14 +172,3 @@ def printed(result: ValidateResult, as_json: bool) -> None:
     sys.stdout.write(f"\nrun folder  {result.folder}\n")
     for name, file in files.items():
         sys.stdout.write(f"{name:<11} {file}\n")
-
-
-def _list_checks() -> ExitCode:
-    from provision.checks.judging import registry
-
-    table = registry.table()
-    width = max(len(name) for name in table)
-    for name, one in table.items():
-        origin = f" (from {one.source})" if one.source else ""
-        sys.stdout.write(f"{name:<{width}} {one.stage:<9} {one.scope:<6} {one.load().SUMMARY}{origin}\n")
-    return ExitCode.OK

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options
+from provision.commands.parser import add_verbs
 from provision.errors import ExitCode, InventoryError, UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from provision.up.watch.policy import Policy
 
 EPILOG = """\
-watch runs until you stop it (Ctrl-C, SIGTERM). It is meant to run as a service on the controller;
---install-unit writes the systemd unit. It keeps one connection to each node open and reads the results of
+watch runs until you stop it (Ctrl-C, SIGTERM). It is meant to run as a service on the controller: `watch
+install` writes the systemd unit. It keeps one connection to each node open and reads the results of
 the node's own health program (role node_health) as they change. When a node fails, watch drains it in its
 scheduler (gpuprov_scheduler), checks a spare from the group gpuprov_spares once more, puts it in the node's
 place, and sends a notification (gpuprov_watch_hook, gpuprov_watch_webhooks, gpuprov_watch_alertmanager). The
@@ -31,33 +32,34 @@ failed node stays drained until `gpuprov return`.
 It never resumes a node that it did not drain. The variable gpuprov_watch sets its limits; it reports every
 failed node that a limit keeps in service. See `gpuprov docs watch`.
 
-exit codes: 130 after Ctrl-C, 0 after SIGTERM; 0 with --state, --dry-run and --install-unit.
+exit codes: 130 after Ctrl-C, 0 after SIGTERM; 0 of state, replay and install.
 
 examples:
   gpuprov watch fleet.yml
-  gpuprov watch fleet.yml --dry-run             what it would have done on the last recorded day
-  gpuprov watch fleet.yml --state               spares, open incidents, nodes in repair
-  sudo gpuprov watch fleet.yml --install-unit   as a service, running as the user who called sudo
+  gpuprov watch replay fleet.yml        what it would have done on the last day
+  gpuprov watch state fleet.yml         spares, open incidents, nodes in repair
+  sudo gpuprov watch install fleet.yml  as a service of the user who called sudo
 """
+
+VERBS = {
+    "run": "replace failed nodes with proven spares",
+    "state": "print spares, incidents and nodes in repair",
+    "replay": "print what it would have done in the last 24 recorded hours",
+    "install": "write a systemd unit that runs it as a service",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
-    fleet_options.add_arguments(parser, gpu_only=True, lock=False, last_used=False, timeout=20.0)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--dry-run",
-        nargs="?",
-        const="",
+    verbs = add_verbs(parser, VERBS, usual="run")
+    verbs["run"].epilog = EPILOG
+    for name, verb in verbs.items():
+        fleet_options.add_arguments(
+            verb, gpu_only=True, lock=False, last_used=False, timeout=20.0, json=name == "state"
+        )
+    verbs["replay"].add_argument(
+        "--history",
         metavar="FILE",
-        help="print what it would have done in the last 24 hours of a recorded health history, and exit "
-        "(default: the history that watch recorded for this inventory)",
-    )
-    what.add_argument(
-        "--state", action="store_true", help="print spares, incidents and nodes in repair, and exit"
-    )
-    what.add_argument(
-        "--install-unit", action="store_true", help="write a systemd unit that runs this command, and exit"
+        help="a recorded health history (default: the one that watch recorded for this inventory)",
     )
 
 
@@ -65,18 +67,18 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.desired import variables
     from provision.up.watch import incidents, policy
 
-    passed_on = _for_unit(options) if options.install_unit else []
+    passed_on = _for_unit(options) if options.act == "install" else []
     source = fleet_options.settled(options)
     loaded = fleet_options.loaded_from(source)
     fleet, overrides = loaded.fleet, loaded.overrides
     variables.check(fleet, overrides, fleet_options.say)
     rules = policy.of(fleet, overrides)
     place = incidents.place_of(fleet)
-    if options.dry_run is not None:
-        return _dry_run(fleet, rules, options.dry_run, place)
-    if options.state:
+    if options.act == "replay":
+        return _replay(fleet, rules, options.history, place)
+    if options.act == "state":
         return _state(fleet, place, options.json)
-    if options.install_unit:
+    if options.act == "install":
         from provision.up.watch import unit
 
         nodes = [] if fleet.pattern == "all" else ["--nodes", fleet.pattern]
@@ -152,7 +154,7 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _dry_run(fleet: Fleet, rules: Policy, named: str, place: Path) -> ExitCode:
+def _replay(fleet: Fleet, rules: Policy, named: str | None, place: Path) -> ExitCode:
     from pathlib import Path
 
     from provision.up.watch import replay
@@ -174,7 +176,7 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
 
     store, beat, now = Store(place), heartbeat.last(place), time.time()
     if (other := elsewhere(place, fleet))[0]:
-        fleet_options.say(f"{other[0]}: another watch has them: gpuprov watch --state {other[1]}")
+        fleet_options.say(f"{other[0]}: another watch has them: gpuprov watch state {other[1]}")
     if beat and fleet.pattern == "all":
         with contextlib.suppress(InventoryError):  # as the watch counts
             fleet = inventory.select(fleet, beat["nodes"])

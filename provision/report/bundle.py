@@ -70,7 +70,7 @@ def find_node(fleet: FleetHealth, name: str) -> NodeHealth:
         if node.node == name:
             return node
     if measured := node_history.node_runs().get(name):  # the newest run was of other nodes
-        advice = f"its newest run has: gpuprov report {measured[-1].run} --bundle {shlex.quote(name)}"
+        advice = f"its newest run has: gpuprov report bundle {shlex.quote(name)} {measured[-1].run}"
         raise RunFolderError(f"the run {fleet.run_id} has no node {one_line(name, 100)}", advice)
     known = [node.node for node in fleet.nodes]
     some = f"it has {', '.join(known[:3])}{', …' if len(known) > 3 else ''}" if known else "it has no nodes"

@@ -1,4 +1,4 @@
-"""The texts of a diff of two runs: what judging again changed, `--compare`, and since the last run (pure)."""
+"""The texts of a diff of two runs: of judging again, `report compare`, and since the last run (pure)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def changes_document(found: Diff) -> Mapping[str, Any]:
     return {"format": FORMAT, "run": found.after.run_id, "nodes": nodes}
 
 
-# --- --compare
+# --- report compare
 
 
 def comparison_document(found: Diff) -> dict[str, Any]:

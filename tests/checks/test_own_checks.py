@@ -94,7 +94,7 @@ def test_the_example_is_installed_listed_and_judged(
     checks = fresh(installed)
     assert list(checks)[-1] == "max_sm_clock", "after the shipped ones"
     assert registry.select("quick", ["max_sm_clock"]) == ("max_sm_clock",)
-    assert cli.main(["validate", "--list"]) == ExitCode.OK
+    assert cli.main(["docs", "checks"]) == ExitCode.OK
     assert "(from gpuprov-max-sm-clock 1.0)" in capsys.readouterr().out
     seen = NodeFacts("gpu-01", {}, GPUS, {})
     (command,) = node_judge.commands_for("max_sm_clock", seen.check_node, {})
@@ -158,7 +158,7 @@ def test_one_that_cannot_be_used_is_one_line_with_its_distribution(
     assert "strange-checks 2.1" in refusal.value.what
     assert "\n" not in refusal.value.what
     assert "pip uninstall strange-checks" in refusal.value.fix
-    assert cli.main(["validate", "--list"]) == ExitCode.ERROR
+    assert cli.main(["docs", "checks"]) == ExitCode.ERROR
     assert "strange-checks 2.1" in capsys.readouterr().err
     assert checks["gpu_inventory"], "a shipped check is not held up by it"
 

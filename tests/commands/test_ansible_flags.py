@@ -13,11 +13,11 @@ from provision.commands import fleet_options
 from provision.desired import inventory
 from provision.errors import ExitCode
 
-OF_FLEETS = ("plan", "up", "validate", "drift", "burnin", "lock", "status")
+OF_FLEETS = ("plan", "up", "validate", "drift", "burnin start", "burnin stop", "lock", "status")
 
 
 def parsed(*words: str) -> Any:
-    return cli.build_parser(words[:1]).parse_args(words)
+    return cli.parsed(words)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -39,16 +39,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("verb", OF_FLEETS)
 def test_flags_that_ansible_has_too_go_where_gpuprovs_own_go(verb: str) -> None:
-    ours = parsed(verb, "--inventory", "f.yml", "--nodes", "a:!b", "--set", "x=1")
-    assert vars(parsed(verb, "-i", "f.yml", "-l", "a:!b", "-e", "x=1")) == vars(ours)
-    long = parsed(verb, "--inventory=f.yml", "--limit", "a:!b", "--extra-vars", "x=1")
+    ours = parsed(*verb.split(), "--inventory", "f.yml", "--nodes", "a:!b", "--set", "x=1")
+    assert vars(parsed(*verb.split(), "-i", "f.yml", "-l", "a:!b", "-e", "x=1")) == vars(ours)
+    long = parsed(*verb.split(), "--inventory=f.yml", "--limit", "a:!b", "--extra-vars", "x=1")
     assert vars(long) == vars(ours)
 
 
 @pytest.mark.parametrize("verb", OF_FLEETS)
 def test_how_to_log_in_is_said_as_in_ansible(verb: str) -> None:
-    long = parsed(verb, "--user", "ops", "--become", "--ask-pass", "--ask-become-pass")
-    assert vars(parsed(verb, "-bkKuops")) == vars(long)
+    long = parsed(*verb.split(), "--user", "ops", "--ask-pass", "--ask-become-pass")
+    assert vars(parsed(*verb.split(), "-kKuops")) == vars(long)
     assert (long.user, long.ask_pass, long.ask_become_pass) == ("ops", True, True)
 
 

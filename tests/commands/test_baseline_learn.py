@@ -66,9 +66,9 @@ def test_several_runs_are_learnt_from_together(runs: Path, tmp_path: Path) -> No
     one = store(runs, {name: FLEET[name] for name in half[:3]})
     other = store(runs, {name: FLEET[name] for name in half[3:]})
     file = tmp_path / "ours.yml"
-    assert cli.main(["baseline", "learn", one.path.name, "--output", str(file)]) == ExitCode.ERROR
+    assert cli.main(["baseline", "learn", one.path.name, "--file", str(file)]) == ExitCode.ERROR
     assert not file.exists()
-    both = ["baseline", "learn", one.path.name, str(other.path), "--output", str(file), "--margin", "20"]
+    both = ["baseline", "learn", one.path.name, str(other.path), "--file", str(file), "--margin", "20"]
     assert cli.main(both) == ExitCode.OK
     source = for_sku("h100-sxm", file)["p2p_bandwidth.h2d"].source
     assert one.path.name in source
@@ -105,7 +105,7 @@ def test_too_few_nodes_are_refused_with_what_it_takes(runs: Path, capsys: pytest
 
 def test_a_file_that_cannot_be_written_is_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store(runs, FLEET)
-    assert cli.main(["baseline", "learn", "--output", "/no/such/place.yml"]) == ExitCode.ERROR
+    assert cli.main(["baseline", "learn", "--file", "/no/such/place.yml"]) == ExitCode.ERROR
     assert "/no/such/place.yml cannot be written" in capsys.readouterr().err
 
 

@@ -118,7 +118,7 @@ def test_junit_has_a_case_for_each_node(
 ) -> None:
     trouble["gpu-02"] = {"driver.loaded_version": "\x1b[31m<&\x00"}
     trouble["gpu-03"] = {"error": "no route"}
-    gpuprov(capsys, "drift", "--junit", "drift.xml")
+    gpuprov(capsys, "drift", "--format", "junit=drift.xml")
     suite = ElementTree.fromstring((tmp_path / "drift.xml").read_text())  # noqa: S314 - our own file
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     cases = {case.get("name"): [child.tag for child in case] for case in suite}
@@ -210,7 +210,7 @@ def test_secrets_of_set_and_vault_are_not_kept(
 ) -> None:
     vault(monkeypatch, "hidden-word")
     trouble["gpu-02"] = {"driver.loaded_version": "hidden-word"}
-    _, out, err = gpuprov(capsys, "drift", "--set", "site_token=very-secret-too", "--junit", "j.xml")
+    _, out, err = gpuprov(capsys, "drift", "--set", "site_token=very-secret-too", "--format", "junit=j.xml")
     everything = out + err + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert "hidden-word" not in everything
     assert "very-secret-too" not in everything
@@ -319,5 +319,5 @@ def test_the_plan_shows_what_would_become_of_a_file(
     assert code == ExitCode.OK
     assert "        -options nouveau modeset=1\n" in out
     assert "        +blacklist nouveau\n" in out
-    assert "+blacklist nouveau\n" in gpuprov(capsys, "plan", "--diff", "--markdown")[1]
+    assert "+blacklist nouveau\n" in gpuprov(capsys, "plan", "--diff", "--format", "markdown")[1]
     assert "+blacklist nouveau\n" not in gpuprov(capsys, "plan")[1]

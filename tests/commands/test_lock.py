@@ -119,7 +119,7 @@ def test_nodes_that_disagree_need_a_majority(
     assert out == ""
     assert "libnccl2 is 2.29.7-1 on gpu-[01,03], 2.30-1 on gpu-02\n  → " in err
     assert not (tmp_path / lockfile.NAME).exists()
-    code, out, _ = gpuprov(capsys, "lock", "--majority", "-o", "other.yml")
+    code, out, _ = gpuprov(capsys, "lock", "--majority", "--file", "other.yml")
     assert code == ExitCode.OK
     assert "gpu-02: differ from the majority of their kind, not used" in out
     assert lockfile.read(tmp_path / "other.yml").groups[0].packages == {"libnccl2": "2.29.7-1"}
@@ -168,6 +168,6 @@ def test_a_bad_lock_file_stops_every_verb_with_its_line(
 
 @pytest.mark.usefixtures("packages")
 def test_it_cannot_be_written_where_nothing_can(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = gpuprov(capsys, "lock", "-o", "nowhere/x.yml")
+    code, _, err = gpuprov(capsys, "lock", "--file", "nowhere/x.yml")
     assert code == ExitCode.USAGE
     assert "cannot be written: No such file" in err

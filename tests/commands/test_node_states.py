@@ -26,11 +26,11 @@ COMMANDS = {
     "up": ["up", "--yes"],
     "drift": ["drift"],
     "validate": ["validate", "--stage", "quick"],
-    "burnin": ["burnin", "--plan"],
+    "burnin": ["burnin", "plan"],
     "burnin status": ["burnin", "status"],
     "status": ["status"],
     "lock": ["lock"],
-    "report --history": ["report", "--history", "gpu-01"],
+    "report history": ["report", "history", "gpu-01"],
 }
 REAL = ("unreachable", "unreadable")  # by a real sshd
 BASE = debian("12", "bookworm", "6.1.0")

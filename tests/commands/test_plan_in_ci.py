@@ -67,7 +67,10 @@ def test_github_gets_one_annotation_and_the_summary_the_table(
     summary = (tmp_path / "summary.md").read_text()
     assert summary.startswith("### gpuprov plan: 1 node of 3 would change\n")
     assert gpuprov(capsys, "plan", "--format", "markdown")[1] == summary
-    assert gpuprov(capsys, "plan", "--markdown")[1] == summary
+    assert gpuprov(capsys, "plan", "--format", f"text,markdown={tmp_path}/plan.md")[1].endswith(
+        "(estimate)\n"
+    )
+    assert (tmp_path / "plan.md").read_text() == summary
 
 
 @pytest.mark.usefixtures("trouble")

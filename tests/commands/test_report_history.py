@@ -1,4 +1,4 @@
-"""gpuprov report --history: what a person and a program are told of all runs."""
+"""gpuprov report history: what a person and a program are told of all runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("home")
 def test_all_nodes_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--history"]) == 0
+    assert main(["report", "history"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "last verdict of 3 nodes:",
         "  fail       2  gpu-[02-03]",
@@ -56,7 +56,7 @@ def test_all_nodes_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_node_for_a_person(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--history", "gpu-02", "--runs", str(home)]) == 0
+    assert main(["report", "history", "gpu-02", "--runs", str(home)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "gpu-02: 3 runs, newest first",
         "fail   2026-05-01 00:00:03 UTC  20260501T000003.000Z-validate",
@@ -69,11 +69,11 @@ def test_one_node_for_a_person(home: Path, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.usefixtures("home")
 def test_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--history", "--json"]) == 0
+    assert main(["report", "history", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["flips"] == {"gpu-02": 2, "gpu-03": 1}
     assert document["nodes"]["gpu-03"]["run"] == "20260501T000002.000Z-validate"
-    assert main(["report", "--history", "gpu-01", "--json"]) == 0
+    assert main(["report", "history", "gpu-01", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in document["runs"]] == ["pass"] * 3
 
@@ -82,14 +82,12 @@ def test_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_known_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["report", "--history", "gpu-04"]) == 1
+    assert main(["report", "history", "gpu-04"]) == 1
     said = capsys.readouterr().err
     assert "gpu-04: never validated: no run in " in said
     assert "did you mean gpu-0" in said
-    assert main(["report", "--history", "--rejudge"]) == 2
-    assert "--history cannot be combined with --rejudge" in capsys.readouterr().err
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "none"))
-    assert main(["report", "--history"]) == 1
+    assert main(["report", "history"]) == 1
     assert "→ run: gpuprov validate --nodes all" in capsys.readouterr().err
 
 
@@ -99,7 +97,7 @@ def test_a_run_that_skipped_the_check_neither_measured_nor_changed_anything(
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
     for number, verdict in enumerate((FAIL, Verdict.SKIP, PASS, Verdict.SKIP, FAIL, Verdict.SKIP), start=1):
         run(tmp_path, number, node("gpu-01", verdict))
-    assert main(["report", "--history", "gpu-01"]) == 0
+    assert main(["report", "history", "gpu-01"]) == 0
     said = capsys.readouterr().out
     assert "gpu-01: 6 runs" in said
     assert "the verdict changed 2 times" in said

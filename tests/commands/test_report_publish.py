@@ -1,4 +1,4 @@
-"""`gpuprov report --publish`: a stored run's verdicts on the nodes of Kubernetes, over real HTTP."""
+"""`gpuprov report publish`: a stored run's verdicts on the nodes of Kubernetes, over real HTTP."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from provision.report import json as json_report
 from provision.runs.store import RunFolder
 from tests.support import kubernetes_api
 from tests.support.kubernetes_api import Failure, Served
+from tests.support.stored import FIXTURE, limits, measured
 
 LOST = Finding(
     "gpu_inventory", Verdict.FAIL, "gpu3", "GPU has fallen off the bus", "count", action="power-cycle"
@@ -86,7 +87,7 @@ def shown(served: Served, name: str) -> tuple[str, str, str]:
 def test_each_verdict_stands_on_its_node(
     served: Served, run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["report", run, "--publish"]) == ExitCode.OK
+    assert cli.main(["report", "publish", run]) == ExitCode.OK
     assert capsys.readouterr().out == "published 4 nodes: gpu-[01-04]\n"
     suffix = f" (run {FLEET.run_id})"
     assert [shown(served, f"gpu-0{number}") for number in range(1, 5)] == [
@@ -103,24 +104,30 @@ def test_each_verdict_stands_on_its_node(
 
 def test_what_was_not_written_is_named(served: Served, run: str, capsys: pytest.CaptureFixture[str]) -> None:
     served.api.failures = [Failure("PATCH", "/api/v1/nodes/gpu-02/status", 403)]
-    assert cli.main(["report", run, "--publish", "--json"]) == ExitCode.INCOMPLETE
+    assert cli.main(["report", "publish", run, "--json"]) == ExitCode.INCOMPLETE
     document = json.loads(capsys.readouterr().out)
     assert document["published"] == ["gpu-01", "gpu-03", "gpu-04"]
     assert "patch nodes/status (403)" in document["failed"]["gpu-02"]
-    assert cli.main(["report", run, "--publish"]) == ExitCode.INCOMPLETE
+    assert cli.main(["report", "publish", run]) == ExitCode.INCOMPLETE
     assert "\nnot published  gpu-02: " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("run")
+def test_a_run_is_published_as_it_is_judged_now(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = measured(tmp_path / "runs", {"gpu-01": FIXTURE.read_text(encoding="utf-8")})
+    folder.note(inventory=str(tmp_path / "inventory.yml"))
+    words = ("--rejudge", "--thresholds", limits(tmp_path / "ours.yml", 60))
+    for more, verdict in ((("--rejudge",), "pass"), (words, "fail")):
+        assert cli.main(["report", "publish", folder.path.name, *more]) == ExitCode.OK
+        assert capsys.readouterr().out == "published 1 node: gpu-01\n"
+        assert shown(served, "gpu-01")[0] == verdict
 
 
 def test_a_fleet_without_kubernetes_has_nowhere_to_publish(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "inventory.yml").write_text("all: {hosts: {gpu-01: {}}}")
-    assert cli.main(["report", run, "--publish"]) == ExitCode.USAGE
+    assert cli.main(["report", "publish", run]) == ExitCode.USAGE
     assert "gpuprov_scheduler: kubernetes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "others", [["--format", "json"], ["--output", "."], ["--history"], ["--bundle", "gpu-01"]]
-)
-def test_it_goes_alone(others: list[str]) -> None:
-    assert cli.main(["report", "--publish", *others]) == ExitCode.USAGE

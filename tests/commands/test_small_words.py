@@ -95,7 +95,7 @@ def test_the_last_validate_is_resumed_where_none_is_named(
     last = RunFolder.create("validate", {})
     RunFolder.create("drift", {})
     assert validation.to_go_on_with("").path == last.path
-    options = cli.build_parser().parse_args(["validate", "--resume"])
+    options = cli.parsed(["validate", "--resume"])
     assert options.resume == ""
 
 

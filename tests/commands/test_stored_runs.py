@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,8 @@ def test_every_format_is_written_again(home: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("home")
 def test_it_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(printed(capsys, "--compare", GOOD, BAD, "--json")) == expected("compare.json")
-    text = printed(capsys, "--compare", GOOD, BAD).splitlines()
+    assert json.loads(printed(capsys, "compare", GOOD, BAD, "--json")) == expected("compare.json")
+    text = printed(capsys, "compare", GOOD, BAD).splitlines()
     for line in (
         "  gpu-02: pass → fail",
         "  gpu-02 p2p_bandwidth h2d gpu5: 55.54 → 11.09 GB/s, -80.0% (noise 2.3%)",
@@ -95,9 +96,21 @@ def test_it_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
         assert line in text
     earlier = (STORED / "compare.txt").read_text(encoding="utf-8").splitlines()
     assert len(text) == len(earlier) - 2, "the same without its footnote"
-    assert "gpu-02: fail → pass" in printed(capsys, "--compare", BAD, GOOD, code=ExitCode.OK)
-    again = printed(capsys, "--compare", GOOD, BAD, "--rejudge", "--json")
+    assert "gpu-02: fail → pass" in printed(capsys, "compare", BAD, GOOD, code=ExitCode.OK)
+    again = printed(capsys, "compare", GOOD, BAD, "--rejudge", "--json")
     assert json.loads(again) == expected("compare.json")
+
+
+def test_it_is_bundled_with_the_verdict_of_now(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = limits(tmp_path / "ours.yml", 60)
+    words = ("bundle", "gpu-01", GOOD, "--rejudge", "--thresholds", file, "--json")
+    packed = json.loads(printed(capsys, *words, code=ExitCode.OK))
+    assert Path(packed["bundle"]).parent == home / GOOD
+    with tarfile.open(packed["bundle"]) as archive:
+        text = b"".join(archive.extractfile(one).read() for one in archive.getmembers())  # type: ignore[union-attr]
+    assert "limit ≥ 60 GB/s".encode() in text
 
 
 def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +130,7 @@ def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_its_history_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it kept of the nodes, in files of three kinds, is what the next run knows of them."""
-    assert json.loads(printed(capsys, "--history", "--json", code=ExitCode.OK)) == expected("history.json")
+    assert json.loads(printed(capsys, "history", "--json", code=ExitCode.OK)) == expected("history.json")
     results = node_history.read(["gpu-01", "gpu-02"])
     assert {check: one.verdict for check, one in results["gpu-02"].items()} == {
         "gpu_inventory": "fail", "versions": "pass", "host_health": "pass", "network_ports": "skip",

@@ -253,7 +253,7 @@ def test_prometheus_counts_expectations_of_nodes_that_answered(
     twenty.silent["gpu-20"] = "no route to host"
     file = tmp_path / "drift.prom"
     before = time.time()
-    assert gpuprov("--format", "prometheus", "--output", str(file))[0] == ExitCode.DRIFT
+    assert gpuprov("--format", f"prometheus={file}")[0] == ExitCode.DRIFT
     found = {
         (sample.name.removeprefix("gpuprov_drift_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(file.read_text())
@@ -280,10 +280,10 @@ def test_a_file_that_is_none_is_written_to_and_not_replaced(gpuprov: Any, tmp_pa
     target.touch()
     link = tmp_path / "link.json"
     link.symlink_to(target)
-    gpuprov("--format", "json", "--output", str(link))
+    gpuprov("--format", f"json={link}")
     assert link.is_symlink()
     assert json.loads(target.read_text())["format"] == 1
-    gpuprov("--format", "json", "--output", "/dev/null")
+    gpuprov("--format", "json=/dev/null")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)  # noqa: PTH116
 
 
@@ -391,7 +391,7 @@ def test_github_gets_no_more_annotations_than_it_shows_and_the_summary_has_the_r
     written = summary.read_text()
     assert written.startswith("before\n## gpuprov drift\n")
     assert all(f"odd {number} is loaded" in written for number in range(20))
-    gpuprov("--format", "github", "--format", "markdown", "--output", "drift.md")
+    gpuprov("--format", "github", "--format", "markdown=drift.md")
     assert summary.read_text() == written, "who asks for the Markdown puts it there"
 
 
@@ -485,24 +485,22 @@ def test_no_format_lets_a_node_write_control_characters_or_tell_a_secret(
 
 def test_several_formats_in_one_look(twenty: Twenty, gpuprov: Any, tmp_path: Path) -> None:
     twenty.changed["gpu-03"] = {"driver.flavour": "proprietary"}
-    words = ["--format", "sarif", "--output", "drift.sarif", "--format", "markdown", "--output", "drift.md"]
-    code, out = gpuprov(*words, "--junit", "drift.xml")
+    code, out = gpuprov("--format", "sarif=drift.sarif,markdown=drift.md", "--format", "junit=drift.xml")
     assert code == ExitCode.DRIFT
     assert json.loads((tmp_path / "drift.sarif").read_text())["version"] == "2.1.0"
     assert (tmp_path / "drift.md").read_text().startswith("## gpuprov drift")
     assert (tmp_path / "drift.xml").read_text().startswith("<?xml")
     assert "19 of 20 nodes as declared" in out, "when all have a file, the text is printed"
-    _, out = gpuprov("--format", "sarif", "--output", "other.sarif", "--format", "github")
+    _, out = gpuprov("--format", "sarif=other.sarif,github")
     assert out.startswith("::error ")
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--output", "x"], "belongs to no --format"),
         (["--format", "json", "--format", "sarif"], "two formats would go to standard output"),
-        (["--format", "sarif", "--output", "no/such/folder/x"], "is in a folder that does not exist"),
-        (["--junit", "."], "is a folder"),
+        (["--format", "sarif=no/such/folder/x"], "is in a folder that does not exist"),
+        (["--format", "junit=."], "is a folder"),
     ],
 )
 def test_a_mistake_is_said_before_a_node_is_asked(

@@ -50,9 +50,9 @@ class Burnins:
         print(f"$ {' '.join(words)}\n{done.stdout}{done.stderr}")  # noqa: T201 - pytest shows it on failure
         return done
 
-    def begin(self, *more: str) -> subprocess.CompletedProcess[str]:
-        """`gpuprov burnin` with the profile, and `more`."""
-        return self.call("burnin", str(self.inventory), "--profile", str(self.profile), *more)
+    def begin(self, *more: str, verb: str = "start") -> subprocess.CompletedProcess[str]:
+        """`gpuprov burnin start` (or plan) with the profile, and `more`."""
+        return self.call("burnin", verb, str(self.inventory), "--profile", str(self.profile), *more)
 
     def watching(self, *words: str) -> subprocess.Popen[str]:
         """A command of `gpuprov burnin` that stays: stdout and stderr are one, in a session of its own."""
@@ -64,7 +64,7 @@ class Burnins:
 
     def began(self, *more: str) -> subprocess.Popen[str]:
         """A burn-in whose controller stays to watch; it has told all nodes to begin."""
-        return self.watching(str(self.inventory), "--profile", str(self.profile), *more)
+        return self.watching("start", str(self.inventory), "--profile", str(self.profile), *more)
 
     @property
     def first(self) -> str:

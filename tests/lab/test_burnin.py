@@ -67,12 +67,12 @@ def burnins(lab: Lab, folder: Path) -> Burnins:
     return Burnins(lab.inventory, folder, folder / "soak.yml")
 
 
-def begin(burnins: Burnins, *more: str) -> subprocess.CompletedProcess[str]:
-    return burnins.begin("--set", f"gpuprov_drain_hook={burnins.folder / 'hook'}", *more)
+def begin(burnins: Burnins, *more: str, verb: str = "start") -> subprocess.CompletedProcess[str]:
+    return burnins.begin("--set", f"gpuprov_drain_hook={burnins.folder / 'hook'}", *more, verb=verb)
 
 
 def test_the_plan_says_minutes_and_kilowatts_and_loads_nothing(burnins: Burnins, lab: Lab) -> None:
-    done = begin(burnins, "--plan", "--set", "gpuprov_fleet_kw=15", "--json")
+    done = begin(burnins, "--set", "gpuprov_fleet_kw=15", "--json", verb="plan")
     assert done.returncode == ExitCode.OK, done.stderr
     plan = json.loads(done.stdout)
     assert plan["turns"] == 2  # 11.4 kW each, 2.9 kW while it waits
@@ -80,7 +80,7 @@ def test_the_plan_says_minutes_and_kilowatts_and_loads_nothing(burnins: Burnins,
     assert (
         lab.node("gpu-01").run("systemctl is-active gpuprov-burnin", check=False).stdout.strip() == "inactive"
     )
-    refused = begin(burnins, "--plan", "--set", "gpuprov_fleet_kw=12")
+    refused = begin(burnins, "--set", "gpuprov_fleet_kw=12", verb="plan")
     assert refused.returncode == ExitCode.ERROR
     assert "too little even for gpu-01" in refused.stderr
 

@@ -58,11 +58,11 @@ def record_of(burnins: Burnins, name: str) -> dict[str, Any]:
 
 
 def test_the_shortest_profile_accepts_a_healthy_node(burnins: Burnins) -> None:
-    planned = burnins.call("burnin", str(burnins.inventory), "--profile", "smoke", "--plan")
+    planned = burnins.call("burnin", "plan", str(burnins.inventory), "--profile", "smoke")
     assert planned.returncode == ExitCode.OK
-    begun = burnins.call("burnin", str(burnins.inventory), "--profile", "smoke", "--detach")
+    begun = burnins.call("burnin", "start", str(burnins.inventory), "--profile", "smoke", "--detach")
     assert begun.returncode == ExitCode.OK, begun.stderr
-    again = burnins.call("burnin", str(burnins.inventory), "--profile", "smoke", "--detach")
+    again = burnins.call("burnin", "start", str(burnins.inventory), "--profile", "smoke", "--detach")
     assert again.returncode == ExitCode.ERROR
     assert f"{NODE}: the burn-in {burnins.first} by " in again.stderr
     node = record_of(burnins, burnins.first)

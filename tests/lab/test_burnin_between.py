@@ -115,6 +115,6 @@ def test_where_nobody_attends_it_is_told_and_no_error(lab: Lab, inventory: Path,
 
 
 def test_a_node_that_burns_alone_skips_it_and_the_plan_says_so(inventory: Path, tmp_path: Path) -> None:
-    planned = burnins(inventory, tmp_path, 10).begin("--nodes", "n1", "--plan")
+    planned = burnins(inventory, tmp_path, 10).begin("--nodes", "n1", verb="plan")
     assert planned.returncode == ExitCode.OK, planned.stderr
     assert "not measured: between of n1, because no other node is in its batch" in planned.stdout

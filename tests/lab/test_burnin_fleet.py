@@ -328,12 +328,12 @@ def test_half_the_fleets_peak_is_never_exceeded_and_the_plan_says_so(
     short = Burnins(burnins.inventory, burnins.folder, burnins.folder / "short.yml")
     short.profile.write_text(SHORT)
     short.program = [sys.executable, "-c", COMPRESSED]
-    free = json.loads(short.begin("--plan", "--json").stdout)["peak_kw"]
+    free = json.loads(short.begin("--json", verb="plan").stdout)["peak_kw"]
     cap = ("--set", f"gpuprov_fleet_kw={free / 2}")
-    planned = json.loads(short.begin("--plan", "--json", *cap).stdout)
+    planned = json.loads(short.begin("--json", *cap, verb="plan").stdout)
     assert planned["turns"] == 4  # two of eight at a time, while six wait
     assert planned["peak_kw"] <= free / 2
-    said = short.begin("--plan", *cap).stdout
+    said = short.begin(*cap, verb="plan").stdout
     assert f"peak of the fleet {planned['peak_kw']:.1f} kW, limit {free / 2:g} kW" in said
     begun = short.begin("--detach", *cap)
     assert begun.returncode == ExitCode.OK, begun.stderr

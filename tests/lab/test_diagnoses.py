@@ -136,7 +136,7 @@ TROUBLES = {
 def diagnosed(operator: Operator, folder: Path) -> tuple[str, list[dict[str, Any]]]:
     """What `drift` prints, and the diagnoses in its document."""
     file = folder / "drift.json"
-    done = operator.call("drift", "--format", "json", "--output", str(file))
+    done = operator.call("drift", "--format", f"json={file}")
     assert file.exists(), done.stderr
     return done.stdout, json.loads(file.read_text())["diagnoses"]
 

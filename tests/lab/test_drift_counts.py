@@ -60,7 +60,7 @@ def drift(operator: Operator, *words: str) -> tuple[int, str, dict[str, Any]]:
     """Exit code, text, and document of one look."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "drift.json"
-        done = operator.call("drift", *NOTHING, "--format", "json", "--output", str(file), *words)
+        done = operator.call("drift", *NOTHING, "--format", f"json={file}", *words)
         assert file.exists(), done.stderr
         return done.returncode, done.stdout, json.loads(file.read_text())
 

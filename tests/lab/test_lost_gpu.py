@@ -110,7 +110,9 @@ def test_at_rest_every_verb_names_it(lab: Lab, operator: Operator, tmp_path: Pat
     (tmp_path / "profile.yml").write_text(
         PROFILE.replace("minutes: 20, step_minutes: 5", "minutes: 4, step_minutes: 2")
     )
-    done = operator.call("burnin", *one, "--profile", str(tmp_path / "profile.yml"), gpuprov_roles=ROLES)
+    done = operator.call(
+        "burnin", "start", *one, "--profile", str(tmp_path / "profile.yml"), gpuprov_roles=ROLES
+    )
     assert done.returncode == ExitCode.UNHEALTHY
     assert f"gpu{GPU}: does not answer" in said(done)
     assert gpu.serial in said(done)
@@ -142,7 +144,7 @@ def test_in_a_burn_in_it_is_named_with_its_time(lab: Lab, operator: Operator, tm
     (tmp_path / "profile.yml").write_text(PROFILE)
     gpu = Identity(lab, "gpu-02")
     lab.node("gpu-02").fault("gpu_silent", gpu=GPU, onset=100)
-    done = operator.call("burnin", "--nodes", "gpu-02", "--profile", str(tmp_path / "profile.yml"))
+    done = operator.call("burnin", "start", "--nodes", "gpu-02", "--profile", str(tmp_path / "profile.yml"))
     text = said(done)
     assert done.returncode == ExitCode.UNHEALTHY, text
     assert f"fail gpu{GPU}: was lost under load" in text

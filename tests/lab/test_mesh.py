@@ -315,7 +315,7 @@ def test_validate_drift_and_lock_are_the_controllers(lab: Lab, alone: Alone, mes
     locks = []
     with alone.sees_all() as desk:
         for one in (desk, mesh):
-            done = one.call("lock", "--nodes", "gpu_nodes", "-o", f"{HOME}/{one.name}.lock.yml")
+            done = one.call("lock", "--nodes", "gpu_nodes", "--file", f"{HOME}/{one.name}.lock.yml")
             assert done.returncode == ExitCode.OK, said(done)
             text = one.node.run(f"cat {HOME}/{one.name}.lock.yml").stdout
             locks.append(yaml.safe_load(text)["groups"])
@@ -331,7 +331,7 @@ def test_a_burn_in_is_the_controllers(alone: Alone, mesh: Desk) -> None:
     with alone.sees_all() as desk:
         for one in (desk, mesh):
             words = ("--profile", f"{HOME}/short.yml", "--nodes", "gpu_nodes")
-            done = one.call("burnin", *words)
+            done = one.call("burnin", "start", *words)
             assert done.returncode == ExitCode.OK, said(done)
             name = one.node.run(f"ls {one.runs} | grep 'Z-burnin$' | tail -n 1").stdout.strip()
             done = one.call("burnin", "collect", name, "--remove", "--json")

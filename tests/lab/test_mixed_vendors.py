@@ -94,7 +94,7 @@ def test_a_broken_gpu_of_either_vendor_is_named(operator: Operator, lab: Lab) ->
 
 
 def test_they_burn_in_together_with_one_record(operator: Operator) -> None:
-    done = operator.call("burnin", "--profile", "smoke", timeout=2400)
+    done = operator.call("burnin", "start", "--profile", "smoke", timeout=2400)
     assert done.returncode == ExitCode.OK, said(done)
     record = json.loads((operator.newest("burnin") / "record.json").read_text())
     assert {node["node"]: node["not_measured"] for node in record["nodes"]} == {name: [] for name in VENDORS}

@@ -112,7 +112,7 @@ def test_with_its_fault_it_stays_in_repair_and_the_part_that_failed_is_named(
     assert store.incidents() == [incident]
     word = slurm.look([NODE])[NODE]
     assert word.reason.startswith(f"{PREFIX}{incident.id} "), word.reason
-    state = json.loads(operator.call("watch", "--state", "--json").stdout)
+    state = json.loads(operator.call("watch", "state", "--json").stdout)
     assert (state["repair"], state["spares"], state["service"]) == ([NODE], [], [STANDBY])
     assert f"{NODE} is a spare" not in log.read_text()
 
@@ -135,7 +135,7 @@ def test_repaired_it_is_provisioned_validated_burnt_in_and_a_spare_again(
     (incident,) = store.incidents()
     assert list(incident.returning) == ["up", "validate", "burnin"]
     assert slurm.look([NODE])[NODE].reason.startswith(f"{PREFIX}{SPARE}")
-    state = json.loads(operator.call("watch", "--state", "--json").stdout)
+    state = json.loads(operator.call("watch", "state", "--json").stdout)
     assert (state["repair"], [one["node"] for one in state["spares"]]) == ([], [NODE])
     until(lambda: NODE in validated(store), 300, "the watch validates its new spare", log)
     again = operator.call("return", NODE)

@@ -168,7 +168,7 @@ def logins(lab: Lab) -> int:
 def test_every_command_that_is_proposed_means_the_fleet_it_was_proposed_for(lab: Lab, fleets: Path) -> None:
     before = logins(lab)
     lab.node("gpu-01").as_root("systemctl stop nvidia-persistenced; rm -f /etc/nccl.conf")
-    said = [call(fleets, "plan", "real.yml"), call(fleets, "plan", "real.yml", "--markdown")]
+    said = [call(fleets, "plan", "real.yml"), call(fleets, "plan", "real.yml", "--format", "markdown")]
     said += [call(fleets, "drift", "real.yml", "--format", form) for form in FORMS]
     said += [call(fleets, "validate", "real.yml", "--stage", "quick")]
     said += [call(fleets, "report"), call(fleets, "report", "--format", "md")]
@@ -231,7 +231,7 @@ def test_a_group_in_which_nobody_can_start_mpi_gets_a_report_that_says_why(
 
 
 def test_a_lock_says_that_every_node_of_its_kind_differs_until_up(operator: Operator, tmp_path: Path) -> None:
-    done = operator.call("lock", "--force", "-o", str(tmp_path / "lock.yml"))
+    done = operator.call("lock", "--force", "--file", str(tmp_path / "lock.yml"))
     assert done.returncode == ExitCode.OK, said(done)
     assert "until gpuprov up has pinned these versions, gpuprov drift reports every node" in said(done)
 
@@ -239,7 +239,7 @@ def test_a_lock_says_that_every_node_of_its_kind_differs_until_up(operator: Oper
 def test_what_is_no_run_is_answered_with_the_runs_there_are(fleets: Path) -> None:
     measured = call(fleets, "validate", "real.yml", "--stage", "quick")
     (run,) = [path.name for path in (fleets / "runs").glob("*-validate")]
-    done = call(fleets, "report", "--compare", run, "validated")
+    done = call(fleets, "report", "compare", run, "validated")
     assert done.returncode == ExitCode.ERROR, measured.stderr
     assert "validated" in done.stderr
     assert run in done.stderr

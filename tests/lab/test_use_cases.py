@@ -56,7 +56,7 @@ def test_plan_in_a_pipeline(form: str, operator: Operator) -> None:
 
 def test_a_lock_file_is_used_and_left_out(operator: Operator, tmp_path: Path) -> None:
     file = tmp_path / "lock.yml"
-    ok(operator.call("lock", "--majority", "--output", str(file)))
+    ok(operator.call("lock", "--majority", "--file", str(file)))
     text = said(operator.call("plan", "--lock", str(file)))
     assert "package_lock" in text
     assert "package_lock" not in ok(operator.call("plan", "--no-lock"))
@@ -79,7 +79,7 @@ def test_up(lab: Lab, operator: Operator) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_drift_in_each_format(form: str, operator: Operator, tmp_path: Path) -> None:
     file, junit = tmp_path / "drift", tmp_path / "drift.xml"
-    done = operator.call("drift", "--format", form, "--output", str(file), "--junit", str(junit), "--no-lock")
+    done = operator.call("drift", "--format", f"{form}={file},junit={junit}", "--no-lock")
     ok(done)
     assert file.exists()
     assert "<testsuite" in junit.read_text()
@@ -143,18 +143,18 @@ def test_report_of_runs_that_measured_nodes(operator: Operator, tmp_path: Path) 
 
     assert "gpu" in ok(report())
     ok(report(second.name, "--rejudge", "--changes"))
-    ok(report("--compare", first.name, second.name))
-    assert "gpu-01" in ok(report("--history", "gpu-01"))
-    ok(report("--bundle", "gpu-01", "--output", str(tmp_path / "case.tar.gz")))
+    ok(report("compare", first.name, second.name))
+    assert "gpu-01" in ok(report("history", "gpu-01"))
+    ok(report("bundle", "gpu-01", "--output", str(tmp_path / "case.tar.gz")))
 
 
 def test_a_burn_in_is_resumed(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "short.yml").write_text(LOOK_AND_BURN)
     burnins = Burnins(lab.inventory, tmp_path, tmp_path / "short.yml")
-    assert "smoke" in ok(burnins.call("burnin", "--list"))
-    planned = burnins.call("burnin", str(lab.inventory), "--duration", "6h", "--plan")
+    assert "smoke" in ok(burnins.call("burnin", "profiles"))
+    planned = burnins.call("burnin", "plan", str(lab.inventory), "--duration", "6h", "--with-jobs")
     ok(planned)
-    ok(burnins.begin("--detach", "--with-jobs", "--break-lock", *ONE))
-    resumed = burnins.call("burnin", "--resume", burnins.first, timeout=1200)
+    ok(burnins.begin("--detach", "--with-jobs", "--break-lock", *ONE, verb="start"))
+    resumed = burnins.call("burnin", "resume", burnins.first, "--break-lock", timeout=1200)
     assert resumed.returncode in (ExitCode.OK, ExitCode.UNHEALTHY), said(resumed)
     assert "gpu-01" in said(resumed)

@@ -50,7 +50,7 @@ def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     variables = {"gpuprov_scheduler": "slurm", "node_health_enabled": True}
     fleet = {"all": {"vars": variables, "hosts": {"gpu-01": {"ansible_host": "127.0.0.1"}}}}
     node.run(f"cat > {INVENTORY}", said=yaml.safe_dump(fleet))
-    done = node.run(f"sudo {GPUPROV} watch {INVENTORY} --install-unit", check=False)
+    done = node.run(f"sudo {GPUPROV} watch install {INVENTORY}", check=False)
     assert done.returncode == ExitCode.OK, said(done)
     assert f"it runs as ops\nnext: systemctl enable --now {UNIT}\n" in done.stdout
     yield node
@@ -88,7 +88,7 @@ def test_systemd_starts_it_and_it_keeps_what_it_sees(controller: LabNode) -> Non
         "User": "ops",
     }
     until(controller, lambda: history(controller)[-1]["verdict"] == "pass", 180, "it is healthy")
-    state = json.loads(controller.run(f"{GPUPROV} watch {INVENTORY} --state --json").stdout)
+    state = json.loads(controller.run(f"{GPUPROV} watch state {INVENTORY} --json").stdout)
     assert (state["service"], state["spares"], state["incidents"]) == (["gpu-01"], [], [])
     second = controller.run(f"{GPUPROV} watch {INVENTORY}", check=False)
     pid = shown(controller, "MainPID")["MainPID"]

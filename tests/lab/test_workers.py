@@ -165,7 +165,7 @@ def test_what_ran_on_without_its_controller_is_collected_and_nothing_is_repeated
     assert all(unit["unit"] for unit in units)
     journal = first / "events.jsonl"
     before = len(rows(first, "events")) if journal.exists() else 0
-    listed = three.bare("runs", "--json")
+    listed = three.bare("runs", "units", "--json")
     assert {row["run"] for row in json.loads(listed.stdout)["units"]} == {first.name}, said(listed)
     time.sleep(180)
     for worker in workers:

@@ -265,7 +265,9 @@ def test_a_lock_by_two_workers_is_the_controllers(one: Operator, two: Operator, 
     assert done.returncode == ExitCode.OK, said(done)
     found = []
     for stands, name in ((one, "one.lock.yml"), (two, "two.lock.yml")):
-        written = stands.call("lock", "-o", str(folder / name), package_lock_patterns=["perftest", "nccl*"])
+        written = stands.call(
+            "lock", "--file", str(folder / name), package_lock_patterns=["perftest", "nccl*"]
+        )
         assert written.returncode == ExitCode.OK, said(written)
         found.append(yaml.safe_load((folder / name).read_text())["groups"])
     alone, shared = found

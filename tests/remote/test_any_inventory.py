@@ -275,7 +275,7 @@ def source_of(shape: Shape) -> str:
 def planned(shape: Shape) -> set[str]:
     """The nodes that the look of `gpuprov plan` reaches."""
     words = ["plan", "-i", source_of(shape), "--set", "ansible_become=false"]
-    options = cli.build_parser(["plan"]).parse_args(words)
+    options = cli.parsed(words)
     fleet, _ = fleet_options.load(options)
     files = fleet.vault_password_files
     seen = observe(list(fleet.nodes.values()), {}, timeout=30, vault_password_files=files)
@@ -286,7 +286,7 @@ def played(shape: Shape, folder: Path) -> set[str]:
     """The nodes that a play of `gpuprov up` reaches."""
     playbook = folder / "ping.yml"
     playbook.write_text("- hosts: all\n  gather_facts: false\n  tasks: [{ansible.builtin.ping: }]\n")
-    options = cli.build_parser(["up"]).parse_args(["up", "-i", source_of(shape)])
+    options = cli.parsed(["up", "-i", source_of(shape)])
     fleet, _ = fleet_options.load(options)
     outcomes = run_playbook(
         playbook,
@@ -359,11 +359,11 @@ def test_a_password_that_was_typed_is_kept_nowhere(
     assert "node1" in said.out
     assert PASSWORD not in said.out + said.err
     # A run that is gone on with: it is known that there was one, and it is asked for again.
-    asked = cli.build_parser(["up"]).parse_args(["up", "-i", "inventory.ini", "-K", "-u", "ops"])
+    asked = cli.parsed(["up", "-i", "inventory.ini", "-K", "-u", "ops"])
     fleet, _ = fleet_options.load(asked)
     assert fleet.nodes["node1"].variables["ansible_become_password"] == PASSWORD
     RunFolder.create("up", up._remembered(asked)).note(inventory="inventory.ini", nodes=["node1"])
-    again = cli.build_parser(["up"]).parse_args(["up", "--resume"])
+    again = cli.parsed(["up", "--resume"])
     up._resumed(again)
     assert (again.ask_become_pass, again.ask_pass, again.user) == (True, False, "ops")
     kept = [file for file in (tmp_path / "state").rglob("*") if file.is_file()]

@@ -428,7 +428,7 @@ def test_a_node_of_an_earlier_run_is_told_with_that_run(runs: Path) -> None:
     node_history.record(earlier, {}, report_of(earlier))
     with pytest.raises(RunFolderError, match="has no node gpu-13") as caught:
         bundle.find_node(fleet, "gpu-13")
-    assert f"gpuprov report {earlier.path.name} --bundle gpu-13" in caught.value.fix
+    assert f"gpuprov report bundle gpu-13 {earlier.path.name}" in caught.value.fix
 
 
 # --- the command ---
@@ -440,7 +440,7 @@ def test_the_command_says_where_the_archive_is_and_what_was_removed(
     folder = keep(runs, "password: Sesame77")
     kept = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     out = tmp_path / "out"
-    assert cli.main(["report", "--bundle", "gpu-03", "--output", str(out)]) == ExitCode.OK
+    assert cli.main(["report", "bundle", "gpu-03", "--output", str(out)]) == ExitCode.OK
     said = capsys.readouterr().out
     (path,) = out.iterdir()
     assert str(path) in said
@@ -449,7 +449,7 @@ def test_the_command_says_where_the_archive_is_and_what_was_removed(
         "/srv/fleet/inventory.yml does not exist on this machine: secrets were searched by name and " in said
     )
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == kept
-    assert cli.main(["report", folder.path.name, "--bundle", "gpu-03", "--json"]) == ExitCode.OK
+    assert cli.main(["report", "bundle", "gpu-03", folder.path.name, "--json"]) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
     assert Path(told["bundle"]).parent == folder.path
     assert told["removed"]["named secret"] >= 4
@@ -459,18 +459,17 @@ def test_the_command_says_where_the_archive_is_and_what_was_removed(
 @pytest.mark.parametrize(
     ("more", "code", "words"),
     [
-        (["--bundle", "gpu-33"], ExitCode.ERROR, "did you mean gpu-03"),
-        (["--bundle", "zzz"], ExitCode.ERROR, "it has gpu-01"),
-        (["--bundle", ""], ExitCode.ERROR, "has no node"),
-        (["--bundle", "gpu-03", "--format", "md"], ExitCode.USAGE, "leave out --format"),
-        (["--bundle", "gpu-03", "--output", "/proc/nowhere"], ExitCode.ERROR, "--output"),
+        (["gpu-33"], ExitCode.ERROR, "did you mean gpu-03"),
+        (["zzz"], ExitCode.ERROR, "it has gpu-01"),
+        ([""], ExitCode.ERROR, "has no node"),
+        (["gpu-03", "--output", "/proc/nowhere"], ExitCode.ERROR, "--output"),
     ],
 )
 def test_a_mistake_is_one_clear_line(
     runs: Path, more: list[str], code: ExitCode, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep(runs)
-    assert cli.main(["report", *more]) == code
+    assert cli.main(["report", "bundle", *more]) == code
     complaint = capsys.readouterr().err
     assert words in complaint
     assert complaint.count("\n") == 2
@@ -489,7 +488,7 @@ def test_the_inventory_s_secrets_are_known_where_it_is_still_there(
         runs, "it is plainword, says never-measured; 10.9.8.3 sends to 10.9.8.7:18515",
         change=lambda fleet: replace(fleet, inventory=str(inventory)),
     )  # fmt: skip
-    assert cli.main(["report", "--bundle", "gpu-03", "--json"]) == ExitCode.OK
+    assert cli.main(["report", "bundle", "gpu-03", "--json"]) == ExitCode.OK
     with tarfile.open(json.loads(capsys.readouterr().out)["bundle"]) as archive:
         text = b"".join(archive.extractfile(m).read() for m in archive.getmembers())  # type: ignore[union-attr]
     assert folder.path.name.encode() in text

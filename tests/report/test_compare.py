@@ -240,32 +240,30 @@ def test_the_command_prints_text_and_json_and_its_exit_code_says_which_way(
 ) -> None:
     before, after = fleets(lambda node, gpu: 0.9 if (node, gpu) == (3, 5) else 1.0)
     one, two = keep(before, runs), keep(after, runs)
-    assert cli.main(["report", "--compare", one, two]) == ExitCode.UNHEALTHY
+    assert cli.main(["report", "compare", one, two]) == ExitCode.UNHEALTHY
     assert "gpu-03 gpu_burn rate gpu5" in capsys.readouterr().out
-    assert cli.main(["report", "--compare", one, str(runs / two), "--json"]) == ExitCode.UNHEALTHY
+    assert cli.main(["report", "compare", one, str(runs / two), "--json"]) == ExitCode.UNHEALTHY
     said = json.loads(capsys.readouterr().out)
     assert (said["before"]["run"], said["after"]["run"], said["worse"]) == (one, two, True)
     assert [moved["device"] for moved in said["moved"]] == ["gpu5"]
-    assert cli.main(["report", "--compare", two, one]) == ExitCode.OK
+    assert cli.main(["report", "compare", two, one]) == ExitCode.OK
     gone = keep(replace(before, nodes=before.nodes[1:]), runs)
-    assert cli.main(["report", "--compare", one, gone]) == ExitCode.INCOMPLETE
+    assert cli.main(["report", "compare", one, gone]) == ExitCode.INCOMPLETE
 
 
 @pytest.mark.parametrize(
     ("more", "code"),
     [
-        (["--compare", "{one}", "{one}"], ExitCode.USAGE),
-        (["{one}", "--compare", "{one}", "{two}"], ExitCode.USAGE),
-        (["--compare", "{one}", "{two}", "--bundle", "gpu-01"], ExitCode.USAGE),
-        (["--compare", "{one}", "{two}", "--format", "md"], ExitCode.USAGE),
-        (["--compare", "{one}", "nowhere"], ExitCode.ERROR),
+        (["{one}", "{one}"], ExitCode.USAGE),
+        (["{one}", "{two}", "--thresholds", "ours.yml"], ExitCode.USAGE),
+        (["{one}", "nowhere"], ExitCode.ERROR),
     ],
 )
 def test_what_cannot_be_compared_is_one_clear_line(
     runs: Path, more: list[str], code: ExitCode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = keep(samples.healthy(), runs), keep(samples.demo(), runs)
-    assert cli.main(["report", *(word.format(one=one, two=two) for word in more)]) == code
+    assert cli.main(["report", "compare", *(word.format(one=one, two=two) for word in more)]) == code
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 2
     assert "\n  → " in complaint

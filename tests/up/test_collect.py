@@ -258,24 +258,24 @@ def test_the_locks_of_a_killed_run_end_where_its_units_had_finished(
     collect.keep(found, FLEET, frozenset(), ())
 
 
-# --- gpuprov runs
+# --- gpuprov runs units, and cancel
 
 
 def test_units_are_listed_and_ended_by_their_run(
     standing: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, record = killed(standing)
-    assert cli.main(["runs", "--json"]) == ExitCode.OK
+    assert cli.main(["runs", "units", "--json"]) == ExitCode.OK
     (row,) = json.loads(capsys.readouterr().out)["units"]
     known: dict[str, Any] = {"unit": record.label, "run": run.path.name, "worker": "rack-1", "what": "up.yml"}
     assert {name: row[name] for name in known} == known
     assert (row["state"], row["controller"], row["nodes"]) == ("succeeded", "gone", list(HOSTS))
-    assert cli.main(["runs"]) == ExitCode.OK
+    assert cli.main(["runs", "units"]) == ExitCode.OK
     assert "rack-1: up.yml on gpu-[01-02]: succeeded, its controller is gone" in capsys.readouterr().out
-    assert cli.main(["runs", "--cancel", run.path.name]) == ExitCode.OK
+    assert cli.main(["runs", "cancel", run.path.name]) == ExitCode.OK
     assert "worker rack-1: ended and removed" in capsys.readouterr().out
     assert nothing_left(run, standing, record)
-    assert cli.main(["runs"]) == ExitCode.OK
+    assert cli.main(["runs", "units"]) == ExitCode.OK
     assert capsys.readouterr().out == "no run has work at a worker\n"
 
 
@@ -285,13 +285,13 @@ def test_units_of_a_controller_at_work_are_not_taken_from_it(
     run = RunFolder.create("up", {})
     book = register.Register(run.path)
     record, _ = book.begin("rack-1", standing.socket, "up.yml", HOSTS, 60, alone=True)
-    assert cli.main(["runs", "--cancel", record.label]) == ExitCode.USAGE
+    assert cli.main(["runs", "cancel", record.label]) == ExitCode.USAGE
     assert "is at work" in capsys.readouterr().err
-    assert cli.main(["runs", "--cancel", "all"]) == ExitCode.OK
+    assert cli.main(["runs", "cancel", "all"]) == ExitCode.OK
     assert [known.label for known, alive in register.records(collect.folder_of(run)) if alive] == [
         record.label
     ]
-    assert cli.main(["runs", "--cancel", "nonsense"]) == ExitCode.USAGE
+    assert cli.main(["runs", "cancel", "nonsense"]) == ExitCode.USAGE
     book.gone(record)
 
 
@@ -300,10 +300,10 @@ def test_a_unit_that_cannot_be_removed_now_is_said_and_kept(
 ) -> None:
     run, record = killed(standing)
     standing.stop()
-    assert cli.main(["runs", "--cancel", "all"]) == ExitCode.INCOMPLETE
+    assert cli.main(["runs", "cancel", "all"]) == ExitCode.INCOMPLETE
     assert "not removed: the Receptor of this machine cannot be reached" in capsys.readouterr().out
     standing.start()
-    assert cli.main(["runs", "--cancel", record.label]) == ExitCode.OK
+    assert cli.main(["runs", "cancel", record.label]) == ExitCode.OK
     assert nothing_left(run, standing, record)
 
 

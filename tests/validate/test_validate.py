@@ -404,7 +404,7 @@ def test_a_number_of_gpus_that_is_none_is_refused(value: Any) -> None:
 
 
 def test_the_list_of_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["validate", "--list"]) == ExitCode.OK
+    assert cli.main(["docs", "checks"]) == ExitCode.OK
     assert capsys.readouterr().out.split()[0] == "gpu_inventory"
 
 

@@ -1,7 +1,7 @@
 """The register of units: each is named in a file before it begins, and until nothing of it is left.
 
 A run that has a folder names its units there (`units/`), all others in the state folder; so a killed
-controller's units are found again, by `up --resume`, by `gpuprov runs`, or by the next run that uses a
+controller's units are found again, by `up --resume`, by `gpuprov runs units`, or by the next run that uses a
 mesh.
 """
 

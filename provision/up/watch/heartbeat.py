@@ -64,7 +64,7 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 def line(row: Mapping[str, Any], now: float) -> str:
-    """The state of the watch for `--state`."""
+    """The state of the watch for `watch state`."""
     if not row:
         return "! no watch has run here yet"
     age = int(now - row["at"])

@@ -25,14 +25,12 @@ _UNFIT = (ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE)  # what these
 def incident_of(node: str, fleet: Fleet, incidents: Sequence[Incident]) -> Incident:
     """The incident that keeps a node out of service. Raises UsageError where there is none."""
     if node not in fleet.nodes:
-        raise UsageError(
-            f"the inventory has no node {node}", "gpuprov watch --state lists the nodes in repair"
-        )
+        raise UsageError(f"the inventory has no node {node}", "gpuprov watch state lists the nodes in repair")
     mine = [one for one in incidents if one.node == node and one.holds_node]
     if not mine:
         raise UsageError(
             f"gpuprov watch did not take {node} out of service",
-            "gpuprov watch --state lists the nodes in repair",
+            "gpuprov watch state lists the nodes in repair",
         )
     return mine[-1]
 
@@ -114,5 +112,5 @@ def refuse_unfinished(incident: Incident) -> None:
     if incident.step is not Step.REPAIR:
         raise UsageError(
             f"gpuprov watch has not finished with {node} yet ({incident.step})",
-            "gpuprov watch --state shows its progress",
+            "gpuprov watch state shows its progress",
         )

@@ -389,7 +389,7 @@ class Watch:
         for one in news:
             node = next(iter(one.nodes), "")
             status = f"gpuprov status --nodes {shlex.quote(node)}"
-            advice = status if one.kind.startswith("held.") else f"gpuprov watch --state{self._nodes}"
+            advice = status if one.kind.startswith("held.") else f"gpuprov watch state{self._nodes}"
             stamp = f"{at:.0f}.{one.key}"
             self._told[one.key] = Message(stamp, one.kind, at, one.text, node, next=advice)
             self.tell(self._told[one.key])

@@ -29,7 +29,7 @@ def text(fleet: Fleet, options: Sequence[str], user: str) -> str:
         )
     return "\n".join(
         [
-            "# Written by `gpuprov watch --install-unit`.",
+            "# Written by `gpuprov watch install`.",
             "[Unit]",
             f"Description=gpuprov watch of {_escaped(Path(fleet.place).name)}",
             "Wants=network-online.target",
@@ -79,7 +79,7 @@ def install(fleet: Fleet, options: Sequence[str], place: Path = PLACE) -> str:
         place.chmod(0o644)
     except OSError as error:
         raise GpuprovError(
-            f"{place} cannot be written: {error.strerror}", "sudo gpuprov watch … --install-unit"
+            f"{place} cannot be written: {error.strerror}", "sudo gpuprov watch install …"
         ) from None
     try:
         subprocess.run(["systemctl", "daemon-reload"], capture_output=True, timeout=60, check=True)

@@ -84,7 +84,7 @@ def _repair(status: FleetStatus) -> Iterator[str]:
         by = f"{spare} took its place" if spare else "no spare took its place"
         yield f"in repair: {node}, {by}"
     if (more := len(status.repair) - _KINDS) > 0:
-        yield f"  … and {more:,} more in repair: gpuprov watch --state lists them"
+        yield f"  … and {more:,} more in repair: gpuprov watch state lists them"
 
 
 def _slurm(status: FleetStatus) -> Iterator[str]:

@@ -70,10 +70,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_state_of_a_fleet_that_was_never_watched(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
+    assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
     said = capsys.readouterr().out
     assert said.startswith("in service: 2 · spares: 1 · repair: 0\n! no watch has run here yet\n")
-    assert main(["watch", "nodes.yml", "--state", "--json"]) == ExitCode.OK
+    assert main(["watch", "state", "nodes.yml", "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["service"] == ["gpu-01", "gpu-02"]
     assert not (folder / "state" / "gpuprov" / "watch").exists(), "looking makes nothing"
 
@@ -84,14 +84,17 @@ UNIT = "everyone may read a unit, so it has no variables and no passwords"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["watch", "nodes.yml", "--dry-run"], "no health history in"),
-        (["watch", "nodes.yml", "--dry-run", "no.jsonl"], "no.jsonl: No such file or directory"),
-        (["watch", "nodes.yml", "--install-unit", "--set", "gpuprov_watch={hourly: 2}"], UNIT),
-        (["watch", "nodes.yml", "--install-unit", "-K"], UNIT),
+        (["watch", "replay", "nodes.yml"], "no health history in"),
+        (["watch", "replay", "nodes.yml", "--history", "no.jsonl"], "no.jsonl: No such file or directory"),
+        (["watch", "install", "nodes.yml", "--set", "gpuprov_watch={hourly: 2}"], UNIT),
+        (["watch", "install", "nodes.yml", "-K"], UNIT),
         (["watch", "nodes.yml", "--set", "gpuprov_watch={hurly: 2}"], "hurly"),
         (["return"], "no node given"),
         (["return", "gpu-01", "nodes.yml", "--profile", "dya"], "no profile called 'dya'"),
         (["return", "gpu-01", "nodes.yml"], "gpuprov watch did not take gpu-01 out of service"),
+        (["return", "-l", "gpu-01", "-i", "nodes.yml"], "gpuprov watch did not take gpu-01 out of service"),
+        (["return", "nodes.yml", "--nodes", "gpu-01"], "gpuprov watch did not take gpu-01 out of service"),
+        (["return", "gpu-01", "nodes.yml", "--nodes", "gpu-01"], "did not take gpu-01 out of service"),
         (["return", "gpu-77", "nodes.yml"], "the inventory has no node gpu-77"),
     ],
 )
@@ -129,7 +132,7 @@ def test_a_fleet_of_which_some_nodes_have_a_scheduler(
         store.write(moved(new("gpu-01", NOW, "Xid 79"), Step.CHOOSE))
     assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
     assert "gpu-01 still waits for a spare" in capsys.readouterr().err
-    assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
+    assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
     assert "in service: 1 · spares: 1 · repair: 1" in capsys.readouterr().out
 
 
@@ -146,7 +149,7 @@ def test_the_state_counts_the_nodes_that_are_watched_and_names_what_cannot_be_re
         store.write(moved(new("gpu-01", NOW, "Xid 79"), Step.REPAIR, spare="gpu-03", placed=NOW))
         heartbeat.beat(store.path, "gpu-01,gpu-03", [])
     (store.path / "incidents" / "damaged.json").write_text("{")
-    assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
+    assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
     said = capsys.readouterr().out
     assert said.startswith("in service: 1 · spares: 0 · repair: 1\nwatch of --nodes gpu-01,gpu-03: at work\n")
     assert "next: gpuprov return gpu-01 nodes.yml --nodes gpu-01,gpu-03\n" in said
@@ -165,7 +168,7 @@ def test_the_unit_keeps_the_chosen_nodes(monkeypatch: pytest.MonkeyPatch) -> Non
         return ""
 
     monkeypatch.setattr(unit, "install", install)
-    assert main(["watch", "nodes.yml", "--nodes", "gpu-01", "--install-unit"]) == ExitCode.OK
+    assert main(["watch", "install", "nodes.yml", "--nodes", "gpu-01"]) == ExitCode.OK
     assert given == ["--nodes", "gpu-01"]
 
 
@@ -274,8 +277,8 @@ def test_a_second_watch_of_the_same_nodes_is_refused_whatever_the_inventories_ar
         assert main(["watch", "nodes.yml"]) == ExitCode.ERROR
         said = capsys.readouterr().err
         assert f"gpu-[01-03]: already watched, with -i {folder}/nodes.yml -i {folder}/more.yml" in said
-        assert main(["watch", "--state", "nodes.yml"]) == ExitCode.OK
-        assert "gpu-[01-03]: another watch has them: gpuprov watch --state -i" in capsys.readouterr().err
+        assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
+        assert "gpu-[01-03]: another watch has them: gpuprov watch state -i" in capsys.readouterr().err
         assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
         assert f"gpuprov return gpu-01 -i {folder}/nodes.yml -i {folder}/more.yml" in capsys.readouterr().err
     # That watch has ended: its folder alone refuses nobody.

@@ -1,0 +1,75 @@
+"""`--format A,B`, of every verb that has it: names, of some with the file that each is written to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from provision.errors import UsageError
+from provision.nearest import did_you_mean
+
+
+class Names:
+    """A type for argparse: known names, by commas. `none`: whether that word means no format."""
+
+    def __init__(self, known: Sequence[str], *, none: bool = False) -> None:
+        self.known = known
+        self._none = none
+
+    def __call__(self, text: str) -> list[str]:
+        found = [name.strip() for name in text.split(",") if name.strip()]
+        if self._none and found == ["none"]:
+            return []
+        odd = [name for name in found if name not in self.known]
+        if odd or not found:
+            near = did_you_mean(odd[0], self.known) if odd else ""
+            there = f"choose among {','.join(self.known)}{', or none' * self._none}"
+            raise argparse.ArgumentTypeError(f"{there}\n  → {near}" if near else there)
+        return found
+
+
+class Files:
+    """The same with a file for each, NAME=FILE; "-" (standard output) where none is given."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self.known = known
+
+    def __call__(self, text: str) -> list[tuple[str, str]]:
+        found = [one.strip().partition("=") for one in text.split(",") if one.strip()]
+        Names(self.known)(",".join(name for name, _, _ in found))
+        return [(name, file or "-") for name, _, file in found]
+
+
+def outputs(chosen: Sequence[tuple[str, str]], as_json: bool) -> list[tuple[str, str]]:
+    """Which format goes to which file; text to standard output where nothing else does. Raises UsageError,
+    before any node is asked."""
+    wanted = [*chosen, *([("json", "-")] if as_json else [])]
+    if "-" not in [file for _, file in wanted]:
+        wanted.append(("text", "-"))
+    if [file for _, file in wanted].count("-") > 1:
+        raise UsageError(
+            "two formats would go to standard output", "give all but one of them a file: --format NAME=FILE"
+        )
+    for _, file in wanted:
+        place = Path(file)
+        if file != "-" and (place.is_dir() or not place.absolute().parent.is_dir()):
+            why = "is a folder" if place.is_dir() else "is in a folder that does not exist"
+            raise UsageError(f"{file}: cannot be written: it {why}", "choose another file")
+    return wanted
+
+
+def write(file: str, text: str) -> None:
+    """A file whole or not at all, for who reads it now and then (a node exporter); a pipe or a device, and
+    what a link leads to, as it is. Raises UsageError."""
+    from provision import atomic_file
+
+    path = Path(file)
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+            path.write_text(text, encoding="utf-8")
+        else:
+            atomic_file.write(path, text, private=False)
+    except OSError as trouble:
+        raise UsageError(f"{file}: cannot be written: {trouble.strerror}", "choose another file") from None

@@ -1,0 +1,135 @@
+"""What every command line is parsed with: short help, verbs of verbs, and the nearest of what is mistyped."""
+
+from __future__ import annotations
+
+import argparse
+
+from provision import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
+
+# The title of the options that most verbs share: `--help` names them, `--help all` explains them.
+SHARED = "connection and selection"
+
+
+class RefusedError(Exception):
+    """A command line that a parser does not take."""
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs to the width of the terminal, but for those with indented lines: examples, tables."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        import textwrap
+
+        def filled(part: str) -> str:
+            if "\n  " in f"\n{part}":
+                return part
+            words = " ".join(part.split())
+            return textwrap.fill(
+                words, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+            )
+
+        return "\n\n".join(map(filled, text.rstrip("\n").split("\n\n"))) + "\n"
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses what it does not know itself, with its own usage and the nearest that it knows: argparse leaves
+    a verb's unknown options to the parser of the program."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": Formatter, "allow_abbrev": False, **settings})
+
+    @property
+    def verbs(self) -> dict[str, Parser]:
+        """The parsers below this one."""
+        found = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return dict(found[0].choices) if found else {}
+
+    @property
+    def usual(self) -> str:
+        """The verb of this verb that may be left out."""
+        return next((str(one.default or "") for one in self._actions if one.dest == "act"), "")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings]
+            flag = next((word for word in unknown if word.startswith("-")), "")
+            near = hint(flag.partition("=")[0], known)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += hint(str(value), [str(choice) for choice in action.choices or ()])
+            raise
+
+    def error(self, message: str) -> NoReturn:
+        raise RefusedError(f"{self.format_usage()}{self.prog}: error: {message}\n")
+
+    def format_usage(self) -> str:
+        return self._short(super().format_usage)
+
+    def format_help(self) -> str:
+        return self._short(super().format_help)
+
+    def whole_help(self) -> str:
+        """The help that explains the shared options as well."""
+        return super().format_help()
+
+    def _short(self, form: Callable[[], str]) -> str:
+        """A text in which the shared options are only named."""
+        shared = next((group for group in self._action_groups if group.title == SHARED), None)
+        if shared is None:
+            return form()
+        explained = [(action, action.help) for action in shared._group_actions]
+        names = [f"{action.option_strings[0]} {action.metavar or ''}".strip() for action, _ in explained]
+        shared.title, shared.description = f"{SHARED} (--help all explains these)", ", ".join(names)
+        for action, _ in explained:
+            action.help = argparse.SUPPRESS
+        try:
+            return form()
+        finally:
+            shared.title, shared.description = SHARED, None
+            for action, text in explained:
+                action.help = text
+
+
+def add_verbs(
+    parser: argparse.ArgumentParser, verbs: Mapping[str, str], usual: str = ""
+) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a verb's own verbs, from what each does. `usual`: the one that may be left out; its
+    help, which is that of the verb, names the others."""
+    group = parser.add_subparsers(dest="act", metavar="VERB", title="verbs", required=True)
+    group.default = usual
+    found: dict[str, argparse.ArgumentParser] = {}
+    for name, what in verbs.items():
+        found[name] = group.add_parser(name, help=what, description=sentence(what))
+    if usual:
+        found[usual].prog = parser.prog
+        width = max(map(len, verbs))
+        listed = "".join(
+            f"\n  {name:<{width}}  {what}{' (default)' * (name == usual)}" for name, what in verbs.items()
+        )
+        found[usual].description = f"{parser.description}\n\nverbs:{listed}"
+    return found
+
+
+def sentence(summary: str) -> str:
+    """What the help of one verb begins with."""
+    return f"{summary[0].upper()}{summary[1:]}."
+
+
+def hint(wrong: str, known: Sequence[str]) -> str:
+    """The known that are nearest to a mistyped word, on a line of their own; "" where none is."""
+    from provision.nearest import did_you_mean
+
+    meant = did_you_mean(wrong, known)
+    return f"\n  → {meant}" if meant else ""
