@@ -32,18 +32,23 @@ failed node stays drained until `gpuprov return`.
 It never resumes a node that it did not drain. The variable gpuprov_watch sets its limits; it reports every
 failed node that a limit keeps in service. See `gpuprov docs watch`.
 
-exit codes: 130 after Ctrl-C, 0 after SIGTERM; 0 of state, replay and install.
+A spare that is in service is left there, since it may have replaced a node for another watch: it is reported,
+and `watch spare --nodes` drains it.
+
+exit codes: 130 after Ctrl-C, 0 after SIGTERM; 0 of state, spare, replay and install.
 
 examples:
   gpuprov watch fleet.yml
   gpuprov watch replay fleet.yml        what it would have done on the last day
   gpuprov watch state fleet.yml         spares, open incidents, nodes in repair
+  gpuprov watch spare fleet.yml --nodes gpu-65
   sudo gpuprov watch install fleet.yml  as a service of the user who called sudo
 """
 
 VERBS = {
     "run": "replace failed nodes with proven spares",
     "state": "print spares, incidents and nodes in repair",
+    "spare": "drain nodes of the group gpuprov_spares, so that they wait as spares",
     "replay": "print what it would have done in the last 24 recorded hours",
     "install": "write a systemd unit that runs it as a service",
 }
@@ -76,6 +81,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     place = incidents.place_of(fleet)
     if options.act == "replay":
         return _replay(fleet, rules, options.history, place)
+    if options.act == "spare":
+        return _spare(fleet, overrides, place)
     if options.act == "state":
         return _state(fleet, place, options.json)
     if options.act == "install":
@@ -144,6 +151,20 @@ def _watch(
             _say("nobody will be notified: see gpuprov_watch_hook, _webhooks and _alertmanager")
         watch.run()
     return ExitCode.INTERRUPTED if signal.SIGINT in ended else ExitCode.OK
+
+
+def _spare(fleet: Fleet, overrides: dict[str, Any], place: Path) -> ExitCode:
+    from provision.remote.schedulers import chosen
+    from provision.up.watch.aside import set_aside
+    from provision.up.watch.incidents import Store
+
+    if fleet.pattern == "all":
+        raise UsageError("no node given", "name those that are to wait as spares: --nodes gpu-65")
+    scheduler, without = chosen.only(fleet, overrides)
+    if without:
+        raise UsageError(f"{', '.join(without)}: no scheduler that gpuprov can ask", "see docs/schedulers.md")
+    set_aside(list(fleet.nodes), fleet, Store(place).incidents(), scheduler, fleet_options.say)
+    return ExitCode.OK
 
 
 def _say(line: str) -> None:

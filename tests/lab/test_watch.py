@@ -72,6 +72,8 @@ def store(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def watch(operator: Operator, store: Store, tmp_path: Path) -> Iterator[Path]:
     """The watch at work; the file of what it prints."""
+    aside = operator.call("watch", "spare", "--nodes", ",".join(SPARES))
+    assert aside.returncode == ExitCode.OK, said(aside)
     with watching(operator, tmp_path / "watch.log") as log:
         until(lambda: len(validated(store)) >= len(SPARES), 300, "the spares are validated", log)
         yield log
@@ -89,7 +91,8 @@ def returned(store: Store, slurm: Scheduler, node: LabNode, incident: Incident) 
     node.reboot()
     node.as_root("systemctl start munge slurmd gpuprov-node-health.service")
     assert slurm.mark({node.name: "spare"}) == {}
-    store.write_return(replace(incident, returned=time.time()))
+    number = store.next_number()
+    store.write_return(replace(incident, returned=time.time(), returned_number=number))
 
 
 def test_a_lost_gpu_and_a_job_on_the_spare(lab: Lab, slurm: Scheduler, store: Store, watch: Path) -> None:

@@ -69,6 +69,8 @@ def store(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def watch(operator: Operator, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    aside = operator.call("watch", "spare", "--nodes", ",".join(SPARES))
+    assert aside.returncode == ExitCode.OK, said(aside)
     with watching(operator, tmp_path_factory.mktemp("log") / "watch.log") as log:
         until(lambda: len(validated(store)) == len(SPARES), 600, "the spares are validated", log)
         yield log

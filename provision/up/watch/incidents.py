@@ -159,9 +159,10 @@ def _changes(incidents: Sequence[Incident]) -> list[tuple[str, Role, Incident]]:
             continue
         found.append((one.number, one.opened, 0, one.node, Role.REPAIR, one))
         if one.spare and one.placed is not None:
-            found.append((one.placed_number, one.placed, 1, one.spare, Role.SERVICE, one))
+            found.append((one.placed_number or one.number, one.placed, 1, one.spare, Role.SERVICE, one))
         if one.returned is not None:
-            found.append((one.returned_number, one.returned, 2, one.node, Role.SPARE, one))
+            last = one.returned_number or one.placed_number or one.number
+            found.append((last, one.returned, 2, one.node, Role.SPARE, one))
     return [change[3:] for change in sorted(found, key=lambda change: change[:4])]
 
 

@@ -277,7 +277,9 @@ def test_what_was_told_of_an_incident_is_over_when_its_node_has_returned(replace
     replaced.watch.round(0.01)
     assert replaced.over == set()
     (incident,) = replaced.store.incidents()
-    replaced.store.write_return(replace(incident, returned=replaced.watch.now()))
+    number = replaced.store.next_number()
+    back = replace(incident, returned=replaced.watch.now(), returned_number=number)
+    replaced.store.write_return(back)
     replaced.until(lambda: replaced.over == {message.id}, "over")
 
 
