@@ -325,7 +325,9 @@ def named(path: Path) -> set[str]:
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    alone = {text for text in texts if re.fullmatch(r"(\w+\.)+(?!json|html)\w+", text)}
+    alone = {
+        found[1] for text in texts if (found := re.fullmatch(r"((?:\w+\.)+(?!json|html)\w+)(:\w+)?", text))
+    }
     alone.update(name for text in texts for name in NAMES.findall(text))
     return {short(way + name) for name in alone for way in above if is_module(way + name)} - {"cli"}
 

@@ -21,6 +21,7 @@ from provision.checks.judging import node_judge, registry
 from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.kernel_meaning import NEEDS_RESET
+from provision.checks.vendors import offered
 from provision.desired import vendors
 from provision.node_names import fold
 from provision.paths import DATA
@@ -113,6 +114,7 @@ def order(
                 "steps": [_plain(step) for step in mine],
             }
         )
+    domain = kernel_incidents.spans_nodes(node.check_node)
     return {
         "format": FORMAT,
         "campaign": campaign_id,
@@ -124,10 +126,10 @@ def order(
         "abort": {
             "gpu_celsius": profile.abort.celsius(vendor),
             "xids": _xids(profile.abort.xids),
-            "kernel": kernel_incidents.fatal_lines(node.check_node) if profile.abort.xids == "fatal" else (),
+            "kernel": offered(vendor).fatal_lines(domain) if profile.abort.xids == "fatal" else (),
             "failed_steps": profile.abort.failed_steps,
         },
-        "kernel_lines": kernel_incidents.kept_lines(vendor),
+        "kernel_lines": offered(vendor).kept_lines(),
         "space_mib": profile.space_mib,
         "end_by_s": part.end_by,
         "segments": segments,
@@ -160,7 +162,7 @@ def _xids(rule: Sequence[int] | str | None) -> list[int] | None:
 @functools.cache
 def fatal_xids() -> tuple[int, ...]:
     """The Xids of provision/data/xid.yml that fail a GPU until it is reset, the node rebooted, or worse,
-    whatever else their line has (kernel_incidents.fatal_lines: those whose line decides)."""
+    whatever else their line has (fatal_lines of a vendor: those whose line decides)."""
     rows = yamlfile.load(DATA / "xid.yml")
     return tuple(
         sorted(code for code, row in rows.items() if row["level"] == "fail" and row["action"] in NEEDS_RESET)

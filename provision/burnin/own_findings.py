@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from provision.burnin.timeline import APART, Clock, Incident, Timeline
 from provision.burnin.watch import SIGNS, Watch, drift, measured
-from provision.checks.gpu import telemetry_rules
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
-from provision.checks.vendors.amd import telemetry as amd_telemetry
+from provision.checks.vendors import offered
 from provision.node_names import fold
 from provision.text import spelled
 
@@ -240,8 +239,7 @@ def _sampled(node: NodeFacts, timeline: Timeline, watch: Watch, known: Sequence[
     reported = {(one.finding.metric, one.finding.device) for one in known}
     reported |= {("silent", device) for metric, device in reported if metric in _GONE}
     found = []
-    of_amd = node.gpuprov_node.get("gpu", {}).get("vendor") == "amd"
-    rules = amd_telemetry.judge_hours if of_amd else telemetry_rules.judge
+    rules = offered(node.gpuprov_node.get("gpu", {}).get("vendor")).hours()
     for finding in rules(ID, measured(watch), {"counted": watch.ended - watch.began}, {}):
         if (finding.metric, finding.device) in reported:
             continue

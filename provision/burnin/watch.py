@@ -10,20 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.burnin.spool import Row
+from provision.checks import vendors
 from provision.checks.gpu.gpu_answers import LOST, REQUIRES_RESET, UNKNOWN
-from provision.checks.gpu.telemetry import ALARMS
 from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.judge import HOTTER
-from provision.checks.vendors.amd import sensors
 
 LOADED = 50.0  # percent of utilisation
 _BUCKETS = 240  # of the plots
 LASTING = 3  # samples in a row: what is brief is no fault
 # What a row has the limits in that hold the clocks down → the alarm of each bit.
-_HELD = {
-    "throttle": {bit: name for bit, (name, _) in ALARMS.items()},
-    "violations": {1 << place: name for place, name in enumerate(sensors.VIOLATIONS)},
-}
+_HELD = dict(one.held() for one in vendors.ALL.values())
 _COUNTERS = ("ecc_ce", "ecc_ue", "pcie_replays", "nvlink_errors")
 _DEVICES = 2000  # of a node: beyond it somebody makes names up
 

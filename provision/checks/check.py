@@ -121,10 +121,17 @@ class GpuIdentity:
 
 
 class Check(Protocol):
-    """The shape of a check module."""
+    """The shape of a check: a module, or an object of what several checks share."""
 
-    SUMMARY: str  # one sentence for a user
-    NEEDS: tuple[str, ...]  # programs that must be on the node
+    @property
+    def SUMMARY(self) -> str:  # noqa: N802
+        """One sentence for a user."""
+
+    @property
+    def NEEDS(self) -> tuple[str, ...]:  # noqa: N802
+        """Programs that must be on the node."""
+
+    # One of ours says in `FINDS` what it finds, for README.md and `gpuprov docs`.
     # Scope and stage are in the table of checks; a user's own check states them as SCOPE and STAGE.
     # Optional: `FACTS: tuple[str, ...]`, the observed facts it reads in `node.facts`. They are looked at
     # before the checks; one that gives no command is judged from them alone, and nothing runs for it.

@@ -17,11 +17,11 @@ from provision.desired import node_roles, service_hosts, skus, versions
 from provision.desired.role import OF_FILES, Promise, Role, all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, Tracked, frozen
+from provision.desired.vendors import SILENT_GPUS as SILENT_GPUS
 from provision.errors import StackError
+from provision.node.description import DEFAULT_VENDOR
 
 HARDWARE = "hardware"  # stands in Expectation.role for what no role can repair
-# Vendor → the fact that names the GPUs on the bus that do not answer its driver.
-SILENT_GPUS = {"nvidia": "nvidia_smi.silent", "amd": "amd_smi.silent"}
 # In a fact's name to ask for: the node puts its own there, which the controller does not know yet.
 KERNEL = "{kernel.release}"
 _ITEM = re.compile(r"\bitem\b")
@@ -175,7 +175,7 @@ def renderer_for(
 
 def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:
     """Every kind of machine a role could meet, as gpuprov_node would describe it."""
-    vendor = role.vendor or skus.DEFAULT_VENDOR
+    vendor = role.vendor or DEFAULT_VENDOR
     for (os_id, family, version), (architecture, fabric), arch in itertools.product(
         dict.fromkeys(role.releases()), skus.kinds(vendor), ("x86_64", "aarch64")
     ):

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from provision.desired.node_roles import vendor_of
-from provision.desired.skus import DEFAULT_VENDOR
 from provision.fleet import Fleet, Kind, Node
+from provision.node.description import DEFAULT_VENDOR
 from provision.node_names import fold
 
 NODES = "monitoring_nodes"  # the variable that names what is watched

@@ -8,7 +8,7 @@ from typing import Any
 
 from provision.desired import skus
 from provision.desired.role import Role, all_roles
-from provision.node.description import MIXED
+from provision.node.description import DEFAULT_VENDOR, MIXED
 
 # What decides, of a node's variables.
 VARIABLES = ("gpuprov_roles", "gpuprov_sku")
@@ -34,4 +34,4 @@ def vendor_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | Non
     """Whose GPUs the node has; where none were seen, or nobody has looked, those of the SKU it must have."""
     seen = gpuprov_node["gpu"].get("vendor") if gpuprov_node is not None else None
     sku = skus.all_skus().get(str(declared.get("gpuprov_sku")))
-    return str(seen or (sku.vendor if sku is not None else skus.DEFAULT_VENDOR))
+    return str(seen or (sku.vendor if sku is not None else DEFAULT_VENDOR))

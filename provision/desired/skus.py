@@ -9,9 +9,8 @@ from typing import Any
 
 from provision import shipped
 from provision.errors import StackError
+from provision.node.description import DEFAULT_VENDOR
 from provision.node.observe.vendors import VENDORS
-
-DEFAULT_VENDOR = "nvidia"  # whose GPUs a node is taken to have before it was looked at
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ from typing import Any
 
 from provision import paths, yamlfile
 from provision.desired import node_roles, service_hosts, skus, variables
+from provision.desired.vendors import DEFAULT_STACKS as DEFAULT_STACKS
 from provision.errors import StackError
 from provision.fleet import Node
 from provision.nearest import did_you_mean
 from provision.node import description
 
-# Of each vendor, the stack of a node that declares none.
-DEFAULTS = {"nvidia": "r580-cuda12.9", "amd": "amdgpu30.30-rocm7.2"}
-DEFAULT = DEFAULTS["nvidia"]
+DEFAULT = DEFAULT_STACKS[description.DEFAULT_VENDOR]
 _KEYS = frozenset({"name", "summary", "sources", "variables"})
 
 
@@ -77,7 +76,7 @@ def node_stack(
     """The stack a node declares through the inventory variable `gpuprov_stack`, or the default one of the
     vendor whose GPUs it has (`gpuprov_node`: what it is; None before that is known)."""
     said = {**node.variables, **overrides}
-    usual = DEFAULTS.get(node_roles.vendor_of(said, gpuprov_node), DEFAULT)
+    usual = DEFAULT_STACKS.get(node_roles.vendor_of(said, gpuprov_node), DEFAULT)
     name = said.get("gpuprov_stack", usual)
     if not isinstance(name, str) or "{{" in name:
         raise StackError(
@@ -90,7 +89,9 @@ def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Stack < inventory < overrides: what is handed to Ansible for this node (role defaults not included)."""
     stacks = [node_stack(node, overrides)]
     if "gpuprov_stack" not in node.variables and "gpuprov_stack" not in overrides:
-        stacks = [load(name) for name in DEFAULTS.values()]  # of whose GPUs is not known yet; no names meet
+        stacks = [
+            load(name) for name in DEFAULT_STACKS.values()
+        ]  # of whose GPUs is not known yet; no names meet
     said = {name: value for each in stacks for name, value in each.variables.items()}
     said |= {**node.variables, **overrides}
     return service_hosts.declared(node, said, overrides)

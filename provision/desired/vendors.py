@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.desired import amd
-from provision.desired.skus import DEFAULT_VENDOR
-from provision.node.description import MIXED
+from provision.node.description import DEFAULT_VENDOR, MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
 CHECKED = ("nvidia", "amd")  # whose GPUs the checks measure
@@ -28,6 +27,24 @@ WITHOUT: Mapping[str, tuple[str, str]] = {
         "no AMD Instinct GPU on the PCI bus",
         "check power and seating (lspci -d 1002:); none on purpose: leave it out with --nodes, or set "
         "amdgpu_driver_require_gpu: false and gpuprov_expected_gpus: 0",
+    ),
+}
+
+# The stack of a node that declares none.
+DEFAULT_STACKS = {"nvidia": "r580-cuda12.9", "amd": "amdgpu30.30-rocm7.2"}
+# The fact that names the GPUs on the bus that do not answer its driver.
+SILENT_GPUS = {"nvidia": "nvidia_smi.silent", "amd": "amd_smi.silent"}
+# Each maker's own log, which its return process asks for: a part of its files' names, and how it is made.
+# AMD's packages have no program for it; its documents name this script.
+RETURN_LOGS: Mapping[str, tuple[str, str]] = {
+    "nvidia": (
+        "nvidia-bug-report",
+        "run `sudo nvidia-bug-report.sh` on the node, put the\nnvidia-bug-report.log.gz it writes",
+    ),
+    "amd": (
+        "rocm_techsupport",
+        "take rocm_techsupport.sh from\nhttps://github.com/amddcgpuce/rocmtechsupport, run `sudo sh "
+        "./rocm_techsupport.sh > rocm_techsupport.log 2>&1`\non the node, put rocm_techsupport.log",
     ),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 from provision.node.observe.vendors import VENDORS
 
 MIXED = "mixed"  # in place of a vendor's name: GPUs of several in one machine
+DEFAULT_VENDOR = "nvidia"  # whose GPUs a node is taken to have before it was looked at
 
 
 def describe(facts: Any, products: Any) -> Any:

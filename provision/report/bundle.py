@@ -25,9 +25,10 @@ from typing import Any
 from provision import atomic_file
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict, worst
-from provision.desired.skus import DEFAULT_VENDOR
+from provision.desired.vendors import RETURN_LOGS
 from provision.errors import GpuprovError, RunFolderError
 from provision.nearest import did_you_mean
+from provision.node.description import DEFAULT_VENDOR
 from provision.node_names import file_name
 from provision.report import bundle_text
 from provision.report.bundle_secrets import Remover
@@ -38,19 +39,6 @@ from provision.secrets_mask import secrets_of
 from provision.text import clean, one_line
 
 _LARGEST = 128 * 1024 * 1024  # bytes of one kept file, unpacked; a bug report has some 20 MB
-# Each maker's own log, which its return process asks for: a part of its files' names, and how it is made.
-# AMD's packages have no program for it; its documents name this script.
-_REPORTS: Mapping[str, tuple[str, str]] = {
-    "nvidia": (
-        "nvidia-bug-report",
-        "run `sudo nvidia-bug-report.sh` on the node, put the\nnvidia-bug-report.log.gz it writes",
-    ),
-    "amd": (
-        "rocm_techsupport",
-        "take rocm_techsupport.sh from\nhttps://github.com/amddcgpuce/rocmtechsupport, run `sudo sh "
-        "./rocm_techsupport.sh > rocm_techsupport.log 2>&1`\non the node, put rocm_techsupport.log",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -172,7 +160,7 @@ def _advice(seen: Mapping[str, Any]) -> str:
     described = seen.get("gpuprov_node")
     gpu = described.get("gpu") if isinstance(described, dict) else None
     vendor = gpu.get("vendor") if isinstance(gpu, dict) else None
-    name, how = _REPORTS[vendor if vendor in tuple(_REPORTS) else DEFAULT_VENDOR]
+    name, how = RETURN_LOGS[vendor if vendor in tuple(RETURN_LOGS) else DEFAULT_VENDOR]
     where = "into the run's folder beside the node's raw output, and pack again."
     return f"There is no {name} log. To create one, {how} {where}"
 
@@ -205,7 +193,7 @@ def _bug_reports(folder: RunFolder, node: str) -> tuple[dict[str, str], tuple[st
     """Name in the bundle → the text of each maker's log that somebody put beside the raw output."""
     found, notes = {}, []
     for path in _kept(folder, node):
-        if ".log" not in path.name or not any(part in path.name for part, _ in _REPORTS.values()):
+        if ".log" not in path.name or not any(part in path.name for part, _ in RETURN_LOGS.values()):
             continue
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from provision.desired.expectations import SILENT_GPUS
+from provision.desired.vendors import SILENT_GPUS
 
 # part -> (the observed fact, the key of its entries). These are all the parts there are.
 PARTS: Mapping[str, tuple[str, str | None]] = {

@@ -15,7 +15,7 @@ from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.judging.registry import PAIRS
 from provision.checks.pairs import groups, pairing
-from provision.checks.pairs.judge import Metric
+from provision.checks.pairs.judge import CheckBetween, Metric
 from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.desired import vendors
 from provision.errors import RunFolderError
@@ -35,9 +35,9 @@ ALONE = "no other node of the run has GPUs of its vendor, and it is measured wit
 
 @dataclass(frozen=True)
 class Team:
-    """Nodes that are measured among themselves, with `check`: the module for their vendor's GPUs."""
+    """Nodes that are measured among themselves, with `check`: as their vendor's GPUs take it."""
 
-    check: Any
+    check: CheckBetween
     nodes: tuple[str, ...]
     vendor: str
 

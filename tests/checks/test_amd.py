@@ -680,7 +680,7 @@ def test_a_fatal_pcie_error_warns_of_its_gpu_alone() -> None:
     assert said(judged(known)) == {("warn", "gpu3", "pcie_fatal", "reseat or check cable")}
 
 
-NOT_BUILT = sorted(one.id for one in BUILT_IN if not one.amd and one.stage in ("standard", "burnin"))
+NOT_BUILT = sorted(registry.not_built((one.id for one in BUILT_IN), "amd"))
 
 
 @pytest.mark.parametrize("check", NOT_BUILT)

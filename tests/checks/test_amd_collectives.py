@@ -11,11 +11,11 @@ import pytest
 from provision.checks.check import Output, Raw
 from provision.checks.judge import Finding, Verdict
 from provision.checks.judging import node_judge
-from provision.checks.vendors.amd import nccl_all_gather, nccl_all_reduce, nccl_alltoall, nccl_reduce_scatter
+from provision.checks.vendors.amd import rccl
 from provision.errors import ParseError
 from tests.checks.amd_node import ADDRESSES, documents, facts, node_of, output, said
 
-MODULES = (nccl_all_reduce, nccl_all_gather, nccl_reduce_scatter, nccl_alltoall)
+COLLECTIVES = (rccl.ALL_REDUCE, rccl.ALL_GATHER, rccl.REDUCE_SCATTER, rccl.ALL_TO_ALL)
 GIB = 1 << 30
 
 
@@ -83,7 +83,7 @@ def test_wrong_sums_fail_whatever_the_rate(newer: bool) -> None:
 
 def test_the_version_of_rccl_is_measured() -> None:
     node = node_of(facts()).check_node
-    found = nccl_all_reduce.parse(node, {"all_reduce_perf": run(text(newer=True))})
+    found = rccl.ALL_REDUCE.parse(node, {"all_reduce_perf": run(text(newer=True))})
     assert {one.metric: one.value for one in found}["nccl_version"] == "2.27.7"
 
 
@@ -114,7 +114,7 @@ def test_what_is_no_result_is_an_error_in_amds_words(one: Output, words: str) ->
     assert "fabric manager" not in findings[0].message
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", COLLECTIVES)
 def test_the_programs_are_those_of_amds_role(module: Any) -> None:
     program = module.NEEDS[0]
     node = node_of(
@@ -136,7 +136,7 @@ def test_programs_that_nothing_installs_are_asked_for() -> None:
     """The role brings them only where their source is declared: `gpuprov up` alone would change nothing."""
     absent = replace(run("", rc=None), not_started="/usr/bin/all_reduce_perf is not installed")  # type: ignore[arg-type]
     with pytest.raises(ParseError) as refused:
-        nccl_all_reduce.parse(node_of(facts()).check_node, {"all_reduce_perf": absent})
+        rccl.ALL_REDUCE.parse(node_of(facts()).check_node, {"all_reduce_perf": absent})
     assert refused.value.what == "all_reduce_perf did not start: /usr/bin/all_reduce_perf is not installed"
     assert "amd_validation_tools_rccl_tests_method" in refused.value.fix
 
@@ -166,4 +166,4 @@ def test_amd_smi_is_asked_afterwards() -> None:
 def test_a_row_is_refused_where_its_rates_contradict_each_other() -> None:
     strange = text().replace("315.84 0 ", "115.84 0 ")
     with pytest.raises(ParseError, match="does not follow from algorithm bandwidth"):
-        nccl_all_reduce.parse(node_of(facts()).check_node, {"all_reduce_perf": run(strange)})
+        rccl.ALL_REDUCE.parse(node_of(facts()).check_node, {"all_reduce_perf": run(strange)})

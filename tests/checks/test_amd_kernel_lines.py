@@ -181,8 +181,8 @@ def test_burnin_keeps_each_and_ends_at_what_breaks_a_gpu(kind: str, line: str) -
     meaning = driver_log.MEANINGS[kind]
     if meaning.source_of:
         return  # its own check of the log, between two loads, reads these
-    assert message_of(line, driver_log.PATTERNS) == {"kernel": {"line": line}}
-    ended = amd_fatal(line, driver_log.FATAL, {"0000:65:00": "gpu3"}) is not None
+    assert message_of(line, driver_log.kept_lines()) == {"kernel": {"line": line}}
+    ended = amd_fatal(line, driver_log.fatal_lines(), {"0000:65:00": "gpu3"}) is not None
     assert ended is (meaning.level == "fail")
 
 

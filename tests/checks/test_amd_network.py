@@ -12,7 +12,7 @@ import pytest
 from provision.checks.check import CheckNode, Output
 from provision.checks.judge import Finding, Verdict
 from provision.checks.network import rdma_loopback as nvidias
-from provision.checks.vendors.amd import nccl_network, rdma_loopback
+from provision.checks.vendors.amd import rccl, rdma_loopback
 from tests.checks import amd_node
 from tests.checks.amd_node import ADDRESSES
 from tests.support.pair_nodes import printed
@@ -194,10 +194,10 @@ def test_what_the_two_vendors_have_in_common_is_one() -> None:
 
 
 def test_the_collective_over_the_cards_is_rccls() -> None:
-    (command,) = nccl_network.commands(NODE, {})
+    (command,) = rccl.OVER_CARDS.commands(NODE, {})
     assert command.argv[0] == "/usr/bin/all_reduce_perf"
     assert {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET"} <= command.env.keys()
     named = node_with()
     own = {"amd_validation_tools_all_reduce_perf_path": "/opt/rccl-tests/all_reduce_perf"}
-    (command,) = nccl_network.commands(replace(named, variables={**named.variables, **own}), {})
+    (command,) = rccl.OVER_CARDS.commands(replace(named, variables={**named.variables, **own}), {})
     assert command.argv[0] == "/opt/rccl-tests/all_reduce_perf"

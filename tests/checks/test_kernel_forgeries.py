@@ -111,9 +111,9 @@ def readings(line: str) -> list[object]:
         about = event.kind, event.code, event.address, event.count, event.below
         found.append((*about, means, kernel_log.fatal(event), kernel_log.instance(event.line)))
     for _, text in dmesg_records(log):
-        told = message_of(text, driver_log.PATTERNS) or {}
+        told = message_of(text, driver_log.kept_lines()) or {}
         found += [(told["xid"]["code"], told["xid"]["address"])] if "xid" in told else []
-        found += [amd_fatal(text, driver_log.FATAL, {"0000:0b:00": "gpu0"}), driver_log.event(text)]
+        found += [amd_fatal(text, driver_log.fatal_lines(), {"0000:0b:00": "gpu0"}), driver_log.event(text)]
     return [one for one in found if one]
 
 

@@ -9,6 +9,7 @@ import pytest
 from provision.checks.judge import Finding
 from provision.checks.kernel import kernel_incidents, kernel_log
 from provision.checks.kernel.kernel_meaning import sheet_rows
+from provision.checks.vendors import offered
 from provision.node.burnin.tool_output import dmesg_records, message_of
 from tests.support.checks import make_node
 
@@ -94,7 +95,8 @@ def test_echoes_of_many_gpus_on_a_node_with_its_own_switches_are_of_that_node() 
 
 @pytest.mark.parametrize(("fabric", "stops"), [("nvlink5", True), ("imex", False)])
 def test_an_echo_ends_no_burn_in_of_a_tray(fabric: str, stops: bool) -> None:
-    patterns = kernel_incidents.fatal_lines(make_node(fabric=fabric))
+    domain = kernel_incidents.spans_nodes(make_node(fabric=fabric))
+    patterns = offered("nvidia").fatal_lines(domain)
     for code, text, expected in ((145, ECHO, stops), (149, DOWN, True)):
         line = xid(0, code, text).partition("] ")[2]
         assert any(re.match(pattern, line) for pattern in patterns) is expected

@@ -6,7 +6,7 @@ import pytest
 
 from provision.checks.judge import Verdict
 from provision.checks.judging.registry import CHECKS
-from provision.checks.nccl import nccl_all_reduce, nccl_collective, nccl_table
+from provision.checks.nccl import collectives, nccl_collective, nccl_table
 from tests.support.checks import judged, make_node, make_output, sample
 
 HEALTHY = sample("nccl_all_reduce/healthy.txt")
@@ -40,7 +40,7 @@ def test_old_versions_leave_redop_and_root_blank() -> None:
     ("sku", "largest", "smallest"), [("h100-sxm", "16G", "8G"), ("l40s", "8G", "4G"), (None, "1G", "512M")]
 )
 def test_three_buffers_of_the_largest_size_fit_the_gpu(sku: str | None, largest: str, smallest: str) -> None:
-    (command,) = nccl_all_reduce.commands(make_node(4, sku), {})
+    (command,) = collectives.ALL_REDUCE.commands(make_node(4, sku), {})
     argv = command.argv
     assert argv[argv.index("-e") + 1] == largest
     assert argv[argv.index("-b") + 1] == smallest
@@ -109,7 +109,7 @@ def test_nccl_says_which_algorithm_it_took(text: str, algorithm: str) -> None:
 
 
 def test_nccl_is_asked_without_disturbing_the_table() -> None:
-    (command,) = nccl_all_reduce.commands(make_node(), {})
+    (command,) = collectives.ALL_REDUCE.commands(make_node(), {})
     assert command.env["NCCL_DEBUG_FILE"] == "/dev/stderr"
     assert "TUNING" in command.env["NCCL_DEBUG_SUBSYS"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from provision.checks.check import Output
 from provision.checks.judge import Finding, Verdict
-from provision.checks.nccl import nccl_network
+from provision.checks.nccl.nccl_network import OVER_CARDS
 from provision.checks.suspects import point_at_cause
 from provision.checks.thresholds import for_sku
 from provision.errors import ParseError
@@ -34,9 +34,9 @@ def facts(found: Any, storage: int = 8) -> dict[str, Any]:
 def judge(name: str, found: list[dict[str, Any]], **more: Any) -> list[Finding]:
     node = replace(make_node(**more), facts=facts(found))
     output = Output("all_reduce_perf", ("x",), 0, sample(f"nccl_network/{name}.txt"), "", 1.0)
-    asked = nccl_network.commands(node, {})
-    measured = nccl_network.parse(node, {"all_reduce_perf": output} if asked else {})
-    return nccl_network.judge(node, measured, for_sku(node.sku))
+    asked = OVER_CARDS.commands(node, {})
+    measured = OVER_CARDS.parse(node, {"all_reduce_perf": output} if asked else {})
+    return OVER_CARDS.judge(node, measured, for_sku(node.sku))
 
 
 def test_a_healthy_node_uses_its_cards() -> None:
@@ -77,7 +77,7 @@ def test_a_card_whose_board_was_not_told_is_no_skip() -> None:
     known = facts(ports())
     node = replace(make_node(), facts={**known, "firmware.rdma": known["firmware.rdma"][1:]})
     with pytest.raises(ParseError, match="no entry for mlx5_0"):
-        nccl_network.parse(node, {})
+        OVER_CARDS.parse(node, {})
 
 
 def test_a_gpus_slot_may_be_slower_than_the_port() -> None:
@@ -87,7 +87,7 @@ def test_a_gpus_slot_may_be_slower_than_the_port() -> None:
 
 def test_nothing_but_the_network_may_be_used() -> None:
     node = replace(make_node(), facts=facts(ports()))
-    (command,) = nccl_network.commands(node, {})
+    (command,) = OVER_CARDS.commands(node, {})
     asked = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB"}
     assert asked.items() <= command.env.items()
     assert command.argv[command.argv.index("-n") + 1] == "5"
@@ -101,23 +101,23 @@ def test_without_a_card_it_is_skipped_with_the_reason(found: list[dict[str, Any]
 
 def test_ports_that_could_not_be_read_are_no_skip() -> None:
     node = replace(make_node(), problems={"rdma": "rdma: no answer within 8 s"})
-    assert nccl_network.commands(node, {}) == []
+    assert OVER_CARDS.commands(node, {}) == []
     with pytest.raises(ParseError, match="no answer"):
-        nccl_network.parse(node, {})
+        OVER_CARDS.parse(node, {})
 
 
 @pytest.mark.parametrize("rate", ["400", None, 0, -400, float("nan"), 2**64])
 def test_a_port_that_is_up_has_a_rate(rate: Any) -> None:
     node = replace(make_node(), facts=facts([*ports(7), *ports(1, rate, first=7)]))
-    assert nccl_network.commands(node, {}) == []
+    assert OVER_CARDS.commands(node, {}) == []
     with pytest.raises(ParseError, match="the rate of a port that is up is"):
-        nccl_network.parse(node, {})
+        OVER_CARDS.parse(node, {})
 
 
 @pytest.mark.parametrize("found", ["", {}, 0, [[]]])
 def test_ports_of_another_shape_are_no_skip(found: Any) -> None:
     with pytest.raises(ParseError, match="not a list of entries"):
-        nccl_network.parse(replace(make_node(), facts=facts(found)), {})
+        OVER_CARDS.parse(replace(make_node(), facts=facts(found)), {})
 
 
 # -- what explains it

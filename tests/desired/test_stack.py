@@ -39,11 +39,14 @@ def test_a_node_chooses_its_stack_and_set_overrides_that() -> None:
 def test_the_default_is_that_of_the_gpus() -> None:
     """Before anybody has looked a node has both: no variable of one is one of the other's."""
     bare = Node("gpu-01", (), {})
-    assert stack.node_stack(bare, {}, {"gpu": {"vendor": "amd"}}).name == stack.DEFAULTS["amd"]
+    assert stack.node_stack(bare, {}, {"gpu": {"vendor": "amd"}}).name == stack.DEFAULT_STACKS["amd"]
     assert stack.node_stack(bare, {}, {"gpu": {"vendor": None}}).name == stack.DEFAULT
-    assert stack.node_stack(Node("gpu-01", (), {"gpuprov_sku": "mi300x"}), {}).name == stack.DEFAULTS["amd"]
+    assert (
+        stack.node_stack(Node("gpu-01", (), {"gpuprov_sku": "mi300x"}), {}).name
+        == stack.DEFAULT_STACKS["amd"]
+    )
     declared = stack.declared(bare, {})
-    for name in stack.DEFAULTS.values():
+    for name in stack.DEFAULT_STACKS.values():
         assert stack.load(name).variables.items() <= declared.items()
     one = stack.declared(Node("gpu-01", (), {"gpuprov_stack": stack.DEFAULT}), {})
     assert "rocm_version" not in one

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from provision import cli
 from provision.checks.judging.node_facts import node_facts_of
 from provision.desired import compatibility, stack, vendors
 from provision.desired.role import all_roles
@@ -16,7 +18,7 @@ from provision.errors import GpuprovError
 from provision.validate.selftest import machine
 from tests.support.observed import debian
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = Path(cli.__file__).parent
 
 
 def device(address: str = "0000:05:00.0", **values: Any) -> dict[str, Any]:
@@ -225,131 +227,34 @@ def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:
     }
 
 
-# Where AMD is known, one place per layer: docs/architecture.md, "Where a vendor lives".
-PLACES = {
-    *("provision/desired/amd.py", "provision/desired/vendors.py"),
-    *(f"provision/node/observe/{name}.py" for name in ("amd_cdi", "amd_smi", "amdgpu", "vendors")),
-    *(f"provision/data/skus/{sku}.yml" for sku in ("mi210", "mi250", "mi250x", "mi300a", "mi300x")),
-    *(f"provision/data/skus/{sku}.yml" for sku in ("mi325x", "mi350p", "mi350x", "mi355x")),
-    *(f"provision/data/skus/{sku}.yml" for sku in ("mi300x-hf", "mi308x", "mi308x-hf")),
-    *(f"provision/data/thresholds/mi{name}.yml" for name in ("300a", "300x-hf", "308x", "308x-hf", "350p")),
-    *("provision/data/amdgpu.yml", "provision/data/thresholds/mi350x.yml"),
-    *("provision/data/amd_acceptance.yml", "provision/data/burnin_estimates.yml"),
-    "provision/data/thresholds/metrics.yml",
-    "provision/checks/on_node/packed_program.py",  # which lists the data that nodes get
-    "provision/node/modules/gpuprov_amd_gpu_settings.py",
-    "provision/node/modules/node_facts.py",  # which lists every family of facts
-    "provision/node/observe/container_runtime.py",  # of which of them Docker was told
-    # The checks: what of them is AMD's has a folder of its own; these hold its place among all.
-    *(f"provision/checks/{name}.py" for name in ("judging/table", "on_node/parts")),
-    "provision/checks/judging/node_judge.py",  # what asks after a load which GPUs answer
-    "provision/checks/judging/node_facts.py",  # the variables that say where its programs are
-    *(f"provision/checks/{name}.py" for name in ("host/versions", "kernel/kernel_incidents")),
-    *(f"provision/checks/kernel/{name}.py" for name in ("kernel_log", "vendors/driver_log")),
-    "provision/checks/on_node/kernel_since.py",  # the catalogues that choose lines of the log
-    "provision/checks/judging/offenders.py",  # the kinds of lines of the kernel log
-    "provision/drift/diagnosis.py",  # which roles have a package repository
-    "provision/runs/fingerprint.py",
-    "provision/desired/expectations.py",  # of each vendor, the fact that names GPUs which do not answer
-    # A burn-in: the sampler on the node, and what its samples and the kernel's lines say.
-    *(f"provision/node/burnin/{name}.py" for name in ("amd_gpus", "campaign", "order", "runner", "sampler")),
-    *(f"provision/node/burnin/{name}.py" for name in ("kernel_lines", "tool_output")),
-    "provision/remote/node_program.py",
-    *(f"provision/burnin/{name}.py" for name in ("own_findings", "watch")),
-    *(f"provision/data/burnin/{name}.yml" for name in ("day", "long", "smoke")),
-    *(f"provision/data/thresholds/mi{name}.yml" for name in ("210", "250", "250x", "300x", "325x", "355x")),
-    "provision/data/majority.yml",
-    # The node's own health program: which lines of the kernel make it run, and count at once.
-    *("provision/data/debounce.yml", "roles/node_health/templates/gpuprov-node-health-kernel.j2"),
-    "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
-    # How many devices a GPU is to Slurm.
-    *(f"roles/slurm_health/{name}" for name in ("README.md", "vars/main.yml")),
-    # Where its programs are.
-    *("provision/node/modules/gpuprov_run.py", "provision/validate/selftest/machine.py"),
-    "provision/report/bundle.py",  # its own log for a return
-    "provision/desired/monitoring.py",  # which exporter is scraped
-    *(f"provision/validate/selftest/{name}.py" for name in ("amd", "changes")),
-    *(f"provision/validate/selftest/{name}.py" for name in ("hold_memory", "run")),
-    *(f"provision/desired/{name}.py" for name in ("removal", "stack")),  # a loaded driver; its default
-    "provision/node/observe/kernel.py",  # what an initramfs contains
-    "provision/drift/sentences.py",  # the words for its facts
-    *(f"provision/data/{name}.yml" for name in ("compatibility", "minutes")),
-    *(f"provision/data/stacks/{name}.yml" for name in ("amdgpu30.30-rocm7.2", "amdgpu6.4-rocm6.4")),
-}
-# AMD's roles and checks, and the roles for each vendor's exporter.
-APART = (
-    *("provision/checks/vendors/", "roles/gpu_metrics/", "roles/monitoring/"),
-    *(f"roles/{name}/" for name, role in all_roles().items() if role.vendor == "amd"),
-)
-# Other things of the same maker, its processors and network cards, and Debian's name of an architecture.
-OTHERS = re.compile(r"amd64|\bamd_iommu\b|\bAMD-Vi\b|\bAMD EPYC\b|AuthenticAMD|Pensando", re.I)
+# What may name a vendor: what is called after one, or after all of them; programs on nodes, and what reads
+# nodes a second time or provokes on them; data.
+OF_A_VENDOR = {"vendors", *vendors.NAMES}
+ON_NODES = ("node/", "checks/on_node/", "validate/selftest/", "drift/testinfra/", "data/", "_packed/")
+# Names of tools (nvidia_smi) are no vendor's, but the tool's.
+NAMED = re.compile(rf"(?<![a-z])(?:{'|'.join(vendors.NAMES)})(?![a-z]|_smi)|rocm|radeon", re.I)
 
 
-def test_nothing_else_names_the_second_vendor() -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files", "provision", "roles"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
-    named = re.compile(r"(?<![a-z])amd(?![a-z])|amdgpu|radeon|instinct|rocm|\b1002:7", re.I)
-    found = set()
-    for name in tracked:
-        file = ROOT / name
-        if name.startswith(APART):
-            continue
-        if file.is_file() and named.search(OTHERS.sub("", file.read_text("utf-8", "replace"))):
-            found.add(name)
-    assert found == PLACES
+def names_of(tree: ast.Module) -> Iterator[str]:
+    """The names that a module defines, uses and imports, and vendors' ids among its texts, but for keys of
+    data that it looks up. Prose, and the ids of facts, roles and variables, are no names."""
+    keys = {id(one.slice) for one in ast.walk(tree) if isinstance(one, ast.Subscript)}
+    for one in ast.walk(tree):
+        for field in ("id", "attr", "name", "asname", "arg", "module"):
+            if isinstance(found := getattr(one, field, None), str) and NAMED.search(found):
+                yield found
+        if isinstance(one, ast.Constant) and one.value in vendors.NAMES and id(one) not in keys:
+            yield repr(one.value)
 
 
-# The first vendor is the default of what says nothing else; these folders and files know it, no others.
-FIRST_APART = tuple(
-    f"provision/{name}/"
-    for name in (
-        *(
-            "lab",
-            "data/skus",
-            "data/thresholds",
-            "data/stacks",
-            "data/burnin",
-            "node/observe",
-            "node/modules",
-        ),
-        *("node/modules", "node/burnin", "checks/gpu", "checks/nccl", "checks/vendors"),
-        *("validate/selftest", "drift/testinfra"),
-    )
-)
-FIRST_PLACES = {
-    # The checks of the host and of the network: driver, kernel log, the way from a GPU into a card.
-    *(f"provision/checks/{name}.py" for name in ("check", "suspects", "judging/node_facts", "judging/table")),
-    *(f"provision/checks/host/{name}.py" for name in ("host_health", "host_rules", "versions")),
-    *(f"provision/checks/kernel/kernel_{name}.py" for name in ("incidents", "log", "meaning")),
-    *("provision/checks/network/rdma_loopback.py", "provision/checks/on_node/processes.py"),
-    "provision/burnin/watch.py",
-    # Rules, defaults, meanings.
-    *(f"provision/data/{name}.yml" for name in ("compatibility", "debounce", "majority", "minutes")),
-    *(f"provision/data/{name}.yml" for name in ("xid", "sxid", "nvlink", "kernel_log", "fabric_lines")),
-    *(f"provision/data/{name}.yml" for name in ("host_lines", "port_limits")),
-    *("provision/data/inventory.yml.in", "provision/data/schemas/report.schema.json"),
-    *(f"provision/desired/{name}.py" for name in ("skus", "stack", "variables", "vendors")),
-    "provision/desired/expectations.py",  # the fact that names GPUs which do not answer
-    "provision/desired/compatibility_kinds.py",  # versions of its driver in its packages' form
-    # Words for its facts, and causes that several of them have together.
-    *(f"provision/drift/{name}.py" for name in ("diagnosis", "sentences")),
-    "provision/up/plan.py",  # the units of its fabric
-    "provision/remote/schedulers/kubernetes/objects.py",  # what a pod asks for
-    *("provision/report/bundle.py", "provision/report/bundle_text.py"),  # its own bug report
-    # Examples in texts.
-    "provision/commands/docs.py",
-    *(f"provision/drift/{name}.py" for name in ("drift_report", "drifts")),
-    "provision/remote/ansible/events.py",
-}
-
-
-def test_nothing_else_names_the_first_vendor() -> None:
-    tracked = subprocess.run(
-        ["git", "grep", "-il", "nvidia", "--", "provision"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert {name for name in tracked if not name.startswith(FIRST_APART)} == FIRST_PLACES
+def test_no_shared_module_names_a_vendor() -> None:
+    shared, apart = {}, set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        found = sorted(set(names_of(ast.parse(path.read_text("utf-8")))))
+        if OF_A_VENDOR & set(path.relative_to(PACKAGE).with_suffix("").parts):
+            apart.update(found)
+        elif found and not name.startswith(ON_NODES):
+            shared[name] = found
+    assert shared == {}
+    assert {"AMD", "NVIDIA", "'amd'", "'nvidia'"} <= apart, "names are not found"

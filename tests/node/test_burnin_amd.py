@@ -257,8 +257,8 @@ LINES = {
 
 @pytest.mark.parametrize(("what", "line"), LINES.items())
 def test_what_breaks_a_gpu_is_told_and_ends_the_campaign(what: str, line: str) -> None:
-    assert message_of(line, driver_log.PATTERNS) == {"kernel": {"line": line}}
-    assert amd_fatal(line, driver_log.FATAL, GPUS) == (what, "gpu1")
+    assert message_of(line, driver_log.kept_lines()) == {"kernel": {"line": line}}
+    assert amd_fatal(line, driver_log.fatal_lines(), GPUS) == (what, "gpu1")
     assert amd_fatal(line, (), GPUS) is None
 
 
@@ -275,19 +275,22 @@ def test_what_breaks_a_gpu_is_told_and_ends_the_campaign(what: str, line: str) -
     ],
 )
 def test_what_does_not_ends_nothing(line: str, told: bool) -> None:
-    assert (message_of(line, driver_log.PATTERNS) is not None) is told
-    assert amd_fatal(line, driver_log.FATAL, GPUS) is None
+    assert (message_of(line, driver_log.kept_lines()) is not None) is told
+    assert amd_fatal(line, driver_log.fatal_lines(), GPUS) is None
 
 
 def test_the_graphics_of_a_processor_end_nothing() -> None:
-    assert amd_fatal(LOST.replace("26", "e8"), driver_log.FATAL, GPUS) is None
-    assert amd_fatal("amdgpu: GPU reset(1) failed", driver_log.FATAL, GPUS) == ("GPU reset(1) failed", "node")
+    assert amd_fatal(LOST.replace("26", "e8"), driver_log.fatal_lines(), GPUS) is None
+    assert amd_fatal("amdgpu: GPU reset(1) failed", driver_log.fatal_lines(), GPUS) == (
+        "GPU reset(1) failed",
+        "node",
+    )
 
 
 def test_the_runner_aborts_with_the_line_and_its_gpu() -> None:
     told: list[tuple[str, dict[str, Any]]] = []
     one = Watch.__new__(Watch)
-    abort = {"xids": [79], "kernel": list(driver_log.FATAL)}
+    abort = {"xids": [79], "kernel": list(driver_log.fatal_lines())}
     given = order(load("a", step("one", "true")), vendor="amd", gpus=list(GPUS), abort=abort)
     one.order, one.gpus, one.state = read_order(json.dumps(given)), GPUS, {"abort": None, "kernel_at": None}
     one.spool = type("Spool", (), {"event": lambda _, name, **more: told.append((name, more))})()

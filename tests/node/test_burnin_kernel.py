@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks.kernel import kernel_incidents, kernel_meaning
+from provision.checks.kernel import kernel_meaning
 from provision.node.burnin.tool_output import KernelWatch, dmesg_records, kmsg_record, message_of
 
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -105,7 +105,7 @@ NUMBERLESS = [
 
 @pytest.mark.parametrize("line", NUMBERLESS)
 def test_every_line_without_a_number_that_the_check_judges_is_kept(line: str) -> None:
-    kept = kernel_incidents.kept_lines("nvidia")
+    kept = kernel_meaning.kept_lines()
     assert message_of(line, kept) == {"kernel": {"line": line}}
     said: list[dict[str, Any]] = []
     watch = KernelWatch(1.0, said.append, clock=lambda: 1.0, lines=kept)
@@ -118,5 +118,5 @@ def test_each_line_without_a_number_has_an_example() -> None:
     for name, row in kernel_meaning.lines().items():
         if name != "iommu_fault":
             assert any(re.match(row["pattern"], line) for line in NUMBERLESS), name
-    kept = kernel_incidents.kept_lines("nvidia")
+    kept = kernel_meaning.kept_lines()
     assert [message_of(f"my program {line}", kept) for line in NUMBERLESS[:3]] == [None] * 3

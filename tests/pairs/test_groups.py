@@ -8,7 +8,7 @@ import pytest
 
 from provision.checks.judge import Verdict
 from provision.checks.pairs import groups
-from provision.checks.pairs.nccl_group import METRIC
+from provision.checks.pairs.nccl_between import NCCL_GROUP
 from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.pairs.suspects import next_round
 
@@ -34,7 +34,7 @@ def pairs(slow: str = "") -> list[Result]:
 
 
 def told(*results: Result) -> Any:
-    return groups.judged(FLEET, results, METRIC)
+    return groups.judged(FLEET, results, NCCL_GROUP.METRIC)
 
 
 BAD = (
@@ -75,9 +75,9 @@ def test_what_is_not_known_to_be_right_is_not(bad: Result) -> None:
 
 
 def test_a_node_that_was_not_in_the_group_is_not_cleared_by_it() -> None:
-    checks, _, _ = groups.judged(Topology((*NODES, "gpu-07")), [group()], METRIC)
+    checks, _, _ = groups.judged(Topology((*NODES, "gpu-07")), [group()], NCCL_GROUP.METRIC)
     assert "gpu-07" not in checks or checks["gpu-07"].verdict is not Verdict.PASS
-    checks, _, _ = groups.judged(Topology(NODES[:5]), [group()], METRIC)
+    checks, _, _ = groups.judged(Topology(NODES[:5]), [group()], NCCL_GROUP.METRIC)
     assert set(checks) == set(NODES[:5])
 
 

@@ -18,6 +18,7 @@ from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
 SUMMARY = "NVIDIA's diagnostic (dcgmi diag), on request"
+FINDS = "the faults that NVIDIA's own diagnostic finds; off unless `validation_tools_dcgm_level` is set"
 NEEDS: tuple[str, ...] = ("dcgmi",)
 
 ID = "dcgm_diag"

@@ -21,6 +21,10 @@ from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
 SUMMARY = "every GPU multiplies matrices under full load: wrong results, slow, hot or throttled GPUs, PCIe"
+FINDS = (
+    "GPUs that compute wrong results or slower than their peers; under load: PCIe width and generation, "
+    "throttling, heat, growing error counters, a GPU lost during the run"
+)
 NEEDS: tuple[str, ...] = ("gpu_burn", "nvidia-smi")
 FACTS: tuple[str, ...] = ("driver.loaded_version",)
 

@@ -34,6 +34,11 @@ from provision.text import one_line
 SUMMARY = (
     "count, model, memory, ECC, row remap, PCIe width, throttling, NVLinks, fabric state, Xids since boot"
 )
+FINDS = (
+    "missing GPUs, wrong model or memory, ECC and row-remap trouble, narrow PCIe links, NVLinks down or "
+    "erring, fabric health, errors that fabric manager or IMEX logged, throttling, power limits and "
+    "modes, foreign processes, Xids since boot, grouped by incident"
+)
 NEEDS: tuple[str, ...] = ("nvidia-smi",)
 FACTS: tuple[str, ...] = ("driver.nvlink_disabled", *fabric_log.FACTS)
 

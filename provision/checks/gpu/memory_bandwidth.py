@@ -26,6 +26,7 @@ from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
 SUMMARY = "copy bandwidth within each GPU's memory; the GPU with slow memory is named"
+FINDS = "GPUs whose own memory is slow"
 NEEDS: tuple[str, ...] = ("nvbandwidth", "nvidia-smi")
 
 ID = "memory_bandwidth"

@@ -33,6 +33,10 @@ from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
 SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slow pair or GPU is named"
+FINDS = (
+    "slow or disabled paths between GPUs, slow host copies: names the pair, or the GPU when all its pairs"
+    " are slow"
+)
 NEEDS: tuple[str, ...] = ("nvbandwidth",)
 
 ID = "p2p_bandwidth"

@@ -47,6 +47,7 @@ ALARMS = {
     0x40: ("hw_thermal_slowdown", "hardware thermal slowdown"),
     0x80: ("hw_power_brake_slowdown", "power brake"),
 }
+HELD = ("throttle", {bit: name for bit, (name, _) in ALARMS.items()})  # in a burn-in's sample
 _LOADED = 50.0  # percent of utilisation: the load runs, whatever it copies in between
 FEWEST = 3  # samples under load, below which nothing is said of a GPU
 

@@ -18,6 +18,7 @@ from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
 SUMMARY = "how fast a file in the scratch folder is written and read, when a folder is given"
+FINDS = "a slow disk below the scratch folder; off unless `validation_tools_scratch_dir` names one"
 NEEDS: tuple[str, ...] = ("fio",)
 
 ID = "disk_speed"

@@ -25,6 +25,11 @@ from provision.errors import ParseError
 SUMMARY = (
     "modules, libraries, limits, ACS, IOMMU, governor, clock, memory, drives, GPUDirect, services, kernel log"
 )
+FINDS = (
+    "nouveau, broken driver libraries, memlock, /dev/shm, ACS and IOMMU, governor, clock, memory errors, "
+    "NVMe drives, GPUDirect RDMA, a container with all GPUs; lines of the kernel log about processors, "
+    "memory, drives, file systems, PCIe ports and network cards"
+)
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("module.nouveau.loaded", "module.nvidia.loaded", "module.nvidia_peermem.loaded"),
@@ -35,7 +40,6 @@ FACTS: tuple[str, ...] = (
     *("edac.controllers", "edac.modules", "nvme.drives", "container_runtime.all.installed"),
     *host_basics.FACTS,
 )
-
 ID = "host_health"
 
 _DRIVE = re.compile(r"nvme\d{1,4}")
@@ -70,16 +74,14 @@ def of_container(node: CheckNode, devices: str, *program: str) -> list[Command]:
 
 def _drives(node: CheckNode) -> list[str]:
     rows = node.facts.get("nvme.drives")
-    names = (
-        [str(row.get("drive")) for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-    )
+    rows = rows if isinstance(rows, list) else []
+    names = [str(row.get("drive")) for row in rows if isinstance(row, Mapping)]
     return [name for name in names if _DRIVE.fullmatch(name)]
 
 
 def _runtime(node: CheckNode) -> str:
-    installed = node.facts.get("container_runtime.all.installed")
-    names = installed if isinstance(installed, list) else []
-    return next((name for name in ("docker", "podman") if name in names), "")
+    names = node.facts.get("container_runtime.all.installed")
+    return next((one for one in ("docker", "podman") if isinstance(names, list) and one in names), "")
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:

@@ -24,6 +24,10 @@ from provision.errors import ParseError
 from provision.shared_facts import Pool
 
 SUMMARY = "driver, its libraries, fabric manager, IMEX of one version; versions and firmware like the fleet's"
+FINDS = (
+    "driver module and libraries, fabric manager, IMEX of one version; driver, kernel, VBIOS, BIOS and "
+    "card firmware as on most nodes of the kind"
+)
 NEEDS: tuple[str, ...] = ()
 # By the names of data/majority.yml.
 ALIKE = (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from provision import paths
 from provision.checks import thresholds
 from provision.checks.judge import limit_text
 from provision.checks.judging import registry
+from provision.checks.judging.table import BUILT_IN
 
 _RUNS = {
     "quick": "in every validate",
@@ -19,6 +18,7 @@ _RUNS = {
     "group": "with validate --group, or by name: validate --checks {id}",
     "by name": "by name: validate --checks {id}",
 }
+_ASKED_BY = {"pairs": "`--pairs`", "group": "`--group`"}
 # Limits that are no SKU's: file below data/, and its keys.
 _PORT_ERRORS = (
     "least_hours",
@@ -69,9 +69,14 @@ def explained(name: str) -> Iterator[str]:
 
 
 def finds(name: str) -> str:
-    """What the README's table of checks says that it finds; empty for a user's own check."""
-    row = re.search(rf"^\| `{re.escape(name)}` \| [^|]+ \| (.+) \|$", paths.README.read_text("utf-8"), re.M)
-    return row[1] if row else ""
+    """What a check of ours says that it finds; empty for a user's own."""
+    return str(getattr(registry.table()[name].load(), "FINDS", ""))
+
+
+def readme() -> str:
+    """README.md's table of checks."""
+    rows = [f"| `{one.id}` | {_ASKED_BY.get(one.stage, one.stage)} | {finds(one.id)} |" for one in BUILT_IN]
+    return "\n".join(["| check | stage | finds |", "|---|---|---|", *rows])
 
 
 def _by_sku(name: str) -> Iterator[str]:

@@ -21,7 +21,8 @@ from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
 from provision.checks.nccl.nccl_table import without_environment
 from provision.checks.suspects import reconciled
 from provision.checks.thresholds import Threshold
-from provision.checks.vendors.amd import gpu_answers as amd_answers
+from provision.checks.vendor import Answers
+from provision.checks.vendors import offered
 from provision.desired import vendors
 from provision.errors import ParseError
 from provision.text import one_line
@@ -43,9 +44,9 @@ def _check(check: str, node: CheckNode) -> Check | None:
     return CHECKS.of_vendor(check, node.gpuprov_node["gpu"].get("vendor"))
 
 
-def _answers(node: CheckNode) -> Any:
+def _answers(node: CheckNode) -> Answers:
     """What asks, after a load, which of this node's GPUs still answer."""
-    return amd_answers if node.gpuprov_node["gpu"].get("vendor") == "amd" else gpu_answers
+    return offered(node.gpuprov_node["gpu"].get("vendor")).answers()
 
 
 def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
+from provision.checks import vendors
 from provision.checks.check import Check
 from provision.checks.judging.table import BUILT_IN, STAGES, Entry
-from provision.desired import vendors
 from provision.errors import UsageError
+
+if TYPE_CHECKING:
+    from provision.checks.pairs.judge import CheckBetween
 
 T = TypeVar("T")
 
@@ -42,7 +45,7 @@ class Checks(Mapping[str, T]):
 
     def of_any(self, name: str) -> list[T]:
         """The check for each vendor's GPUs, each once."""
-        found = (self.of_vendor(name, vendor) for vendor in vendors.CHECKED)
+        found = (self.of_vendor(name, vendor) for vendor in vendors.ALL)
         return list(dict.fromkeys(one for one in found if one is not None))
 
     def _entry(self, name: str) -> Entry:
@@ -65,7 +68,7 @@ def _own() -> dict[str, Entry]:
 
 
 CHECKS: Checks[Check] = Checks([one for one in BUILT_IN if one.stage in STAGES], _own)
-PAIRS: Checks[Any] = Checks([one for one in BUILT_IN if one.stage not in STAGES])  # of several nodes
+PAIRS: Checks[CheckBetween] = Checks([one for one in BUILT_IN if one.stage not in STAGES])  # of several nodes
 
 # --- selection of the checks of a run, in the order they run
 
@@ -94,22 +97,19 @@ def of_nodes(asked: Iterable[str]) -> tuple[str, ...]:
 
 def facts_for(asked: Iterable[str]) -> frozenset[str]:
     """The facts that these checks read: the look before them asks for all at once."""
-    # Those of a test of one vendor's GPUs are read of its nodes alone.
-    every = table()
-    checks = (
-        PAIRS[name] if name in PAIRS else CHECKS[name]
-        for name in asked
-        if every[name].module or every[name].own
-    )
-    return frozenset(fact for check in checks for fact in getattr(check, "FACTS", ()))
+    # Of other vendors' GPUs they are read once it is known whose a node has.
+    return _facts(asked, None)
 
 
 def facts_of_vendor(asked: Iterable[str], vendor: str | None) -> frozenset[str]:
     """The facts that these checks read beside, where a node has this vendor's GPUs: they are asked of such
     nodes alone, once it is known that they are."""
-    known = facts_for(asked := tuple(asked))
+    return _facts(asked := tuple(asked), vendor) - facts_for(asked)
+
+
+def _facts(asked: Iterable[str], vendor: str | None) -> frozenset[str]:
     checks = ((PAIRS if name in PAIRS else CHECKS).of_vendor(name, vendor) for name in asked)
-    return frozenset(fact for check in checks for fact in getattr(check, "FACTS", ())) - known
+    return frozenset(fact for check in checks for fact in getattr(check, "FACTS", ()))
 
 
 def not_built(asked: Iterable[str], vendor: str | None) -> tuple[str, ...]:

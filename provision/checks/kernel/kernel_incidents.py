@@ -23,7 +23,6 @@ from provision.checks.kernel.kernel_meaning import (
     lines,
     meaning,
     of_domain,
-    stopping_lines,
     worst,
 )
 from provision.checks.kernel.vendors import driver_log
@@ -48,18 +47,6 @@ def spans_nodes(node: CheckNode) -> bool:
     return bool(node.gpuprov_node.get("gpu", {}).get("fabric") == "imex")
 
 
-def fatal_lines(node: CheckNode) -> tuple[str, ...]:
-    """Patterns of the lines after which a GPU of this node is of no use until its reset; NVIDIA's driver
-    gives numbers for most (provision/data/xid.yml)."""
-    vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
-    return driver_log.FATAL if vendor == "amd" else stopping_lines(echoes=not spans_nodes(node))
-
-
-def kept_lines(vendor: str | None) -> tuple[str, ...]:
-    """Patterns of the lines that burn-in keeps of this vendor's driver; Xids it keeps by itself."""
-    return driver_log.PATTERNS if vendor == "amd" else tuple(row["pattern"] for row in lines().values())
-
-
 def is_of_driver(line: str, code: str = "") -> bool:
     """Whether a kernel line is one that the driver amdgpu writes when something is wrong. `code`: of that
     kind."""
@@ -76,7 +63,7 @@ def breaks_a_gpu(line: str) -> bool:
 def of_its_gpus(node: CheckNode, events: Iterable[KernelEvent]) -> list[KernelEvent]:
     """Without what the driver amdgpu says of a processor's own graphics, on a node with other GPUs."""
     vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
-    return [event for event in events if event.kind != driver_log.KIND or vendor == "amd"]
+    return [event for event in events if event.kind != driver_log.KIND or vendor == driver_log.VENDOR]
 
 
 def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[KernelEvent]:

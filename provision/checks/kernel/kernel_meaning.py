@@ -267,10 +267,16 @@ def _of_switch(code: int, line: str) -> Meaning:
     return Meaning(level, row["action"], words)
 
 
-def stopping_lines(echoes: bool = True) -> tuple[str, ...]:
+def kept_lines() -> tuple[str, ...]:
+    """Patterns of the driver's lines that have no number: those that have one are kept by it."""
+    return tuple(row["pattern"] for row in lines().values())
+
+
+def stopping_lines(domain: bool = False) -> tuple[str, ...]:
     """Patterns of lines after which a GPU is of no use until its reset, although the Xid alone is not enough:
     a request of the driver (154), and NVLink errors that it calls fatal and NVIDIA's sheet does not ignore.
-    `echoes`: also the errors that may come from a link that another GPU lost.
+    `domain`: GPUs of other nodes are in the NVLink domain, so errors that may come from a link that another
+    GPU lost are left out.
 
     A program's name has 15 characters, too few for the words that follow it here.
     """
@@ -283,7 +289,7 @@ def stopping_lines(echoes: bool = True) -> tuple[str, ...]:
         f"[{''.join(f'{4 * high + (one >> 4):x}' for high in range(4))}]{one & 15:x}" for one in details
     )
     by_sheet = (code for code, row in _catalogue().items() if row["level"] == _OF_SHEET)
-    codes = "|".join(str(code) for code in by_sheet if echoes or not is_echo("xid", code, ""))
+    codes = "|".join(str(code) for code in by_sheet if not (domain and is_echo("xid", code, "")))
     program = r"\b(?:, pid=[^,]*, name=.{0,15})?, "
     head = r"NVRM: Xid \([^()]*\)[^:]*: *"
     requested = rf"GPU recovery action changed from \S+ \([^()]*\) to 0x(?:{'|'.join(numbers)}) \("

@@ -24,6 +24,10 @@ from provision.errors import ParseError
 from provision.paths import NODE
 
 SUMMARY = "training on one GPU and on all with PyTorch: a GPU slow only while it computes and communicates"
+FINDS = (
+    "training on one GPU and on all: a GPU that is slow only while it computes and communicates at once; "
+    "skipped without a Python with torch"
+)
 NEEDS: tuple[str, ...] = ("python3 with torch", "nvidia-smi")
 
 ID = "ddp_scaling"

@@ -14,7 +14,7 @@ from typing import Any
 
 from provision.checks.check import BUS_ORDER, CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.judge import Finding, Verdict, by_threshold, unmeasured
-from provision.checks.nccl.nccl_table import NVIDIA, Result, Suite, failure, parse, unseen
+from provision.checks.nccl.nccl_table import NCCL_TESTS, Result, Suite, failure, parse, unseen
 from provision.checks.thresholds import Threshold, for_sku
 from provision.errors import ParseError
 
@@ -52,15 +52,26 @@ def _asked_bytes(argv: Sequence[str], flag: str) -> int:
 class Collective:
     """One collective and its program. `share`: bus bandwidth is algorithm bandwidth times share times
     (n-1)/n, the part of the data each GPU must send (nccl-tests, doc/PERFORMANCE.md). `env`: what NCCL is
-    told besides.
+    told besides. `results`: what it computes.
     """
 
-    id: str
+    ID: str
     program: str
     words: str
     share: float = 1.0
     env: Mapping[str, str] = field(default_factory=dict)
-    suite: Suite = NVIDIA
+    suite: Suite = NCCL_TESTS
+    results: str = "results"
+    FINDS: str = ""
+
+    @property
+    def SUMMARY(self) -> str:  # noqa: N802 - the contract
+        measured = f"{self.words} over all GPUs of the node: bus bandwidth at the largest size"
+        return f"{measured}, and right {self.results}"
+
+    @property
+    def NEEDS(self) -> tuple[str, ...]:  # noqa: N802 - the contract
+        return (self.program,)
 
     def _variable(self) -> str:
         return f"{self.suite.variable}{self.program}_path"
@@ -163,21 +174,21 @@ class Collective:
         if node.gpu_count < 2:
             # With one rank nothing is sent, and the tool prints a bus bandwidth of 0.
             reason = "one GPU: there is no group to measure"
-            return [*findings, Finding(self.id, Verdict.SKIP, "node", reason, "busbw")]
+            return [*findings, Finding(self.ID, Verdict.SKIP, "node", reason, "busbw")]
         size = int(values["size"].value) / _GIB
         what = f"{self.words} bus bandwidth over {node.gpu_count} GPUs at {size:g} GiB"
         algorithm = str(values["algorithm"].value) if "algorithm" in values else ""
         if algorithm:
             what += f" ({algorithm.upper()})"
-        plain = thresholds.get(f"{self.id}.busbw_{node.gpu_count}gpu")
-        ring = thresholds.get(f"{self.id}.busbw_ring_{node.gpu_count}gpu")
+        plain = thresholds.get(f"{self.ID}.busbw_{node.gpu_count}gpu")
+        ring = thresholds.get(f"{self.ID}.busbw_ring_{node.gpu_count}gpu")
         if ring is None or not algorithm or algorithm.startswith("nvls"):
-            return [*findings, by_threshold(self.id, what, values["busbw"], plain, action="investigate")]
+            return [*findings, by_threshold(self.ID, what, values["busbw"], plain, action="investigate")]
         return [*findings, self._without_nvls(what, values["busbw"], ring)]
 
     def _without_nvls(self, what: str, busbw: Measurement, ring: Threshold) -> Finding:
         """A ring where the limits expect NVLink SHARP: up to a third is being given away."""
-        finding = by_threshold(self.id, what, busbw, ring, action="investigate")
+        finding = by_threshold(self.ID, what, busbw, ring, action="investigate")
         if finding.verdict is not Verdict.PASS:
             return finding
         said = (
@@ -192,14 +203,14 @@ class Collective:
         """What is to be said of the results' correctness: nothing when all were checked and right."""
         if "wrong" not in values:
             said = f"{self.program} did not check its results"
-            return [unmeasured(self.id, said, action="fix configuration")]
+            return [unmeasured(self.ID, said, action="fix configuration")]
         count = int(values["wrong"].value)
         if not count:
             return []
         said = f"{self.words} gave {count} wrong elements: silent data corruption"
         limit, by = "= 0 elements", f"{self.suite.name} compares every result"
         found = Finding(
-            self.id, Verdict.FAIL, "node", said, "wrong", count, "elements", limit, by, "investigate"
+            self.ID, Verdict.FAIL, "node", said, "wrong", count, "elements", limit, by, "investigate"
         )
         return [found]
 

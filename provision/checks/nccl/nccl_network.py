@@ -19,10 +19,6 @@ from provision.checks.network.rdma_port import entries, rate_of
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
-SUMMARY = "all-reduce over the node's own network cards: bandwidth as a share of their rate, and right sums"
-NEEDS: tuple[str, ...] = ("all_reduce_perf",)
-FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma")
-
 ID = "nccl_network"
 
 COLLECTIVE = Collective(
@@ -63,6 +59,13 @@ class OverCards:
     """The check, with one vendor's programs."""
 
     collective: Collective
+    ID: str = ID
+    SUMMARY: str = (
+        "all-reduce over the node's own network cards: bandwidth as a share of their rate, and right sums"
+    )
+    FINDS: str = "an all-reduce over the node's own network cards that falls short of their rate"
+    NEEDS: tuple[str, ...] = ("all_reduce_perf",)
+    FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma")
 
     def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
         try:
@@ -118,7 +121,3 @@ class OverCards:
 
 
 OVER_CARDS = OverCards(COLLECTIVE)
-
-commands = OVER_CARDS.commands
-parse = OVER_CARDS.parse
-judge = OVER_CARDS.judge

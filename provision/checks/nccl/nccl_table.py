@@ -31,7 +31,7 @@ class Suite:
     install: str = INSTALL
 
 
-NVIDIA = Suite("nccl-tests", "CUDA", "look at the kernel log and at fabric manager")
+NCCL_TESTS = Suite("nccl-tests", "CUDA", "look at the kernel log and at fabric manager")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ _PROGRAM = re.compile(r"^# Collective test starting: (\S+)$", re.MULTILINE)
 _DATA = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
 
 
-def parse(text: str, stderr: str = "", suite: Suite = NVIDIA) -> Result:
+def parse(text: str, stderr: str = "", suite: Suite = NCCL_TESTS) -> Result:
     """A run of one such program. Raises ParseError when it failed, was cut, or is not understood."""
     try:
         if too_few := _TOO_FEW.search(stderr):

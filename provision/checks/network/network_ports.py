@@ -23,6 +23,10 @@ from provision.node.observe.hca import PACKETS
 SUMMARY = (
     "RDMA cards and ports: count, link state, rate, PCIe width, error counters, flaps, GIDs, P_Keys, MTU"
 )
+FINDS = (
+    "missing RDMA cards, ports down or slow, narrow slots, flaps and error counters, GIDs, P_Keys, subnet"
+    " manager, MTU"
+)
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("hca.ports", "hca.counters", "hca.functions", "hca.mtus"),

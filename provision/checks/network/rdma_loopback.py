@@ -23,6 +23,10 @@ from provision.errors import ParseError
 SUMMARY = (
     "each RDMA card writes to itself, from host and from GPU memory: slow cards and lost GPUDirect are named"
 )
+FINDS = (
+    "network cards that are slow towards themselves, from host and from GPU memory; GPUDirect RDMA that "
+    "does not work"
+)
 NEEDS: tuple[str, ...] = ("ib_write_bw",)
 FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma", "module.nvidia_peermem.loaded")
 

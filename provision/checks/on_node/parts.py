@@ -3,10 +3,12 @@ so that who packs the program finds them."""
 
 from __future__ import annotations
 
+from provision.checks.gpu import gpu_answers as gpu_answers
 from provision.checks.gpu import gpu_inventory as gpu_inventory
 from provision.checks.host import host_health as host_health
 from provision.checks.host import versions as versions
 from provision.checks.network import network_ports as network_ports
+from provision.checks.vendors.amd import gpu_answers as amd_gpu_answers
 from provision.checks.vendors.amd import gpu_inventory as amd_gpu_inventory
 from provision.checks.vendors.amd import host_health as amd_host_health
 from provision.checks.vendors.amd import versions as amd_versions
@@ -28,4 +30,9 @@ from provision.node.observe import nvme as nvme
 from provision.node.observe import pci as pci
 from provision.node.observe import service as service
 
-__all__ = ["amd_gpu_inventory", "amd_host_health", "amd_versions"]  # whose names are other checks' as well
+__all__ = [
+    "amd_gpu_answers",
+    "amd_gpu_inventory",
+    "amd_host_health",
+    "amd_versions",
+]  # whose names are other checks' as well

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from provision.checks.judge import spread, typical
 from provision.checks.pairs import pairing as pair_results
@@ -235,3 +236,16 @@ class Metric:
     group: bool = False
     bad: str = "is slow"
     action: str = "reseat or check cable"
+
+
+class CheckBetween(Protocol):
+    """The shape of a check between nodes."""
+
+    @property
+    def SUMMARY(self) -> str: ...  # noqa: N802
+
+    @property
+    def FACTS(self) -> tuple[str, ...]: ...  # noqa: N802
+
+    @property
+    def METRIC(self) -> Metric: ...  # noqa: N802

@@ -12,6 +12,7 @@ from provision.checks.nccl import nccl_table
 from provision.checks.nccl.nccl_collective import Collective
 from provision.checks.nccl.nccl_table import Suite
 from provision.checks.pairs import perftest_ends
+from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import Outcome, Result
 from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
@@ -42,9 +43,36 @@ _NOT_LAUNCHED = re.compile(
 _CUDA = re.compile(r"^[ \t]*(\S{1,80}): Test CUDA failure", re.MULTILINE)
 
 
-def installs(suite: Suite) -> str:
-    """The role that brings its programs with MPI."""
-    return f"{suite.variable.removesuffix('_')}, with {suite.variable}mpi: true,"
+@dataclass(frozen=True)
+class Between:
+    """A check between nodes: over pairs of them or, as a `group`, over all at once."""
+
+    ID: str
+    SUMMARY: str
+    FINDS: str
+    COLLECTIVE: Collective = COLLECTIVE
+    group: bool = False
+    FACTS: tuple[str, ...] = FACTS
+
+    @property
+    def METRIC(self) -> Metric:  # noqa: N802 - the contract
+        variable = self.COLLECTIVE.suite.variable
+        installs = f"{variable.removesuffix('_')}, with {variable}mpi: true,"
+        return Metric(self.ID, "busbw", UNIT, self.COLLECTIVE.program, installs, NO_GPU, group=self.group)
+
+
+NCCL_PAIR = Between(
+    "nccl_pair",
+    "NCCL all-reduce over pairs of nodes: names the bad nodes, links and switches",
+    "the same with NCCL's all-reduce over all GPUs of two nodes",
+)
+NCCL_GROUP = Between(
+    "nccl_group",
+    "NCCL all-reduce over all nodes at once, and over pairs of them to find the bad node",
+    "NCCL's all-reduce over all the nodes at once; when the result is bad, over pairs of nodes, to name the "
+    "culprit",
+    group=True,
+)
 
 
 def program(node: CheckNode, others_have_ports: bool, collective: Collective = COLLECTIVE) -> Program:

@@ -16,6 +16,9 @@ from provision.errors import ParseError
 
 ID = "pair_bandwidth"
 SUMMARY = "RDMA bandwidth between pairs of nodes, on each rail: names the bad nodes, links and switches"
+FINDS = (
+    "RDMA between nodes, on each rail: nodes, rails, links, leaf switches and uplinks that are slow or hang"
+)
 FACTS = ends.FACTS
 METRIC = Metric(ID, "bandwidth", "Gb/s", "ib_write_bw", "rdma", ends.NO_PORT)
 

@@ -30,6 +30,7 @@ from provision.text import quantity
 
 ID = "pair_latency"
 SUMMARY = "RDMA latency between pairs of nodes, on each rail: names the bad nodes, links and switches"
+FINDS = "the same for latency, which a detour, retransmissions or a busy host raise while bandwidth stays"
 FACTS = ends.FACTS
 METRIC = Metric(
     *(ID, "latency", "us", "ib_write_lat", "rdma", ends.NO_PORT),

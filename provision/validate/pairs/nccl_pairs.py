@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from provision.checks.check import Command
 from provision.checks.judging.node_facts import NodeFacts
-from provision.checks.nccl.nccl_collective import Collective
 from provision.checks.pairs import nccl_between, perftest_ends
-from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import Outcome, Result, Topology, exhaustive_rounds
 from provision.errors import InventoryError
 from provision.text import many, one_line
@@ -32,11 +29,11 @@ _PMI = ("pmix",)  # what OpenMPI speaks; with another kind each node would run f
 
 
 class NcclPairs:
-    """`check`: nccl_pair or nccl_group, of provision.checks.pairs or for another vendor's GPUs."""
+    """`check`: nccl_pair or nccl_group, for one vendor's GPUs."""
 
-    def __init__(self, check: ModuleType, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
-        self.metric: Metric = check.METRIC
-        self._collective: Collective = check.COLLECTIVE
+    def __init__(self, check: nccl_between.Between, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
+        self.metric = check.METRIC
+        self._collective = check.COLLECTIVE
         self._plays, self._able = plays, able
         self._nodes = {name: node.check_node for name, node in able.items()}
         rounds = exhaustive_rounds(len(able)) + 2 if plays.settings.every_pair else 4

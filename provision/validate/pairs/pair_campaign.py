@@ -7,12 +7,11 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, Protocol
 
 from provision.checks.check import Command
 from provision.checks.judging.node_facts import NodeFacts
-from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
+from provision.checks.pairs import groups, nccl_between, suspects, write_bw, write_lat
 from provision.checks.pairs import perftest_ends as ends
 from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import (
@@ -73,7 +72,7 @@ class PerftestPairs:
     """A server of perftest on the first node, a client on the second. `check`: write_bw or write_lat of
     provision.checks.pairs."""
 
-    def __init__(self, check: ModuleType, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
+    def __init__(self, check: Any, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
         self.metric: Metric = check.METRIC
         self._check, self._plays = check, plays
         self._nodes = {name: node.check_node for name, node in able.items()}
@@ -126,11 +125,11 @@ class PerftestPairs:
         """It leaves nothing behind."""
 
 
-TOOLS: Mapping[str, Callable[[ModuleType, Plays, Mapping[str, NodeFacts]], Tool]] = {
+TOOLS: Mapping[str, Callable[[Any, Plays, Mapping[str, NodeFacts]], Tool]] = {
     write_bw.ID: PerftestPairs,
     write_lat.ID: PerftestPairs,
-    nccl_pair.ID: NcclPairs,
-    nccl_group.ID: NcclPairs,
+    nccl_between.NCCL_PAIR.ID: NcclPairs,
+    nccl_between.NCCL_GROUP.ID: NcclPairs,
 }
 
 
@@ -138,7 +137,7 @@ def check_inventory(asked: Sequence[str], variables: Mapping[str, Mapping[str, A
     """Raises InventoryError for what checks between nodes could not use, before any node is touched."""
     if asked:
         topology(variables)
-    if {nccl_pair.ID, nccl_group.ID} & set(asked):
+    if {nccl_between.NCCL_PAIR.ID, nccl_between.NCCL_GROUP.ID} & set(asked):
         launcher(variables, list(variables))
 
 

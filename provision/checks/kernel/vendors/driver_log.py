@@ -25,6 +25,7 @@ from provision import shipped
 from provision.node.burnin.kernel_lines import PCI_ADDRESS, amdgpu_words
 
 KIND = "amdgpu"  # of a kernel event
+VENDOR = "amd"
 RESET = "reset_done"  # the kind of line after which a GPU answers again
 WORDS = (KIND, "[drm] ", "pciehp: ", "AMD-Vi: ")  # one of them is in each line of the catalogue
 # Who writes a line instead of the driver, with the address of the device concerned.
@@ -73,8 +74,17 @@ def _meanings() -> dict[str, Meaning]:
 
 MEANINGS: Mapping[str, Meaning] = _meanings()  # the first that fits decides
 # The driver's own lines, for burn-in: all of them, and those after which a GPU is of no use until its reset.
-PATTERNS = tuple(row.pattern.pattern for row in MEANINGS.values() if not row.source_of)
-FATAL = tuple(row.pattern.pattern for row in MEANINGS.values() if row.level == "fail" and not row.source_of)
+
+
+def kept_lines() -> tuple[str, ...]:
+    """Patterns of the driver's lines."""
+    return tuple(row.pattern.pattern for row in MEANINGS.values() if not row.source_of)
+
+
+def fatal_lines(_domain: bool = False) -> tuple[str, ...]:
+    """Patterns of the lines after which a GPU is of no use until its reset."""
+    rows = (row for row in MEANINGS.values() if row.level == "fail" and not row.source_of)
+    return tuple(row.pattern.pattern for row in rows)
 
 
 def mended(kind: int | str) -> bool:

@@ -28,6 +28,11 @@ ID = "amd_acceptance"
 SUMMARY = (
     "AMD's acceptance guide: power reached, memory patterns; rocBLAS, BabelStream, AGFHC where installed"
 )
+FINDS = (
+    "what AMD's acceptance guide asks beyond the other checks: GPUs that do not reach their power, or "
+    "whose memory does not hold what was written; rocBLAS, BabelStream and AGFHC's last result where "
+    "installed"
+)
 NEEDS: tuple[str, ...] = ("rvs", "amd-smi")
 FACTS: tuple[str, ...] = devices.FACTS
 

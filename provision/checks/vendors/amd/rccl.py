@@ -1,11 +1,16 @@
-"""Collectives over AMD's GPUs: RCCL's programs, rccl-tests, print as NVIDIA's nccl-tests do."""
+"""Collectives over AMD's GPUs: RCCL's programs, rccl-tests, print as NVIDIA's nccl-tests do.
+
+RCCL reads NCCL's variables, those that keep GPUs from their own links as well, and numbers GPUs as HIP does:
+which rank is which GPU matters to nobody, for a collective is all of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from provision.checks.nccl.nccl_collective import Collective
+from provision.checks.nccl import collectives, nccl_network
 from provision.checks.nccl.nccl_table import Suite
+from provision.checks.pairs import nccl_between
 
 RCCL_TESTS = Suite(
     "rccl-tests",
@@ -15,8 +20,11 @@ RCCL_TESTS = Suite(
     "AMD has no package of rccl-tests: set amd_validation_tools_rccl_tests_method, then gpuprov up",
 )
 
-
-def of(collective: Collective) -> Collective:
-    """The collective as AMD's programs do it. RCCL reads NCCL's variables, and numbers GPUs as HIP does:
-    which rank is which GPU matters to nobody, for a collective is all of them."""
-    return replace(collective, suite=RCCL_TESTS)
+ALL_REDUCE = replace(collectives.ALL_REDUCE, suite=RCCL_TESTS)
+ALL_GATHER = replace(collectives.ALL_GATHER, suite=RCCL_TESTS)
+REDUCE_SCATTER = replace(collectives.REDUCE_SCATTER, suite=RCCL_TESTS)
+ALL_TO_ALL = replace(collectives.ALL_TO_ALL, suite=RCCL_TESTS)
+OVER_CARDS = nccl_network.OverCards(replace(nccl_network.COLLECTIVE, suite=RCCL_TESTS))
+_BETWEEN = replace(nccl_between.COLLECTIVE, suite=RCCL_TESTS)
+PAIR = replace(nccl_between.NCCL_PAIR, COLLECTIVE=_BETWEEN)
+GROUP = replace(nccl_between.NCCL_GROUP, COLLECTIVE=_BETWEEN)

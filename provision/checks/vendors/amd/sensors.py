@@ -19,6 +19,7 @@ VIOLATIONS = {
     "hbm_thermal": "its memory is too hot",
     "socket_thermal": "it is at its limit of temperature",
 }
+HELD = ("violations", {1 << place: name for place, name in enumerate(VIOLATIONS)})  # in a burn-in's sample
 _AGENTS = ("gpuagent", "amd-metrics-exporter", "amd-smi", "rocm-smi")  # they look, and load nothing
 _BUSY = 5.0  # percent of activity, above which a GPU is not at rest
 

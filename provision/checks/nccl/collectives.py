@@ -1,0 +1,34 @@
+"""The collectives over all GPUs of one node, each a check: all GPUs send large messages at once.
+
+A slow group does not name its culprit; `provision.checks.suspects.point_at_cause` lets it point at what
+other checks found.
+"""
+
+from __future__ import annotations
+
+from provision.checks.nccl.nccl_collective import Collective
+
+# Each GPU sends the data once to add it up and once more to hand the sums out.
+ALL_REDUCE = Collective(
+    *("nccl_all_reduce", "all_reduce_perf", "all-reduce"),
+    share=2.0,
+    results="sums",
+    FINDS="a collective below the SKU's reference (of a ring, where NVLink SHARP was not used), wrong "
+    "results",
+)
+# Sharded training's most frequent collective. Nothing is added up, so NVLink SHARP saves it nothing on the
+# wire: it shows the links themselves.
+ALL_GATHER = Collective("nccl_all_gather", "all_gather_perf", "all-gather", FINDS="the same for all-gather")
+# All GPUs add up, and each keeps its part of the sums: the other half of sharded training.
+REDUCE_SCATTER = Collective(
+    *("nccl_reduce_scatter", "reduce_scatter_perf", "reduce-scatter"),
+    results="sums",
+    FINDS="the same for reduce-scatter",
+)
+# The traffic of expert-parallel models. All pairs are busy at once, which shows a link that has lost its
+# redundancy: alone, each pair looks fine.
+ALL_TO_ALL = Collective(
+    *("nccl_alltoall", "alltoall_perf", "all-to-all"),
+    FINDS="the same for all-to-all, which keeps all links busy at once: links that have lost their "
+    "redundancy",
+)

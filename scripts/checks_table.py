@@ -1,0 +1,20 @@
+"""Writes README.md's table of checks, or prints it: what each says that it finds.
+
+python scripts/checks_table.py --write README.md
+"""
+
+from __future__ import annotations
+
+import re
+
+import page
+
+from provision.checks.judging import checks_reference
+
+options = page.arguments(__doc__).parse_args()
+table = checks_reference.readme()
+if options.write:
+    text = options.write.read_text(encoding="utf-8")
+    options.write.write_text(re.sub(r"\| check \| stage \|(?:.+\n)+", lambda _: f"{table}\n", text), "utf-8")
+else:
+    print(table)
