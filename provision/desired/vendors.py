@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from provision.desired import amd
 from provision.node.description import DEFAULT_VENDOR, MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
@@ -48,8 +47,6 @@ RETURN_LOGS: Mapping[str, tuple[str, str]] = {
     ),
 }
 
-# What to ask of a node whose GPUs are of a vendor that is only looked at.
-_FACTS: Mapping[str, frozenset[str]] = {"amd": amd.FACTS}
 LEAVE_OUT = "leave it out with --nodes"
 HOST_ONLY = f"or list its roles for the host alone as gpuprov_roles: [{', '.join(HOST_ROLES)}]"
 
@@ -79,11 +76,6 @@ def not_measured(gpuprov_node: Mapping[str, Any]) -> str:
     return f"not measured on {NAMES.get(gpuprov_node['gpu'].get('vendor'), 'these')} GPUs yet"
 
 
-def facts_of(gpuprov_node: Mapping[str, Any]) -> frozenset[str]:
-    """The facts that say what can be said of such GPUs; none for others."""
-    return _FACTS.get(str(gpuprov_node["gpu"].get("vendor")), frozenset())
-
-
 def cannot(gpuprov_node: Mapping[str, Any], what: str) -> str:
     """One line for a machine with such GPUs: `8 AMD Instinct MI300X: observed; gpuprov cannot provision AMD
     GPUs yet`. `what`: provision or check."""
@@ -91,8 +83,3 @@ def cannot(gpuprov_node: Mapping[str, Any], what: str) -> str:
     if gpu.get("vendor") == MIXED:
         return f"GPUs of several vendors ({', '.join(gpu['pci_ids'])}): observed; gpuprov cannot {what} them"
     return f"{gpus(gpuprov_node)}: observed; gpuprov cannot {what} {NAMES[gpu['vendor']]} GPUs yet"
-
-
-def seen(gpuprov_node: Mapping[str, Any], facts: Mapping[str, Any], problems: Mapping[str, str]) -> str:
-    """What was read of such GPUs, in one line; empty where there is nothing to say."""
-    return amd.seen(gpuprov_node, facts, problems) if gpuprov_node["gpu"].get("vendor") == "amd" else ""

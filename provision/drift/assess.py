@@ -138,16 +138,12 @@ class Assessment:
 
     @property
     def host_only(self) -> dict[str, str]:
-        """Node → what was seen of its GPUs, where roles for the host alone are compared: none provisions
-        them."""
-        found = {}
-        for name, machine in self.described.items():
-            if name in self.drifts and vendors.not_provisioned(machine):
-                said = self.observations[name]
-                words = [vendors.cannot(machine, "provision")]
-                words += filter(None, [vendors.seen(machine, said.facts, said.problems)])
-                found[name] = " — ".join(words)
-        return found
+        """Node → what its GPUs are, where roles for the host alone are compared: none provisions them."""
+        return {
+            name: vendors.cannot(machine, "provision")
+            for name, machine in self.described.items()
+            if name in self.drifts and vendors.not_provisioned(machine)
+        }
 
     @property
     def roles(self) -> dict[str, tuple[str, ...]]:
@@ -301,19 +297,16 @@ class _Judge:
             else:
                 against = compatibility.check_node(view, described, name)
                 against = against or lockfile.uncovered(view, described, name)
-            missing: frozenset[str] = frozenset()
-            if any(one.rule == "vendor" for one in against):
-                missing = _unasked(vendors.facts_of(described), observation)
             if against:
                 self._refused[name] = against
             else:
                 expected = removal.of_view(view, remove, described) if remove else of_node(view, described)
                 self._expected[name] = expected
-                missing |= _missing(expected, observation)
+                missing = _missing(expected, observation)
                 missing |= _unasked(self._also_of.get(str(described["gpu"].get("vendor")), ()), observation)
-            if missing:
-                self.missing[name], self._first[name] = missing, observation
-                return
+                if missing:
+                    self.missing[name], self._first[name] = missing, observation
+                    return
         self._finish(observation)
 
     def join(self, late: Observation) -> None:
@@ -324,8 +317,6 @@ class _Judge:
         name = observation.node
         observation = _with_sku(observation, self._described.get(name), self._pool)
         self._observations[name] = observation
-        if name in self._refused:
-            self._refused[name] = _with_seen(self._refused[name], self._described[name], observation)
         found: list[Drift] = []
         if name in self._expected and observation.error is None:
             found = self._drifts[name] = self._compared.of(self._expected[name], observation)
@@ -342,16 +333,6 @@ class _Judge:
             refused=_ordered(self._refused, chosen),
             drifts=_ordered(self._drifts, chosen),
         )
-
-
-def _with_seen(
-    refused: list[Refusal], described: Mapping[str, Any], observation: Observation
-) -> list[Refusal]:
-    """Of GPUs that are only looked at, what was seen."""
-    seen = vendors.seen(described, observation.facts, observation.problems)
-    return [
-        replace(one, what=f"{one.what} — {seen}") if seen and one.rule == "vendor" else one for one in refused
-    ]
 
 
 def _ordered(found: Mapping[str, Item], order: Collection[str]) -> dict[str, Item]:

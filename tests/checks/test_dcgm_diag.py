@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from provision.checks.gpu import dcgm_diag
 from provision.checks.judge import Finding, Verdict
+from provision.checks.vendors.nvidia import dcgm_diag
 from provision.errors import ParseError
 from tests.support.checks import answered, make_node, node_for, sample
 

@@ -9,7 +9,7 @@ import pytest
 
 from provision.checks import vendors
 from provision.checks.check import Check
-from provision.checks.gpu import dcgm_diag, gpu_burn, gpu_inventory, memory_bandwidth, p2p_bandwidth
+from provision.checks.gpu import gpu_burn, gpu_inventory, memory_bandwidth, p2p_bandwidth
 from provision.checks.host import disk_speed, host_health, versions
 from provision.checks.judging.registry import CHECKS
 from provision.checks.judging.table import BUILT_IN, Entry
@@ -27,6 +27,7 @@ from provision.checks.vendors.amd import memory_bandwidth as amd_memory_bandwidt
 from provision.checks.vendors.amd import p2p_bandwidth as amd_p2p_bandwidth
 from provision.checks.vendors.amd import rdma_loopback as amd_rdma_loopback
 from provision.checks.vendors.amd import versions as amd_versions
+from provision.checks.vendors.nvidia import dcgm_diag
 
 # mypy holds each of ours against the shape of a check.
 OURS: list[Check] = [

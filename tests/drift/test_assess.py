@@ -143,29 +143,14 @@ def test_what_the_fleet_compares_of_one_vendors_gpus_is_asked_of_no_other_node(
     assert asked == [set()] * (looks - 1) + [{"gpu-01"}]
 
 
-def test_roles_of_another_vendor_are_refused_with_what_was_seen() -> None:
-    gpu = {"address": "0000:05:00.0", "driver": "amdgpu", "memory_bytes": 206141652992, "uncorrected": 3}
-    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X, "amdgpu.devices": [gpu]}})
-    late = {"gpu-01": {"amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "amd_smi.gpus"}}
-    answer = nodes._answer
-
-    def second(node: Node, asked: set[str]) -> Observation:
-        """What a node was not asked it does not say."""
-        found = answer(node, asked)
-        return replace(
-            found, facts={name: each for name, each in found.facts.items() if name in asked | BASE.keys()}
-        )
-
-    nodes._answer = second  # type: ignore[method-assign]
+def test_roles_of_another_vendor_are_refused_after_one_look() -> None:
+    nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X}})
     seen = assess.assess(fleet(gpu_01={"gpuprov_roles": ["nccl"]}, gpu_02={}), {}, observe=nodes.observe)
-    assert nodes.asked[1:] == [late]  # the other node is asked once, and nothing of the kind
-    assert not late["gpu-01"] & nodes.asked[0]["gpu-02"]
+    assert len(nodes.asked) == 1
     (refusal,) = seen.refused["gpu-01"]
-    assert refusal.what.startswith(
-        "gpu-01: gpuprov_roles lists nccl, for NVIDIA's GPUs, and the machine has 1 AMD Instinct MI300X — "
+    assert refusal.what == (
+        "gpu-01: gpuprov_roles lists nccl, for NVIDIA's GPUs, and the machine has 1 AMD Instinct MI300X"
     )
-    assert "192 GiB" in refusal.what
-    assert "3 uncorrected errors" in refusal.what
     assert seen.drifts == {"gpu-02": []}
     assert seen.observations["gpu-01"].facts["gpu.sku"] == "mi300x"
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from provision.checks.check import Output
-from provision.checks.gpu import dcgm_diag
 from provision.checks.judge import Verdict
+from provision.checks.vendors.nvidia import dcgm_diag
 from tests.lab_silicon import printf
 from tests.lab_silicon.programs import READ, RUNS, run
 from tests.lab_silicon.surfaces import Surface

@@ -102,6 +102,5 @@ def node_facts_of(
     if error and not missing:
         error += f"; {vendors.NO_GPU_ON_PURPOSE}"
     if vendors.only_observed(gpuprov_node):
-        said = [vendors.cannot(gpuprov_node, "check"), vendors.seen(gpuprov_node, facts, problems)]
-        error = f"{' — '.join(filter(None, said))} → {vendors.LEAVE_OUT}"
+        error = f"{vendors.cannot(gpuprov_node, 'check')} → {vendors.LEAVE_OUT}"
     return NodeFacts(name, facts, gpuprov_node, variables, error, missing_gpus=missing, problems=problems)
