@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
+from provision.checks.amd import bad_pages as amds_pages
+
 from provision.checks.gpu import fabric, gpu_inventory, inventory_links, inventory_rules, nvlink_errors
 from provision.checks.host import host_health, host_rules, versions
 from provision.checks.kernel import kernel_incidents
@@ -21,7 +23,7 @@ from provision.checks.vendors.amd import versions as amds_versions
 MODULES: dict[str, tuple[ModuleType, ...]] = {
     "gpu_inventory": (
         *(gpu_inventory, fabric, inventory_rules, inventory_links, nvlink_errors, kernel_incidents),
-        *(amds_inventory, amds_rules),
+        *(amds_inventory, amds_rules, amds_pages),
     ),
     "versions": (versions, amds_versions),
     "host_health": (host_health, host_rules, amds_host),

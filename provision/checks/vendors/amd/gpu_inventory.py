@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from provision.checks.amd import bad_pages
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu import gpu_inventory
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
@@ -173,7 +174,9 @@ def _health(node: CheckNode, values: Values) -> list[Finding]:
     """Error counters, pages and clocks. The flag of ECC is judged as everybody's; counters are AMD's own."""
     without = {**values, "ecc_uncorrectable": {}, "throttle": {}}
     flags = [one for one in judge_flags(without) if one.verdict is not Verdict.PASS]
-    findings = flags + rules.judge_errors(values) + rules.judge_pages(values) + rules.judge_throttle(values)
+    findings = (
+        flags + rules.judge_errors(values) + bad_pages.judge_pages(values) + rules.judge_throttle(values)
+    )
     if not findings and values.get("ecc_uncorrectable"):
         findings.append(all_good("ecc_uncorrectable", "error counters, memory pages and clocks are in order"))
     return findings + _units(node, values)
