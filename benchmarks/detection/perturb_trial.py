@@ -20,6 +20,8 @@ from benchmarks.detection.perturb import Perturbed
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.trial import DECLARED, LEFT_OUT, NAME, OPTIONS, OWN_LIMITS
+from benchmarks.detection.trial import DECLARED, NAME, OPTIONS, OWN_LIMITS
+from provision.checks import node_judge, registry
 from provision.checks.judge import Finding
 from provision.checks.judging import node_judge, registry
 from provision.checks.judging.node_facts import NodeFacts, node_facts_of
@@ -82,7 +84,7 @@ class Node:
         silicon = simulator()
         silicon.world.now = BEGAN
         self.machine = Machine(sku, NAME, seed, driver=driver)
-        asked = tuple(name for name in registry.select("burnin") if name not in LEFT_OUT)
+        asked = tuple(registry.select("burnin"))
         facts, problems = self.machine.observe(registry.facts_for(asked))
         self.variables = {**DECLARED, **VARIABLES}
         self.facts, self.problems = facts, problems

@@ -6,21 +6,48 @@ A script is known by its name, the word behind its text; what it does is done he
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.detection.simulator import Simulator
 
+_ABSENT = 127
+
 
 def script(silicon: Simulator, root: Path, argv: Sequence[str]) -> Callable[[], int]:
-    """`sh -c TEXT NAME WORD…`: AMD's telemetry.py and gpu_burn.py have `sampler` and `write`."""
+    """`sh -c TEXT NAME WORD…`: AMD's telemetry.py and gpu_burn.py have `sampler` and `write`;
+    data/amd_acceptance.yml has another `write`, `each` and `agfhc`."""
     name, words = argv[3], argv[4:]
+    if name == "write" and len(words) == 4:
+        return lambda: _configure(silicon, root / words[1].lstrip("/"), words[2], words[3])
     if name == "write":
         return lambda: _write(root / words[1].lstrip("/"), words[0])
     if name == "sampler":
         return lambda: _sample(silicon, float(words[0]))
+    wanted = {"each": words[1:2], "agfhc": ["agfhc"]}.get(name)
+    if wanted and not silicon.tools & set(wanted):  # no role installs it
+        return lambda: _ABSENT
     raise ValueError(f"what does the script {name} do? say it here")
+
+
+def _configure(silicon: Simulator, path: Path, last: str, each: str) -> int:
+    """Write a configuration of RVS: an action for each GPU that it lists, and the last one."""
+    listed = re.findall(r" - GPU\[ *\d+ - *(\d+)\]", _said(silicon, "rvs", "-g"))
+    actions = [each.replace("%s", number) for number in listed]
+    return _write(path, "".join(["actions:\n", *actions, last]))
+
+
+def _said(silicon: Simulator, *words: str) -> str:
+    """What a simulated program prints."""
+    kept, streams = io.StringIO(), (sys.stdout, sys.stderr)
+    sys.stdout = sys.stderr = kept
+    try:
+        silicon.main(words)()
+    finally:
+        sys.stdout, sys.stderr = streams
+    return kept.getvalue()
 
 
 def _write(path: Path, text: str) -> int:
@@ -33,11 +60,6 @@ def _sample(silicon: Simulator, interval: float) -> int:
     clock = silicon.world.clock()
     while True:
         moment = int(clock.time())
-        kept, streams = io.StringIO(), (sys.stdout, sys.stderr)
-        sys.stdout = sys.stderr = kept
-        try:
-            silicon.main(["amd-smi", "metric", "--json"])()
-        finally:
-            sys.stdout, sys.stderr = streams
-        print(moment, " ".join(kept.getvalue().split()), flush=True)
+        said = _said(silicon, "amd-smi", "metric", "--json")
+        print(moment, " ".join(said.split()), flush=True)
         clock.sleep(interval)

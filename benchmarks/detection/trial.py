@@ -86,10 +86,6 @@ class Outcome:
     trouble: str = ""
 
 
-# The simulator does not run RVS's stress tests in this process; tests/lab_silicon tries their faults.
-LEFT_OUT = {"amd_acceptance"}
-
-
 def run(trial: Trial) -> dict[str, Any]:
     """The trial's outcome as plain data; a mistake of the benchmark itself is its `trouble`."""
     outcome = Outcome(trial.key, trial.seed, trial.graded)
@@ -202,7 +198,7 @@ def validate(
 
     `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
     """
-    asked = tuple(name for name in registry.select("burnin") if name not in LEFT_OUT)
+    asked = tuple(registry.select("burnin"))
     node = looked(one, asked, {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables})
     results = {}
     seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)

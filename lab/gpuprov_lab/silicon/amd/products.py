@@ -74,6 +74,7 @@ PRODUCTS = {
         "d2d": {0: 24.0, 1: 48.4},
         "d2d_far": {},
         "local": 1690.0,
+        "stress": 2003.0,
         "ring": {"all_reduce": 315.0, "all_gather": 309.0, "reduce_scatter": 311.0, "alltoall": 296.0},
         "power_idle": 141,
         "vbios": "113-M3000100-102",
@@ -121,6 +122,7 @@ PRODUCTS = {
         "d2d": {0: 27.6, 1: 31.5, 2: 47.4, 4: 65.0},
         "d2d_far": _FAR,
         "local": 560.0,
+        "stress": 1150.0,
         "ring": {"all_reduce": 88.0, "all_gather": 84.0, "reduce_scatter": 85.0, "alltoall": 52.0},
         "power_idle": 91,
         "vbios": "113-D65209-073",
@@ -144,6 +146,7 @@ PRODUCTS["mi325x"] = dict(
     gemm=790_000,
     d2d={0: 24.0, 1: 48.6},
     local=1920.0,
+    stress=2270.0,
     vbios="113-M3250101-100",
 )
 PRODUCTS["mi355x"] = dict(
@@ -171,6 +174,7 @@ PRODUCTS["mi355x"] = dict(
     gemm=1_450_000,
     d2d={0: 26.0, 1: 57.8},
     local=2480.0,
+    stress=2940.0,
     ring={"all_reduce": 361.0, "all_gather": 352.0, "reduce_scatter": 354.0, "alltoall": 339.0},
     vbios="113-M3550101-109",
 )
@@ -201,6 +205,7 @@ PRODUCTS["mi300a"] = dict(
     d2h=79.0,
     d2d={2: 88.4},
     local=1580.0,
+    stress=2180.0,
     ring={"all_reduce": 244.0, "all_gather": 238.0, "reduce_scatter": 240.0, "alltoall": 226.0},
     vbios="N/A",
     bad_page_threshold="N/A",

@@ -107,10 +107,9 @@ def _iet(node, gpus: list, action: dict, say: "_Log", _level: int) -> None:
     every = int(action.get("sample_interval", 1000)) / 1000.0
     for sample in range(int(int(action["duration"]) / 1000.0 / every) + 2):
         for gpu in gpus:
-            slot, top = (
-                gpu["slot"],
-                readings.power_limit(node, gpu) * node.factor("power_short", gpu=gpu["slot"]),
-            )
+            slot = gpu["slot"]
+            limit = node.sku["power"] if gpu["integrated"] else readings.power_limit(node, gpu)
+            top = limit * node.factor("power_short", gpu=slot)
             watts = top * (1.0 - 0.006 * noise.fraction(node.seed, "iet", slot, sample)) if sample else 127
             watts = 0 if readings.second(node, gpu) else watts
             say("RESULT", f"[{action['name']}] [GPU:: {_number(node, gpu):5d}] Power(W) {round(watts):.6f}")
@@ -153,7 +152,7 @@ def _mem(node, gpus: list, action: dict, say: "_Log", level: int) -> None:
                 say("INFO  ", f"[{action['name']}] mem Test {index} block id :0")
                 say("INFO  ", f"[{action['name']}] mem Number of errors :3")
             if index == 11:
-                rate = node.sku["local"] * 1.184 * node.factor("memory_slow", gpu=gpu["slot"])
+                rate = node.sku["stress"] * node.factor("memory_slow", gpu=gpu["slot"])
                 rate *= noise.jitter(node, "mem", gpu["slot"], 0.002)
                 took = 12.8e6 / rate
                 say(
