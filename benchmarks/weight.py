@@ -67,6 +67,7 @@ def simulated(words: list[str]) -> dict[str, Any]:
     from provision.remote.reach import partitions
     from provision.remote.reach.observe import Observation
     from provision.validate import validation
+    from tests.support.machines import programs
 
     with ExitStack() as stack:
         machines = {
@@ -80,9 +81,10 @@ def simulated(words: list[str]) -> dict[str, Any]:
             _playbook: Path, hosts: Mapping[str, Any], *, on_event: Callable[[Event], None], **_: Any
         ) -> dict[str, Outcome]:
             for name, variables in hosts.items():
-                commands = [Command(**one) for one in variables["gpuprov_commands"]]
-                answer = json.loads(json.dumps(machines[name].measure(commands)))
-                on_event(Event("ok", name, "", "", {"gpuprov": answer}))
+                for check, commands in programs(variables).items():
+                    answer = machines[name].measure([Command(**one) for one in commands])
+                    said = {"gpuprov": json.loads(json.dumps(answer)), "item": check}
+                    on_event(Event("ok", name, "", "", said))
             return {name: Outcome(name, "ok") for name in hosts}
 
         validation.observe = observe  # type: ignore[attr-defined, assignment]

@@ -79,18 +79,10 @@ class NodeLeftOut:
 
 @dataclass(frozen=True)
 class CheckBegan:
-    """A check begins on these nodes."""
+    """A check begins on a node; each node goes through its own, one after the other."""
 
+    node: str
     check: str
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class CheckWaits:
-    """These are the last nodes that a check waits for."""
-
-    check: str
-    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,6 @@ Event = (
     | ChecksChosen
     | NodeLeftOut
     | CheckBegan
-    | CheckWaits
     | CheckEnded
     | UpPlanned
     | TaskBegan

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import itertools
 import os
 import re
 import sys
@@ -167,6 +168,7 @@ class Progress:
         self._rich: RichProgress | None = None
         self._task: TaskID | None = None
         self._started = time.monotonic()
+        self._at: dict[str, str] = {}
 
     def __enter__(self) -> Progress:
         if live(self._stream):
@@ -210,6 +212,15 @@ class Progress:
             return False
         self._rich.update(self._task, description=printable(text))
         return True
+
+    def at(self, node: str, what: str) -> None:
+        """Note the current work of a node ("": none). A terminal shows the three longest at work."""
+        self._at.pop(node, None)
+        if what:
+            self._at[node] = what
+        first = [f"{name}: {at}" for name, at in itertools.islice(self._at.items(), 3)]
+        more = len(self._at) - len(first)
+        self.detail(", ".join(first) + (f" and {more} more" if more else ""))
 
     def done(self, text: str = "", count: int = 1) -> None:
         """`count` units are finished; `text`, if any, stays visible."""

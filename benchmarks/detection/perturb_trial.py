@@ -19,9 +19,7 @@ from benchmarks.detection.machine import Machine
 from benchmarks.detection.perturb import Perturbed
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer
 from benchmarks.detection.simulator import simulator
-from benchmarks.detection.trial import DECLARED, LEFT_OUT, NAME, OPTIONS, OWN_LIMITS
 from benchmarks.detection.trial import DECLARED, NAME, OPTIONS, OWN_LIMITS
-from provision.checks import node_judge, registry
 from provision.checks.judge import Finding
 from provision.checks.judging import node_judge, registry
 from provision.checks.judging.node_facts import NodeFacts, node_facts_of

@@ -189,7 +189,7 @@ _OPTIONAL = {"dcgm_diag": "validation_tools_dcgm_level", "disk_speed": "validati
 
 
 def _minutes(asked: Sequence[str], loaded: LoadedFleet, settings: Settings) -> int:
-    """About how long it takes: one check after the other, each on as many nodes at a time as `forks` says."""
+    """About how long it takes: on a node one check after the other, on as many at a time as `forks` says."""
     from provision.burnin.plan import cost
 
     nodes = loaded.fleet.nodes.values()

@@ -36,6 +36,7 @@ from provision.runs.store import RunFolder, latest, runs_home
 from provision.secrets_mask import secrets_of
 from provision.text import many, now
 from provision.validate import validation
+from provision.validate.plays import node_commands
 
 VERB = "burnin"
 NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-burnin")
@@ -101,8 +102,8 @@ class Campaign:
     def begin(self, given: Mapping[str, Mapping[str, Any]], program: bytes) -> dict[str, str]:
         """Give each node its order; node → why it does not burn, for those that do not."""
         began = time.monotonic()
-        each = {name: {"order": node_talk.packed(_json(order))} for name, order in given.items()}
-        answers = self.ask("start", list(given), each=each, shared={"runner": node_talk.packed(program)})
+        each = {name: {"order": node_commands.packed(_json(order))} for name, order in given.items()}
+        answers = self.ask("start", list(given), each=each, shared={"runner": node_commands.packed(program)})
         refused = {}
         for name, answer in answers.items():
             if answer.error:

@@ -3,11 +3,9 @@ progress as they tell it, are untrusted."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,12 +53,6 @@ class Answer:
 
     def true(self, key: str) -> bool:
         return self.said.get(key) is True
-
-
-def packed(data: str | bytes) -> str:
-    """A text or a file as the module takes it: no word of it is a template of Ansible's."""
-    plain = data.encode("utf-8", "replace") if isinstance(data, str) else data
-    return base64.b64encode(zlib.compress(plain, 9)).decode()
 
 
 def ask(
@@ -125,7 +117,7 @@ def _number(value: Any) -> float | None:
 
 def offsets(known: Mapping[str, int]) -> str:
     """How far each file is known already, as the module takes it."""
-    return packed(json.dumps(dict(known)))
+    return node_commands.packed(json.dumps(dict(known)))
 
 
 # --- the progress of each node, from its answer

@@ -1,7 +1,7 @@
 """The contract of a check: command → parse → judge. Adding a check: docs in CONTRIBUTING.md.
 
 A check is a module with this file's `Check` shape, with its line in provision/checks/judging/table.py. It is
-pure: only playbooks/validate.yml touches a node.
+pure: only the playbooks checks.yml and validate.yml touch a node.
 """
 
 from __future__ import annotations

@@ -325,12 +325,11 @@ def _draw(event: Event, drawn: Progress) -> None:
             drawn.done()
         case events.NodeLeftOut(node, why, checks):
             drawn.done(f"{node}: {why}", checks)
-        case events.CheckBegan(check, nodes):
-            drawn.step(f"{check} on {len(nodes)} node{'s' * (len(nodes) != 1)}")
-        case events.CheckWaits(check, nodes):
-            drawn.detail(f"{check}: waiting for {', '.join(nodes)}")
+        case events.CheckBegan(node, check):
+            drawn.at(node, check)
         case events.CheckEnded(node, check, verdict, note):
             said = f"{verdict} ({note})" if verdict and note else verdict or note
+            drawn.at(node, "")
             drawn.done(f"{node}: {check}: {said}")
 
 

@@ -1,6 +1,6 @@
 """The facts of AMD's Instinct GPUs (provision/node/observe/amdgpu.py) in words, for `plan` and `drift`.
 
-Conspicuous values are named with their GPU and not judged: provision/checks/amd does that."""
+Conspicuous values are named with their GPU and not judged: provision/checks/vendors/amd does that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One validate run: observes the nodes, runs check after check on all of them, stores and judges the results.
+"""One validate run: observes the nodes, takes each through its checks, stores and judges the results.
 
 What comes back is stored before it is judged, node by node as it arrives: an interrupted run keeps all but
 the programs that were running, and `--resume` goes on after it.
@@ -14,7 +14,7 @@ from typing import Any
 
 from provision import paths, text
 from provision.checks import health
-from provision.checks.check import KERNEL_LOG_DELTA, Raw
+from provision.checks.check import Raw
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.checks.judging import node_judge, registry
@@ -25,7 +25,6 @@ from provision.events import (
     Began,
     CheckBegan,
     CheckEnded,
-    CheckWaits,
     Ended,
     NodeLeftOut,
     Note,
@@ -34,6 +33,7 @@ from provision.events import (
     ignore,
 )
 from provision.fleet import Fleet
+from provision.remote.ansible.runner import Event, Outcome
 from provision.remote.reach.observe import Observation, Reach, observe
 from provision.remote.schedulers import chosen
 from provision.remote.schedulers.chosen import Schedulers
@@ -45,9 +45,8 @@ from provision.validate import campaign
 from provision.validate.campaign import FEW
 from provision.validate.pairs import pair_campaign
 from provision.validate.plays import node_commands
+from provision.validate.plays.node_commands import Programs
 from provision.validate.plays.node_commands import Settings as Settings
-
-_NAMED = 3  # nodes that are named once no more are waited for
 
 
 def to_go_on_with(resume: str) -> RunFolder:
@@ -133,8 +132,7 @@ def validate(
     on_event(Began("validate", len(fleet.nodes) * len(asked)))
     try:
         _look(run, fleet, on_event, over)
-        for check in registry.of_nodes(asked):
-            _measure(run, check, on_event)
+        _measure(run, on_event)
         for check in registry.of_pairs(asked):
             pair_campaign.measure(check, folder, _able(run), variables, settings, on_event)
     except KeyboardInterrupt:
@@ -277,54 +275,117 @@ def left_out(node: NodeFacts, busy: Mapping[str, str]) -> NodeFacts:
     return replace(node, error=f"not measured: {busy[node.node]} → --with-jobs loads it all the same")
 
 
-def _measure(run: _Run, check: str, on_event: OnEvent) -> None:
-    """One check on all nodes that can take it and have not yet."""
-    todo: dict[str, dict[str, Any]] = {}
-    asked: dict[str, list[str]] = {}  # the outputs that each node owes
-    for name, node in run.seen.items():
-        if node.error:
-            continue
-        if name in run.lost:
-            on_event(CheckEnded(name, check, "", "not run, the node stopped answering"))
-            continue
-        known = store.read_raw(run.folder, name, check)
-        if known is not None and not known.error:
-            verdict = run.take(known, keep=False).verdict
-            on_event(CheckEnded(name, check, verdict, "measured before"))
-            continue
-        commands = []
-        if not node.without_gpus:
-            commands = node_judge.commands_for(check, node.check_node, run.settings.options)
-        if commands:
-            todo[name] = node_commands.play_variables(run.variables[name], commands)
-            asked[name] = [*(command.name for command in commands), KERNEL_LOG_DELTA]
-            continue
-        boot_id = str(node.facts.get("boot.id") or "")  # nothing to run: what was looked at is all there is
-        result = run.take(Raw(name, check, boot_id=boot_id, boot_id_before=boot_id))
-        on_event(CheckEnded(name, check, result.verdict))
-    if not todo:
-        return
-    on_event(CheckBegan(check, tuple(todo)))
-    waiting = dict.fromkeys(todo)
+class _Lists:
+    """The checks that each node has left, in order, each with its programs. None stands for a check that runs
+    nothing: it was measured before, or the node's facts decide it."""
 
-    def take(node: str, answer: Mapping[str, Any]) -> None:
-        boot_id = str(run.seen[node].facts.get("boot.id") or "")
-        raw = node_judge.raw_from_answer(node, check, answer, boot_id, asked[node])
-        on_event(CheckEnded(node, check, run.take(raw).verdict))
-        waiting.pop(node, None)
-        if 0 < len(waiting) <= _NAMED:
-            on_event(CheckWaits(check, tuple(waiting)))
+    def __init__(self, run: _Run, on_event: OnEvent) -> None:
+        self._run, self._on_event = run, on_event
+        self._alike: dict[str, Programs] = {}  # most nodes of a fleet run the same
+        self._stopped: set[str] = set()  # nodes that gave no answer in this play
+        self._before: dict[str, int] = {}  # how many checks they had when it began
+        self.left = {
+            node.node: {check: self._programs(node, check) for check in registry.of_nodes(run.asked)}
+            for node in run.seen.values()
+            if not node.error
+        }
+        for node in self.left:
+            self._settle(node)
 
-    limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
-    rounds = math.ceil(len(todo) / run.settings.forks)
-    silent = node_commands.play(
-        paths.PLAYBOOKS / "validate.yml",
-        todo,
-        take,
-        forks=run.settings.forks,
-        timeout=rounds * (limit + 60) + 60,
-        vault_password_files=run.settings.vault_password_files,
-    )
-    for name, outcome in silent.items():
-        raw = Raw(name, check, error=outcome.message, unreachable=outcome.status == "unreachable")
-        on_event(CheckEnded(name, check, run.take(raw).verdict, outcome.message))
+    def _programs(self, node: NodeFacts, check: str) -> Programs | None:
+        if node.without_gpus or self._measured(node.node, check):
+            return None
+        commands = node_judge.commands_for(check, node.check_node, self._run.settings.options)
+        found = node_commands.programs(commands)
+        return self._alike.setdefault(found.packed, found) if commands else None
+
+    def _measured(self, node: str, check: str) -> Raw | None:
+        """The stored answer to a check, if an earlier part of this run measured it."""
+        known = store.read_raw(self._run.folder, node, check)
+        return None if known is None or known.error else known
+
+    def _settle(self, node: str) -> None:
+        """Judge the next checks on the list of a node, up to the first one that runs programs."""
+        left = self.left[node]
+        while left and left[check := next(iter(left))] is None:
+            del left[check]
+            if known := self._measured(node, check):
+                verdict = self._run.take(known, keep=False).verdict
+                self._on_event(CheckEnded(node, check, verdict, "measured before"))
+            else:
+                boot_id = self._boot_id(node)
+                result = self._run.take(Raw(node, check, boot_id=boot_id, boot_id_before=boot_id))
+                self._on_event(CheckEnded(node, check, result.verdict))
+
+    def _boot_id(self, node: str) -> str:
+        return str(self._run.seen[node].facts.get("boot.id") or "")
+
+    def hear(self, event: Event) -> None:
+        """Take one event of Ansible's. Workers send some that name no node; those are ignored."""
+        check = next(iter(self.left.get(event.node, ())), None)
+        if check is None:
+            return
+        if event.kind == "started":
+            self._on_event(CheckBegan(event.node, check))
+        elif event.kind in ("ok", "changed") and event.result.get("item") == check:
+            self._answered(event.node, check, event.result.get("gpuprov"))
+        elif event.message:
+            self.silent(event.node, event.message, lost=event.kind == "unreachable")
+
+    def _answered(self, node: str, check: str, answer: Any) -> None:
+        programs = self.left[node].pop(check)
+        names = programs.names if programs else ()
+        raw = node_judge.raw_from_answer(node, check, answer, self._boot_id(node), names)
+        self._on_event(CheckEnded(node, check, self._run.take(raw).verdict))
+        self._settle(node)
+        for following in list(self.left[node])[:1]:
+            self._on_event(CheckBegan(node, following))
+
+    def silent(self, node: str, message: str, *, lost: bool) -> None:
+        """A node did not answer its current check; a `lost` node runs no more checks."""
+        check = next(iter(self.left[node]))
+        del self.left[node][check]
+        why = message.removeprefix(f"{check}: ")  # Ansible names the item of the loop
+        raw = Raw(node, check, error=why, unreachable=lost)
+        self._on_event(CheckEnded(node, check, self._run.take(raw).verdict, why))
+        if lost:
+            for check in self.left[node]:
+                self._on_event(CheckEnded(node, check, "", "not run, the node stopped answering"))
+            self.left[node].clear()
+        self._stopped.add(node)
+        self._settle(node)
+
+    def hosts(self) -> dict[str, dict[str, Any]]:
+        """The variables of the nodes that have programs left, for playbooks/checks.yml."""
+        self._stopped.clear()
+        self._before = {node: len(left) for node, left in self.left.items() if left}
+        return {
+            node: {**self._run.variables[node], "gpuprov_checks": node_commands.checks(self.left[node])}
+            for node in self._before
+        }
+
+    def ended(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Ansible has ended: end the current check of each node that it stopped without an event."""
+        for node, outcome in outcomes.items():
+            stuck = outcome.status != "ok" or len(self.left[node]) == self._before[node]
+            if self.left[node] and stuck and node not in self._stopped:
+                self.silent(node, outcome.message, lost=outcome.status == "unreachable")
+
+
+def _measure(run: _Run, on_event: OnEvent) -> None:
+    """Take each node through its own checks, without waiting for others, `forks` nodes at a time. A node that
+    did not answer a check but is still there continues with the next one after the other nodes are done."""
+    lists, forks = _Lists(run, on_event), run.settings.forks
+    while hosts := lists.hosts():
+        longest = max(
+            sum(one["seconds"] for one in host["gpuprov_checks"].values()) for host in hosts.values()
+        )
+        ended = node_commands.played(
+            paths.PLAYBOOKS / "checks.yml",
+            hosts,
+            lists.hear,
+            forks=forks,
+            timeout=math.ceil(len(hosts) / forks) * (longest + 60) + 60,
+            vault_password_files=run.settings.vault_password_files,
+        )
+        lists.ended(ended)

@@ -40,8 +40,10 @@ def test_events_are_typed_and_the_result_has_what_the_command_prints(
     assert [event for event in events if isinstance(event, gpuprov.NodeLeftOut)] == [
         gpuprov.NodeLeftOut("gpu-02", "unreachable: no route to host", 2)
     ]
-    assert [event for event in events if isinstance(event, gpuprov.CheckEnded)] == [
+    assert [event for event in events if isinstance(event, gpuprov.CheckBegan | gpuprov.CheckEnded)] == [
+        gpuprov.CheckBegan("gpu-01", "gpu_inventory"),
         gpuprov.CheckEnded("gpu-01", "gpu_inventory", "pass"),
+        gpuprov.CheckBegan("gpu-01", "gpu_burn"),
         gpuprov.CheckEnded("gpu-01", "gpu_burn", "pass"),
     ]
     assert {node.node: node.verdict for node in result.health.nodes} == {

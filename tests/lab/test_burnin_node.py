@@ -27,6 +27,7 @@ from provision import paths
 from provision.burnin import node_talk
 from provision.checks.on_node import packed_program
 from provision.errors import ExitCode
+from provision.validate.plays import node_commands
 from tests.lab.lab_nodes import running_lab
 from tests.support.processes import command_of, until
 
@@ -105,8 +106,8 @@ class Node:
             "segments": list(segments),
             **more,
         }
-        runner = node_talk.packed(packed_program.build("burnin"))
-        self.answer = self.ask("start", order=node_talk.packed(json.dumps(order)), runner=runner)
+        runner = node_commands.packed(packed_program.build("burnin"))
+        self.answer = self.ask("start", order=node_commands.packed(json.dumps(order)), runner=runner)
         return Campaign(self, self.node.place.disk / HOME.strip("/") / campaign)
 
     def shell(self, command: str) -> str:

@@ -7,14 +7,13 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
-from provision.checks.amd import bad_pages as amds_pages
-
 from provision.checks.gpu import fabric, gpu_inventory, inventory_links, inventory_rules, nvlink_errors
 from provision.checks.host import host_health, host_rules, versions
 from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.vendors import driver_log
 from provision.checks.network import link_losses, network_ports, network_rules
 from provision.checks.thresholds import limits
+from provision.checks.vendors.amd import bad_pages as amds_pages
 from provision.checks.vendors.amd import gpu_inventory as amds_inventory
 from provision.checks.vendors.amd import host_health as amds_host
 from provision.checks.vendors.amd import rules as amds_rules

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,6 +76,13 @@ FACTS = {
 M = TypeVar("M", bound="Machines")
 
 
+def programs(host: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What a node is given to go through: check → its programs, unpacked as on the node."""
+    packed = {check: one["programs"] for check, one in host["gpuprov_checks"].items()}
+    assert packed.pop("") == ""
+    return {check: json.loads(zlib.decompress(base64.b64decode(text))) for check, text in packed.items()}
+
+
 class Machines:
     """The nodes: what they are (facts), what their tools print, and what went wrong with them."""
 
@@ -113,25 +122,30 @@ class Machines:
         on_event: Callable[[Event], None],
         **_: Any,
     ) -> dict[str, Outcome]:
-        assert playbook.name == "validate.yml"
+        assert playbook.name == "checks.yml"
         self.hosts.append(hosts)
-        outcomes = {}
-        for name, variables in hosts.items():
-            first = variables["gpuprov_commands"][0]["name"]
+        return {name: self._node(name, programs(host), on_event) for name, host in hosts.items()}
+
+    def _node(
+        self, name: str, lists: Mapping[str, list[dict[str, Any]]], on_event: Callable[[Event], None]
+    ) -> Outcome:
+        """One node goes through its checks, until one is not answered."""
+        on_event(Event("said", "", "", "", {"detail": "worker w1 waits for a free place"}))
+        on_event(Event("started", name, "", "Run a check's programs"))
+        for check, commands in lists.items():
+            first = commands[0]["name"]
             if first == self.interrupt_at:
                 raise KeyboardInterrupt
             self.played.append((name, first))
-            outcomes[name] = self.outcomes.get((name, first), Outcome(name, "ok"))
-            if outcomes[name].status == "ok":
-                on_event(Event("started", name, "", "Run the check's programs"))
-                on_event(
-                    Event(
-                        "ok", name, "", "Run the check's programs", {"gpuprov": self._answer(name, variables)}
-                    )
-                )
-        return outcomes
+            outcome = self.outcomes.get((name, first), Outcome(name, "ok"))
+            if outcome.status != "ok":
+                on_event(Event("failed", name, "", "", {"msg": "it did not answer", "item": check}))
+                on_event(Event(outcome.status, name, "", "", message=f"{check}: {outcome.message}"))
+                return outcome
+            on_event(Event("ok", name, "", "", {"gpuprov": self._answer(name, commands), "item": check}))
+        return Outcome(name, "ok")
 
-    def _answer(self, name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer(self, name: str, commands: list[dict[str, Any]]) -> dict[str, Any]:
         outputs = [
             {
                 "name": command["name"],
@@ -144,7 +158,7 @@ class Machines:
                 "truncated": False,
                 "not_started": "",
             }
-            for command in variables["gpuprov_commands"]
+            for command in commands
         ]
         outputs.append({**outputs[0], "name": KERNEL_LOG_DELTA, "argv": [], "stdout": "", "seconds": 0.0})
         return {"outputs": outputs, "boot_id": self.boot_id}

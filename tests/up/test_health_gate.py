@@ -76,7 +76,7 @@ class Site:
         self.log = log
 
     def play(self, playbook: Path, *arguments: Any, **more: Any) -> Any:
-        played = self.machines.run_playbook if playbook.name == "validate.yml" else self.world.play
+        played = self.machines.run_playbook if playbook.name == "checks.yml" else self.world.play
         return played(playbook, *arguments, **more)
 
     def up(self, *words: str) -> int:

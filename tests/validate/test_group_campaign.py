@@ -51,10 +51,10 @@ class Cluster(Together):
     ) -> dict[str, Outcome]:
         if playbook.name == "launch.yml":
             return self._launch(hosts, on_event)
+        if playbook.name == "checks.yml":
+            return super().run_playbook(playbook, hosts, on_event=on_event, **options)
         first = {name: host["gpuprov_commands"][0] for name, host in hosts.items()}
         step = next(iter(first.values()))["name"]
-        if step not in ("launch", "cancel"):
-            return super().run_playbook(playbook, hosts, on_event=on_event, **options)
         if step == "cancel":
             self.cancelled += [command["argv"] for command in first.values()]
         else:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from provision import paths
+from provision.checks.check import Command
 from provision.remote import held_locks
 from provision.remote.reach import partitions
 from provision.validate.plays import node_commands
@@ -28,7 +29,7 @@ from provision import paths
 from provision.validate.plays import node_commands
 hosts = json.loads(sys.argv[1])
 try:
-    node_commands.play(paths.PLAYBOOKS / "validate.yml", hosts, lambda *answer: print(answer), forks=5)
+    node_commands.played(paths.PLAYBOOKS / sys.argv[2], hosts, print, forks=5)
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -50,12 +51,18 @@ def pids(folder: Path) -> list[int]:
     return [int(word) for word in (folder / "began").read_text().split()]
 
 
-@pytest.fixture
-def controller(own_sshd: Sshd, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has this node at work."""
+@pytest.fixture(params=["validate.yml", "checks.yml"])
+def controller(
+    own_sshd: Sshd, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has this node at work, in one step or in the first of two checks."""
     variables = dict(own_sshd.node("gpu-01", ansible_become=False).variables)
     variables |= {"gpuprov_commands": commands(tmp_path), "gpuprov_task_timeout": 300}
-    with subprocess.Popen([sys.executable, "-c", CONTROLLER, json.dumps({"gpu-01": variables})]) as process:
+    *first, second = [Command(**{**one, "argv": tuple(one["argv"])}) for one in commands(tmp_path)]
+    both = {"first": node_commands.programs(first), "second": node_commands.programs([second])}
+    variables["gpuprov_checks"] = node_commands.checks(both)
+    words = [CONTROLLER, json.dumps({"gpu-01": variables}), request.param]
+    with subprocess.Popen([sys.executable, "-c", *words]) as process:
         try:
             line_of(tmp_path / "began", process)
             yield process

@@ -56,7 +56,7 @@ class Network(Together):
     def run_playbook(
         self, playbook: Path, hosts: Mapping[str, Mapping[str, Any]], *, on_event: Any, **options: Any
     ) -> dict[str, Outcome]:
-        if not any("ib_write_" in host["gpuprov_commands"][0]["argv"][0] for host in hosts.values()):
+        if playbook.name == "checks.yml":
             return super().run_playbook(playbook, hosts, on_event=on_event, **options)
         if self.broken:
             raise GpuprovError(self.broken)

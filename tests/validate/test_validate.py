@@ -29,7 +29,7 @@ from provision.runs import fingerprint, node_history
 from provision.runs.store import RunFolder
 from provision.terminal import Progress
 from provision.validate import campaign
-from tests.support.machines import FACTS, FIXTURES, FOUR, HEALTHY, Machines, named, verdicts
+from tests.support.machines import FACTS, FIXTURES, FOUR, HEALTHY, Machines, named, programs, verdicts
 from tests.support.machines import machines as machines
 from tests.support.machines import validate as validate
 
@@ -103,17 +103,22 @@ def test_the_order_is_quick_pairs_group_heat(machines: Machines, validate: Any) 
     ]
 
 
-def test_the_progress_names_the_last_nodes_that_are_waited_for(
+def test_the_progress_names_what_nodes_are_at(
     machines: Machines, validate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[str] = []
     monkeypatch.setattr(Progress, "detail", lambda _self, text: shown.append(text))
+    machines.add("gpu-01")
+    validate("--checks", "gpu_inventory,gpu_burn")
+    assert list(dict.fromkeys(shown[1:])) == ["gpu-01: gpu_inventory", "", "gpu-01: gpu_burn"]
+    shown.clear()
+    progress = Progress("validate", 8)
     for number in range(1, 6):
-        machines.add(f"gpu-0{number}")
-    validate("--checks", "gpu_burn")
-    last = [line for line in shown if "waiting for" in line]
-    assert last[0] == "gpu_burn: waiting for gpu-03, gpu-04, gpu-05"
-    assert last[-1] == "gpu_burn: waiting for gpu-05"
+        progress.at(f"gpu-0{number}", "gpu_burn")
+    assert shown[-1] == "gpu-01: gpu_burn, gpu-02: gpu_burn, gpu-03: gpu_burn and 2 more"
+    progress.at("gpu-01", "")
+    progress.at("gpu-02", "dcgm_diag")
+    assert shown[-1] == "gpu-03: gpu_burn, gpu-04: gpu_burn, gpu-05: gpu_burn and 1 more"
 
 
 def test_each_cause_is_named_once(machines: Machines, validate: Any) -> None:
@@ -356,14 +361,14 @@ def test_secrets_stay_out_of_the_run_folder(machines: Machines, validate: Any) -
 def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
     validate("--checks", "gpu_burn", "--burn-seconds", "300", "--timeout", "20")
     variables = machines.hosts[0]["gpu-01"]
-    command, *samplers, answers = variables["gpuprov_commands"]
+    command, *samplers, answers = programs(variables)["gpu_burn"]
     names = {"name", "argv", "deadline", "cwd", "env", "beside", "port", "retry_on", "retry_for", "keep"}
     assert set(command) == names
     assert {each["beside"] for each in samplers} == {command["name"]}
     assert (answers["name"], answers["beside"]) == ("gpu_answers", "")
     assert command["argv"][-1] == "300"
     assert command["deadline"] == 320  # the timeout is for what comes beyond the load
-    assert variables["gpuprov_task_timeout"] > command["deadline"]
+    assert variables["gpuprov_checks"]["gpu_burn"]["seconds"] > command["deadline"]
 
 
 def test_raw_output_is_kept_for_each_node_and_check(validate: Any) -> None:
@@ -423,7 +428,7 @@ def test_the_summary_says_where_the_report_is(
 def test_the_place_of_a_tool_may_be_a_template(machines: Machines, validate: Any) -> None:
     tools = {"tools": "/opt/tools", "validation_tools_gpu_burn_path": "{{ tools }}/gpu_burn"}
     assert validate("--checks", "gpu_burn", variables=tools)[0] == ExitCode.OK
-    command = machines.hosts[0]["gpu-01"]["gpuprov_commands"][0]
+    command = programs(machines.hosts[0]["gpu-01"])["gpu_burn"][0]
     assert command["argv"][0] == "/opt/tools/gpu_burn"
 
 

@@ -14,7 +14,7 @@ The spool, /var/lib/gpuprov/burnin/CAMPAIGN/:
 order.json        what to do (order.py says what it must look like)
 events.jsonl      what happened, an object a line: t (seconds since the epoch), up (since boot), boot, event
 state.json        the position, replaced in one step
-raw/N-CHECK.json.gz        what the programs of step N printed, as playbooks/validate.yml answers
+raw/N-CHECK.json.gz        what the programs of step N printed, as playbooks/checks.yml answers
 telemetry/BOOT_ID.csv      t,up,source,device,metric=value;metric=value…  (Telemetry)
 reserve           room for the last words on a full disk
 

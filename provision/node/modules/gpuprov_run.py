@@ -14,6 +14,7 @@ what runs, and starts nothing more.
 Ansible sends a module as one file, hence its length.
 """
 
+import base64
 import errno
 import json
 import os
@@ -23,6 +24,7 @@ import signal
 import subprocess
 import threading
 import time
+import zlib
 
 DOCUMENTATION = r"""
 module: gpuprov_run
@@ -32,10 +34,9 @@ description:
   - The exit status is reported, never judged. The task fails only when it was called wrongly.
 options:
   commands:
-    description: What to run, in order.
+    description: What to run, in order. This, or C(packed).
     type: list
     elements: dict
-    required: true
     suboptions:
       name: {description: Name of the output., type: str, required: true}
       argv: {description: The program and its arguments., type: list, elements: str, required: true}
@@ -47,6 +48,12 @@ options:
       retry_on: {description: It is run again while it fails with these words., type: str, default: ""}
       retry_for: {description: For so many seconds, those with the same words together., type: float}
       keep: {description: Keep only the printed lines with one of these words., type: list, elements: str}
+  packed:
+    description: The commands, with all their suboptions, as JSON in base64 of zlib: no text of a template.
+    type: str
+  check:
+    description: What they are run for. It comes back as the fact C(gpuprov_answered).
+    type: str
   cap:
     description: Bytes kept of each stream. Of a longer one the beginning and the end are kept.
     type: int
@@ -553,13 +560,18 @@ def main():
     }
     module = AnsibleModule(
         argument_spec={
-            "commands": {"type": "list", "elements": "dict", "required": True, "options": suboptions},
+            "commands": {"type": "list", "elements": "dict", "options": suboptions},
+            "packed": {"type": "str"},
+            "check": {"type": "str"},
             "cap": {"type": "int", "default": 2 * 1024 * 1024},
             "lock": {"type": "str", "default": ""},
         },
+        required_one_of=[["commands", "packed"]],
         supports_check_mode=False,
     )
     commands, cap = module.params["commands"], module.params["cap"]
+    if commands is None:
+        commands = json.loads(zlib.decompress(base64.b64decode(module.params["packed"])).decode("utf-8"))
     problem = misuse(commands)
     if problem:
         module.fail_json(msg=problem)
@@ -573,7 +585,10 @@ def main():
     if CANCELLED.is_set():
         module.fail_json(msg="it was ended: the run no longer holds this node")
     heartbeat.finish()
-    module.exit_json(changed=False, gpuprov={"outputs": outputs, "boot_id": boot_id()})
+    answered = {"gpuprov_answered": module.params["check"]}
+    module.exit_json(
+        changed=False, gpuprov={"outputs": outputs, "boot_id": boot_id()}, ansible_facts=answered
+    )
 
 
 def misuse(commands):

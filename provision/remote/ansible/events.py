@@ -45,7 +45,7 @@ class Event:
     `result` holds named fields only: `msg`, `rc`, `stdout` and `stderr` (their ends; `truncated` says when
     cut), `item` (the label, for one turn of a loop), and what a module of ours returned under `gpuprov`;
     with `--diff` also `diff`, and with `-v` `detail`: the whole result as text. Task arguments are in that
-    alone, and only with `-vvv`."""
+    alone, and only with `-vvv`. `message`: why a task failed, as an Outcome has it, of a loop at its end."""
 
     kind: str
     node: str
@@ -54,6 +54,7 @@ class Event:
     result: Mapping[str, Any] = field(default_factory=dict)
     ignored: bool = False
     origin: str = field(default="", compare=False)  # of a worker's unit: its label and the event's number
+    message: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -186,9 +187,9 @@ class Tally:
                 )
             fields = self._fields(kind, result, secrets)
             return Event(kind, node, host.role, host.task, fields, origin=origin)
-        self._note(host, node, kind, result, ignored)
+        message = self._note(host, node, kind, result, ignored)
         fields = self._fields(kind, result, secrets)
-        return Event(kind, node, host.role, host.task, fields, ignored, origin)
+        return Event(kind, node, host.role, host.task, fields, ignored, origin, message)
 
     def _fields(self, kind: str, result: Mapping[str, Any], secrets: tuple[str, ...]) -> dict[str, Any]:
         fields = named_fields(result, secrets)
@@ -204,8 +205,9 @@ class Tally:
             fields["detail"] = json.dumps(masked(shown, secrets), ensure_ascii=False, default=str)
         return fields
 
-    def _note(self, host: _Host, node: str, kind: str, result: Mapping[str, Any], ignored: bool) -> None:
+    def _note(self, host: _Host, node: str, kind: str, result: Mapping[str, Any], ignored: bool) -> str:
         host.started = True
+        message = ""
         if kind == "started":
             host.item = ""
         elif kind == "changed":
@@ -217,6 +219,7 @@ class Tally:
                 host.failure = outcome
             else:
                 host.unreachable = outcome
+        return message
 
     def outcomes(self, unfinished: str, *, whole: bool = True, lost: bool = False) -> dict[str, Outcome]:
         """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped; not

@@ -1,15 +1,19 @@
-"""How a run of `validate` runs its checks, and the programs for nodes, in the form that
-playbooks/validate.yml and the module gpuprov_run take."""
+"""How a run of `validate` runs its checks, and the programs for nodes, in the form that the playbooks
+checks.yml and validate.yml and the module gpuprov_run take."""
 
 from __future__ import annotations
 
+import base64
+import functools
+import json
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from provision.checks.check import Command
+from provision.checks.check import KERNEL_LOG_DELTA, Command
 from provision.errors import GpuprovError
 from provision.remote import held_locks
 from provision.remote.ansible import runner
@@ -49,8 +53,44 @@ def play_variables(variables: Mapping[str, Any], commands: Sequence[Command]) ->
     return {
         **variables,
         "gpuprov_commands": [plain(command) for command in commands],
-        "gpuprov_task_timeout": math.ceil(_GRACE + longest(commands)),
+        "gpuprov_task_timeout": task_timeout(commands),
     }
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs of one check on a node. `packed`: see the function; `names`: the outputs that a complete
+    answer has; `seconds`: the limit of the whole task."""
+
+    packed: str
+    names: tuple[str, ...]
+    seconds: int
+
+
+def programs(commands: Sequence[Command]) -> Programs:
+    """The programs of a check in the form that playbooks/checks.yml takes."""
+    text = packed(json.dumps([plain(command) for command in commands]))
+    names = (*(command.name for command in commands), KERNEL_LOG_DELTA)
+    return Programs(text, names, task_timeout(commands))
+
+
+def checks(left: Mapping[str, Programs | None]) -> dict[str, dict[str, Any]]:
+    """The variable gpuprov_checks: each of these checks that runs programs, and an empty entry at the end."""
+    asked = {check: one for check, one in left.items() if one is not None}
+    played = {check: {"programs": one.packed, "seconds": one.seconds} for check, one in asked.items()}
+    return {**played, "": {"programs": "", "seconds": 0}}
+
+
+@functools.lru_cache(256)  # most nodes of a fleet run the same
+def packed(data: str | bytes) -> str:
+    """A text or a file for a module's parameter, in base64 of zlib, in which Ansible finds no template."""
+    plain = data.encode("utf-8", "replace") if isinstance(data, str) else data
+    return base64.b64encode(zlib.compress(plain, 9)).decode()
+
+
+def task_timeout(commands: Sequence[Command]) -> int:
+    """The seconds that a task with these programs may take; after that the node is given up."""
+    return math.ceil(_GRACE + longest(commands))
 
 
 def longest(commands: Sequence[Command]) -> float:
@@ -92,8 +132,6 @@ def play(
     on those that gave no answer. `places`, `waiting`, `how`: see `partitions.run_sharded`. Never raises for
     what Ansible could not do."""
     answered: set[str] = set()
-    runs = {name: held["run"] for held in held_locks.of(hosts) for name in held["nodes"]}
-    hosts = {name: {**variables, "gpuprov_lock_run": runs.get(name, "")} for name, variables in hosts.items()}
 
     def on_event(event: runner.Event) -> None:
         answer = event.result.get("gpuprov")
@@ -101,6 +139,22 @@ def play(
             answered.add(event.node)
             take(event.node, answer)
 
+    ended = played(playbook, hosts, on_event, places=places, waiting=waiting, **how)
+    return {name: outcome for name, outcome in ended.items() if name not in answered}
+
+
+def played(
+    playbook: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    on_event: Callable[[runner.Event], None],
+    *,
+    places: Sequence[partitions.Run | None] | None = None,
+    waiting: int = 0,
+    **how: Unpack[runner.PlayOptions],
+) -> dict[str, runner.Outcome]:
+    """Play as `play` does, but hand on every event, and return the outcome of every node."""
+    runs = {name: held["run"] for held in held_locks.of(hosts) for name in held["nodes"]}
+    hosts = {name: {**variables, "gpuprov_lock_run": runs.get(name, "")} for name, variables in hosts.items()}
     try:
         ended = partitions.run_sharded(
             playbook, hosts, on_event=on_event, places=places, waiting=waiting, **how
@@ -108,8 +162,4 @@ def play(
     except GpuprovError as error:
         ended = {name: runner.Outcome(name, "failed", message=error.what) for name in hosts}
     nothing = "nothing was run on it"
-    return {
-        name: ended.get(name) or runner.Outcome(name, "failed", message=nothing)
-        for name in hosts
-        if name not in answered
-    }
+    return {name: ended.get(name) or runner.Outcome(name, "failed", message=nothing) for name in hosts}

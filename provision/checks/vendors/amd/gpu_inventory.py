@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from provision.checks.amd import bad_pages
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.gpu import gpu_inventory
 from provision.checks.gpu.inventory_links import judge_links, judge_settings
@@ -20,7 +19,7 @@ from provision.checks.gpu.inventory_rules import Values, all_good, judge_flags, 
 from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.checks.kernel import host_lines, kernel_incidents, kernel_log
 from provision.checks.thresholds import Threshold, limits
-from provision.checks.vendors.amd import devices, rules, sensors, smi
+from provision.checks.vendors.amd import bad_pages, devices, rules, sensors, smi
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import STATIC
 
