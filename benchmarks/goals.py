@@ -63,6 +63,9 @@ GOALS = {
         least=True,
     ),
     "validate.controller": Goal("`validate`, CPU beyond the tests' own", 1.0, against="1.5 F + 5 ms a node"),
+    "validate.mixed": Goal(
+        "`validate` of a mixed lab, wall time", 1.1, against="the slowest of its nodes alone"
+    ),
     "report.summary": Goal(
         "`report`, summary of 10,000 nodes, CPU", 1.5, against="`json.loads` of the results"
     ),

@@ -259,15 +259,6 @@ def cpu_of(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory_of(pid: int) -> float:
-    """The most memory that a process has had until now, in MB."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    return int(text.partition("VmHWM:")[2].split()[0]) / 1024
-
-
 def _kind_and_number(text: str) -> tuple[str, int]:
     kind, _, number = text.partition("=")
     if kind not in KINDS or not number.isdecimal():

@@ -39,7 +39,6 @@ with open(sys.argv[1], "rb", buffering=1 << 20) as file:
 """
 _NAME = re.compile(r"node-\d+")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}")
-_SERIAL = re.compile(r'("serial(?:_number)?": "|"metric": "serial", "value": ")\d+')
 _STARTED = "2026-05-04T10:{:02d}:00+00:00"
 
 

@@ -74,6 +74,11 @@ def test_one_report_finds_them_healthy(operator: Operator) -> None:
         assert [text for text in warned if "no limit is known for this GPU" not in text] == [], name
         measured = {check["check"] for check in node["checks"] if check["verdict"] in ("pass", "warn")}
         assert {"gpu_inventory", "p2p_bandwidth", "nccl_all_reduce", "gpu_burn"} <= measured, name
+    ended = [line.partition("] ")[2].rpartition(": ")[0] for line in done.stderr.splitlines()]
+    for name in NODES:  # the fast node is through while the slow one is still in the middle
+        mine = [line.partition(": ")[2] for line in ended if line.startswith(f"{name.name}: ")]
+        assert mine == [check["check"] for check in nodes[name.name]["checks"]], name
+    assert ended.index("gpu-01: gpu_burn") < ended.index("amd-02: nccl_alltoall")
     page = (operator.newest("validate") / "report.html").read_text()
     assert all(name in page for name in VENDORS)
 
