@@ -79,6 +79,18 @@ def test_the_gpus_that_slurm_hands_out(tree: Tree, text: str, gpus: int) -> None
     assert tree.value("slurm.gpus") == gpus
 
 
+def test_a_node_that_has_fewer_than_slurm_conf_says_is_counted_by_what_it_has(tree: Tree) -> None:
+    """Slurm 24.11.5, cut: gres.conf with 4 of the 8 GPUs."""
+    reason = "   Reason=gres/gpu count reported lower than configured (4 < 8) [root@2026-11-29T09:37:14]\n"
+    said = gres("gpu:8").replace(
+        "   NodeAddr", "   State=UNKNOWN+DRAIN+INVALID_REG ThreadsPerCore=1\n   NodeAddr"
+    )
+    prints(tree, said + reason, question=f"show node {HOST}")
+    assert tree.value("slurm.gpus") == 4
+    prints(tree, gres("gpu:8") + reason, question=f"show node {HOST}")  # of a node that was taken again
+    assert tree.value("slurm.gpus") == 8
+
+
 def test_not_knowing_is_no_answer(tree: Tree) -> None:
     assert tree.problem("slurm.gpus") == "scontrol is not installed"
     prints(tree, f"Node {HOST} not found\n", 1, f"show node {HOST}")

@@ -21,6 +21,10 @@ def parse_gpus(names, output):
     found = re.search(r"^ *Gres=(\S+)", output, re.MULTILINE)
     if not found:
         raise answered("scontrol", output)
+    # Whose gres.conf has fewer than slurm.conf says is drained: 4 devices there are not the 8 of its Gres.
+    fewer = re.search(r"Reason=gres/gpu count reported lower than configured \((\d{1,6}) < \d+\)", output)
+    if fewer and "INVALID_REG" in output:
+        return dict.fromkeys(names, int(fewer.group(1)))
     # The sockets stand in brackets: gpu:8(S:0,1)
     counts = [
         re.fullmatch(r"gpu(?::[^:]+)?:(\d{1,6})", entry)
