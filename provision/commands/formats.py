@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from provision.errors import UsageError
-from provision.nearest import did_you_mean
 
 
 class Names:
@@ -24,6 +23,8 @@ class Names:
             return []
         odd = [name for name in found if name not in self.known]
         if odd or not found:
+            from provision.nearest import did_you_mean
+
             near = did_you_mean(odd[0], self.known) if odd else ""
             there = f"choose among {','.join(self.known)}{', or none' * self._none}"
             raise argparse.ArgumentTypeError(f"{there}\n  → {near}" if near else there)
