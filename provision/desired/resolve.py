@@ -12,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from provision import paths
 from provision.desired import stack, variables
@@ -25,8 +25,10 @@ from provision.errors import StackError
 from provision.fleet import Fleet, sources
 from provision.node_names import fold
 from provision.remote.ansible import handover
-from provision.remote.ansible.events import Outcome
 from provision.remote.ansible.handover import Around, inert
+
+if TYPE_CHECKING:
+    from provision.remote.ansible.events import Outcome
 
 # What Ansible would say of the nodes it was given alone.
 _OF_THE_FLEET = frozenset({"groups", "group_names"})

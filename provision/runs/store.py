@@ -10,7 +10,6 @@ import datetime
 import fcntl
 import json
 import os
-import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -170,7 +169,7 @@ class RunFolder:
 
     def _begin(self, verb: str, arguments: Mapping[str, Any], started: str | None) -> None:
         meta = {"format": FORMAT, "gpuprov": __version__, "verb": verb, "arguments": dict(arguments)}
-        meta |= {"controller": platform.node(), "started": started, "finished": None, "exit_code": None}
+        meta |= {"controller": os.uname().nodename, "started": started, "finished": None, "exit_code": None}
         self._write_meta(meta)
 
     def _write_meta(self, meta: Mapping[str, Any]) -> None:

@@ -90,7 +90,9 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from provision.node.products import PRODUCTS  # noqa: E402
 
 from provision.node.description import describe  # noqa: E402
-from provision.node.observe import (  # noqa: E402
+
+# Each knows facts by itself; imported here, they are sent along to the node.
+from provision.node.observe import (  # noqa: E402, F401
     amd_cdi,
     amd_smi,
     amdgpu,
@@ -127,44 +129,6 @@ from provision.node.observe import (  # noqa: E402
     tcp,
 )
 from provision.node.observe.answer import answer  # noqa: E402
-
-# Each knows facts by itself; named here, they are sent along to the node.
-READERS = (
-    amd_cdi,
-    amd_smi,
-    amdgpu,
-    certificate,
-    clock,
-    container,
-    container_runtime,
-    cpu,
-    dkms,
-    driver,
-    edac,
-    fabric,
-    file,
-    firmware,
-    group,
-    hca,
-    kernel,
-    limits,
-    memory,
-    mig,
-    module,
-    node_health,
-    nvidia_smi,
-    nvme,
-    package,
-    packages,
-    pci,
-    pgp_key,
-    rdma,
-    secure_boot,
-    service,
-    slurm,
-    sysctl,
-    tcp,
-)
 
 
 def main():
