@@ -20,6 +20,7 @@ from provision.node.burnin.processes import alive, descendants, stat_of
 from tests.node.burnin_order import PYTHON, load, order, put_program, step
 from tests.support.commands import ran
 from tests.support.processes import command_of, until
+from tests.support.pythons import python
 
 
 class Burnin:
@@ -30,13 +31,14 @@ class Burnin:
         self.spool.mkdir(parents=True)
         put_program(self.spool / "program")
         self.process: subprocess.Popen[bytes] | None = None
+        self.python = sys.executable
 
     def order(self, *segments: dict[str, Any], **more: Any) -> Burnin:
         (self.spool / "order.json").write_text(json.dumps(order(*segments, **more)))
         return self
 
     def start(self) -> Burnin:
-        argv = [sys.executable, "-I", "-S", str(self.spool / "program"), "burnin", str(self.spool)]
+        argv = [self.python, "-I", "-S", str(self.spool / "program"), "burnin", str(self.spool)]
         self.process = subprocess.Popen(argv, start_new_session=True)
         return self
 
@@ -295,6 +297,14 @@ def test_no_step_begins_that_could_run_past_the_nodes_time(burnin: Burnin) -> No
     assert [one["check"] for one in burnin.of("step_end")] == ["quick"]
     assert burnin.of("segment_end")[0]["outcome"] == "time"
     assert burnin.of("finished")[0]["ended"] == "time"
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.8"])
+def test_an_older_python_burns_in_as_well(burnin: Burnin, version: str) -> None:
+    """The health program in the same archive needs 3.9."""
+    burnin.python = python(version) or pytest.skip(f"this machine has no Python {version}")
+    assert burnin.order(load("a", step("one", "true"))).run() == 0
+    assert (burnin.of("finished")[0]["ended"], burnin.of("error")) == ("done", [])
 
 
 def test_a_step_that_does_not_end_is_given_up(burnin: Burnin) -> None:

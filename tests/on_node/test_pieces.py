@@ -352,6 +352,26 @@ def test_to_node_problem_detector_no_result_is_not_known_and_no_problem(
     assert entry.main(["npd", "--last"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ([], ["json"]),
+        (["--last"], ["json", "--last"]),
+        (["--write"], ["write"]),
+        (["--last", "--nhc"], ["nhc", "--last"]),
+        (["--last", "--npd"], ["npd", "--last"]),
+        (["--slurm", "prolog", "--refuse-unknown"], ["slurm", "prolog", "--refuse-unknown"]),
+        (["--write", "--slurm", "check"], ["write", "slurm", "check"]),
+        (["age"], ["age"]),
+        (["--version"], ["--version"]),
+    ],
+)
+def test_the_flags_that_units_and_other_programs_still_have_are_words(
+    given: list[str], meant: list[str]
+) -> None:
+    assert entry._worded(given) == meant
+
+
 def test_an_old_result_and_one_of_another_boot_are_no_result(tmp_path: Path) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     now = time.clock_gettime(time.CLOCK_BOOTTIME)

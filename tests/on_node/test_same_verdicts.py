@@ -7,14 +7,10 @@ set all.
 
 from __future__ import annotations
 
-import functools
 import io
 import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from provision.checks import exposition
 from provision.checks.on_node import debounce, document, metrics, packed_program, run, settings
 from provision.validate.status import health_document
 from tests.on_node import recorded
+from tests.support.pythons import python
 from tests.support.seed import SEED, times
 
 pytestmark = pytest.mark.timeout(900)
@@ -55,20 +52,6 @@ for line in sys.stdin:
     findings = [{**asdict(f), "verdict": f.verdict.value} for check in health.checks for f in check.findings]
     print(json.dumps({"verdict": health.verdict.value, "error": health.error, "findings": findings}))
 """
-
-
-@functools.cache
-def python(version: str) -> str | None:
-    """An interpreter of this version on this machine. A name that pyenv answers for may be of none."""
-    candidates = [sys.executable, shutil.which(f"python{version}"), shutil.which("python3")]
-    homes = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"]
-    candidates += [str(path) for home in homes for path in sorted(home.glob(f"{version}.*/bin/python3"))]
-    for path in filter(None, candidates):
-        asked = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False).stdout
-        if said.strip() == version:
-            return path
-    return None
 
 
 @pytest.fixture(scope="module")
