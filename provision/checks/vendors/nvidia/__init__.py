@@ -19,7 +19,7 @@ OFFERED = Vendor(
         "nccl_network": "nccl.nccl_network:OVER_CARDS",
         "ddp_scaling": "nccl.ddp_scaling",
         "gpu_burn": "gpu.gpu_burn",
-        "dcgm_diag": "gpu.dcgm_diag",
+        "dcgm_diag": "vendors.nvidia.dcgm_diag",
         "nccl_pair": "pairs.nccl_between:NCCL_PAIR",
         "nccl_group": "pairs.nccl_between:NCCL_GROUP",
     },
