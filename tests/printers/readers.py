@@ -28,6 +28,8 @@ FACTS = (
     "nvidia_smi.memory.total",
 )
 FABRIC = ("nvidia_smi.fabric.state", "nvidia_smi.fabric.status")
+# A node is asked for all that any machine with its roles could be to have, before it is known what it is.
+ELSEWHERE = ("nvidia_smi.without_cluster", "nvidia_smi.without_clique")
 
 
 @dataclass
@@ -61,8 +63,7 @@ def _facts(smi: NvidiaSmi, machine: Machine, folder: Path, seen: Seen) -> None:
         identity = {"vendor": f"0x{vendor}", "device": f"0x{device}", "class": "0x030200"}
         tree.lines(f"/sys/bus/pci/devices/{address(index)}", **identity)
     tree.tool("nvidia-smi", smi.script(machine))
-    fabric = FABRIC if machine.has_fabric_state else ()
-    facts, problems = tree.ask(*FACTS, *fabric, SILENT, MIG_DEVICES)
+    facts, problems = tree.ask(*FACTS, *FABRIC, *ELSEWHERE, SILENT, MIG_DEVICES)
     silent = facts.pop(SILENT, None)
     seen.facts = {name: values for name, values in facts.items() if name in (*FACTS, *FABRIC, MIG_DEVICES)}
     if silent is None:

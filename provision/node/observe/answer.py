@@ -6,7 +6,7 @@ import sys
 import time
 
 from provision.node.observe.files import ROOT, TOTAL_LIMIT, ReadError
-from provision.node.observe.probe import FAMILIES, TOOL_FOLDERS, Probe, find_tool
+from provision.node.observe.probe import FAMILIES, TOOL_FOLDERS, Probe, RefusedError, find_tool
 from provision.node.observe.system import BASE
 
 BEGIN = "@gpuprov-facts 1"  # then the length of the JSON in bytes, a newline, the JSON, a newline, and END
@@ -105,6 +105,8 @@ def attempt(probe, function, *arguments):
         return {name: value for name, value in found.items() if name not in unread}, unread
     except ReadError as reason:
         return {}, dict.fromkeys(probe.facts, str(reason))
+    except RefusedError:
+        raise
     except Exception as error:  # one misreading must not cost the other facts
         return {}, dict.fromkeys(probe.facts, "the probe failed: %s: %s" % (type(error).__name__, error))
 
@@ -204,8 +206,13 @@ class Observer:
                 self.at += 1
 
     def finish_tool(self, probe, output):
-        facts, problems = attempt(probe, probe.parse, probe.facts, output.decode("utf-8", "replace"))
-        self.add(probe.facts, members(facts), members(problems))
+        try:
+            facts, problems = attempt(probe, probe.parse, probe.facts, output.decode("utf-8", "replace"))
+        except RefusedError as refused:
+            self.add(list(refused.unread), "", members(refused.unread))
+            self.start_tool(refused.others)
+        else:
+            self.add(probe.facts, members(facts), members(problems))
 
     def time_is_up(self, handle):
         _, probe, _ = self.children[handle]

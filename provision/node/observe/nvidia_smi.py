@@ -5,9 +5,10 @@ All fields that are asked cost one call. The names are those of `nvidia-smi --he
 `nvidia_smi.without_cluster`, `nvidia_smi.without_clique`: the GPUs whose NVLink fabric has none (zeros)."""
 
 import os
+import re
 
 from provision.node.observe.files import ReadError, at
-from provision.node.observe.probe import FAMILIES, Family, Probe, answered
+from provision.node.observe.probe import FAMILIES, Family, Probe, RefusedError, answered
 from provision.node.observe.system import bus_address, gpus_of
 
 FIELDS = (
@@ -118,7 +119,26 @@ def unanswered(errors, left_out=()):
     return denied[0] if denied else texts
 
 
+# Fields that came together: nvidia-smi 470, 535, 550 and 555 know none of the first pair, 470 none of both.
+TOGETHER = (("fabric.clusterUuid", "fabric.cliqueId"), ("fabric.state", "fabric.status"))
+UNKNOWN_FIELD = re.compile(r'Field "([^"]{1,60})" is not a valid field to query')
+
+
+def without_unknown(names, output):
+    """Raise RefusedError where nvidia-smi refuses a field, which is one that a later release brought."""
+    found = UNKNOWN_FIELD.match(output)
+    unknown = found.group(1) if found else ""
+    left = next((fields for fields in TOGETHER if unknown in fields), (unknown,))
+    why = "this release of nvidia-smi has no " + unknown
+    fields = fields_of(names)
+    unread = {name: why for place, name in enumerate(names) if fields[place] in left}
+    others = [name for name in names if name not in unread]
+    if unread and others:
+        raise RefusedError(unread, query(others))
+
+
 def parse_query(names, output):
+    without_unknown(names, output)
     refused = [one for one in map(refusal, output.splitlines()) if one]
     if refused:
         return {name: unanswered(refused) if name == SILENT else refused[0] for name in names}
@@ -151,9 +171,12 @@ def nvidia_smi_probes(names):
         others = [name for name in names if name != SILENT]  # no driver: no GPU fails to answer it
         rest = nvidia_smi_probes(others) if others else []
         return [Probe([SILENT], read=lambda: {SILENT: []}), *rest]
-    query = "--query-gpu=" + ",".join([*fields_of(names), *WHO])
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
-    return [Probe(names, None, command, parse_query, PATIENCE)]
+    return [query(names)]
+
+
+def query(names):
+    fields = "--query-gpu=" + ",".join([*fields_of(names), *WHO])
+    return Probe(names, None, ["nvidia-smi", fields, "--format=csv,noheader,nounits"], parse_query, PATIENCE)
 
 
 FAMILIES["nvidia_smi"] = Family(

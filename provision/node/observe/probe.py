@@ -21,6 +21,15 @@ class Probe:
         self.patience = patience
 
 
+class RefusedError(Exception):
+    """A tool refused some of what it was queried for: `unread` (fact -> why), and the probe of the others."""
+
+    def __init__(self, unread, others):
+        Exception.__init__(self, "; ".join(unread.values()))
+        self.unread = unread
+        self.others = others
+
+
 class Family:
     """The facts `NAME.attribute`, or `NAME.item.attribute` where `items`; `whole` are attributes without an
     item in a family that has items. `probes` makes the probes for the full names of those that are asked."""
