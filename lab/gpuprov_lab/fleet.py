@@ -20,6 +20,7 @@ from gpuprov_lab import (
     network,
     node,
     process,
+    real_smi,
     record,
     repository,
     signing,
@@ -98,6 +99,8 @@ def _up(
     say(f"booting {len(lab.nodes)} nodes")
     for member in lab.nodes:
         node.prepare(lab, member, images.get(member.name, ()))
+        if member.real_nvidia_smi and (why := real_smi.install(lab.node_place(member).silicon)):
+            progress.say(f"{member.name} has no nvidia-smi of NVIDIA's but the simulator: {why}")
     lab.place.known_hosts.write_text("".join(node.host_key_line(lab, n) for n in lab.nodes))
     for member in lab.nodes:
         over = layer.ensure_layer(lab.place, member.release, lab.bridge_address, public)
@@ -245,7 +248,8 @@ def power(name: str, member: str, on: bool) -> None:
 
 
 def status(lab: LabRecord) -> list[dict[str, Any]]:
-    """One mapping per node: name, address, sku, release, state (`off`, `booting`, `up`), faults."""
+    """One mapping per node: name, address, sku, release, state (`off`, `booting`, `up`), faults; on those
+    that are to have NVIDIA's own nvidia-smi also who prints it (real_smi.printer)."""
 
     def one(member: NodeRecord) -> dict[str, Any]:
         place = lab.node_place(member)
@@ -259,6 +263,7 @@ def status(lab: LabRecord) -> list[dict[str, Any]]:
             "release": member.release,
             "state": state,
             "faults": silicon_state.faults(place),
+            **({"nvidia_smi": real_smi.printer(place.silicon)} if member.real_nvidia_smi else {}),
         }
 
     with ThreadPoolExecutor(max_workers=16) as pool:

@@ -26,10 +26,13 @@ class NodeRecord:
     index: int
     containers: bool = False
     network: str = "none"
+    real_nvidia_smi: bool = False
 
     @property
     def spec(self) -> NodeSpec:
-        return NodeSpec(self.name, self.sku, self.release, self.containers, self.network)
+        return NodeSpec(
+            self.name, self.sku, self.release, self.containers, self.network, self.real_nvidia_smi
+        )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ MOST_NODES = 250
 # What may stand behind a node, each after a plus.
 CONTAINERS = "containers"  # containers can be started on it
 NETWORKS = ("ib", "roce")  # it has RDMA cards, of InfiniBand or of Ethernet
+REAL_SMI = "real-nvidia-smi"  # it has NVIDIA's own nvidia-smi, for the drivers that Debian has it of
 
 # Both end up in interface aliases, namespace names, host names and paths; the dot separates them there.
 _NODE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
@@ -31,6 +32,7 @@ class NodeSpec:
 
     `containers`: containers can be started on it, which takes some of its isolation from this host away.
     `network`: what its RDMA cards speak, one of NETWORKS, or "none": it has no cards.
+    `real_nvidia_smi`: see REAL_SMI.
     """
 
     name: str
@@ -38,10 +40,12 @@ class NodeSpec:
     release: str = DEFAULT_RELEASE
     containers: bool = False
     network: str = "none"
+    real_nvidia_smi: bool = False
 
     def __str__(self) -> str:
         words = [self.network] if self.network in NETWORKS else []
         words += [CONTAINERS] if self.containers else []
+        words += [REAL_SMI] if self.real_nvidia_smi else []
         return "+".join([f"{self.name}={self.sku}:{self.release}", *words])
 
 
@@ -53,7 +57,7 @@ DEFAULT_NODES = (
 
 
 def parse_node(text: str) -> NodeSpec:
-    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`, with `+ib`, `+roce`, `+containers` behind it.
+    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`, with words such as `+roce` behind it.
 
     >>> str(parse_node("gpu-02=l40s+roce"))
     'gpu-02=l40s:debian13+roce'
@@ -66,7 +70,7 @@ def parse_node(text: str) -> NodeSpec:
     sku, _, release = kind.partition(":")
     if not equals or not name or not sku:
         raise UsageError(
-            f"{where} is not NAME=SKU[:RELEASE][+ib|+roce][+containers]",
+            f"{where} is not NAME=SKU[:RELEASE][+ib|+roce][+containers][+{REAL_SMI}]",
             "for example --node gpu-01=h100-sxm:debian12",
         )
     if not _NODE_NAME.match(name):
@@ -81,12 +85,12 @@ def parse_node(text: str) -> NodeSpec:
             f"{where}: there is no release {release!r} in the lab", f"known: {', '.join(RELEASES)}"
         )
     network = _network(where, extras)
-    return NodeSpec(name, sku, release or DEFAULT_RELEASE, CONTAINERS in extras, network)
+    return NodeSpec(name, sku, release or DEFAULT_RELEASE, CONTAINERS in extras, network, REAL_SMI in extras)
 
 
 def _network(where: str, extras: Sequence[str]) -> str:
     """What the cards speak, of all that stands behind a node."""
-    known = (*NETWORKS, CONTAINERS)
+    known = (*NETWORKS, CONTAINERS, REAL_SMI)
     for extra in extras:
         if extra not in known:
             raise UsageError(

@@ -73,11 +73,12 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         action="append",
-        metavar="NAME=SKU[:RELEASE][+ib|+roce][+containers]",
+        metavar="NAME=SKU[:RELEASE][+ib|+roce][+containers][+real-nvidia-smi]",
         help="boot this node (repeatable). SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200 gb200 "
         "mi210 mi250 mi250x mi300a mi300x mi325x mi355x, or none (no GPUs); "
         "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9; "
-        "+ib or +roce: with RDMA cards and drives; +containers: can run containers",
+        "+ib or +roce: with RDMA cards and drives; +containers: can run containers; "
+        "+real-nvidia-smi: NVIDIA's own nvidia-smi for drivers 470, 535, 550 and 555, from Debian",
     )
     parser.add_argument(
         "--inventory",
@@ -155,7 +156,8 @@ def _status(options: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     for node in nodes:
         columns = (node["node"], node["address"], node["sku"], node["release"], node["state"])
-        print("{:<12} {:<14} {:<13} {:<9} {:<8}".format(*columns), _fault_text(node["faults"]))  # noqa: T201
+        smi = f"  nvidia-smi: {node['nvidia_smi']}" if "nvidia_smi" in node else ""
+        print("{:<12} {:<14} {:<13} {:<9} {:<8}".format(*columns), _fault_text(node["faults"]) + smi)  # noqa: T201
     return ExitCode.OK
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
+from gpuprov_lab import debian
 from tests.printers import debian
 from tests.printers.amdsmi import RELEASES, SKUS, AmdPrinters, AmdSmi, skus_of
 from tests.printers.amdsmi_faults import FAULTS

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from gpuprov_lab import debian, real_smi
 from provision.errors import LabError
-from tests.printers import amdsmi, debian, nvml_library
+from tests.printers import amdsmi
 from tests.printers.amdsmi import AmdPrinters, AmdSmi
-from tests.printers.smi import HEADER, RELEASES, NvidiaSmi, Printers, release
+from tests.printers.smi import RELEASES, NvidiaSmi, Printers, release
 
 # Seconds of a test: the first run fetches programs from Debian's archive, one process after the other.
 _FETCHING = 900
@@ -30,11 +30,9 @@ def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
 
     Skipped, with the reason, where Debian's archive is not at hand, or has this driver no longer.
     """
-    reason = debian.missing() or (None if shutil.which("gcc") else "this host has no gcc")
-    if reason:
+    if reason := real_smi.missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("nvml")
-    nvml_library.build(debian.unpacked(*HEADER) / "usr/include/nvml.h", folder)
 
     @cache
     def find(driver: str) -> NvidiaSmi:

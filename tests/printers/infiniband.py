@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.printers import debian
+from gpuprov_lab import debian
 from tests.printers.root import Root
 
 PACKAGES = ("ibsim-utils", "libumad2sim0", "infiniband-diags", "ibverbs-utils", "opensm", "dash", "coreutils")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuprov_lab.silicon.nvidia_smi.nvml_values import LOST, RESET_REQUIRED, UNKNOWN, Machine
 from provision.checks.thresholds import for_sku
-from tests.printers.nvml_values import LOST, RESET_REQUIRED, UNKNOWN, Machine
 
 NOTHING = "nothing"  # the fault that is none: a healthy machine
 FAIL, WARN, PASS, ERROR = "fail", "warn", "pass", "error"

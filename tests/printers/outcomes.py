@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from gpuprov_lab.silicon.nvidia_smi.nvml_values import Machine
 from provision.checks.check import Raw
 from provision.checks.judge import Finding
 from provision.checks.judging.node_facts import NodeFacts, node_facts_of
@@ -9,7 +12,7 @@ from provision.desired import stack
 from tests.printers import in_service, nvml_values
 from tests.printers.in_service import CHECK, Printed
 from tests.printers.nvml_faults import NOTHING, Fault
-from tests.printers.nvml_values import Machine, address
+from tests.printers.nvml_values import address
 from tests.printers.smi import RELEASES, NvidiaSmi
 
 # SKU → the first branch of the driver that prints it here. A name comes from NVML, so a release also prints
@@ -77,13 +80,16 @@ def outcome(fault: Fault, smi: NvidiaSmi, driver: str, sku: str) -> tuple[str, s
 
 def node_of(machine: Machine) -> NodeFacts:
     """The node as the observers find it without nvidia-smi."""
-    pci = [
-        {"address": address(index), "device_id": machine.sku["pci_ids"][0]} for index in range(machine.count)
-    ]
+    return _node(machine.count, machine.driver, machine.sku["pci_ids"][0], machine.sku["fabric"])
+
+
+@cache
+def _node(count: int, driver: str, pci_id: str, fabric: str) -> NodeFacts:
+    pci = [{"address": address(index), "device_id": pci_id} for index in range(count)]
     known = {
         **{"os.id": "debian", "os.version_id": "13", "os.codename": "trixie", "os.family": "debian"},
-        **{"os.arch": "x86_64", "kernel.release": "6.12.0", "gpu.count": machine.count, "gpu.pci": pci},
-        "gpu.nvswitch_count": 4 if machine.sku["fabric"] == "nvswitch" else 0,
-        "driver.loaded_version": machine.driver,
+        **{"os.arch": "x86_64", "kernel.release": "6.12.0", "gpu.count": count, "gpu.pci": pci},
+        "gpu.nvswitch_count": 4 if fabric == "nvswitch" else 0,
+        "driver.loaded_version": driver,
     }
     return node_facts_of("gpu-01", known, {}, stack.describe_node(known), {})

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuprov_lab.silicon.nvidia_smi.nvml_values import Machine
 from provision.checks.check import Output
 from provision.checks.gpu import gpu_answers, nvidia_smi, telemetry
 from provision.errors import ParseError
@@ -17,7 +18,7 @@ from provision.node.burnin.processes import holders_in
 from provision.node.modules.gpuprov_gpu_settings import FIELDS as SETTINGS
 from provision.node.modules.gpuprov_gpu_settings import parse_gpus
 from tests.node.machine import Tree
-from tests.printers.nvml_values import Machine, address
+from tests.printers.nvml_values import address
 from tests.printers.smi import NvidiaSmi
 from tests.support.checks import make_node, make_output
 

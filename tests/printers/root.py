@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab import debian
 from provision.errors import LabError
-from tests.printers import debian
 
 # What programs write is in the folder `own`; the root itself is shared by all tests.
 _ENTER = """\

@@ -7,24 +7,21 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from provision.checks.check import Output
+from provision.checks.registry import CHECKS
+
+from gpuprov_lab import nvml_library, real_smi
+from gpuprov_lab.real_smi import RELEASES as RELEASES
+from gpuprov_lab.silicon.nvidia_smi.nvml_values import Machine
+from provision.checks.check import Command, Output
 from provision.checks.judging.registry import CHECKS
-from tests.printers import debian, nvml_library
+from tests.printers import nvml_library
 from tests.printers.in_service import Printed
-from tests.printers.nvml_values import Machine
 from tests.support.checks import make_node, make_output
 
-# Driver → Debian's package, its suite, and the folder of the program in it.
-_CURRENT = "usr/lib/nvidia/current"
-RELEASES = {
-    "470.256.02": ("nvidia-tesla-470-smi", "bookworm", "usr/lib/nvidia/tesla-470"),
-    "535.261.03": ("nvidia-smi", "bookworm", _CURRENT),
-    "550.163.01": ("nvidia-smi", "trixie", _CURRENT),
-    "555.58.02": ("nvidia-smi", "experimental", _CURRENT),
-}
-HEADER = ("libnvidia-ml-dev", "trixie", "non-free")  # package, suite and component of nvml.h
 _QUIET_LOG = "[    0.000000] Linux version 6.8.0\n"
 
 
@@ -40,6 +37,9 @@ class NvidiaSmi:
     def run(self, machine: Machine, *arguments: str) -> Output:
         """Run it on a machine; the time limit is 20 s."""
         nvml_library.write_table(self.table, machine)
+        return self._run(*arguments)
+
+    def _run(self, *arguments: str) -> Output:
         values = {"GPUPROV_NVML_TABLE": str(self.table), "LD_LIBRARY_PATH": str(self.library)}
         begun = time.monotonic()
         done = subprocess.run(
@@ -68,11 +68,13 @@ class NvidiaSmi:
 
     def inventory(self, machine: Machine) -> tuple[Output, ...]:
         """Run every nvidia-smi command of gpu_inventory, and add a kernel log without errors."""
-        node = make_node(machine.count, machine.name, machine.sku["fabric"], machine.sku["architecture"])
+        nvml_library.write_table(self.table, machine)
         found = []
-        for command in CHECKS["gpu_inventory"].commands(node, {}):
+        for command in _commands(
+            machine.count, machine.name, machine.sku["fabric"], machine.sku["architecture"]
+        ):
             if command.argv[0] == "nvidia-smi":
-                output = self.run(machine, *command.argv[1:])
+                output = self._run(*command.argv[1:])
                 found.append(
                     make_output(
                         command.name, output.stdout, argv=command.argv, rc=output.rc, stderr=output.stderr
@@ -83,11 +85,15 @@ class NvidiaSmi:
         return tuple(found)
 
 
+@cache
+def _commands(*kind: Any) -> tuple[Command, ...]:
+    """What gpu_inventory runs on a node of this kind, the same for all its faults."""
+    return tuple(CHECKS["gpu_inventory"].commands(make_node(*kind), {}))
+
+
 Printers = Callable[[str], NvidiaSmi]  # by the version of the driver
 
 
-def release(driver: str, library: Path) -> NvidiaSmi:
-    """The program of one release, above the library in this folder. Raises LabError."""
-    package, suite, place = RELEASES[driver]
-    files = debian.unpacked(package, suite, "non-free")
-    return NvidiaSmi(files / Path(place) / "nvidia-smi", library, library / f"values-{driver}")
+def release(driver: str, folder: Path) -> NvidiaSmi:
+    """The program of one release, whose tables go into this folder. Raises LabError."""
+    return NvidiaSmi(real_smi.program(driver), real_smi.library(), folder / f"values-{driver}")

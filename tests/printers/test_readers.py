@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuprov_lab.silicon.nvidia_smi.nvml_values import Machine
 from tests.printers import burned, nvml_values, readers
 from tests.printers.nvml_faults import FAULTS, Fault
 from tests.printers.outcomes import node_of
@@ -19,7 +20,7 @@ _ALL = {"samples"}
 _LAST = "gpu3"
 
 
-def wrong(fault: Fault, machine: nvml_values.Machine, seen: readers.Seen) -> list[str]:
+def wrong(fault: Fault, machine: Machine, seen: readers.Seen) -> list[str]:
     """Describe what a reader of this fault misses or makes up."""
     if fault.refused:
         return [name for name in ("facts", "after a test", "beside a load") if name not in seen.refused]

@@ -13,40 +13,22 @@ from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
 import pytest
-import yaml
 
-from tests.lab_silicon.silicon import RUN, Silicon, made, start
+from tests.lab_silicon.silicon import RUN, Silicon
 from tests.printers import simulated
 from tests.printers.smi import RELEASES, Printers
 from tests.support.seed import SEED
 
-LISTED = yaml.safe_load(Path(__file__).with_name("differences.yml").read_text("utf-8"))
 _PRINTERS = ("tree.py", "tree_errors.py", "tree_fabric.py", "tree_state.py", "query.py")
 _DRIVER = "550.163.01"
 
 
-def _node(folder: Path, driver: str) -> tuple[Silicon, str]:
-    sku = "a100-sxm-80" if driver.startswith("470") else "h100-sxm"
-    node = made(folder, sku)
-    start(node, driver)
-    return node, sku
-
-
-def listed(driver: str, command: str) -> list[str]:
-    """The differences that differences.yml explains."""
-    return sorted(
-        line
-        for entry in LISTED
-        if driver in entry["drivers"] and command == entry["command"]
-        for line in entry["lines"]
-    )
-
-
 @pytest.mark.parametrize("driver", RELEASES, ids=[driver[:3] for driver in RELEASES])
 def test_every_difference_is_explained(driver: str, printers: Printers, tmp_path: Path) -> None:
-    node, sku = _node(tmp_path, driver)
-    for command, found in simulated.compared(printers(driver), node, sku, driver).items():
-        assert sorted(found) == listed(driver, command), command
+    printers(driver)  # or skip
+    real, ours = (simulated.node(tmp_path, driver, real=real) for real in (True, False))
+    for command, found in simulated.compared(real, ours).items():
+        assert sorted(found) == simulated.listed(driver, command), command
 
 
 def _altered(folder: Path, drawn: random.Random, printed: str) -> str:
@@ -89,17 +71,17 @@ def _printed(node: Silicon, program: Path, words: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def compared(printers: Printers, tmp_path_factory: pytest.TempPathFactory) -> _Compared:
-    node, sku = _node(tmp_path_factory.mktemp("altered"), _DRIVER)
-    made = simulated.machine(node, sku, _DRIVER)
+    printers(_DRIVER)  # or skip
+    folder = tmp_path_factory.mktemp("altered")
+    real, node = (simulated.node(folder, _DRIVER, real=real) for real in (True, False))
     commands = [simulated.COMMANDS[place] for place in (0, 4, 8)]
-    smi = printers(_DRIVER)
     found = _Compared(
         node,
         {words: _printed(node, RUN, words) for words in commands},
-        {words: smi.run(made, *words).stdout for words in commands},
+        {words: _printed(real, RUN, words) for words in commands},
     )
     for words in commands:
-        assert sorted(simulated.differences(found.real[words], found.simulated[words])) == listed(
+        assert sorted(simulated.differences(found.real[words], found.simulated[words])) == simulated.listed(
             _DRIVER, " ".join(words)
         )
     return found
@@ -114,7 +96,7 @@ def _is_red(known: _Compared, altered: Path, words: tuple[str, ...]) -> bool | N
         found = simulated.differences(known.real[words], output)
     except ParseError:
         return True  # no XML any more
-    return sorted(found) != listed(_DRIVER, " ".join(words))
+    return sorted(found) != simulated.listed(_DRIVER, " ".join(words))
 
 
 @pytest.mark.parametrize(

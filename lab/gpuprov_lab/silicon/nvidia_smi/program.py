@@ -1,5 +1,6 @@
 """nvidia-smi: reads its arguments, fails as the real one does, hands over to one file per form of output."""
 
+import contextlib
 import sys
 import time
 
@@ -7,7 +8,7 @@ import kernel_log
 import telemetry
 from state import Node
 
-from nvidia_smi import dmon, links, mig, plain, query, tree
+from nvidia_smi import dmon, links, mig, plain, query, real, tree
 from nvidia_smi import options as nvidia_smi_options
 from nvidia_smi import settings as change
 from nvidia_smi.options import SmiError
@@ -29,6 +30,11 @@ QUERIES = {
 
 def nvidia_smi(node, arguments: list) -> int:
     """The whole program; returns its exit status."""
+    path = real.program(node, arguments)
+    if path:
+        with contextlib.suppress(SmiError):  # of another version: the driver logs it
+            _talk_to_driver(node)
+        return real.run(node, path, arguments)
     try:
         options = nvidia_smi_options.read(arguments, QUERIES)
         if options["action"] == "help":

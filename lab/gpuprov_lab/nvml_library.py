@@ -4,17 +4,20 @@ nvml_library.c reads the table; this module writes a function for each one of NV
 
 from __future__ import annotations
 
+import hashlib
 import re
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprov_lab.command import call, waiting_lock
+
+NAME = "libnvidia-ml.so.1"
 RUNTIME = Path(__file__).with_name("nvml_library.c")
 _OWN = {"nvmlErrorString", "nvmlDeviceGetFieldValues"}  # written by hand
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 _FUNCTION = re.compile(r"nvmlReturn_t\s+DECLDIR\s+(nvml\w+)\s*\(([^)]*)\)\s*;")
-_STRUCT = re.compile(r"typedef\s+struct(?:\s+\w+)?\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*(\w+)\s*;")
+_STRUCT = re.compile(r"typedef\s+struct(?:\s+\w+)?\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*([\w\s,]+);")
 _ALIAS = re.compile(r"typedef\s+(nvml\w+_t)\s+(nvml\w+_t)\s*;")
 _FIELD = re.compile(r"^\s*((?:unsigned |signed |long |const )*\w+)\s+(\w+)((?:\[[^\]]*\])*)\s*$")
 _PARAMETER = re.compile(r"^\s*(.*?)(\w+)\s*((?:\[[^\]]*\])?)\s*$", re.S)
@@ -43,9 +46,10 @@ def read_header(text: str) -> tuple[list[Function], dict[str, list[tuple[str, st
                 split.append((" ".join(found[1].replace("*", " * ").split()), found[2]))
         functions.append(Function(name, tuple(split)))
     structs = {}
-    for body, name in _STRUCT.findall(text):
+    for body, names in _STRUCT.findall(text):
         fields = [_FIELD.match(line) for line in body.split(";") if line.strip()] if "{" not in body else []
-        structs[name] = [(found[1].strip(), found[2], found[3]) for found in fields if found]
+        for name in names.split(","):
+            structs[name.strip()] = [(found[1].strip(), found[2], found[3]) for found in fields if found]
     for known, name in _ALIAS.findall(text):
         if known in structs:
             structs[name] = structs[known]
@@ -137,7 +141,8 @@ def source(header: str) -> str:
     for function in functions:
         if function.name not in _OWN:
             made.function(function)
-    made.lines.append(_FIELD_VALUES)
+    process = made.type_of("nvmlProcessDetail_v1_t")  # before its use
+    made.lines.append(_FIELD_VALUES + _PROCESSES % process)
     return RUNTIME.read_text() + "\n" + "\n".join(made.lines) + "\n"
 
 
@@ -163,13 +168,37 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 """
 
 
-def build(header: Path, folder: Path) -> Path:
-    """Compile the library into a folder, for LD_LIBRARY_PATH. Raises CalledProcessError."""
-    text = folder / "library.c"
-    text.write_text(source(header.read_text()))
-    made = folder / "libnvidia-ml.so.1"
-    command = ["gcc", "-O1", "-w", "-shared", "-fPIC", "-I", str(header.parent), "-o", str(made), str(text)]
-    subprocess.run(command, check=True, timeout=120)
+# Each has its name behind it, in 4,096 bytes.
+_PROCESSES = """
+static nvmlReturn_t processes(void *device, unsigned *count, char *infos) {
+    nvmlProcessDetail_v1_t found[DEVICES] = {0};
+    unsigned room = *count < DEVICES ? *count : DEVICES;
+    struct call call;
+    begin(&call, "nvmlDeviceGetComputeRunningProcesses_v3");
+    device_argument(&call, device);
+    nvmlReturn_t code = answer(&call, (struct output[]){
+        {"infoCount", count, 0, &WORD}, {"infos", found, sizeof found, %s}, {NULL, NULL, 0, NULL}});
+    for (unsigned i = 0; infos && i < *count && i < room; i++, infos += sizeof *found + 4096) {
+        memcpy(infos, &found[i], sizeof *found);
+        nvmlSystemGetProcessName(found[i].pid, infos + sizeof *found, 4096);
+    }
+    return code;
+}
+"""
+
+
+def built(header: Path, cache: Path) -> Path:
+    """The folder below `cache` with the library for a header, compiled if missing. Raises LabError."""
+    text = source(header.read_text())
+    folder = cache / f"nvml-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    with waiting_lock(cache / "nvml.lock"):
+        if not (folder / NAME).exists():
+            folder.mkdir(exist_ok=True)
+            (folder / "library.c").write_text(text)
+            # gnu17: a library of a newer C needs the newest glibc, which not all nodes have.
+            options = ["-std=gnu17", "-O1", "-w", "-shared", "-fPIC", f"-I{header.parent}"]
+            call("gcc", *options, "-o", folder / "new", folder / "library.c", timeout=120)
+            (folder / "new").rename(folder / NAME)
     return folder
 
 

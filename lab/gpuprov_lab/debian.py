@@ -1,4 +1,7 @@
-"""Fetch programs from Debian's archive for tests; apt verifies them, and none is committed."""
+"""Fetch programs from Debian's archive; apt verifies them, and none is committed.
+
+The cache is the user's: tests of a user who is not root use it as well.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from gpuprov_lab.command import call, waiting_lock
 from gpuprov_lab.mirror import debian_mirror
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuprov-tests" / "debian"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuprov-lab" / "debian"
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 

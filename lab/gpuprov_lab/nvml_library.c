@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 that answers from a table of values, so that NVIDIA's own nvidia-smi prints what a test wants.
+/* A libnvidia-ml.so.1 that answers from a table of values, so that NVIDIA's own nvidia-smi prints what is wanted.
  *
  * The table is a text file named by GPUPROV_NVML_TABLE, one value a line: KEY <tab> PATH <tab> VALUE. A key is the function's name and
  * its arguments, `nvmlDeviceGetTemperature 3 0` (a device by its index); arguments that are left out at the end stand for all. A path is
@@ -6,12 +6,15 @@
  * nvml_library.py writes the functions of nvml.h behind this text.
  */
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
-#include <ctype.h>
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "nvml.h"
 
@@ -58,10 +61,10 @@ static int by_key(const void *a, const void *b) {
 
 static void load(void) {
     const char *path = getenv("GPUPROV_NVML_TABLE");
-    FILE *file = path ? fopen(path, "r") : NULL;
     size_t room = 0, size = 0;
     char *text = NULL;
     if (lines) return;
+    FILE *file = path ? fopen(path, "r") : NULL;
     lines = calloc(1, sizeof *lines);
     if (!file) return;
     while (getline(&text, &size, file) > 0) {
@@ -75,6 +78,29 @@ static void load(void) {
     free(text);
     fclose(file);
     qsort(lines, line_count, sizeof *lines, by_key);
+}
+
+/* Where the library is preloaded, the program's pauses are divided by GPUPROV_NVML_SPEED. After each one the process behind the
+ * socket GPUPROV_NVML_REFRESH writes the table again. */
+int nanosleep(const struct timespec *pause, struct timespec *left) {
+    const char *speed = getenv("GPUPROV_NVML_SPEED"), *socket = getenv("GPUPROV_NVML_REFRESH");
+    double seconds = (pause->tv_sec + pause->tv_nsec / 1e9) / (speed ? atof(speed) : 1);
+    struct timespec shorter = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
+    int code = clock_nanosleep(CLOCK_MONOTONIC, 0, &shorter, left);
+    char answer;
+    if (socket && send(atoi(socket), "1", 1, MSG_NOSIGNAL) == 1 && read(atoi(socket), &answer, 1) == 1) {
+        for (size_t i = 0; i < line_count; i++) free(lines[i].key);
+        free(lines);
+        lines = NULL;
+        line_count = 0;
+    }
+    if (code) errno = code;
+    return code ? -1 : 0;
+}
+
+int usleep(useconds_t microseconds) {
+    struct timespec pause = {microseconds / 1000000, microseconds % 1000000 * 1000};
+    return nanosleep(&pause, NULL);
 }
 
 static size_t first_of(const char *key) {
@@ -179,10 +205,13 @@ const char *nvmlErrorString(nvmlReturn_t code) {
 /* The private functions of nvidia-smi, known by their number alone: `exported NUMBER` in the table. Their outputs are named by their
  * place: `a1`, a number of 32 bits, of a function of a device; `first` and `second`, such numbers of a function of an index; `text`, of
  * as many bytes as the third argument says. Number 12 reads a PCI address that a user typed into the two numbers that 75 gives of an
- * index: `-i` compares them. */
+ * index: `-i` compares them. From 535 on number 213 is what nvmlDeviceGetComputeRunningProcesses_v3 was. */
 #define READ_ADDRESS 12
+#define COMPUTE_PROCESSES 213
 
 static const struct type WORD = {INTEGER, 4, NULL}, CHARACTERS = {TEXT, 1, NULL};
+
+static nvmlReturn_t processes(void *device, unsigned *count, char *infos);
 
 static nvmlReturn_t exported(unsigned slot, void *a0, void *a1, void *a2, void *a3) {
     struct call call;
@@ -193,6 +222,7 @@ static nvmlReturn_t exported(unsigned slot, void *a0, void *a1, void *a2, void *
     else if ((uintptr_t)a0 < 65536) number(&call, (long long)(uintptr_t)a0);
     int of_index = (uintptr_t)a0 < 65536;
     unsigned domain, bus, place;
+    if (slot == COMPUTE_PROCESSES) return processes(a0, a1, a2);
     if (slot == READ_ADDRESS) {
         if (sscanf(a0, "%x:%x:%x", &domain, &bus, &place) != 3) return NVML_ERROR_INVALID_ARGUMENT;
         *(unsigned *)a1 = domain;
