@@ -18,7 +18,6 @@ from datetime import date
 from pathlib import Path
 
 from gpuprov_lab import debian
-from tests.printers import debian
 from tests.printers.amdsmi import RELEASES, SKUS, AmdPrinters, AmdSmi, skus_of
 from tests.printers.amdsmi_faults import FAULTS
 from tests.printers.amdsmi_judged import REFUSED, RIGHT, WRONG, Judged, judge_all

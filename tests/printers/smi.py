@@ -11,14 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from provision.checks.registry import CHECKS
-
 from gpuprov_lab import nvml_library, real_smi
 from gpuprov_lab.real_smi import RELEASES as RELEASES
 from gpuprov_lab.silicon.nvidia_smi.nvml_values import Machine
 from provision.checks.check import Command, Output
 from provision.checks.judging.registry import CHECKS
-from tests.printers import nvml_library
 from tests.printers.in_service import Printed
 from tests.support.checks import make_node, make_output
 
