@@ -139,7 +139,7 @@ def test_report_of_runs_that_measured_nodes(operator: Operator, tmp_path: Path) 
     first, second = sorted(operator.runs.glob("*-validate"))[-2:]
 
     def report(*words: str) -> subprocess.CompletedProcess[str]:
-        return operator.bare("report", "--runs", str(operator.runs), *words)
+        return operator.bare("report", *words, "--runs", str(operator.runs))
 
     assert "gpu" in ok(report())
     ok(report(second.name, "--rejudge", "--changes"))
