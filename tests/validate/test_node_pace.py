@@ -97,7 +97,8 @@ def sites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_sshd: Sshd) -> Si
         monkeypatch.setitem(CHECKS.own, name, found.check(name))
     for name in ("gpu-01", "gpu-02", "gpu-03"):
         found.add(name)
-        found.fleet[name] = own_sshd.node(name, ansible_become=False)
+        apart = "-o ControlMaster=no"  # one address and user: they would share a connection
+        found.fleet[name] = own_sshd.node(name, ansible_become=False, ansible_ssh_args=apart)
     return found
 
 
