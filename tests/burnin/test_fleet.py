@@ -91,11 +91,13 @@ Measure = Callable[..., list[Verdict]]
 def measured(run: Campaign) -> Measure:
     """What a measurement that two nodes were left out of, each for its reason, makes of them."""
 
-    def judge(wanted: fleet.Segments, *why: str, **meta: object) -> list[Verdict]:
+    def judge(
+        wanted: fleet.Segments, *why: str, check: str = "pair_bandwidth", **meta: object
+    ) -> list[Verdict]:
         folder = RunFolder.adopt("pairs", "burnin", {}, run.folder.path / "fleet")
         left_out = {node.node: reason for node, reason in zip(TWO, why, strict=True)}
-        took = {"pair_bandwidth": {"nodes": [], "left_out": left_out}}
-        folder.note(asked=["pair_bandwidth"], nodes=["gpu-01", "gpu-02"], pairs=took, **meta)
+        took = {check: {"nodes": [], "left_out": left_out}}
+        folder.note(asked=[check], nodes=["gpu-01", "gpu-02"], pairs=took, **meta)
         passed = {node.node: ["pairs"] for node in TWO}
         judged, _, _ = fleet.judge(run, TWO, {"gpu-01": NODE, "gpu-02": NODE}, wanted, passed, {})
         return [node.verdict for node in judged]
@@ -113,6 +115,15 @@ def test_a_program_that_not_one_node_has_is_told_where_only_those_who_attend_mea
     assert measured(WANTED, NONE_THERE, NONE_THERE) == [Verdict.ERROR, Verdict.ERROR]
     # Others have it, or nobody knows.
     assert measured(OPTIONAL, NONE_THERE, "it cannot be reached") == [Verdict.ERROR, Verdict.ERROR]
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_that_each_vendor_s_nodes_lack_its_programs_is_told_as_well(measured: Measure, vendor: str) -> None:
+    check = PAIRS.of_vendor("nccl_pair", vendor)
+    assert check is not None
+    none_there = f"all_reduce_perf is not installed: the role {check.METRIC.installs} installs it"
+    wanted = {"pairs": Between(("nccl_pair",), optional=True)}
+    assert measured(wanted, none_there, none_there, check="nccl_pair") == [Verdict.PASS, Verdict.PASS]
 
 
 def test_what_was_measured_while_a_node_burned_again_is_not_judged(measured: Measure) -> None:

@@ -46,7 +46,7 @@ class Checks(Mapping[str, T]):
     def of_any(self, name: str) -> list[T]:
         """The check for each vendor's GPUs, each once."""
         found = (self.of_vendor(name, vendor) for vendor in vendors.ALL)
-        return list(dict.fromkeys(one for one in found if one is not None))
+        return list({id(one): one for one in found if one is not None}.values())  # not all can be hashed
 
     def _entry(self, name: str) -> Entry:
         return self._ours.get(name) or self.own[name]
