@@ -332,6 +332,18 @@ def named(path: Path) -> set[str]:
     return {short(way + name) for name in alone for way in above if is_module(way + name)} - {"cli"}
 
 
+# Of these folders a module is found by the name of a verb, a format, a check or a program.
+BY_NAME = ("cli", "commands.", "lab.", "drift.formats.", "drift.testinfra.", "report.", "checks.vendors.")
+
+
+def test_each_module_is_needed_by_another() -> None:
+    needed = {"remote.worker_program.worker_entry", "validate.selftest.hold_memory"}  # run as programs
+    for path in controller_sources():
+        needed |= (graph().get(dotted(path), set()) | named(path)) - {dotted(path)}
+    unused = {dotted(path) for path in controller_sources() if path.stem != "__init__"} - needed
+    assert [name for name in sorted(unused) if not name.startswith(BY_NAME)] == []
+
+
 def folders() -> dict[str, set[str]]:
     """Which folder needs which, by imports and by names in texts, on the controller."""
     needs: dict[str, set[str]] = {}
