@@ -13,8 +13,9 @@ from pathlib import Path
 from provision.fleet import Fleet
 from provision.up.watch.incidents import Incident, Store
 from provision.up.watch.policy import Policy
-from provision.up.watch.service import Pace, Watch
+from provision.up.watch.service import Watch
 from provision.up.watch.steps import Checked, Message
+from provision.up.watch.surroundings import Pace
 from provision.up.watch.tell import Receiver, Teller
 from provision.validate.status.status import NodeStatus, judged
 from tests.support.health_results import failed, printed, result

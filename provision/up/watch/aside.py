@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from provision.errors import GpuprovError, UsageError
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Scheduled, Scheduler
-from provision.up.watch.incidents import SPARE, Incident, Role, roles
+from provision.up.watch.incidents import SPARE, Incident
 from provision.up.watch.policy import SPARES
+from provision.up.watch.roles import Role, roles
 
 
 def set_aside(

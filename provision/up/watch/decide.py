@@ -16,8 +16,9 @@ from provision.fleet import Fleet
 from provision.node_names import fold, natural
 from provision.remote.schedulers import Holder, Scheduled
 from provision.text import many, spelled
-from provision.up.watch.incidents import Incident, Role, Step, by_the_node_itself, new, roles
+from provision.up.watch.incidents import Incident, Step, by_the_node_itself, new
 from provision.up.watch.policy import SPARES, Policy, distance, fits
+from provision.up.watch.roles import Role, roles
 from provision.up.watch.seen import Seen
 
 HOUR = 3600.0

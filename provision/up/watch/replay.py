@@ -18,8 +18,9 @@ from provision.node_names import fold
 from provision.remote.schedulers import Holder, Scheduled
 from provision.text import iso
 from provision.up.watch.decide import Telling, View, choose, decide
-from provision.up.watch.incidents import Incident, Role, Step, moved
+from provision.up.watch.incidents import Incident, Step, moved
 from provision.up.watch.policy import Policy
+from provision.up.watch.roles import Role
 from provision.up.watch.seen import Seen, recorded
 
 TICK = 60.0  # seconds between two decisions while nothing changes: limits end with time

@@ -15,8 +15,9 @@ from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import iso, spelled
-from provision.up.watch.incidents import SPARE, Incident, Step, Store, may_return
+from provision.up.watch.incidents import SPARE, Incident, Step, Store
 from provision.up.watch.policy import Policy
+from provision.up.watch.roles import may_return
 
 PARTS = ("up", "validate", "burnin")
 _UNFIT = (ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE)  # what these say is said of the node

@@ -10,7 +10,8 @@ from provision import __version__
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.text import iso, spelled
-from provision.up.watch.incidents import FORMAT, Incident, Role, roles
+from provision.up.watch.incidents import FORMAT, Incident
+from provision.up.watch.roles import Role, roles
 
 
 def document(

@@ -11,8 +11,9 @@ from provision.checks.judge import Verdict
 from provision.fleet import Fleet
 from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
 from provision.up.watch.decide import Ages, Held, Telling, View, choose, decide, ready, suspects
-from provision.up.watch.incidents import Incident, Role, Step, may_return, moved, new, roles
+from provision.up.watch.incidents import Incident, Step, moved, new
 from provision.up.watch.policy import SPARES, Policy
+from provision.up.watch.roles import Role, may_return, roles
 from tests.support.watching import LOST, SILENT, fleet, seen
 
 NOW = 1_800_000_000.0

@@ -10,7 +10,7 @@ import pytest
 
 from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.remote.schedulers import PREFIX
-from provision.up.watch.incidents import Incident, Role, Step, Store, moved, new, roles
+from provision.up.watch.incidents import Incident, Step, Store, moved, new
 from provision.up.watch.policy import Policy
 from provision.up.watch.returning import (
     PARTS,
@@ -19,6 +19,7 @@ from provision.up.watch.returning import (
     refuse_early,
     refuse_unfinished,
 )
+from provision.up.watch.roles import Role, roles
 from tests.support.watching import FileScheduler, PooledScheduler, fleet
 
 NOW = 1_800_000_000.0

@@ -14,10 +14,12 @@ from provision.remote.protocol import unreachable
 from provision.remote.schedulers import PREFIX
 from provision.up.watch import heartbeat
 from provision.up.watch.aside import set_aside
-from provision.up.watch.incidents import Incident, Role, Step, Store, moved, new, roles, serving
+from provision.up.watch.incidents import Incident, Step, Store, moved, new
 from provision.up.watch.policy import Policy
-from provision.up.watch.service import Pace, Watch
+from provision.up.watch.roles import Role, roles, serving
+from provision.up.watch.service import Watch
 from provision.up.watch.steps import Checked, Message
+from provision.up.watch.surroundings import Pace
 from provision.validate.status.status import NodeStatus, judged
 from tests.support.watched import healths
 from tests.support.watching import FileScheduler, fleet

@@ -14,8 +14,9 @@ import pytest
 from provision.remote.schedulers import PREFIX, Holder
 from provision.up.watch.incidents import Incident, Step, Store
 from provision.up.watch.policy import Policy
-from provision.up.watch.service import Pace, Watch
+from provision.up.watch.service import Watch
 from provision.up.watch.steps import Checked, Message
+from provision.up.watch.surroundings import Pace
 from provision.validate.status.status import NodeStatus
 from tests.support import seed
 from tests.support.watched import healths
