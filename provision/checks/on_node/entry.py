@@ -106,8 +106,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 def _worded(argv: Sequence[str]) -> list[str]:
     """The arguments with their word first. Words were flags once (`--last --nhc`), and stand so in files that
     are not ours: in NHC's, in node-problem-detector's."""
-    flags = [flag for flag in argv if flag.startswith("--") and flag[2:] in _WORDS]
-    found = [*(flag[2:] for flag in flags), *(one for one in argv if one not in flags)]
+    given = [part for one in argv for part in (one.split("=", 1) if one.startswith("--slurm=") else [one])]
+    behind = zip(given, ["", *given])  # noqa: B905 - the last is behind nothing
+    words = [one for one in given if one[:2] == "--" and one[2:] in _WORDS]
+    words = words or [one for one, before in behind if one in _WORDS and before != "--settings"][:1]
+    found = [*(one.lstrip("-") for one in words), *(one for one in given if one not in words)]
     named = found and (found[0][0] != "-" or found[0] in ("-h", "--help", "--version"))
     return found if named else ["json", *found]
 
