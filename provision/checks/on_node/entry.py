@@ -107,7 +107,7 @@ def _worded(argv: Sequence[str]) -> list[str]:
     """The arguments with their word first. Words were flags once (`--last --nhc`), and stand so in files that
     are not ours: in NHC's, in node-problem-detector's."""
     given = [part for one in argv for part in (one.split("=", 1) if one.startswith("--slurm=") else [one])]
-    behind = zip(given, ["", *given])  # noqa: B905 - the last is behind nothing
+    behind = zip(given, ["", *given])
     words = [one for one in given if one[:2] == "--" and one[2:] in _WORDS]
     words = words or [one for one, before in behind if one in _WORDS and before != "--settings"][:1]
     found = [*(one.lstrip("-") for one in words), *(one for one in given if one not in words)]
