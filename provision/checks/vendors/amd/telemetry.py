@@ -26,6 +26,7 @@ from provision.checks.vendors.amd import sensors, smi
 from provision.checks.vendors.amd.smi import Entry, count, number, text, within
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import STATIC
+from provision.text import many
 
 NAME = "telemetry"  # of the command beside the load
 BEFORE, AFTER = "amd_smi_before", "amd_smi_after"
@@ -256,7 +257,8 @@ def judge(
     if "unproven" in values:
         findings.append(unmeasured(check, str(values["unproven"]), action="investigate"))
     elif fewer := values.get("fewer_listed"):
-        said = f"in {fewer} samples under load amd-smi did not list all GPUs, and after the test it does"
+        times = many(int(fewer), "sample")
+        said = f"in {times} under load amd-smi did not list all GPUs, and after the test it does"
         findings.append(
             Finding(check, Verdict.FAIL, "node", said, "lost", fewer, "samples", action="investigate")
         )
