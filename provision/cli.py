@@ -142,7 +142,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         if first not in (name for action in parser._actions for name in action.option_strings):
             raise UsageError(f"the command comes first: `gpuprov {verbs[0]} {first} …`")
     words, innermost = _with_usual(parser, arguments)
-    if words[-1:] == ["all"] and words[-2] in ("-h", "--help"):
+    if words[-2:] in (["-h", "all"], ["--help", "all"]):
         sys.stdout.write(innermost.whole_help())
         raise SystemExit(ExitCode.OK)
     try:

@@ -131,6 +131,13 @@ def test_what_is_near_nothing_gets_no_guess(capsys: pytest.CaptureFixture[str]) 
     assert complaint(capsys, "plan", "--qqqq")[-1] == "gpuprov plan: error: unrecognized arguments: --qqqq"
 
 
+@pytest.mark.parametrize("words", [["all"], [""], ["burnin", ""], ["burnin", "hours"]])
+def test_a_word_that_is_no_verb_is_refused_by_argparse(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "invalid choice: " in "".join(complaint(capsys, *words))
+
+
 def test_a_mistyped_verb_of_a_verb_is_not_taken_for_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["watch", "stat"]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
@@ -158,6 +165,8 @@ def test_options_are_alike_by_their_words_not_by_their_dashes(capsys: pytest.Cap
         ("watch --install-unit", "watch install [INVENTORY]"),
         ("burnin --nodes rack1 --profile day", "burnin start"),
         ("burnin inventory.yml", "burnin start"),
+        ("burnin", "burnin start"),
+        ("burnin hosts", "burnin start"),  # a folder
         ("burnin --nodes rack1 --plan", "burnin plan"),
         ("burnin --list", "burnin profiles"),
         ("burnin --resume latest", "burnin resume [RUN]"),
@@ -173,8 +182,10 @@ def test_options_are_alike_by_their_words_not_by_their_dashes(capsys: pytest.Cap
     ],
 )
 def test_an_earlier_form_is_one_line_that_names_the_new_one(
-    line: str, new: str, capsys: pytest.CaptureFixture[str]
+    line: str, new: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").mkdir()
     assert cli.main(line.split()) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert not out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 # Verb -> what it took -> the command that does it now.
 _MOVED = {
@@ -41,6 +42,7 @@ def answer(words: Sequence[str]) -> str:
             return f"`gpuprov {verb} {word}` is now `gpuprov {new}`"
     if any(word == "--become" or (word[:2] == "-b" and word[2:3] in ("", *"kKulei")) for word in rest):
         return "there is no -b, --become: gpuprov becomes root on the nodes without it"
-    if verb == "burnin" and rest and (rest[0][0] == "-" or "." in rest[0] or "/" in rest[0]):
+    first = rest[0] if rest else "-"  # without a word it began one as well
+    if verb == "burnin" and (first.startswith("-") or "." in first or (first and Path(first).exists())):
         return "`gpuprov burnin` is now `gpuprov burnin start`"
     return ""
