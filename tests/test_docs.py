@@ -97,6 +97,7 @@ def test_no_file_has_an_earlier_form_of_a_command() -> None:
         text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
         found = [[word.strip('.,;:)"') for word in one.split()] for one in spoken.findall(text)]
         found += [re.findall(r"\"([^\"]*)\"", one) for one in typed.findall(text)]
+        found = [words for words in found if len(words) > 1]  # a verb alone is its name
         left += [f"{name}: {' '.join(words)}: {told}" for words in found if (told := moved.answer(words))]
     assert not left, "\n".join(left)
 

@@ -371,6 +371,16 @@ def test_a_worker_that_does_not_see_the_mesh_is_not_used(standing: StandIn) -> N
     ("noise", "words"),
     [
         (b"/x/python: No module named provision\n", "its Python has no gpuprov"),
+        (
+            b"/x/python: Error while ... (ModuleNotFoundError: No module named 'provision')\n",
+            "its Python has no gpuprov",
+        ),
+        # Its Receptor is set up for an older gpuprov, or for a newer one.
+        (b"/x/python: No module named provision.remote.workers.worker_entry\n", "its gpuprov does not have"),
+        (
+            b"/x/python: ... (ModuleNotFoundError: No module named 'provision.remote.new')\n",
+            "its gpuprov does not have",
+        ),
         (b"/bin/sh: 1: /x/python: not found\n", "its interpreter cannot be started"),
         (b"\x1b[31mOut of memory\n", "it ended before it began: [31mOut of memory"),
         (b"", "it ended before it began: exit status 0"),

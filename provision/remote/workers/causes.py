@@ -7,6 +7,7 @@ crypto/x509.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from provision.text import iso
 
 _RUNNING = "is its Receptor running, and are its peers?"
 _RENEW = "renew it: gpuprov up --nodes gpuprov_workers (docs/mesh.md)"
+_OTHER = "install this gpuprov there, then renew its work-command: gpuprov up --nodes gpuprov_workers"
 _LOOK_THERE = "look at that machine (memory, disk, its log)"
 _NO_DISK = "exit status 74"  # of worker_entry, when its answers cannot be written
 # Words of Receptor's, and what they mean: kind, cause, next step.
@@ -103,6 +105,9 @@ def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
     """Why the worker's program did not begin, from what it printed and Receptor says of it."""
     last = _last(noise, detail)
     if "No module named" in last:
+        if re.search(r"No module named '?provision\.", last):  # it has gpuprov, and not this part of it
+            what = f"its Receptor starts what its gpuprov does not have ({last})"
+            return _error("python", worker, what, _OTHER)
         return _error(
             "python", worker, f"its Python has no gpuprov ({last})", f"install it there, or correct {PYTHON}"
         )
