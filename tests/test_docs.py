@@ -83,8 +83,9 @@ def test_every_command_in_a_sentence_parses(capsys: pytest.CaptureFixture[str]) 
             assert not said, f"{document}: {command}: {said}"
 
 
-def test_no_file_has_an_earlier_form_of_a_command() -> None:
+def test_no_file_has_an_earlier_form_of_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither in a sentence or message, nor as the words of a test or script."""
+    monkeypatch.chdir(tmp_path)  # no word is the name of a file here
     verbs = "|".join(cli.COMMANDS)
     spoken = re.compile(rf"(?:gpuprov |`)((?:{verbs})\b[^`\n]*)")
     typed = re.compile(rf"\"(?:{verbs})\"(?:, f?\"[^\"]*\")*")

@@ -184,7 +184,9 @@ def _replay(fleet: Fleet, rules: Policy, named: str | None, place: Path) -> Exit
     found = replay.history([path for path in paths if named or path.exists()])
     if not found:
         where = named or str(place)
-        raise UsageError(f"no health history in {where} yet", "start gpuprov watch, or name a history.jsonl")
+        raise UsageError(
+            f"no health history in {where} yet", "start gpuprov watch, or name one with --history"
+        )
     lines = list(replay.Replay(fleet, rules).lines(replay.last_day(found)))
     sys.stdout.writelines(f"{line}\n" for line in lines or ["it would have done nothing"])
     return ExitCode.OK

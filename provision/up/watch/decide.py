@@ -240,7 +240,7 @@ def ready(spare: str, view: View, policy: Policy) -> str:
     if word.holder is Holder.OTHERS:
         return f"somebody else drained it: {word.reason}"
     if word.holder is Holder.NOBODY:
-        return "it is in service"
+        return "it is in service (gpuprov watch spare sets an idle one aside)"
     if word.jobs:
         return f"job {word.jobs[0].id} still runs on it"
     at = view.validated.get(spare)

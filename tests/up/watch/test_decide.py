@@ -210,7 +210,10 @@ def test_a_spare_that_fails_is_none_and_needs_no_limit() -> None:
     ("how", "why"),
     [
         ({"holder": Holder.OTHERS, "reason": "being moved"}, "somebody else drained it: being moved"),
-        ({"holder": Holder.NOBODY, "takes_jobs": True}, "it is in service"),
+        (
+            {"holder": Holder.NOBODY, "takes_jobs": True},
+            "it is in service (gpuprov watch spare sets an idle one aside)",
+        ),
         ({"jobs": (Job("4711"),)}, "job 4711 still runs on it"),
         ({"error": "timeout"}, "no answer from the scheduler: timeout"),
     ],

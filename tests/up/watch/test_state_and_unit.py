@@ -84,7 +84,7 @@ UNIT = "everyone may read a unit, so it has no variables and no passwords"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["watch", "replay", "nodes.yml"], "no health history in"),
+        (["watch", "replay", "nodes.yml"], "yet\n  → start gpuprov watch, or name one with --history"),
         (["watch", "replay", "nodes.yml", "--history", "no.jsonl"], "no.jsonl: No such file or directory"),
         (["watch", "install", "nodes.yml", "--set", "gpuprov_watch={hourly: 2}"], UNIT),
         (["watch", "install", "nodes.yml", "-K"], UNIT),
