@@ -211,18 +211,23 @@ def containerd(version: int, plugin: str, quote: str = '"') -> str:
     ],
 )
 def test_containerd_in_both_formats(host: Tree, text: str) -> None:
+    """Of the files alone, on a machine without the program."""
     host.file("/etc/containerd/conf.d/99-nvidia.toml", text)
+    assert host.value("container_runtime.containerd.imported") is False
+    assert host.value("container_runtime.containerd.path") is None
+    main = text.partition("\n")[0]
+    host.file("/etc/containerd/config.toml", f'# imports = ["/etc/containerd/conf.d/*.toml"]\n{main}\n')
+    assert host.value("container_runtime.containerd.imported") is False
+    host.file("/etc/containerd/config.toml", f'{main}\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
+    assert host.value("container_runtime.containerd.imported") is True
     assert host.value("container_runtime.containerd.path") == "/usr/bin/nvidia-container-runtime"
     assert host.value("container_runtime.containerd.cdi") is True
     assert host.value("container_runtime.containerd.keeps_runc") is False
     with_runc = text.replace("runtimes.nvidia]", "runtimes.runc]") + text
     host.file("/etc/containerd/conf.d/99-nvidia.toml", with_runc)
     assert host.value("container_runtime.containerd.keeps_runc") is True
-    assert host.value("container_runtime.containerd.imported") is False
-    host.file("/etc/containerd/config.toml", '# imports = ["/etc/containerd/conf.d/*.toml"]\nversion = 2\n')
-    assert host.value("container_runtime.containerd.imported") is False
-    host.file("/etc/containerd/config.toml", 'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n')
-    assert host.value("container_runtime.containerd.imported") is True
+    host.file("/etc/containerd/conf.d/zz-site.toml", main)
+    assert "zz-site.toml may override our drop-in" in host.problem("container_runtime.containerd.path")
 
 
 TYPE, UNCONFIGURED = "container_runtime.containerd.runtime_type", "container_runtime.all.unconfigured"
@@ -245,7 +250,7 @@ WITHOUT_TYPE = """version = 2
 IGNORED = WITHOUT_TYPE.replace("nvidia", "runc").replace(
     'runtime_type = ""', 'runtime_type = "io.containerd.runc.v2"'
 )
-RIGHT = IGNORED + IGNORED.partition("runtimes]")[2].replace("runc]", "nvidia]").replace("runc.o", "nvidia.o")
+RIGHT = IGNORED + IGNORED.partition("runtimes]")[2].replace("runc", "nvidia").replace("nvidia.v2", "runc.v2")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,19 @@ version = {version}
   enable_cdi = true
   [plugins."{plugin}".containerd.runtimes.nvidia]
     runtime_type = "io.containerd.runc.v2"
+    [plugins."{plugin}".containerd.runtimes.nvidia.options]
+      BinaryName = "/usr/bin/nvidia-container-runtime"
 """
+# As a site may have it, after ours in the order of names.
+LATER = """\
+version = {version}
+[plugins."{plugin}"]
+  enable_cdi = false
+  [plugins."{plugin}".containerd.runtimes.nvidia.options]
+    BinaryName = "/usr/bin/crun"
+"""
+EFFECTIVE = [f"container_runtime.containerd.{name}" for name in ("path", "cdi", "keeps_runc", "runtime_type")]
+LISTS = ["container_runtime.all.unconfigured", "container_runtime.all.without_cdi"]
 PLUGINS = {
     2: "io.containerd.grpc.v1.cri",
     3: "io.containerd.cri.v1.runtime",
@@ -36,19 +49,37 @@ def containerd(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Roo
     return request.param, programs
 
 
-def runtime_type(programs: Root, tree: Path, main: int, drop_in: int, text: str = "") -> tuple[str, str]:
-    """The fact, and what containerd prints of the settings in these formats."""
+def told(programs: Root, tree: Path, *facts: str) -> tuple[dict[str, Any], str]:
+    """The facts, and what containerd prints of its settings."""
+    settings = programs.own / "etc/containerd"
+    look = Tree(tree)
+    for path in (settings / "config.toml", *settings.glob("conf.d/*")):
+        if path.exists():
+            look.file(f"/etc/containerd/{path.relative_to(settings)}", path.read_text())
+    printed, cases = "", ""
+    for word in ("dump", "default"):
+        done = programs.run("containerd", "config", word)
+        printed += done.stdout + done.stderr if word == "dump" else ""
+        for name, text in (("out", done.stdout), ("err", done.stderr)):
+            look.file(f"/{word}.{name}", text)
+        cases += f"{word}) cat {tree}/{word}.out; cat {tree}/{word}.err >&2; exit {done.returncode};; "
+    look.tool("containerd", f'case "$2" in {cases}esac')
+    look.file("/usr/bin/kubelet", "")
+    return look.values(*facts), printed
+
+
+def write(programs: Root, main: int, drop_in: int, text: str = "") -> None:
+    """The settings in these formats."""
     settings = programs.own / "etc/containerd"
     (settings / "config.toml").write_text(MAIN.format(version=main) + text)
     added = DROP_IN.format(version=drop_in, plugin=PLUGINS[drop_in])
     (settings / "conf.d/99-nvidia.toml").write_text(added)
-    done = programs.run("containerd", "config", "dump")
-    look = Tree(tree)
-    look.file("/usr/bin/containerd", "")
-    for name in ("out", "err"):
-        (tree / name).write_text(done.stdout if name == "out" else done.stderr)
-    look.tool("containerd", f"cat {tree}/out; cat {tree}/err >&2; exit {done.returncode}")
-    return str(look.values(TYPE)[TYPE]), done.stdout + done.stderr
+
+
+def runtime_type(programs: Root, tree: Path, main: int, drop_in: int, text: str = "") -> tuple[str, str]:
+    write(programs, main, drop_in, text)
+    found, printed = told(programs, tree, TYPE)
+    return str(found[TYPE]), printed
 
 
 @pytest.mark.parametrize("containerd", SUITES, indirect=True)
@@ -72,3 +103,34 @@ def test_settings_that_containerd_refuses_are_told_in_its_words(
     )
     kind, printed = runtime_type(programs, tmp_path / "broken", 2, 2, "[plugins\n")
     assert kind.startswith("containerd: failed to "), printed
+
+
+@pytest.mark.parametrize("containerd", SUITES, indirect=True)
+def test_what_a_later_drop_in_overrides_is_not_in_effect(
+    containerd: tuple[str, Root], tmp_path: Path
+) -> None:
+    """1.7 lets the later file replace all that is said of a plugin, 2.1 only what it names."""
+    suite, programs = containerd
+    version, merges = SUITES[suite], suite == "forky"
+    write(programs, version, version)
+    found, _ = told(programs, tmp_path / "ours", *EFFECTIVE, *LISTS)
+    ours = "/usr/bin/nvidia-container-runtime", True, merges, "io.containerd.runc.v2"
+    assert tuple(found[fact] for fact in EFFECTIVE) == ours
+    assert [found[fact] for fact in LISTS] == [[] if merges else ["containerd"], []]
+    later = programs.own / "etc/containerd/conf.d/zz-site.toml"
+    later.write_text(LATER.format(version=version, plugin=PLUGINS[version]))
+    found, _ = told(programs, tmp_path / "later", *EFFECTIVE, *LISTS)
+    theirs = "/usr/bin/crun", False, merges, "io.containerd.runc.v2" if merges else None
+    assert tuple(found[fact] for fact in EFFECTIVE) == theirs
+    assert [found[fact] for fact in LISTS] == [["containerd"], ["containerd"]]
+
+
+@pytest.mark.parametrize("containerd", SUITES, indirect=True)
+def test_without_settings_of_its_own_it_runs_with_the_built_in_ones(
+    containerd: tuple[str, Root], tmp_path: Path
+) -> None:
+    suite, programs = containerd
+    (programs.own / "etc/containerd/config.toml").unlink()
+    found, printed = told(programs, tmp_path / "none", *EFFECTIVE)
+    assert ("config.toml: no such file" in printed) is (suite == "trixie")
+    assert [found[fact] for fact in EFFECTIVE] == [None, suite == "forky", True, None]

@@ -2,8 +2,8 @@
 
 import os
 
-from provision.node.observe.files import ReadError, at, link_target, read_bytes, read_text
-from provision.node.observe.probe import FAMILIES, Family, Probe, one_each
+from provision.node.observe.files import ReadError, at, link_target, names_in, read_bytes, read_text
+from provision.node.observe.probe import FAMILIES, Family, Probe, RefusedError, attribute_of, one_each
 
 RUNTIMES = {
     "docker": ("/usr/bin/dockerd", "/usr/sbin/dockerd"),
@@ -14,6 +14,8 @@ RUNTIMES = {
 DOCKER_FILE = "/etc/docker/daemon.json"
 CONTAINERD_FILE = "/etc/containerd/config.toml"
 CONTAINERD_DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+# Attributes that containerd itself is asked for.
+EFFECTIVE = ("path", "cdi", "keeps_runc", "runtime_type")
 CRIO_DROP_IN = "/etc/crio/conf.d/99-nvidia.toml"
 TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
 
@@ -68,56 +70,73 @@ def toml_text_value(text, table, key):
     return None
 
 
-def containerd_value(what):
-    if what == "imported":
-        lines = [line for line in (read_text(CONTAINERD_FILE) or "").splitlines() if line.strip()[:1] != "#"]
-        return os.path.dirname(CONTAINERD_DROP_IN) + "/" in "\n".join(lines)
-    if what == "cdi":
-        found = [
-            toml_value(CONTAINERD_DROP_IN, name, "enable_cdi") for name in (".v1.cri", ".cri.v1.runtime")
-        ]
-        return {"true": True, "false": False}.get(found[0] or found[1])
-    if what == "keeps_runc":
-        # Up to 2.0 the drop-in replaces all that was known of runtimes, also what is built in.
-        return toml_value(CONTAINERD_DROP_IN, "containerd.runtimes.runc", "runtime_type") is not None
-    return toml_value(CONTAINERD_DROP_IN, "runtimes.nvidia.options", "BinaryName")
+def containerd_imports():
+    """Whether containerd's main file has our drop-in read."""
+    lines = [line for line in (read_text(CONTAINERD_FILE) or "").splitlines() if line.strip()[:1] != "#"]
+    return os.path.dirname(CONTAINERD_DROP_IN) + "/" in "\n".join(lines)
+
+
+def containerd_told(text):
+    """Attribute -> what this configuration of containerd says of the NVIDIA runtime, runc and CDI."""
+    cdi = [toml_text_value(text, name, "enable_cdi") for name in (".cri.v1.runtime", ".v1.cri")]
+    return {
+        "runtime_type": toml_text_value(text, "containerd.runtimes.nvidia", "runtime_type") or None,
+        "path": toml_text_value(text, "containerd.runtimes.nvidia.options", "BinaryName") or None,
+        "keeps_runc": bool(toml_text_value(text, "containerd.runtimes.runc", "runtime_type")),
+        "cdi": {"true": True, "false": False}.get(cdi[0] or cdi[1]),
+    }
 
 
 def containerd_merged():
-    """The settings in force: a drop-in counts if it is imported and of no later format than the main file."""
+    """The settings in force, from the files: a drop-in counts if it is imported and of no later format than
+    the main file. What several drop-ins say of one plugin, releases of containerd merge in different ways."""
     texts = [read_text(path) or "" for path in (CONTAINERD_FILE, CONTAINERD_DROP_IN)]
     main, drop_in = [int("0" + (toml_text_value(text, "", "version") or "")) for text in texts]
-    return "\n".join(texts if containerd_value("imported") and drop_in <= main else texts[:1])
+    if not containerd_imports():
+        return texts[0]
+    folder, ours = os.path.split(CONTAINERD_DROP_IN)
+    others = [name for name in names_in(folder) if name.endswith(".toml") and name != ours]
+    if others:
+        raise ReadError(
+            "containerd config dump told nothing, and %s/%s may override our drop-in" % (folder, others[-1])
+        )
+    return "\n".join(texts if drop_in <= main else texts[:1])
 
 
 def parse_containerd(facts, output):
-    """The type of the NVIDIA runtime in containerd's effective configuration, else why containerd refuses the
-    configuration; and the runtimes that do not know the NVIDIA runtime."""
+    """What containerd itself says is in effect. Where it refuses its configuration, the type of the NVIDIA
+    runtime is why, and the rest null."""
     refused = [line for line in output.splitlines() if line.startswith("containerd: ")]
     readable = "[plugins" in output
     if not readable and refused and "permission denied" not in output:
-        kind, known = refused[-1], False
+        if read_text(CONTAINERD_FILE) is None:
+            # Up to 2.0 it does not print what it runs with then.
+            command = [containerd_program(), "config", "default"]
+            raise RefusedError({}, Probe(facts, command=command, parse=parse_containerd))
+        told = dict.fromkeys(EFFECTIVE, None)
+        told["runtime_type"] = refused[-1]
     else:
-        text = output if readable else containerd_merged()
-        kind = toml_text_value(text, "containerd.runtimes.nvidia", "runtime_type") or None
-        runc = toml_text_value(text, "containerd.runtimes.runc", "runtime_type")
-        known = kind and (runc if readable else containerd_value("keeps_runc"))
+        told = containerd_told(output if readable else containerd_merged())
+    lists = {"unconfigured": runtimes_unconfigured, "without_cdi": runtimes_without_cdi}
     found = {}
     for fact in facts:
-        unconfigured = [name for name in runtimes_unconfigured() if name != "containerd"]
-        if "containerd" in runtimes_to_tell() and not known:
-            unconfigured = sorted([*unconfigured, "containerd"])
-        found[fact] = kind if fact.endswith(".runtime_type") else unconfigured
+        attribute = attribute_of(fact)
+        found[fact] = lists[attribute](told) if attribute in lists else told[attribute]
     return found
 
 
+def containerd_program():
+    return next((path for path in RUNTIMES["containerd"] if os.path.exists(at(path))), None)
+
+
 def runtime_probes(names):
-    programs = [path for path in RUNTIMES["containerd"] if os.path.exists(at(path))]
-    effective = ("container_runtime.containerd.runtime_type", "container_runtime.all.unconfigured")
-    asked = [name for name in names if name in effective] if programs else []
+    effective = ["container_runtime.containerd." + name for name in EFFECTIVE]
+    effective += ["container_runtime.all.unconfigured", "container_runtime.all.without_cdi"]
+    program = containerd_program()
+    asked = [name for name in names if name in effective] if program else []
     probes = one_each(runtime_value)([name for name in names if name not in asked])
     if asked:
-        probes.append(Probe(asked, command=[programs[0], "config", "dump"], parse=parse_containerd))
+        probes.append(Probe(asked, command=[program, "config", "dump"], parse=parse_containerd))
     return probes
 
 
@@ -134,7 +153,9 @@ def runtime_value(runtime, what):
         return docker_value(what)
     if runtime == "crio":
         return toml_value(CRIO_DROP_IN, "runtimes.nvidia", "runtime_path") if what == "path" else None
-    return containerd_value(what) if runtime == "containerd" and what != "runtime_type" else None
+    if runtime != "containerd":
+        return None
+    return containerd_imports() if what == "imported" else containerd_told(containerd_merged()).get(what)
 
 
 def restart_required(unit):
@@ -158,18 +179,20 @@ def runtimes_to_tell():
     return [name for name in installed if name != "containerd" or "docker" not in installed or kubelet]
 
 
-def runtimes_unconfigured():
-    """The installed runtimes that do not know the NVIDIA runtime."""
-    told = {name: bool(runtime_value(name, "path")) for name in runtimes_to_tell()}
-    if told.get("containerd"):
-        told["containerd"] = containerd_value("imported") and containerd_value("keeps_runc")
+def runtimes_unconfigured(containerd=None):
+    """The installed runtimes that do not know the NVIDIA runtime. `containerd`: what it was told."""
+    told = {name: runtime_value(name, "path") for name in runtimes_to_tell() if name != "containerd"}
+    if "containerd" in runtimes_to_tell():
+        # The GPU operator has the program in another folder.
+        ours = "nvidia-container-runtime" in (containerd["path"] or "")
+        told["containerd"] = ours and containerd["runtime_type"] and containerd["keeps_runc"]
     return [name for name in sorted(told) if not told[name]]
 
 
-def runtimes_without_cdi():
+def runtimes_without_cdi(containerd=None):
     """The installed runtimes in which CDI is not switched on; CRI-O and podman have no switch."""
     asked = [name for name in runtimes_to_tell() if name in ("containerd", "docker")]
-    return [name for name in asked if runtime_value(name, "cdi") is not True]
+    return [n for n in asked if (docker_value("cdi") if n == "docker" else containerd["cdi"]) is not True]
 
 
 def docker_without(what):
