@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from provision.desired.expectations import renderer_for
+from provision.desired.role import all_roles
 from tests.node.machine import Tree
 from tests.printers import root
 from tests.printers.root import Root
+from tests.support.described import machine
 
 pytestmark = pytest.mark.long
 SUITES = {"trixie": 2, "forky": 3}  # containerd 1.7.24 and 2.1.9 → the newest format that each reads
@@ -68,6 +71,13 @@ def told(programs: Root, tree: Path, *facts: str) -> tuple[dict[str, Any], str]:
     return look.values(*facts), printed
 
 
+def role(name: str, dump: str = "") -> str:
+    """What the role container_toolkit makes of this."""
+    own = all_roles()["container_toolkit"]
+    values = {"__container_toolkit_dump": {"stdout": dump}}
+    return str(renderer_for(own, values, machine()).value(f"{{{{ __container_toolkit_{name} }}}}"))
+
+
 def write(programs: Root, main: int, drop_in: int, text: str = "") -> None:
     """The settings in these formats."""
     settings = programs.own / "etc/containerd"
@@ -113,16 +123,38 @@ def test_what_a_later_drop_in_overrides_is_not_in_effect(
     suite, programs = containerd
     version, merges = SUITES[suite], suite == "forky"
     write(programs, version, version)
-    found, _ = told(programs, tmp_path / "ours", *EFFECTIVE, *LISTS)
+    found, printed = told(programs, tmp_path / "ours", *EFFECTIVE, *LISTS)
     ours = "/usr/bin/nvidia-container-runtime", True, merges, "io.containerd.runc.v2"
     assert tuple(found[fact] for fact in EFFECTIVE) == ours
     assert [found[fact] for fact in LISTS] == [[] if merges else ["containerd"], []]
+    assert role("in_effect", printed) == str(merges), "1.7 needs runc in the drop-in"
     later = programs.own / "etc/containerd/conf.d/zz-site.toml"
     later.write_text(LATER.format(version=version, plugin=PLUGINS[version]))
-    found, _ = told(programs, tmp_path / "later", *EFFECTIVE, *LISTS)
+    found, printed = told(programs, tmp_path / "later", *EFFECTIVE, *LISTS)
+    assert role("in_effect", printed) == "False"
     theirs = "/usr/bin/crun", False, merges, "io.containerd.runc.v2" if merges else None
     assert tuple(found[fact] for fact in EFFECTIVE) == theirs
     assert [found[fact] for fact in LISTS] == [["containerd"], ["containerd"]]
+
+
+@pytest.mark.parametrize("containerd", SUITES, indirect=True)
+def test_a_plugin_that_is_off_is_told_whatever_the_drop_in_says(
+    containerd: tuple[str, Root], tmp_path: Path
+) -> None:
+    """As Docker's packages have it."""
+    suite, programs = containerd
+    write(programs, SUITES[suite], SUITES[suite])
+    main = programs.own / "etc/containerd/config.toml"
+    _, printed = told(programs, tmp_path / "on", TYPE)
+    assert not re.search(role("no_cri"), printed)
+    main.write_text('disabled_plugins = ["cri"]\n' + MAIN.partition("\n")[2])
+    found, printed = told(programs, tmp_path / "refused", TYPE)
+    if suite == "trixie":  # nvidia-ctk makes these files beside each other
+        assert 'invalid disabled plugin URI "cri"' in found[TYPE]
+        (programs.own / "etc/containerd/conf.d/99-nvidia.toml").unlink()
+    found, printed = told(programs, tmp_path / "off", TYPE, LISTS[0])
+    assert found == {TYPE: "the CRI plugin is in disabled_plugins", LISTS[0]: ["containerd"]}
+    assert re.search(role("no_cri"), printed)
 
 
 @pytest.mark.parametrize("containerd", SUITES, indirect=True)

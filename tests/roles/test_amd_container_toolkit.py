@@ -160,6 +160,14 @@ def refusal(file: str, **known: Any) -> str:
     return " ".join(said[f"__{ROLE}_refused"].split())
 
 
+OLDER = {"wanted": ["containerd"], "found": {"containerd": "1.7.24"}}
+# containerd 1.7.24 config dump
+NO_FILE = (
+    "containerd: failed to load TOML: /etc/containerd/config.toml: open /etc/containerd/config.toml:"
+    " no such file or directory\n"
+)
+
+
 @pytest.mark.parametrize(
     ("known", "words"),
     [
@@ -168,17 +176,20 @@ def refusal(file: str, **known: Any) -> str:
         ({"docker": True, "found": {"docker": "20.10.24"}}, "Docker 20.10.24 on this machine"),
         ({"docker": True, "found": {"docker": "25.0.1"}}, ""),
         ({"docker": True, "found": {"docker": "20.10.24"}, "declared": {"cdi": False}}, ""),
-        ({"wanted": ["containerd"], "found": {"containerd": "1.7.24"}}, "CDI is off in containerd 1.7.24"),
+        (OLDER, "CDI is off in containerd 1.7.24"),
         ({"wanted": ["containerd"], "found": {"containerd": "2.1.4"}, "cdi": "true"}, ""),
+        ({**OLDER, "dump": {"rc": 1, "stdout": "", "stderr": NO_FILE}}, "CDI is off in containerd 1.7.24"),
+        ({**OLDER, "dump": {"rc": 1, "stdout": "", "stderr": NO_FILE}, "cdi": "true"}, ""),
         ({"wanted": ["auto"]}, ""),  # it is Docker's there, or a kubelet's
     ],
 )
 def test_runtimes_that_cannot_do_it_are_refused(known: dict[str, Any], words: str) -> None:
-    dump = {"rc": 0, "stdout": f"    enable_cdi = {known.get('cdi', 'false')}\n"}
-    usual = {"docker": False, "wanted": [], "found": {}, "said": {"programs": {"containerd_settings": dump}}}
-    said = refusal("runtimes.yml", **{**usual, **known})
-    assert bool(said) == bool(words)
-    assert words in said
+    dump = {"rc": 0, "stdout": f"    enable_cdi = {known.get('cdi', 'false')}\n", "stderr": ""}
+    said = {"containerd_settings": {**dump, **known.get("dump", {})}, "containerd_defaults": dump}
+    usual = {"docker": False, "wanted": [], "found": {}, "said": {"programs": said}}
+    text = refusal("runtimes.yml", **{**usual, **known})
+    assert bool(text) == bool(words)
+    assert words in text
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 import pytest
 
+from provision import yamlfile
 from provision.desired.role import all_roles
 from tests.roles.promises import promised_by
 from tests.support.described import machine
@@ -102,3 +104,26 @@ def test_every_runtime_has_a_version_that_reads_the_specification() -> None:
     known = own["__container_toolkit_runtimes"]
     oldest = {"docker": "26.1", "containerd": "1.7.16", "crio": "1.30", "podman": "5.1"}
     assert {name: each["cdi"] for name, each in known.items()} == oldest
+
+
+# nvidia-ctk 1.19.1 --config-source=file, where config.toml gives runc options alone.
+WITHOUT_TYPE = """\
+        [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
+
+          [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
+            BinaryName = "/usr/bin/nvidia-container-runtime"
+            SystemdCgroup = true
+
+        [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+          runtime_type = "io.containerd.runc.v2"
+"""
+
+
+def test_a_type_that_nvidia_ctk_left_out_is_named() -> None:
+    tasks = yamlfile.load(all_roles()["container_toolkit"].path / "tasks/containerd.yml")
+    (task,) = (one["ansible.builtin.replace"] for one in tasks if "ansible.builtin.replace" in one)
+    named = re.sub(task["regexp"], task["replace"], WITHOUT_TYPE, flags=re.MULTILINE)
+    table = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]'
+    kind = '          runtime_type = "io.containerd.runc.v2"\n'
+    assert named == WITHOUT_TYPE.replace(f"{table}\n", f"{table}\n{kind}")
+    assert re.sub(task["regexp"], task["replace"], named, flags=re.MULTILINE) == named

@@ -1,6 +1,7 @@
 """The container runtimes of this machine, and what they were told of the GPUs, from their settings."""
 
 import os
+import re
 
 from provision.node.observe.files import ReadError, at, link_target, names_in, read_bytes, read_text
 from provision.node.observe.probe import FAMILIES, Family, Probe, RefusedError, attribute_of, one_each
@@ -79,8 +80,12 @@ def containerd_imports():
 def containerd_told(text):
     """Attribute -> what this configuration of containerd says of the NVIDIA runtime, runc and CDI."""
     cdi = [toml_text_value(text, name, "enable_cdi") for name in (".cri.v1.runtime", ".v1.cri")]
+    kind = toml_text_value(text, "containerd.runtimes.nvidia", "runtime_type") or None
+    # "cri" of format 1, io.containerd.grpc.v1.cri or io.containerd.cri.v1.runtime
+    if re.search(r"(?m)^ *disabled_plugins = \[[^\]]*\bcri\b", text):
+        kind = "the CRI plugin is in disabled_plugins"
     return {
-        "runtime_type": toml_text_value(text, "containerd.runtimes.nvidia", "runtime_type") or None,
+        "runtime_type": kind,
         "path": toml_text_value(text, "containerd.runtimes.nvidia.options", "BinaryName") or None,
         "keeps_runc": bool(toml_text_value(text, "containerd.runtimes.runc", "runtime_type")),
         "cdi": {"true": True, "false": False}.get(cdi[0] or cdi[1]),
@@ -184,8 +189,8 @@ def runtimes_unconfigured(containerd=None):
     told = {name: runtime_value(name, "path") for name in runtimes_to_tell() if name != "containerd"}
     if "containerd" in runtimes_to_tell():
         # The GPU operator has the program in another folder.
-        ours = "nvidia-container-runtime" in (containerd["path"] or "")
-        told["containerd"] = ours and containerd["runtime_type"] and containerd["keeps_runc"]
+        ours = "nvidia-container-runtime" in (containerd["path"] or "") and containerd["keeps_runc"]
+        told["containerd"] = ours and (containerd["runtime_type"] or "").startswith("io.containerd.")
     return [name for name in sorted(told) if not told[name]]
 
 
