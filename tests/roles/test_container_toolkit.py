@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from provision import yamlfile
+from provision.desired.expectations import renderer_for
 from provision.desired.role import all_roles
 from tests.roles.promises import promised_by
 from tests.support.described import machine
@@ -127,3 +128,22 @@ def test_a_type_that_nvidia_ctk_left_out_is_named() -> None:
     kind = '          runtime_type = "io.containerd.runc.v2"\n'
     assert named == WITHOUT_TYPE.replace(f"{table}\n", f"{table}\n{kind}")
     assert re.sub(task["regexp"], task["replace"], named, flags=re.MULTILINE) == named
+
+
+@pytest.mark.parametrize(
+    ("disabled", "refused"),
+    [('["cri"]', True), ("['io.containerd.grpc.v1.cri']", True), ("[]", False), ('["criu"]', False)],
+)
+def test_containerd_whose_plugin_is_off_is_refused(disabled: str, refused: bool) -> None:
+    own = all_roles()["container_toolkit"]
+    (task,) = (
+        one
+        for one in yamlfile.load(own.path / "tasks/runtimes.yml")
+        if "__container_toolkit_refused" in one.get("vars", {})
+    )
+    said = {"programs": {"containerd_settings": {"rc": 0, "stdout": f"disabled_plugins = {disabled}\n"}}}
+    known = {"said": said, "absent": [], "old": []}
+    values = {**task["vars"], **{f"__container_toolkit_{name}": value for name, value in known.items()}}
+    values |= {"ansible_check_mode": False, "container_toolkit_runtimes": ["containerd"]}
+    text = renderer_for(own, values, machine()).value("{{ __container_toolkit_refused }}")
+    assert ("Take cri out of disabled_plugins" in text) is refused
