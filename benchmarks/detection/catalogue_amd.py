@@ -29,6 +29,7 @@ HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
 # Whose firmware tells links, limits and deferred errors; and those whose memory is the processor's.
 WITH_METRICS = ("mi300x", "mi325x", "mi355x")
 SHARED = ("mi300a",)
+WHOLE = ("mi210", *WITH_METRICS, *SHARED)  # whose GPUs are one device each: a module's second shows no power
 ALONE = tuple(sku for sku in AMD if sku not in SHARED)
 LIMITS = (*WITH_METRICS, *SHARED)
 BLOCKS = ("umc", "sdma", "gfx", "mmhub", "hdp")
@@ -191,6 +192,11 @@ def _new_words(draw: Draw) -> Case:
     )
 
 
+# --- what AMD's acceptance tests show
+
+_short_of_power = planted("power_short gpu={gpu} factor={rest}", GPU, LOOK)
+_pattern = planted("memory_pattern gpu={gpu} test={test}", GPU, ("replace part",), test=range(2, 11))
+
 # --- what copies and collectives show
 
 _MODULES = ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -208,6 +214,8 @@ def _slow_link(draw: Draw) -> Case:
     return Case((f"slow_pair a={a} b={b} factor={draw.rest}",), expected)
 
 
+_both_ways = planted("two_way_slow a={a} b={b} factor={rest}", PAIR, RESET, FAIL_OR_WARN, also=NODE)
+_both_ways_once = planted("two_way_once a={a} b={b}")
 _host_copies = planted("h2d_slow gpu={gpu} factor={rest}", GPU, HANDS, also=NODE)
 _memory = planted("memory_slow gpu={gpu} factor={rest}", GPU, LOOK, also=NODE)
 _few_percent = planted("memory_slow gpu={gpu} factor=0.985")
@@ -269,6 +277,10 @@ _ENTRIES = (
     Entry(8, "a few corrected xGMI errors", _few_link_errors, skus=ALONE, trap=True),
     Entry(9, "collective slow", _collective, "slowdown", (0.2, 0.9), skus=AMD),
     Entry(10, "xGMI pair slow", _slow_link, "slowdown", (0.32, 0.9), skus=AMD),
+    Entry(
+        10, "xGMI pair slow both ways at once", _both_ways, "slowdown", (0.32, 0.9), skus=LIMITS, variant="b"
+    ),
+    Entry(10, "xGMI pair slow both ways, once", _both_ways_once, skus=LIMITS, trap=True, variant="b"),
     Entry(14, "uncorrectable errors", _uncorrectable, skus=AMD),
     Entry(14, "a few corrected errors", _corrected, skus=AMD, trap=True),
     Entry(14, "uncorrectable errors of memory that is the processor's", _of_socket, skus=SHARED, variant="p"),
@@ -277,9 +289,13 @@ _ENTRIES = (
     Entry(15, "bad pages still in use", _pages, skus=ALONE),
     Entry(15, "bad pages taken out of use long ago", _few_pages, skus=ALONE, trap=True),
     Entry(16, "nearly as many bad pages as allowed", _many_pages, "pages", (116, 512), skus=WITH_METRICS),
+    Entry(16, "memory that does not hold a pattern", _pattern, skus=AMD, variant="m"),
     Entry(17, "memory bandwidth low", _memory, "slowdown", (0.15, 0.8), skus=AMD),
     Entry(17, "memory a percent slower", _few_percent, skus=AMD, trap=True),
     Entry(18, "GPU slow", _slow, "slowdown", (0.25, 0.8), skus=AMD),
+    Entry(
+        18, "GPU that does not reach its power", _short_of_power, "below", (0.1, 0.5), skus=WHOLE, variant="p"
+    ),
     Entry(19, "throttling by the board or by heat", _throttle, skus=LIMITS),
     Entry(19, "throttling that begins under load", _heat_later, skus=AMD, variant="l"),
     Entry(19, "brief slowdown at the start of a load", _brief, skus=LIMITS, trap=True),
