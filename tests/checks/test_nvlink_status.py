@@ -45,6 +45,15 @@ def test_a_gpu_whose_links_are_all_down_fails_where_its_sku_has_links(sentence: 
     assert unhealthy(judged(status(UP, sentence, UP, UP))) == [(Verdict.FAIL, "gpu1", "nvlink_links")]
 
 
+@pytest.mark.parametrize("sentence", [INACTIVE, UP.replace("26.562 GB/s", "<inactive>")])
+def test_a_slow_link_is_told_of_beside_a_gpu_whose_links_are_all_down(sentence: str) -> None:
+    slow = UP.replace("26.562", "6.640", 1)
+    assert unhealthy(judged(status(UP, sentence, slow, UP))) == [
+        (Verdict.FAIL, "gpu1", "nvlink_links"),
+        (Verdict.FAIL, "gpu2", "nvlink_speed"),
+    ]
+
+
 @pytest.mark.parametrize("said", ["", INACTIVE])
 def test_links_that_are_switched_off_are_missed_by_several_gpus_alone(said: str) -> None:
     def found(gpus: int, **more: Any) -> list[tuple[Any, ...]]:

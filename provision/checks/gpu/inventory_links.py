@@ -103,8 +103,10 @@ def judge_links(
             continue
         measured = values.get(metric, {})
         # Of a GPU that does not answer another finding tells: its links are not known, and its peers' are.
+        # One whose links are all down has no speed.
         excused = {
             *partitioned,
+            *(gpu for gpu, active in values.get("nvlink_links", {}).items() if not active),
             *(gpu for told in ("nvlink_unread", "unanswered", "no_handle") for gpu in values.get(told, {})),
         }
         missing = [
