@@ -7,6 +7,7 @@ import pytest
 from provision.checks.judge import Verdict
 from provision.checks.judging.registry import CHECKS
 from provision.checks.nccl import collectives, nccl_collective, nccl_table
+from provision.errors import ParseError
 from tests.support.checks import judged, make_node, make_output, sample
 
 HEALTHY = sample("nccl_all_reduce/healthy.txt")
@@ -64,6 +65,13 @@ def test_columns_are_found_by_name() -> None:
             line += "   1.23"
         wider.append(line)
     assert nccl_table.parse("\n".join(wider) + "\n").rows == nccl_table.parse(HEALTHY).rows
+
+
+@pytest.mark.parametrize("word", ["inf", "nan", "-1"])
+def test_a_time_that_is_none_is_no_result(word: str) -> None:
+    text = HEALTHY.replace(next(line for line in HEALTHY.splitlines() if " float " in line).split()[5], word)
+    with pytest.raises(ParseError, match="row not understood"):
+        nccl_table.parse(text)
 
 
 def test_unchecked_sums_are_not_right_sums() -> None:

@@ -188,7 +188,7 @@ def _table_row(columns: list[str], cells: list[str]) -> Row:
     checked = [word for word in values("#wrong", "error") if word != "N/A"]
     try:
         rates = _rates(values("busbw"), values("algbw"))
-        if any(not float(word) >= 0 for word in values("time")):
+        if any(not 0 <= float(word) < math.inf for word in values("time")):
             raise ValueError("no time")
         # Old versions print the largest error as a float in this column; a count is what we judge.
         wrong = sum(int(float(word)) for word in checked) if checked else None
