@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -65,6 +66,19 @@ def test_a_pair_above_the_limit_but_far_below_the_median_is_a_warning() -> None:
         case["bandwidth_matrix"][3][7] = "340.0"
     findings = judged("p2p_bandwidth", make_output("nvbandwidth", json.dumps(document)))
     assert {("warn", "gpu3-gpu7")} == set(flagged(findings, "verdict", "device"))
+
+
+def test_a_missing_way_is_told_of_beside_a_gpu_that_is_slow_towards_all() -> None:
+    document = json.loads(sample("p2p_bandwidth/healthy.json"))
+    for case in document["nvbandwidth"]["testcases"][2:]:
+        rows = case["bandwidth_matrix"]
+        for gpu in range(1, 8):
+            rows[0][gpu] = rows[gpu][0] = "N/A" if gpu == 6 else "190.0"
+    findings = judged("p2p_bandwidth", make_output("nvbandwidth", json.dumps(document)))
+    said = {finding.device: finding.message for finding in findings if finding.verdict is Verdict.FAIL}
+    assert said.keys() == {"gpu0", "gpu0-gpu6"}
+    assert "no peer access" in said["gpu0-gpu6"]
+    assert re.search(r"slow: 190 GB/s \(limit ≥ \d", said["gpu0"])
 
 
 def test_the_arrow_says_who_sends() -> None:

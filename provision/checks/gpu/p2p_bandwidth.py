@@ -213,7 +213,9 @@ def _judge_pairs(
                 if threshold is None
                 else passed(what, metric, lowest, threshold, len(numbers))
             )
-    culprits = explain(slow, measured)
+    # A missing way is told of by itself: what mends a slow GPU may not bring it back.
+    gone = {cell for cell, reason in slow.items() if reason.value is None}
+    culprits = explain(gone, measured) + explain(slow.keys() - gone, measured - gone)
     # A reset trains the NVLinks to the switches anew; a PCIe link or a bridge is a matter of hands.
     action = "reset GPU" if fabric else "reseat or check cable"
     return [accuse(culprit.device, culprit.cells, slow, WORDS, action) for culprit in culprits] + findings
