@@ -32,17 +32,20 @@ def cells(rng: Random, answer: Answer, row: Row) -> Change | None:
         return None
     hit = rng.randrange(len(answer.gpus))
     own = [cells for cells in rows if len(cells) == len(header) and cells[index] == str(hit)]
+    if len(own) < (5 if row.more.get("once") else 4 if row.more.get("middle") else 0):
+        return None  # another change has taken the rest
     if row.more.get("once"):
-        if len(own) < 5:  # another change has taken the rest
-            return None
         own = [rng.choice(own[2:-2])]
     elif row.more.get("middle"):
         own = own[rng.randrange(1, int(len(own) * 0.6)) :]
     columns = known if row.more.get("all") else [rng.choice(known)]
     value = str(row.choice(rng, "values"))
-    for cells_of in own:
-        for at in columns:
-            cells_of[at] = _moved(cells_of[at], value)
+    try:
+        for cells_of in own:
+            for at in columns:
+                cells_of[at] = _moved(cells_of[at], value)
+    except ValueError:  # another change has put words there
+        return None
     return Change(answer.with_text(_joined(header, rows)), (gpu(hit),), f"gpu{hit}")
 
 

@@ -64,6 +64,22 @@ def test_a_sample_is_changed_only_where_enough_are_left(rows: int) -> None:
     assert (change is None) == (rows == 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "cells", "changes"),
+    [
+        ("a little warmer", ["61", "62"], True),
+        ("a little warmer", ["61", "[Unknown Error]"], False),
+        ("a reading with an error", ["61"] * 4, True),
+        ("a reading with an error", ["61"] * 3, False),
+    ],
+)
+def test_what_another_change_left_behind_is_no_end(name: str, cells: Sequence[str], changes: bool) -> None:
+    (row,) = [one for one in table()["telemetry"] if one.name == name]
+    text = "index, temperature.gpu\n" + "".join(f"0, {cell}\n" for cell in cells)
+    change = perturb_rows.cells(Random(1), Answer(text, 0, ("0000:01:00.0",)), row)  # noqa: S311
+    assert (change is not None) == changes
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_document_shows_what_all_of_them_gave() -> None:
