@@ -376,7 +376,10 @@ def test_a_worker_that_does_not_see_the_mesh_is_not_used(standing: StandIn) -> N
             "its Python has no gpuprov",
         ),
         # Its Receptor is set up for an older gpuprov, or for a newer one.
-        (b"/x/python: No module named provision.remote.workers.worker_entry\n", "its gpuprov does not have"),
+        (
+            b"/x/python: No module named provision.remote.worker_program.worker_entry\n",
+            "its gpuprov does not have",
+        ),
         (
             b"/x/python: ... (ModuleNotFoundError: No module named 'provision.remote.new')\n",
             "its gpuprov does not have",
