@@ -19,9 +19,10 @@ def set_aside(
     scheduler: Scheduler,
     say: Callable[[str], None],
 ) -> None:
-    """Drain nodes of the spares' group, so that the watch may choose them; jobs that run go on. A watch never
-    does this itself: a node that serves may have replaced another. Raises UsageError for a node that is no
-    spare, GpuprovError where the scheduler does not drain one; then those before it are drained."""
+    """Drain idle nodes of the spares' group, so that the watch may choose them. A watch never does this
+    itself: a node that serves may have replaced another, for a watch whose folder this user does not have.
+    Raises UsageError for a node that is no spare or has jobs, GpuprovError where the scheduler does not drain
+    one; then those before it are drained."""
     role = roles(fleet, incidents)
     for name in nodes:
         if name not in fleet.groups.get(SPARES, ()):
@@ -38,7 +39,9 @@ def set_aside(
             raise GpuprovError(f"{name}: no answer from the scheduler: {word.error}", "fix that first")
         if word.holder is Holder.OTHERS:
             raise GpuprovError(f"somebody else drained {name}: {word.reason}", "ask them")
+        if word.holder is Holder.NOBODY and word.jobs:
+            fix = "if it replaces no failed node, wait for the job, or drain it in the scheduler"
+            raise UsageError(f"{name} is in service: job {word.jobs[0].id} runs on it", fix)
         if word.holder is Holder.NOBODY and (problem := scheduler.drain({name: SPARE}).get(name, "")):
             raise GpuprovError(f"{name} cannot be drained: {problem}", "drain it in the scheduler")
-        running = f"; job {word.jobs[0].id} still runs on it" if word.jobs else ""
-        say(f"{name} is a spare{running}")
+        say(f"{name} is a spare")

@@ -20,12 +20,20 @@ def scheduler(folder: Path) -> FileScheduler:
     return made
 
 
-def test_a_node_in_service_becomes_a_spare_and_its_job_goes_on(tmp_path: Path) -> None:
+def test_an_idle_node_becomes_a_spare(tmp_path: Path) -> None:
     slurm, said = scheduler(tmp_path), list[str]()
-    slurm.set("spare-1", reason="", jobs=["4711"])
+    slurm.set("spare-1", reason="")
     set_aside(["spare-1", "spare-2"], fleet(), (), slurm, said.append)
     assert slurm.done() == ["drain spare-1"]
-    assert said == ["spare-1 is a spare; job 4711 still runs on it", "spare-2 is a spare"]
+    assert said == ["spare-1 is a spare", "spare-2 is a spare"]
+
+
+def test_a_node_with_a_job_may_serve_for_another_watch(tmp_path: Path) -> None:
+    slurm = scheduler(tmp_path)
+    slurm.set("spare-1", reason="", jobs=["4711"])
+    with pytest.raises(UsageError, match="in service: job 4711 runs on it"):
+        set_aside(["spare-1"], fleet(), (), slurm, print)
+    assert slurm.done() == []
 
 
 def incidents() -> list[Incident]:
