@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.detection import perturb, perturb_report, perturb_rows, perturb_trial
+from benchmarks.detection import perturb, perturb_lines, perturb_report, perturb_rows, perturb_trial
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer, Change, table
 from provision.checks.judge import Finding, Verdict
 
@@ -78,6 +78,13 @@ def test_what_another_change_left_behind_is_no_end(name: str, cells: Sequence[st
     text = "index, temperature.gpu\n" + "".join(f"0, {cell}\n" for cell in cells)
     change = perturb_rows.cells(Random(1), Answer(text, 0, ("0000:01:00.0",)), row)  # noqa: S311
     assert (change is not None) == changes
+
+
+@pytest.mark.parametrize(("cell", "changes"), [("48.10", True), ("---", False)])
+def test_a_rate_that_another_change_took_is_not_slowed(cell: str, changes: bool) -> None:
+    row = next(one for one in table()["ib_write_bw"] if "slow" in one.more)
+    answer = Answer(f" 65536      5000    48.20    {cell}    0.09\n", 0)
+    assert (perturb_lines.perftest(Random(1), answer, row) is not None) == changes  # noqa: S311
 
 
 @pytest.mark.long
