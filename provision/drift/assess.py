@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
-from provision.checks.on_node import packed_program
 from provision.desired import (
     compatibility,
     inventory,
@@ -35,9 +35,18 @@ from provision.shared_facts import Pool
 # Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
 OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
 Item = TypeVar("Item")
-# What an expect.yml finds beside the variables: it is made of modules above `desired`.
-GIVEN = {"gpuprov_node_health_sha256": packed_program.sha256}
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
+
+
+def _health_program() -> ModuleType:
+    """What packs it, imported only where a node is to have it: it is made of modules above `desired`."""
+    from provision.checks.on_node import packed_program
+
+    return packed_program
+
+
+# What an expect.yml finds beside the variables.
+GIVEN = {"gpuprov_node_health_sha256": lambda: _health_program().sha256()}
 
 
 class Observe(Protocol):
@@ -171,7 +180,7 @@ class Assessment:
     def _programs(self, node: str) -> dict[str, str]:
         """The programs of ours that its roles install, as files on this machine."""
         wanted = self.declared[node].get("node_health_enabled") and "node_health" in self.roles[node]
-        return {"node_health_program": str(packed_program.file())} if wanted and not self.remove else {}
+        return {"node_health_program": str(_health_program().file())} if wanted and not self.remove else {}
 
 
 def assess(fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]) -> Assessment:

@@ -23,6 +23,7 @@ from provision.checks.judging.node_facts import NodeFacts
 from provision.checks.judging.registry import CHECKS
 from provision.desired import expectations, stack
 from provision.desired.role import all_roles
+from provision.drift.assess import GIVEN
 from provision.drift.drifts import drifts
 from provision.errors import ExitCode, GpuprovError
 from provision.paths import PLAYBOOKS, ROLES
@@ -170,7 +171,7 @@ def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
     if all_roles()[role].vendor == "amd":
         chosen = "amdgpu30.30-rocm7.2"
         node["gpu"] |= {"vendor": "amd", "sku": "mi300x", "architecture": "cdna3", "pci_ids": ["1002:74a1"]}
-    variables = {**stack.load(chosen).variables, f"{role}_enabled": True}
+    variables = {**stack.load(chosen).variables, **GIVEN, f"{role}_enabled": True}
     promised = [one for one in expectations.of_node(variables, node) if one.role == role]
     assert promised
     bare = dict.fromkeys(one.fact for one in promised)

@@ -28,7 +28,7 @@ from provision.errors import ParseError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 # A test of AMD's GPUs alone has its samples in tests/checks/test_amd_acceptance.py.
-ON_NVIDIA = [name for name, entry in CHECKS.entries.items() if entry.module]
+ON_NVIDIA = [name for name, entry in CHECKS.entries.items() if entry.load_for("nvidia")]
 
 # (GPUs, SKU, fabric, architecture): what the samples were taken from.
 _MACHINES: tuple[tuple[int, str | None, str, str], ...] = (

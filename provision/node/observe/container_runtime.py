@@ -1,7 +1,6 @@
 """The container runtimes of this machine, and what they were told of the GPUs, from their settings."""
 
 import os
-import re
 
 from provision.node.observe.files import ReadError, at, link_target, names_in, read_bytes, read_text
 from provision.node.observe.probe import FAMILIES, Family, Probe, RefusedError, attribute_of, one_each
@@ -81,6 +80,8 @@ def containerd_told(text):
     """Attribute -> what this configuration of containerd says of the NVIDIA runtime, runc and CDI."""
     cdi = [toml_text_value(text, name, "enable_cdi") for name in (".cri.v1.runtime", ".v1.cri")]
     kind = toml_text_value(text, "containerd.runtimes.nvidia", "runtime_type") or None
+    import re
+
     # "cri" of format 1, io.containerd.grpc.v1.cri or io.containerd.cri.v1.runtime
     if re.search(r"(?m)^ *disabled_plugins = \[[^\]]*\bcri\b", text):
         kind = "the CRI plugin is in disabled_plugins"

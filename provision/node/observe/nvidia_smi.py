@@ -5,7 +5,6 @@ All fields that are asked cost one call. The names are those of `nvidia-smi --he
 `nvidia_smi.without_cluster`, `nvidia_smi.without_clique`: the GPUs whose NVLink fabric has none (zeros)."""
 
 import os
-import re
 
 from provision.node.observe.files import ReadError, at
 from provision.node.observe.probe import FAMILIES, Family, Probe, RefusedError, answered
@@ -121,13 +120,13 @@ def unanswered(errors, left_out=()):
 
 # Fields that came together: nvidia-smi 470, 535, 550 and 555 know none of the first pair, 470 none of both.
 TOGETHER = (("fabric.clusterUuid", "fabric.cliqueId"), ("fabric.state", "fabric.status"))
-UNKNOWN_FIELD = re.compile(r'Field "([^"]{1,60})" is not a valid field to query')
 
 
 def without_unknown(names, output):
     """Raise RefusedError where nvidia-smi refuses a field, which is one that a later release brought."""
-    found = UNKNOWN_FIELD.match(output)
-    unknown = found.group(1) if found else ""
+    unknown = ""
+    if "is not a valid field to query" in output and output.startswith('Field "'):
+        unknown = output.split('"')[1][:60]
     left = next((fields for fields in TOGETHER if unknown in fields), (unknown,))
     why = "this release of nvidia-smi has no " + unknown
     fields = fields_of(names)
