@@ -51,7 +51,10 @@ class Operator:
         where = [] if "--resume" in arguments else [str(self.inventory)]
         if verb == "return":  # its first word is a node
             where = ["--inventory", *where]
-        return [sys.executable, "-m", "provision.cli", verb, *where, *arguments, *chosen]
+        has_verbs = verb in ("burnin", "watch") and bool(arguments) and not arguments[0].startswith("-")
+        act = arguments[:1] if has_verbs else ()
+        rest = arguments[len(act) :]
+        return [sys.executable, "-m", "provision.cli", verb, *act, *where, *rest, *chosen]
 
     def newest(self, verb: str = "up") -> Path:
         """The folder of the last run of this verb."""
