@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import http.server
 import itertools
 import socket
@@ -12,6 +13,7 @@ import ssl
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -354,6 +356,20 @@ def test_json_that_no_server_sends(served: Served, text: str) -> None:
     assert "did not answer as one" in told(one(served.kubeconfig))
     served.api.failures = [Failure("GET", NODE, 500, text=text)]
     assert "answers get nodes with 500" in told(one(served.kubeconfig, timeout=2.0))
+
+
+def test_a_failed_look_leaves_no_connection_open(served: Served) -> None:
+    served.api.failures = [Failure("GET", NODE, 200, text="[")]
+    gc.collect()
+    gc.disable()
+    try:
+        asked = one(served.kubeconfig)
+        told(asked)
+        gone = weakref.ref(asked._clusters[served.kubeconfig, ""])
+        del asked
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("strange", [["a"], {"a": "b"}, 7, None, "x" * 100_000])

@@ -271,10 +271,12 @@ class Kubernetes:
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             running = {node: pool.submit(one, node) for node in nodes}
             for node, future in running.items():
-                try:
-                    done[node] = future.result()
-                except ApiError as error:
+                # Not raised again: its traceback would keep this frame, and so the clusters' connections.
+                error = future.exception()
+                if isinstance(error, ApiError):
                     failed[node] = str(error)
+                else:
+                    done[node] = future.result()
         return done, failed
 
 
