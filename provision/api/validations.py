@@ -117,9 +117,14 @@ def _override(campaign: Campaign) -> Path | None:
 
 
 def validate(
-    loaded: LoadedFleet, campaign: Campaign | None = None, on_event: OnEvent = ignore
+    loaded: LoadedFleet,
+    campaign: Campaign | None = None,
+    on_event: OnEvent = ignore,
+    *,
+    arguments: Mapping[str, Any] | None = None,
 ) -> ValidateResult:
     """Run the checks on the nodes, judge what they measured, and write the reports into a run folder.
+    `arguments`: what the folder names as those of this run, for whoever resumes it on the command line.
 
     What is measured is stored as it comes. An interrupt (Ctrl-C, SIGTERM) ends the measuring in order, and
     the result says so; run it in the main thread, where alone Python delivers signals. Raises GpuprovError,
@@ -163,7 +168,7 @@ def validate(
             broken=campaign.break_lock,
         ),
     ):
-        folder = validation.open_folder(before, fleet, checks, settings)
+        folder = validation.open_folder(before, fleet, checks, settings, arguments)
         folder.note(lock=held_as)
         on_event(RunBegan(folder.path))
         health, code = validation.validate(folder, fleet, overrides, checks, settings, over, on_event)

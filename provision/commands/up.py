@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options, plan
-from provision.errors import ExitCode, UsageError
+from provision.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -215,53 +215,30 @@ def _at_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-# What a resumed run takes over from the one it goes on with, where the command line says nothing else.
-_TAKEN_OVER = (
-    *("nodes", "wave", "no_canary", "full", "max_failures", "gate", "no_reboot", "reboots_at_once"),
-    *("vault_password_file", "lock", "no_lock", "remove"),
-    *("user", "ask_pass", "ask_become_pass"),  # that a password was asked for: it is asked for again
-)
+# What a resumed run takes over beside nodes and logins, with what it is where nobody gave it.
+_TAKEN_OVER: Mapping[str, Any] = {
+    **{"wave": None, "no_canary": False, "full": False, "max_failures": None, "gate": None},
+    **{"no_reboot": False, "reboots_at_once": None, "remove": []},
+}
 _SHARES = ("wave", "max_failures")
 
 
 def _remembered(options: argparse.Namespace) -> dict[str, Any]:
-    from pathlib import Path
+    from provision.commands import resuming
 
-    files = [str(Path(file).expanduser().absolute()) for file in options.vault_password_file]
-    kept = {name: getattr(options, name) for name in _TAKEN_OVER}
+    kept = resuming.remembered(options, _TAKEN_OVER)
     shares = {name: str(kept[name]) for name in _SHARES if kept[name] is not None}
-    return {
-        **kept,
-        **shares,
-        "vault_password_file": files,
-        "check": options.check,
-        "set": fleet_options.overrides(options),
-    }
+    return {**kept, **shares, "check": options.check}
 
 
 def _resumed(options: argparse.Namespace) -> RunFolder:
     """The run to go on with; what it was asked for is filled into `options`."""
-    from provision.secrets_mask import HIDDEN
+    from provision.commands import resuming
     from provision.up import resume
 
     before = resume.to_go_on_with(options.resume)
-    meta = before.meta()
-    asked = meta.get("arguments") or {}
-    for name in _TAKEN_OVER:
-        if getattr(options, name) in ("all" if name == "nodes" else None, None, False, []) and asked.get(
-            name
-        ):
-            setattr(options, name, plan.share(asked[name]) if name in _SHARES else asked[name])
-    if not (options.inventory or options.inventory_option):
-        options.inventory = meta.get("inventory")
-    given = {text.partition("=")[0] for text in options.set}
-    for key, value in (asked.get("set") or {}).items():
-        if key in given:
-            continue
-        if value == HIDDEN:
-            raise UsageError(
-                f"--set {key}=… of the earlier run was not stored, because it looks like a secret",
-                "give it again",
-            )
-        options.set.append(f"{key}={json.dumps(value)}")
+    resuming.take_over(options, before.meta(), _TAKEN_OVER)
+    for name in _SHARES:
+        if isinstance(written := getattr(options, name), str):
+            setattr(options, name, plan.share(written))
     return before

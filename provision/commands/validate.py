@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options, formats
 from provision.errors import ExitCode
@@ -82,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help=f"reports to write into the run folder: {','.join(NAMED)} (default: all but prometheus)",
     )
-    fleet_options.add_resume(parser, "inventory, nodes and checks; skip what is already measured")
+    fleet_options.add_resume(parser, "inventory, nodes, checks and options; skip what is already measured")
     fleet_options.add_break_lock(parser, "also measure")
     fleet_options.add_with_jobs(parser)
 
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     chosen = campaign(options)
     validations.asked(chosen)  # a mistake is told before an inventory is read, or a password typed
     loaded = fleet_options.loaded(options)
-    result = carried_out(loaded, chosen)
+    result = carried_out(loaded, chosen, _remembered(options))
     printed(result, options.json)
     return result.code
 
@@ -104,6 +105,7 @@ def campaign(options: argparse.Namespace) -> Campaign:
 
     from provision.api.validations import Campaign
 
+    resume = _resumed(options) if options.resume is not None else None
     return Campaign(
         checks=options.checks,
         stage=options.stage or "",
@@ -115,14 +117,16 @@ def campaign(options: argparse.Namespace) -> Campaign:
         forks=options.forks,
         thresholds=Path(options.thresholds) if options.thresholds else None,
         formats=options.format or FORMATS,
-        resume=_resumed(options) if options.resume is not None else None,
+        resume=resume,
         break_lock=options.break_lock,
         with_jobs=options.with_jobs,
     )
 
 
-def carried_out(loaded: LoadedFleet, chosen: Campaign) -> ValidateResult:
-    """Run the checks, and draw how they go."""
+def carried_out(
+    loaded: LoadedFleet, chosen: Campaign, arguments: Mapping[str, Any] | None = None
+) -> ValidateResult:
+    """Run the checks, and draw how they go. `arguments`: what a run that resumes this one takes over."""
     from provision.api import validations
     from provision.events import ChecksChosen, Event
     from provision.text import many
@@ -136,20 +140,33 @@ def carried_out(loaded: LoadedFleet, chosen: Campaign) -> ValidateResult:
                 about = f"about {event.minutes} min{between}"
                 fleet_options.say_what(loaded.fleet, f"{many(len(event.checks), 'check')} on each", about)
 
-        return validations.validate(loaded, chosen, on_event)
+        return validations.validate(loaded, chosen, on_event, arguments=arguments)
+
+
+# What a resumed run takes over beside nodes, logins and checks, with what it is where nobody gave it.
+_TAKEN_OVER: Mapping[str, Any] = {"burn_seconds": 60, "timeout": None, "thresholds": None, "pairs": None}
+
+
+def _remembered(options: argparse.Namespace) -> dict[str, Any]:
+    from pathlib import Path
+
+    from provision.commands import resuming
+
+    kept = resuming.remembered(options, _TAKEN_OVER)
+    file = options.thresholds and str(Path(options.thresholds).expanduser().absolute())
+    return {**kept, "thresholds": file}
 
 
 def _resumed(options: argparse.Namespace) -> str:
-    """The run to go on with; its inventory and nodes are filled into `options` where the command line says
-    nothing else."""
+    """The run to go on with; what it was asked for is filled into `options`."""
+    from provision.commands import resuming
     from provision.validate import validation
 
     before = validation.to_go_on_with(options.resume)
-    meta = before.meta()
-    if not (options.inventory or options.inventory_option):
-        options.inventory = meta.get("inventory") or None
-    if options.nodes == "all":
-        options.nodes = str(meta.get("pattern") or "all")
+    names = dict(_TAKEN_OVER)
+    if options.checks or options.stage:  # other checks than those of that run
+        del names["pairs"]
+    resuming.take_over(options, before.meta(), names)
     return str(before.path)
 
 

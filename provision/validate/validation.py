@@ -61,10 +61,15 @@ def to_go_on_with(resume: str) -> RunFolder:
 
 
 def open_folder(
-    before: RunFolder | None, fleet: Fleet, asked: Sequence[str], settings: Settings
+    before: RunFolder | None,
+    fleet: Fleet,
+    asked: Sequence[str],
+    settings: Settings,
+    arguments: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """A new run folder, or `before`, to go on with it."""
-    folder = before or RunFolder.create("validate", {**settings.options, "nodes": list(fleet.nodes)})
+    kept = {**(arguments or {}), **settings.options, "nodes": list(fleet.nodes)}
+    folder = before or RunFolder.create("validate", kept)
     folder.note(inventory=fleet.place, pattern=fleet.pattern, asked=list(asked), interrupted=False)
     return folder
 

@@ -22,6 +22,7 @@ from provision.checks.judging.node_facts import node_facts_of
 from provision.checks.judging.registry import CHECKS
 from provision.checks.judging.table import STAGES, Entry
 from provision.commands import fleet_options
+from provision.commands import validate as validate_command
 from provision.errors import ExitCode, InventoryError, RunFolderError, UsageError
 from provision.paths import ROLES
 from provision.remote.ansible.runner import Outcome
@@ -137,13 +138,16 @@ def test_each_cause_is_named_once(machines: Machines, validate: Any) -> None:
     assert "gpu2-gpu6" in group["findings"][0]["message"]
 
 
+STRICT = (
+    "sku: h100-sxm\nthresholds:\n  nccl_all_reduce.busbw_8gpu:\n"
+    "    {limit: 490, unit: GB/s, direction: at_least, source: our own fleet, kind: measured}\n"
+)
+
+
 def test_a_limit_that_is_broken_shows(validate: Any, tmp_path: Path) -> None:
     """The judge uses the limits it is given: a stricter file turns a healthy node red."""
     strict = tmp_path / "strict.yml"
-    strict.write_text(
-        "sku: h100-sxm\nthresholds:\n  nccl_all_reduce.busbw_8gpu:\n"
-        "    {limit: 490, unit: GB/s, direction: at_least, source: our own fleet, kind: measured}\n"
-    )
+    strict.write_text(STRICT)
     code, report, folder = validate("--thresholds", str(strict))
     assert code == ExitCode.UNHEALTHY
     assert named(report) == {("gpu-01", "nccl_all_reduce", "node", "fail")}
@@ -335,6 +339,40 @@ def test_a_resumed_run_is_for_its_own_inventory_and_nodes(
     cli.main(["validate", "--resume", folder.name])
     cli.main(["validate", "--resume", folder.name, "-i", "other.yml", "-l", "gpu-07"])
     assert asked == [(str(tmp_path / "inventory.yml"), "rack1"), ("other.yml", "gpu-07")]
+
+
+def test_a_resumed_run_takes_over_the_options_that_are_not_given_again(
+    machines: Machines, validate: Any, tmp_path: Path
+) -> None:
+    """--set reaches the nodes again, so a run that was interrupted measures the rest of them alike."""
+    (tmp_path / "mine.yml").write_text(STRICT)
+    machines.interrupt_at = "all_reduce_perf"
+    first = ["--set", "validation_tools_scratch_dir=/mnt", "--burn-seconds", "7", "--thresholds", "mine.yml"]
+    _, _, folder = validate(*first, "--timeout", "90", "-u", "ops")
+    machines.interrupt_at = ""
+    options = cli.parsed(["validate", "--resume", folder.name, "--burn-seconds", "8"])
+    chosen = validate_command.campaign(options)
+    assert (chosen.burn_seconds, chosen.timeout, chosen.thresholds) == (8, 90.0, tmp_path / "mine.yml")
+    assert (options.set, options.user) == (['validation_tools_scratch_dir="/mnt"'], "ops")
+
+
+@pytest.mark.usefixtures("machines")
+def test_pairs_are_not_taken_over_by_a_resumed_run_of_other_checks() -> None:
+    run = RunFolder.create("validate", {"pairs": "all", "burn_seconds": 60})
+    run.note(asked=["pair_bandwidth"])
+    same = validate_command.campaign(cli.parsed(["validate", "--resume", run.path.name]))
+    other = validate_command.campaign(
+        cli.parsed(["validate", "--resume", run.path.name, "--checks", "gpu_burn"])
+    )
+    assert (same.pairs, other.pairs) == ("all", "")
+
+
+@pytest.mark.usefixtures("machines")
+def test_a_secret_that_was_not_stored_is_asked_for(validate: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, folder = validate("--set", "registry_password=s3cret")
+    assert "s3cret" not in (folder / "run.json").read_text()
+    assert cli.main(["validate", "--resume", folder.name]) == ExitCode.USAGE
+    assert "--set registry_password=… of the earlier run was not stored" in capsys.readouterr().err
 
 
 def test_resume_measures_again_what_was_not_measured(machines: Machines, validate: Any) -> None:

@@ -1,0 +1,49 @@
+"""What a run that goes on takes over from the run before, where its command line says nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from provision.commands import fleet_options
+from provision.errors import UsageError
+from provision.secrets_mask import HIDDEN
+
+# The options that choose nodes and how to log in to them, with what they are where nobody gave them.
+_FLEET: Mapping[str, Any] = {
+    **{"nodes": "all", "vault_password_file": [], "lock": None, "no_lock": False},
+    **{"user": None, "ask_pass": False, "ask_become_pass": False},  # a password is asked for again
+}
+
+
+def remembered(options: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run folder keeps of the command line. `defaults`: the verb's own options that are kept."""
+    files = [str(Path(file).expanduser().absolute()) for file in options.vault_password_file]
+    kept = {name: getattr(options, name) for name in (*_FLEET, *defaults)}
+    return {**kept, "vault_password_file": files, "set": fleet_options.overrides(options)}
+
+
+def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Fill into `options` what run.json (`meta`) has of the run before. Raises UsageError for a value of
+    --set that was not stored."""
+    asked = meta.get("arguments") or {}
+    pattern = {"nodes": meta["pattern"]} if meta.get("pattern") else {}
+    for name, default in {**_FLEET, **defaults}.items():
+        before = {**asked, **pattern}.get(name)
+        if getattr(options, name) == default and before:
+            setattr(options, name, before)
+    if not (options.inventory or options.inventory_option):
+        options.inventory = meta.get("inventory") or None
+    given = {text.partition("=")[0] for text in options.set}
+    for key, value in (asked.get("set") or {}).items():
+        if key in given:
+            continue
+        if value == HIDDEN:
+            raise UsageError(
+                f"--set {key}=… of the earlier run was not stored, because it looks like a secret",
+                "give it again",
+            )
+        options.set.append(f"{key}={json.dumps(value)}")
