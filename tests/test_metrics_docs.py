@@ -17,8 +17,11 @@ from provision.fleet import Fleet, Node
 from provision.remote.reach.observe import Observation
 from provision.report import prometheus as report_metrics
 from provision.up.watch import heartbeat
+from provision.up.watch.decide import View
+from provision.up.watch.policy import Policy
 from tests.support import samples
 from tests.support.observed import debian, promised, unknown
+from tests.support.watching import fleet
 
 DOCUMENT = (Path(cli.__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*)\| ([^|]+)\|$", re.M)
@@ -60,8 +63,10 @@ def test_the_page_has_every_metric_of_the_controller_and_no_other(drift: drift_r
 
 
 def test_the_page_has_every_metric_of_the_watch() -> None:
-    made = rendered(heartbeat.families({"at": 1.0, "held": ["held.silent"]}))
-    assert table("Of the watch") == made
+    counts = heartbeat.counted(View(1.0, fleet(), {}, {}, []), Policy(), {"gpu-01": 2.0}, 1.0, 0)
+    families = heartbeat.families({"at": 1.0, "held": ["held.silent"], "counts": counts})
+    assert table("Of the watch") == rendered(families)
+    assert all(family.samples for family in families), "each is written"
 
 
 def test_a_metric_has_one_row() -> None:
@@ -73,7 +78,7 @@ def test_names_in_the_text_are_of_the_tables() -> None:
     known = {name for name, *_ in ROW.findall(DOCUMENT)}
     assert (
         set(
-            re.findall(r"\bgpuprov_(?:health|validation|drift|check|finding|burnin|gpu|watch_h)\w*", DOCUMENT)
+            re.findall(r"\bgpuprov_(?:health|validation|drift|check|finding|burnin|gpu|watch_)\w*", DOCUMENT)
         )
         == known
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import signal
 import sys
@@ -120,6 +121,7 @@ def _watch(
     from provision.api.spare_checks import SpareChecks
     from provision.node_names import fold
     from provision.remote.schedulers import chosen
+    from provision.up.watch import systemd
     from provision.up.watch.alerts import Alerts
     from provision.up.watch.incidents import Store
     from provision.up.watch.service import Watch
@@ -131,6 +133,8 @@ def _watch(
         _say(f"{fold(without, 200)}: no scheduler that gpuprov can ask, so they are reported, never drained")
     to, post = receivers(fleet, overrides), alertmanager(fleet, overrides)
     store = Store(place)
+    # A watch that hangs gets SIGABRT from systemd: then the journal has the line that it hangs at.
+    faulthandler.enable(file=2, all_threads=False)
     ended: list[int] = []
     with (
         store.alone(),
@@ -139,7 +143,11 @@ def _watch(
     ):
         store.announce(fleet)
         checks = SpareChecks(source, rules.verify_seconds, place)
-        watch = Watch(fleet, rules, store, stream, scheduler, checks, teller, _say, unscheduled=without)
+        watch = Watch(
+            *(fleet, rules, store, stream, scheduler, checks, teller, _say),
+            unscheduled=without,
+            systemd=systemd.teller(),
+        )
 
         def end(number: int, _frame: object) -> None:
             ended.append(number)

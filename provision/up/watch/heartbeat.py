@@ -5,25 +5,59 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from provision import atomic_file
 from provision.checks.exposition import Family, Sample, render
-from provision.text import iso, spelled
-from provision.up.watch.incidents import FORMAT
+from provision.text import iso, many, spelled
+from provision.up.watch.decide import View, ready
+from provision.up.watch.incidents import FORMAT, Step
+from provision.up.watch.policy import Policy
+from provision.up.watch.roles import Role
 
 EVERY = 15.0  # seconds between two beats
 LATE = 120.0  # seconds after which a watch without a beat counts as gone
+QUIET = 180.0  # seconds without an answer after which a node counts as quiet: three results, one a minute
 
 
-def beat(folder: Path, nodes: str, held: Collection[str]) -> dict[str, Any]:
+def beat(
+    folder: Path, nodes: str, held: Collection[str], counts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Write the file, and return its content. `nodes`: the pattern of --nodes; `held`: the kinds of what
-    people must know of. Raises OSError."""
+    people must know of; `counts`: what the watch counts (`counted`). Raises OSError."""
     row = {"format": FORMAT, "at": time.time(), "pid": os.getpid(), "nodes": nodes, "held": sorted(held)}
+    row["counts"] = dict(counts or {})
     atomic_file.write(folder / "heartbeat.json", json.dumps(row) + "\n", sync=False)
     return row
+
+
+def counted(
+    view: View, policy: Policy, answered: Mapping[str, float], began: float, failures: int
+) -> dict[str, Any]:
+    """What the watch counts. `answered`: node → seconds since its last answer; `began`: when this watch
+    started, seconds since 1970; `failures`: rounds since then that an error ended.
+
+    Drains and replacements are those of all incident files, so they grow across restarts. A node in repair
+    may be switched off, so it is never quiet."""
+    role = view.roles
+    steps = Counter(one.step for one in view.incidents if one.holds_node)
+    taken = {one.spare for one in view.incidents if one.holds_spare}
+    spares = [name for name, one in role.items() if one is Role.SPARE]
+    ages = [age for name, age in answered.items() if role.get(name, Role.REPAIR) is not Role.REPAIR]
+    return {
+        "started": began,
+        "failures": failures,
+        "incidents": {step.value: steps[step] for step in Step if step is not Step.CLOSED},
+        "drains": sum(one.drained is not None and not one.was_spare for one in view.incidents),
+        "replacements": sum(one.placed is not None for one in view.incidents),
+        "spares": len(spares),
+        "ready": sum(name not in taken and not ready(name, view, policy) for name in spares),
+        "oldest": round(max(ages, default=0.0), 1),
+        "quiet": sum(age > QUIET for age in ages),
+    }
 
 
 def export(path: str, row: Mapping[str, Any]) -> str:
@@ -36,9 +70,23 @@ def export(path: str, row: Mapping[str, Any]) -> str:
     return ""
 
 
+_COUNTS = {  # of `counted`: the metric, and its help
+    "started": ("start_timestamp_seconds", "When this watch started, in seconds since 1970."),
+    "failures": ("failed_rounds_total", "Rounds since then that an error ended."),
+    "drains": ("drains_total", "Failed nodes that were taken out of service."),
+    "replacements": ("replacements_total", "Spares that took the place of a failed node."),
+    "spares": ("spares", "Nodes that are spares now."),
+    "ready": ("spares_ready", "Spares that could go into service at once."),
+    "oldest": ("oldest_answer_seconds", "Seconds since the last answer of the node that is silent longest."),
+    "quiet": ("quiet_nodes", f"Nodes without an answer for more than {QUIET:.0f} seconds."),
+}
+
+
 def families(row: Mapping[str, Any]) -> list[Family]:
     """The metrics of a heartbeat."""
-    return [
+    counts = row.get("counts", {})
+    steps = counts.get("incidents", {})
+    found = [
         Family(
             "gpuprov_watch_heartbeat_timestamp_seconds",
             "gauge",
@@ -51,7 +99,18 @@ def families(row: Mapping[str, Any]) -> list[Family]:
             "1 for each kind of trouble that lasts, as named in docs/watch.md.",
             tuple(Sample(1, {"kind": kind}) for kind in row["held"]),
         ),
+        Family(
+            "gpuprov_watch_incidents",
+            "gauge",
+            "Nodes out of service, by the next step of their incident.",
+            tuple(Sample(count, {"step": step}) for step, count in steps.items()),
+        ),
     ]
+    for key, (name, about) in _COUNTS.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        samples = (Sample(counts[key]),) if key in counts else ()
+        found.append(Family(f"gpuprov_watch_{name}", kind, about, samples))
+    return found
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -63,12 +122,25 @@ def last(folder: Path) -> dict[str, Any]:
         return {}
 
 
+def is_late(row: Mapping[str, Any], now: float) -> bool:
+    """Whether no watch is at work: there was never a heartbeat, or the last one is old."""
+    return not row or now - row["at"] > LATE
+
+
 def line(row: Mapping[str, Any], now: float) -> str:
     """The state of the watch for `watch state`."""
     if not row:
         return "! no watch has run here yet"
-    age = int(now - row["at"])
     which = "" if row["nodes"] == "all" else f" of --nodes {row['nodes']}"
-    if age <= LATE:
-        return f"watch{which}: at work"
-    return f"! watch{which}: gone; its last round was {spelled(age)} ago, at {iso(row['at'])}"
+    if is_late(row, now):
+        return f"! watch{which}: gone; its last round was {spelled(int(now - row['at']))} ago, at {iso(row['at'])}"
+    held = f", but held up: {', '.join(map(str, row['held']))}" if row.get("held") else ""
+    return f"{'! ' * bool(held)}watch{which}: at work{held}"
+
+
+def status(row: Mapping[str, Any]) -> str:
+    """The same in the words of `systemctl status`."""
+    counts = row["counts"]
+    out = many(sum(counts["incidents"].values()), "node")
+    held = f"; held up: {', '.join(row['held'])}" if row["held"] else ""
+    return f"at work: {out} out of service, {counts['ready']:,} of {many(counts['spares'], 'spare')} ready{held}"

@@ -62,6 +62,7 @@ class Watch:
         unscheduled: Collection[str] = (),
         steady: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
+        systemd: Callable[[str], None] = lambda _lines: None,
     ) -> None:
         self.scheduler, self._unscheduled = scheduler, unscheduled
         self._fleet, self._policy, self._store = fleet, policy, store
@@ -84,6 +85,8 @@ class Watch:
         self._told: dict[str, Message] = {}  # the same, and what has ended since
         self._full = ""  # why the folder cannot be written
         self._last_beat, self._unexported = 0.0, ""
+        self._systemd, self._began, self._failures = systemd, time.time(), 0
+        self._answered = dict.fromkeys(fleet.nodes, time.monotonic())  # node → its last answer
         self._lost: dict[str, tuple[str, str]] = {}  # spare → why it is not in its pools, and who told so
         self._asked_all = 0.0
         self._stopped = False
@@ -133,6 +136,7 @@ class Watch:
                 except Exception as error:  # the next round may do; if none does, the heartbeat stops
                     self._failed(error)
         finally:
+            self._systemd("STOPPING=1")
             self._checks.stop()
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._renewer.shutdown(wait=True, cancel_futures=True)
@@ -177,12 +181,14 @@ class Watch:
             self._people.settle(lambda message: is_over(message, known, lasting, view.validated))
         self._forward()
         self._renew(view)
-        self._beat()
+        self._beat(view)
 
     def _failed(self, error: Exception) -> None:
         """Report a round that an error of ours ended, and go on after a moment."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the watch fails: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        self._failures += 1
+        self._systemd(f"STATUS={one_line(why, 400)}")
         self._tell_held([*self._troubles(), Held("watch-failed", (), one_line(why, 400))])
         time.sleep(self.pace.wait)
 
@@ -199,18 +205,21 @@ class Watch:
             found.append(Held("disk-full", (), why))
         return found
 
-    def _beat(self) -> None:
-        """Show that the watch is at work."""
+    def _beat(self, view: View) -> None:
+        """Show that the watch is at work; systemd kills one that does not (unit.py)."""
         if time.monotonic() - self._last_beat < self.pace.beat and self._last_beat:
             return
         self._last_beat = time.monotonic()
         kinds = {self._told[key].kind for key in self._held} | ({"pool-lost"} if self._lost else set())
+        ages = {name: time.monotonic() - at for name, at in self._answered.items()}
+        counts = heartbeat.counted(view, self._policy, ages, self._began, self._failures)
         try:
-            row = heartbeat.beat(self._store.path, self._fleet.pattern, kinds)
+            row = heartbeat.beat(self._store.path, self._fleet.pattern, kinds, counts)
             self._full = ""
         except OSError as error:
             self._full = f"{self._store.path} cannot be written ({error.strerror})"
-            row = {"at": time.time(), "held": sorted({*kinds, "disk-full"})}
+            row = {"at": time.time(), "held": sorted({*kinds, "disk-full"}), "counts": counts}
+        self._systemd(f"READY=1\nWATCHDOG=1\nSTATUS={heartbeat.status(row)}")
         before, self._unexported = self._unexported, ""
         if self._policy.metrics:  # another disk may have room
             self._unexported = heartbeat.export(self._policy.metrics, row)
@@ -226,6 +235,8 @@ class Watch:
             if not found.same_as(before):
                 rows.append(found.row(at))
             self._seen[status.node] = found
+            if status.state == "answered":
+                self._answered[status.node] = time.monotonic()
         try:
             if rows:
                 self._store.remember(rows)
