@@ -63,7 +63,7 @@ def test_the_page_has_every_metric_of_the_controller_and_no_other(drift: drift_r
 
 
 def test_the_page_has_every_metric_of_the_watch() -> None:
-    counts = heartbeat.counted(View(1.0, fleet(), {}, {}, []), Policy(), {"gpu-01": 2.0}, 1.0, 0)
+    counts = heartbeat.counted(View(1.0, fleet(), {}, {}, []), Policy(), {"gpu-01": (2.0, 60.0)}, 1.0, 0)
     families = heartbeat.families({"at": 1.0, "held": ["held.silent"], "counts": counts})
     assert table("Of the watch") == rendered(families)
     assert all(family.samples for family in families), "each is written"
@@ -77,8 +77,6 @@ def test_a_metric_has_one_row() -> None:
 def test_names_in_the_text_are_of_the_tables() -> None:
     known = {name for name, *_ in ROW.findall(DOCUMENT)}
     assert (
-        set(
-            re.findall(r"\bgpuprov_(?:health|validation|drift|check|finding|burnin|gpu|watch_)\w*", DOCUMENT)
-        )
+        set(re.findall(r"\bgpuprov_(?:health|validation|drift|check|finding|burnin|gpu|watch_)\w*", DOCUMENT))
         == known
     )

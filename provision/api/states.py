@@ -9,13 +9,14 @@ from provision.api.source import Limits
 from provision.errors import RunFolderError
 from provision.events import NodeAnswered, Note, OnEvent, ignore
 from provision.up.watch import incidents
+from provision.up.watch.policy import SPARES
 from provision.validate.status.rounds import Rounds
 from provision.validate.status.status import FleetStatus
 
 
 def status(loaded: LoadedFleet, *, limits: Limits | None = None, on_event: OnEvent = ignore) -> FleetStatus:
-    """The state of each node by the newest result of its own health program, and which nodes the watch of
-    this inventory has in repair. Never raises for a node."""
+    """The state of each node by the newest result of its own health program, and what the watch of this
+    inventory did with it. Never raises for a node."""
     limits = limits or Limits(timeout=20.0)
 
     def say(line: str) -> None:
@@ -23,16 +24,18 @@ def status(loaded: LoadedFleet, *, limits: Limits | None = None, on_event: OnEve
 
     with Rounds(loaded.fleet, timeout=limits.timeout, connections=limits.connections, say=say) as rounds:
         found = rounds.ask(lambda one: on_event(NodeAnswered(one.node)))
-    return with_repair(found, on_event)
+    return with_watched(found, on_event)
 
 
-def with_repair(found: FleetStatus, on_event: OnEvent) -> FleetStatus:
-    """The same, with the nodes that the watch of this inventory took out of service."""
+def with_watched(found: FleetStatus, on_event: OnEvent) -> FleetStatus:
+    """The same, with what the watch of this inventory did with its nodes."""
     try:
         known = incidents.Store(incidents.place_of(found.fleet)).incidents()
     except (RunFolderError, OSError) as error:
         on_event(Note(f"the state of gpuprov watch cannot be read: {error}"))
         return found
-    waiting = {one.node: one.spare for one in known if one.holds_node and one.step is incidents.Step.REPAIR}
-    waiting = {node: spare for node, spare in waiting.items() if node in found.fleet.nodes}
-    return dataclasses.replace(found, repair=waiting)
+    if not known and SPARES not in found.fleet.groups:
+        return found
+    from provision.up.watch import standing  # only a fleet with a watch needs it
+
+    return dataclasses.replace(found, watched=standing.of(found.fleet, known))

@@ -77,7 +77,7 @@ def _watch(rounds: Rounds, seconds: float, as_json: bool) -> NoReturn:
     with Redrawn() as screen:
         while True:
             began = time.monotonic()
-            status = states.with_repair(rounds.ask(), fleet_options.Drawn())
+            status = states.with_watched(rounds.ask(), fleet_options.Drawn())
             if as_json:
                 sys.stdout.write(_shown(status, as_json))
                 sys.stdout.flush()

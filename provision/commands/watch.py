@@ -36,7 +36,9 @@ failed node that a limit keeps in service. See `gpuprov docs watch`.
 A spare that is in service is left there, since it may have replaced a node for another watch: it is reported,
 and `watch spare --nodes` drains it.
 
-exit codes: 130 after Ctrl-C, 0 after SIGTERM; 0 of state, spare, replay and install.
+exit codes: 130 after Ctrl-C, 0 after SIGTERM. state: 0 when the watch is at work, or follows one that is; 3
+when it is at work and something keeps it from a part of that; 5 when no watch is at work here. 0 of spare,
+replay and install.
 
 examples:
   gpuprov watch fleet.yml
@@ -206,13 +208,42 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     from provision.up.watch.incidents import Store, elsewhere
 
     store, beat, now = Store(place), heartbeat.last(place), time.time()
-    if (other := elsewhere(place, fleet))[0]:
-        fleet_options.say(f"{other[0]}: another watch has them: gpuprov watch state {other[1]}")
+    running = store.is_watched()
+    word = heartbeat.state(beat, now, running)
+    _, options = other = elsewhere(place, fleet)
+    if options:
+        fleet_options.say(f"{other[0]}: another watch has them: gpuprov watch state {options}")
+        word = "elsewhere"
     if beat and fleet.pattern == "all":
         with contextlib.suppress(InventoryError):  # as the watch counts
             fleet = inventory.select(fleet, beat["nodes"])
     found = state.document(fleet, store.incidents(), store.validated(), now)
-    found |= {"watch": beat, "damaged": store.damaged}
-    shown = state.text(found, place, heartbeat.line(beat, now), f" {inventory.arguments(fleet)}")
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else shown)
-    return ExitCode.OK
+    if store.damaged and word == "work":
+        word = "held"
+    found |= {"watch": beat, "damaged": store.damaged, "state": word}
+    found["next"] = _of_service(word, options, fleet)
+    line = heartbeat.line(beat, now, running)
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else state.text(found, place, line))
+    return {"work": ExitCode.OK, "follows": ExitCode.OK, "held": ExitCode.UNHEALTHY}.get(
+        word, ExitCode.INCOMPLETE
+    )
+
+
+def _of_service(word: str, elsewhere: str, fleet: Fleet) -> str:
+    """What to type next where the watch is not at work."""
+    from provision.desired import inventory
+    from provision.up.watch import unit
+
+    name, arguments = unit.PLACE.name, inventory.arguments(fleet)
+    start = (
+        f"sudo systemctl enable --now {name}"
+        if unit.PLACE.exists()
+        else f"sudo gpuprov watch install {arguments}"
+    )
+    return {
+        "elsewhere": f"gpuprov watch state {elsewhere}",
+        "never": start,
+        "stopped": start,
+        "late": f"journalctl -u {name} -n 50",
+        "held": "gpuprov docs watch",
+    }.get(word, "")

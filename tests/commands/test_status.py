@@ -139,7 +139,7 @@ def test_a_node_that_the_watch_took_out_is_to_return_and_not_to_be_validated(
     store.write(replace(one, spare="gpu-02", placed=1.8e9))
     assert cli.main(["status", "--nodes", "gpu-*"]) == ExitCode.UNHEALTHY
     text = capsys.readouterr().out
-    assert "in repair: gpu-01, gpu-02 took its place\n" in text
+    assert f"in repair: gpu-01, gpu-02 took its place ({one.id})" in " ".join(text.split())
     assert "next: gpuprov return gpu-01 inventory.yml --nodes 'gpu-*'\n" in text
     assert "next: gpuprov validate inventory.yml --nodes gpu-02 --stage quick\n" in text
     (store.path / "incidents" / f"{one.id}.json").write_text('{"format": 99}')

@@ -12,6 +12,7 @@ from typing import Any
 
 from provision import atomic_file
 from provision.checks.exposition import Family, Sample, render
+from provision.checks.on_node.document import stale
 from provision.text import iso, many, spelled
 from provision.up.watch.decide import View, ready
 from provision.up.watch.incidents import FORMAT, Step
@@ -20,7 +21,6 @@ from provision.up.watch.roles import Role
 
 EVERY = 15.0  # seconds between two beats
 LATE = 120.0  # seconds after which a watch without a beat counts as gone
-QUIET = 180.0  # seconds without an answer after which a node counts as quiet: three results, one a minute
 
 
 def beat(
@@ -35,18 +35,18 @@ def beat(
 
 
 def counted(
-    view: View, policy: Policy, answered: Mapping[str, float], began: float, failures: int
+    view: View, policy: Policy, results: Mapping[str, tuple[float, float]], began: float, failures: int
 ) -> dict[str, Any]:
-    """What the watch counts. `answered`: node → seconds since its last answer; `began`: when this watch
-    started, seconds since 1970; `failures`: rounds since then that an error ended.
+    """What the watch counts. `results`: node → age and interval of its newest health result, in seconds;
+    `began`: when this watch started, seconds since 1970; `failures`: rounds since then that an error ended.
 
     Drains and replacements are those of all incident files, so they grow across restarts. A node in repair
-    may be switched off, so it is never quiet."""
+    may be switched off, so its result does not count."""
     role = view.roles
     steps = Counter(one.step for one in view.incidents if one.holds_node)
     taken = {one.spare for one in view.incidents if one.holds_spare}
     spares = [name for name, one in role.items() if one is Role.SPARE]
-    ages = [age for name, age in answered.items() if role.get(name, Role.REPAIR) is not Role.REPAIR]
+    ages = [age for name, age in results.items() if role.get(name, Role.REPAIR) is not Role.REPAIR]
     return {
         "started": began,
         "failures": failures,
@@ -55,8 +55,8 @@ def counted(
         "replacements": sum(one.placed is not None for one in view.incidents),
         "spares": len(spares),
         "ready": sum(name not in taken and not ready(name, view, policy) for name in spares),
-        "oldest": round(max(ages, default=0.0), 1),
-        "quiet": sum(age > QUIET for age in ages),
+        "oldest": round(max((age for age, _ in ages), default=0.0), 1),
+        "stale": sum(stale(age, interval) for age, interval in ages),
     }
 
 
@@ -77,8 +77,8 @@ _COUNTS = {  # of `counted`: the metric, and its help
     "replacements": ("replacements_total", "Spares that took the place of a failed node."),
     "spares": ("spares", "Nodes that are spares now."),
     "ready": ("spares_ready", "Spares that could go into service at once."),
-    "oldest": ("oldest_answer_seconds", "Seconds since the last answer of the node that is silent longest."),
-    "quiet": ("quiet_nodes", f"Nodes without an answer for more than {QUIET:.0f} seconds."),
+    "oldest": ("oldest_result_seconds", "Age of the oldest of the nodes' newest health results."),
+    "stale": ("stale_nodes", "Nodes whose newest health result is too old to count."),
 }
 
 
@@ -117,25 +117,35 @@ def last(folder: Path) -> dict[str, Any]:
     """The newest heartbeat; empty if there is none."""
     try:
         row = json.loads((folder / "heartbeat.json").read_text("utf-8"))
-        return {**row, "at": float(row["at"]), "nodes": str(row["nodes"])}
+        held = [str(kind) for kind in row["held"]]
+        return {**row, "at": float(row["at"]), "nodes": str(row["nodes"]), "held": held}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def is_late(row: Mapping[str, Any], now: float) -> bool:
-    """Whether no watch is at work: there was never a heartbeat, or the last one is old."""
-    return not row or now - row["at"] > LATE
+def state(row: Mapping[str, Any], now: float, running: bool) -> str:
+    """`work`; `held`: at work, but something keeps it from a part of that; `follows`: another watch is at
+    work, and this one takes over when that ends; `late`: it runs, and finishes no round; `stopped`; `never`:
+    it has not run here yet. `running`: whether its process is there."""
+    if not running:
+        return "stopped" if row else "never"
+    if not row or abs(now - row["at"]) > LATE:  # a heartbeat from the future is one of another clock
+        return "late"
+    return "follows" if row.get("follows") else "held" if row["held"] else "work"
 
 
-def line(row: Mapping[str, Any], now: float) -> str:
-    """The state of the watch for `watch state`."""
-    if not row:
-        return "! no watch has run here yet"
-    which = "" if row["nodes"] == "all" else f" of --nodes {row['nodes']}"
-    if is_late(row, now):
-        return f"! watch{which}: gone; its last round was {spelled(int(now - row['at']))} ago, at {iso(row['at'])}"
-    held = f", but held up: {', '.join(map(str, row['held']))}" if row.get("held") else ""
-    return f"{'! ' * bool(held)}watch{which}: at work{held}"
+def line(row: Mapping[str, Any], now: float, running: bool) -> str:
+    """The same for people."""
+    which = "" if not row or row["nodes"] == "all" else f" of --nodes {row['nodes']}"
+    ago = f"its last round was {spelled(abs(int(now - row['at'])))} ago, at {iso(row['at'])}" if row else ""
+    return {
+        "never": "! no watch has run here yet",
+        "stopped": f"! watch{which}: not running; {ago}",
+        "late": f"! watch{which}: it runs, but {ago or 'has finished no round yet'}",
+        "follows": f"watch{which}: follows {row.get('follows')}",
+        "held": f"! watch{which}: at work, but held up: {', '.join(row.get('held', ()))}",
+        "work": f"watch{which}: at work",
+    }[state(row, now, running)]
 
 
 def status(row: Mapping[str, Any]) -> str:
@@ -143,4 +153,6 @@ def status(row: Mapping[str, Any]) -> str:
     counts = row["counts"]
     out = many(sum(counts["incidents"].values()), "node")
     held = f"; held up: {', '.join(row['held'])}" if row["held"] else ""
-    return f"at work: {out} out of service, {counts['ready']:,} of {many(counts['spares'], 'spare')} ready{held}"
+    return (
+        f"at work: {out} out of service, {counts['ready']:,} of {many(counts['spares'], 'spare')} ready{held}"
+    )

@@ -201,6 +201,12 @@ class Store:
         finally:
             os.close(descriptor)
 
+    def is_watched(self) -> bool:
+        """Whether a watch of this machine holds it now."""
+        with contextlib.suppress(OSError):
+            return _is_locked(self.path / "lock")
+        return False
+
     def announce(self, fleet: Fleet) -> None:
         """Write which nodes are watched from here. Raises GpuprovError where another watch has one."""
         self._replace(_NODES, {"format": FORMAT, "inventory": fleet.place, "nodes": _reached(fleet)})

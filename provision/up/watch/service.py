@@ -86,7 +86,8 @@ class Watch:
         self._full = ""  # why the folder cannot be written
         self._last_beat, self._unexported = 0.0, ""
         self._systemd, self._began, self._failures = systemd, time.time(), 0
-        self._answered = dict.fromkeys(fleet.nodes, time.monotonic())  # node → its last answer
+        # Node → when its newest result was written, and its interval; the start where none came.
+        self._results = dict.fromkeys(fleet.nodes, (time.monotonic(), 60.0))
         self._lost: dict[str, tuple[str, str]] = {}  # spare → why it is not in its pools, and who told so
         self._asked_all = 0.0
         self._stopped = False
@@ -211,8 +212,8 @@ class Watch:
             return
         self._last_beat = time.monotonic()
         kinds = {self._told[key].kind for key in self._held} | ({"pool-lost"} if self._lost else set())
-        ages = {name: time.monotonic() - at for name, at in self._answered.items()}
-        counts = heartbeat.counted(view, self._policy, ages, self._began, self._failures)
+        results = {name: (time.monotonic() - at, every) for name, (at, every) in self._results.items()}
+        counts = heartbeat.counted(view, self._policy, results, self._began, self._failures)
         try:
             row = heartbeat.beat(self._store.path, self._fleet.pattern, kinds, counts)
             self._full = ""
@@ -235,8 +236,8 @@ class Watch:
             if not found.same_as(before):
                 rows.append(found.row(at))
             self._seen[status.node] = found
-            if status.state == "answered":
-                self._answered[status.node] = time.monotonic()
+            if status.age is not None and status.document is not None:
+                self._results[status.node] = time.monotonic() - status.age, status.document.interval
         try:
             if rows:
                 self._store.remember(rows)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from provision import __version__
+from provision.desired import inventory
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.text import iso, spelled
-from provision.up.watch.incidents import FORMAT, Incident
+from provision.up.watch.incidents import FORMAT, Incident, Step
 from provision.up.watch.roles import Role, roles
 
 
@@ -30,11 +32,26 @@ def document(
             if one is Role.SPARE
         ],
         "repair": [name for name, one in role.items() if one is Role.REPAIR],
-        "incidents": [_incident(one) for one in incidents],
+        "incidents": [_incident(one, next_command(one, incidents, fleet)) for one in incidents],
     }
 
 
-def _incident(one: Incident) -> dict[str, Any]:
+def next_command(one: Incident, incidents: Sequence[Incident], fleet: Fleet) -> str:
+    """What a person types next for an incident of these; "" where there is nothing to do, or the watch goes
+    on by itself. NODE stands for a node that is no spare yet."""
+    if one.step is Step.CHOOSE and one.note:  # it waits for a spare
+        repaired = [other for other in incidents if other.step is Step.REPAIR and other.holds_node]
+        if not repaired:
+            return f"gpuprov watch spare {shlex.quote(str(fleet.source))} --nodes NODE"
+        one = repaired[0]
+    if one.step is Step.REPAIR and one.holds_node:
+        return f"gpuprov return {shlex.quote(one.node)} {inventory.arguments(fleet)}"
+    if one.is_open and one.note:
+        return f"gpuprov status {inventory.arguments(fleet, [one.spare or one.node])}"
+    return ""
+
+
+def _incident(one: Incident, command: str) -> dict[str, Any]:
     times = {name: getattr(one, name) for name in ("opened", "drained", "placed", "closed", "returned")}
     words = ("id", "node", "cause", "action", "device", "serial", "spare", "note", "was_spare")
     return {
@@ -43,6 +60,7 @@ def _incident(one: Incident) -> dict[str, Any]:
         "open": one.is_open,
         **{name: None if at is None else iso(at) for name, at in times.items()},
         "returning": dict(one.returning),
+        "next": command,
     }
 
 
@@ -58,13 +76,12 @@ def _verdict(row: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def text(found: Mapping[str, Any], place: Path, watch: str = "", nodes: str = "") -> str:
-    """The same to be read: what waits for people first. `watch`: a line on the watch itself; `nodes`: how a
-    command names the watched nodes."""
-    return "".join(f"{line}\n" for line in _lines(found, place, watch, nodes))
+def text(found: Mapping[str, Any], place: Path, watch: str = "") -> str:
+    """The same to be read: what waits for people first. `watch`: a line on the watch itself."""
+    return "".join(f"{line}\n" for line in _lines(found, place, watch))
 
 
-def _lines(found: Mapping[str, Any], place: Path, watch: str, nodes: str) -> Iterator[str]:
+def _lines(found: Mapping[str, Any], place: Path, watch: str) -> Iterator[str]:
     incidents = found["incidents"]
     waiting = [one for one in incidents if one["open"]]
     repair = [one for one in incidents if one["step"] == "repair" and one["returned"] is None]
@@ -72,16 +89,19 @@ def _lines(found: Mapping[str, Any], place: Path, watch: str, nodes: str) -> Ite
     yield f"in service: {counts['service']:,} · spares: {counts['spares']:,} · repair: {counts['repair']:,}"
     if watch:
         yield watch
+        yield from _next(found)
     yield from (f"! {why}" for why in found.get("damaged", {}).values())
     for one in waiting:
         spare = f" by {one['spare']}" if one["spare"] else ""
         note = f": {one['note']}" if one["note"] else ""
         yield f"! {one['node']}{spare}  {one['step']}{note}"
-        yield f"    since {one['opened']}: {one['cause']}"
+        yield f"    since {one['opened']}: {one['cause']} ({one['id']})"
+        yield from _next(one)
     for one in repair:
         by = f", {one['spare']} took its place at {one['placed']}" if one["placed"] else ""
         yield f"✗ {one['node']}  {one['cause']} → {one['action']}"
-        yield f"    since {one['opened']}{by}; next: gpuprov return {one['node']}{nodes}"
+        yield f"    since {one['opened']}{by} ({one['id']})"
+        yield from _next(one)
     for spare in found["spares"]:
         age = spare["validated"]
         when = "not validated yet" if age is None else f"validated {spelled(age)} ago ({spare['verdict']})"
@@ -90,3 +110,8 @@ def _lines(found: Mapping[str, Any], place: Path, watch: str, nodes: str) -> Ite
     if done:
         yield f"returned: {fold(one['node'] for one in done)}"
     yield f"files: {place}"
+
+
+def _next(one: Mapping[str, Any]) -> Iterator[str]:
+    if one.get("next"):
+        yield f"    next: {one['next']}"

@@ -39,11 +39,11 @@ def text(fleet: Fleet, options: Sequence[str], user: str) -> str:
             "",
             "[Service]",
             f"User={user}",
-            # Ready after its first round; an inventory that a program makes may take minutes.
+            # Ready after its first round; an inventory that a program makes takes minutes.
             "Type=notify",
             "TimeoutStartSec=600",
-            # A watch whose rounds hang or fail is killed and started again. A round waits for a scheduler that
-            # does not answer, a minute at a time.
+            # A watch whose rounds hang or fail is killed and started again. A round may wait for a scheduler
+            # that does not answer, a minute at a time.
             "WatchdogSec=300",
             f"ExecStart={' '.join(map(_quoted, words))}",
             *(f"Environment={_quoted(f'{name}={value}')}" for name, value in values.items()),

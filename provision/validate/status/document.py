@@ -10,7 +10,7 @@ from provision.checks.health import plain_fields
 from provision.checks.judge import Verdict
 from provision.text import iso
 from provision.validate.status.health_document import HeldFinding
-from provision.validate.status.status import FleetStatus, NodeStatus
+from provision.validate.status.status import FleetStatus, NodeStatus, Watched
 from provision.validate.status.text import next_commands
 
 FORMAT = 1
@@ -28,7 +28,7 @@ def document(status: FleetStatus) -> dict[str, Any]:
         "verdict": status.verdict.value,
         "counts": {verdict.value: counts[verdict] for verdict in Verdict},
         "oldest": oldest and {"node": oldest.node, "age": round(oldest.age or 0.0, 1)},
-        "nodes": [_node(one) for one in status.nodes.values()],
+        "nodes": [_node(one, status.watched.get(one.node)) for one in status.nodes.values()],
         "next": [{"command": command, "why": why} for command, why in next_commands(status)],
     }
 
@@ -38,7 +38,7 @@ def line(status: FleetStatus) -> str:
     return json.dumps(document(status), default=plain_fields, allow_nan=False) + "\n"
 
 
-def _node(one: NodeStatus) -> dict[str, Any]:
+def _node(one: NodeStatus, watched: Watched | None) -> dict[str, Any]:
     result = one.document
     return {
         "node": one.node,
@@ -62,6 +62,7 @@ def _node(one: NodeStatus) -> dict[str, Any]:
         },
         "findings": [_finding(held) for held in one.held],
         "slurm": one.slurm and plain_fields(one.slurm),
+        "watch": watched and plain_fields(watched),
     }
 
 

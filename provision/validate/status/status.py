@@ -185,14 +185,33 @@ class _Answer:
 
 
 @dataclass(frozen=True)
+class Watched:
+    """What `gpuprov watch` made of a node. `role`: failed (the watch is at work on it), repair (it waits for
+    people), replaces (a spare in service in the place of `other`), spare. `incident`: its id, with its
+    next `step` and its `cause`; `other`: of a failed node its spare; `next`: a command for a person."""
+
+    role: str
+    incident: str = ""
+    step: str = ""
+    other: str = ""
+    cause: str = ""
+    next: str = ""
+
+
+@dataclass(frozen=True)
 class FleetStatus:
-    """The nodes of a fleet at one moment (`at`: ISO 8601 UTC). `repair`: those that `gpuprov watch` took out
-    of service, with the spare in their place, if there is one."""
+    """The nodes of a fleet at one moment (`at`: ISO 8601 UTC). `watched`: those that `gpuprov watch` took out
+    of service, put into service or keeps as spares."""
 
     fleet: Fleet = field(repr=False)  # with passwords
     at: str
     nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
-    repair: Mapping[str, str] = field(default_factory=dict)
+    watched: Mapping[str, Watched] = field(default_factory=dict)
+
+    @property
+    def repair(self) -> dict[str, str]:
+        """The nodes that wait for people, with the spare in their place, if there is one."""
+        return {name: one.other for name, one in self.watched.items() if one.role == "repair"}
 
     @cached_property
     def health(self) -> FleetHealth:
@@ -264,6 +283,7 @@ class FleetStatus:
                 ],
                 status.slurm,
                 status.document and status.document.gpuprov,
+                self.watched.get(name),
             )
             for name, status in self.nodes.items()
         ]

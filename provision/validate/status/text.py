@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +15,11 @@ from provision.report.terminal import Ink, section
 from provision.text import many, moment, one_line, spelled
 from provision.validate.status.status import ABSENT, FleetStatus
 
+_COMMANDS = 3  # of incidents that are named
+_WHY = {
+    "gpuprov return ": "after its repair: validates the node and makes it a spare",
+    "gpuprov watch spare ": "a failed node waits for a spare; NODE: an idle one of the group gpuprov_spares",
+}
 _KINDS = 6  # of pending findings, of Slurm's states and of its reasons that are named
 
 
@@ -27,7 +31,7 @@ def render(status: FleetStatus, width: int = 100, color: bool = False) -> str:
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
         if group := [cause for cause in found if cause.verdict is verdict]:
             lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *section(group, ink)]
-    if more := [*_pending(status), *_versions(status), *_repair(status), *_slurm(status)]:
+    if more := [*_pending(status), *_versions(status), *_watched(status), *_slurm(status)]:
         lines += ["", *(line for text in more for line in ink.wrap(text, ""))]
     if commands := list(next_commands(status)):
         lines.append("")
@@ -78,13 +82,20 @@ def _versions(status: FleetStatus) -> Iterator[str]:
         yield f"note: the health program of {fold(names, 200)} is gpuprov {version}, this is {__version__}"
 
 
-def _repair(status: FleetStatus) -> Iterator[str]:
-    """The nodes that the watch took out of service."""
-    for node, spare in list(status.repair.items())[:_KINDS]:
-        by = f"{spare} took its place" if spare else "no spare took its place"
-        yield f"in repair: {node}, {by}"
-    if (more := len(status.repair) - _KINDS) > 0:
-        yield f"  … and {more:,} more in repair: gpuprov watch state lists them"
+def _watched(status: FleetStatus) -> Iterator[str]:
+    """What the watch made of nodes: those that failed, with who took whose place, and the spares."""
+    out = [(node, one) for node, one in status.watched.items() if one.role in ("failed", "repair")]
+    for node, one in out[:_KINDS]:
+        if one.role == "repair":
+            by = f"{one.other} took its place" if one.other else "no spare took its place"
+            yield f"in repair: {node}, {by} ({one.incident})"
+        else:
+            by = f"{one.other} takes its place" if one.other else "it has no spare yet"
+            yield f"failed: {node}, {by}; next step: {one.step} ({one.incident})"
+    if (more := len(out) - _KINDS) > 0:
+        yield f"  … and {more:,} more out of service: gpuprov watch state lists them"
+    if spares := [node for node, one in status.watched.items() if one.role == "spare"]:
+        yield f"spares: {fold(spares, 200)}"
 
 
 def _slurm(status: FleetStatus) -> Iterator[str]:
@@ -116,11 +127,14 @@ def next_commands(status: FleetStatus) -> Iterator[tuple[str, str]]:
             yield command, f"Slurm still gives jobs to {many(len(used), 'failed node')}"
     if absent := [name for name, one in status.nodes.items() if one.trouble == ABSENT]:
         yield f"gpuprov up {_arguments(status, absent)}", "applies the role node_health"
-    for node in list(status.repair)[:1]:
-        command = f"gpuprov return {shlex.quote(node)} {inventory.arguments(status.fleet)}"
-        yield command, "after its repair: validates the node and makes it a spare"
+    commands = list(dict.fromkeys(one.next for one in status.watched.values() if one.next))
+    for command in commands[:_COMMANDS]:
+        yield from ((command, why) for verb, why in _WHY.items() if command.startswith(verb))
+    if len(commands) > _COMMANDS:
+        yield f"gpuprov watch state {inventory.arguments(status.fleet)}", "the next command for each incident"
     failed = [name for name, one in status.nodes.items() if one.verdict is Verdict.FAIL]
-    if failed := [name for name in failed if name not in status.repair]:
+    taken = [name for name, one in status.watched.items() if one.role in ("failed", "repair")]
+    if failed := [name for name in failed if name not in taken]:
         command = f"gpuprov validate {_arguments(status, failed)} --stage quick"
         yield command, "measures them again, and keeps the raw output"
 

@@ -66,6 +66,7 @@ class One:
         self.calls: list[str] = []
         self.over: set[str] = set()
         self.lines: list[str] = []
+        self.notes: list[list[str]] = []  # what systemd is told
         self.late = 0.0  # seconds that its clock is ahead
         self.watch = Watch(
             fleet(),
@@ -78,6 +79,7 @@ class One:
             self.lines.append,
             lambda: time.time() + self.late,
             pace=Pace(least=0.0),
+            systemd=lambda lines: self.notes.append(lines.split("\n")),
         )
 
     def pace(self, **seconds: float) -> None:
@@ -396,6 +398,20 @@ def test_a_round_that_fails_is_reported_and_the_next_one_goes_on(one: One) -> No
     assert message.kind == "watch-failed"
     assert "ValueError: a bug of ours (" in message.text
     assert heartbeat.last(one.store.path) == {}, "a watch whose rounds fail has no heartbeat"
+    words = [line for lines in one.notes for line in lines]
+    assert [word for word in words if not word.startswith("STATUS=the watch fails: ValueError")] == [
+        "STOPPING=1"
+    ]
+
+
+def test_systemd_hears_of_rounds_that_succeed_and_of_the_end(replaced: One) -> None:
+    replaced.pace(beat=0.0, wait=0.01)
+    replaced.watch.round(0.01)
+    work = "STATUS=at work: 1 node out of service, 1 of 1 spare ready"
+    assert replaced.notes[-1] == ["READY=1", "WATCHDOG=1", work]
+    replaced.watch.stop()
+    replaced.watch.run()
+    assert replaced.notes[-1] == ["STOPPING=1"]
 
 
 def test_the_heartbeat_and_what_it_says(begun: Callable[[Policy], One], tmp_path: Path) -> None:
@@ -405,14 +421,49 @@ def test_the_heartbeat_and_what_it_says(begun: Callable[[Policy], One], tmp_path
     one.watch.round(0.01)
     found = heartbeat.last(one.store.path)
     assert (found["nodes"], found["held"]) == ("all", [])
-    assert heartbeat.line(found, found["at"] + 5) == "watch: at work"
-    assert "gone; its last round was 10 min" in heartbeat.line(found, found["at"] + 600)
+    assert heartbeat.line(found, found["at"] + 5, True) == "watch: at work"
+    assert "it runs, but its last round was 10 min" in heartbeat.line(found, found["at"] + 600, True)
+    assert "not running; its last round was 5 s ago" in heartbeat.line(found, found["at"] + 5, False)
     assert "gpuprov_watch_held" not in (tmp_path / "watch.prom").read_text()
     one.stream.next = healths(fleet(), ["gpu-03"])
     one.until(lambda: bool(heartbeat.last(one.store.path)["held"]), "held")
     text = (tmp_path / "watch.prom").read_text()
     assert 'gpuprov_watch_held{kind="held.scheduler"} 1' in text
     assert (tmp_path / "watch.prom").stat().st_mode & 0o044, "the node exporter reads it"
+
+
+def test_it_counts_what_it_did_and_how_old_results_are(
+    begun: Callable[[Policy], One], tmp_path: Path
+) -> None:
+    one = begun(Policy(metrics=str(tmp_path / "watch.prom")))
+    one.pace(beat=0.0)
+    one.until(lambda: len(validated(one)) == 2, "validated")
+    one.stream.next = healths(fleet(), ["gpu-07"])
+    one.until(lambda: bool(one.store.incidents()) and not one.store.incidents()[0].is_open, "replaced")
+    old = [
+        replace(status, age=500.0) for status in healths(fleet(), []) if status.node in ("gpu-02", "gpu-07")
+    ]
+    one.stream.next = old
+    for _ in range(2):
+        one.watch.round(0.01)
+    text = (tmp_path / "watch.prom").read_text()
+    rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert {name: rows[f"gpuprov_watch_{name}"] for name in COUNTED} == COUNTED
+    assert [name for name in rows if "incidents" in name and rows[name] != "0"] == [
+        'gpuprov_watch_incidents{step="repair"}'
+    ]
+    assert 500 <= float(rows["gpuprov_watch_oldest_result_seconds"]) < 530
+    assert abs(time.time() - float(rows["gpuprov_watch_start_timestamp_seconds"])) < 60
+
+
+COUNTED = {
+    "drains_total": "1",
+    "replacements_total": "1",
+    "failed_rounds_total": "0",
+    "spares": "1",
+    "spares_ready": "1",
+    "stale_nodes": "1",  # gpu-07, in repair, may be switched off
+}
 
 
 def test_a_spare_that_cannot_be_checked_is_reported_once(one: One, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
 from provision.remote.schedulers import chosen
 from provision.up.watch import heartbeat, state, unit
-from provision.up.watch.incidents import Step, Store, elsewhere, moved, new, place_of
+from provision.up.watch.incidents import Incident, Step, Store, elsewhere, moved, new, place_of
 from tests.support.watching import fleet
 
 NOW = 1_800_000_000.0
@@ -47,16 +50,51 @@ def test_the_state_names_what_waits_for_people_first() -> None:
     assert state.text(found, Path("/state")).splitlines() == [
         "in service: 6 · spares: 2 · repair: 2",
         "! gpu-01  choose: no spare for gpu-01: none",
-        "    since 2027-01-15T08:00:00Z: gpu1: Xid 48",
+        f"    since 2027-01-15T08:00:00Z: gpu1: Xid 48 ({waiting.id})",
+        "    next: gpuprov return gpu-03 /inventory/nodes.yml",
         "✗ gpu-03  gpu3: Xid 79 → power-cycle",
-        "    since 2027-01-15T07:59:00Z, spare-1 took its place at 2027-01-15T07:59:30Z; "
-        "next: gpuprov return gpu-03",
+        f"    since 2027-01-15T07:59:00Z, spare-1 took its place at 2027-01-15T07:59:30Z ({broken.id})",
+        "    next: gpuprov return gpu-03 /inventory/nodes.yml",
         "  gpu-05  spare, not validated yet",
         "  spare-2  spare, validated 2 h 0 min ago (pass)",
         "returned: gpu-05",
         "files: /state",
     ]
     assert json.loads(json.dumps(found))["incidents"][1]["spare"] == "spare-1"
+
+
+REPAIR = moved(new("gpu-03", NOW, "x"), Step.REPAIR)
+
+
+@pytest.mark.parametrize(
+    ("one", "others", "command"),
+    [
+        (REPAIR, [], "gpuprov return gpu-03 /inventory/nodes.yml"),
+        (replace(REPAIR, node="a b"), [], "gpuprov return 'a b' /inventory/nodes.yml"),
+        (replace(REPAIR, returned=NOW), [], ""),
+        (moved(REPAIR, Step.CLOSED), [], ""),
+        (moved(REPAIR, Step.DRAIN), [], ""),
+        (moved(REPAIR, Step.DRAIN, "denied"), [], "gpuprov status /inventory/nodes.yml --nodes gpu-03"),
+        (
+            moved(REPAIR, Step.PLACE, "denied", spare="s-1"),
+            [],
+            "gpuprov status /inventory/nodes.yml --nodes s-1",
+        ),
+        (moved(REPAIR, Step.CHOOSE), [replace(REPAIR, node="gpu-07")], ""),
+        (
+            moved(REPAIR, Step.CHOOSE, "no spare"),
+            [replace(REPAIR, node="gpu-06", returned=NOW), replace(REPAIR, node="gpu-07")],
+            "gpuprov return gpu-07 /inventory/nodes.yml",
+        ),
+        (
+            moved(REPAIR, Step.CHOOSE, "no spare"),
+            [replace(REPAIR, node="gpu-06", returned=NOW)],
+            "gpuprov watch spare /inventory/nodes.yml --nodes NODE",
+        ),
+    ],
+)
+def test_each_incident_has_its_next_command(one: Incident, others: list[Incident], command: str) -> None:
+    assert state.next_command(one, [*others, one], fleet()) == command
 
 
 @pytest.fixture
@@ -68,13 +106,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_state_of_a_fleet_that_was_never_watched(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
+    monkeypatch.setattr(unit, "PLACE", folder / "gpuprov-watch.service")
+    assert main(["watch", "state", "nodes.yml"]) == ExitCode.INCOMPLETE
     said = capsys.readouterr().out
-    assert said.startswith("in service: 2 · spares: 1 · repair: 0\n! no watch has run here yet\n")
-    assert main(["watch", "state", "nodes.yml", "--json"]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["service"] == ["gpu-01", "gpu-02"]
+    assert said.startswith(
+        "in service: 2 · spares: 1 · repair: 0\n! no watch has run here yet\n"
+        "    next: sudo gpuprov watch install nodes.yml\n"
+    )
+    unit.PLACE.touch()
+    assert main(["watch", "state", "nodes.yml", "--json"]) == ExitCode.INCOMPLETE
+    found = json.loads(capsys.readouterr().out)
+    assert found["service"] == ["gpu-01", "gpu-02"]
+    assert (found["state"], found["next"]) == ("never", "sudo systemctl enable --now gpuprov-watch.service")
     assert not (folder / "state" / "gpuprov" / "watch").exists(), "looking makes nothing"
 
 
@@ -132,7 +177,7 @@ def test_a_fleet_of_which_some_nodes_have_a_scheduler(
         store.write(moved(new("gpu-01", NOW, "Xid 79"), Step.CHOOSE))
     assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
     assert "gpu-01 still waits for a spare" in capsys.readouterr().err
-    assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
+    assert main(["watch", "state", "nodes.yml"]) == ExitCode.INCOMPLETE
     assert "in service: 1 · spares: 1 · repair: 1" in capsys.readouterr().out
 
 
@@ -148,15 +193,74 @@ def test_the_state_counts_the_nodes_that_are_watched_and_names_what_cannot_be_re
     with store.alone():
         store.write(moved(new("gpu-01", NOW, "Xid 79"), Step.REPAIR, spare="gpu-03", placed=NOW))
         heartbeat.beat(store.path, "gpu-01,gpu-03", [])
-    (store.path / "incidents" / "damaged.json").write_text("{")
-    assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
+        assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
+        (store.path / "incidents" / "damaged.json").write_text("{")
+        capsys.readouterr()
+        assert main(["watch", "state", "nodes.yml"]) == ExitCode.UNHEALTHY
     said = capsys.readouterr().out
-    assert said.startswith("in service: 1 · spares: 0 · repair: 1\nwatch of --nodes gpu-01,gpu-03: at work\n")
+    assert said.startswith(
+        "in service: 1 · spares: 0 · repair: 1\nwatch of --nodes gpu-01,gpu-03: at work\n"
+        "    next: gpuprov docs watch\n"
+    )
     assert "next: gpuprov return gpu-01 nodes.yml --nodes gpu-01,gpu-03\n" in said
     assert "! " in said
     assert "damaged.json cannot be read" in said
     assert main(["return", "gpu-02", "nodes.yml"]) == ExitCode.USAGE
     assert "damaged.json cannot be read" in capsys.readouterr().err
+
+
+BEAT = {"at": NOW, "nodes": "all", "held": []}
+
+
+@pytest.mark.parametrize(
+    ("beat", "running", "word", "line", "code"),
+    [
+        (BEAT, True, "work", "watch: at work", ExitCode.OK),
+        (BEAT | {"at": NOW - 119}, True, "work", "watch: at work", ExitCode.OK),
+        (BEAT | {"follows": "ctl-02"}, True, "follows", "watch: follows ctl-02", ExitCode.OK),
+        (
+            BEAT | {"held": ["held.share"]},
+            *(True, "held", "! watch: at work, but held up: held.share", ExitCode.UNHEALTHY),
+        ),
+        ({}, True, "late", "! watch: it runs, but has finished no round yet", ExitCode.INCOMPLETE),
+        (
+            BEAT | {"at": NOW - 121},
+            True,
+            "late",
+            "! watch: it runs, but its last round was",
+            ExitCode.INCOMPLETE,
+        ),
+        (
+            BEAT | {"at": NOW + 3600},
+            True,
+            "late",
+            "! watch: it runs, but its last round was",
+            ExitCode.INCOMPLETE,
+        ),
+        (BEAT, False, "stopped", "! watch: not running; its last round was 0 s ago", ExitCode.INCOMPLETE),
+        ({}, False, "never", "! no watch has run here yet", ExitCode.INCOMPLETE),
+    ],
+)
+def test_whether_the_watch_is_ready(
+    beat: dict[str, Any],
+    running: bool,
+    word: str,
+    line: str,
+    code: ExitCode,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    store = Store(place_of(inventory.load(folder / "nodes.yml")))
+    with store.alone() if running else nullcontext():
+        if beat:
+            store.path.mkdir(parents=True, exist_ok=True)
+            (store.path / "heartbeat.json").write_text(json.dumps({"format": 1, **beat}))
+        assert main(["watch", "state", "nodes.yml", "--json"]) == code
+        assert json.loads(capsys.readouterr().out)["state"] == word
+        assert main(["watch", "state", "nodes.yml"]) == code
+    assert capsys.readouterr().out.splitlines()[1].startswith(line)
 
 
 @pytest.mark.usefixtures("folder")
@@ -229,6 +333,14 @@ def test_a_proxy_with_a_password_is_in_no_unit(
     assert 'Environment="https_proxy=http://proxy:3128"' in place.read_text()
 
 
+def test_systemd_watches_the_watch() -> None:
+    lines = unit.text(fleet(), [], "root").splitlines()
+    (seconds,) = [line.removeprefix("WatchdogSec=") for line in lines if line.startswith("WatchdogSec=")]
+    assert "Type=notify" in lines
+    # A scheduler that does not answer holds up one round by three questions, of a minute each.
+    assert int(seconds) > 3 * 60 + heartbeat.EVERY
+
+
 def test_a_crash_of_the_watch_leaves_no_secret_on_the_disk() -> None:
     assert "LimitCORE=0" in unit.text(fleet(), [], "root").splitlines()
 
@@ -277,8 +389,15 @@ def test_a_second_watch_of_the_same_nodes_is_refused_whatever_the_inventories_ar
         assert main(["watch", "nodes.yml"]) == ExitCode.ERROR
         said = capsys.readouterr().err
         assert f"gpu-[01-03]: already watched, with -i {folder}/nodes.yml -i {folder}/more.yml" in said
-        assert main(["watch", "state", "nodes.yml"]) == ExitCode.OK
-        assert "gpu-[01-03]: another watch has them: gpuprov watch state -i" in capsys.readouterr().err
+        heartbeat.beat(store.path, "all", [])
+        capsys.readouterr()
+        assert main(["watch", "state", "nodes.yml", "--json"]) == ExitCode.INCOMPLETE
+        said = capsys.readouterr()
+        assert "gpu-[01-03]: another watch has them: gpuprov watch state -i" in said.err
+        found = json.loads(said.out)
+        there = f"gpuprov watch state -i {folder}/nodes.yml -i {folder}/more.yml"
+        assert (found["state"], found["next"]) == ("elsewhere", there)
+        assert main(["watch", "state", "-i", "nodes.yml", "-i", "more.yml"]) == ExitCode.OK
         assert main(["return", "gpu-01", "nodes.yml"]) == ExitCode.USAGE
         assert f"gpuprov return gpu-01 -i {folder}/nodes.yml -i {folder}/more.yml" in capsys.readouterr().err
     # That watch has ended: its folder alone refuses nobody.

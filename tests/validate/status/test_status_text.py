@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from provision import paths
 from provision.fleet import Fleet, Node
 from provision.remote.protocol import NodeError
 from provision.validate.status import document, text
-from provision.validate.status.status import FleetStatus, judged
+from provision.validate.status.status import FleetStatus, Watched, judged
 from tests.support.health_results import failed, finding, printed, result
 from tests.support.slurm import sample
 
@@ -176,3 +177,40 @@ def test_colours_add_nothing_else() -> None:
 )
 def test_what_counts_as_a_change(before: dict[str, Any], after: dict[str, Any], differs: bool) -> None:
     assert (fleet(**before).signature != fleet(**after).signature) is differs
+
+
+def repaired(node: str) -> Watched:
+    return Watched("repair", f"id-{node}", "repair", next=f"gpuprov return {node} fleet.yml")
+
+
+def test_who_replaced_whom_and_what_to_type_next() -> None:
+    watched = {
+        "gpu-05": Watched("failed", "id-5", "choose", next="gpuprov watch spare fleet.yml --nodes NODE"),
+        "gpu-06": Watched("failed", "id-6", "place", "gpu-29", next="gpuprov status fleet.yml -l gpu-29"),
+        "gpu-03": Watched("repair", "id-3", "repair", "gpu-30", "Xid 79", "gpuprov return gpu-03 fleet.yml"),
+        "gpu-30": Watched("replaces", "id-3", "repair", "gpu-03", "Xid 79"),
+        "gpu-28": Watched("spare"),
+    }
+    status = replace(fleet(gpu_03=printed(failed()), gpu_05=printed(failed())), watched=watched)
+    told = shown(status)
+    assert (
+        "failed: gpu-05, it has no spare yet; next step: choose (id-5)\n"
+        "failed: gpu-06, gpu-29 takes its place; next step: place (id-6)\n"
+        "in repair: gpu-03, gpu-30 took its place (id-3)\n"
+        "spares: gpu-28\n" in told
+    )
+    commands = [line.removeprefix("next: ") for line in told.splitlines() if line.startswith("next: ")]
+    assert commands == ["gpuprov watch spare fleet.yml --nodes NODE", "gpuprov return gpu-03 fleet.yml"]
+    nodes = {one["node"]: one["watch"] for one in document.document(status)["nodes"]}
+    assert (nodes["gpu-30"]["role"], nodes["gpu-30"]["other"]) == ("replaces", "gpu-03")
+    assert nodes["gpu-03"]["next"] == "gpuprov return gpu-03 fleet.yml"
+    assert nodes["gpu-06"]["next"] == "gpuprov status fleet.yml -l gpu-29"
+    assert nodes["gpu-01"] is None
+
+
+def test_many_nodes_in_repair_take_few_lines() -> None:
+    told = shown(replace(fleet(), watched={name: repaired(name) for name in NAMES[:10]}))
+    assert told.count("in repair: ") == 6
+    assert "  … and 4 more out of service: gpuprov watch state lists them\n" in told
+    assert told.count("next: gpuprov return ") == 3
+    assert "next: gpuprov watch state fleet.yml\n" in told
