@@ -26,6 +26,7 @@ POLICY = {"share": 100}  # so that few nodes can be measured, too
 def measure(options: Options) -> Iterator[Result]:
     with watched(options.nodes, SPARES, options.folder, POLICY) as fleet:
         faults = _faults(fleet, options.quick)
+        memory = fleet.memory
     what = f"`gpuprov watch` of {options.nodes:,} nodes and {SPARES} spares"
     slowest = max(one.seconds[MOMENTS[-1]] for one in faults)
     yield Result(
@@ -35,6 +36,8 @@ def measure(options: Options) -> Iterator[Result]:
         (slowest,),
         f"Nodes: {fleet.nodes.kind}",
     )
+    about = f"{what}, the most memory of its process, without those of the checks that it starts"
+    yield Result("watch.memory", about, "", (memory,))
 
 
 def _faults(fleet: WatchedFleet, quick: bool) -> list[Substitution]:

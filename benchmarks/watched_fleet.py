@@ -103,6 +103,13 @@ class WatchedFleet:
     log: Path
     start: float = 0.0  # seconds from the start of the watch until it had a result of each node
 
+    @property
+    def memory(self) -> float:
+        """The most memory that the watch has had so far, without the checks it starts, in MB."""
+        status = Path(f"/proc/{self.watching.pid}/status").read_text("ascii")
+        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) / 1024
+
     def known(self) -> set[str]:
         """The nodes that the watch has a result of."""
         with contextlib.suppress(FileNotFoundError):
@@ -141,6 +148,7 @@ def watched(serving: int, spares: int, folder: Path, policy: dict[str, Any]) -> 
         results = stack.enter_context(Results(nodes, every))
         fleet = inventory.select(inventory.load(source), _GROUP)
         log = folder / "watch.log"
+        _set_aside(source, folder, every[serving:])
         began = time.monotonic()
         process = stack.enter_context(_watching(source, folder, log))
         store = Store(_state(fleet, folder))
@@ -150,6 +158,17 @@ def watched(serving: int, spares: int, folder: Path, policy: dict[str, Any]) -> 
         one = replace(one, start=time.monotonic() - began)
         one.until(lambda: one.validated() >= set(one.spares), "the spares are validated", 60.0 * spares)
         yield one
+
+
+def _set_aside(source: Path, folder: Path, spares: Sequence[str]) -> None:
+    """Have the spares wait, drained: a watch does not do that itself. Raises FailedError."""
+    command = gpuprov("watch", "spare", str(source), "--nodes", ",".join(spares))
+    around = {**os.environ, **environment(folder)}
+    done = subprocess.run(
+        command, env=around, capture_output=True, text=True, timeout=_PATIENCE, check=False
+    )
+    if done.returncode != ExitCode.OK:
+        raise FailedError(f"gpuprov watch spare: {done.stderr[-300:]}")
 
 
 @contextlib.contextmanager

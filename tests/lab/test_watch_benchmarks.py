@@ -18,5 +18,6 @@ def test_a_few_substitutions(tmp_path: Path) -> None:
 
 
 def test_a_few_minutes(tmp_path: Path) -> None:
-    (acted,) = bench_watch.measure(Options(tmp_path, nodes=4, rounds=1, quick=True))
+    acted, memory = bench_watch.measure(Options(tmp_path, nodes=4, rounds=1, quick=True))
     assert acted.median > 0
+    assert 20 < memory.median < 100, "MB"

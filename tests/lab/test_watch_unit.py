@@ -122,3 +122,31 @@ def test_it_stops_in_order(controller: LabNode) -> None:
     left = controller.run("ps -eo args | grep -c '[p]rovision.cli'", check=False).stdout.strip()
     assert left == "0"
     assert "Traceback" not in controller.run(log).stdout
+
+
+# Longer than the 15 seconds between two heartbeats; the pause is for the test, which mends the cause in it.
+SOON = r"[Service]\nWatchdogSec=30\nRestartSec=20\n"
+
+
+def test_a_loop_that_hangs_is_killed_and_started_again(controller: LabNode) -> None:
+    """A pipe among the incidents, into which nobody writes: it is read for ever, as on a dead file server."""
+    place = f"/run/systemd/system/{UNIT}.d"
+    controller.as_root(f"mkdir -p {place}; printf '{SOON}' > {place}/soon.conf; systemctl daemon-reload")
+    controller.as_root(f"systemctl start {UNIT}")  # returns after the first round
+    before = shown(controller, "MainPID", "NRestarts", "StatusText", "Type")
+    assert before["Type"] == "notify"
+    assert before["StatusText"].startswith("at work: 0 nodes out of service")
+    time.sleep(45)
+    assert shown(controller, "MainPID")["MainPID"] == before["MainPID"], "one that works is left alone"
+    pipe = "~/.local/state/gpuprov/watch/*/incidents"
+    controller.run(f"mkfifo $(echo {pipe})/pipe.json")
+    log = f"sudo journalctl --no-pager --unit={UNIT} --output=cat"
+    until(controller, lambda: "Watchdog timeout" in controller.run(log).stdout, 120, "systemd notices")
+    controller.run(f"rm {pipe}/pipe.json")
+    until(controller, lambda: shown(controller, "SubState")["SubState"] == "running", 120, "started again")
+    after = shown(controller, "MainPID", "NRestarts")
+    assert after["MainPID"] != before["MainPID"]
+    assert int(after["NRestarts"]) == int(before["NRestarts"]) + 1
+    text = controller.run(log).stdout
+    assert "Fatal Python error: Aborted" in text
+    assert "/provision/up/watch/incidents.py" in text.rpartition("Fatal Python error")[2], "where it hung"
