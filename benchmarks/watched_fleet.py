@@ -164,9 +164,7 @@ def _set_aside(source: Path, folder: Path, spares: Sequence[str]) -> None:
     """Have the spares wait, drained: a watch does not do that itself. Raises FailedError."""
     command = gpuprov("watch", "spare", str(source), "--nodes", ",".join(spares))
     around = {**os.environ, **environment(folder)}
-    done = subprocess.run(
-        command, env=around, capture_output=True, text=True, timeout=_PATIENCE, check=False
-    )
+    done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=_PATIENCE, check=False)
     if done.returncode != ExitCode.OK:
         raise FailedError(f"gpuprov watch spare: {done.stderr[-300:]}")
 

@@ -70,7 +70,8 @@ def export(path: str, row: Mapping[str, Any]) -> str:
     return ""
 
 
-_COUNTS = {  # of `counted`: the metric, and its help
+_METRICS = {  # of a heartbeat and of `counted`: the metric, and its help
+    "at": ("heartbeat_timestamp_seconds", "When the watch last finished a round, in seconds since 1970."),
     "started": ("start_timestamp_seconds", "When this watch started, in seconds since 1970."),
     "failures": ("failed_rounds_total", "Rounds since then that an error ended."),
     "drains": ("drains_total", "Failed nodes that were taken out of service."),
@@ -80,37 +81,31 @@ _COUNTS = {  # of `counted`: the metric, and its help
     "oldest": ("oldest_result_seconds", "Age of the oldest of the nodes' newest health results."),
     "stale": ("stale_nodes", "Nodes whose newest health result is too old to count."),
 }
+_HELD = "1 for each kind of trouble that lasts, as named in docs/watch.md."
+_INCIDENTS = "Nodes out of service, by the next step of their incident."
 
 
 def families(row: Mapping[str, Any]) -> list[Family]:
     """The metrics of a heartbeat."""
-    counts = row.get("counts", {})
-    steps = counts.get("incidents", {})
-    found = [
-        Family(
-            "gpuprov_watch_heartbeat_timestamp_seconds",
-            "gauge",
-            "When the watch last finished a round, in seconds since 1970.",
-            (Sample(row["at"]),),
+    values = {"at": row["at"], **row.get("counts", {})}
+    steps = values.get("incidents", {})
+    return [
+        *(
+            Family(
+                f"gpuprov_watch_{name}",
+                "counter" if name.endswith("_total") else "gauge",
+                about,
+                (Sample(values[key]),) if key in values else (),
+            )
+            for key, (name, about) in _METRICS.items()
         ),
-        Family(
-            "gpuprov_watch_held",
-            "gauge",
-            "1 for each kind of trouble that lasts, as named in docs/watch.md.",
-            tuple(Sample(1, {"kind": kind}) for kind in row["held"]),
-        ),
-        Family(
-            "gpuprov_watch_incidents",
-            "gauge",
-            "Nodes out of service, by the next step of their incident.",
-            tuple(Sample(count, {"step": step}) for step, count in steps.items()),
-        ),
+        _by("gpuprov_watch_held", _HELD, "kind", dict.fromkeys(row["held"], 1)),
+        _by("gpuprov_watch_incidents", _INCIDENTS, "step", steps),
     ]
-    for key, (name, about) in _COUNTS.items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        samples = (Sample(counts[key]),) if key in counts else ()
-        found.append(Family(f"gpuprov_watch_{name}", kind, about, samples))
-    return found
+
+
+def _by(name: str, about: str, label: str, values: Mapping[str, int]) -> Family:
+    return Family(name, "gauge", about, tuple(Sample(count, {label: one}) for one, count in values.items()))
 
 
 def last(folder: Path) -> dict[str, Any]:

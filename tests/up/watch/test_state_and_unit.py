@@ -392,9 +392,9 @@ def test_a_second_watch_of_the_same_nodes_is_refused_whatever_the_inventories_ar
         heartbeat.beat(store.path, "all", [])
         capsys.readouterr()
         assert main(["watch", "state", "nodes.yml", "--json"]) == ExitCode.INCOMPLETE
-        said = capsys.readouterr()
-        assert "gpu-[01-03]: another watch has them: gpuprov watch state -i" in said.err
-        found = json.loads(said.out)
+        out, err = capsys.readouterr()
+        assert "gpu-[01-03]: another watch has them: gpuprov watch state -i" in err
+        found = json.loads(out)
         there = f"gpuprov watch state -i {folder}/nodes.yml -i {folder}/more.yml"
         assert (found["state"], found["next"]) == ("elsewhere", there)
         assert main(["watch", "state", "-i", "nodes.yml", "-i", "more.yml"]) == ExitCode.OK
