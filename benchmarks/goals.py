@@ -40,6 +40,8 @@ GOALS = {
     "status.watch": Goal("`status --watch`, controller CPU of a round", 0.35, against="F"),
     "watch.acted": Goal("`watch` of 1,000 nodes, from a fault to a spare that takes jobs", 30, "s"),
     "replace.slowest": Goal("the same, the slowest of 100 trials on light nodes", 30, "s"),
+    # 50 MB of programs, most of it paramiko, and 70 KB for each connection that is kept open.
+    "watch.memory": Goal("`watch` of 1,000 nodes, memory", 140, "MB"),
     "mesh.results": Goal(
         "a look at 100,000 nodes behind 40 workers, simulated, a region dark: nodes with their true result",
         100,
