@@ -177,6 +177,7 @@ def test_options_are_alike_by_their_words_not_by_their_dashes(capsys: pytest.Cap
         ("drift --format sarif --output x.sarif", "drift --format NAME=FILE"),
         ("drift --junit x.xml", "drift --format junit=FILE"),
         ("lock -o x.yml", "lock --file FILE"),
+        ("lock -ox.yml", "lock --file FILE"),
         ("lock --output x.yml", "lock --file FILE"),
         ("baseline learn --output x.yml", "baseline learn --file FILE"),
     ],
@@ -193,6 +194,35 @@ def test_an_earlier_form_is_one_line_that_names_the_new_one(
     assert err.count("\n") == 1
     words = [word.strip("[]").replace("NAME=", "text=") for word in new.split()]
     assert cli.parsed(words if new != "runs list" else words[:2]).verb == words[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("lab fault --list", "`gpuprov lab fault --list` is now"),
+        ("baseline learn --output=x.yml", "`gpuprov baseline learn --output=x.yml` is now"),
+        ("report --runs old compare a b", "the verb comes first: `gpuprov report compare --runs …`"),
+        ("report --runs=old compare a b", "the verb comes first: `gpuprov report compare --runs …`"),
+        ("burnin --profile smoke start", "the verb comes first: `gpuprov burnin start --profile …`"),
+        ("watch --json state", "the verb comes first: `gpuprov watch state --json …`"),
+    ],
+)
+def test_a_verb_of_a_verb_is_named_with_its_place(
+    line: str, start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line.split()) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"gpuprov: {start}")
+    assert err.count("\n") == 1
+
+
+def test_the_name_of_a_verb_that_an_option_takes_is_not_called_a_verb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["watch", "--nodes", "spare", "--bogus"])
+    assert "--bogus" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", ["-b", "--become", "-bK", "-bkKuops"])

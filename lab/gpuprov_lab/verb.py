@@ -20,9 +20,9 @@ A lab is a set of real Debian nodes (systemd, sshd, apt) with simulated GPUs, ea
 namespace. It needs root, and changes nothing outside its own bridge, /var/lib/gpuprov-lab and
 /var/cache/gpuprov-lab.
 
-  sudo gpuprov lab up                           3 nodes, and inventory/lab.yml
+  sudo gpuprov lab up                           # 3 nodes, and inventory/lab.yml
   sudo gpuprov lab up --node gpu-01=b200 --node gpu-02=l40s:debian12
-  sudo gpuprov lab up --node gpu-01=h100-sxm+ib with RDMA cards and NVMe drives
+  sudo gpuprov lab up --node gpu-01=h100-sxm+ib # with RDMA cards and drives
   sudo gpuprov lab fault gpu-01 burn_errors gpu=5
   sudo gpuprov lab fault gpu-01 --heal
   sudo gpuprov lab ssh gpu-01 nvidia-smi

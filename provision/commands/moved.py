@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 # Verb -> what it took -> the command that does it now.
@@ -33,13 +34,22 @@ _MOVED = {
     "baseline": {"--output": "baseline learn --file FILE"},
 }
 
+# Options before a word that is then their value, though a verb may have that name.
+_WITH_VALUE = ("-i", "--inventory", "-l", "--limit", "--nodes", "--runs", "--profile")
 
-def answer(words: Sequence[str]) -> str:
-    """What to tell somebody whose command line is refused, where it has an earlier form; otherwise \"\"."""
+
+def answer(words: Sequence[str], verbs: Collection[str] = ()) -> str:
+    """What to tell somebody whose command line is refused, where it has an earlier form; otherwise \"\".
+    `verbs`: those of the command's verb."""
     verb, *rest = words or ("",)
     for word in rest:
-        if new := _MOVED.get(verb, {}).get(word.partition("=")[0]):
-            return f"`gpuprov {verb} {word}` is now `gpuprov {new}`"
+        option = word.partition("=")[0] if word.startswith("--") else word[:2]  # -oFILE is -o FILE
+        if new := _MOVED.get(verb, {}).get(option):
+            typed = " ".join([verb, *(rest[:1] if rest[0] in verbs else ()), word])
+            return f"`gpuprov {typed}` is now `gpuprov {new}`"
+    for before, word in pairwise(rest):
+        if word in verbs and rest[0].startswith("-") and before not in _WITH_VALUE:
+            return f"the verb comes first: `gpuprov {verb} {word} {rest[0].partition('=')[0]} …`"
     if any(word == "--become" or (word[:2] == "-b" and word[2:3] in ("", *"kKulei")) for word in rest):
         return "there is no -b, --become: gpuprov becomes root on the nodes without it"
     first = rest[0] if rest else "-"  # without a word it began one as well
