@@ -148,7 +148,7 @@ class Check(Protocol):
         """Measurements + thresholds (by "<check>.<metric>") → findings, at least one. Pure."""
 
 
-INSTALL = "gpuprov up installs what checks need"
+INSTALL = "gpuprov up installs what checks need, unless validation_tools_enabled is false"
 
 
 def completed(outputs: Mapping[str, Output], name: str, install: str = INSTALL) -> Output:
