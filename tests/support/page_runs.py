@@ -125,7 +125,8 @@ class Folder:
     def _prepare(self, command: Command) -> None:
         options = command.options
         if command.text.startswith("$EDITOR "):
-            said = {"all": {"vars": yaml.safe_load(command.comment) or {}}} if command.comment else {}
+            named = yaml.safe_load(command.comment)  # `gpuprov_stack: r580-cuda13.0`
+            said = {"all": {"vars": named}} if isinstance(named, dict) else {}
             edits = yaml.safe_dump_all([dict(self._site.edits), said])
             (self._folder / "edits.yml").write_text(edits)
             (self._folder / "edit.py").write_text(EDIT)
