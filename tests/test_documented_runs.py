@@ -29,7 +29,7 @@ def test_what_needs_no_node_runs_as_the_page_has_it(page: str, tmp_path: Path) -
     runs = tmp_path / "runs"
     for _ in range(2):
         measured(runs, dict.fromkeys(MEASURED, FIXTURE.read_text(encoding="utf-8")))
-    folder = Folder(tmp_path, Site(), runs=runs)
+    folder = Folder(tmp_path, Site(fleet={"gpu_nodes": {"hosts": {"gpu-01": {}}}}), runs=runs)
     for command in here(page):
         ran = folder.run(command, timeout=60)
         assert ran.code == 0, str(ran)
@@ -56,6 +56,13 @@ def test_every_page_but_one_shows_commands_and_most_of_them_are_run() -> None:
     reasons = [pages.not_run(each) for page in pages.PAGES for each in pages.commands(page)]
     assert sum(bool(reason) for reason in reasons) < len(reasons) / 4
     assert {each.needs for page in pages.PAGES for each in pages.commands(page)} == set(Needs)
+
+
+def test_what_root_alone_may_do_is_shown_with_sudo() -> None:
+    """Tests run as root, and would not notice."""
+    for command in pages.commands("README.md"):
+        if (options := command.options) is not None and command.needs is Needs.LAB:
+            assert command.root or options.lab_verb in ("faults", "compare"), command
 
 
 @pytest.mark.parametrize("kind", ["not_run", "ends", "not_printed"])

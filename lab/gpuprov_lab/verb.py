@@ -83,9 +83,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inventory",
         type=Path,
-        default=Path("inventory/lab.yml"),
         metavar="PATH",
-        help="inventory file to write (default: %(default)s)",
+        help="inventory file to write (default: inventory/NAME.yml)",
     )
     parser.add_argument(
         "--seed", type=int, metavar="N", help="random seed for the noise of measurements (default: 1)"
@@ -129,20 +128,21 @@ def _up(options: argparse.Namespace) -> ExitCode:
     if options.seed is not None and options.seed < 1:
         raise UsageError(f"--seed {options.seed} is not a positive number", "")
     wanted = wanted_nodes(options.nodes, options.node)
+    inventory = options.inventory or Path(f"inventory/{options.lab}.yml")
     if options.speed is not None and not 0.01 <= options.speed <= 10000:
         raise UsageError(f"--speed {options.speed:g} is not between 0.01 and 10000", "1 is real time")
     with Progress("lab up", total=len(wanted)) as progress:
         lab = fleet.up(
             options.lab,
             wanted,
-            options.inventory,
+            inventory,
             progress,
             seed=options.seed,
             speed=options.speed,
             fresh=options.fresh,
         )
     names = ", ".join(node.name for node in lab.nodes)
-    print(f"up: {names}; the inventory is {options.inventory}")  # noqa: T201
+    print(f"up: {names}; the inventory is {inventory}")  # noqa: T201
     return ExitCode.OK
 
 

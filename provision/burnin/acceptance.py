@@ -120,7 +120,9 @@ def summary(run: Campaign, found: Results, drained: Sequence[str]) -> list[str]:
         for row in bad[:4]:
             since = f"; since {row['since']}" if row["since"] else ""
             during = f", during {row['during']}" if row["during"] and since else ""
-            lines.append(f"      {row['verdict']:<5} {row['device']}: {row['message']}{since}{during}")
+            lines.append(
+                f"      {row['verdict']:<5} {row['check']} {row['device']}: {row['message']}{since}{during}"
+            )
         if len(bad) > 4:
             lines.append(f"      and {len(bad) - 4} more")
     lines += [f"  {line}" for line in fleet["not_compared"]]

@@ -128,26 +128,35 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
-def test_the_readme_from_bare_nodes_to_reports(bare: Lab, tmp_path: Path) -> None:
-    assert not (STATE / "lab").exists(), "README.md removes the lab called lab: gpuprov lab down"
+def cluster_of(lab: Lab) -> Callable[[Folder], LabNode]:
+    """Begins Slurm on the nodes of a lab, and makes a report in which the last of them has failed."""
 
     @cache
-    def cluster(folder: Folder) -> LabNode:
-        """Slurm, and a report in which one node has failed."""
-        controller = slurm_cluster.start(bare.nodes, patience=120)
-        bare.node("gpu-02").fault("gpu_off_bus", gpu=3)
+    def begun(folder: Folder) -> LabNode:
+        controller, last = slurm_cluster.start(lab.nodes, patience=120), lab.nodes[-1]
+        last.fault("gpu_off_bus", gpu=3)
         try:
             judged = folder.run(Command("README.md", 0, "gpuprov validate --stage quick"))
         finally:
-            bare.node("gpu-02").heal()
-            bare.node("gpu-02").reboot()
+            last.heal()
+            last.reboot()
         assert judged.code == ExitCode.UNHEALTHY, str(judged)
         return controller
 
-    folder = Folder(tmp_path, site(bare, nodes={"gpu-03": "gpu-02"}, edits=EDITS))
-    play("README.md", folder, cluster=cluster)
-    words = bare.node("gpu-01").run("sinfo --noheader --Node --format='%N %T'").stdout.splitlines()
-    assert [word for word in words if "drain" in word] == ["gpu-02 drained"]
+    return begun
+
+
+def drained(node: LabNode) -> list[str]:
+    words = node.run("sinfo --noheader --Node --format='%N %T'").stdout.splitlines()
+    return sorted(word.split()[0] for word in words if "drain" in word)
+
+
+def test_the_readme_from_bare_nodes_to_reports(bare: Lab, tmp_path: Path) -> None:
+    assert not (STATE / "lab").exists(), "README.md removes the lab called lab: gpuprov lab down"
+    folder = Folder(tmp_path, site(bare, nodes={"gpu-03": TWO[-1]}, edits=EDITS))
+    play("README.md", folder, cluster=cluster_of(bare))
+    assert drained(bare.node(TWO[0])) == [TWO[-1]]
+    assert {file.name for file in (folder.place / "inventory").iterdir()} == {"lab.yml", "net.yml"}
 
 
 def test_the_roles_in_playbooks(fleet: Lab, tmp_path: Path) -> None:
@@ -157,8 +166,7 @@ def test_the_roles_in_playbooks(fleet: Lab, tmp_path: Path) -> None:
 
 def test_spares_and_the_watch(fleet: Lab, tmp_path: Path) -> None:
     play("docs/watch.md", Folder(tmp_path, nodes_of(fleet)))
-    words = fleet.node(SERVICE[0]).run("sinfo --noheader --Node --format='%N %T'").stdout.splitlines()
-    assert sorted(word for word in words if "drain" in word) == [f"{name} drained" for name in SPARES]
+    assert drained(fleet.node(SERVICE[0])) == [*SPARES]
 
 
 def test_the_state_of_a_fleet_with_faults(fleet: Lab, tmp_path: Path) -> None:

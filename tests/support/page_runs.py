@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from tests.support import pages
-from tests.support.pages import ROOT, Command
+from tests.support.pages import ROOT, Command, Needs
 
 PROGRAMS = Path(sys.executable).parent
 RUN_NAME = re.compile(r"\b\d{8}T\d{6}\.\d{3}Z-([a-z]+)\b")
@@ -92,11 +92,13 @@ class Folder:
         return [(f"host_vars/{name}.yml", values) for name, values in self._site.hosts.items()]
 
     def run(self, command: Command, *, timeout: float = 1800, look: float = 12) -> Ran:
-        """Run one. An endless one is interrupted `look` seconds after its first line."""
+        """Run one. An endless one is interrupted after `look` seconds."""
         self._prepare(command)
+        text = command.text if command.needs is Needs.LAB else self.named(command.text)
         began = time.monotonic()
         process = subprocess.Popen(
-            ["bash", "-c", self.named(command.text)],
+            # Whose tests run in the background has Ctrl-C ignored, and so has what it starts.
+            ["env", "--default-signal=INT", "bash", "-c", text],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
             cwd=self.place, env=self._environment(), start_new_session=True,
         )  # fmt: skip
@@ -137,7 +139,8 @@ class Folder:
             if (self.place / options.file).exists():
                 self.place = self._begin()
             return
-        self._write_inventory(getattr(options, "inventory", None) or "inventory.yml")
+        if command.needs is Needs.NODES or command.text.startswith("$EDITOR "):
+            self._write_inventory(getattr(options, "inventory", None) or "inventory.yml")
 
     def add(self, inventory: Mapping[str, Any]) -> None:
         """Write an inventory that the page shows, for the next command: its hosts that there are."""

@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Command:
     text: str
     comment: str = ""
     output: tuple[str, ...] = ()  # the lines shown below it
-    where: str = field(default="", compare=False)
+    root: bool = False  # with sudo
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {self.text}"
@@ -100,8 +100,10 @@ def commands(page: str) -> list[Command]:
             if not prompted and (typed.startswith("#") or not typed.strip()):
                 continue
             output = lines[number + 1 : following] if prompted else []
-            text = typed.strip().removeprefix("sudo ").split(" # ")[0]
-            found.append(Command(page, first + number, text, comment.strip(), tuple(filter(None, output))))
+            typed = typed.strip().split(" # ")[0]
+            text, root = typed.removeprefix("sudo "), typed.startswith("sudo ")
+            shown = tuple(filter(None, output))
+            found.append(Command(page, first + number, text, comment.strip(), shown, root))
     return found
 
 

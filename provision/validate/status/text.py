@@ -126,10 +126,8 @@ def next_commands(status: FleetStatus) -> Iterator[tuple[str, str]]:
             command = f"scontrol update NodeName={folded(names)} State=DRAIN Reason=gpuprov"
             yield command, f"Slurm still gives jobs to {many(len(used), 'failed node')}"
     if absent := [name for name, one in status.nodes.items() if one.trouble == ABSENT]:
-        yield (
-            f"gpuprov up {_arguments(status, absent)}",
-            "applies the role node_health (with node_health_enabled: true)",
-        )
+        why = "applies the role node_health (with node_health_enabled: true)"
+        yield f"gpuprov up {_arguments(status, absent)}", why
     commands = list(dict.fromkeys(one.next for one in status.watched.values() if one.next))
     for command in commands[:_COMMANDS]:
         yield from ((command, why) for verb, why in _WHY.items() if command.startswith(verb))
