@@ -176,6 +176,8 @@ def _remedy(raw: Raw, fix: str | None) -> str:
 def _evidence(raw: Raw) -> list[str]:
     """The last lines of what was printed, for the reader who wonders what was not understood."""
     outputs = _of_the_test(raw.outputs)
+    if any(output.not_started for output in outputs):
+        return []  # what the other programs printed is no sign of that
     lines = [line for output in outputs for line in f"{output.stdout}\n{output.stderr}".splitlines()]
     return [line.strip()[:200] for line in lines if line.strip()][-3:]
 
