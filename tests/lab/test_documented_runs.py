@@ -117,7 +117,8 @@ def nodes_of(lab: Lab, *names: str) -> Site:
     declared = {"gpuprov_scheduler": "slurm", "node_health_enabled": True, "validation_tools_enabled": True}
     members = {"hosts": {name: {} for name in names}, "vars": declared}
     one = site(lab, edits={"gpuprov_slurm": {"hosts": {SERVICE[0]: {}}}})
-    return replace(one, fleet={"gpu_nodes": members, **one.edits})
+    quiet = {**one.variables, "gpuprov_watch_webhooks": []}  # nothing is sent to the page's example
+    return replace(one, variables=quiet, fleet={"gpu_nodes": members, **one.edits})
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +176,7 @@ def test_the_state_of_a_fleet_with_faults(fleet: Lab, tmp_path: Path) -> None:
     failed.fault("gpu_off_bus", gpu=3)
     failed.as_root("systemctl start gpuprov-node-health.service || true")
     absent.as_root("systemctl stop gpuprov-node-health.timer && rm /run/gpuprov/health.json")
+    fleet.node(SERVICE[0]).as_root(f"scontrol update nodename={absent.name} state=drain reason=ours")
     off.power_off()
     try:
         play("docs/status.md", Folder(tmp_path, nodes_of(fleet, *SERVICE, *SPARES)))
