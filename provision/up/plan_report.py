@@ -228,7 +228,7 @@ def intent(made: Plan, options: UpOptions, total: int) -> str:
     """The changes that `up` is about to make to a fleet of `total` nodes, in one line."""
     busy = [made.nodes[node] for wave in made.waves for node in wave]
     share = f"{len(busy)} of {many(total, 'node')}"
-    words = [f"{share} differ from their declared state"]
+    words = [f"{share} {'differs from its' if len(busy) == 1 else 'differ from their'} declared state"]
     if options.remove:
         words = [f"{', '.join(options.remove)} to be removed from {share}"]
     if options.full:

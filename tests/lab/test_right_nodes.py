@@ -210,7 +210,7 @@ def test_up_asks_about_inventory_stack_and_nodes_and_touches_no_other(lab: Lab, 
     seen = b"".join(_until_closed(asking)).decode()
     assert told.returncode == ExitCode.ERROR, seen
     assert f"real.yml · stack {OTHER} · gpu-01" in seen
-    assert re.search(r"1 of 1 node differ .* · 1 to reboot · about \d+ min", seen)
+    assert re.search(r"1 of 1 node differs .* · 1 to reboot · about \d+ min", seen)
     assert "change 1 node of real.yml (gpu-01)? [y/N]" in seen
     assert "stopped before anything was changed" in seen
     assert (logins(lab) - 1, state(lab)) == before
