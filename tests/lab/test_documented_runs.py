@@ -112,9 +112,9 @@ def fleet(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
-def nodes_of(lab: Lab, *names: str) -> Site:
+def nodes_of(lab: Lab, *names: str, scheduler: str = "slurm") -> Site:
     """These nodes, in the inventory that a page does not show; the first has Slurm's controller."""
-    declared = {"gpuprov_scheduler": "slurm", "node_health_enabled": True, "validation_tools_enabled": True}
+    declared = {"gpuprov_scheduler": scheduler, "node_health_enabled": True, "validation_tools_enabled": True}
     members = {"hosts": {name: {} for name in names}, "vars": declared}
     one = site(lab, edits={"gpuprov_slurm": {"hosts": {SERVICE[0]: {}}}})
     quiet = {**one.variables, "gpuprov_watch_webhooks": []}  # nothing is sent to the page's example
@@ -188,5 +188,5 @@ def test_the_state_of_a_fleet_with_faults(fleet: Lab, tmp_path: Path) -> None:
 
 
 def test_upgrade_and_removal(fleet: Lab, tmp_path: Path) -> None:
-    """The last of the file: it takes all roles off its nodes."""
-    play("docs/upgrade.md", Folder(tmp_path, nodes_of(fleet, *SERVICE)))
+    """The last of the file: it takes all roles off its nodes, and reboots them, Slurm's controller too."""
+    play("docs/upgrade.md", Folder(tmp_path, nodes_of(fleet, *SERVICE, scheduler="none")))
