@@ -14,6 +14,20 @@ from provision.errors import GpuprovError
 from provision.fleet import Fleet
 
 PLACE = Path("/etc/systemd/system/gpuprov-watch.service")
+_SANDBOX = (
+    "# Exposure above 5.0: the fleet may include this machine, whose devices, /proc and kernel log are then",
+    "# read from here, and hooks and ssh_config may use home, /tmp, namespaces and devices.",
+    "NoNewPrivileges=yes",
+    "ProtectSystem=full",
+    "ProtectControlGroups=yes",
+    "RestrictSUIDSGID=yes",
+    "RestrictRealtime=yes",
+    "LockPersonality=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK AF_VSOCK",
+    "CapabilityBoundingSet=~CAP_SYS_TIME CAP_SYS_BOOT CAP_SYS_PACCT CAP_SYS_TTY_CONFIG CAP_WAKE_ALARM \\",
+    "  CAP_BLOCK_SUSPEND CAP_LINUX_IMMUTABLE CAP_LEASE CAP_BPF CAP_SETFCAP CAP_NET_BROADCAST \\",
+    "  CAP_MAC_ADMIN CAP_MAC_OVERRIDE CAP_AUDIT_CONTROL CAP_AUDIT_READ",
+)
 _TAKEN_OVER = ("GPUPROV_RUNS", "XDG_STATE_HOME", "ANSIBLE_CONFIG", "SSL_CERT_FILE", "https_proxy", "no_proxy")
 
 
@@ -54,8 +68,7 @@ def text(fleet: Fleet, options: Sequence[str], user: str) -> str:
             "TimeoutStopSec=60",
             # The program holds passwords of the inventory.
             "LimitCORE=0",
-            "NoNewPrivileges=yes",
-            "ProtectSystem=full",
+            *_SANDBOX,
             "",
             "[Install]",
             "WantedBy=multi-user.target",
