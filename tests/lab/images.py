@@ -31,6 +31,14 @@ from tests.support.seed import Selected
 # `up` of a bare node takes more than a minute of a core: without the long tests, one kind has to do.
 KINDS = DEFAULT_NODES[: 2 if Selected.long else 1]
 FLEET = DEFAULT_NODES if Selected.long else tuple(replace(KINDS[0], name=node.name) for node in DEFAULT_NODES)
+# A node that checks itself, exports its metrics and sets its GPUs at each boot.
+IN_SERVICE: dict[str, Any] = {
+    "node_health_enabled": True,
+    "gpu_metrics_enabled": True,
+    "gpu_settings_power_limit": 600,
+    "amd_gpu_settings_power_limit": 700,
+    "host_settings_shm_size": "2G",
+}
 # What the bare nodes go through, in this order.
 STEPS = {"drift before": "drift", "plan": "plan", "up": "up", "drift after": "drift"}
 
@@ -61,6 +69,12 @@ class Images:
     def h100(self) -> Image:
         """An H100 node on Debian 13 after `up`."""
         return self.declared()["gpu-01"]
+
+    def mi300x(self) -> Image:
+        """An MI300X node on Ubuntu 24.04 after `up`, which checks itself and exports its metrics."""
+        nodes = (NodeSpec("gpu-01", "mi300x", "ubuntu2404"),)
+        image: Image = self.made("mi300x", nodes, {}, _in_service)["images"]["gpu-01"]
+        return image
 
     def with_slurm(self) -> Image:
         """The same with OpenMPI and Slurm, which does not start at boot: there is no cluster."""
@@ -149,6 +163,13 @@ def _up(lab: Lab, folder: Path) -> dict[str, Any]:
     operator = Operator(lab.inventory, folder / "image-runs")
     done = {step: operator.call(verb, timeout=1500) for step, verb in STEPS.items()}
     return {"done": {step: (one.args, one.returncode, one.stdout, one.stderr) for step, one in done.items()}}
+
+
+def _in_service(lab: Lab, folder: Path) -> dict[str, Any]:
+    operator = Operator(lab.inventory, folder / "image-runs")
+    done = operator.call("up", "--yes", timeout=1500, **IN_SERVICE)
+    assert done.returncode == ExitCode.OK, said(done)
+    return {}
 
 
 def _slurm(lab: Lab, _: Path) -> dict[str, Any]:
