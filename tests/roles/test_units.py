@@ -55,7 +55,11 @@ PACKAGED = {
     "receptor.service": "[Service]\n",
 }
 UNITS = {
-    **{name.split("/")[1]: name for name in READERS if name.endswith(".service")},
+    **{
+        "gpuprov-" + name.split("/")[1].removeprefix("gpuprov-"): name
+        for name in READERS
+        if ".service" in name
+    },
     "prometheus.service": "monitoring/prometheus.service",
     "alertmanager.service": "monitoring/alertmanager.service",
     "receptor.service": "receptor/gpuprov.conf",
@@ -98,8 +102,9 @@ def analyzed(folder: Path, name: str, text: str, *words: str) -> subprocess.Comp
 
 
 def test_the_table_has_every_unit() -> None:
-    written = {path.name.removesuffix(".j2") for path in paths.ROLES.glob("*/templates/*.service.j2")}
-    assert {row[0] for row in ROW.findall(TABLE)} == {*written, "receptor.service", unit.PLACE.name}
+    written = {f"{path.parents[1].name}/{path.stem}" for path in paths.ROLES.glob("*/templates/*.service.j2")}
+    assert {*UNITS.values()} == {*written, "receptor/gpuprov.conf"}
+    assert [row[0] for row in ROW.findall(TABLE)] == [*UNITS, unit.PLACE.name]
 
 
 @needs_analyze
