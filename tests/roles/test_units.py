@@ -54,12 +54,18 @@ PACKAGED = {
     "alertmanager.service": "[Service]\nUser=prometheus\n",
     "receptor.service": "[Service]\n",
 }
-UNITS = {
-    **{
-        "gpuprov-" + name.split("/")[1].removeprefix("gpuprov-"): name
-        for name in READERS
-        if ".service" in name
-    },
+UNITS = {  # by their names on a node
+    **dict(
+        zip(
+            (
+                *("gpuprov-node-health.service", "gpuprov-node-health-kernel.service"),
+                *("gpuprov-gpu-settings.service", "gpuprov-amd-gpu-settings.service"),
+                *("gpuprov-amd-cdi.service", "gpuprov-rdma-roce.service", "gpuprov-host-settings.service"),
+            ),
+            (name for name in READERS if name.endswith(".service")),
+            strict=True,
+        )
+    ),
     "prometheus.service": "monitoring/prometheus.service",
     "alertmanager.service": "monitoring/alertmanager.service",
     "receptor.service": "receptor/gpuprov.conf",
