@@ -36,6 +36,10 @@ BLINDING = {
     *("MemoryDenyWriteExecute", "InaccessiblePaths", "TemporaryFileSystem", "RootDirectory", "RootImage"),
     *("ProtectHome", "PrivateTmp"),
 }
+EVERYWHERE = {
+    *("NoNewPrivileges", "RestrictSUIDSGID", "RestrictRealtime", "LockPersonality"),
+    *("RestrictAddressFamilies", "CapabilityBoundingSet"),
+}
 # Units that read GPUs, or set them, or read the machine.
 READERS = [
     *("node_health/gpuprov-node-health.service", "node_health/gpuprov-node-health-kernel.service"),
@@ -140,7 +144,12 @@ def test_no_unit_hides_from_itself_what_it_is_to_see(name: str) -> None:
     text = rendered(name)
     assert not settings(text) & BLINDING
     assert not re.search(r"^ProtectSystem=strict", text, re.MULTILINE)
-    assert {"NoNewPrivileges", "RestrictNamespaces", "RestrictAddressFamilies"} <= settings(text)
+    assert EVERYWHERE - {"CapabilityBoundingSet"} | {"RestrictNamespaces"} <= settings(text)
+
+
+@pytest.mark.parametrize("name", [*UNITS, unit.PLACE.name])
+def test_every_unit_has_what_hides_nothing(name: str) -> None:
+    assert settings(texts()[name]) >= EVERYWHERE
 
 
 def test_the_health_program_keeps_what_it_reads_the_machine_with() -> None:
