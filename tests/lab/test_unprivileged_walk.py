@@ -139,7 +139,7 @@ def test_locks_on_whatever_can_be_read_stop_nothing(
 def test_no_name_in_a_shared_folder_can_be_foreseen(
     lab: Lab, operator: Operator, declared: dict[str, Any]
 ) -> None:
-    spy = "setsid -f sudo -u ann python3 /var/tmp/spy.py < /dev/null > /root/seen 2>&1"
+    spy = "pkill -u ann; setsid -f sudo -u ann python3 /var/tmp/spy.py < /dev/null > /root/seen 2>&1"
     for name in BARE:
         as_ann(lab.node(name), "spy", SPY, f"{spy}; until grep -q ready /root/seen; do sleep 0.2; done")
     for _ in range(2):
@@ -149,5 +149,5 @@ def test_no_name_in_a_shared_folder_can_be_foreseen(
         operator.call("drift", "--nodes", ",".join(BARE), **declared)
     for name in BARE:
         seen = lab.node(name).as_root("cat /root/seen; pkill -u ann").stdout.splitlines()[1:]
-        assert len(seen) > 2, "modules of Ansible were unpacked there"
+        assert seen, "modules of Ansible were unpacked there"
         assert [one for one in seen if not RANDOM.search(one) or seen.count(one) > 1] == []
