@@ -206,9 +206,9 @@ worked = [set(re.findall(r"^(node_scrape_collector_success[^ ]+ [01])", one, re.
 print(len(names[0]), len(worked[0]), sorted(names[0] ^ names[1]) + sorted(worked[0] ^ worked[1]))
 """
     plain = (
-        "setsid -f sudo -u prometheus prometheus-node-exporter --web.listen-address=localhost:9999"
-        " --collector.textfile.directory=/var/lib/prometheus/node-exporter > /dev/null 2>&1; sleep 4;"
-        " python3 -; pkill -f localhost:9999"
+        "sudo -u prometheus prometheus-node-exporter --web.listen-address=localhost:9999"
+        " --collector.textfile.directory=/var/lib/prometheus/node-exporter > /dev/null 2>&1 & other=$!;"
+        " sleep 4; python3 -; kill $other"
     )
     for node in lab.nodes:
         families, collectors, others = node.as_root(plain, said=program).stdout.split(maxsplit=2)
