@@ -13,9 +13,22 @@ import page
 
 from provision.checks import thresholds
 from provision.checks.judge import limit_text
-from provision.checks.judging.threshold_evidence import age_months, machines_text, share_failed, share_text
+from provision.checks.judging.threshold_evidence import share_failed, share_text
 from provision.checks.thresholds import Threshold
 from provision.desired.skus import all_skus
+
+
+def machines_text(limit: Threshold) -> str:
+    """How many machines were measured for the limit: a number, or `not stated`."""
+    return "not stated" if limit.machines is None else f"{limit.machines:,}"
+
+
+def age_months(limit: Threshold, at: str) -> int | None:
+    """How old the limit's source is at a month (YYYY-MM); None when it has no date."""
+    if not limit.date:
+        return None
+    (year, month), (then, when) = (map(int, text.split("-")[:2]) for text in (at, limit.date))
+    return 12 * (year - then) + month - when
 
 
 def tables(at: str = "") -> Iterator[str]:

@@ -28,13 +28,13 @@ from benchmarks.detection.machine import Machine
 from provision.checks.check import Raw
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
-from provision.checks.host import versions
 from provision.checks.judge import Verdict, worst
 from provision.checks.judging import node_judge, registry
 from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.checks.judging.registry import CHECKS
 from provision.checks.judging.table import STAGES
 from provision.desired import stack
+from tests.support.fleet_versions import judge_fleet
 
 HEALTHY = "healthy"
 EVERY = {**ENTRIES, **catalogue_amd.ENTRIES}
@@ -120,7 +120,7 @@ def _run(trial: Trial, outcome: Outcome) -> None:
     else:
         company = peers(outcome.sku, trial.seed // SEEDS_PER_FLEET)
     compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
-    (health, *others), _ = versions.judge_fleet(
+    (health, *others), _ = judge_fleet(
         compared, {NAME: known.check_node, **{one.node: said.check_node for one, said in company}}
     )
     _score(outcome, health, case.expected, slots)

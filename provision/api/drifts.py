@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.api.fleets import LoadedFleet
-from provision.api.observing import look
+from provision.api.fleets import LoadedFleet, look
 from provision.api.source import Limits
 from provision.drift import drift_report, drift_text
 from provision.drift.drift_report import DriftReport, Finding

@@ -7,20 +7,23 @@ Ansible, workers and further processes as those do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from provision.api.source import Source, several
-from provision.desired import inventory, lockfile, resolve, service_hosts, variable_types
+from provision.api.source import Limits, Source
+from provision.desired import inventory, lockfile, service_hosts, variable_types
 from provision.desired.inventory.ansible import ansible_settings
 from provision.desired.inventory.ansible.ansible_settings import Settings
 from provision.errors import UsageError
-from provision.events import Note, OnEvent, ignore
+from provision.events import NodeAnswered, Note, OnEvent, ignore
 from provision.fleet import Fleet, Kind
 from provision.remote import workers
-from provision.remote.ssh import host_key_checking
+from provision.remote.ssh import known_hosts
+
+if TYPE_CHECKING:
+    from provision.drift.assess import Assessment, LookOptions
 
 
 class AskPassword(Protocol):
@@ -38,6 +41,11 @@ def refuse(prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = F
         f"{wanted_by}: a password is wanted, and there is nobody to ask",
         f"give password or become_password, or set {variable}, vaulted, in the inventory",
     )
+
+
+def several(given: str | Path | Sequence[str | Path]) -> list[str]:
+    """The paths that are given: a text is one path, not a sequence of letters."""
+    return list(map(str, [given] if isinstance(given, str | Path) else given))
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refus
 
         chosen = monitoring.watching(
             chosen,
-            lambda: resolve.reachable(service_hosts.apart(without_workers), overrides),
+            lambda: _reachable(service_hosts.apart(without_workers), overrides),
             overrides,
             note,
         )
@@ -97,19 +105,53 @@ def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refus
         from provision.desired import receptor
 
         members = replace(everyone, nodes=everyone.where(Kind.WORKER))
-        chosen = receptor.meshed(chosen, lambda: resolve.reachable(members, overrides))
-    fleet = resolve.reachable(chosen, overrides)
+        chosen = receptor.meshed(chosen, lambda: _reachable(members, overrides))
+    fleet = _reachable(chosen, overrides)
     if (slurms := service_hosts.slurms(fleet)).nodes:
-        fleet = replace(fleet, others={**fleet.others, **resolve.reachable(slurms, overrides).nodes})
-    overrides = resolve.without_templates(overrides)
-    if line := host_key_checking.note(fleet.nodes.values()):
+        fleet = replace(fleet, others={**fleet.others, **_reachable(slurms, overrides).nodes})
+    overrides = variable_types.without_early_templates(overrides)
+    if line := known_hosts.note(fleet.nodes.values()):
         note(line)
     # A member of the mesh is reached by the controller itself.
     linked = workers.linked(
-        replace(fleet, nodes=fleet.without(Kind.WORKER)), resolve.reachable(others, {}), overrides
+        replace(fleet, nodes=fleet.without(Kind.WORKER)), _reachable(others, {}), overrides
     )
     nodes = {name: linked.nodes.get(name, node) for name, node in fleet.nodes.items()}
     return LoadedFleet(replace(linked, nodes=nodes), overrides)
+
+
+def _is_early(name: str) -> bool:
+    return name.startswith(variable_types.EARLY)
+
+
+def _reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
+    """The fleet with the variables rendered that are read before any node is looked at (resolve.reachable).
+
+    Where no node has a template among them, there is nothing to render, and neither stacks, roles nor the
+    template engine are loaded. A stack of the user's own may have templates, too."""
+    distinct = {id(node.variables): node.variables for node in fleet.nodes.values()}
+    if not any(map(_is_early, overrides)) and not any(
+        name == "gpuprov_stack" or variable_types.is_dynamic(variables[name])
+        for variables in distinct.values()
+        for name in filter(_is_early, variables)
+    ):
+        return fleet
+    from provision.desired import resolve
+
+    return resolve.reachable(fleet, overrides)
+
+
+def look(
+    loaded: LoadedFleet, limits: Limits | None, on_event: OnEvent, **more: Unpack[LookOptions]
+) -> Assessment:
+    """Observe the nodes and compare them with what is declared. The report names nodes in trouble."""
+    from provision.drift import assess
+
+    limits = limits or Limits()
+    more["timeout"], more["connections"] = limits.timeout, limits.connections
+    more["say"] = lambda line: on_event(Note(line))
+    more["on_done"] = lambda said: on_event(NodeAnswered(said.node, said.trouble))
+    return assess.assess(loaded.fleet, loaded.overrides, **more)
 
 
 def _chosen(without_workers: Fleet, everyone: Fleet, source: Source, note: Callable[[str], None]) -> Fleet:

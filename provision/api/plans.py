@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.api.fleets import LoadedFleet
-from provision.api.observing import look
+from provision.api.fleets import LoadedFleet, look
 from provision.api.source import Limits
 from provision.drift import drift_text
 from provision.drift.assess import Assessment

@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import yamlfile
-from provision.desired import variable_types, variables
-from provision.errors import UsageError
-
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -44,11 +40,6 @@ class Source:
     last_used: bool = False
 
 
-def several(given: str | Path | Sequence[str | Path]) -> list[str]:
-    """The paths that are given: a text is one path, not a sequence of letters."""
-    return list(map(str, [given] if isinstance(given, str | Path) else given))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How long a node has to answer, in seconds, and how many connections may be open at the same time."""
@@ -61,6 +52,10 @@ def overrides(texts: Iterable[str]) -> dict[str, Any]:
     """Texts `KEY=VALUE` as a mapping; values are YAML, except that text variables take the text as it stands.
 
     (`cuda_toolkit_version=12.9` means the version, not a number.) Raises UsageError for anything else."""
+    from provision import yamlfile
+    from provision.desired import variable_types, variables
+    from provision.errors import UsageError
+
     found: dict[str, Any] = {}
     for text in texts:
         key, sign, value = text.partition("=")

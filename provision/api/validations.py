@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import report
-from provision.api.fleets import LoadedFleet
-from provision.api.source import several
+from provision.api.fleets import LoadedFleet, several
 from provision.checks import thresholds
 from provision.checks.health import FleetHealth
 from provision.checks.judging import registry

@@ -212,6 +212,8 @@ def count(text: str) -> int:
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """`--set` as a mapping (api.source.overrides)."""
+    if not options.set:
+        return {}
     from provision.api import source as sources
 
     return sources.overrides(options.set)

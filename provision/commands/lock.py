@@ -76,15 +76,13 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _loose(seen: Assessment, sources: Sequence[str]) -> list[str]:
     """The nodes that no lock holds, since their gpuprov_roles leaves out the role that does."""
-    from provision.desired import lockfile, node_roles
+    from provision.desired import lockfile
+    from provision.desired.role import roles_of
 
     return [
         name
         for name in sources
-        if not any(
-            role.name == lockfile.ROLE
-            for role in node_roles.roles_of(seen.declared[name], seen.described[name])
-        )
+        if not any(role.name == lockfile.ROLE for role in roles_of(seen.declared[name], seen.described[name]))
     ]
 
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from provision.desired import node_roles, vendors, versions
-from provision.desired.role import Role, all_defaults, all_roles
+from provision.desired import vendors, versions
+from provision.desired.role import DECIDING, Role, all_defaults, all_roles, possible, roles_of
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.nearest import did_you_mean
 
@@ -26,12 +26,12 @@ class Subject:
         self, declared: Mapping[str, Any], node: Mapping[str, Any] | None, mentioned: set[str] | None = None
     ) -> None:
         self.node = node
-        roles = node_roles.possible(declared) if node is None else node_roles.roles_of(declared, node)
+        roles = possible(declared) if node is None else roles_of(declared, node)
         self.roles = frozenset(role.name for role in roles)
         machine = {"gpuprov_node": node} if node is not None else {}
         own = [role.own_vars(node["os"]) for role in all_roles().values()] if node is not None else []
         self._renderer = Renderer([machine, *own, declared, all_defaults()], mentioned)
-        self._renderer.mentioned.update(node_roles.VARIABLES)
+        self._renderer.mentioned.update(DECIDING)
 
     def get(self, name: str) -> Any:
         """The variable's value; None when it is absent, belongs to a role not in use, or is not known yet."""

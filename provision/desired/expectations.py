@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from provision import yamlfile
-from provision.desired import node_roles, service_hosts, skus, versions
-from provision.desired.role import OF_FILES, Promise, Role, all_defaults, all_roles
+from provision.desired import service_hosts, skus, versions
+from provision.desired.role import (
+    DECIDING,
+    OF_FILES,
+    Promise,
+    Role,
+    all_defaults,
+    all_roles,
+    roles_of,
+    vendor_of,
+)
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, Tracked, frozen
 from provision.desired.vendors import SILENT_GPUS as SILENT_GPUS
@@ -126,7 +135,7 @@ def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
         for role in _roles_of(declared, mentioned):
             one = functools.partial(_names_anywhere, role, declared)
             names |= _facts_of_role[role.name].get(declared, _shipped(), one, mentioned)
-        names |= _silent_gpus(declared, mentioned, node_roles.vendor_of(declared))
+        names |= _silent_gpus(declared, mentioned, vendor_of(declared))
         names |= {expectation.fact for expectation in _of_machine(declared, mentioned)}
         found = frozenset(names)
         return _sets.setdefault(found, found)
@@ -157,8 +166,8 @@ def _shipped() -> int:
 def _roles_of(
     declared: Mapping[str, Any], mentioned: set[str], gpuprov_node: Mapping[str, Any] | None = None
 ) -> list[Role]:
-    mentioned.update(node_roles.VARIABLES)
-    return node_roles.roles_of(declared, gpuprov_node)
+    mentioned.update(DECIDING)
+    return roles_of(declared, gpuprov_node)
 
 
 def renderer_for(

@@ -13,15 +13,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from provision import yamlfile
-from provision.desired.compatibility import Refusal
-from provision.desired.expectations import Expectation
 from provision.errors import CompatibilityError, StackError
 from provision.fleet import Fleet, sources
 from provision.node_names import fold
 from provision.text import many
+
+if TYPE_CHECKING:
+    from provision.desired.compatibility import Refusal
+    from provision.desired.expectations import Expectation
 
 NAME = "gpuprov.lock.yml"
 FORMAT = 1
@@ -240,6 +242,8 @@ def uncovered(declared: Mapping[str, Any], described: Mapping[str, Any], node: s
     place = " ".join(place_of(described))
     if place in _places(text):
         return []
+    from provision.desired.compatibility import Refusal
+
     return [
         Refusal(
             "lock-file-covers-node",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
-from provision.desired.node_roles import vendor_of
+from provision.desired.role import vendor_of
 from provision.fleet import Fleet, Kind, Node
 from provision.node.description import DEFAULT_VENDOR
 from provision.node_names import fold

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from provision.desired import lockfile, node_roles
+from provision.desired import lockfile
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, facts_to_ask, of_node, renderer_for
 from provision.desired.resolve import View
-from provision.desired.role import all_roles
+from provision.desired.role import all_roles, roles_of
 from provision.desired.templating import BadTemplateError, NotPlainError
 from provision.desired.templating.render_cache import RenderCache, frozen
 from provision.errors import StackError, UsageError
@@ -107,7 +107,7 @@ def _without(view: View, remove: Collection[str]) -> View:
 
 def _others(view: View, remove: Collection[str], node: Mapping[str, Any]) -> set[str]:
     """The roles the node keeps."""
-    wanted = {role.name for role in node_roles.roles_of(view, node)} - set(remove)
+    wanted = {role.name for role in roles_of(view, node)} - set(remove)
     known = all_roles()
     # A role that is off until it is declared has its `false` among its defaults.
     defaults = {role: known[role].defaults.get(f"{role}_enabled") for role in wanted if role in known}

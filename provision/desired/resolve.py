@@ -20,7 +20,7 @@ from provision.desired.expectations import hypothetical_machines
 from provision.desired.role import all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, references
 from provision.desired.templating.render_cache import RenderCache, frozen
-from provision.desired.variable_types import is_dynamic
+from provision.desired.variable_types import EARLY, is_dynamic
 from provision.errors import StackError
 from provision.fleet import Fleet, sources
 from provision.node_names import fold
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 # What Ansible would say of the nodes it was given alone.
 _OF_THE_FLEET = frozenset({"groups", "group_names"})
-# Of these variables some are read before any node is looked at, and all as they stand.
-_EARLY = ("ansible_", "gpuprov_")
 
 
 class View(ChainMap[str, Any]):
@@ -157,7 +155,7 @@ def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
         if asked:
             wanted[node] = asked
     _fill(fleet, views, wanted, where)
-    chosen = {name: value for name, value in overrides.items() if name.startswith(_EARLY)}
+    chosen = {name: value for name, value in overrides.items() if name.startswith(EARLY)}
     nodes = {
         name: replace(node, variables={**node.variables, **chosen, **views[name].maps[0]})
         if chosen or views[name].maps[0]
@@ -165,15 +163,6 @@ def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
         for name, node in fleet.nodes.items()
     }
     return replace(fleet, nodes=nodes)
-
-
-def without_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides less those that `reachable` rendered into the nodes' variables."""
-    return {
-        name: value
-        for name, value in overrides.items()
-        if not (name.startswith(_EARLY) and is_dynamic(value))
-    }
 
 
 def _early(
@@ -184,7 +173,7 @@ def _early(
     asked: list[str] = []
     renderer: Renderer | None = None
     declared = view.maps[1]
-    for name in [name for name in declared if name.startswith(_EARLY)]:
+    for name in [name for name in declared if name.startswith(EARLY)]:
         if is_dynamic(declared[name]):
             renderer = renderer or Renderer([view, defaults])
             try:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, yamlfile
+from provision.desired import skus
 from provision.errors import StackError
+from provision.node.description import DEFAULT_VENDOR, MIXED
 
 # Those that compare with what a file of the role holds.
 OF_FILES = frozenset({"template", "template_sha256", "file_sha256"})
@@ -181,3 +183,32 @@ def _problem(item: Any) -> str:
     if not isinstance(item.get("step", ""), str):
         return "`step` must be the name of a step, as text"
     return ""
+
+
+# --- the roles of a node: those that its gpuprov_roles lists, else those for any machine and for its GPUs
+
+# The variables of a node that decide which roles it takes part in.
+DECIDING = ("gpuprov_roles", "gpuprov_sku")
+
+
+def roles_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None) -> list[Role]:
+    """A node's roles, in the order in which they are applied. `gpuprov_node`: what it is; None before that
+    is known. A machine with GPUs of several vendors would take part in all, and is refused."""
+    chosen = declared.get("gpuprov_roles")
+    if chosen is not None:
+        return [role for name, role in all_roles().items() if name in chosen]
+    vendor = vendor_of(declared, gpuprov_node)
+    return [role for role in all_roles().values() if vendor == MIXED or role.vendor in (None, vendor)]
+
+
+def possible(declared: Mapping[str, Any]) -> list[Role]:
+    """The roles in which a node may take part, before it is known whose GPUs it has."""
+    known = declared.get("gpuprov_roles") is not None or declared.get("gpuprov_sku") is not None
+    return roles_of(declared) if known else list(all_roles().values())
+
+
+def vendor_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None) -> str:
+    """Whose GPUs the node has; where none were seen, or nobody has looked, those of the SKU it must have."""
+    seen = gpuprov_node["gpu"].get("vendor") if gpuprov_node is not None else None
+    sku = skus.all_skus().get(str(declared.get("gpuprov_sku")))
+    return str(seen or (sku.vendor if sku is not None else DEFAULT_VENDOR))

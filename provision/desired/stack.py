@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.desired import node_roles, service_hosts, skus, variables
+from provision.desired import service_hosts, skus, variables
+from provision.desired.role import vendor_of
 from provision.desired.vendors import DEFAULT_STACKS as DEFAULT_STACKS
 from provision.errors import StackError
 from provision.fleet import Node
@@ -76,7 +77,7 @@ def node_stack(
     """The stack a node declares through the inventory variable `gpuprov_stack`, or the default one of the
     vendor whose GPUs it has (`gpuprov_node`: what it is; None before that is known)."""
     said = {**node.variables, **overrides}
-    usual = DEFAULT_STACKS.get(node_roles.vendor_of(said, gpuprov_node), DEFAULT)
+    usual = DEFAULT_STACKS.get(vendor_of(said, gpuprov_node), DEFAULT)
     name = said.get("gpuprov_stack", usual)
     if not isinstance(name, str) or "{{" in name:
         raise StackError(

@@ -19,6 +19,9 @@ NUMBERS = frozenset(
     }
 )
 
+# Variables with these beginnings are no role's. Some are read before any node is looked at, and all as they
+# stand.
+EARLY = ("ansible_", "gpuprov_")
 # Words for true and false, as Ansible's modules and roles take them.
 _FLAGS = {
     **dict.fromkeys(("y", "yes", "on", "1", "true", "t"), True),
@@ -31,6 +34,7 @@ _OWN_TYPES = {
     "gpuprov_kubernetes_pool_labels": "list",
     **dict.fromkeys(NUMBERS, "int"),
 }
+_EARLY_TYPES = {**{name: (kind, "str") for name, kind in _OWN_TYPES.items()}, "ansible_become": ("bool", "")}
 _WANTED = {
     "bool": "true or false",
     "int": "a whole number",
@@ -50,25 +54,24 @@ def types() -> Mapping[str, tuple[str, str]]:
         for role in all_roles().values()
         for name, option in role.options.items()
     }
-    return {
-        **found,
-        **{name: (kind, "str") for name, kind in _OWN_TYPES.items()},
-        "ansible_become": ("bool", ""),
-    }
+    return found | _EARLY_TYPES
 
 
 def typed(fleet: Fleet) -> Fleet:
     """The fleet with texts where roles want other types turned into these: INI has no other `false`, and
     quotes are easily written. What cannot be turned stays, for `check`. Nodes go on sharing what they shared.
     """
-    known = types()
+    named = {name for node in fleet.nodes.values() for name in node.variables}
+    # All roles' specs take long to read: not for an inventory that only says where nodes are.
+    known = _EARLY_TYPES if all(name.startswith(EARLY) for name in named) else types()
     made: dict[int, Mapping[str, Any]] = {}
     nodes = {}
     for name, node in fleet.nodes.items():
         key = id(node.variables)
         if key not in made:
             meant = {
-                each: _typed(each, node.variables[each]) for each in known.keys() & node.variables.keys()
+                each: _turned(*known[each], node.variables[each])
+                for each in known.keys() & node.variables.keys()
             }
             changed = {each: value for each, value in meant.items() if value is not node.variables[each]}
             made[key] = {**node.variables, **changed} if changed else node.variables
@@ -78,14 +81,10 @@ def typed(fleet: Fleet) -> Fleet:
 
 def typed_override(name: str, value: Any) -> Any:
     """A value of `--set`, of the type that the roles want. Raises StackError for one that is not."""
-    meant = _typed(name, value) if name in types() else value
+    meant = _turned(*types()[name], value) if name in types() else value
     if name in types() and (wrong := mistyped(name, meant)):
         raise StackError(f"--set {name} must be {wrong}, not {meant!r}", "correct it")
     return meant
-
-
-def _typed(name: str, value: Any) -> Any:
-    return _turned(*types()[name], value)
 
 
 def _turned(kind: str, elements: str, value: Any) -> Any:
@@ -104,6 +103,13 @@ def _turned(kind: str, elements: str, value: Any) -> Any:
     if kind == "list" and elements == "str":
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
+
+
+def without_early_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides less those that are rendered into the nodes' variables before any node is looked at."""
+    return {
+        name: value for name, value in overrides.items() if not (name.startswith(EARLY) and is_dynamic(value))
+    }
 
 
 @functools.lru_cache(maxsize=1)

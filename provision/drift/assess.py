@@ -12,7 +12,6 @@ from provision.desired import (
     compatibility,
     inventory,
     lockfile,
-    node_roles,
     removal,
     resolve,
     stack,
@@ -21,6 +20,7 @@ from provision.desired import (
 )
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node
+from provision.desired.role import roles_of, vendor_of
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
 from provision.drift.drifts import Drift, FleetDrifts
@@ -160,7 +160,7 @@ class Assessment:
         if self.remove:
             return dict.fromkeys(self.declared, self.remove)
         return {
-            node: tuple(role.name for role in node_roles.roles_of(declared, self.described.get(node)))
+            node: tuple(role.name for role in roles_of(declared, self.described.get(node)))
             for node, declared in self.declared.items()
         }
 
@@ -245,7 +245,7 @@ def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptio
     for name in chosen:
         view = known.views[name]
         promised = removal.asked(view, remove) if remove else facts_to_ask(view)
-        more = also_of.get(node_roles.vendor_of(view))
+        more = also_of.get(vendor_of(view))
         ask[name] = whole(promised.union(more) if more else promised)
     nodes = [known.fleet.nodes[name] for name in chosen]
     on_done = options.get("on_done")

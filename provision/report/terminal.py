@@ -7,11 +7,11 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from provision.checks.health import FleetHealth, GpuIdentity
 from provision.checks.judge import Verdict
 from provision.node_names import fold, natural
-from provision.report import diff_text
 from provision.report.causes import (
     FABRIC,
     HEADINGS,
@@ -23,9 +23,11 @@ from provision.report.causes import (
     headline,
     overall,
 )
-from provision.report.context import NOTHING, Context
 from provision.report.nodes import listable
 from provision.text import duration, many, one_line, quantity
+
+if TYPE_CHECKING:
+    from provision.report.context import Context
 
 _CAUSES = 12  # shown of each verdict; the report files have all
 _CULPRITS = 6  # told one by one; more are folded into ranges
@@ -40,7 +42,7 @@ _COLOURS = {
 }
 
 
-def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: Context = NOTHING) -> str:
+def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: Context | None = None) -> str:
     """The whole summary, ending in a newline: the headline, every cause worst first with its culprits, what
     was not measured as loud as what failed, and the next command.
 
@@ -88,7 +90,7 @@ class Ink:
         ) or [indent]
 
 
-def _context(fleet: FleetHealth, ink: Ink, context: Context) -> Iterator[str]:
+def _context(fleet: FleetHealth, ink: Ink, context: Context | None) -> Iterator[str]:
     """How much was measured, how long it took, and what is new."""
     seen = coverage(fleet)
     told = [seen.words]
@@ -98,8 +100,11 @@ def _context(fleet: FleetHealth, ink: Ink, context: Context) -> Iterator[str]:
     if fleet.asked:
         told.append(", ".join(one_line(name, 40) for name in fleet.asked))
     yield from ink.wrap(" · ".join(filter(None, told)), "", "")
-    if (found := diff_text.since(context.earlier, fleet)) is not None:
-        yield from ink.wrap(diff_text.since_line(found), "", "")
+    if context is not None and context.earlier is not None:
+        from provision.report import diff_text
+
+        if (found := diff_text.since(context.earlier, fleet)) is not None:
+            yield from ink.wrap(diff_text.since_line(found), "", "")
     for line in fleet.not_compared:
         yield from ink.wrap(f"not compared with the fleet: {one_line(line, 240)}", "", "")
     for line in fleet.between:
@@ -166,7 +171,7 @@ def _identity(gpu: GpuIdentity, of_many: bool) -> str:
     return which + ", ".join(filter(None, known))
 
 
-def _next(fleet: FleetHealth, found: Sequence[Cause], ink: Ink, context: Context) -> Iterator[str]:
+def _next(fleet: FleetHealth, found: Sequence[Cause], ink: Ink, context: Context | None) -> Iterator[str]:
     """The command to type now."""
     for number, (command, why) in enumerate(next_commands(fleet, found, context)):
         label = "next: " if number == 0 else "then: "
@@ -206,10 +211,11 @@ class _Step:
 
 
 def next_commands(
-    fleet: FleetHealth, found: Sequence[Cause], context: Context = NOTHING
+    fleet: FleetHealth, found: Sequence[Cause], context: Context | None = None
 ) -> Iterator[tuple[str, str]]:
     """Commands to type next, with the reason; at least one."""
-    return ((step.text(context.folder), step.why) for step in _steps(fleet, found, context.pattern))
+    folder, pattern = (context.folder, context.pattern) if context is not None else ("", "all")
+    return ((step.text(folder), step.why) for step in _steps(fleet, found, pattern))
 
 
 def node_lists(fleet: FleetHealth) -> dict[str, list[str]]:

@@ -35,6 +35,7 @@ from provision.checks.vendors.amd import (
 from provision.desired import stack
 from provision.errors import ParseError
 from tests.checks.amd_node import ADDRESSES, GPUS, LOG, Said, documents, facts, node_of, output, said
+from tests.support.fleet_versions import judge_fleet
 
 
 def judged(
@@ -725,8 +726,6 @@ def test_versions_are_compared_with_the_fleet() -> None:
         assert result.findings[0].message.startswith("driver amdgpu 6.1")
         nodes.append(node_judge.judge_node(node, {versions.ID: result}, [versions.ID]))
         seen[name] = node.check_node
-    from provision.checks.host.versions import judge_fleet
-
     compared, _ = judge_fleet(nodes, seen)
     found = {(node.node, f.metric) for node in compared for check in node.checks for f in check.wrong}
     assert found == {("gpu-03", "amdgpu.loaded_version"), ("gpu-04", "amdgpu.vbios")}

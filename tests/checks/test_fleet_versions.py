@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.checks.health import CheckResult, NodeHealth
-from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
 from provision.checks.judging.node_facts import NodeFacts
+from tests.support.fleet_versions import judge_fleet
 from tests.support.stored import FACTS
 
 
@@ -31,7 +31,7 @@ def compared(seen: Mapping[str, NodeFacts]) -> tuple[dict[str, list[Finding]], t
         NodeHealth(name, Verdict.PASS, (CheckResult("versions", Verdict.PASS, passed, (), 0.0),))
         for name in seen
     ]
-    judged, ambiguous = versions.judge_fleet(nodes, {name: one.check_node for name, one in seen.items()})
+    judged, ambiguous = judge_fleet(nodes, {name: one.check_node for name, one in seen.items()})
     assert [node.node for node in judged] == list(seen)
     for node in judged:
         assert node.verdict is node.checks[0].verdict
@@ -106,5 +106,5 @@ def test_a_node_that_did_not_run_the_check_has_no_vote() -> None:
     passed = (Finding("versions", Verdict.PASS, "node", "of one version"),)
     ran = (CheckResult("versions", Verdict.PASS, passed, (), 0.0),)
     nodes = [NodeHealth(name, Verdict.PASS, ran if name < "gpu-4" else ()) for name in seen]
-    judged, _ = versions.judge_fleet(nodes, {name: one.check_node for name, one in seen.items()})
+    judged, _ = judge_fleet(nodes, {name: one.check_node for name, one in seen.items()})
     assert [node.node for node in judged if node.verdict is Verdict.WARN] == ["gpu-3"]

@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import pytest
 
 from provision import paths
-from provision.desired import expectations, node_roles, stack
+from provision.desired import expectations, stack
 from provision.desired.expectations import Expectation
-from provision.desired.role import all_roles
+from provision.desired.role import all_roles, roles_of
 from provision.desired.templating.render_cache import RenderCache
 from provision.errors import StackError
 from provision.fleet import Node
@@ -219,7 +219,7 @@ def test_where_nodes_differ_in_one_role_the_others_are_not_asked_again(
     computed = [call.args[0].name for spy in spies.values() for call in spy.call_args_list]
     assert computed.count("host_settings") == 40
     assert computed.count("nvidia_driver") == 2
-    assert len(computed) == 40 + 2 * (len(node_roles.roles_of({}, NODE)) - 1)
+    assert len(computed) == 40 + 2 * (len(roles_of({}, NODE)) - 1)
 
 
 @pytest.mark.parametrize("seed", range(4))

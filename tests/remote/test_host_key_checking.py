@@ -14,7 +14,8 @@ from provision.desired.inventory.ansible import ansible_settings
 from provision.fleet import Fleet, Node
 from provision.remote.ansible.runner import run_playbook
 from provision.remote.protocol import NodeError
-from provision.remote.ssh import connection, host_key_checking
+from provision.remote.ssh import connection
+from provision.remote.ssh import known_hosts as host_keys
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.config import ConfigFiles
 from provision.remote.ssh.connection import route_of
@@ -197,7 +198,7 @@ def test_keys_that_a_user_sends_to_dev_null_are_kept_all_the_same(
     sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     kept = tmp_path / "kept"
-    for module in (connection, host_key_checking):
+    for module in (connection, host_keys):
         monkeypatch.setattr(module, "KEPT_KEYS", str(kept))
     node = sshd.node(known_hosts="/dev/null", ssh_args=NO, ansible_become=False)
     nodes = {"null": node}
@@ -207,9 +208,7 @@ def test_keys_that_a_user_sends_to_dev_null_are_kept_all_the_same(
 
 def test_every_run_has_one_line_about_it(nodes: Mapping[str, Node], sshd: Sshd, tmp_path: Path) -> None:
     everyone = f"host key checking is off for gpu-[0-6] and in {tmp_path}/7/config: "
-    assert host_key_checking.note(nodes.values()) == (
+    assert host_keys.note(nodes.values()) == (
         everyone + "an unknown key is accepted and kept, a changed one is refused"
     )
-    assert (
-        host_key_checking.note([sshd.node(), sshd.node(ssh_args="-o StrictHostKeyChecking=accept-new")]) == ""
-    )
+    assert host_keys.note([sshd.node(), sshd.node(ssh_args="-o StrictHostKeyChecking=accept-new")]) == ""

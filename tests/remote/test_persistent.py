@@ -16,7 +16,7 @@ import pytest
 from provision.fleet import Node
 from provision.remote.protocol import NodeError
 from provision.remote.reach.observe import Reach
-from provision.remote.ssh import fanout, kept
+from provision.remote.ssh import execute, fanout
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.config import ConfigFiles
 from provision.remote.ssh.connection import route_of
@@ -171,7 +171,7 @@ def test_a_connection_is_renewed_before_it_weighs_too_much(
     own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """paramiko remembers every channel that it ever opened."""
-    monkeypatch.setattr(kept, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(execute, "MOST_PROGRAMS", 2)
     with Reach(nodes(own_sshd, 1), 30, 512, (), persistent=True) as reach:
         rounds(reach, 4)
     assert own_sshd.logins() == 2

@@ -17,7 +17,6 @@ from provision.checks import check
 from provision.checks.check import GpuIdentity, Measurement, Output
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
-from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
 from provision.checks.judging import node_judge, offenders
 from provision.checks.judging.node_facts import NodeFacts
@@ -26,6 +25,7 @@ from provision.report import json as report_json
 from provision.runs import fleet_pairs, node_history, store
 from provision.runs.store import RunFolder
 from provision.validate import campaign, parallel_map
+from tests.support.fleet_versions import judge_fleet
 from tests.support.stored import FACTS, FIXTURE, GPU, slower
 
 ASKED = ("versions", "p2p_bandwidth")
@@ -78,9 +78,7 @@ def held(folder: RunFolder) -> FleetHealth:
         results = {raw.check: node_judge.judge_check(node, raw, node.limits()) for raw in raws}
         nodes.append(node_judge.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
-    compared, ambiguous = versions.judge_fleet(
-        measured, {name: one.check_node for name, one in known.items()}
-    )
+    compared, ambiguous = judge_fleet(measured, {name: one.check_node for name, one in known.items()})
     escalated = offenders.escalate(compared, node_history.recalled(folder))
     judged, fabric, told = fleet_pairs.judge(folder, escalated, known)
     head = replace(campaign.rejudge(folder), nodes=())

@@ -7,7 +7,7 @@ From facts alone: nothing runs on the node for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -203,19 +203,6 @@ class Versions:
                 findings[outlier.node].append(_differing(outlier))
         ties = (tie for tie in comparison.ties if tie.fact in ALIKE)
         return dict(findings), tuple(f"{tie.fact}: {tie_text(tie)}" for tie in ties)
-
-
-def judge_fleet(
-    nodes: Iterable[NodeHealth], known: Mapping[str, CheckNode]
-) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
-    """Few nodes at once: in the order given, with what differs added to their check `versions`; and a line
-    for each fact in which no value has a majority."""
-    nodes, fleet = tuple(nodes), Versions()
-    for node in nodes:
-        fleet.add(node.node, voter_of(node, known.get(node.node)))
-    findings, ambiguous = fleet.found()
-    judged = tuple(extended(node, findings[node.node]) if node.node in findings else node for node in nodes)
-    return judged, ambiguous
 
 
 def voter_of(node: NodeHealth, one: CheckNode | None) -> Voter | None:

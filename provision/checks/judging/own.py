@@ -20,11 +20,10 @@ from provision import bug_file
 from provision.checks import thresholds
 from provision.checks.check import Check, CheckNode, Command, Measurement, Output
 from provision.checks.judge import ACTIONS, Finding, Verdict
-from provision.checks.judging.table import BUILT_IN, STAGES, Entry, Scope
+from provision.checks.judging.table import BUILT_IN, OWN, STAGES, Entry, Scope
 from provision.checks.thresholds import Threshold
 from provision.errors import GpuprovError, ParseError
 
-GROUP = "gpuprov.checks"
 _DIRECTIONS = ("at_least", "at_most", "equal")
 _ARGUMENTS = {"commands": 2, "parse": 2, "judge": 3}
 
@@ -39,7 +38,7 @@ def found() -> dict[str, Entry]:
     """
     taken = {one.id: "gpuprov itself" for one in BUILT_IN}
     checks: dict[str, Entry] = {}
-    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in sorted(metadata.entry_points(group=OWN), key=lambda entry: entry.name):
         source = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
         if owner := taken.get(entry.name):
             _refuse(entry.name, source, f"{owner} has a check of that name")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib import metadata
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from provision.checks import vendors
-from provision.checks.check import Check
-from provision.checks.judging.table import BUILT_IN, STAGES, Entry
+from provision.checks.judging.table import BUILT_IN, OWN, STAGES, Entry
 from provision.errors import UsageError
 
 if TYPE_CHECKING:
+    from provision.checks.check import Check
     from provision.checks.pairs.judge import CheckBetween
 
 T = TypeVar("T")
@@ -45,6 +45,8 @@ class Checks(Mapping[str, T]):
 
     def of_any(self, name: str) -> list[T]:
         """The check for each vendor's GPUs, each once."""
+        from provision.checks import vendors
+
         found = (self.of_vendor(name, vendor) for vendor in vendors.ALL)
         return list({id(one): one for one in found if one is not None}.values())  # not all can be hashed
 
@@ -62,7 +64,9 @@ class Checks(Mapping[str, T]):
 
 
 def _own() -> dict[str, Entry]:
-    from provision.checks.judging import own  # a command that needs no own check does not pay for it
+    if not metadata.entry_points(group=OWN):  # a command that needs no own check does not pay for it
+        return {}
+    from provision.checks.judging import own
 
     return own.found()
 

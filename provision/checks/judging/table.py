@@ -17,16 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from provision.checks import vendor, vendors
-from provision.checks.check import Check
-
 if TYPE_CHECKING:
+    from provision.checks.check import Check
     from provision.checks.pairs.judge import CheckBetween
 
 Scope = Literal["node", "pair", "group"]
 # The earliest stage that runs it; checks of several nodes are in none: they run for --pairs, for --group, or
 # for their name.
 Stage = Literal["quick", "standard", "burnin", "pairs", "group", "by name"]
+OWN = "gpuprov.checks"  # the entry point group of users' own checks
 STAGES: tuple[Stage, ...] = ("quick", "standard", "burnin")
 
 
@@ -46,11 +45,15 @@ class Entry:
 
     def load(self) -> Check | CheckBetween:
         """The check, as the first vendor's GPUs take it for which it was built."""
+        from provision.checks import vendors
+
         return next(found for name in vendors.ALL if (found := self.load_for(name)) is not None)
 
     def load_for(self, whose: str | None) -> Check | CheckBetween | None:
         """The check as nodes with this vendor's GPUs take it; None where nothing was built for them. Whether
         a user's own check fits is its author's to know."""
+        from provision.checks import vendor, vendors
+
         place = self.module or vendors.offered(whose).checks.get(self.id, "")
         return self.own or (cast("Check | CheckBetween", vendor.load(place)) if place else None)
 

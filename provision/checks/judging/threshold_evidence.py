@@ -58,19 +58,6 @@ def share_text(share: float | None, sign: str = "≤") -> str:
     return f"{sign} {up:.{max(digits, 0)}f} %"
 
 
-def machines_text(limit: Threshold) -> str:
-    """How many machines were measured for the limit: a number, or `not stated`."""
-    return "not stated" if limit.machines is None else f"{limit.machines:,}"
-
-
-def age_months(limit: Threshold, at: str) -> int | None:
-    """How old the limit's source is at a month (YYYY-MM); None when it has no date."""
-    if not limit.date:
-        return None
-    (year, month), (then, when) = (map(int, text.split("-")[:2]) for text in (at, limit.date))
-    return 12 * (year - then) + month - when
-
-
 # --- Student's t distribution, which the standard library lacks
 
 

@@ -23,7 +23,7 @@ from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event as Event
 from provision.remote.ansible.events import Outcome as Outcome
 from provision.remote.ansible.events import Tally
-from provision.remote.ssh import host_key_checking
+from provision.remote.ssh import known_hosts
 from provision.secrets_mask import secrets_of
 
 
@@ -229,10 +229,10 @@ def play(
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
         # Extra variables would win over those of the hosts.
-        moved = {name: extra_vars[name] for name in host_key_checking.VARIABLES if name in extra_vars}
+        moved = {name: extra_vars[name] for name in known_hosts.VARIABLES if name in extra_vars}
         extra_vars = {name: value for name, value in extra_vars.items() if name not in moved}
         own = {name: {**variables, **moved} for name, variables in hosts.items()}
-        hosts = host_key_checking.for_ansible(own, handover.SSH_ARGS)
+        hosts = known_hosts.for_ansible(own, handover.SSH_ARGS)
         inventory = handover.write_inventory(folder, hosts, around)
         if around:
             arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]

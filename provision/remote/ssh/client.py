@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from provision.remote.protocol import Clock, NodeError, hung, one_line, unreachable
 from provision.remote.ssh.connection import Hop, Route
-from provision.remote.ssh.execute import RemoteExecution
+from provision.remote.ssh.execute import Kept, KeptConnections, RemoteExecution
 from provision.remote.ssh.followed import WINDOW, Followed
-from provision.remote.ssh.kept import Kept, KeptConnections
 from provision.remote.ssh.known_hosts import HostKeys
 from provision.remote.ssh.login import AUTH_TIMEOUT, Login
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from provision.remote.protocol import NodeError, unreachable
-from provision.remote.ssh.kept import IDLE
+from provision.remote.ssh.execute import IDLE
 
 WINDOW = 128 * 1024  # bytes that a node may be ahead of its reader
 CHUNK = 64 * 1024  # bytes of one `read`

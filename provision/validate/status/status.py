@@ -9,7 +9,6 @@ from __future__ import annotations
 import binascii
 import re
 import zlib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -246,13 +245,6 @@ class FleetStatus:
             if status.document is not None and status.document.gpuprov != __version__:
                 found.setdefault(status.document.gpuprov, []).append(name)
         return found
-
-    @property
-    def slurm_states(self) -> Counter[str]:
-        """How many nodes are in each state of Slurm's."""
-        return Counter(
-            status.slurm.state for status in self.nodes.values() if status.slurm and status.slurm.state
-        )
 
     @property
     def still_used(self) -> list[str]:
