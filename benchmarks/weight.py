@@ -1,9 +1,9 @@
 """What one command makes a reader, and Python, go through: the modules entered.
 
 A module is entered when a function of it runs in the command's process; importing it is not enough. What runs
-on nodes or simulates them is not counted, nor are templates. Counted are a `drift` of one node, and a
-`validate` of two: once over real SSH and Ansible, where nodes without GPUs end each check at once, and once
-of simulated 8-GPU nodes that stand behind the two doors `observe` and `run_sharded`.
+on nodes or simulates them is not counted, nor are templates. Counted are `drift` and `status` of one node,
+and a `validate` of two: once over real SSH and Ansible, where nodes without GPUs end each check at once, and
+once of simulated 8-GPU nodes that stand behind the two doors `observe` and `run_sharded`.
 
     python -m benchmarks.weight
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.costs import ROOT, FailedError, cost_of, environment
 
-GOALS = {"drift": 55, "validate": 95}
+GOALS = {"drift": 55, "status": 40, "validate": 95}
 _CODE = str(ROOT / "provision") + os.sep
 _OF_MACHINES = "validate/selftest/measure.py"  # by which a simulated machine loads gpuprov_run
 _FUNCTION = 1  # the flag of code that is a function: not of a module, not of a class
@@ -113,15 +113,17 @@ def main() -> None:
         two.mkdir()
         inventory = ["--inventory", str(nodes.first(1).inventory(folder, gpuprov_expected_gpus=8))]
         drift = _apart("command", folder, "drift", *inventory)["modules"]
+        status = _apart("command", folder, "status", *inventory)["modules"]
         inventory = ["--inventory", str(nodes.inventory(two, gpuprov_expected_gpus=8)), "--nodes", "all"]
         reached = _apart("command", folder, "validate", "--stage", "quick", *inventory)["modules"]
         (folder / "simulated.json").write_text(json.dumps({"all": {"hosts": {"a": {}, "b": {}}}}))
         inventory = ["--inventory", str(folder / "simulated.json"), "--nodes", "all"]
         judged = _apart("simulated", folder, "validate", *inventory)["modules"]
     validate = {*reached, *judged}
-    print(f"drift of one node: {len(drift)} modules (goal {GOALS['drift']})")
-    print(f"validate of two nodes: {len(validate)} modules (goal {GOALS['validate']})")
-    for name, modules in (("drift", drift), ("validate", sorted(validate))):
+    found = {"drift": drift, "status": status, "validate": sorted(validate)}
+    for name, modules in found.items():
+        print(f"{name}: {len(modules)} modules (goal {GOALS[name]})")
+    for name, modules in found.items():
         print(f"\n{name}: {' '.join(modules)}")
 
 

@@ -113,16 +113,16 @@ def test_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
         measured.read(path, ["one"])
 
 
-def test_measuring_one_part_again_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_measuring_one_part_again_leaves_the_others(tmp_path: Path) -> None:
     def gives(*values: float) -> results.Measure:
-        return lambda _: [Result("help.cpu", f"it took {values[0]:.0f}", "nothing", values)]
+        return lambda _: iter([Result("help.cpu", f"it took {values[0]:.0f}", "nothing", values)])
 
     path = tmp_path / "doc.md"
     path.write_text(f"{document.BEGIN}\n{document.END}\n")
-    monkeypatch.setattr(command, "parts", lambda: {"one": gives(1.0), "two": gives(2.0)})
-    assert command.main(["--quick", "--write", str(path)]) == 0
-    monkeypatch.setattr(command, "parts", lambda: {"one": gives(3.0), "two": gives(4.0)})
-    assert command.main(["--quick", "--rounds", "1", "--only", "one", "--write", str(path)]) == 0
+    first = {"one": gives(1.0), "two": gives(2.0)}
+    assert command.main(["--quick", "--write", str(path)], first) == 0
+    again = {"one": gives(3.0), "two": gives(4.0)}
+    assert command.main(["--quick", "--rounds", "1", "--only", "one", "--write", str(path)], again) == 0
     text = path.read_text()
     assert "it took 3" in text
     assert "it took 2" in text
@@ -132,17 +132,16 @@ def test_measuring_one_part_again_leaves_the_others(monkeypatch: pytest.MonkeyPa
     assert "`python -m benchmarks --quick` |" in text
 
 
-def test_what_was_measured_before_a_kill_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path) -> None:
     def killed(_: Options) -> Iterator[Result]:
         raise KeyboardInterrupt
         yield
 
     good = [Result("help.cpu", "it", "nothing", (1.0,))]
-    monkeypatch.setattr(command, "parts", lambda: {"one": lambda _: good, "two": killed})
     path = tmp_path / "doc.md"
     path.write_text(f"{document.BEGIN}\n{document.END}\n")
     with pytest.raises(KeyboardInterrupt):
-        command.main(["--quick", "--write", str(path)])
+        command.main(["--quick", "--write", str(path)], {"one": lambda _: iter(good), "two": killed})
     assert "1.00x" in path.read_text()
 
 
@@ -162,23 +161,21 @@ def test_the_command_finds_every_part_and_refuses_an_unknown_one() -> None:
 
 
 def test_a_part_that_breaks_is_said_and_the_others_are_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_: Options) -> Iterator[Result]:
         raise FailedError("out of order")
         yield
 
     good = [Result("help.cpu", "it", "nothing", (1.0,))]
-    monkeypatch.setattr(command, "parts", lambda: {"one": broken, "two": lambda _: good})
     path = tmp_path / "doc.md"
     path.write_text(f"{document.BEGIN}\n{document.END}\n")
-    assert command.main(["--quick", "--write", str(path)]) == 70
+    assert command.main(["--quick", "--write", str(path)], {"one": broken, "two": lambda _: iter(good)}) == 70
     text = path.read_text()
     assert "`one` was not measured to its end: out of order" in text
     assert "1.00x" in text
     assert "FailedError" in capsys.readouterr().err
-    monkeypatch.setattr(command, "parts", lambda: {"two": lambda _: [replace(good[0], values=(99.0,))]})
-    assert command.main(["--quick"]) == 1
+    assert command.main(["--quick"], {"two": lambda _: iter([replace(good[0], values=(99.0,))])}) == 1
 
 
 # --- the parts ---

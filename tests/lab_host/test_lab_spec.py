@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprov_lab import network, node, record, silicon_state
+from gpuprov_lab import network, node, places, record, silicon_state
 from gpuprov_lab import verb as command
 from gpuprov_lab.places import LabPlace, NodePlace
 from gpuprov_lab.record import LabRecord, NodeRecord
@@ -160,9 +160,16 @@ def test_a_lab_takes_new_nodes_and_refuses_changed_ones() -> None:
         LAB.with_nodes((NodeSpec("one", "b200"),))
 
 
-def test_a_lab_remembers_what_joins_its_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("gpuprov_lab.places.STATE", tmp_path)
-    monkeypatch.setattr("gpuprov_lab.record.STATE", tmp_path)
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder that labs are kept in."""
+    for module in (places, record):
+        monkeypatch.setattr(module, "STATE", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("state")
+def test_a_lab_remembers_what_joins_its_nodes() -> None:
     LAB.with_nodes((NodeSpec("three", "h100-sxm", network="roce"),)).save()
     known = record.load("mine")
     assert known is not None
@@ -172,11 +179,9 @@ def test_a_lab_remembers_what_joins_its_nodes(monkeypatch: pytest.MonkeyPatch, t
         known.with_nodes((NodeSpec("three", "h100-sxm"),))
 
 
+@pytest.mark.usefixtures("state")
 @pytest.mark.parametrize(("network", "cards"), [("none", 0), ("ib", 9), ("roce", 9)])
-def test_a_node_is_made_with_its_cards(
-    network: str, cards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpuprov_lab.places.STATE", tmp_path)
+def test_a_node_is_made_with_its_cards(network: str, cards: int) -> None:
     place = NodePlace("mine", "one")
     silicon_state.create(place, "h100-sxm", 7, 100.0, network)
     shown = sorted(path.name for path in (place.silicon / "sys/class/infiniband").iterdir())
@@ -186,15 +191,12 @@ def test_a_node_is_made_with_its_cards(
         assert layer == ("InfiniBand\n" if network == "ib" else "Ethernet\n")
 
 
-def test_only_a_node_for_containers_gets_what_they_need(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("gpuprov_lab.places.STATE", tmp_path)
+def test_only_a_node_for_containers_gets_what_they_need(state: Path) -> None:
     plain, roomy = (NodeRecord(name, "l40s", "debian13", 1, name == "roomy") for name in ("plain", "roomy"))
-    assert "--capability=all" not in node.nspawn(LAB, plain, tmp_path)
-    command = node.nspawn(LAB, roomy, tmp_path)
+    assert "--capability=all" not in node.nspawn(LAB, plain, state)
+    command = node.nspawn(LAB, roomy, state)
     assert "--capability=all" in command
-    assert f"--bind={tmp_path}/mine/nodes/roomy/volumes/docker:/var/lib/docker" in command
+    assert f"--bind={state}/mine/nodes/roomy/volumes/docker:/var/lib/docker" in command
 
 
 def test_one_word_for_the_node_is_shell_and_several_are_an_argument_list() -> None:

@@ -106,6 +106,11 @@ def machines(tmp_path: Path) -> Machines:
     return Machines(tmp_path)
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+
+
 def controller(machines: Machines, run: str, **options: object) -> FleetLock:
     return FleetLock(run, machines.run, since="10:00", **options)  # type: ignore[arg-type]
 
@@ -230,12 +235,12 @@ def test_a_pattern_with_commas_stays_one(machines: Machines) -> None:
     assert matching("gpu-01,gpu-02,!gpu-02", ["gpu-01", "gpu-02"], {}) == ["gpu-01"]
 
 
+@pytest.mark.usefixtures("hurried")
 def test_who_loses_a_lock_while_measuring_is_told(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = Fleet(Path("/srv/fleet.yml"), {"gpu-01": Node("gpu-01", (), {})}, {})
     monkeypatch.setattr(fleet_lock, "run_programs", lambda _nodes, programs, **_: machines.run(programs))
-    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
     heard: list[str] = []
     lost: list[str] = []
     renew = FleetLock.renew
@@ -284,10 +289,8 @@ def test_a_node_that_is_silent_for_a_while_keeps_its_lock(machines: Machines) ->
     assert lock.release() == ("gpu-01",)
 
 
-def test_locks_are_confirmed_in_the_background_until_they_are_released(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+@pytest.mark.usefixtures("hurried")
+def test_locks_are_confirmed_in_the_background_until_they_are_released(machines: Machines) -> None:
     lock = controller(machines, "run-1")
     lock.take(["gpu-01"])
     machines.age("gpu-01", 1000)
@@ -299,10 +302,8 @@ def test_locks_are_confirmed_in_the_background_until_they_are_released(
     assert not [thread for thread in threading.enumerate() if thread.name == "fleet-lock"]
 
 
-def test_a_confirmation_that_fails_is_made_up_for_by_the_next(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+@pytest.mark.usefixtures("hurried")
+def test_a_confirmation_that_fails_is_made_up_for_by_the_next(machines: Machines) -> None:
     calls = 0
 
     def flaky(programs: Mapping[str, str]) -> dict[str, bytes | NodeError]:
@@ -340,11 +341,6 @@ def working(machines: Machines, lent: Mapping[str, object]) -> Iterator[dict[str
     with FleetLock.borrowed(lent, machines.run, lost.__setitem__):
         yield lost
         until(lambda: len(machines.asked) > 2 * len(list(map(str, lent["nodes"]))))  # type: ignore[call-overload]
-
-
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
 
 
 @pytest.mark.usefixtures("hurried")

@@ -17,9 +17,9 @@ import pytest
 
 from provision import paths
 from provision.remote.reach import partitions
-from provision.remote.workers import Link, Worker, leftovers, mesh, register
+from provision.remote.workers import Link, Worker, mesh
 from tests.support.processes import until
-from tests.support.receptor import CONTROLLER, PROGRAM, TLS_CLIENT, RealMesh
+from tests.support.receptor import CONTROLLER, PROGRAM, TLS_CLIENT, RealMesh, forget
 from tests.support.sshd import Sshd
 from tests.support.worker_fleet import asking, interpreter, inventory, linked
 
@@ -29,11 +29,11 @@ Config = list[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(mesh, "_meshes", {})
-    monkeypatch.setattr(register, "_current", [])
-    monkeypatch.setattr(leftovers, "_swept", set())
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="module")

@@ -20,16 +20,14 @@ from provision.remote.workers import (
     Worker,
     assignment,
     greetings,
-    leftovers,
     mesh,
-    register,
     sealed,
     units,
     worker_runs,
     worker_stream,
 )
 from provision.remote.workers.worker_asks import Away, ask
-from tests.support.receptor import TLS_CLIENT, StandIn
+from tests.support.receptor import TLS_CLIENT, StandIn, forget
 from tests.support.scripted_worker import HOSTS, Script, event, lines, whole
 
 OBSERVE = paths.PLAYBOOKS / "observe.yml"
@@ -38,14 +36,13 @@ OBSERVE = paths.PLAYBOOKS / "observe.yml"
 @pytest.fixture
 def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(mesh, "_meshes", {})
-    monkeypatch.setattr(register, "_current", [])
-    monkeypatch.setattr(leftovers, "_swept", set())
+    forget()
     made = StandIn(tmp_path)
     try:
         yield made
     finally:
         made.end()
+        forget()
 
 
 def share(standing: StandIn, script: Any, hosts: Mapping[str, Any] = HOSTS) -> mesh.Share:
@@ -226,11 +223,9 @@ def test_a_worker_that_booted_after_its_greeting_is_greeted_again(standing: Stan
     assert submitted(standing) == 4  # a greeting and a unit that is refused, twice
 
 
-def test_a_greeting_is_remembered_by_the_next_command(
-    standing: StandIn, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_greeting_is_remembered_by_the_next_command(standing: StandIn, play: Play) -> None:
     for units_so_far in (2, 3):  # a greeting and a unit; a unit
-        monkeypatch.setattr(mesh, "_meshes", {})  # as in another process
+        forget()  # as in another process
         assert {one.status for one in play(Script(lines(*whole()))).values()} == {"ok"}
         assert submitted(standing) == units_so_far
 
@@ -243,13 +238,11 @@ def test_workers_that_are_greeted_at_once_are_all_remembered() -> None:
     assert [greetings.recalled(name) for name in names] == ["a key"] * len(names)
 
 
-def test_a_worker_that_was_lost_is_greeted_by_the_next_command(
-    standing: StandIn, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_was_lost_is_greeted_by_the_next_command(standing: StandIn, play: Play) -> None:
     lost = play(Script(lines({"event": "keepalive"}), noise=b"Killed\n"))
     assert {one.status for one in lost.values()} == {"unreachable"}
     before = submitted(standing)
-    monkeypatch.setattr(mesh, "_meshes", {})
+    forget()
     play(Script(lines(*whole())))
     assert submitted(standing) == before + 2
 
@@ -272,12 +265,11 @@ def test_a_greeting_that_cannot_be_relied_on_is_asked_for_again(
     standing: StandIn,
     play: Play,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     spoilt: Callable[[Path], None],
 ) -> None:
     play(Script(lines(*whole())))
     spoilt(tmp_path / "gpuprov" / "greetings.json")
-    monkeypatch.setattr(mesh, "_meshes", {})
+    forget()
     assert {one.status for one in play(Script(lines(*whole()))).values()} == {"ok"}
     assert submitted(standing) == 4
 

@@ -32,10 +32,10 @@ from provision.remote.ansible.events import Event
 from provision.remote.protocol import NodeError
 from provision.remote.reach import fleet_lock, partitions
 from provision.remote.reach.observe import observe, run_programs
-from provision.remote.workers import Link, Worker, assignment, leftovers, mesh, register, units
+from provision.remote.workers import Link, Worker, assignment, mesh, units
 from provision.remote.workers.units import Way
 from tests.support.processes import alive, command_of, until
-from tests.support.receptor import PROGRAM, RealMesh, StandIn
+from tests.support.receptor import PROGRAM, RealMesh, StandIn, forget
 from tests.support.sshd import Sshd
 from tests.support.worker_fleet import asking, interpreter, inventory, linked
 
@@ -46,12 +46,12 @@ Mesh = StandIn | RealMesh
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a process knows of a mesh, and names units in, is each test's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(mesh, "_meshes", {})
-    monkeypatch.setattr(register, "_current", [])
-    monkeypatch.setattr(leftovers, "_swept", set())
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture

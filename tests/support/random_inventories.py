@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from provision.desired.inventory.ansible import ansible_inventory
+from provision.desired.inventory.ansible import ansible_settings
 from provision.errors import InventoryError
 
 # Imports Ansible once. Each question is answered by a fresh fork that runs the whole of `ansible-inventory`.
@@ -42,7 +42,7 @@ class AnsibleInventory:
         self._folder = folder
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVER],
-            env=ansible_inventory.environment(),
+            env=ansible_settings.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provision.remote.workers import leftovers, mesh, register
 from provision.remote.workers.control import Control, ControlError
 from tests.support.processes import until
 from tests.support.sshd import free_port
@@ -32,6 +33,13 @@ from tests.support.sshd import free_port
 CONTROLLER = "controller"
 WORK_TYPE = "gpuprov-worker"
 TLS_CLIENT = "mesh"
+
+
+def forget() -> None:
+    """Empty what a process knows of meshes, and where it notes units, as in a process that just began."""
+    mesh._meshes.clear()
+    register._current.clear()
+    leftovers._swept.clear()
 
 
 @dataclass

@@ -15,10 +15,13 @@ from provision import cli
 from provision.desired import resolve
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, roles_in_order
+from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.drift.drifts import Drift
 from provision.fleet import Fleet
+from provision.remote.ansible import runner
 from provision.remote.ansible.runner import Event, Outcome
+from provision.remote.reach import fleet_lock
 from provision.remote.reach.observe import Observation
 from provision.up.execute import Execution, Look
 from provision.up.options import UpOptions
@@ -192,6 +195,14 @@ class World:
     def fail(self, *nodes: str, message: str = "broken") -> None:
         """A role fails on these nodes, from now on."""
         self.failing = {node: Outcome(node, "failed", 0, "nccl", "Install", message) for node in nodes}
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch, play: Callable[..., Any] | None = None) -> None:
+        """In the place of looks at nodes, of Ansible (`play`: another one) and of the nodes' locks."""
+        monkeypatch.setattr(assess, "assess", self.assess)
+        monkeypatch.setattr(assess, "look", self.look)
+        monkeypatch.setattr(runner, "run_playbook", play or self.play)
+        monkeypatch.setattr(fleet_lock, "run_programs", self.locks.programs)
+        monkeypatch.setattr(fleet_lock, "RETRY", 0.0)
 
     def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **options: Any) -> Assessment:
         declared = {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()}

@@ -17,12 +17,12 @@ from provision import cli
 from provision.errors import ExitCode
 from provision.fleet import Fleet, Node
 from provision.remote.reach import fleet_lock
-from provision.remote.workers import leftovers, mesh, register, sealed, units, worker_stream
+from provision.remote.workers import register, sealed, units, worker_stream
 from provision.remote.workers.control import Control
 from provision.runs.store import RunFolder
 from provision.up import collect
 from tests.support.locks import NodeLocks
-from tests.support.receptor import TLS_CLIENT, StandIn
+from tests.support.receptor import TLS_CLIENT, StandIn, forget
 from tests.support.scripted_worker import HOSTS, Script, event, lines, whole
 
 SECRET = "hunter2-secret"
@@ -34,9 +34,7 @@ ENDED = lines({"event": "keepalive"}, *whole())
 def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(mesh, "_meshes", {})
-    monkeypatch.setattr(register, "_current", [])
-    monkeypatch.setattr(leftovers, "_swept", set())
+    forget()
     folder = tmp_path / "m"
     folder.mkdir()
     made = StandIn(folder)
@@ -44,6 +42,7 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
         yield made
     finally:
         made.end()
+        forget()
 
 
 def killed(

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from provision.api import health_gate
-from provision.drift import assess
 from provision.errors import ExitCode
 from provision.events import Event, RunBegan
 from provision.fleet import Fleet, Node
-from provision.remote.ansible import runner
 from provision.remote.reach import fleet_lock
 from provision.runs.store import RunFolder, latest
 from provision.up.options import UpOptions
@@ -101,10 +99,7 @@ def site(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Site:
     made = Site(World(tmp_path / "fleet.yml", capsys), machines, tmp_path / "log")
-    monkeypatch.setattr(assess, "assess", made.world.assess)
-    monkeypatch.setattr(assess, "look", made.world.look)
-    monkeypatch.setattr(runner, "run_playbook", made.play)
-    monkeypatch.setattr(fleet_lock, "run_programs", made.world.locks.programs)
+    made.world.stand_in(monkeypatch, made.play)
     for name in ("drain", "undrain"):
         (tmp_path / name).write_text(HOOK.format(python=sys.executable, log=str(made.log)))
         (tmp_path / name).chmod(0o755)

@@ -17,11 +17,8 @@ from provision.api import health_gate
 from provision.desired import inventory
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import roles_in_order
-from provision.drift import assess
 from provision.errors import ExitCode, GpuprovError
-from provision.remote.ansible import runner
 from provision.remote.ansible.events import Outcome
-from provision.remote.reach import fleet_lock
 from provision.runs.store import RunFolder, latest
 from provision.up.options import UpOptions
 from provision.up.result import Status
@@ -35,11 +32,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     made = World(tmp_path / "fleet.yml", capsys)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(assess, "assess", made.assess)
-    monkeypatch.setattr(assess, "look", made.look)
-    monkeypatch.setattr(runner, "run_playbook", made.play)
-    monkeypatch.setattr(fleet_lock, "run_programs", made.locks.programs)
-    monkeypatch.setattr(fleet_lock, "RETRY", 0.0)
+    made.stand_in(monkeypatch)
     return made
 
 

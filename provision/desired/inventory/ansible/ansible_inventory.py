@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import yamlfile
+from provision.desired.inventory.ansible import ansible_settings
 from provision.errors import InventoryError, UsageError
 from provision.fleet import sources
 
@@ -44,7 +45,7 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
     try:
         done = subprocess.run(
             command,
-            env=environment(),
+            env=ansible_settings.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -91,31 +92,6 @@ def _program() -> str:
     if found is None:
         raise InventoryError("ansible-inventory was not found", "pip install ansible-core")
     return found
-
-
-def environment() -> dict[str, str]:
-    """Ours without what changes the answer's form.
-
-    The rest stays: inventory plugins and scripts find their credentials in it, and nothing here records it.
-    """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "ANSIBLE_INVENTORY_"))
-    }
-    for name in ("ANSIBLE_INVENTORY_ENABLED", "ANSIBLE_INVENTORY_PLUGINS", "PYTHONWARNINGS"):
-        if name in os.environ:
-            kept[name] = os.environ[name]
-    return {
-        **kept,
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_FORCE_COLOR": "0",
-        "ANSIBLE_VERBOSITY": "0",
-        "ANSIBLE_DEBUG": "0",
-        "ANSIBLE_DEPRECATION_WARNINGS": "0",
-        "ANSIBLE_TRANSFORM_INVALID_GROUP_CHARS": "ignore",
-        "LC_ALL": "C.UTF-8",
-    }
 
 
 def _check_readable(source: Path) -> None:

@@ -316,3 +316,28 @@ def _whole(text: str, base: Path) -> str:
     """A path as Ansible completes those of its configuration."""
     text = text.replace("{{CWD}}", str(Path.cwd()))
     return os.path.normpath(base / Path(os.path.expandvars(text)).expanduser())
+
+
+def environment() -> dict[str, str]:
+    """That of ansible-inventory: ours without what changes the answer's form.
+
+    The rest stays: inventory plugins and scripts find their credentials in it, and nothing here records it.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "ANSIBLE_INVENTORY_"))
+    }
+    for name in ("ANSIBLE_INVENTORY_ENABLED", "ANSIBLE_INVENTORY_PLUGINS", "PYTHONWARNINGS"):
+        if name in os.environ:
+            kept[name] = os.environ[name]
+    return {
+        **kept,
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_VERBOSITY": "0",
+        "ANSIBLE_DEBUG": "0",
+        "ANSIBLE_DEPRECATION_WARNINGS": "0",
+        "ANSIBLE_TRANSFORM_INVALID_GROUP_CHARS": "ignore",
+        "LC_ALL": "C.UTF-8",
+    }

@@ -45,7 +45,7 @@ _INTERNAL = frozenset(
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
     """What `ansible-inventory --list` says of `source`. Raises NotPlainError when only Ansible can tell."""
     try:
-        _check_settings(ansible_inventory.environment())
+        _check_settings(ansible_settings.environment())
     except OSError as trouble:  # a home that is not ours to read
         raise NotPlainError(str(trouble)) from None
     if any("," in str(each) or "$" in str(each) for each in sources(source)):
