@@ -207,3 +207,24 @@ def test_what_cannot_be_rendered_is_named_with_its_line_and_node(
         loaded(tmp_path / "hosts")
     with pytest.raises(StackError, match=rf"^--set: gpu-01: {said}"):
         loaded(tmp_path / "hosts", "--set", f'gpuprov_rack="{template}"')
+
+
+@pytest.mark.parametrize(
+    ("variable", "loaded"),
+    [("ansible_user: admin", False), ('ansible_host: "{{ inventory_hostname }}.lan"', True)],
+)
+def test_the_template_engine_is_loaded_for_templates_alone(
+    tmp_path: Path, variable: str, loaded: bool
+) -> None:
+    file = tmp_path / "inventory.yml"
+    file.write_text(f"all: {{hosts: {{gpu-01: {{{variable}}}}}}}\n")
+    program = (
+        "import sys; from provision.api import fleets; from provision.api.source import Source; "
+        "fleets.load(Source(inventories=sys.argv[1])); print('jinja2' in sys.modules)"
+    )
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(file)],
+        check=True, capture_output=True, text=True, env=environment, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == f"{loaded}\n"
