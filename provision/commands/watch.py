@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options
 from provision.commands.parser import add_verbs
-from provision.errors import ExitCode, InventoryError, UsageError
+from provision.errors import ExitCode, GpuprovError, InventoryError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from provision.api.source import Source
     from provision.fleet import Fleet
+    from provision.remote.schedulers import Leases
     from provision.up.watch.policy import Policy
 
 EPILOG = """\
@@ -33,18 +34,23 @@ failed node stays drained until `gpuprov return`.
 It never resumes a node that it did not drain. The variable gpuprov_watch sets its limits; it reports every
 failed node that a limit keeps in service. See `gpuprov docs watch`.
 
+One watch acts on a node: the one whose lease the scheduler keeps. A second one, on another machine or with
+another state folder, follows: it shows what it sees and does nothing. `watch take-over` makes it the one that
+acts, with the incidents of the earlier one (its folder, or what the scheduler knows).
+
 A spare that is in service is left there, since it may have replaced a node for another watch: it is reported,
 and `watch spare --nodes` drains it.
 
 exit codes: 130 after Ctrl-C, 0 after SIGTERM. state: 0 when the watch is at work, or follows one that is; 3
 when it is at work and something keeps it from a part of that; 5 when no watch is at work here. 0 of spare,
-replay and install.
+take-over, replay and install.
 
 examples:
   gpuprov watch fleet.yml
   gpuprov watch replay fleet.yml        what it would have done on the last day
   gpuprov watch state fleet.yml         spares, open incidents, nodes in repair
   gpuprov watch spare fleet.yml --nodes gpu-65
+  gpuprov watch take-over fleet.yml     the watch of another machine is gone
   sudo gpuprov watch install fleet.yml  as a service of the user who called sudo
 """
 
@@ -52,6 +58,7 @@ VERBS = {
     "run": "replace failed nodes with proven spares",
     "state": "print spares, incidents and nodes in repair",
     "spare": "drain nodes of the group gpuprov_spares, so that they wait as spares",
+    "take-over": "take the nodes and incidents of another watch over",
     "replay": "print what it would have done in the last 24 recorded hours",
     "install": "write a systemd unit that runs it as a service",
 }
@@ -68,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--history",
         metavar="FILE",
         help="a recorded health history (default: the one that watch recorded for this inventory)",
+    )
+    verbs["take-over"].add_argument(
+        "--from",
+        dest="folder",
+        metavar="FOLDER",
+        help="the state folder of the earlier watch (default: its own on this machine, else the scheduler)",
     )
 
 
@@ -86,6 +99,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         return _replay(fleet, rules, options.history, place)
     if options.act == "spare":
         return _spare(fleet, overrides, place)
+    if options.act == "take-over":
+        return _take_over(fleet, overrides, place, options.folder)
     if options.act == "state":
         return _state(fleet, place, options.json)
     if options.act == "install":
@@ -122,15 +137,15 @@ def _watch(
 ) -> ExitCode:
     from provision.api.spare_checks import SpareChecks
     from provision.node_names import fold
-    from provision.remote.schedulers import chosen
     from provision.up.watch import systemd
     from provision.up.watch.alerts import Alerts
     from provision.up.watch.incidents import Store
+    from provision.up.watch.lease import refuse_half_taken
     from provision.up.watch.service import Watch
     from provision.up.watch.tell import Teller, alertmanager, receivers
     from provision.validate.status.stream import HealthStream
 
-    scheduler, without = chosen.only(fleet, overrides)
+    scheduler, without = _leases(fleet, overrides)
     if without:
         _say(f"{fold(without, 200)}: no scheduler that gpuprov can ask, so they are reported, never drained")
     to, post = receivers(fleet, overrides), alertmanager(fleet, overrides)
@@ -145,6 +160,7 @@ def _watch(
     ):
         store.announce(fleet)
         checks = SpareChecks(source, rules.verify_seconds, place)
+        refuse_half_taken(store)
         watch = Watch(
             *(fleet, rules, store, stream, scheduler, checks, teller, _say),
             unscheduled=without,
@@ -167,14 +183,42 @@ def _spare(fleet: Fleet, overrides: dict[str, Any], place: Path) -> ExitCode:
     from provision.remote.schedulers import chosen
     from provision.up.watch.aside import set_aside
     from provision.up.watch.incidents import Store
+    from provision.up.watch.lease import refuse_held
 
     if fleet.pattern == "all":
         raise UsageError("no node given", "name those that are to wait as spares: --nodes gpu-65")
     scheduler, without = chosen.only(fleet, overrides)
     if without:
         raise UsageError(f"{', '.join(without)}: no scheduler that gpuprov can ask", "see docs/schedulers.md")
-    set_aside(list(fleet.nodes), fleet, Store(place).incidents(), scheduler, fleet_options.say)
+    store = Store(place)
+    refuse_held(scheduler.look(list(fleet.nodes)), store)
+    set_aside(list(fleet.nodes), fleet, store.incidents(), scheduler, fleet_options.say)
     return ExitCode.OK
+
+
+def _take_over(fleet: Fleet, overrides: dict[str, Any], place: Path, folder: str | None) -> ExitCode:
+    from dataclasses import replace
+    from pathlib import Path
+
+    from provision.up.watch.incidents import Store
+    from provision.up.watch.take_over import take_over
+
+    scheduler, without = _leases(fleet, overrides)
+    nodes = {name: node for name, node in fleet.nodes.items() if name not in without}
+    store, source = Store(place), Path(folder).absolute() if folder else None
+    with store.alone():
+        take_over(replace(fleet, nodes=nodes), store, scheduler, source, fleet_options.say)
+    return ExitCode.OK
+
+
+def _leases(fleet: Fleet, overrides: dict[str, Any]) -> tuple[Leases, frozenset[str]]:
+    """The fleet's scheduler, and its nodes without one. Raises GpuprovError for one without leases."""
+    from provision.remote.schedulers import Leases, chosen
+
+    scheduler, without = chosen.only(fleet, overrides)
+    if not isinstance(scheduler, Leases):
+        raise GpuprovError(f"{scheduler.kind} keeps no leases, so no watch may drain its nodes", "update it")
+    return scheduler, without
 
 
 def _say(line: str) -> None:
@@ -208,6 +252,8 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     from provision.up.watch.incidents import Store, elsewhere
 
     store, beat, now = Store(place), heartbeat.last(place), time.time()
+    if follows := store.lease().get("follows"):
+        beat |= {"follows": follows} if beat else {}
     running = store.is_watched()
     word = heartbeat.state(beat, now, running)
     _, options = other = elsewhere(place, fleet)
@@ -246,4 +292,5 @@ def _of_service(word: str, elsewhere: str, fleet: Fleet) -> str:
         "stopped": start,
         "late": f"journalctl -u {name} -n 50",
         "held": "gpuprov docs watch",
+        "follows": f"gpuprov watch take-over {arguments}",
     }.get(word, "")

@@ -13,6 +13,7 @@ from provision import atomic_file
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet, Node
 from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
+from provision.remote.schedulers.lease import Lease, put, read
 from provision.up.watch.policy import SPARES
 from provision.up.watch.seen import Seen
 
@@ -52,6 +53,7 @@ class FileScheduler:
     `broken`: method → node → the problem that it answers with."""
 
     kind = "slurm"
+    settle = 0.0
 
     def __init__(self, path: Path, broken: Mapping[str, Mapping[str, str]] | None = None) -> None:
         self.path = path
@@ -86,9 +88,27 @@ class FileScheduler:
         with self.rows() as rows:
             rows[node].update(row)
 
+    def leases(self) -> dict[str, str]:
+        """Node → the text of its lease, of those that have one."""
+        path = self.path.with_suffix(".leases")
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def lease(self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]) -> dict[str, str]:
+        problems = dict(self.broken.get("lease", {}))
+        with self.rows():  # for its lock
+            texts = self.leases()
+            for name, lease in leases.items():
+                if read(texts.get(name, "")) != before[name]:
+                    problems[name] = "another watch changed its lease just now"
+                elif name not in problems:
+                    texts[name] = put("", lease)
+            atomic_file.write(self.path.with_suffix(".leases"), json.dumps(texts))
+        return {name: why for name, why in problems.items() if name in leases}
+
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
         found = {}
         with self.rows() as rows:
+            leases = self.leases()
             for name in nodes:
                 if error := self.broken.get("look", {}).get(name):
                     found[name] = Scheduled(name, error=error)
@@ -101,7 +121,8 @@ class FileScheduler:
                 jobs = tuple(Job(one) for one in row["jobs"])
                 free = not reason and not down
                 pools = tuple(row["pools"] or row.get("left", ()))
-                found[name] = Scheduled(name, state, reason, holder, free, down, pools, jobs)
+                lease = read(leases.get(name, ""))
+                found[name] = Scheduled(name, state, reason, holder, free, down, pools, jobs, lease=lease)
         return found
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:

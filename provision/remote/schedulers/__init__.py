@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from provision.remote.schedulers.lease import Lease
+
 PREFIX = "gpuprov: "  # begins each reason of ours, in every scheduler
 REASON = 200  # characters of one that are kept
 
@@ -44,8 +46,8 @@ class Scheduled:
     out of service, whole, with who and when where it says so. `holder`: whose doing that is. `takes_jobs`: it
     may start a job there now. `down`: the scheduler itself has lost it (Slurm: DOWN or NOT_RESPONDING;
     Kubernetes: not Ready). `pools`: Slurm's partitions, the labels of Kubernetes that pods select by
-    (`key=value`), those included that it left (`Pools.leave`). `error`: why nothing is known; then the rest
-    says nothing.
+    (`key=value`), those included that it left (`Pools.leave`). `lease`: which watch has it (`Leases`).
+    `error`: why nothing is known; then the rest says nothing.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Scheduled:
     pools: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
     error: str = ""
+    lease: Lease | None = None
 
 
 class Scheduler(Protocol):
@@ -107,3 +110,18 @@ class Pools(Protocol):
 
     def rejoin(self, node: str) -> str:
         """Put a node back into the pools that it left; why that failed, or "". Idempotent."""
+
+
+@runtime_checkable
+class Leases(Scheduler, Protocol):
+    """A scheduler that keeps a lease beside each node, through restarts of its own; `look` returns it.
+
+    `settle`: seconds after a write until two that wrote at the same time see which of them was the last; 0
+    where the scheduler refuses the second one.
+    """
+
+    settle: float
+
+    def lease(self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]) -> dict[str, str]:
+        """Write the lease of each of these nodes, or remove it (None), where it still is the one in `before`.
+        Node → why that failed."""

@@ -8,6 +8,10 @@ alone; slurmctld then returns it by the site's ReturnToService. A node that a pe
 **Two at once.** Slurm has no condition in an update: a person who drains the same node in the moment between
 our look and our update loses their reason to ours. Each update is read back, and one that did not come about
 is a failure with a line.
+
+**Leases of watches** stand in the comments of nodes. Seen with 24.11: a comment survives `scontrol
+reconfigure` and restarts of slurmctld, also after a kill; `slurmctld -c` clears it, with every drain. Its
+state is written a few seconds after a change, so a kill within these may undo the last one.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from provision.fleet import GROUPS, Fleet, Kind
-from provision.remote.schedulers import Holder, Job, Scheduled, slurm_text
+from provision.remote.schedulers import Holder, Job, Scheduled, lease, slurm_text
 from provision.remote.schedulers.commands import Ask, Commands, CommandsError, Done
 from provision.remote.schedulers.slurm_text import NodeText
 from provision.text import one_line
@@ -38,6 +42,7 @@ class Slurm:
     are run."""
 
     kind = "slurm"
+    settle = 3.0  # longer than one watch takes from its look to its update
 
     def __init__(self, fleet: Fleet, names: Mapping[str, str], ask: Ask | None = None) -> None:
         self._names = dict(names)
@@ -140,6 +145,20 @@ class Slurm:
         left = [pool for pool in missing if pool not in now[node].pools]
         return f"scontrol added {name} to {', '.join(left)}, and Slurm does not say so" if left else ""
 
+    def lease(
+        self, leases: Mapping[str, lease.Lease | None], before: Mapping[str, lease.Lease | None]
+    ) -> dict[str, str]:
+        """Write leases into the nodes' comments, behind what a site has there."""
+        known, problems = self._known(list(leases))
+        changed = {node for node, text in known.items() if lease.read(text.comment) != before.get(node)}
+        problems |= dict.fromkeys(changed, "another watch changed its lease just now")
+        todo = {
+            node: [f"Comment={lease.put(text.comment, leases[node])}"]
+            for node, text in known.items()
+            if node not in changed
+        }
+        return problems | self._updated(todo)
+
     def _whole_list(self, pool: str, name: str) -> Done:
         shown = self._asked(["scontrol", "show", "partition", pool])[0]
         if shown.error:
@@ -237,6 +256,7 @@ def _scheduled(text: NodeText, running: Iterable[Job]) -> Scheduled:
         text.down,
         text.pools,
         jobs,
+        lease=lease.read(text.comment),
     )
 
 

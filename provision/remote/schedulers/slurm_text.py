@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from provision.remote.schedulers import PREFIX, REASON, Holder, Job
-from provision.text import one_line
+from provision.text import clean, one_line
 
 # The reasons that slurmctld itself gives to a node that it lost (src/slurmctld/ping_nodes.c, node_mgr.c):
 # nobody decided that, and by ReturnToService it goes back by itself.
@@ -40,6 +40,7 @@ class NodeText:
     state: str
     reason: str
     pools: tuple[str, ...]
+    comment: str = ""
 
     @property
     def words(self) -> tuple[str, frozenset[str]]:
@@ -91,11 +92,13 @@ def nodes(text: str) -> dict[str, NodeText]:
             continue
         reason = re.search(r"^ +Reason=(.*)$", block, re.MULTILINE)
         pools = re.search(r"^ +Partitions=(\S+)", block, re.MULTILINE)
+        comment = re.search(r"^ +Comment=(.*)$", block, re.MULTILINE)
         found[name[1]] = NodeText(
             name[1],
             one_line(state[1]),
             one_line(reason[1], 2 * REASON) if reason else "",
             tuple(one_line(pools[1]).split(",")) if pools else (),
+            clean(comment[1]) if comment else "",
         )
     return found
 

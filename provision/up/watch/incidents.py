@@ -3,6 +3,7 @@
     incidents/<id>.json    a node that failed, and how far its replacement has come
     last-number            the number that the last change of a node's role got
     returns/<id>.json      how far `gpuprov return` has brought that node back
+    lease.json             who this watch is in its leases (lease.py), and whom it follows
     nodes.json             the nodes that are watched, and in which inventory
     validated.json         when each spare was validated last, and with which verdict
     history.jsonl          each change of a node's health
@@ -147,7 +148,7 @@ def elsewhere(place: Path, fleet: Fleet) -> tuple[str, str]:
         with contextlib.suppress(RunFolderError, OSError, KeyError, TypeError, AttributeError):
             said = _read(path)
             both = [name for name, address in said["nodes"].items() if mine.get(name) == address]
-            if both and path.parent != place and _is_locked(path.parent / "lock"):
+            if both and path.parent != place and is_locked(path.parent / "lock"):
                 options = [word for file in sources(Path(said["inventory"])) for word in ("-i", str(file))]
                 return fold(both, 200), shlex.join(options)
     return "", ""
@@ -157,7 +158,7 @@ def _reached(fleet: Fleet) -> dict[str, str]:
     return {name: str(node.variables.get("ansible_host") or name) for name, node in fleet.nodes.items()}
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -271,6 +272,13 @@ class Store:
     def write_validated(self, node: str, at: float, verdict: str, run: str) -> None:
         nodes = {**self.validated(), node: {"at": at, "verdict": verdict, "run": run}}
         self._replace("validated.json", {"format": FORMAT, "nodes": nodes})
+
+    def lease(self) -> dict[str, Any]:
+        """What `write_lease` kept; empty before that. Raises RunFolderError."""
+        return _read(self.path / "lease.json")
+
+    def write_lease(self, document: Mapping[str, Any]) -> None:
+        self._replace("lease.json", {"format": FORMAT, **document})
 
     def remember(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append to the history of health."""

@@ -16,6 +16,7 @@ from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import iso, spelled
 from provision.up.watch.incidents import SPARE, Incident, Step, Store
+from provision.up.watch.lease import refuse_held
 from provision.up.watch.policy import Policy
 from provision.up.watch.roles import may_return
 
@@ -61,7 +62,7 @@ def bring_back(
     """Do the parts that are missing; `run` does one and returns its exit code. Raises GpuprovError where the
     scheduler does not have the node as the watch left it."""
     node = incident.node
-    _refuse_others(scheduler, node)
+    _refuse_others(scheduler, node, store)
     for part in PARTS:
         if part in incident.returning:
             say(f"{node}: {part} already passed at {incident.returning[part]}")
@@ -77,7 +78,7 @@ def bring_back(
             return ExitCode(code) if code in set(ExitCode) else ExitCode.ERROR
         incident = replace(incident, returning={**incident.returning, part: iso(now())})
         store.write_return(incident)
-    _refuse_others(scheduler, node)
+    _refuse_others(scheduler, node, store)
     if problem := scheduler.mark({node: SPARE}).get(node, ""):
         raise GpuprovError(f"{node} cannot be marked as a spare: {problem}", "run this command again")
     if isinstance(scheduler, Pools) and (problem := scheduler.rejoin(node)):
@@ -87,8 +88,9 @@ def bring_back(
     return ExitCode.OK
 
 
-def _refuse_others(scheduler: Scheduler, node: str) -> None:
+def _refuse_others(scheduler: Scheduler, node: str, store: Store) -> None:
     word = scheduler.look([node]).get(node) or Scheduled(node, error="no answer")
+    refuse_held({node: word}, store)
     if word.error:
         raise GpuprovError(f"{node}: no answer from the scheduler: {word.error}", "fix that first")
     if word.holder is Holder.OTHERS:

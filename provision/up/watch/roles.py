@@ -25,13 +25,13 @@ def roles(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Role]:
     """What each node is for: what the inventory says, and since then its incidents, in their order."""
     spares = fleet.groups.get(SPARES, ())
     found = {name: Role.SPARE if name in spares else Role.SERVICE for name in fleet.nodes}
-    for node, role, _ in _changes(incidents):
+    for node, role, _ in changes(incidents):
         if node in found:
             found[node] = role
     return found
 
 
-def _changes(incidents: Sequence[Incident]) -> list[tuple[str, Role, Incident]]:
+def changes(incidents: Sequence[Incident]) -> list[tuple[str, Role, Incident]]:
     """Each change of a node's role, in order, with its incident."""
     found: list[tuple[int, float, int, str, Role, Incident]] = []
     for one in incidents:
@@ -49,7 +49,7 @@ def _changes(incidents: Sequence[Incident]) -> list[tuple[str, Role, Incident]]:
 def serving(incidents: Sequence[Incident]) -> dict[str, Incident]:
     """Each spare that is in service, with the incident whose node it replaces."""
     found: dict[str, Incident] = {}
-    for node, role, one in _changes(incidents):
+    for node, role, one in changes(incidents):
         if role is Role.SERVICE:
             found[node] = one
         elif role is Role.REPAIR:

@@ -17,7 +17,7 @@ from provision.desired import inventory
 from provision.errors import RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
-from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.remote.schedulers import Holder, Leases, Scheduled
 from provision.text import many, one_line
 from provision.up.watch import heartbeat
 from provision.up.watch.alerts import is_over
@@ -34,6 +34,7 @@ from provision.up.watch.decide import (
     suspects,
 )
 from provision.up.watch.incidents import Incident, Store
+from provision.up.watch.lease import Holding, LostLeaseError
 from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role, roles, serving
 from provision.up.watch.seen import Seen, seen
@@ -54,7 +55,7 @@ class Watch:
         policy: Policy,
         store: Store,
         stream: Stream,
-        scheduler: Scheduler,
+        scheduler: Leases,
         checks: Checks,
         people: People,
         say: Callable[[str], None],
@@ -70,6 +71,7 @@ class Watch:
         self._people = people
         self._seen: dict[str, Seen] = {}
         self._words: dict[str, tuple[float, Scheduled]] = {}  # node → when it was asked, the answer
+        self.lease, self._follows = Holding(store, scheduler), ""
         self._nodes = f" {inventory.arguments(fleet)}"  # as another command takes them
         self._steps = Steps(self, store, policy, say, self._nodes)
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "incident")
@@ -114,7 +116,8 @@ class Watch:
         }
         words = {name: word for name, (_, word) in self._words.copy().items()}
         ages = self._ages.of(incidents, at)
-        return View(at, self._fleet, dict(self._seen), words, incidents, validated, self._unscheduled, ages)
+        mine = self.lease.part(self._fleet)
+        return View(at, mine, dict(self._seen), words, incidents, validated, self._unscheduled, ages)
 
     def verify(self, spare: str) -> Checked:
         return self._checks.verify(spare)
@@ -156,6 +159,7 @@ class Watch:
         if all_of_them := time.monotonic() - self._asked_all > self.pace.ask_all or not self._asked_all:
             self._asked_all = time.monotonic()
             self._ask(list(self._fleet.nodes), 0.0)
+            self._keep_leases()
             self._forget_aside()
             self._keep_pools()
         view = self._known()
@@ -201,6 +205,9 @@ class Watch:
         if aside := self._steps.aside.copy():
             why = next(iter(aside.values()))[1]
             found.append(Held("spare-unchecked", tuple(aside), f"{fold(aside, 200)} {why}"))
+        if trouble := self.lease.trouble.copy():
+            why = f"the lease of {fold(trouble, 200)} cannot be written: {next(iter(trouble.values()))}"
+            found.append(Held("no-lease", tuple(trouble), why))
         if self._full:
             why = f"{self._full}: no failed node can be drained until there is room, and no history is kept"
             found.append(Held("disk-full", (), why))
@@ -258,6 +265,19 @@ class Watch:
             found = dict.fromkeys(old, Scheduled("", error=f"{type(error).__name__}: {error}"))
         for name in old:
             self._words[name] = (time.monotonic(), found.get(name, Scheduled(name, error="no answer")))
+        self.lease.saw(found)
+
+    def _keep_leases(self) -> None:
+        """Hold the leases of all nodes that have a scheduler; people hear once whom this watch follows."""
+        words = {name: self._words[name][1] for name in self._fleet.nodes if name not in self._unscheduled}
+        try:
+            self.lease.keep(words, self._store.incidents())
+        except RunFolderError as error:  # who cannot be known again takes nothing
+            self._full = error.what
+        before, (self._follows, text) = self._follows, self.lease.held()
+        if self._follows not in ("", before):
+            stamp, advice = f"{self.lease.holder}.{self._follows}", f"gpuprov watch take-over{self._nodes}"
+            self.tell(Message(stamp, "following", self.now(), text, next=advice))
 
     def _forward(self) -> None:
         """Let each open incident take its next step."""
@@ -279,14 +299,19 @@ class Watch:
         }
         for incident in self._store.incidents():
             due = self._not_before.get(incident.id, 0.0) <= time.monotonic()
+            due &= self.lease.acts_on(incident.node, incident.spare)
             if incident.is_open and due and incident.id not in self._running and not self._stopped:
                 self._running[incident.id] = incident, self._pool.submit(self._on, incident)
 
     def _on(self, incident: Incident) -> tuple[Incident, float]:
         """As far forward as it goes without waiting."""
         pause = 0.0
-        while incident.is_open and not pause and not self._stopped:
-            incident, pause = self._steps.advance(incident)
+        try:
+            while incident.is_open and not pause and not self._stopped:
+                incident, pause = self._steps.advance(incident)
+        except LostLeaseError:
+            self._say(f"{incident.id}: left as it is, since this watch has lost a lease")
+            pause = self.pace.ask_some
         return incident, pause
 
     # Spares.
@@ -308,6 +333,8 @@ class Watch:
         in_service = serving(self._store.incidents())
         self._lost = {spare: told for spare, told in self._lost.items() if spare in in_service}
         for spare, incident in in_service.items():
+            if not self.lease.acts_on(spare, incident.node):
+                continue
             word, failed = (self._words.get(name, nobody)[1] for name in (spare, incident.node))
             lost = [pool for pool in incident.pools if pool in failed.pools and pool not in word.pools]
             if word.error or word.holder is Holder.OTHERS or not lost:

@@ -16,6 +16,7 @@ from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import one_line
 from provision.up.watch.decide import View, choose, lost_spares
 from provision.up.watch.incidents import SPARE, Incident, Step, Store, by_the_node_itself, moved, new
+from provision.up.watch.lease import Holding, placement
 from provision.up.watch.policy import Policy
 
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a step that failed is tried again; the last one stays
@@ -62,6 +63,10 @@ class World(Protocol):
     @property
     def scheduler(self) -> Scheduler:
         """Who hands the nodes out."""
+
+    @property
+    def lease(self) -> Holding:
+        """The nodes that may be acted on."""
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -116,17 +121,20 @@ class Steps:
         return after, 0.0
 
     def _word(self, node: str) -> Scheduled:
-        return self._world.scheduler.look([node]).get(node) or Scheduled(node, error="no answer")
+        """The scheduler's word. Raises LostLeaseError where another watch has the node."""
+        word = self._world.scheduler.look([node]).get(node) or Scheduled(node, error="no answer")
+        self._world.lease.own({node: word})
+        return word
 
     def _drain(self, incident: Incident) -> Incident:
         name, scheduler = incident.node, self._world.scheduler
+        word = self._word(name)
         if incident.was_spare:
             problem = scheduler.mark({name: incident.reason}).get(name, "")
             if problem:
                 return _again(incident, f"{name} cannot be marked: {problem}")
             self._spare_failed(incident)
             return moved(incident, Step.EVIDENCE, drained=self._world.now())
-        word = self._word(name)
         if word.holder is Holder.NOBODY and not word.error:
             seen = self._world.view().seen.get(name)
             if seen is None and self._world.now() - incident.opened > _OLD:
@@ -177,6 +185,8 @@ class Steps:
         word = self._word(spare)
         if word.error:
             return _again(incident, f"the scheduler does not answer for {spare}: {word.error}")
+        if word.holder is Holder.NOBODY and word.lease and word.lease.placed == placement(incident):
+            return moved(incident, Step.PLACE)  # an earlier watch has just put it into service
         if word.holder is not Holder.US:
             return self._other(incident, f"{spare} is no longer a spare: {word.state} {word.reason}")
         mine = f"{incident.id} takes the place of {incident.node}"
@@ -220,6 +230,7 @@ class Steps:
             return self._closed(replace(incident, spare=""), theirs)
         if not problem and seen is not None and (seen.fatal or seen.silent):
             problem = seen.cause or seen.trouble
+        problem = problem or self._world.lease.note(incident)
         problem = problem or scheduler.join(spare, incident.node, failed.pools)
         if not problem and word.holder is Holder.US:
             problem = scheduler.resume([spare]).get(spare, "")
@@ -256,6 +267,7 @@ class Steps:
         return moved(incident, Step.EVIDENCE, placed=at, placed_number=self._store.next_number())
 
     def _evidence(self, incident: Incident) -> Incident:
+        self._word(incident.node)
         problem = self._world.evidence(incident)
         note = f"no evidence could be kept: {problem}" if problem else ""
         return moved(incident, Step.REPAIR, note)

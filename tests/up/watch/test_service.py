@@ -161,7 +161,7 @@ def test_another_state_folder_leaves_the_replacement_in_service(replaced: One, t
         for _ in range(5):
             other.watch.round(0.01)
         other.watch.stop()
-    assert [message.kind for message in other.told] == ["spare-in-service"]
+    assert [message.kind for message in other.told] == ["following"]
     assert replaced.reason("spare-2") == ""
 
 

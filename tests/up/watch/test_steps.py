@@ -12,6 +12,7 @@ from provision.fleet import Fleet
 from provision.remote.schedulers import PREFIX
 from provision.up.watch.decide import View
 from provision.up.watch.incidents import Incident, Step, Store, new
+from provision.up.watch.lease import Holding
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen
 from provision.up.watch.steps import ASIDE, CHECK_TRIES, PATIENCE, PLACE_TRIES, Checked, Message, Steps
@@ -31,6 +32,8 @@ class World:
         self.scheduler = scheduler(folder / "slurm.json")
         folder.mkdir(exist_ok=True)
         self.scheduler.begin(self.fleet)
+        self.lease = Holding(self.store, self.scheduler)
+        self.lease.keep(self.scheduler.look(list(self.fleet.nodes)), [])
         self.at = NOW
         self.seen: dict[str, Seen] = {name: seen(name, NOW, **GOOD) for name in self.fleet.nodes}
         self.seen["gpu-03"] = seen("gpu-03", NOW, **LOST)

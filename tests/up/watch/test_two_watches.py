@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from provision import atomic_file
 from provision.remote.schedulers import PREFIX, Holder
+from provision.remote.schedulers.lease import Lease, put, read
 from provision.up.watch.incidents import Incident, Step, Store
 from provision.up.watch.policy import Policy
 from provision.up.watch.service import Watch
@@ -27,6 +30,8 @@ class RacingScheduler(FileScheduler):
     """As Slurm: a change has no condition, so between a look and the update of one watch another may come;
     the last one is kept, and each reads back what it wrote."""
 
+    settle = 0.4
+
     def __init__(self, path: Path, pause: Callable[[], float]) -> None:
         super().__init__(path)
         self._pause = pause
@@ -41,6 +46,17 @@ class RacingScheduler(FileScheduler):
                 self._done.append(f"write {name}")
         now = self.look(list(todo))
         return {name: now[name].reason for name, why in todo.items() if now[name].reason != f"{PREFIX}{why}"}
+
+    def lease(self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]) -> dict[str, str]:
+        """Some nodes after the others, as long host lists are written in portions."""
+        seen = self.leases()
+        for name in sorted(leases):
+            time.sleep(self._pause() / 4)
+            if read(seen.get(name, "")) == before[name]:
+                with self.rows():
+                    texts = {**self.leases(), name: put("", leases[name])}
+                    atomic_file.write(self.path.with_suffix(".leases"), json.dumps(texts))
+        return {}
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
         return self._written(reasons, Holder.NOBODY)
@@ -125,8 +141,19 @@ def test_one_node_is_drained_and_one_spare_takes_its_place(tmp_path: Path, apart
     spares = {"spare-1", "spare-2"} - {right.spare}
     assert set(reasons) == {"gpu-07", *spares}, "one spare serves, and the other one waits"
     assert right.id in reasons["gpu-07"]
-    told = [message for one in others for message in one.told if message.kind != "spare-in-service"]
-    assert [(message.kind, message.spare) for message in told] == [("replaced", right.spare)]
+    told = [message for one in others for message in one.told]
+    assert sorted((message.kind, message.spare) for message in told) == [
+        ("following", ""),
+        ("replaced", right.spare),
+    ]
+    holders = {lease.holder for text in scheduler.leases().values() if (lease := read(text))}
+    assert holders == {Store(tmp_path / name).lease()["holder"] for name in ("one", "two")} - _followers(
+        stores
+    )
+
+
+def _followers(stores: Sequence[Store]) -> set[str]:
+    return {str(store.lease()["holder"]) for store in stores if store.lease().get("follows")}
 
 
 def _settled(stores: Sequence[Store]) -> bool:

@@ -21,6 +21,7 @@ from provision.remote.schedulers.kubernetes import objects, published
 from provision.remote.schedulers.kubernetes.cluster import ApiError, Cluster
 from provision.remote.schedulers.kubernetes.objects import Pod, rows, text
 from provision.remote.schedulers.kubernetes.published import Result
+from provision.remote.schedulers.lease import Lease
 from provision.text import many, now, one_line
 
 Answer = TypeVar("Answer")
@@ -64,6 +65,7 @@ class Kubernetes:
     than `evict` end within `timeout` seconds, and up to one request's time limit after that."""
 
     kind = "kubernetes"
+    settle = 0.0  # a write with the resourceVersion from before another one is refused
 
     def __init__(self, fleet: Fleet, names: Mapping[str, str], *, timeout: float = TIMEOUT) -> None:
         self._members, self._timeout = members(fleet, names), timeout
@@ -110,6 +112,14 @@ class Kubernetes:
 
     def rejoin(self, node: str) -> str:
         return self._changed([node], lambda _name, found: objects.rejoined(found)).get(node, "")
+
+    def lease(self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]) -> dict[str, str]:
+        def decide(name: str, node: Mapping[str, Any]) -> dict[str, Any] | None:
+            if objects.leased(node) != before.get(name):
+                raise ApiError("another watch changed its lease just now")
+            return objects.lent(node, leases[name])
+
+        return self._changed(leases, decide)
 
     def publish(self, results: Mapping[str, Result]) -> dict[str, str]:
         """Write each node's condition GpuHealthy and its labels. Node → why that failed. Idempotent; a node

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision import foreign_json
-from provision.remote.schedulers import PREFIX, REASON, Holder, Job, Scheduled
+from provision.remote.schedulers import PREFIX, REASON, Holder, Job, Scheduled, lease
 from provision.text import one_line
 
 Object = Mapping[str, Any]
@@ -29,6 +29,7 @@ DOMAIN = "gpuprov.io"
 TAINT = f"{DOMAIN}/unhealthy"
 REASON_NOTE = f"{DOMAIN}/reason"  # annotations: their values may be any text
 DRAINED_AT = f"{DOMAIN}/drained-at"
+LEASE = f"{DOMAIN}/watch"
 POOLS = f"{DOMAIN}/pools"  # the labels, as JSON, that a node of ours had while it was in a pool
 
 # Taints that keep every new pod away which does not tolerate all: well_known_taints.go of k8s.io/api/core/v1,
@@ -179,6 +180,7 @@ def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], 
         down=not ready,
         pools=tuple(f"{key}={one_line(value)}" for key, value in labels.items()),
         jobs=tuple(jobs),
+        lease=leased(node),
     )
 
 
@@ -268,6 +270,17 @@ def resumed(node: Object) -> dict[str, Any] | None:
 def marked(node: Object, reason: str) -> dict[str, Any] | None:
     """The patch that gives a node of ours another reason; None where it has that already."""
     return None if note(node) == ours(reason) else _patch(node, {REASON_NOTE: ours(reason)}, {})
+
+
+def leased(node: Object) -> lease.Lease | None:
+    """The lease of the watch that has it."""
+    kept = part(node, "metadata", "annotations").get(LEASE)
+    return lease.read(kept) if isinstance(kept, str) else None
+
+
+def lent(node: Object, to: lease.Lease | None) -> dict[str, Any] | None:
+    """The patch that gives the node this lease; None where it has that already."""
+    return None if leased(node) == to else _patch(node, {LEASE: lease.put("", to) or None}, {})
 
 
 def ours(reason: str) -> str:

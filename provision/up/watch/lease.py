@@ -1,0 +1,181 @@
+"""Which nodes a watch may act on: those whose lease in the scheduler is its own.
+
+A watch takes the leases that nobody has, and keeps them until a person has another watch take them over
+(take_over.py): no lease ends by itself, since a watch that is not heard of may still be at work. A watch that
+meets another one's leases follows: it shows what it sees, and does nothing. It stays a follower when those
+leases are gone, too, for it does not know what was done under them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from provision.errors import GpuprovError
+from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.remote.schedulers import Leases, Scheduled
+from provision.remote.schedulers.lease import Lease
+from provision.up.watch.incidents import Incident, Step, Store
+from provision.up.watch.roles import Role, changes
+
+SPARE_AGAIN = "spare"  # Lease.placed of a node that was repaired since
+AT = 200  # characters of Lease.at
+
+
+class LostLeaseError(Exception):
+    """Another watch has a node's lease, so this one does nothing to it."""
+
+
+def placement(incident: Incident) -> str:
+    """Lease.placed of a failed node and of the spare that takes its place."""
+    return f"{incident.id} {incident.node} {incident.spare}"
+
+
+def placements(incidents: Sequence[Incident]) -> dict[str, str]:
+    """Node → Lease.placed: all that another watch needs to go on, if these incidents are lost."""
+    found: dict[str, str] = {}
+    for node, role, one in changes(incidents):
+        if role is Role.SPARE:
+            found[node] = SPARE_AGAIN
+        elif one.placed is not None:
+            found[node] = placement(one)
+    for one in incidents:
+        if one.step is Step.PLACE:  # its spare may be in service any moment
+            found |= dict.fromkeys((one.node, one.spare), placement(one))
+    return found
+
+
+def refuse_held(words: Mapping[str, Scheduled], store: Store) -> None:
+    """Raises GpuprovError where a watch with another folder has one of these nodes."""
+    mine = store.lease().get("holder")
+    for name, word in words.items():
+        if word.lease is not None and word.lease.holder != mine:
+            raise GpuprovError(
+                f"{name} is watched by {word.lease.at}",
+                "run this command there, or `gpuprov watch take-over` here",
+            )
+
+
+def refuse_half_taken(store: Store) -> None:
+    """Raises GpuprovError where a take-over into this folder did not come to its end."""
+    if store.lease().get("taking") is True:
+        raise GpuprovError("a take-over was interrupted", "run `gpuprov watch take-over` again")
+
+
+class Holding:
+    """The leases of one watch. `follows`: who has those of its nodes, while it has none itself; `others`:
+    nodes on which it must not act, with their lease. Threads may share it."""
+
+    def __init__(self, store: Store, scheduler: Leases, sleep: Callable[[float], None] = time.sleep) -> None:
+        kept = store.lease()
+        self.holder = str(kept.get("holder") or secrets.token_hex(8))
+        self.fleet = str(kept.get("fleet") or secrets.token_hex(8))
+        self.follows = str(kept.get("follows") or "")
+        self.taking = kept.get("taking") is True  # a take-over has begun, and has not ended
+        self.at = f"{socket.gethostname()}:{store.path}"[:AT]
+        self.others: dict[str, Lease | None] = {}
+        self.trouble: dict[str, str] = {}  # node → why its lease cannot be written
+        self._store, self._scheduler, self._sleep = store, scheduler, sleep
+
+    def save(self, **changed: str | bool) -> None:
+        """Keep who this is. Raises RunFolderError."""
+        for name, value in changed.items():
+            setattr(self, name, value)
+        names = ("holder", "fleet", "follows", "taking")
+        self._store.write_lease({name: getattr(self, name) for name in names})
+
+    def is_mine(self, word: Scheduled) -> bool:
+        return word.lease is not None and word.lease.holder == self.holder
+
+    def saw(self, words: Mapping[str, Scheduled]) -> None:
+        """Take in whose leases these are. Without an answer they are whose they were."""
+        for name, word in words.items():
+            if self.is_mine(word):
+                self.others.pop(name, None)
+            elif not word.error:
+                self.others[name] = word.lease
+
+    def acts_on(self, *nodes: str) -> bool:
+        return not any(node in self.others for node in nodes)
+
+    def part(self, fleet: Fleet) -> Fleet:
+        """The fleet without the nodes on which this watch must not act."""
+        if not (others := self.others.copy()):
+            return fleet
+        return replace(fleet, nodes={name: node for name, node in fleet.nodes.items() if name not in others})
+
+    def keep(self, words: Mapping[str, Scheduled], incidents: Sequence[Incident]) -> None:
+        """Take the leases that nobody has, if this watch follows none, and write into its own what happened.
+        `words`: what the scheduler says of all its nodes now. Raises RunFolderError."""
+        self.trouble = {}
+        known = {name: word for name, word in words.items() if not word.error}
+        theirs = [word.lease for word in known.values() if word.lease and not self.is_mine(word)]
+        mine = [name for name, word in known.items() if self.is_mine(word)]
+        if theirs and not mine and self.follows != theirs[0].at:
+            self.save(follows=theirs[0].at)
+        follows = self.follows or (theirs and not mine)
+        free = [] if follows else [name for name, word in known.items() if word.lease is None]
+        placed = placements(incidents)
+        leases = {name: Lease(self.fleet, self.holder, 1, self.at, placed.get(name, "")) for name in free}
+        for name in mine:
+            now = known[name].lease
+            if now and (now.placed, now.at) != (placed.get(name, ""), self.at):
+                leases[name] = replace(now, placed=placed.get(name, ""), at=self.at)
+        if leases:
+            self.save()
+            problems = self._scheduler.lease(leases, {name: known[name].lease for name in leases})
+            if free:
+                self._sleep(self._scheduler.settle)
+                self._settle(free)
+            self.trouble = {
+                name: problems[name] for name in free if name in problems and not self.others.get(name)
+            }
+
+    def _settle(self, taken: Sequence[str]) -> None:
+        """Read back what was written. Of two watches that took nodes of one fleet in the same moment, and got
+        some each, the one with the higher id gives its own back."""
+        words = self._scheduler.look(taken)
+        rivals = [word.lease.holder for word in words.values() if word.lease and not self.is_mine(word)]
+        kept = {name: word.lease for name, word in words.items() if self.is_mine(word)}
+        if kept and rivals and self.holder > min(rivals):
+            self._scheduler.lease(dict.fromkeys(kept), kept)
+            words |= self._scheduler.look(list(kept))
+        self.saw(words)
+
+    def note(self, incident: Incident) -> str:
+        """Write into both leases that the spare is about to take the node's place; why that failed, or "".
+        Raises LostLeaseError."""
+        words = self._scheduler.look([incident.node, incident.spare])
+        self.own(words)
+        before = {name: word.lease for name, word in words.items() if word.lease}
+        if any(word.error for word in words.values()):
+            return next(word.error for word in words.values() if word.error)
+        problems = self._scheduler.lease(
+            {name: replace(lease, placed=placement(incident)) for name, lease in before.items()}, before
+        )
+        return "; ".join(problems.values())
+
+    def held(self) -> tuple[str, str]:
+        """Who has the nodes that this watch leaves alone: an id that changes with it, and a sentence; "" and
+        "" where nobody has."""
+        others = self.others.copy()
+        names, lease = fold(others, 200), next((one for one in others.values() if one), None)
+        if lease is not None:
+            text = f"{names}: watched by {lease.at}. This watch follows, and does nothing to them"
+            return f"{lease.holder or 'unknown'}.{lease.count}", text
+        if others and self.follows:
+            gone = (
+                f"{self.follows}, which this watch followed, has their lease no longer, and nobody else does"
+            )
+            return "nobody", f"{names}: {gone}, so nothing is done to them"
+        return "", ""
+
+    def own(self, words: Mapping[str, Scheduled]) -> None:
+        """Take in whose leases these are. Raises LostLeaseError where this watch must not act on one."""
+        self.saw(words)
+        if not self.acts_on(*words):
+            raise LostLeaseError

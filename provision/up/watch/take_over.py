@@ -1,0 +1,233 @@
+"""Taking over the leases of another watch, and its incidents: from its folder where that can be read, else
+from what the scheduler keeps.
+
+A drained node has the incident and its cause in its reason. A replacement stands in the leases of the failed
+node and of its spare (Lease.placed), written before the spare is resumed. So a failed node stays in repair, a
+replacement stays in service, and no fault gets a second one; where that is in doubt people are told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from provision.errors import GpuprovError, UsageError
+from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.remote.schedulers import PREFIX, Holder, Leases, Scheduled
+from provision.remote.schedulers.lease import Lease
+from provision.text import many
+from provision.up.watch.decide import HOUR
+from provision.up.watch.incidents import SPARE, Incident, Step, Store, is_locked, new
+from provision.up.watch.lease import SPARE_AGAIN, Holding
+from provision.up.watch.policy import SPARES
+
+_FORM = r"(?:\([^)]{0,60}\) )?(?P<id>\d{8}T\d{6}Z-[^ ]{1,120}) (?P<cause>.{0,400})"
+_REASON = re.compile(re.escape(PREFIX) + _FORM)
+_WHO = re.compile(r" \[[^\[\]]{1,100}\]$")
+# What steps.py marks a spare with: it waits for its last check, or did not come into service.
+_MARKS = ("takes the place of ", "could not be put into service")
+_UNKNOWN = "not known: it was rebuilt from the scheduler"
+
+
+def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[list[Incident], list[str]]:
+    """The incidents that reasons and leases of these nodes tell of, in order, and what people must know of
+    them. `at`: seconds since 1970."""
+    spares = fleet.groups.get(SPARES, ())
+    last = {name: word.lease.placed for name, word in words.items() if word.lease}
+    reasons = {name: _WHO.sub("", word.reason) for name, word in words.items() if word.holder is Holder.US}
+    of_incident = {name: match for name, why in reasons.items() if (match := _REASON.match(why))}
+    marked = {name: one["id"] for name, one in of_incident.items() if one["cause"].startswith(_MARKS)}
+    placed = _placed(last, marked)
+    serving = {spare for _, spare in placed.values()}
+    unknown = [
+        name
+        for name in spares
+        if name in words and words[name].holder is Holder.NOBODY and name not in serving
+    ]
+    told = [f"{fold(unknown, 200)}: in service, and not known for which node"] if unknown else []
+    failed: list[Incident] = []
+    for name in of_incident.keys() - marked.keys():
+        one = _failed(of_incident[name], name, at)
+        was_spare = last.get(name) == SPARE_AGAIN or (name in spares and not _serves(name, last, placed))
+        if one.id in placed:
+            spare = placed[one.id][1]
+            pools = tuple(pool for pool in words[name].pools if spare in words and pool in words[spare].pools)
+            one = replace(one, step=Step.REPAIR, spare=spare, pools=pools, placed=one.opened)
+        elif was_spare:
+            one = replace(one, step=Step.REPAIR, was_spare=True)
+        elif one.id in marked.values():
+            one = replace(one, step=Step.VERIFY, spare=next(s for s in marked if marked[s] == one.id))
+        elif unknown:
+            one = replace(one, step=Step.REPAIR)
+            told.append(f"{name}: a spare may be in its place already, so it gets no other one")
+        failed.append(one)
+    known, gone = {one.id for one in failed}, []
+    for ident, (node, spare) in placed.items():
+        if ident not in known:
+            left = node in reasons or last.get(node, "") not in ("", f"{ident} {node} {spare}")
+            one = Incident(ident, node, _opened(ident, at), Step.REPAIR, _UNKNOWN, spare=spare)
+            gone.append(replace(one, placed=one.opened, returned=one.opened if left else None))
+    waiting = [name for name, why in reasons.items() if why == PREFIX + SPARE]
+    back = [
+        replace(new(name, at - HOUR, _UNKNOWN), step=Step.REPAIR, returned=at)
+        for name in waiting
+        if name not in spares or name in serving
+    ]
+    return [*sorted(gone, key=_when), *sorted(failed, key=_when), *back], told
+
+
+def _placed(last: Mapping[str, str], marked: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Incident → (node, spare), of all replacements that came about: such a spare is not marked any more."""
+    facts = [words for placed in last.values() if len(words := placed.split(" ")) == 3]
+    return {ident: (node, spare) for ident, node, spare in facts if marked.get(spare) != ident}
+
+
+def _serves(name: str, last: Mapping[str, str], placed: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether a node of the spares' group had taken a place when it failed."""
+    ident, _, names = last.get(name, "").partition(" ")
+    return ident in placed and names.endswith(f" {name}")
+
+
+def _failed(match: re.Match[str], name: str, at: float) -> Incident:
+    opened = _opened(match["id"], at)
+    return Incident(match["id"], name, opened, Step.CHOOSE, match["cause"], drained=opened)
+
+
+def _when(one: Incident) -> tuple[float, str]:
+    return one.opened, one.id
+
+
+def _opened(ident: str, at: float) -> float:
+    """When an incident was opened, by its name."""
+    try:
+        moment = datetime.datetime.strptime(ident[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
+    except ValueError:
+        return at
+    return min(at, moment.timestamp())
+
+
+def take_over(
+    fleet: Fleet,
+    store: Store,
+    scheduler: Leases,
+    folder: Path | None,
+    say: Callable[[str], None],
+    now: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Take the leases of all nodes of the fleet, and the incidents of whoever had them. `folder`: the state
+    folder of that watch. The store is held by the caller. Raises GpuprovError."""
+    holding = Holding(store, scheduler)
+    words = _answers(scheduler, fleet)
+    others = {name: word.lease for name, word in words.items() if not holding.is_mine(word)}
+    theirs = [lease for lease in others.values() if lease]
+    if not holding.taking and not theirs and (not others or not holding.follows):
+        raise UsageError("no other watch has these nodes", "start gpuprov watch: it takes what is free")
+    for lease in dict.fromkeys(theirs):
+        names = [name for name, other in others.items() if other and other.holder == lease.holder]
+        if names and lease == others[names[0]]:
+            say(f"{fold(names, 200)}: taken from {lease.at}")
+    source = _source(folder, theirs, store)
+    shared = Counter(lease.fleet for lease in theirs if lease.fleet)
+    holding.save(taking=True, follows="", fleet=shared.most_common(1)[0][0] if shared else holding.fleet)
+    leases = {
+        name: Lease(holding.fleet, holding.holder, lease.count + 1, holding.at, lease.placed)
+        if lease
+        else Lease(holding.fleet, holding.holder, 1, holding.at)
+        for name, lease in others.items()
+    }
+    problems = scheduler.lease(leases, others)
+    sleep(scheduler.settle)
+    words = _answers(scheduler, fleet)
+    if lost := [name for name, word in words.items() if not holding.is_mine(word)]:
+        why = problems.get(lost[0]) or "somebody else took it at the same time"
+        raise GpuprovError(f"{fold(lost, 200)}: not taken over: {why}", "run this command again")
+    at = now()
+    incidents, told = rebuilt(fleet, words, at)
+    _set_aside(store, at)
+    if source is not None:
+        incidents, told = _copied(source, store, incidents, say), []
+    for one in incidents:
+        one = replace(one, number=store.next_number())
+        one = replace(one, placed_number=store.next_number() if one.placed is not None else 0)
+        if one.returned is not None:
+            one = replace(one, returned_number=store.next_number())
+            store.write_return(one)
+        store.write(one)
+    holding.save(taking=False)
+    for line in told:
+        say(f"! {line}")
+    if source is None:
+        say(
+            "the incidents are rebuilt from the scheduler. Not known: the advice and evidence for each fault,"
+        )
+        say("messages that were not sent yet, and when spares were validated: that is done again")
+    repair = sum(one.holds_node for one in store.incidents())
+    say(f"{many(len(words), 'node')} taken over, {repair:,} of them failed; next: gpuprov watch")
+
+
+def _answers(scheduler: Leases, fleet: Fleet) -> dict[str, Scheduled]:
+    words = scheduler.look(list(fleet.nodes))
+    if silent := [name for name in fleet.nodes if name not in words or words[name].error]:
+        why = words[silent[0]].error if silent[0] in words else "none"
+        raise GpuprovError(
+            f"{fold(silent, 200)}: no answer from the scheduler: {why}",
+            "mend that, or leave them out with --nodes",
+        )
+    return words
+
+
+def _source(folder: Path | None, theirs: Sequence[Lease], store: Store) -> Store | None:
+    """The folder of the earlier watch: the one that was named, or its own one on this machine. Raises
+    GpuprovError for one that is another fleet's, or still in use."""
+    host = f"{socket.gethostname()}:"
+    known = [Path(lease.at.removeprefix(host)) for lease in theirs if lease.at.startswith(host)]
+    place = folder or next((path for path in known if _is_readable(path) and path != store.path), None)
+    if place is None:
+        return None
+    if not _is_readable(place):
+        raise GpuprovError(f"{place}: no folder of a watch that can be read", "gpuprov watch state prints it")
+    source = Store(place)
+    if theirs and source.lease().get("holder") not in {lease.holder for lease in theirs}:
+        raise GpuprovError(f"{place} is not the folder of {theirs[0].at}", "name that one, or none")
+    if is_locked(place / "lock"):
+        raise GpuprovError(f"the watch of {place} is at work", "stop it first: its folder changes")
+    return source
+
+
+def _is_readable(place: Path) -> bool:
+    return all(os.access(place / name, os.R_OK) for name in ("lease.json", "lock", "incidents"))
+
+
+def _copied(
+    source: Store, store: Store, seen: Sequence[Incident], say: Callable[[str], None]
+) -> list[Incident]:
+    """Copy the incidents of a folder; those of `seen` that it does not have."""
+    kept = source.incidents()
+    for one in kept:
+        store.write(one)
+        store.write_return(one)
+    for name, row in source.validated().items():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            store.write_validated(name, float(row["at"]), str(row["verdict"]), str(row["run"]))
+    for why in source.damaged.values():
+        say(f"! {why}")
+    say(f"{many(len(kept), 'incident')} copied from {source.path}")
+    return [one for one in seen if one.id not in {other.id for other in kept} and one.returned is None]
+
+
+def _set_aside(store: Store, at: float) -> None:
+    """Put away what this folder knew when it was a watch's before."""
+    for name in ("incidents", "returns"):
+        if any((store.path / name).glob("*.json")):
+            (store.path / name).rename(store.path / f"{name}-{at:.0f}")
+        (store.path / name).mkdir(exist_ok=True, mode=0o700)
