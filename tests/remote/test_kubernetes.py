@@ -22,6 +22,7 @@ from provision.fleet import Fleet, Node
 from provision.paths import DOCS
 from provision.remote.schedulers import Holder, chosen
 from provision.remote.schedulers.kubernetes import Kubernetes, Member, Result, members, published
+from provision.remote.schedulers.lease import Lease, put
 from tests.support import kubernetes_api
 from tests.support.kubernetes_api import BEFORE, TOKEN, Request, Served, scheduler
 
@@ -190,6 +191,19 @@ def test_a_node_that_changes_all_the_time_is_given_up_after_a_few_tries(
     served.api.meddling = [{"metadata": {"labels": {"n": str(number)}}} for number in range(20)]
     assert "during each of 5 tries (409)" in cluster.drain(LOST)["gpu-01"]
     assert len(served.api.changes()) == 5
+
+
+def test_of_two_watches_one_gets_the_lease(served: Served, cluster: Kubernetes) -> None:
+    """The other one writes between our look and our patch."""
+    mine, theirs = Lease("f", "h1", 1, "ctl-1:/home/" + "é" * 300), Lease("f", "h2", 1, "ctl-2:/home")
+    assert cluster.lease({"gpu-02": mine}, {"gpu-02": None}) == {}
+    served.api.meddling = [{"metadata": {"annotations": {"gpuprov.io/watch": put("", theirs)}}}]
+    said = cluster.lease({"gpu-01": mine}, {"gpu-01": None})
+    assert said == {"gpu-01": "another watch changed its lease just now"}
+    assert [one.lease for one in cluster.look(["gpu-01", "gpu-02"]).values()] == [theirs, mine]
+    assert cluster.lease({"gpu-02": None}, {"gpu-02": mine}) == {}
+    assert "gpuprov.io/watch" not in served.api.node("gpu-02")["metadata"].get("annotations", {})
+    assert served.api.node("gpu-02")["spec"] == {"taints": [DEDICATED]}, "a lease drains nothing"
 
 
 def test_only_the_reason_of_a_node_that_we_hold_is_replaced(served: Served, cluster: Kubernetes) -> None:

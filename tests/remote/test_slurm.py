@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from provision.remote import node_program
 from provision.remote.schedulers import Holder, Job
 from provision.remote.schedulers import commands as way
 from provision.remote.schedulers.commands import Commands, CommandsError, Done
+from provision.remote.schedulers.lease import Lease
 from provision.remote.schedulers.slurm import Slurm
 from tests.support.slurm_cluster import Cluster
 
@@ -108,6 +110,32 @@ def test_mark_only_what_is_ours() -> None:
     }
     assert cluster.nodes["c"][1] == "gpuprov: y"
     assert slurm(cluster).look(["c"])["c"].holder is Holder.US
+
+
+LEASE = Lease("f1", "h1", 2, "ctl-1:/home/ann b/.local", "I gpu-03 gpu-65")
+
+
+def test_leases_stand_in_comments_behind_those_of_the_site() -> None:
+    cluster = Cluster({"a": ["IDLE", ""], "b": ["IDLE", ""]}, comments={"b": "rack 7, moved"})
+    one = slurm(cluster, a="a", b="b")
+    assert one.lease(dict.fromkeys("ab", LEASE), dict.fromkeys("ab")) == {}
+    assert [word.lease for word in one.look(["a", "b"]).values()] == [LEASE, LEASE]
+    assert cluster.comments["b"].startswith("rack 7, moved [gpuprov watch: ")
+    assert one.lease({"b": None}, {"b": LEASE}) == {}
+    assert cluster.comments["b"] == "rack 7, moved"
+
+
+def test_a_lease_that_another_watch_changed_is_left() -> None:
+    cluster = Cluster({"a": ["IDLE", ""], "b": ["IDLE", ""]})
+    one = slurm(cluster, a="a", b="b")
+    assert one.lease({"a": replace(LEASE, holder="h2")}, {"a": None}) == {}
+    said = one.lease(dict.fromkeys("ab", LEASE), dict.fromkeys("ab"))
+    assert said == {"a": "another watch changed its lease just now"}
+    assert [word.lease.holder for word in one.look(["a", "b"]).values() if word.lease] == ["h2", "h1"]
+    cluster.denied = "Access/permission denied"
+    assert "Access/permission denied" in one.lease({"b": None}, {"b": LEASE})["b"]
+    cluster.down = "Unable to contact slurm controller"
+    assert one.lease({"b": None}, {"b": LEASE}) == {"b": cluster.down}
 
 
 def program(folder: Path, name: str, text: str) -> None:

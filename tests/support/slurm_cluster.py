@@ -19,6 +19,7 @@ class Cluster:
     denied: str = ""
     down: str = ""
     adds: bool = True  # whether it knows Nodes+=
+    comments: dict[str, str] = field(default_factory=dict)
     updates: list[tuple[str, ...]] = field(default_factory=list)
 
     def __call__(self, commands: Sequence[Command]) -> list[Done]:
@@ -52,12 +53,16 @@ class Cluster:
         lines = [f"NodeName={name} Arch=x86_64 ", f"   State={state} ThreadsPerCore=1"]
         lines += [f"   Partitions={pools} "] if pools else []
         lines += [f"   Reason={reason} [root@2026-11-25T23:52:56]"] if reason else []
+        lines += [f"   Comment={self.comments[name]}"] if self.comments.get(name) else []
         return "\n".join([*lines, "", ""])
 
     def _node(self, given: dict[str, str]) -> Done:
         for name in given["NodeName"].split(","):  # those before the one that it does not know are changed
             if name not in self.nodes:
                 return Done(1, "", "slurm_update error: Invalid node name specified\n")
+            if "Comment" in given:
+                self.comments[name] = given["Comment"]
+                continue
             state, reason = self.nodes[name]
             flags = [flag for flag in state.split("+") if flag != "DRAIN"]
             if given.get("State") == "RESUME" and "DRAIN" not in state:

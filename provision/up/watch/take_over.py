@@ -46,6 +46,7 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
     reasons = {name: _WHO.sub("", word.reason) for name, word in words.items() if word.holder is Holder.US}
     of_incident = {name: match for name, why in reasons.items() if (match := _REASON.match(why))}
     marked = {name: one["id"] for name, one in of_incident.items() if one["cause"].startswith(_MARKS)}
+    chosen = {marked[name]: name for name in marked if of_incident[name]["cause"].startswith(_MARKS[0])}
     placed = _placed(last, marked)
     serving = {spare for _, spare in placed.values()}
     unknown = [
@@ -64,8 +65,8 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
             one = replace(one, step=Step.REPAIR, spare=spare, pools=pools, placed=one.opened)
         elif was_spare:
             one = replace(one, step=Step.REPAIR, was_spare=True)
-        elif one.id in marked.values():
-            one = replace(one, step=Step.VERIFY, spare=next(s for s in marked if marked[s] == one.id))
+        elif one.id in chosen:
+            one = replace(one, step=Step.VERIFY, spare=chosen[one.id])
         elif unknown:
             one = replace(one, step=Step.REPAIR)
             told.append(f"{name}: a spare may be in its place already, so it gets no other one")
@@ -80,7 +81,7 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
     back = [
         replace(new(name, at - HOUR, _UNKNOWN), step=Step.REPAIR, returned=at)
         for name in waiting
-        if name not in spares or name in serving
+        if name in serving or (name not in spares and name not in {one.node for one in gone})
     ]
     return [*sorted(gone, key=_when), *sorted(failed, key=_when), *back], told
 

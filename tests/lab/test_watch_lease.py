@@ -1,0 +1,221 @@
+"""Two controllers of one fleet under a real Slurm: one watch acts, the other one follows, and a person has it
+take over: after a kill, with a renamed inventory, and after the loss of its state folder.
+
+A controller is a host name (in a UTS namespace of its own) and a folder for its state. Each fault gets one
+drain and one replacement, whoever is at work, and a replacement is never drained.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gpuprov_lab.spec import NodeSpec
+from provision.desired import inventory
+from provision.errors import ExitCode
+from provision.remote.schedulers import PREFIX, Holder, Scheduled, chosen
+from provision.up.watch.incidents import Incident, Step, Store, place_of
+from tests.lab import slurm_cluster
+from tests.lab.gpuprov_up import Operator, said
+from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, running_lab
+from tests.lab.watches import declare, state_home, until, validated
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+SERVICE = ["gpu-01", "gpu-02", "gpu-03"]
+SPARES = ["gpu-04", "gpu-05"]
+NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
+
+
+@dataclass
+class Controller:
+    """A machine with this host name and state folder, from which a person runs gpuprov."""
+
+    host: str
+    home: Path
+    operator: Operator
+    process: subprocess.Popen[str] | None = None
+    log: Path = field(default_factory=Path)
+
+    def words(self, act: str) -> list[str]:
+        with state_home(self.home):
+            return [*NAMED, self.host, *self.operator._words("watch", (act,), {})]
+
+    def call(self, act: str) -> str:
+        done = subprocess.run(
+            self.words(act), capture_output=True, text=True, timeout=300, check=False, env=self.environment
+        )
+        assert done.returncode == ExitCode.OK, said(done)
+        return done.stdout + done.stderr
+
+    def start(self) -> None:
+        self.log = self.home / f"watch-{time.monotonic():.0f}.log"
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                self.words("run"), stdout=out, stderr=subprocess.STDOUT, text=True, env=self.environment
+            )
+
+    def end(self, how: signal.Signals) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.send_signal(how)
+            process.wait(90)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**self.operator._environment, "XDG_STATE_HOME": str(self.home)}
+
+    @property
+    def store(self) -> Store:
+        with state_home(self.home):
+            return Store(place_of(inventory.load(self.operator.inventory)))
+
+
+@pytest.fixture(scope="module")
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    nodes = tuple(NodeSpec(name, "h100-sxm") for name in (*SERVICE, *SPARES))
+    disks = {node.name: images.with_slurm() for node in nodes}
+    with running_lab("lease", nodes, tmp_path_factory.mktemp("lab") / "lab.yml", images=disks) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def controllers(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Controller]]:
+    folder = tmp_path_factory.mktemp("controllers")
+    path = declare(
+        lab.inventory,
+        folder / "nodes.yml",
+        SPARES,
+        SERVICE[0],
+        gpuprov_watch={"hourly": 100, "share": 100},
+    )
+    operator = Operator(path, tmp_path_factory.mktemp("runs"))
+    slurm_cluster.start([lab.node(name) for name in (*SERVICE, *SPARES)], patience=120)
+    done = operator.call("up", "--yes", timeout=2400)
+    assert done.returncode == ExitCode.OK, said(done)
+    made = []
+    for host in ("ctl-1", "ctl-2"):
+        (folder / host).mkdir()
+        made.append(Controller(host, folder / host, operator))
+    with state_home(made[0].home):
+        done = operator.call("watch", "spare", "--nodes", ",".join(SPARES))
+    assert done.returncode == ExitCode.OK, said(done)
+    yield made
+    for one in made:
+        one.end(signal.SIGTERM)
+
+
+def words(controller: Controller) -> dict[str, Scheduled]:
+    fleet = inventory.load(controller.operator.inventory)
+    found = chosen.only(fleet, {})[0].look(list(fleet.nodes))
+    assert not [one.error for one in found.values() if one.error]
+    return found
+
+
+def replaced(store: Store, node: str) -> Incident | None:
+    return next((one for one in store.incidents() if one.node == node and one.placed), None)
+
+
+def is_right(controller: Controller, pairs: dict[str, str]) -> None:
+    """One drain and one replacement for each failed node; nothing else is changed."""
+    found = words(controller)
+    for node, spare in pairs.items():
+        assert found[node].reason.startswith(PREFIX), found[node]
+        assert node in found[node].reason
+        assert (found[spare].holder, found[spare].takes_jobs) == (Holder.NOBODY, True), found[spare]
+    spares = set(SPARES) - set(pairs.values())
+    drained = {name for name, word in found.items() if word.holder is not Holder.NOBODY}
+    assert drained == {*pairs, *spares}
+    incidents = [one for one in controller.store.incidents() if one.step is not Step.CLOSED]
+    assert {one.node: one.spare for one in incidents} == pairs
+
+
+def test_one_acts_and_the_other_takes_over(lab: Lab, controllers: list[Controller]) -> None:
+    one, two = controllers
+    one.start()
+    until(lambda: len(validated(one.store)) == 2, 300, "the spares are validated", one.log)
+    two.start()
+    until(
+        lambda: "following: gpu-[01-05]: watched by ctl-1:" in two.log.read_text(), 60, "it follows", two.log
+    )
+    assert "it follows ctl-1:" in two.call("state")
+
+    lab.node("gpu-02").fault("gpu_off_bus", gpu=3)
+    until(lambda: replaced(one.store, "gpu-02") is not None, 180, "a spare is in its place", one.log)
+    first = replaced(one.store, "gpu-02")
+    assert first is not None
+    pairs = {"gpu-02": first.spare}
+    is_right(one, pairs)
+    assert two.store.incidents() == []
+
+    master = lab.node(SERVICE[0])
+    master.as_root("scontrol reconfigure && sleep 6 && systemctl restart slurmctld")
+    time.sleep(5)
+    holder = one.store.lease()["holder"]
+    assert {word.lease and word.lease.holder for word in words(one).values()} == {holder}
+
+    one.end(signal.SIGKILL)
+    time.sleep(40)  # longer than the follower takes from one question to the next
+    is_right(one, pairs)
+    assert two.store.incidents() == []
+    two.end(signal.SIGTERM)
+    print(two.call("take-over"))  # noqa: T201
+    two.start()
+    one.start()
+    until(
+        lambda: "following: gpu-[01-05]: watched by ctl-2:" in one.log.read_text(), 60, "it follows", one.log
+    )
+    until(lambda: len(validated(two.store)) == 1, 300, "the spare that is left is validated", two.log)
+    is_right(two, pairs)
+
+    lab.node("gpu-03").fault("gpu_off_bus", gpu=5)
+    until(lambda: replaced(two.store, "gpu-03") is not None, 180, "a spare is in its place", two.log)
+    pairs["gpu-03"] = next(name for name in SPARES if name != first.spare)
+    is_right(two, pairs)
+    assert [each.node for each in one.store.incidents()] == ["gpu-02"]
+    one.end(signal.SIGTERM)
+    until(lambda: not any(each.is_open for each in two.store.incidents()), 300, "evidence is kept", two.log)
+
+
+def follows_and_takes_over(controller: Controller, pairs: dict[str, str]) -> str:
+    """What take-over prints; the watch is at work afterwards, and has changed nothing after some rounds."""
+    controller.start()
+    until(lambda: "following: " in controller.log.read_text(), 60, "it follows", controller.log)
+    controller.end(signal.SIGTERM)
+    printed = controller.call("take-over")
+    controller.start()
+    until(lambda: "watching 5 nodes" in controller.log.read_text(), 60, "it watches", controller.log)
+    time.sleep(45)
+    is_right(controller, pairs)
+    assert "following" not in controller.log.read_text()
+    controller.end(signal.SIGTERM)
+    return printed
+
+
+def test_a_renamed_inventory_and_a_lost_state_folder(controllers: list[Controller]) -> None:
+    _, two = controllers
+    two.end(signal.SIGTERM)
+    pairs = {one.node: one.spare for one in two.store.incidents()}
+    assert sorted(pairs) == ["gpu-02", "gpu-03"]
+    before = {one.id for one in two.store.incidents()}
+    path = two.operator.inventory
+    renamed = Controller(
+        two.host, two.home, Operator(path.rename(path.with_name("renamed.yml")), two.operator.runs)
+    )
+    printed = follows_and_takes_over(renamed, pairs)
+    assert "2 incidents copied from " in printed
+    assert {one.id for one in renamed.store.incidents()} == before
+
+    shutil.rmtree(renamed.home / "gpuprov")
+    printed = follows_and_takes_over(renamed, pairs)
+    assert "rebuilt from the scheduler" in printed
+    assert {one.id for one in renamed.store.incidents()} == before
+    assert os.listdir(renamed.home / "gpuprov")  # noqa: PTH208

@@ -1,0 +1,332 @@
+"""Taking a watch over: from its folder, or from what the scheduler keeps; after a kill at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import GpuprovError, UsageError
+from provision.remote.schedulers import PREFIX, Holder, Scheduled
+from provision.remote.schedulers.lease import Lease
+from provision.up.watch.decide import View, choose
+from provision.up.watch.incidents import Incident, Step, Store, moved, new
+from provision.up.watch.lease import Holding
+from provision.up.watch.policy import Policy
+from provision.up.watch.roles import Role, roles
+from provision.up.watch.take_over import rebuilt, take_over
+from tests.support import seed
+from tests.support.watched import FAILED
+from tests.support.watching import GOOD, FileScheduler, fleet, seen
+from tests.up.watch.test_killed import ended, prepared, started
+
+NOW = 1_800_000_000.0
+I1, I2 = "20270115T070000Z-gpu-03-0a1b2c3d", "20270115T071000Z-spare-1-0a1b2c3d"
+WORDS = "gpu3 has fallen off the bus (Xid 79)"
+
+
+def words(**nodes: tuple[str, str]) -> dict[str, Scheduled]:
+    """Each node's word: its reason, and what its lease has of replacements."""
+    found = {}
+    for name in fleet().nodes:
+        why, placed = nodes.get(name.replace("-", "_"), ("", ""))
+        holder = Holder.US if why.startswith(PREFIX) else Holder.OTHERS if why else Holder.NOBODY
+        lease = Lease("f", "h", 1, "ctl-1:/x", placed)
+        spare = name.startswith("spare") and holder is Holder.US
+        pools = () if spare else ("gpu",)
+        found[name] = Scheduled(name, "IDLE", why, holder, not why, pools=pools, lease=lease)
+    return found
+
+
+WAITS = (f"{PREFIX}spare [root@2027-01-15T07:00:00]", "")
+DRAINED = f"{PREFIX}{I1} {WORDS} [root@2027-01-15T07:00:00]"
+
+
+def numbered(found: Sequence[Incident]) -> list[Incident]:
+    return [
+        replace(one, number=3 * n + 1, placed_number=3 * n + 2, returned_number=3 * n + 3)
+        for n, one in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "steps", "differs"),
+    [
+        ({"spare_1": WAITS}, {}, {}),
+        ({"gpu_03": (DRAINED, ""), "spare_1": WAITS}, {"gpu-03": (Step.CHOOSE, "")}, {"gpu-03": "repair"}),
+        (
+            {
+                "gpu_03": (DRAINED, ""),
+                "spare_1": (f"{PREFIX}{I1} takes the place of gpu-03 [root@2027]", ""),
+            },
+            {"gpu-03": (Step.VERIFY, "spare-1")},
+            {"gpu-03": "repair"},
+        ),
+        (  # killed between the note and the resume
+            {
+                "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
+                "spare_1": (f"{PREFIX}{I1} takes the place of gpu-03 [root@2027]", f"{I1} gpu-03 spare-1"),
+            },
+            {"gpu-03": (Step.VERIFY, "spare-1")},
+            {"gpu-03": "repair"},
+        ),
+        (  # it did not come into service: another one is chosen
+            {
+                "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
+                "spare_1": (f"{PREFIX}{I1} could not be put into service", f"{I1} gpu-03 spare-1"),
+            },
+            {"gpu-03": (Step.CHOOSE, "")},
+            {"gpu-03": "repair"},
+        ),
+        (
+            {"gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"), "spare_1": ("", f"{I1} gpu-03 spare-1")},
+            {"gpu-03": (Step.REPAIR, "spare-1")},
+            {"gpu-03": "repair", "spare-1": "service"},
+        ),
+        (  # the replacement has failed in its turn, and waits for another
+            {
+                "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
+                "spare_1": (f"{PREFIX}{I2} {WORDS}", f"{I1} gpu-03 spare-1"),
+            },
+            {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.CHOOSE, "")},
+            {"gpu-03": "repair", "spare-1": "repair"},
+        ),
+        (
+            {
+                "gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"),
+                "spare_1": (f"{PREFIX}{I2} {WORDS}", f"{I2} spare-1 spare-2"),
+                "spare_2": ("", f"{I2} spare-1 spare-2"),
+            },
+            {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.REPAIR, "spare-2")},
+            {"gpu-03": "repair", "spare-1": "repair", "spare-2": "service"},
+        ),
+        (  # a spare failed while it waited: nobody takes its place
+            {"spare_1": (f"{PREFIX}{I2} {WORDS}", ""), "spare_2": WAITS},
+            {"spare-1": (Step.REPAIR, "")},
+            {"spare-1": "repair"},
+        ),
+        (  # the failed node is repaired, and a spare; its replacement serves
+            {"gpu_03": (WAITS[0], "spare"), "spare_1": ("", f"{I1} gpu-03 spare-1")},
+            {"gpu-03": (Step.REPAIR, "spare-1")},
+            {"gpu-03": "spare", "spare-1": "service"},
+        ),
+        (  # the same, and nobody is known to have replaced it
+            {"gpu_03": (WAITS[0], "spare"), "spare_1": WAITS, "spare_2": WAITS},
+            {"gpu-03": (Step.REPAIR, "")},
+            {"gpu-03": "spare"},
+        ),
+        (  # the replacement was repaired, and waits again; the failed node is still in repair
+            {"gpu_03": (DRAINED, f"{I1} gpu-03 spare-1"), "spare_1": (WAITS[0], "spare")},
+            {"gpu-03": (Step.REPAIR, "spare-1"), "spare-1": (Step.REPAIR, "")},
+            {"gpu-03": "repair", "spare-1": "spare"},
+        ),
+        (  # who put spare-1 into service is not known: it may be for gpu-03
+            {"gpu_03": (DRAINED, ""), "spare_1": ("", ""), "spare_2": WAITS},
+            {"gpu-03": (Step.REPAIR, "")},
+            {"gpu-03": "repair"},
+        ),
+        (  # drains of others, of `up` and of the node itself are no incidents
+            {
+                "gpu_01": ("fan [ann@2027]", ""),
+                "gpu_02": (f"{PREFIX}up 20270115T070000Z-up-abc", ""),
+                "gpu_03": (f"{PREFIX}gpu3: GPU has fallen off the bus", ""),
+            },
+            {},
+            {},
+        ),
+    ],
+)
+def test_incidents_are_rebuilt(
+    nodes: dict[str, tuple[str, str]],
+    steps: dict[str, tuple[Step, str]],
+    differs: dict[str, str],
+) -> None:
+    waiting = {name: WAITS for name in ("spare_1", "spare_2") if name not in nodes}
+    known = words(**waiting, **nodes)
+    found, _ = rebuilt(fleet(), known, NOW)
+    assert {one.node: (one.step, one.spare) for one in found} == steps
+    role = roles(fleet(), numbered(found))
+    usual = {name: Role.SPARE if name.startswith("spare") else Role.SERVICE for name in role}
+    assert role == {**usual, **{name: Role(word) for name, word in differs.items()}}
+    # Whatever is done next, no drained node of an incident is a spare, and nothing in service is chosen.
+    view = View(
+        NOW,
+        fleet(),
+        {name: seen(name, **GOOD) for name in role},
+        known,
+        numbered(found),
+        dict.fromkeys(role, NOW),
+    )
+    for one in view.incidents:
+        if one.step is Step.CHOOSE:
+            spare, _ = choose(one, view, Policy())
+            assert not spare or (role[spare] is Role.SPARE and known[spare].holder is Holder.US)
+
+
+def test_cause_and_time_come_from_the_reason() -> None:
+    (one,), told = rebuilt(fleet(), words(gpu_03=(DRAINED, ""), spare_1=WAITS, spare_2=WAITS), NOW)
+    assert (one.id, one.cause, told) == (I1, WORDS, [])
+    assert one.opened == 1_799_996_400.0
+    assert one.drained == one.opened
+
+
+def test_what_is_in_doubt_is_told() -> None:
+    _, told = rebuilt(fleet(), words(gpu_03=(DRAINED, ""), spare_2=WAITS), NOW)
+    assert told == [
+        "spare-1: in service, and not known for which node",
+        "gpu-03: a spare may be in its place already, so it gets no other one",
+    ]
+
+
+# The command.
+
+
+def lent(scheduler: FileScheduler, at: str, holder: str = "old") -> None:
+    names = list(fleet().nodes)
+    scheduler.lease(dict.fromkeys(names, Lease("fleet-1", holder, 4, at)), dict.fromkeys(names))
+
+
+def taken(folder: Path, scheduler: FileScheduler, of: Path | None = None) -> tuple[Store, list[str]]:
+    store, said = Store(folder), list[str]()
+    with store.alone():
+        take_over(fleet(), store, scheduler, of, said.append, sleep=lambda _seconds: None)
+    return store, said
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FileScheduler:
+    made = FileScheduler(tmp_path / "slurm.json")
+    made.begin(fleet())
+    return made
+
+
+def test_all_leases_are_taken_and_counted(tmp_path: Path, slurm: FileScheduler) -> None:
+    lent(slurm, "ctl-1:/home/ann")
+    store, said = taken(tmp_path / "new", slurm)
+    assert said[0] == "gpu-[01-08], spare-[1-2]: taken from ctl-1:/home/ann"
+    leases = {word.lease for word in slurm.look(list(fleet().nodes)).values()}
+    assert leases == {Lease("fleet-1", store.lease()["holder"], 5, Holding(store, slurm).at)}
+    assert (store.lease()["fleet"], store.lease()["taking"]) == ("fleet-1", False)
+    with pytest.raises(UsageError, match="no other watch has these nodes"):
+        taken(tmp_path / "new", slurm)
+
+
+def test_a_fleet_that_nobody_has_is_not_taken_over(tmp_path: Path, slurm: FileScheduler) -> None:
+    with pytest.raises(UsageError, match="no other watch has these nodes"):
+        taken(tmp_path / "new", slurm)
+    # But one whose leases were lost, by who followed them.
+    Holding(Store(tmp_path / "new"), slurm).save(follows="ctl-1:/home/ann")
+    store, _ = taken(tmp_path / "new", slurm)
+    assert store.lease()["follows"] == ""
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ({"look": {"gpu-02": "timeout"}}, "gpu-02: no answer from the scheduler: timeout"),
+        ({"lease": {"gpu-02": "denied"}}, "gpu-02: not taken over: denied"),
+    ],
+)
+def test_without_the_scheduler_nothing_is_begun(
+    tmp_path: Path, slurm: FileScheduler, broken: Mapping[str, Mapping[str, str]], why: str
+) -> None:
+    lent(slurm, "ctl-1:/home/ann")
+    slurm.broken = {method: dict(nodes) for method, nodes in broken.items()}
+    with pytest.raises(GpuprovError, match=why):
+        taken(tmp_path / "new", slurm)
+    slurm.broken = {}
+    taken(tmp_path / "new", slurm)  # again, where it was half done
+
+
+def old_folder(tmp_path: Path, slurm: FileScheduler) -> tuple[Store, Incident]:
+    """A watch that is gone: it drained gpu-03, which nobody has replaced yet."""
+    old = Store(tmp_path / "old")
+    with old.alone():
+        Holding(old, slurm).save(holder="old")
+        one = moved(new("gpu-03", NOW, WORDS, number=7, serial="4711"), Step.CHOOSE)
+        old.write(one)
+        old.write_validated("spare-1", NOW, "pass", "a-run")
+    lent(slurm, Holding(old, slurm).at)
+    slurm.set("gpu-03", reason=f"{PREFIX}{one.reason}")
+    return old, one
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["its own place on this machine", "--from"])
+def test_the_folder_of_the_earlier_watch_is_read(tmp_path: Path, slurm: FileScheduler, named: bool) -> None:
+    old, one = old_folder(tmp_path, slurm)
+    mine = Store(tmp_path / "new")
+    mine.write(new("gpu-01", NOW, "of a year ago, when this watch had the nodes"))
+    store, said = taken(tmp_path / "new", slurm, old.path if named else None)
+    assert store.incidents() == [one]
+    assert store.validated()["spare-1"]["verdict"] == "pass"
+    assert f"1 incident copied from {old.path}" in said
+    assert len(list(store.path.glob("incidents-*/*.json"))) == 1, "what this folder knew is put away"
+
+
+def test_a_folder_in_use_or_of_another_fleet_is_refused(tmp_path: Path, slurm: FileScheduler) -> None:
+    old, _ = old_folder(tmp_path, slurm)
+    with old.alone(), pytest.raises(GpuprovError, match="is at work"):
+        taken(tmp_path / "new", slurm)
+    with pytest.raises(GpuprovError, match="no folder of a watch"):
+        taken(tmp_path / "new", slurm, tmp_path / "none")
+    old.write_lease({"holder": "somebody else"})
+    with pytest.raises(GpuprovError, match="is not the folder of"):
+        taken(tmp_path / "new", slurm, old.path)
+    assert {word.lease.holder for word in slurm.look(["gpu-01"]).values() if word.lease} == {"old"}
+
+
+def test_kills_at_random_moments_and_another_machine_takes_over(tmp_path: Path) -> None:
+    """One drain, one replacement, and a spare that waits, whatever the watch was at when it was killed."""
+    drawn = random.Random(seed.SEED)  # noqa: S311 - moments, no secrets
+    scheduler = prepared(tmp_path / "whole")
+    began = time.monotonic()
+    assert ended(started(tmp_path / "whole")) == 0
+    whole = time.monotonic() - began
+    open_ones = 0
+    for trial in range(16):
+        folder = tmp_path / str(trial)
+        scheduler = prepared(folder)
+        pid = started(folder)
+        time.sleep(drawn.uniform(0, whole))
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
+        open_ones += any(one.is_open for one in Store(folder / "watch").incidents())
+        (folder / "watch").rename(folder / "lost")
+        moved_on(folder, scheduler)
+        with scheduler.rows() as rows:
+            reasons = {name: row["reason"] for name, row in rows.items() if row["reason"]}
+        done = scheduler.done()
+        assert done.count(f"drain {FAILED}") == 1, f"trial {trial}: {done}"
+        assert sum(line.startswith("resume spare") for line in done) == 1, f"trial {trial}: {done}"
+        assert [name for name in reasons if name != FAILED] == ["spare-2"], f"trial {trial}: {reasons}"
+        assert not [line for line in done if line.startswith("drain") and line != f"drain {FAILED}"]
+    assert open_ones >= 4, "some were killed on the way"
+
+
+def moved_on(folder: Path, scheduler: FileScheduler) -> None:
+    """Another folder takes over, if anybody had the leases, and its watch goes on to the end."""
+    store = Store(folder / "watch")
+    if any(scheduler.leases().values()):
+        taken(folder / "watch", scheduler)
+    with store.alone():
+        for spare in ("spare-1", "spare-2"):
+            store.write_validated(spare, time.time(), "pass", "again")
+    pid = started(folder)
+    end = time.monotonic() + 30
+    while time.monotonic() < end and not replaced(store):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+    ended(pid)
+    assert replaced(store), store.incidents()
+
+
+def replaced(store: Store) -> Any:
+    return [one for one in store.incidents() if one.node == FAILED and one.placed and not one.is_open]
