@@ -35,7 +35,7 @@ NodeName={name} Arch=x86_64 CoresPerSocket=48
    CfgTRES=cpu=96,mem=2000000M,billing=96
    AllocTRES=
    CurrentWatts=0 AveWatts=0
-{reason}
+{reason}{comment}
 """  # noqa: W291 - as Slurm prints it
 
 
@@ -107,6 +107,9 @@ class Cluster:
                     raise RefusedError("slurm_update error: Invalid node name specified\n")
                 if kind == "resume" and row["state"] != "IDLE+DRAIN":
                     raise RefusedError("slurm_update error: Invalid node state specified\n")
+                if kind == "comment":
+                    row["comment"] = given["Comment"]
+                    continue
                 if kind in ("join", "leave"):
                     row["pool"] = PARTITION if kind == "join" else ""
                 else:  # a reason outlives its drain
@@ -122,6 +125,7 @@ def _shown(name: str, row: Mapping[str, str]) -> str:
         state=row["state"],
         pools=f"   Partitions={pool} \n" if pool else "",
         reason=f"   Reason={reason} [root@2026-11-25T23:52:56]\n" if reason else "",
+        comment=f"   Comment={row['comment']}\n" if row.get("comment") else "",
     )
 
 
@@ -131,6 +135,8 @@ def _asked(given: Mapping[str, str], rows: Mapping[str, Mapping[str, str]]) -> l
         if words in given:
             return [(kind, name) for name in given[words].split(",")]
     names = given.get("NodeName", "").split(",")
+    if "Comment" in given:
+        return [("comment", name) for name in names]
     if given.get("State") == "RESUME":
         return [("resume", name) for name in names]
     if given.get("State") == "DRAIN":

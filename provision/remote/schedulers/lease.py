@@ -10,7 +10,10 @@ import re
 from dataclasses import asdict, dataclass
 from urllib.parse import quote, unquote
 
+from provision.text import one_line
+
 _TEXT = re.compile(r" ?\[gpuprov watch: ([^\[\]]{0,4000})\]")
+_ID = re.compile("[0-9A-Za-z-]{1,64}")  # part of the names of files
 _PLAIN = "/:.,_-+@"  # characters of values that stand as they are
 
 
@@ -37,13 +40,14 @@ def read(text: str) -> Lease | None:
     match = _TEXT.search(text)
     if match is None:
         return None
-    values = {name: unquote(value) for name, _, value in (one.partition("=") for one in match[1].split(" "))}
-    count = values.get("count", "")
-    if not values.get("holder") or not count.isdecimal() or len(count) > 9:
-        return Lease("", "", 0, "a watch whose lease cannot be read")
-    return Lease(
-        values.get("fleet", ""), values["holder"], int(count), values.get("at", ""), values.get("placed", "")
+    words = (one.partition("=") for one in match[1].split(" "))
+    values = {name: one_line(unquote(value)) for name, _, value in words}
+    fleet, holder, count, at, placed = (
+        values.get(one, "") for one in ("fleet", "holder", "count", "at", "placed")
     )
+    if not (_ID.fullmatch(fleet) and _ID.fullmatch(holder) and re.fullmatch("[0-9]{1,9}", count)):
+        return Lease("", "", 0, "a watch whose lease cannot be read")
+    return Lease(fleet, holder, int(count), at, placed)
 
 
 def put(text: str, lease: Lease | None) -> str:

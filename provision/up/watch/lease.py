@@ -19,6 +19,7 @@ from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.schedulers import Leases, Scheduled
 from provision.remote.schedulers.lease import Lease
+from provision.text import one_line
 from provision.up.watch.incidents import Incident, Step, Store
 from provision.up.watch.roles import Role, changes
 
@@ -76,7 +77,7 @@ class Holding:
         self.fleet = str(kept.get("fleet") or secrets.token_hex(8))
         self.follows = str(kept.get("follows") or "")
         self.taking = kept.get("taking") is True  # a take-over has begun, and has not ended
-        self.at = f"{socket.gethostname()}:{store.path}"[:AT]
+        self.at = one_line(f"{socket.gethostname()}:{store.path}", AT)
         self.others: dict[str, Lease | None] = {}
         self.trouble: dict[str, str] = {}  # node → why its lease cannot be written
         self._store, self._scheduler, self._sleep = store, scheduler, sleep
@@ -121,10 +122,15 @@ class Holding:
         free = [] if follows else [name for name, word in known.items() if word.lease is None]
         placed = placements(incidents)
         leases = {name: Lease(self.fleet, self.holder, 1, self.at, placed.get(name, "")) for name in free}
+        ids = {one.id for one in incidents}
         for name in mine:
-            now = known[name].lease
-            if now and (now.placed, now.at) != (placed.get(name, ""), self.at):
-                leases[name] = replace(now, placed=placed.get(name, ""), at=self.at)
+            if (now := known[name].lease) is None:
+                continue
+            # What an incident that is not here has left stays: its file may be damaged or lost.
+            old = "" if now.placed.partition(" ")[0] in ids else now.placed
+            new = replace(now, placed=placed.get(name, old), at=self.at)
+            if new != now:
+                leases[name] = new
         if leases:
             self.save()
             problems = self._scheduler.lease(leases, {name: known[name].lease for name in leases})

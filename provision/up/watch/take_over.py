@@ -15,7 +15,7 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +30,10 @@ from provision.up.watch.incidents import SPARE, Incident, Step, Store, is_locked
 from provision.up.watch.lease import SPARE_AGAIN, Holding
 from provision.up.watch.policy import SPARES
 
-_FORM = r"(?:\([^)]{0,60}\) )?(?P<id>\d{8}T\d{6}Z-[^ ]{1,120}) (?P<cause>.{0,400})"
+_ID = r"\d{8}T\d{6}Z-[A-Za-z0-9._-]{1,120}"  # the name of a file
+_FORM = rf"(?:\([^)]{{0,60}}\) )?(?P<id>{_ID}) (?P<cause>.{{0,400}})"
 _REASON = re.compile(re.escape(PREFIX) + _FORM)
+_ID_WHOLE = re.compile(_ID).fullmatch
 _WHO = re.compile(r" \[[^\[\]]{1,100}\]$")
 # What steps.py marks a spare with: it waits for its last check, or did not come into service.
 _MARKS = ("takes the place of ", "could not be put into service")
@@ -88,7 +90,9 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
 
 def _placed(last: Mapping[str, str], marked: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Incident → (node, spare), of all replacements that came about: such a spare is not marked any more."""
-    facts = [words for placed in last.values() if len(words := placed.split(" ")) == 3]
+    facts = [
+        words for placed in last.values() if len(words := placed.split(" ")) == 3 and _ID_WHOLE(words[0])
+    ]
     return {ident: (node, spare) for ident, node, spare in facts if marked.get(spare) != ident}
 
 
@@ -133,17 +137,16 @@ def take_over(
     theirs = [lease for lease in others.values() if lease]
     if not holding.taking and not theirs and (not others or not holding.follows):
         raise UsageError("no other watch has these nodes", "start gpuprov watch: it takes what is free")
-    for lease in dict.fromkeys(theirs):
-        names = [name for name, other in others.items() if other and other.holder == lease.holder]
-        if names and lease == others[names[0]]:
-            say(f"{fold(names, 200)}: taken from {lease.at}")
+    for at in dict.fromkeys(lease.at for lease in theirs):
+        names = fold((name for name, lease in others.items() if lease and lease.at == at), 200)
+        say(f"{names}: taken from {at}")
+    taken = set(words if holding.taking else others)
     source = _source(folder, theirs, store)
     shared = Counter(lease.fleet for lease in theirs if lease.fleet)
     holding.save(taking=True, follows="", fleet=shared.most_common(1)[0][0] if shared else holding.fleet)
+    mine = Lease(holding.fleet, holding.holder, 1, holding.at)
     leases = {
-        name: Lease(holding.fleet, holding.holder, lease.count + 1, holding.at, lease.placed)
-        if lease
-        else Lease(holding.fleet, holding.holder, 1, holding.at)
+        name: replace(mine, count=lease.count + 1, placed=lease.placed) if lease else mine
         for name, lease in others.items()
     }
     problems = scheduler.lease(leases, others)
@@ -152,11 +155,14 @@ def take_over(
     if lost := [name for name, word in words.items() if not holding.is_mine(word)]:
         why = problems.get(lost[0]) or "somebody else took it at the same time"
         raise GpuprovError(f"{fold(lost, 200)}: not taken over: {why}", "run this command again")
-    at = now()
-    incidents, told = rebuilt(fleet, words, at)
-    _set_aside(store, at)
+    found, told = rebuilt(fleet, words, now())
+    _set_aside(store, taken)
     if source is not None:
-        incidents, told = _copied(source, store, incidents, say), []
+        _copy(source, store, say)
+    kept = {one.id for one in store.incidents()}
+    incidents = [one for one in found if one.id not in kept and not taken.isdisjoint((one.node, one.spare))]
+    if source is not None:  # it knows what has returned
+        incidents, told = [one for one in incidents if one.returned is None], []
     for one in incidents:
         one = replace(one, number=store.next_number())
         one = replace(one, placed_number=store.next_number() if one.placed is not None else 0)
@@ -168,10 +174,8 @@ def take_over(
     for line in told:
         say(f"! {line}")
     if source is None:
-        say(
-            "the incidents are rebuilt from the scheduler. Not known: the advice and evidence for each fault,"
-        )
-        say("messages that were not sent yet, and when spares were validated: that is done again")
+        say("the incidents are rebuilt from the scheduler; advice and evidence of faults are not known")
+        say("spares are validated again; messages that the earlier watch has not sent yet are lost")
     repair = sum(one.holds_node for one in store.incidents())
     say(f"{many(len(words), 'node')} taken over, {repair:,} of them failed; next: gpuprov watch")
 
@@ -192,7 +196,8 @@ def _source(folder: Path | None, theirs: Sequence[Lease], store: Store) -> Store
     GpuprovError for one that is another fleet's, or still in use."""
     host = f"{socket.gethostname()}:"
     known = [Path(lease.at.removeprefix(host)) for lease in theirs if lease.at.startswith(host)]
-    place = folder or next((path for path in known if _is_readable(path) and path != store.path), None)
+    mine = (path for path in known if _is_readable(path) and path.stat().st_uid == os.geteuid())
+    place = folder or next((path for path in mine if path != store.path), None)
     if place is None:
         return None
     if not _is_readable(place):
@@ -209,12 +214,10 @@ def _is_readable(place: Path) -> bool:
     return all(os.access(place / name, os.R_OK) for name in ("lease.json", "lock", "incidents"))
 
 
-def _copied(
-    source: Store, store: Store, seen: Sequence[Incident], say: Callable[[str], None]
-) -> list[Incident]:
-    """Copy the incidents of a folder; those of `seen` that it does not have."""
-    kept = source.incidents()
-    for one in kept:
+def _copy(source: Store, store: Store, say: Callable[[str], None]) -> None:
+    """Copy what a folder knows of incidents and spares."""
+    incidents = source.incidents()
+    for one in incidents:
         store.write(one)
         store.write_return(one)
     for name, row in source.validated().items():
@@ -222,13 +225,14 @@ def _copied(
             store.write_validated(name, float(row["at"]), str(row["verdict"]), str(row["run"]))
     for why in source.damaged.values():
         say(f"! {why}")
-    say(f"{many(len(kept), 'incident')} copied from {source.path}")
-    return [one for one in seen if one.id not in {other.id for other in kept} and one.returned is None]
+    say(f"{many(len(incidents), 'incident')} copied from {source.path}")
 
 
-def _set_aside(store: Store, at: float) -> None:
-    """Put away what this folder knew when it was a watch's before."""
-    for name in ("incidents", "returns"):
-        if any((store.path / name).glob("*.json")):
-            (store.path / name).rename(store.path / f"{name}-{at:.0f}")
-        (store.path / name).mkdir(exist_ok=True, mode=0o700)
+def _set_aside(store: Store, nodes: Collection[str]) -> None:
+    """Put away what this folder knew of these nodes when it had them before."""
+    for one in store.incidents():
+        for name in ("incidents", "returns"):
+            path = store.path / name / f"{one.id}.json"
+            if (one.node in nodes or one.spare in nodes) and path.exists():
+                (store.path / "before" / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+                path.replace(store.path / "before" / name / path.name)

@@ -18,7 +18,7 @@ from tests.support.watched import healths
 from tests.support.watching import FileScheduler, fleet
 from tests.up.watch.test_service import One
 
-STRANGE = Lease("f e", "h[1]", 3, "ctl 1:/home/ann's/{{ x }}]", "id=1 gpu-01 spare-1")
+STRANGE = Lease("f", "h", 3, "ctl 1:/home/ann's/{{ x }}]", "id=1 gpu-01 spare-1")
 
 
 @pytest.mark.parametrize("before", ["", "rack 7 [moved]", "a [gpuprov watch: fleet=x holder=y count=1] b"])
@@ -29,7 +29,14 @@ def test_a_lease_stands_behind_the_words_of_others(before: str) -> None:
     assert put(text, None) == put(before, None)
 
 
-@pytest.mark.parametrize("text", ["[gpuprov watch: holder=]", "[gpuprov watch: fleet=x holder=y count=-1]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gpuprov watch: holder=]",
+        "[gpuprov watch: fleet=x holder=y count=-1]",
+        "[gpuprov watch: fleet=x holder=../../y count=1]",
+    ],
+)
 def test_a_lease_that_cannot_be_read_is_not_free(text: str) -> None:
     lease = read(text)
     assert lease is not None
@@ -130,6 +137,20 @@ def test_what_the_leases_say_of_replacements() -> None:
     failed = new("spare-1", 5.0, "x", number=4)
     assert placements([done, failed])["spare-1"] == placement(done), "it served when it failed"
     assert placements([replace(done, returned=6.0, returned_number=5)])["gpu-02"] == "spare"
+
+
+def test_what_lost_incidents_have_left_in_the_leases_stays(tmp_path: Path) -> None:
+    slurm = scheduler(tmp_path)
+    one = holding(tmp_path / "one", slurm)
+    done = replace(moved(new("gpu-02", 2.0, "x", number=2), Step.REPAIR), spare="spare-1", placed=3.0)
+    for incidents in ([done], []):
+        one.keep(slurm.look(list(fleet().nodes)), incidents)
+        words = slurm.look(["gpu-02", "spare-1"])
+        assert {word.lease and word.lease.placed for word in words.values()} == {placement(done)}
+    back = moved(replace(done, spare="", placed=None), Step.CHOOSE)
+    one.keep(slurm.look(list(fleet().nodes)), [back])
+    words = slurm.look(["gpu-02", "spare-1"])
+    assert {word.lease and word.lease.placed for word in words.values()} == {""}
 
 
 # The watch with it.

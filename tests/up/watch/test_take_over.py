@@ -185,6 +185,16 @@ def test_what_is_in_doubt_is_told() -> None:
     ]
 
 
+def test_no_name_of_a_file_comes_from_the_scheduler() -> None:
+    strange = "20270115T070000Z-/../../etc/x"
+    found, _ = rebuilt(
+        fleet(),
+        words(gpu_03=(f"{PREFIX}{strange} x", ""), spare_1=("", f"{strange} gpu-03 spare-1"), spare_2=WAITS),
+        NOW,
+    )
+    assert found == []
+
+
 # The command.
 
 
@@ -267,7 +277,24 @@ def test_the_folder_of_the_earlier_watch_is_read(tmp_path: Path, slurm: FileSche
     assert store.incidents() == [one]
     assert store.validated()["spare-1"]["verdict"] == "pass"
     assert f"1 incident copied from {old.path}" in said
-    assert len(list(store.path.glob("incidents-*/*.json"))) == 1, "what this folder knew is put away"
+    assert len(list(store.path.glob("before/incidents/*.json"))) == 1, "what this folder knew is put away"
+
+
+def test_what_this_folder_knows_of_nodes_that_it_has_stays(tmp_path: Path, slurm: FileScheduler) -> None:
+    """It had gpu-01 to gpu-04, and gets the others from another watch."""
+    mine, some = Store(tmp_path / "new"), [f"gpu-0{number}" for number in range(1, 5)]
+    own = moved(new("gpu-02", NOW, WORDS, number=1, serial="4711"), Step.REPAIR)
+    mine.write(own)
+    holding = Holding(mine, slurm)
+    holding.keep(slurm.look(some), [own])
+    rest = [name for name in fleet().nodes if name not in some]
+    slurm.lease(dict.fromkeys(rest, Lease("f", "old", 1, "ctl-1:/x")), dict.fromkeys(rest))
+    theirs = new("gpu-06", NOW, WORDS)
+    slurm.set("gpu-02", reason=f"{PREFIX}{own.reason}")
+    slurm.set("gpu-06", reason=f"{PREFIX}{theirs.reason}")
+    store, said = taken(mine.path, slurm)
+    assert said[0] == "gpu-[05-08], spare-[1-2]: taken from ctl-1:/x"
+    assert {one.id: one.serial for one in store.incidents()} == {own.id: "4711", theirs.id: ""}
 
 
 def test_a_folder_in_use_or_of_another_fleet_is_refused(tmp_path: Path, slurm: FileScheduler) -> None:
