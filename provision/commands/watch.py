@@ -57,7 +57,7 @@ examples:
 VERBS = {
     "run": "replace failed nodes with proven spares",
     "state": "print spares, incidents and nodes in repair",
-    "spare": "drain nodes of the group gpuprov_spares, so that they wait as spares",
+    "spare": "drain nodes of the group gpuprov_spares, which then wait as spares",
     "take-over": "take the nodes and incidents of another watch over",
     "replay": "print what it would have done in the last 24 recorded hours",
     "install": "write a systemd unit that runs it as a service",

@@ -6,6 +6,7 @@ left to do.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,3 +98,31 @@ def main(folder: Path) -> None:
             ):
                 return
     raise AssertionError("it has not come to an end")
+
+
+def started(folder: Path) -> int:
+    """A watch in a process of its own: its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        main(folder)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def prepared(folder: Path) -> FileScheduler:
+    folder.mkdir()
+    scheduler = FileScheduler(folder / "slurm.json")
+    scheduler.begin(fleet())
+    store = Store(folder / "watch")
+    with store.alone():
+        for spare in ("spare-1", "spare-2"):
+            store.write_validated(spare, time.time(), "pass", "before")
+    return scheduler

@@ -81,6 +81,7 @@ class Holding:
         self.others: dict[str, Lease | None] = {}
         self.trouble: dict[str, str] = {}  # node → why its lease cannot be written
         self._store, self._scheduler, self._sleep = store, scheduler, sleep
+        self._told = ""
 
     def save(self, **changed: str | bool) -> None:
         """Keep who this is. Raises RunFolderError."""
@@ -165,20 +166,20 @@ class Holding:
         )
         return "; ".join(problems.values())
 
-    def held(self) -> tuple[str, str]:
-        """Who has the nodes that this watch leaves alone: an id that changes with it, and a sentence; "" and
-        "" where nobody has."""
+    def news(self) -> list[tuple[str, str]]:
+        """Who has the nodes that this watch leaves alone, as an id that changes with it and a sentence; empty
+        where that is nobody, or was returned before."""
         others = self.others.copy()
         names, lease = fold(others, 200), next((one for one in others.values() if one), None)
+        ident, text = "", ""
         if lease is not None:
+            ident = f"{lease.holder or 'unknown'}.{lease.count}"
             text = f"{names}: watched by {lease.at}. This watch follows, and does nothing to them"
-            return f"{lease.holder or 'unknown'}.{lease.count}", text
-        if others and self.follows:
-            gone = (
-                f"{self.follows}, which this watch followed, has their lease no longer, and nobody else does"
-            )
-            return "nobody", f"{names}: {gone}, so nothing is done to them"
-        return "", ""
+        elif others and self.follows:
+            ident, gone = "nobody", f"{self.follows}, which this watch followed, has their lease no longer"
+            text = f"{names}: {gone}, and nobody else does, so nothing is done to them"
+        before, self._told = self._told, ident
+        return [(ident, text)] if ident not in ("", before) else []
 
     def own(self, words: Mapping[str, Scheduled]) -> None:
         """Take in whose leases these are. Raises LostLeaseError where this watch must not act on one."""

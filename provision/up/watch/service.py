@@ -71,7 +71,7 @@ class Watch:
         self._people = people
         self._seen: dict[str, Seen] = {}
         self._words: dict[str, tuple[float, Scheduled]] = {}  # node → when it was asked, the answer
-        self.lease, self._follows = Holding(store, scheduler), ""
+        self.lease = Holding(store, scheduler)
         self._nodes = f" {inventory.arguments(fleet)}"  # as another command takes them
         self._steps = Steps(self, store, policy, say, self._nodes)
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "incident")
@@ -86,13 +86,11 @@ class Watch:
         self._held: dict[str, str] = {}  # what lasts (Held.key) → the message on it
         self._told: dict[str, Message] = {}  # the same, and what has ended since
         self._full = ""  # why the folder cannot be written
-        self._last_beat, self._unexported = 0.0, ""
+        self._last_beat, self._asked_all, self._stopped, self._unexported = 0.0, 0.0, False, ""
         self._systemd, self._began, self._failures = systemd, time.time(), 0
         # Node → when its newest result was written, and its interval; the start where none came.
         self._results = dict.fromkeys(fleet.nodes, (time.monotonic(), 60.0))
         self._lost: dict[str, tuple[str, str]] = {}  # spare → why it is not in its pools, and who told so
-        self._asked_all = 0.0
-        self._stopped = False
 
     # What steps act on: the protocol World.
 
@@ -242,6 +240,8 @@ class Watch:
             found = seen(status, at, before)
             if not found.same_as(before):
                 rows.append(found.row(at))
+                if found.fatal and not self.lease.acts_on(status.node):
+                    self._say(f"{status.node} failed ({found.cause}), and is left to the watch that has it")
             self._seen[status.node] = found
             if status.age is not None and status.document is not None:
                 self._results[status.node] = time.monotonic() - status.age, status.document.interval
@@ -269,14 +269,13 @@ class Watch:
 
     def _keep_leases(self) -> None:
         """Hold the leases of all nodes that have a scheduler; people hear once whom this watch follows."""
-        words = {name: self._words[name][1] for name in self._fleet.nodes if name not in self._unscheduled}
+        asked = [name for name in self._fleet.nodes if name not in self._unscheduled]
         try:
-            self.lease.keep(words, self._store.incidents())
+            self.lease.keep({name: self._words[name][1] for name in asked}, self._store.incidents())
         except RunFolderError as error:  # who cannot be known again takes nothing
             self._full = error.what
-        before, (self._follows, text) = self._follows, self.lease.held()
-        if self._follows not in ("", before):
-            stamp, advice = f"{self.lease.holder}.{self._follows}", f"gpuprov watch take-over{self._nodes}"
+        for ident, text in self.lease.news():
+            stamp, advice = f"{self.lease.holder}.{ident}", f"gpuprov watch take-over{self._nodes}"
             self.tell(Message(stamp, "following", self.now(), text, next=advice))
 
     def _forward(self) -> None:
@@ -298,9 +297,9 @@ class Watch:
             one.id: self._stuck[one.id] for one in self._store.incidents() if one.id in self._stuck
         }
         for incident in self._store.incidents():
-            due = self._not_before.get(incident.id, 0.0) <= time.monotonic()
-            due &= self.lease.acts_on(incident.node, incident.spare)
-            if incident.is_open and due and incident.id not in self._running and not self._stopped:
+            due = self._not_before.get(incident.id, 0.0) <= time.monotonic() and not self._stopped
+            mine = self.lease.acts_on(incident.node, incident.spare)
+            if incident.is_open and due and mine and incident.id not in self._running:
                 self._running[incident.id] = incident, self._pool.submit(self._on, incident)
 
     def _on(self, incident: Incident) -> tuple[Incident, float]:

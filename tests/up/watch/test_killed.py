@@ -14,39 +14,11 @@ from provision.errors import GpuprovError
 from provision.remote.schedulers import PREFIX
 from provision.up.watch.incidents import Step, Store
 from tests.support import seed
-from tests.support.watched import FAILED, main
-from tests.support.watching import FileScheduler, fleet
+from tests.support.watched import FAILED, ended, prepared, started
+from tests.support.watching import FileScheduler
 
 KILLS = 40
 EACH = 5  # kills of one substitution
-
-
-def started(folder: Path) -> int:
-    """A watch in a process of its own: its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        main(folder)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def prepared(folder: Path) -> FileScheduler:
-    folder.mkdir()
-    scheduler = FileScheduler(folder / "slurm.json")
-    scheduler.begin(fleet())
-    store = Store(folder / "watch")
-    with store.alone():
-        for spare in ("spare-1", "spare-2"):
-            store.write_validated(spare, time.time(), "pass", "before")
-    return scheduler
 
 
 def is_right(folder: Path, scheduler: FileScheduler) -> None:

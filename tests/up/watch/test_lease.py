@@ -14,9 +14,9 @@ from provision.remote.schedulers.lease import Lease, put, read
 from provision.up.watch.aside import set_aside
 from provision.up.watch.incidents import Step, Store, moved, new
 from provision.up.watch.lease import Holding, placement, placements, refuse_half_taken, refuse_held
+from tests.support.one_watch import One
 from tests.support.watched import healths
 from tests.support.watching import FileScheduler, fleet
-from tests.up.watch.test_service import One
 
 STRANGE = Lease("f", "h", 3, "ctl 1:/home/ann's/{{ x }}]", "id=1 gpu-01 spare-1")
 
@@ -71,7 +71,7 @@ def test_the_first_takes_all_and_the_second_follows_for_good(tmp_path: Path) -> 
     assert kept(one, slurm) == list(fleet().nodes)
     assert kept(two, slurm) == []
     assert two.follows == one.at
-    assert two.held()[1].startswith(f"gpu-[01-08], spare-[1-2]: watched by {one.at}. This watch follows")
+    assert two.news()[0][1].startswith(f"gpu-[01-08], spare-[1-2]: watched by {one.at}. This watch follows")
     again = Holding(Store(tmp_path / "one"), slurm)
     assert kept(again, slurm) == list(fleet().nodes), "its folder has its name"
     # As `slurmctld -c` leaves it: nobody has a lease. Who followed does not know what was done under it.
@@ -179,6 +179,7 @@ def test_a_follower_tells_once_whom_it_follows_and_does_nothing(two: tuple[One, 
         second.watch.round(0.01)
     assert [message.kind for message in second.told] == ["following"]
     assert second.told[0].text.startswith("gpu-[01-08], spare-[1-2]: watched by ")
+    assert [line for line in second.lines if line.endswith("and is left to the watch that has it")]
     assert (second.store.incidents(), second.checks.made, first.scheduler.done()) == ([], [], [])
     assert second.store.lease()["follows"] == first.watch.lease.at
 

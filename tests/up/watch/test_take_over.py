@@ -23,9 +23,8 @@ from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role, roles
 from provision.up.watch.take_over import rebuilt, take_over
 from tests.support import seed
-from tests.support.watched import FAILED
+from tests.support.watched import FAILED, ended, prepared, started
 from tests.support.watching import GOOD, FileScheduler, fleet, seen
-from tests.up.watch.test_killed import ended, prepared, started
 
 NOW = 1_800_000_000.0
 I1, I2 = "20270115T070000Z-gpu-03-0a1b2c3d", "20270115T071000Z-spare-1-0a1b2c3d"
