@@ -204,6 +204,7 @@ def test_who_loses_the_lease_stops_at_its_next_step(two: tuple[One, One]) -> Non
     (incident,) = first.store.incidents()
     assert incident.is_open
     assert "resume spare-2" not in first.scheduler.done()
+    assert sum("has lost a lease" in line for line in first.lines) <= 1
     assert "following" in {message.kind for message in first.told}
     assert first.told[-1].text.startswith("gpu-[01-08], spare-[1-2]: watched by ctl-9:/x.")
 

@@ -10,6 +10,7 @@ import pytest
 
 from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.remote.schedulers import PREFIX
+from provision.remote.schedulers.lease import Lease
 from provision.up.watch.incidents import Incident, Step, Store, moved, new
 from provision.up.watch.policy import Policy
 from provision.up.watch.returning import (
@@ -60,6 +61,14 @@ def test_a_node_that_passes_everything_is_a_spare(store: Store, scheduler: FileS
     with scheduler.rows() as rows:
         assert rows["gpu-03"]["reason"] == f"{PREFIX}spare"
     assert "resume gpu-03" not in scheduler.done()
+
+
+def test_a_node_of_another_watch_is_refused(store: Store, scheduler: FileScheduler) -> None:
+    scheduler.lease({"gpu-03": Lease("f", "other", 1, "ctl-9:/x")}, {"gpu-03": None})
+    with pytest.raises(GpuprovError, match="gpu-03 is watched by ctl-9:/x"):
+        back(store, scheduler, [])
+    store.write_lease({"holder": "other"})
+    assert back(store, scheduler, [0, 0, 0])[0] is ExitCode.OK
 
 
 def test_it_is_in_its_pools_again(tmp_path: Path, store: Store) -> None:

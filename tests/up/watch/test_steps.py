@@ -11,7 +11,7 @@ import pytest
 from provision.fleet import Fleet
 from provision.remote.schedulers import PREFIX
 from provision.up.watch.decide import View
-from provision.up.watch.incidents import Incident, Step, Store, new
+from provision.up.watch.incidents import Incident, Step, Store, moved, new
 from provision.up.watch.lease import Holding
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen
@@ -127,6 +127,17 @@ def test_nothing_is_done_where_the_node_recovered_before_it_was_drained(world: W
     world.seen["gpu-03"] = seen("gpu-03")
     assert world.go().step is Step.CLOSED
     assert world.scheduler.done() == []
+
+
+def test_a_spare_that_an_earlier_watch_has_just_resumed_is_not_replaced_by_another(world: World) -> None:
+    """Its last step came to its end while this watch took over."""
+    world.go(3)
+    incident = world.incident = moved(world.on_disk(), Step.VERIFY, spare="spare-1")
+    assert world.lease.note(incident) == ""
+    world.scheduler.set("spare-1", reason="")
+    done = world.go()
+    assert (done.step, done.spare) == (Step.REPAIR, "spare-1")
+    assert world.row("spare-2")["reason"] == f"{PREFIX}spare"
 
 
 def test_an_incident_of_yesterday_waits_for_todays_health(world: World) -> None:
