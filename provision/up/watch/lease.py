@@ -151,7 +151,10 @@ class Holding:
         if kept and rivals and self.holder > min(rivals):
             self._scheduler.lease(dict.fromkeys(kept), kept)
             words |= self._scheduler.look(list(kept))
+            rivals = []
         self.saw(words)
+        if kept and rivals:  # they are free in a moment
+            self.others |= dict.fromkeys(words.keys() - kept.keys())
 
     def note(self, incident: Incident) -> str:
         """Write into both leases that the spare is about to take the node's place; why that failed, or "".

@@ -40,6 +40,7 @@ from provision.up.watch.roles import Role, roles, serving
 from provision.up.watch.seen import Seen, seen
 from provision.up.watch.steps import Checked, Message, Steps
 from provision.up.watch.surroundings import Checks, Pace, People, Stream
+from provision.up.watch.take_over import strays
 from provision.validate.status.status import NodeStatus
 
 AT_ONCE = 4  # incidents taken forward at the same time
@@ -269,9 +270,9 @@ class Watch:
 
     def _keep_leases(self) -> None:
         """Hold the leases of all nodes that have a scheduler; people hear once whom this watch follows."""
-        asked = [name for name in self._fleet.nodes if name not in self._unscheduled]
+        words = {name: word for name, (_, word) in self._words.copy().items()}  # all were asked just now
         try:
-            self.lease.keep({name: self._words[name][1] for name in asked}, self._store.incidents())
+            self.lease.keep(words, self._store.incidents())
         except RunFolderError as error:  # who cannot be known again takes nothing
             self._full = error.what
         for ident, text in self.lease.news():
@@ -322,8 +323,8 @@ class Watch:
             self._steps.aside.pop(name, None)
 
     def _serving(self, view: View) -> list[Held]:
-        """Spares in service that no incident explains; one that cannot be read may."""
-        return [] if self._store.damaged else spares_in_service(view)
+        """Spares in service, and drains, that no incident explains; one that cannot be read may."""
+        return [] if self._store.damaged else [*spares_in_service(view), *strays(view)]
 
     def _keep_pools(self) -> None:
         """A spare in service that lost pools it was put into gets them back: what scontrol changes is gone
@@ -332,11 +333,9 @@ class Watch:
         in_service = serving(self._store.incidents())
         self._lost = {spare: told for spare, told in self._lost.items() if spare in in_service}
         for spare, incident in in_service.items():
-            if not self.lease.acts_on(spare, incident.node):
-                continue
             word, failed = (self._words.get(name, nobody)[1] for name in (spare, incident.node))
             lost = [pool for pool in incident.pools if pool in failed.pools and pool not in word.pools]
-            if word.error or word.holder is Holder.OTHERS or not lost:
+            if word.error or word.holder is Holder.OTHERS or not lost or not self.lease.acts_on(spare):
                 self._lost.pop(spare, None)
                 continue
             pools = ", ".join(lost)

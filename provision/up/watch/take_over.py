@@ -25,7 +25,7 @@ from provision.node_names import fold
 from provision.remote.schedulers import PREFIX, Holder, Leases, Scheduled
 from provision.remote.schedulers.lease import Lease
 from provision.text import many
-from provision.up.watch.decide import HOUR
+from provision.up.watch.decide import HOUR, Held, View
 from provision.up.watch.incidents import SPARE, Incident, Step, Store, is_locked, new
 from provision.up.watch.lease import SPARE_AGAIN, Holding
 from provision.up.watch.policy import SPARES
@@ -86,6 +86,20 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
         if name in serving or (name not in spares and name not in {one.node for one in gone})
     ]
     return [*sorted(gone, key=_when), *sorted(failed, key=_when), *back], told
+
+
+def strays(view: View) -> list[Held]:
+    """Nodes that are drained for an incident that is not known here: nobody goes on with it. An earlier watch
+    may have been in the middle of a step when its nodes were taken over."""
+    known = {one.id for one in view.incidents}
+    found = []
+    for name in view.fleet.nodes:
+        word = view.scheduled.get(name)
+        match = _REASON.match(word.reason) if word and word.holder is Holder.US else None
+        if match and match["id"] not in known and not match["cause"].startswith(_MARKS):
+            found.append(name)
+    why = "drained for an incident that this watch does not know, so no spare takes its place"
+    return [Held("stray", tuple(found), f"{fold(found, 200)}: {why}")] if found else []
 
 
 def _placed(last: Mapping[str, str], marked: Mapping[str, str]) -> dict[str, tuple[str, str]]:

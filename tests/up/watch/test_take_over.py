@@ -21,7 +21,7 @@ from provision.up.watch.incidents import Incident, Step, Store, moved, new
 from provision.up.watch.lease import Holding
 from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role, roles
-from provision.up.watch.take_over import rebuilt, take_over
+from provision.up.watch.take_over import rebuilt, strays, take_over
 from tests.support import seed
 from tests.support.watched import FAILED, ended, prepared, started
 from tests.support.watching import GOOD, FileScheduler, fleet, seen
@@ -182,6 +182,17 @@ def test_what_is_in_doubt_is_told() -> None:
         "spare-1: in service, and not known for which node",
         "gpu-03: a spare may be in its place already, so it gets no other one",
     ]
+
+
+def test_a_drain_that_nobody_knows_of_is_told() -> None:
+    """The earlier watch did it in the moment of the take-over."""
+    known = words(
+        gpu_03=(DRAINED, ""), spare_1=(f"{PREFIX}{I2} takes the place of gpu-03", ""), spare_2=WAITS
+    )
+    view = View(NOW, fleet(), {}, known, [])
+    assert [(one.kind, one.nodes) for one in strays(view)] == [("stray", ("gpu-03",))]
+    mine = Incident(I1, "gpu-03", NOW, Step.CHOOSE, WORDS)
+    assert strays(replace(view, incidents=[mine])) == []
 
 
 def test_no_name_of_a_file_comes_from_the_scheduler() -> None:
