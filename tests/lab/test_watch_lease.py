@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +22,15 @@ import pytest
 from gpuprov_lab.spec import NodeSpec
 from provision.desired import inventory
 from provision.errors import ExitCode
-from provision.remote.schedulers import PREFIX, Holder, Scheduled, chosen
-from provision.up.watch.incidents import Incident, Step, Store, place_of
+from provision.fleet import Fleet
+from provision.remote.schedulers import PREFIX, Holder, Leases, Scheduled, chosen
+from provision.up.watch.incidents import Incident, Step, Store, new, place_of
+from provision.up.watch.lease import Holding
+from provision.up.watch.take_over import take_over
 from tests.lab import slurm_cluster
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
-from tests.lab.lab_nodes import Lab, running_lab
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 from tests.lab.watches import declare, state_home, until, validated
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -77,6 +81,90 @@ class Controller:
     def store(self) -> Store:
         with state_home(self.home):
             return Store(place_of(inventory.load(self.operator.inventory)))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LabNode, Fleet]]:
+    """Slurm's controller of three nodes that have nothing else, and their fleet."""
+    nodes = tuple(NodeSpec(name, "h100-sxm") for name in SERVICE)
+    folder = tmp_path_factory.mktemp("bare")
+    with running_lab("leases", nodes, folder / "lab.yml") as running:
+        made = [running.node(name) for name in SERVICE]
+        for node in made:
+            node.as_root("apt-get update -q", timeout=300)
+        controller = slurm_cluster.start(made, gpus=0, patience=120)
+        path = declare(running.inventory, folder / "nodes.yml", ["gpu-03"], SERVICE[0])
+        yield controller, inventory.load(path)
+
+
+def test_leases_of_a_real_slurm(bare: tuple[LabNode, Fleet], tmp_path: Path) -> None:
+    """Two watches take them at once; restarts of Slurm; a take-over; and a Slurm that has forgotten all."""
+    controller, fleet = bare
+    controller.as_root("scontrol update NodeName=gpu-03 Comment='rack 7, moved'")
+    stores = [Store(tmp_path / name) for name in ("one", "two")]
+    for store in stores:
+        store.path.mkdir()
+    # Each with a connection of its own, as on two machines.
+    both = [Holding(store, slurm_of(fleet)) for store in stores]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda holding: kept(holding, fleet), both))
+    has = [kept(holding, fleet) for holding in both]
+    assert sorted(map(len, has)) == [0, 3], has
+    one, two = sorted(both, key=lambda holding: len(kept(holding, fleet)), reverse=True)
+    assert two.follows == one.at
+
+    for command in (
+        "scontrol reconfigure && sleep 6",
+        "systemctl restart slurmctld && sleep 5",
+        "kill -9 $(pidof slurmctld); sleep 1; systemctl restart slurmctld && sleep 5",
+    ):
+        controller.as_root(command)
+        assert (len(kept(one, fleet)), kept(two, fleet)) == (3, []), command
+    comment = controller.as_root("scontrol show node gpu-03 | grep Comment=").stdout
+    assert comment.strip().startswith("Comment=rack 7, moved [gpuprov watch: fleet="), comment
+
+    # A failed node whose spare is in service, and the folder of that watch is lost.
+    slurm = slurm_of(fleet)
+    incident = new("gpu-02", time.time(), "gpu3: GPU has fallen off the bus", spare="gpu-03")
+    assert (
+        slurm.drain({"gpu-02": incident.reason, "gpu-03": f"{incident.id} takes the place of gpu-02"}) == {}
+    )
+    assert one.note(incident) == ""
+    assert slurm.resume(["gpu-03"]) == {}
+    third = Store(tmp_path / "three")
+    third.path.mkdir()
+    with third.alone():
+        take_over(fleet, third, slurm_of(fleet), None, print)
+    (rebuilt,) = third.incidents()
+    assert (rebuilt.id, rebuilt.step, rebuilt.spare) == (incident.id, Step.REPAIR, "gpu-03")
+    assert rebuilt.cause == incident.cause
+    assert (kept(one, fleet), kept(two, fleet)) == ([], [])
+    found = slurm.look(list(fleet.nodes))
+    assert {word.lease.count for word in found.values() if word.lease} == {2}
+    assert (found["gpu-02"].holder, found["gpu-03"].holder) == (Holder.US, Holder.NOBODY)
+
+    controller.as_root(
+        "systemctl stop slurmctld; su slurm -s /bin/sh -c 'slurmctld -c'; sleep 4;"
+        " kill $(pidof slurmctld); sleep 2; systemctl start slurmctld; sleep 3"
+    )
+    assert {word.lease for word in slurm.look(list(fleet.nodes)).values()} == {None}
+    assert (kept(one, fleet), kept(two, fleet)) == ([], []), "who followed does not begin by itself"
+    assert len(kept(Holding(third, slurm_of(fleet)), fleet)) == 3
+
+
+def slurm_of(fleet: Fleet) -> Leases:
+    found, _ = chosen.only(fleet, {})
+    assert isinstance(found, Leases)
+    return found
+
+
+def kept(holding: Holding, fleet: Fleet) -> list[str]:
+    """The nodes that it may act on, after a look at all."""
+    words = holding._scheduler.look(list(fleet.nodes))
+    assert not [word.error for word in words.values() if word.error]
+    holding.saw(words)
+    holding.keep(words, [])
+    return [name for name in fleet.nodes if holding.acts_on(name)]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +251,7 @@ def test_one_acts_and_the_other_takes_over(lab: Lab, controllers: list[Controlle
     assert {word.lease and word.lease.holder for word in words(one).values()} == {holder}
 
     one.end(signal.SIGKILL)
-    time.sleep(40)  # longer than the follower takes from one question to the next
+    time.sleep(35)  # longer than the follower takes from one question to the next
     is_right(one, pairs)
     assert two.store.incidents() == []
     two.end(signal.SIGTERM)
@@ -193,7 +281,7 @@ def follows_and_takes_over(controller: Controller, pairs: dict[str, str]) -> str
     printed = controller.call("take-over")
     controller.start()
     until(lambda: "watching 5 nodes" in controller.log.read_text(), 60, "it watches", controller.log)
-    time.sleep(45)
+    time.sleep(35)
     is_right(controller, pairs)
     assert "following" not in controller.log.read_text()
     controller.end(signal.SIGTERM)
