@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from provision.errors import GpuprovError, UsageError
-from provision.remote.schedulers import PREFIX, Holder, Scheduled
+from provision import cli
+from provision.desired.inventory import load
+from provision.errors import ExitCode, GpuprovError, UsageError
+from provision.remote.schedulers import PREFIX, Holder, Scheduled, chosen
 from provision.remote.schedulers.lease import Lease
 from provision.up.watch.decide import View, choose
-from provision.up.watch.incidents import Incident, Step, Store, moved, new
+from provision.up.watch.incidents import Incident, Step, Store, moved, new, place_of
 from provision.up.watch.lease import Holding
 from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role, roles
@@ -367,3 +370,35 @@ def moved_on(folder: Path, scheduler: FileScheduler) -> None:
 
 def replaced(store: Store) -> Any:
     return [one for one in store.incidents() if one.node == FAILED and one.placed and not one.is_open]
+
+
+def test_the_command_and_what_state_prints(
+    tmp_path: Path, slurm: FileScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another user's watch has the nodes; `hooks` has none that a watch may drain."""
+    hosts: dict[str, Any] = {name: {} for name in fleet().nodes}
+    hosts["cpu-01"] = {"gpuprov_scheduler": "none"}
+    groups = {"gpuprov_spares": {"hosts": {"spare-1": {}, "spare-2": {}}}}
+    document = {"hosts": hosts, "vars": {"gpuprov_scheduler": "slurm"}, "children": groups}
+    inventory = tmp_path / "fleet.yml"
+    inventory.write_text(yaml.safe_dump({"all": document}))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setitem(chosen.MAKERS, chosen.SLURM, lambda _fleet, _names: slurm)
+    lent(slurm, "ctl-1:/home/ann")
+    store = Store(place_of(load(inventory)))
+    follower = Holding(store, slurm)
+    follower.keep(slurm.look(list(fleet().nodes)), [])
+    assert cli.main(["watch", "state", str(inventory)]) == ExitCode.OK
+    assert (
+        "! it follows ctl-1:/home/ann, and does nothing; next: gpuprov watch take-over"
+        in capsys.readouterr().out
+    )
+    assert cli.main(["watch", "spare", str(inventory), "--nodes", "spare-1"]) != ExitCode.OK
+    assert "spare-1 is watched by ctl-1:/home/ann" in capsys.readouterr().err
+    assert cli.main(["watch", "take-over", str(inventory)]) == ExitCode.OK
+    assert "taken from ctl-1:/home/ann" in "".join(capsys.readouterr())
+    assert {word.lease.holder for word in slurm.look(list(fleet().nodes)).values() if word.lease} == {
+        follower.holder
+    }
+    assert cli.main(["watch", "state", str(inventory)]) == ExitCode.OK
+    assert "it follows" not in capsys.readouterr().out
