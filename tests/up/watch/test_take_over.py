@@ -378,7 +378,7 @@ def test_the_command_and_what_state_prints(
     """Another user's watch has the nodes; `hooks` has none that a watch may drain."""
     hosts: dict[str, Any] = {name: {} for name in fleet().nodes}
     hosts["cpu-01"] = {"gpuprov_scheduler": "none"}
-    groups = {"gpuprov_spares": {"hosts": {"spare-1": {}, "spare-2": {}}}}
+    groups: dict[str, Any] = {"gpuprov_spares": {"hosts": {"spare-1": {}, "spare-2": {}}}}
     document = {"hosts": hosts, "vars": {"gpuprov_scheduler": "slurm"}, "children": groups}
     inventory = tmp_path / "fleet.yml"
     inventory.write_text(yaml.safe_dump({"all": document}))
