@@ -252,8 +252,9 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     from provision.up.watch.incidents import Store, elsewhere
 
     store, beat, now = Store(place), heartbeat.last(place), time.time()
-    if follows := store.lease().get("follows"):
-        beat |= {"follows": follows} if beat else {}
+    follows = str(store.lease().get("follows") or "")
+    if follows and beat:
+        beat["follows"] = follows
     running = store.is_watched()
     word = heartbeat.state(beat, now, running)
     _, options = other = elsewhere(place, fleet)
@@ -266,8 +267,8 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     found = state.document(fleet, store.incidents(), store.validated(), now)
     if store.damaged and word == "work":
         word = "held"
-    found |= {"watch": beat, "damaged": store.damaged, "state": word}
-    found["next"] = _of_service(word, options, fleet)
+    found |= {"watch": beat, "damaged": store.damaged, "state": word, "follows": follows}
+    found["next"] = _of_service("follows" if follows else word, options, fleet)
     line = heartbeat.line(beat, now, running)
     sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else state.text(found, place, line))
     return {"work": ExitCode.OK, "follows": ExitCode.OK, "held": ExitCode.UNHEALTHY}.get(

@@ -58,6 +58,7 @@ class One:
         self.calls: list[str] = []
         self.over: set[str] = set()
         self.lines: list[str] = []
+        self.notes: list[list[str]] = []  # what systemd is told
         self.late = 0.0  # seconds that its clock is ahead
         self.watch = Watch(
             fleet(),
@@ -70,6 +71,7 @@ class One:
             self.lines.append,
             lambda: time.time() + self.late,
             pace=Pace(least=0.0),
+            systemd=lambda lines: self.notes.append(lines.split("\n")),
         )
 
     def pace(self, **seconds: float) -> None:

@@ -119,9 +119,9 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 def state(row: Mapping[str, Any], now: float, running: bool) -> str:
-    """`work`; `held`: at work, but something keeps it from a part of that; `follows`: another watch
-    has the nodes, and this one does nothing to them; `late`: it runs, and finishes no round; `stopped`; `never`:
-    it has not run here yet. `running`: whether its process is there."""
+    """`work`; `held`: at work, but something keeps it from a part of that; `follows`: another watch has the
+    nodes, and this one does nothing to them; `late`: it runs, and finishes no round; `stopped`; `never`: it
+    has not run here yet. `running`: whether its process is there."""
     if not running:
         return "stopped" if row else "never"
     if not row or abs(now - row["at"]) > LATE:  # a heartbeat from the future is one of another clock
@@ -137,7 +137,7 @@ def line(row: Mapping[str, Any], now: float, running: bool) -> str:
         "never": "! no watch has run here yet",
         "stopped": f"! watch{which}: not running; {ago}",
         "late": f"! watch{which}: it runs, but {ago or 'has finished no round yet'}",
-        "follows": f"! watch{which}: follows {row.get('follows')}, and does nothing",
+        "follows": f"watch{which}: runs, and follows another one",
         "held": f"! watch{which}: at work, but held up: {', '.join(row.get('held', ()))}",
         "work": f"watch{which}: at work",
     }[state(row, now, running)]

@@ -205,7 +205,7 @@ class Store:
     def is_watched(self) -> bool:
         """Whether a watch of this machine holds it now."""
         with contextlib.suppress(OSError):
-            return _is_locked(self.path / "lock")
+            return is_locked(self.path / "lock")
         return False
 
     def announce(self, fleet: Fleet) -> None:

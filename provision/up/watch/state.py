@@ -89,7 +89,9 @@ def _lines(found: Mapping[str, Any], place: Path, watch: str) -> Iterator[str]:
     yield f"in service: {counts['service']:,} · spares: {counts['spares']:,} · repair: {counts['repair']:,}"
     if watch:
         yield watch
-        yield from _next(found)
+    if found.get("follows"):
+        yield f"! it follows {found['follows']}, and does nothing"
+    yield from _next(found)
     yield from (f"! {why}" for why in found.get("damaged", {}).values())
     for one in waiting:
         spare = f" by {one['spare']}" if one["spare"] else ""

@@ -217,7 +217,7 @@ BEAT = {"at": NOW, "nodes": "all", "held": []}
     [
         (BEAT, True, "work", "watch: at work", ExitCode.OK),
         (BEAT | {"at": NOW - 119}, True, "work", "watch: at work", ExitCode.OK),
-        (BEAT | {"follows": "ctl-02"}, True, "follows", "watch: follows ctl-02", ExitCode.OK),
+        (BEAT | {"follows": "ctl-02"}, True, "follows", "watch: runs, and follows another one", ExitCode.OK),
         (
             BEAT | {"held": ["held.share"]},
             *(True, "held", "! watch: at work, but held up: held.share", ExitCode.UNHEALTHY),
