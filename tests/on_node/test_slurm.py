@@ -16,6 +16,7 @@ from provision.checks.on_node import entry, slurm
 from provision.checks.on_node.slurm import REFUSED, Answer
 from provision.errors import GpuprovError
 from provision.remote import schedulers
+from tests.support.reservations import Reservations
 from tests.support.slurm import sample
 
 REASON = "gpuprov: gpu3: GPU has fallen off the bus (serial 1650): power-cycle"
@@ -37,8 +38,11 @@ class Scontrol:
         self.text = sample("gpu-01", state)
         self.refuses = refuses
         self.asked: list[Sequence[str]] = []
+        self.breaker = Reservations()
 
     def __call__(self, words: Sequence[str]) -> tuple[int, str]:
+        if self.breaker.knows(words):
+            return self.breaker(words)
         self.asked.append(words)
         if words[0] == "show":
             return 0, self.text
@@ -127,12 +131,41 @@ def test_what_slurm_refuses_is_said_and_the_epilog_leaves_it_to_slurm(scontrol: 
         assert REASON in found.line
 
 
-def test_a_node_that_slurm_does_not_know_is_not_drained() -> None:
+@pytest.mark.parametrize(("word", "status"), [("check", REFUSED), ("prolog", 0), ("epilog", 0)])
+def test_a_node_that_slurm_does_not_know_is_not_drained(word: str, status: int) -> None:
     scontrol = Scontrol()
     scontrol.text = "Node gpu-01 not found\n"
-    found = act("check", told(), scontrol)
-    assert (found.status, scontrol.asked) == (REFUSED, [SHOW])
+    found = act(word, told(), scontrol)
+    assert (found.status, scontrol.asked) == (status, [SHOW])
     assert "Node gpu-01 not found" in found.line
+
+
+@pytest.mark.parametrize("word", slurm.WORDS)
+def test_where_the_breaker_is_open_nothing_is_drained_and_no_program_fails(word: str) -> None:
+    """Slurm itself drains a node whose Prolog or Epilog fails."""
+    scontrol = Scontrol()
+    scontrol.breaker.there["gpuprov-breaker"] = "gpu has had 10"
+    found = act(word, told(), scontrol, refuse_unknown=True)
+    assert (found.status, scontrol.asked) == (0, [SHOW])
+    assert found.line.startswith("gpu-01 is left in service: the breaker of all drains is open (gpu has had")
+    assert found.line.endswith(REASON)
+
+
+@pytest.mark.parametrize(("word", "status"), [("check", REFUSED), ("prolog", 0), ("epilog", 0)])
+def test_where_the_breaker_cannot_be_read_nothing_is_drained_and_the_line_tells_why(
+    word: str, status: int
+) -> None:
+    scontrol = Scontrol()
+    scontrol.breaker.refuses["reservation"] = "Unable to contact slurm controller (connect failure)\n"
+    found = act(word, told(), scontrol)
+    assert (found.status, scontrol.asked) == (status, [SHOW])
+    assert "left in service, since scontrol show reservation: Unable to contact slurm contr" in found.line
+
+
+def test_the_share_is_the_sites() -> None:
+    scontrol = Scontrol()
+    answers = [act("check", told(), scontrol, share=2, least=1) for _ in range(3)]
+    assert ["is drained" in answer.line for answer in answers] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", ["ALL;reboot", "-f", "gpu 01", "gpu-[01-99]", "a,b", "", "x" * 300])
@@ -205,13 +238,25 @@ def test_the_program_drains_by_the_last_result(
     document = {**told(), "boot_id": boot, "uptime": now, "interval": 60}
     (folder / entry.RESULT).write_text(json.dumps(document))
     (folder / "node").write_text(sample("gpu-01", "IDLE"))
-    program(folder, f'echo "$*" >> {folder}/asked; [ "$1" = update ] || /bin/cat {folder}/node')
+    program(
+        folder,
+        f'echo "$*" >> {folder}/asked; [ "$1" = update ] || [ "$1" = create ] || /bin/cat {folder}/$2',
+    )
+    (folder / "partition").write_text("PartitionName=gpu\n   State=UP TotalCPUs=8 TotalNodes=4\n")
+    (folder / "reservation").write_text("No reservations in the system\n")
     monkeypatch.setattr(entry, "RUN", folder)
-    monkeypatch.setattr(syslog, "syslog", lambda *_: None)
+    logged: list[str] = []
+    monkeypatch.setattr(syslog, "syslog", lambda _, line: logged.append(line))
     monkeypatch.setenv("SLURMD_NODENAME", "gpu-01")
     assert entry.main(["slurm", "check"]) == 0
     assert capsys.readouterr().err == f"gpuprov: gpu-01 is drained: {REASON}\n"
-    assert (folder / "asked").read_text() == f"{' '.join(SHOW)}\n{' '.join(UPDATE)}\n"
+    asked = (folder / "asked").read_text().splitlines()
+    assert (asked[0], asked[-1]) == (" ".join(SHOW), " ".join(UPDATE))
+    assert sum(line.startswith("create reservation ReservationName=gpuprov-drain.") for line in asked) == 1
+    assert logged == [f"gpu-01 is drained: {REASON}"]
+    (folder / "reservation").write_text("ReservationName=gpuprov-breaker StartTime=x\n")
+    assert entry.main(["slurm", "epilog"]) == 0
+    assert logged[-1].startswith("gpu-01 is left in service: the breaker of all drains is open")
     (folder / entry.RESULT).unlink()
     assert entry.main(["slurm", "prolog"]) == 0
     assert entry.main(["--slurm", "prolog", "--refuse-unknown"]) == REFUSED

@@ -43,7 +43,7 @@ def test_only_a_verdict_fails_a_script_of_slurm(tmp_path: Path, word: str) -> No
         python.chmod(0o755)
         done = subprocess.run([script(tmp_path, word, str(python))], check=False, env={})
         assert (done.returncode != 0) == (status == 3), status
-        asked = f"-IS /usr/local/sbin/gpuprov-node-health slurm {word}\n"
+        asked = f"-IS /usr/local/sbin/gpuprov-node-health slurm {word} --share 10 --least 3\n"
         assert (tmp_path / "asked").read_text() == asked
     gone = subprocess.run(
         [script(tmp_path, word, "/nowhere/python")], check=False, env={}, capture_output=True
@@ -55,10 +55,18 @@ def test_only_a_verdict_fails_a_script_of_slurm(tmp_path: Path, word: str) -> No
     assert subprocess.run([script(tmp_path, word, str(crashed))], check=False, env={}).returncode == 0
 
 
+def test_the_watchs_limit_of_drains_is_the_nodes_own(tmp_path: Path) -> None:
+    keys = {"gpuprov_watch": {"breaker_share": 2.5, "breaker_nodes": 7}}
+    assert (
+        "slurm check --share 2.5 --least 7\n"
+        in script(tmp_path, "check", "/usr/bin/python3", **keys).read_text()
+    )
+
+
 def test_the_prolog_refuses_the_unknown_where_that_is_declared(tmp_path: Path) -> None:
     told_to = {"slurm_health_unknown": "refuse"}
     assert (
-        "slurm prolog --refuse-unknown\n"
+        "slurm prolog --share 10 --least 3 --refuse-unknown\n"
         in script(tmp_path, "prolog", "/usr/bin/python3", **told_to).read_text()
     )
     for word in ("check", "epilog"):

@@ -97,6 +97,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     slurms = words.choices["slurm"]
     slurms.add_argument("program", choices=slurm.WORDS, help="3: the job or the epilog is to fail")
     slurms.add_argument("--refuse-unknown", action="store_true", help="refuse jobs where nothing is known")
+    slurms.add_argument("--share", type=float, default=slurm.SHARE, help="percent drained within an hour")
+    slurms.add_argument("--least", type=int, default=slurm.LEAST, help="nodes that may be, at least")
     chosen = parser.parse_args(_worded(argv))
     if chosen.word == "slurm" and chosen.refuse_unknown and chosen.program != "prolog":
         parser.error("--refuse-unknown is for slurm prolog")
@@ -139,7 +141,13 @@ def _nhc(chosen: argparse.Namespace) -> int:
 
 
 def _slurm(chosen: argparse.Namespace) -> int:
-    return slurm.main(chosen.program, lambda: last(RUN / RESULT), refuse_unknown=chosen.refuse_unknown)
+    return slurm.main(
+        chosen.program,
+        lambda: last(RUN / RESULT),
+        refuse_unknown=chosen.refuse_unknown,
+        share=chosen.share,
+        least=chosen.least,
+    )
 
 
 def _told(chosen: argparse.Namespace) -> Mapping[str, Any]:

@@ -6,34 +6,42 @@ docs/health.md want. A result that is old or missing, and one that could not be 
 timer that stopped, an upgrade or a tool that prints something new does that to a whole fleet at once.
 Nothing here resumes a node, and a node that is out of service already keeps its reason, whoever gave it.
 
+A drain needs a permit of the breaker of all drains (provision/node/slurm_breaker.py), so that one cause does
+not drain a fleet. Without one the node stays in service, and no program fails: Slurm would drain it then.
+
 Slurm (prolog_epilog.html) wants no Slurm command in a Prolog or Epilog, for each of them asks slurmctld. A
 healthy node runs none: scontrol is asked only on a node that fails.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
 import sys
 import syslog
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from provision.checks.on_node import styles
 from provision.errors import ExitCode, GpuprovError
-from provision.node import scheduler_programs
+from provision.node import scheduler_programs, slurm_breaker
+from provision.node.slurm_breaker import LEAST, SHARE, UnknownError
 from provision.text import one_line
 
 WORDS = ("check", "prolog", "epilog")
 REFUSED = int(ExitCode.UNHEALTHY)  # the one status that the scripts of Slurm make a failure of their own
 REASON = 200  # characters of a reason; provision.remote.schedulers keeps as many
-_SECONDS = 4.0  # for scontrol: a Prolog that asks twice still ends within Slurm's MessageTimeout, 10 s
-_LIMIT = 16 * 1024  # characters of what it printed that are read
+_SECONDS = 4.0  # for one scontrol
+_IN_ALL = 9.0  # for all of them: a Prolog still ends within Slurm's MessageTimeout, 10 s
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 # `State=IDLE+DRAIN`, in lines of `Name=value` words: src/api/node_info.c of Slurm. `DOWN*`: up to 20.02.
 _STATE = re.compile(r"^ *State=([^\s*]{1,200})", re.MULTILINE)
+_PARTITIONS = re.compile(r"^ *Partitions=(\S{1,2000})", re.MULTILINE)
 _OUT_OF_SERVICE = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"})
 _HEALTHY = frozenset({"pass", "skip", "warn"})
 
@@ -55,9 +63,12 @@ def answer(
     run: Run,
     *,
     refuse_unknown: bool = False,
+    share: float = SHARE,
+    least: int = LEAST,
 ) -> Answer:
     """One run of Slurm's program `word` on the node that Slurm calls `name`. `last` reads the last result;
-    `run` runs scontrol with arguments: (exit status, what it printed). Never raises for what these say."""
+    `run` runs scontrol with arguments: (exit status, what it printed). `share` percent of a partition, and
+    `least` nodes at least, may be drained within an hour. Never raises for what these say."""
     try:
         told = last()
         verdict, unknown = (
@@ -75,29 +86,51 @@ def answer(
         if word == "prolog" and refuse_unknown:
             return Answer(REFUSED, f"job refused: {unknown}")
         return Answer(0, f"nothing is drained: {unknown}")
-    trouble, done = drain(name, reason, run)
-    if word == "prolog":
-        return Answer(REFUSED, f"job refused: {reason}" + (f"; {trouble}" if trouble else ""))
-    if trouble:
+    try:
+        done = drain(name, reason, run, share, least)
+    except UnknownError as error:
+        # A check that fails is logged by Slurm, and no more; of the others it would drain the node.
+        held = f"{name} is left in service, since {one_line(str(error), 400)}; it fails: {reason}"
+        return Answer(REFUSED if word == "check" else 0, held)
+    except _HeldError as error:
+        return Answer(0, f"{name} is left in service: {one_line(str(error), 400)}; it fails: {reason}")
+    except _DrainError as error:
         # Of a failed epilog Slurm drains the node itself; of a failed check it logs the line and tries again.
-        return Answer(REFUSED, f"{trouble}; the reason was: {reason}")
+        refused = (
+            f"job refused: {reason}; {error}" if word == "prolog" else f"{error}; the reason was: {reason}"
+        )
+        return Answer(REFUSED, refused)
+    if word == "prolog":
+        return Answer(REFUSED, f"job refused: {reason}")
     return Answer(0, f"{name} is drained: {reason}" if done else "")
 
 
-def drain(name: str, reason: str, run: Run) -> tuple[str, bool]:
-    """Drain the node unless it is out of service: (why that failed or "", whether it was done)."""
+class _HeldError(Exception):
+    """The breaker keeps a node in service."""
+
+
+class _DrainError(Exception):
+    """Why a node that may be drained is not."""
+
+
+def drain(name: str, reason: str, run: Run, share: float, least: int) -> bool:
+    """Drain the node; False where it is out of service already. Raises UnknownError where Slurm does not say
+    whether it may be drained."""
     if not _NAME.fullmatch(name):
-        return f"{name!r:.80} is no name of a node", False
+        raise UnknownError(f"{name!r:.80} is no name of a node")
     status, text = run(("show", "node", name))
     state = _STATE.search(text)
     if status or state is None:
-        return f"scontrol show node {name}: {_last_line(text, status)}", False
+        raise UnknownError(f"scontrol show node {name}: {_last_line(text, status)}")
     if _OUT_OF_SERVICE & set(state[1].split("+")):
-        return "", False
+        return False
+    partitions = _PARTITIONS.search(text)
+    if why := slurm_breaker.permit(run, partitions[1].split(",") if partitions else (), share, least):
+        raise _HeldError(why)
     status, text = run(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"))
-    return (
-        f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}" if status else ""
-    ), True
+    if status:
+        raise _DrainError(f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}")
+    return True
 
 
 def _last_line(text: str, status: int) -> str:
@@ -105,14 +138,20 @@ def _last_line(text: str, status: int) -> str:
     return one_line(said[-1], REASON) if said else f"it ended with {status} and printed nothing"
 
 
-def scontrol(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run scontrol: its exit status, and what it printed; 127 and why, where it was not run to its end."""
+def scontrol(arguments: Sequence[str], until: float = math.inf) -> tuple[int, str]:
+    """Run scontrol: its exit status, and what it printed; 127 and why, where it was not run to its end.
+    `until`: of the clock time.monotonic, when it has to be over."""
+    seconds = min(_SECONDS, until - time.monotonic())
+    if seconds <= 0:
+        return 127, f"Slurm is slow: not run after {_IN_ALL:g} s"
     path = os.environ.get("PATH")  # Slurm gives its scripts none
     folders = path.split(":") if path else scheduler_programs.FOLDERS
-    done = scheduler_programs.run(["scontrol", *arguments], folders, _SECONDS)
+    done = scheduler_programs.run(["scontrol", *arguments], folders, seconds)
     if done["problem"]:
         return 127, str(done["problem"])
-    return int(done["status"]), str(done["out"] + done["err"])[:_LIMIT]
+    if len(done["out"].encode()) >= scheduler_programs.LIMIT:
+        return 127, "scontrol printed more than can be read"
+    return int(done["status"]), str(done["out"] + done["err"])
 
 
 def node_name() -> str:
@@ -120,14 +159,17 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
-def main(word: str, last: Callable[[], Mapping[str, Any]], *, refuse_unknown: bool) -> int:
+def main(
+    word: str, last: Callable[[], Mapping[str, Any]], *, refuse_unknown: bool, share: float, least: int
+) -> int:
     """The program's exit status; the line goes to the system's log, for Slurm keeps what a script prints only
     where that failed."""
-    found = answer(word, last, node_name(), scontrol, refuse_unknown=refuse_unknown)
+    run = partial(scontrol, until=time.monotonic() + _IN_ALL)
+    found = answer(word, last, node_name(), run, refuse_unknown=refuse_unknown, share=share, least=least)
     if found.line:
         sys.stderr.write(f"gpuprov: {found.line}\n")
         # A check that has nothing to tell would say so again and again.
-        if found.status or word == "prolog" or "is drained" in found.line:
+        if found.status or word == "prolog" or "nothing is drained" not in found.line:
             syslog.openlog(f"gpuprov-slurm-{word}")
             syslog.syslog(syslog.LOG_WARNING, found.line)
     return found.status
