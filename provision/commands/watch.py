@@ -41,9 +41,12 @@ acts, with the incidents of the earlier one (its folder, or what the scheduler k
 A spare that is in service is left there, since it may have replaced a node for another watch: it is reported,
 and `watch spare --nodes` drains it.
 
+When too many nodes fail within an hour, a breaker stops all drains for a fault, those by the nodes' own
+programs under Slurm as well, until a person closes it: `watch breaker --close`.
+
 exit codes: 130 after Ctrl-C, 0 after SIGTERM. state: 0 when the watch is at work, or follows one that is; 3
 when it is at work and something keeps it from a part of that; 5 when no watch is at work here. 0 of spare,
-take-over, replay and install.
+take-over, breaker, replay and install.
 
 examples:
   gpuprov watch fleet.yml
@@ -51,14 +54,16 @@ examples:
   gpuprov watch state fleet.yml         spares, open incidents, nodes in repair
   gpuprov watch spare fleet.yml --nodes gpu-65
   gpuprov watch take-over fleet.yml     the watch of another machine is gone
+  gpuprov watch breaker fleet.yml --close
   sudo gpuprov watch install fleet.yml  as a service of the user who called sudo
 """
 
 VERBS = {
     "run": "replace failed nodes with proven spares",
     "state": "print spares, incidents and nodes in repair",
-    "spare": "drain nodes of the group gpuprov_spares, which then wait as spares",
+    "spare": "drain nodes of the group gpuprov_spares, so that they wait as spares",
     "take-over": "take the nodes and incidents of another watch over",
+    "breaker": "print whether drains for a fault are stopped, or let them go on with --close",
     "replay": "print what it would have done in the last 24 recorded hours",
     "install": "write a systemd unit that runs it as a service",
 }
@@ -71,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         fleet_options.add_arguments(
             verb, gpu_only=True, lock=False, last_used=False, timeout=20.0, json=name == "state"
         )
+    verbs["breaker"].add_argument(
+        "--close",
+        action="store_true",
+        help="let nodes be drained for a fault again, once the cause is known",
+    )
     verbs["replay"].add_argument(
         "--history",
         metavar="FILE",
@@ -101,6 +111,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         return _spare(fleet, overrides, place)
     if options.act == "take-over":
         return _take_over(fleet, overrides, place, options.folder)
+    if options.act == "breaker":
+        return _breaker(fleet, overrides, options.close)
     if options.act == "state":
         return _state(fleet, place, options.json)
     if options.act == "install":
@@ -221,6 +233,25 @@ def _leases(fleet: Fleet, overrides: dict[str, Any]) -> tuple[Leases, frozenset[
     return scheduler, without
 
 
+def _breaker(fleet: Fleet, overrides: dict[str, Any], close: bool) -> ExitCode:
+    """Print whether the breaker of all drains is open, or close it: in the scheduler, whoever watches."""
+    from provision.remote.schedulers import BreakerError, Breaks, chosen
+
+    scheduler = chosen.only(fleet, overrides)[0]
+    if not isinstance(scheduler, Breaks):
+        raise UsageError(f"{scheduler.kind} keeps no breaker", "see docs/schedulers.md")
+    try:
+        if close:
+            scheduler.close_breaker()
+        why = scheduler.breaker()
+    except BreakerError as error:
+        raise GpuprovError(
+            f"{scheduler.kind}: {error}", "until then nothing is drained for a fault"
+        ) from None
+    sys.stdout.write("closed: nodes that fail are drained\n" if why is None else f"open: {why}\n")
+    return ExitCode.OK
+
+
 def _say(line: str) -> None:
     """A line with the time, UTC; the journal has its own, a terminal has none."""
     from provision.text import one_line
@@ -248,7 +279,7 @@ def _replay(fleet: Fleet, rules: Policy, named: str | None, place: Path) -> Exit
 
 def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     from provision.desired import inventory
-    from provision.up.watch import heartbeat, state
+    from provision.up.watch import breaker, heartbeat, state
     from provision.up.watch.incidents import Store, elsewhere
 
     store, beat, now = Store(place), heartbeat.last(place), time.time()
@@ -268,7 +299,8 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     if store.damaged and word == "work":
         word = "held"
     found |= {"watch": beat, "damaged": store.damaged, "state": word, "follows": follows}
-    found["next"] = _of_service("follows" if follows else word, options, fleet)
+    stopped = breaker.KIND in beat.get("held", ()) and word == "held"
+    found["next"] = _of_service("follows" if follows else "breaker" if stopped else word, options, fleet)
     line = heartbeat.line(beat, now, running)
     sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else state.text(found, place, line))
     return {"work": ExitCode.OK, "follows": ExitCode.OK, "held": ExitCode.UNHEALTHY}.get(
@@ -293,5 +325,6 @@ def _of_service(word: str, elsewhere: str, fleet: Fleet) -> str:
         "stopped": start,
         "late": f"journalctl -u {name} -n 50",
         "held": "gpuprov docs watch",
+        "breaker": f"gpuprov watch breaker {arguments}",
         "follows": f"gpuprov watch take-over {arguments}",
     }.get(word, "")

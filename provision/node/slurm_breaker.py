@@ -13,6 +13,7 @@ health program and by the controller; standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -114,7 +115,8 @@ def _taken(run: Run, partition: str, most: int) -> str:
 
 def _given_back(run: Run, mine: Iterable[str]) -> None:
     for name in mine:
-        run(("delete", f"ReservationName={name}"))  # what is left ends within the hour
+        with contextlib.suppress(UnknownError):
+            run(("delete", f"ReservationName={name}"))  # what is left ends within the hour
 
 
 def _created(run: Run, name: str, duration: str, *comment: str) -> bool:

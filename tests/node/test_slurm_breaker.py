@@ -41,7 +41,7 @@ def test_as_many_drains_as_the_limit_and_then_the_breaker_is_open_until_a_person
 
 def test_closing_gives_all_permits_back_and_leaves_reservations_of_others() -> None:
     slurm = Reservations(there={"maintenance": "", OPEN: "", f"{PERMIT}.gpu.7": "", f"{PERMIT}ers": ""})
-    deleted = []
+    deleted: list[str] = []
 
     def run(words: Sequence[str]) -> tuple[int, str]:
         deleted.extend(words[1:] if words[0] == "delete" else ())

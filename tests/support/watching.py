@@ -12,6 +12,8 @@ from typing import Any
 from provision import atomic_file
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet, Node
+from provision.node.slurm_breaker import limit
+from provision.remote.schedulers import PREFIX, BreakerError, Holder, Job, Scheduled
 from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
 from provision.remote.schedulers.lease import Lease, put, read
 from provision.up.watch.policy import SPARES
@@ -151,6 +153,33 @@ class FileScheduler:
                     rows[name]["reason"] = f"{PREFIX}{why}"
                     self._done.append(f"mark {name}")
         return problems
+
+    # The breaker of all drains: a file with why it is open, and one with a line for each drain.
+
+    def breaker(self) -> str | None:
+        if why := self.broken.get("breaker", {}).get("read"):
+            raise BreakerError(why)
+        path = self.path.with_suffix(".breaker")
+        return path.read_text() if path.exists() else None
+
+    def permit(self, node: str, share: float, least: int) -> str:
+        if (why := self.breaker()) is not None:
+            return f"open: {why}"
+        with self.rows() as rows, self.path.with_suffix(".permits").open("a+") as permits:
+            size = sum(rows[node]["pools"][:1] == row["pools"][:1] for row in rows.values())
+            permits.seek(0)
+            if len(permits.readlines()) >= limit(size, share, least):
+                self.open_breaker("the limit")
+                return "open: the limit"
+            permits.write(f"{node}\n")
+        return ""
+
+    def open_breaker(self, why: str) -> None:
+        self.path.with_suffix(".breaker").write_text(why)
+
+    def close_breaker(self) -> None:
+        for suffix in (".permits", ".breaker"):
+            self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     def join(self, node: str, like: str, pools: Sequence[str]) -> str:  # noqa: ARG002 - as the protocol has it
         if problem := self.broken.get("join", {}).get(node):

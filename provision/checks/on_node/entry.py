@@ -50,6 +50,7 @@ from provision.node import lock
 from provision.node.burnin.processes import locked
 from provision.node.burnin.spool import since_boot
 from provision.node.modules import gpuprov_run
+from provision.node.slurm_breaker import LEAST, SHARE
 
 SETTINGS = Path("/etc/gpuprov/node-health.json")
 RUN = Path("/run/gpuprov")
@@ -97,8 +98,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     slurms = words.choices["slurm"]
     slurms.add_argument("program", choices=slurm.WORDS, help="3: the job or the epilog is to fail")
     slurms.add_argument("--refuse-unknown", action="store_true", help="refuse jobs where nothing is known")
-    slurms.add_argument("--share", type=float, default=slurm.SHARE, help="percent drained within an hour")
-    slurms.add_argument("--least", type=int, default=slurm.LEAST, help="nodes that may be, at least")
+    slurms.add_argument("--share", type=float, default=SHARE, help="percent drained within an hour")
+    slurms.add_argument("--least", type=int, default=LEAST, help="nodes that may be, at least")
     chosen = parser.parse_args(_worded(argv))
     if chosen.word == "slurm" and chosen.refuse_unknown and chosen.program != "prolog":
         parser.error("--refuse-unknown is for slurm prolog")

@@ -90,6 +90,29 @@ class Scheduler(Protocol):
         """Put `node` into these pools of `like`, whose place it takes; why that failed, or "". Idempotent."""
 
 
+class BreakerError(Exception):
+    """Why the breaker cannot be read or changed: one line. Nothing may be drained for a fault then."""
+
+
+@runtime_checkable
+class Breaks(Protocol):
+    """A scheduler that keeps the breaker of all drains for a fault, for everything of ours that drains in it.
+    All methods raise BreakerError."""
+
+    def breaker(self) -> str | None:
+        """Why it is open, so that nothing may be drained for a fault; None while it is closed."""
+
+    def permit(self, node: str, share: float, least: int) -> str:
+        """Count one drain of this node for a fault, of `share` percent of each of its pools, and `least`
+        nodes at least, within an hour. Why it may not be drained, or ""; at the limit the breaker opens."""
+
+    def open_breaker(self, why: str) -> None:
+        """Have nothing drained for a fault until a person closes it. Idempotent."""
+
+    def close_breaker(self) -> None:
+        """What a person does: drains go on, and begin to be counted anew. Idempotent."""
+
+
 @runtime_checkable
 class Evicts(Protocol):
     """A scheduler whose jobs need not end by themselves: it can start them elsewhere."""

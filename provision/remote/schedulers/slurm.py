@@ -16,9 +16,12 @@ state is written a few seconds after a change, so a kill within these may undo t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.fleet import GROUPS, Fleet, Kind
+from provision.node import slurm_breaker
+from provision.remote.schedulers import BreakerError, Holder, Job, Scheduled, slurm_text
 from provision.remote.schedulers import Holder, Job, Scheduled, lease, slurm_text
 from provision.remote.schedulers.commands import Ask, Commands, CommandsError, Done
 from provision.remote.schedulers.slurm_text import NodeText
@@ -171,6 +174,36 @@ class Slurm:
         nodes = ",".join(filter(None, (listed, name)))
         return self._asked(["scontrol", "update", f"PartitionName={pool}", f"Nodes={nodes}"])[0]
 
+    # The breaker of all drains for a fault: reservations, as each node's own program reads them.
+
+    def breaker(self) -> str | None:
+        """Why it is open; see the protocol Breaks."""
+        with _told():
+            why = slurm_breaker.opened(self._scontrol)
+        return None if why is None else one_line(why, 300)
+
+    def permit(self, node: str, share: float, least: int) -> str:
+        known, problems = self._known([node])
+        if problems:
+            raise BreakerError(problems[node])
+        with _told():
+            return one_line(slurm_breaker.permit(self._scontrol, known[node].pools, share, least), 400)
+
+    def open_breaker(self, why: str) -> None:
+        with _told():
+            slurm_breaker.open_it(self._scontrol, one_line(why, 200))
+
+    def close_breaker(self) -> None:
+        with _told():
+            slurm_breaker.close(self._scontrol)
+
+    def _scontrol(self, words: Sequence[str]) -> tuple[int, str]:
+        try:
+            done = self._asked(["scontrol", *words])[0]
+        except CommandsError as error:
+            raise slurm_breaker.UnknownError(str(error)) from None
+        return done.status or 0, done.out + done.err
+
     def _known(self, nodes: Sequence[str]) -> tuple[dict[str, NodeText], dict[str, str]]:
         """Node → what scontrol says of it; node → why it says nothing."""
         known: dict[str, NodeText] = {}
@@ -237,6 +270,14 @@ class Slurm:
 
     def _name(self, node: str) -> str:
         return self._names.get(node) or node.partition(".")[0]
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except slurm_breaker.UnknownError as error:
+        raise BreakerError(one_line(str(error), 300)) from None
 
 
 def _unknown(name: str) -> str:

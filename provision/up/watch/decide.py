@@ -16,6 +16,7 @@ from provision.fleet import Fleet
 from provision.node_names import fold, natural
 from provision.remote.schedulers import Holder, Scheduled
 from provision.text import many, spelled
+from provision.up.watch import breaker
 from provision.up.watch.incidents import Incident, Step, by_the_node_itself, new
 from provision.up.watch.policy import SPARES, Policy, distance, fits
 from provision.up.watch.roles import Role, roles
@@ -37,6 +38,7 @@ class View:
     validated: Mapping[str, float] = field(default_factory=dict)  # spare → when it last passed
     unscheduled: Collection[str] = ()  # nodes without a scheduler: watched and reported, never drained
     ages: Mapping[str, float] = field(default_factory=dict)  # incident → seconds since it was opened (Ages)
+    breaker: str | None = None  # why the breaker of all drains is open
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -80,16 +82,18 @@ class Held:
 
     @property
     def text(self) -> str:
-        failed = f"{fold(self.nodes, 200)}: left in service: " if self.kind.startswith("held.") else ""
-        return failed + self.why
+        failed = self.kind.startswith("held.") or (self.kind == breaker.KIND and self.nodes)
+        return f"{fold(self.nodes, 200)}: left in service: {self.why}" if failed else self.why
 
 
 @dataclass(frozen=True)
 class Decision:
-    """`opened`: new incidents, to be written before anything is done. `held`: what is not done."""
+    """`opened`: new incidents, to be written before anything is done. `held`: what is not done. `common`: why
+    the breaker of all drains is to be opened now, or ""."""
 
     opened: tuple[Incident, ...] = ()
     held: tuple[Held, ...] = ()
+    common: str = ""
 
 
 def suspects(view: View, policy: Policy) -> list[str]:
@@ -109,18 +113,25 @@ def decide(view: View, policy: Policy) -> Decision:
     opened: list[Incident] = []
     role = view.roles
     stopped, held = _too_silent(view, policy, role)
+    recent = {one.node for one in view.incidents if one.holds_node and view.within_an_hour(one)}
+    common = ""
+    if view.breaker is None:
+        common = breaker.common_cause(view.seen, view.scheduled, recent, view.at, policy)
+    open_breaker = common if view.breaker is None else view.breaker
     # Who failed first goes first; in one moment, the one whose fault is certain before the silent one.
     for name in sorted(
         candidates, key=lambda name: (view.seen[name].silent, view.seen[name].since, natural(name))
     ):
         if role.get(name) is Role.REPAIR or name not in view.fleet.nodes or name in stopped:
             continue
-        outcome = _one(name, view, policy, role, opened)
+        outcome = _one(name, view, policy, role, opened, open_breaker)
         if isinstance(outcome, Incident):
             opened.append(outcome)
         elif outcome is not None:
             held.append(outcome)
-    return Decision(tuple(opened), _together(held))
+    if view.breaker is not None and not any(one.kind == breaker.KIND for one in held):
+        held.append(Held(breaker.KIND, (), breaker.stopped(view.breaker)))
+    return Decision(tuple(opened), _together(held), common)
 
 
 def _too_silent(view: View, policy: Policy, role: Mapping[str, Role]) -> tuple[Collection[str], list[Held]]:
@@ -168,7 +179,12 @@ def _taken(word: Scheduled | None, was_spare: bool) -> bool:
 
 
 def _one(
-    name: str, view: View, policy: Policy, role: Mapping[str, Role], opened: Sequence[Incident]
+    name: str,
+    view: View,
+    policy: Policy,
+    role: Mapping[str, Role],
+    opened: Sequence[Incident],
+    open_breaker: str,
 ) -> Incident | Held | None:
     seen, word = view.seen[name], view.scheduled.get(name)
     was_spare = role[name] is Role.SPARE
@@ -188,6 +204,9 @@ def _one(
         silent = spelled(int(view.at - seen.since))
         cause = f"down: no answer for {silent}, and the scheduler has it as {word.state}"
         action = "investigate"
+    # What the node's own program has drained was counted, and is only taken over.
+    if not was_spare and open_breaker and word.holder is Holder.NOBODY:
+        return Held(breaker.KIND, (name,), breaker.stopped(open_breaker))
     if not was_spare and (limit := _limit(name, word, view, policy, opened)):
         return limit
     more = {"action": action, "device": seen.device, "serial": seen.serial, "was_spare": was_spare}
@@ -205,6 +224,12 @@ def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Seque
         taken = f"{many(count, 'node')} taken out of service within an hour"
         why = f"{taken}, which is the limit (gpuprov_watch.hourly)"
         return Held("held.hourly", (name,), why)
+    if (rack := view.fleet.nodes[name].variables.get(RACK)) is not None:
+        mates = {other.name for other in view.fleet.nodes.values() if other.variables.get(RACK) == rack}
+        count = sum(one.node in mates and not one.was_spare for one in (*recent, *opened))
+        if count >= policy.rack_hourly:
+            taken = f"{many(count, 'node')} of rack {rack} taken out of service within an hour"
+            return Held("held.rack", (name,), f"{taken}, which is the limit (gpuprov_watch.rack_hourly)")
     out = {one.node for one in (*view.incidents, *opened) if one.holds_node and not one.was_spare}
     for pool in word.pools:
         members = [other for other, its in view.scheduled.items() if pool in its.pools and not its.error]
@@ -332,14 +357,16 @@ def choose(
 
 class Telling:
     """What people are told of it: each kind once an hour, however often it comes and goes, and again when
-    twice as many failed nodes are held; a rack falls silent one node after the other."""
+    twice as many failed nodes are held; a rack falls silent one node after the other. An open breaker waits
+    for a person, and is told once."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, int]] = {}
 
     def news(self, held: Sequence[Held], at: float) -> list[Held]:
         """Those that are to be told now."""
-        self._told = {key: told for key, told in self._told.items() if at - told[0] < HOUR}
+        stays = {breaker.KIND} & {one.key for one in held}
+        self._told = {key: told for key, told in self._told.items() if key in stays or at - told[0] < HOUR}
         found = []
         for one in held:
             _, count = self._told.get(one.key, (0.0, 0))

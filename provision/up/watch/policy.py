@@ -8,6 +8,7 @@ from typing import Any
 
 from provision.errors import StackError
 from provision.fleet import Fleet, Node
+from provision.node.slurm_breaker import LEAST, SHARE, limit
 
 SPARES = "gpuprov_spares"  # the group of nodes that wait
 _OBJECT = "gpuprov_watch"
@@ -20,7 +21,10 @@ class Policy:
     Limits: `hourly` substitutions in 60 minutes; `share` percent of a pool (a partition) that the watch may
     keep out of service at the same time, one node at least; with `silent_share` percent of the nodes silent,
     and `silent_nodes` at least, the fault is taken to be here or in the network, and nothing is drained.
-    `down_minutes`: how long a node must be silent here and down for the scheduler until it counts as failed.
+    `rack_hourly`: nodes of one rack taken out of service in 60 minutes. By all of gpuprov `breaker_share`
+    percent of a pool, and `breaker_nodes` at least, are drained for a fault within an hour; then none is
+    until a person closes the breaker. `down_minutes`: how long a node must be silent here and down for the
+    scheduler until it counts as failed.
 
     Spares: SKU and stack must be the failed node's. So must the variables named in `same`; those in `prefer`
     decide among several. A spare was validated within `validated_hours`, or is validated before it counts.
@@ -32,7 +36,10 @@ class Policy:
     """
 
     hourly: int = 4
+    rack_hourly: int = 2
     share: float = 10.0
+    breaker_share: float = SHARE
+    breaker_nodes: int = LEAST
     silent_share: float = 10.0
     silent_nodes: int = 3
     down_minutes: float = 5.0
@@ -47,6 +54,10 @@ class Policy:
     def out_of(self, pool: int) -> int:
         """How many nodes of a pool of this size the watch may keep out of service."""
         return max(1, int(pool * self.share / 100))
+
+    def common_cause(self, failed: int, pool: int) -> bool:
+        """Whether more nodes of a pool of this size have failed at once than the breaker lets be drained."""
+        return failed > limit(pool, self.breaker_share, self.breaker_nodes)
 
     def too_silent(self, silent: int, nodes: int) -> bool:
         """Whether so many nodes are silent that the fault is not theirs."""
@@ -109,7 +120,10 @@ _NAMES: tuple[Callable[[Any], bool], str] = (
 )
 _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hourly": _whole(0, 1000),
+    "rack_hourly": _whole(0, 1000),
     "share": _number(0, 100),
+    "breaker_share": _number(0, 100),
+    "breaker_nodes": _whole(1, 10_000),
     "silent_share": _number(1, 100),
     "silent_nodes": _whole(2, 10_000),
     "down_minutes": _number(1, 1440),

@@ -66,6 +66,7 @@ class Replay:
     seen: dict[str, Seen] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     telling: Telling = field(default_factory=Telling)
+    breaker: str | None = None  # once open it stays so: nobody closes it
 
     def lines(self, rows: Iterable[Seen]) -> Iterator[str]:
         """Go through the rows, which are sorted by time."""
@@ -92,10 +93,11 @@ class Replay:
             waits = role is not Role.SERVICE
             holder = Holder.US if waits else Holder.NOBODY
             words[name] = Scheduled(name, "", "", holder, takes_jobs=not waits, pools=(POOL,))
-        return replace(view, scheduled=words)
+        return replace(view, scheduled=words, breaker=self.breaker)
 
     def _at(self, at: float) -> Iterator[str]:
         decision = decide(self._view(at), self.policy)
+        self.breaker = self.breaker or decision.common or None
         for one in self.telling.news(decision.held, at):
             yield f"{iso(at)}  leave    {fold(one.nodes, 200)}: {one.why}"
         for incident in decision.opened:

@@ -21,6 +21,7 @@ from provision.remote.schedulers import Holder, Leases, Scheduled
 from provision.text import many, one_line
 from provision.up.watch import heartbeat
 from provision.up.watch.alerts import is_over
+from provision.up.watch.breaker import Breaker
 from provision.up.watch.decide import (
     HOUR,
     Ages,
@@ -86,6 +87,7 @@ class Watch:
         self._telling, self._steady, self._ages = Telling(), steady, Ages(steady)
         self._held: dict[str, str] = {}  # what lasts (Held.key) → the message on it
         self._told: dict[str, Message] = {}  # the same, and what has ended since
+        self._breaker = Breaker(scheduler, say)
         self._full = ""  # why the folder cannot be written
         self._last_beat, self._asked_all, self._stopped, self._unexported = 0.0, 0.0, False, ""
         self._systemd, self._began, self._failures = systemd, time.time(), 0
@@ -115,8 +117,8 @@ class Watch:
         }
         words = {name: word for name, (_, word) in self._words.copy().items()}
         ages = self._ages.of(incidents, at)
-        mine = self.lease.part(self._fleet)
-        return View(at, mine, dict(self._seen), words, incidents, validated, self._unscheduled, ages)
+        mine, seen_now, breaker = self.lease.part(self._fleet), dict(self._seen), self._breaker.why
+        return View(at, mine, seen_now, words, incidents, validated, self._unscheduled, ages, breaker)
 
     def verify(self, spare: str) -> Checked:
         return self._checks.verify(spare)
@@ -158,6 +160,7 @@ class Watch:
         if all_of_them := time.monotonic() - self._asked_all > self.pace.ask_all or not self._asked_all:
             self._asked_all = time.monotonic()
             self._ask(list(self._fleet.nodes), 0.0)
+            self._breaker.read()
             self._keep_leases()
             self._forget_aside()
             self._keep_pools()
@@ -169,6 +172,8 @@ class Watch:
         if silent := [name for one in decision.held if one.kind == "held.silent" for name in one.nodes]:
             self._ask(silent, self.pace.ask_some)  # a person may have drained them a moment ago
             decision = decide(view := self._known(), self._policy)
+        if decision.common:
+            self._breaker.open(decision.common)
         held = [*decision.held, *spares_gone(view), *self._serving(view), *self._troubles()]
         for incident in decision.opened:
             name = incident.node

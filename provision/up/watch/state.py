@@ -12,6 +12,7 @@ from provision.desired import inventory
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.text import iso, spelled
+from provision.up.watch import breaker
 from provision.up.watch.incidents import FORMAT, Incident, Step
 from provision.up.watch.roles import Role, roles
 
@@ -92,6 +93,8 @@ def _lines(found: Mapping[str, Any], place: Path, watch: str) -> Iterator[str]:
     if found.get("follows"):
         yield f"! it follows {found['follows']}, and does nothing"
     yield from _next(found)
+    if breaker.KIND in found.get("watch", {}).get("held", ()):
+        yield "! the breaker of all drains is open"
     yield from (f"! {why}" for why in found.get("damaged", {}).values())
     for one in waiting:
         spare = f" by {one['spare']}" if one["spare"] else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
+from provision.remote.schedulers import BreakerError, Breaks, Holder, Pools, Scheduled, Scheduler
 from provision.text import one_line
 from provision.up.watch.decide import View, choose, lost_spares
 from provision.up.watch.incidents import SPARE, Incident, Step, Store, by_the_node_itself, moved, new
@@ -96,6 +96,7 @@ class Steps:
         self._unsure: dict[str, int] = {}  # spare → its checks without a result, one after the other
         self._choosing = threading.Lock()  # a spare must not be given to two
         self._tries: dict[tuple[str, str], int] = {}
+        self._permitted: set[str] = set()  # incidents whose drain was counted
         self._doing = {
             Step.DRAIN: self._drain,
             Step.CHOOSE: self._choose,
@@ -141,6 +142,8 @@ class Steps:
                 return _again(incident, f"waiting for a health result of {name}: it may have recovered")
             if seen is not None and seen.healthy:
                 return self._closed(incident, f"{name} is healthy again, and nothing had been done yet")
+            if waits := self._not_permitted(incident):
+                return waits
             problem = scheduler.drain({name: incident.reason}).get(name, "")
             word = self._word(name)
             if problem and (word.error or word.holder is Holder.NOBODY):  # else somebody drained it just now
@@ -158,6 +161,22 @@ class Steps:
                 return _again(incident, f"{name} is not drained yet")
             return self._closed(incident, f"another run of gpuprov has {name}: {word.reason}")
         return moved(incident, Step.CHOOSE, drained=self._world.now())
+
+    def _not_permitted(self, incident: Incident) -> Incident | None:
+        """The incident as it waits where the breaker of all drains is open or not to be read."""
+        scheduler, policy = self._world.scheduler, self._policy
+        if incident.id in self._permitted or not isinstance(scheduler, Breaks):
+            return None
+        try:
+            why = scheduler.permit(incident.node, policy.breaker_share, policy.breaker_nodes)
+        except BreakerError as error:
+            return self._stuck(
+                incident, f"{incident.node} is not drained, since the breaker is unknown: {error}"
+            )
+        if why:
+            return _again(incident, f"{incident.node} is left in service: {why}")
+        self._permitted.add(incident.id)  # a drain that is tried again is one drain
+        return None
 
     def _choose(self, incident: Incident) -> Incident:
         word = self._word(incident.node)

@@ -176,7 +176,7 @@ def test_one_silent_node_counts_when_its_scheduler_has_lost_it_too_and_for_long(
 
 def test_no_more_than_so_many_an_hour() -> None:
     bad = {f"gpu-{number:02d}": LOST for number in range(1, 7)}
-    policy = Policy(hourly=4, share=100)
+    policy = Policy(hourly=4, share=100, rack_hourly=4, breaker_nodes=8)
     decision = decide(view(bad), policy)
     assert [one.node for one in decision.opened] == ["gpu-01", "gpu-02", "gpu-03", "gpu-04"]
     (only,) = decision.held
@@ -185,6 +185,81 @@ def test_no_more_than_so_many_an_hour() -> None:
     assert held(view({"gpu-05": LOST}, incidents=before), policy) == ["held.hourly"]
     long_ago = tuple(past(f"gpu-{number:02d}", 1.1) for number in (1, 2, 3, 4))
     assert opened(view({"gpu-05": LOST}, incidents=long_ago), policy) == ["gpu-05"]
+
+
+def test_no_more_than_so_many_of_a_rack_an_hour() -> None:
+    three = {f"gpu-{number:02d}": LOST for number in (1, 2, 3)}
+    decision = decide(view({**three, "gpu-05": LOST}), Policy(share=100, breaker_nodes=8))
+    assert [one.node for one in decision.opened] == ["gpu-01", "gpu-02", "gpu-05"]
+    (only,) = decision.held
+    assert (only.kind, only.nodes) == ("held.rack", ("gpu-03",))
+    assert "2 nodes of rack r1 taken out of service within an hour" in only.why
+    policy = Policy(share=100, breaker_nodes=8)
+    before = (past("gpu-01", 0.5), past("gpu-02", 0.9))
+    assert held(view({"gpu-03": LOST}, incidents=before), policy) == ["held.rack"]
+    assert opened(view({"gpu-05": LOST}, incidents=before), policy) == ["gpu-05"]
+    before = (past("gpu-01", 0.5), past("gpu-02", 1.1))
+    assert opened(view({"gpu-03": LOST}, incidents=before), policy) == ["gpu-03"]
+    assert len(opened(view(three, without_racks(fleet())), policy)) == 3
+    spares = (past("gpu-01", 0.5, was_spare=True), past("gpu-02", 0.5, was_spare=True))
+    assert opened(view({"gpu-03": LOST}, incidents=spares), policy) == ["gpu-03"]
+
+
+def test_a_share_holds_in_each_partition_of_a_node() -> None:
+    """gpu-01 … gpu-04 are in `big`, too, of which one is out already."""
+    policy = Policy(share=25, rack_hourly=8, breaker_nodes=8)
+    both = {f"gpu-{number:02d}": ("gpu", "big") for number in range(1, 5)}
+    known = view({"gpu-03": LOST, "gpu-06": LOST}, incidents=(past("gpu-01", 2),))
+    for name, pools in both.items():
+        known = told(known, name, pools=pools)
+    decision = decide(known, policy)
+    assert [one.node for one in decision.opened] == ["gpu-06"]
+    assert "1 of the 4 nodes of big" in decision.held[0].why
+
+
+FOUR = {f"gpu-{number:02d}": LOST for number in range(1, 5)}
+
+
+def test_more_failures_than_the_breaker_lets_be_drained_open_it_before_a_single_drain() -> None:
+    decision = decide(view(FOUR), Policy())
+    assert decision.common == "4 of the 8 nodes of gpu have failed within an hour"
+    assert decision.opened == ()
+    (only,) = decision.held
+    assert (only.kind, only.nodes) == ("breaker-open", tuple(FOUR))
+    assert only.text.startswith("gpu-[01-04]: left in service: the breaker of all drains is open")
+    three = dict(list(FOUR.items())[:3])
+    assert decide(view(three), Policy()).common == ""
+    assert decide(view(FOUR), Policy(breaker_share=50)).common == ""
+    # Whoever took them out of service, they count; who has failed for longer does not.
+    assert decide(view({"gpu-04": LOST}, incidents=[past(name, 0.5) for name in three]), Policy()).common
+    assert not decide(view({"gpu-04": LOST}, incidents=[past(name, 1.1) for name in three]), Policy()).common
+    itself = view(FOUR)
+    for name in three:
+        itself = told(itself, name, holder=Holder.US, reason=f"{PREFIX}gpu3: lost", state="IDLE+DRAIN")
+    assert decide(itself, Policy()).common
+    assert not decide(told(itself, "gpu-01", holder=Holder.OTHERS, reason="ann"), Policy()).common
+
+
+def test_while_the_breaker_is_open_nothing_is_drained_and_what_a_node_drained_itself_is_taken_over() -> None:
+    open_one = view({"gpu-03": LOST, "gpu-04": LOST, "spare-1": LOST}, breaker="gpu has had 3")
+    known = told(open_one, "gpu-04", holder=Holder.US, reason=f"{PREFIX}gpu3: lost", state="IDLE+DRAIN")
+    decision = decide(known, Policy())
+    assert {one.node for one in decision.opened} == {"gpu-04", "spare-1"}
+    (only,) = decision.held
+    assert (only.kind, only.nodes) == ("breaker-open", ("gpu-03",))
+    assert "gpu has had 3" in only.why
+    assert decision.common == ""
+    (quiet,) = decide(view({}, breaker=""), Policy()).held
+    assert (quiet.kind, quiet.nodes) == ("breaker-open", ())
+
+
+def test_an_open_breaker_is_told_once_however_long_it_lasts() -> None:
+    telling, lasting = Telling(), [Held("breaker-open", ("gpu-01",), "")]
+    assert telling.news(lasting, NOW) == lasting
+    grown = [Held("breaker-open", ("gpu-01", "gpu-02", "gpu-03"), "")]
+    assert [telling.news(grown, NOW + hours * HOUR) for hours in range(30)] == [[]] * 30
+    telling.news([], NOW + 30 * HOUR)
+    assert telling.news(lasting, NOW + 31 * HOUR) == lasting
 
 
 def test_no_more_than_a_share_of_a_partition() -> None:
@@ -301,7 +376,7 @@ def test_a_limit_by_the_hour_outlives_a_stepped_clock() -> None:
 
     def limited(at: float) -> bool:
         known = view({"gpu-05": LOST}, at=at, incidents=four, ages=ages.of(four, at))
-        return held(known, Policy(hourly=4, share=100)) == ["held.hourly"]
+        return held(known, Policy(hourly=4, share=100, breaker_nodes=8)) == ["held.hourly"]
 
     seconds += 60
     assert limited(NOW + 2 * HOUR), "the clock went two hours ahead"

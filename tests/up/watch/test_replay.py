@@ -50,11 +50,18 @@ def test_a_rack_that_goes_dark_drains_nobody() -> None:
 
 def test_a_bad_update_of_the_whole_fleet_stops_at_the_limit() -> None:
     rows = day(*((10, f"gpu-{number:02d}", LOST) for number in range(1, 9)), (15, "spare-1", {}))
-    found = lines(rows, Policy(hourly=3, share=100))
+    found = lines(rows, Policy(hourly=3, share=100, rack_hourly=3, breaker_nodes=10))
     assert len([line for line in found if "  drain " in line]) == 3
     assert len([line for line in found if "  replace " in line]) == 2
     assert len([line for line in found if "  no spare " in line]) == 1
     assert len([line for line in found if "gpuprov_watch.hourly" in line]) == 1
+
+
+def test_a_bad_update_of_the_whole_fleet_opens_the_breaker() -> None:
+    rows = day(*((10, f"gpu-{number:02d}", LOST) for number in range(1, 9)), (300, "gpu-01", {}))
+    found = lines(rows)
+    assert len(found) == 1
+    assert "  leave    gpu-[01-08]: the breaker of all drains is open" in found[0]
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:

@@ -490,3 +490,64 @@ def test_it_tries_again_what_did_not_work_and_says_so_once(one: One) -> None:
     one.until(lambda: not one.store.incidents()[0].is_open, "done")
     assert one.store.incidents()[0].step is Step.REPAIR
     assert {message.kind for message in one.told} == {"not-drained", "replaced"}
+
+
+MANY = [f"gpu-{number:02d}" for number in range(1, 7)]
+
+
+def test_many_that_fail_at_once_open_the_breaker_and_a_person_closes_it(one: One) -> None:
+    one.pace(ask_all=0.0, beat=0.0)
+    one.stream.next = healths(fleet(), MANY)
+    one.until(lambda: bool(one.told), "told")
+    for _ in range(20):
+        one.watch.round(0.01)
+    (message,) = one.told
+    assert message.kind == "breaker-open"
+    assert "6 of the 8 nodes of gpu have failed within an hour" in message.text
+    assert one.scheduler.breaker() == "6 of the 8 nodes of gpu have failed within an hour"
+    assert not [line for line in one.scheduler.done() if line.startswith("drain gpu")]
+    assert heartbeat.last(one.store.path)["held"] == ["breaker-open"]
+    one.stream.next = healths(fleet(), ["gpu-05"])  # the cause is mended, and gpu-05 is another matter
+    one.scheduler.close_breaker()
+    one.until(lambda: message.id in one.over and bool(one.reason("gpu-05")), "gpu-05 is drained")
+
+
+def test_a_breaker_that_a_nodes_own_program_has_opened_holds_the_watch(one: One) -> None:
+    one.pace(ask_all=0.0)
+    one.scheduler.open_breaker("gpu has had 3 of its 8 nodes drained within an hour")
+    one.stream.next = healths(fleet(), ["gpu-05"])
+    one.until(lambda: bool(one.told), "told")
+    assert [message.kind for message in one.told] == ["breaker-open"]
+    assert one.reason("gpu-05") == ""
+    assert one.store.incidents() == []
+
+
+def test_an_incident_that_meets_an_open_breaker_waits_and_then_goes_on(one: One) -> None:
+    one.pace(ask_all=1000.0)
+    one.until(lambda: len(validated(one)) == 2, "validated")
+    one.scheduler.open_breaker("since a moment")  # the watch has not read it yet
+    one.stream.next = healths(fleet(), ["gpu-05"])
+    one.until(lambda: bool(one.store.incidents()) and bool(one.store.incidents()[0].note), "waits")
+    assert "gpu-05 is left in service: open: since a moment" in one.store.incidents()[0].note
+    assert one.reason("gpu-05") == ""
+    one.scheduler.close_breaker()
+    one.until(lambda: bool(one.reason("gpu-05")), "drained")
+
+
+def test_a_breaker_that_cannot_be_read_drains_nothing_and_people_know(one: One) -> None:
+    one.scheduler.broken["breaker"] = {"read": "scontrol show reservation: no answer"}
+    one.stream.next = healths(fleet(), ["gpu-05"])
+    one.until(lambda: bool(one.told), "told")
+    assert (one.told[0].kind, one.reason("gpu-05")) == ("not-drained", "")
+    assert "the breaker is unknown: scontrol show reservation: no answer" in one.told[0].text
+    del one.scheduler.broken["breaker"]
+    one.until(lambda: bool(one.reason("gpu-05")), "drained")
+
+
+def test_a_drain_that_is_tried_again_counts_once(one: One) -> None:
+    one.scheduler.broken["drain"] = {"gpu-05": "refused"}
+    one.stream.next = healths(fleet(), ["gpu-05"])
+    one.until(lambda: one.scheduler.path.with_suffix(".permits").exists(), "counted")
+    for _ in range(150):
+        one.watch.round(0.01)
+    assert one.scheduler.path.with_suffix(".permits").read_text() == "gpu-05\n"
