@@ -41,8 +41,9 @@ acts, with the incidents of the earlier one (its folder, or what the scheduler k
 A spare that is in service is left there, since it may have replaced a node for another watch: it is reported,
 and `watch spare --nodes` drains it.
 
-When too many nodes fail within an hour, a breaker stops all drains for a fault, those by the nodes' own
-programs under Slurm as well, until a person closes it: `watch breaker --close`.
+When too many nodes fail within an hour, a breaker stops all drains for a fault,
+those by the nodes' own programs under Slurm as well, until a person closes it:
+`watch breaker --close`.
 
 exit codes: 130 after Ctrl-C, 0 after SIGTERM. state: 0 when the watch is at work, or follows one that is; 3
 when it is at work and something keeps it from a part of that; 5 when no watch is at work here. 0 of spare,
@@ -63,7 +64,7 @@ VERBS = {
     "state": "print spares, incidents and nodes in repair",
     "spare": "drain nodes of the group gpuprov_spares, so that they wait as spares",
     "take-over": "take the nodes and incidents of another watch over",
-    "breaker": "print whether drains for a fault are stopped, or let them go on with --close",
+    "breaker": "print whether drains for a fault are stopped; --close ends that",
     "replay": "print what it would have done in the last 24 recorded hours",
     "install": "write a systemd unit that runs it as a service",
 }

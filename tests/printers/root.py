@@ -15,7 +15,7 @@ from gpuprov_lab import debian
 from provision.errors import LabError
 
 # What programs write is in the folder `own`; the root itself is shared by all tests.
-_ENTER = """\
+ENTER = """\
 set -e
 root=$1 own=$2 sys=$3; shift 3
 mount --make-rprivate /
@@ -46,7 +46,7 @@ class Root:
         """Run a program to its end, with `sys` as its /sys. Whatever it started ends with it."""
         words = ["unshare", *_user(), "--mount", "--pid", "--fork", "--kill-child"]
         words += [] if network else ["--net"]
-        words += ["sh", "-c", _ENTER, "sh", str(self.packages), str(self.own), str(sys or "")]
+        words += ["sh", "-c", ENTER, "sh", str(self.packages), str(self.own), str(sys or "")]
         # Set inside, since an LD_PRELOAD would be for the host's programs, too.
         words += ["env", *(f"{name}={value}" for name, value in (environment or {}).items()), *argv]
         return subprocess.run(

@@ -12,10 +12,10 @@ from typing import Any
 from provision import atomic_file
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet, Node
-from provision.node.slurm_breaker import limit
 from provision.remote.schedulers import PREFIX, BreakerError, Holder, Job, Scheduled
 from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
 from provision.remote.schedulers.lease import Lease, put, read
+from provision.remote.schedulers.slurm_breaker import limit
 from provision.up.watch.policy import SPARES
 from provision.up.watch.seen import Seen
 

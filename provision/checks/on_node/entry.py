@@ -50,7 +50,7 @@ from provision.node import lock
 from provision.node.burnin.processes import locked
 from provision.node.burnin.spool import since_boot
 from provision.node.modules import gpuprov_run
-from provision.node.slurm_breaker import LEAST, SHARE
+from provision.remote.schedulers.slurm_breaker import LEAST, SHARE
 
 SETTINGS = Path("/etc/gpuprov/node-health.json")
 RUN = Path("/run/gpuprov")

@@ -6,8 +6,9 @@ docs/health.md want. A result that is old or missing, and one that could not be 
 timer that stopped, an upgrade or a tool that prints something new does that to a whole fleet at once.
 Nothing here resumes a node, and a node that is out of service already keeps its reason, whoever gave it.
 
-A drain needs a permit of the breaker of all drains (provision/node/slurm_breaker.py), so that one cause does
-not drain a fleet. Without one the node stays in service, and no program fails: Slurm would drain it then.
+A drain needs a permit of the breaker of all drains (provision/remote/schedulers/slurm_breaker.py), so that
+one cause does not drain a fleet. Without one the node stays in service, and no program fails: Slurm would
+drain it then.
 
 Slurm (prolog_epilog.html) wants no Slurm command in a Prolog or Epilog, for each of them asks slurmctld. A
 healthy node runs none: scontrol is asked only on a node that fails.
@@ -29,8 +30,9 @@ from typing import Any
 
 from provision.checks.on_node import styles
 from provision.errors import ExitCode, GpuprovError
-from provision.node import scheduler_programs, slurm_breaker
-from provision.node.slurm_breaker import LEAST, SHARE, UnknownError
+from provision.node import scheduler_programs
+from provision.remote.schedulers import slurm_breaker
+from provision.remote.schedulers.slurm_breaker import LEAST, SHARE, UnknownError
 from provision.text import one_line
 
 WORDS = ("check", "prolog", "epilog")

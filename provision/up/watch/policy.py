@@ -8,7 +8,7 @@ from typing import Any
 
 from provision.errors import StackError
 from provision.fleet import Fleet, Node
-from provision.node.slurm_breaker import LEAST, SHARE, limit
+from provision.remote.schedulers.slurm_breaker import LEAST, SHARE, limit
 
 SPARES = "gpuprov_spares"  # the group of nodes that wait
 _OBJECT = "gpuprov_watch"

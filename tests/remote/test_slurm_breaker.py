@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from provision.node import slurm_breaker
-from provision.node.slurm_breaker import OPEN, PERMIT, UnknownError, close, limit, opened, permit
+from provision.remote.schedulers import slurm_breaker
+from provision.remote.schedulers.slurm_breaker import OPEN, PERMIT, UnknownError, close, limit, opened, permit
 from tests.support.reservations import Reservations
 
 
