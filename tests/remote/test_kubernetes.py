@@ -20,7 +20,7 @@ from provision.desired import variables
 from provision.errors import StackError
 from provision.fleet import Fleet, Node
 from provision.paths import DOCS
-from provision.remote.schedulers import Holder, chosen
+from provision.remote.schedulers import BreakerError, Holder, chosen
 from provision.remote.schedulers.kubernetes import Kubernetes, Member, Result, members, published
 from provision.remote.schedulers.lease import Lease, put
 from tests.support import kubernetes_api
@@ -215,6 +215,56 @@ def test_only_the_reason_of_a_node_that_we_hold_is_replaced(served: Served, clus
         served.api.node("gpu-01")["metadata"]["annotations"]["gpuprov.io/reason"] == "gpuprov: in repair�[2J"
     )
     assert cluster.look(["gpu-01"])["gpu-01"].holder is Holder.US
+
+
+# --- the breaker of all drains
+
+
+def test_the_breaker_is_an_annotation_that_a_person_takes_away(served: Served, cluster: Kubernetes) -> None:
+    assert cluster.breaker() is None
+    for name in ("gpu-01", "gpu-02", "gpu-09"):
+        served.api.change(name, {"metadata": {"labels": {"pool": "train"}}}, "kubectl")
+    assert cluster.permit("gpu-01", 0, 1) == ""
+    cluster.drain({"gpu-01": "20260504T100000Z-gpu-01-0a0b0c0d GPU 3 has fallen off the bus"})
+    why = "pool=train has had 1 of its 3 nodes drained within an hour"
+    assert f"({why}): close it" in cluster.permit("gpu-02", 0, 1)
+    assert cluster.breaker() == why
+    assert "is open" in cluster.permit("gpu-02", 100, 9), "whatever the limit is now"
+    for name in ("gpu-01", "gpu-02", "gpu-09"):  # kubectl annotate nodes --all gpuprov.io/breaker-
+        served.api.change(name, {"metadata": {"annotations": {"gpuprov.io/breaker": None}}}, "kubectl")
+    assert cluster.breaker() is None
+    assert cluster.permit("gpu-02", 67, 1) == ""
+    cluster.open_breaker("ann looks into it")
+    assert cluster.breaker() == "ann looks into it"
+    cluster.close_breaker()
+    assert cluster.breaker() is None
+    assert "gpuprov.io/breaker" not in served.api.node("gpu-09")["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "drained_at", "counts"),
+    [
+        ("gpuprov: gpu3: lost", "2000-01-01T00:00:00+00:00", False),
+        ("gpuprov: gpu3: lost", "no time", True),
+        ("gpuprov: up 20260504", "no time", False),
+        ("gpuprov: spare", "no time", False),
+        ("gpuprov: (was DOWN) burn-in 7: slow", "no time", False),
+        ("mine", "no time", False),
+    ],
+)
+def test_only_drains_for_a_fault_within_the_hour_count(
+    served: Served, cluster: Kubernetes, reason: str, drained_at: str, counts: bool
+) -> None:
+    notes = {"gpuprov.io/reason": reason, "gpuprov.io/drained-at": drained_at}
+    served.api.change("gpu-01", {"metadata": {"annotations": notes}, "spec": {"taints": [TAINT]}}, "gpuprov")
+    assert (cluster.permit("gpu-02", 0, 1) != "") == counts
+
+
+def test_a_breaker_that_cannot_be_read_permits_nothing(served: Served, cluster: Kubernetes) -> None:
+    served.api.failures = [kubernetes_api.Failure("GET", "/api/v1/nodes", 403)]
+    for call in (cluster.breaker, lambda: cluster.permit("gpu-01", 10, 3)):
+        with pytest.raises(BreakerError, match="list nodes"):
+            call()
 
 
 # --- pools

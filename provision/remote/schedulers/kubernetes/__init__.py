@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from provision.fleet import Fleet, folder_of
 from provision.remote.schedulers import Holder, Scheduled
 from provision.remote.schedulers.kubernetes import objects, published
+from provision.remote.schedulers.kubernetes.breaker import Breaker
 from provision.remote.schedulers.kubernetes.cluster import ApiError, Cluster
 from provision.remote.schedulers.kubernetes.objects import Pod, rows, text
 from provision.remote.schedulers.kubernetes.published import Result
@@ -71,6 +72,10 @@ class Kubernetes:
         self._members, self._timeout = members(fleet, names), timeout
         places = dict.fromkeys((one.kubeconfig, one.context) for one in self._members.values())
         self._clusters = {place: Cluster(*place) for place in places}
+        every: dict[Cluster, list[str]] = {}
+        for node, one in self._members.items():
+            every.setdefault(self._cluster(node), []).append(one.name)
+        self._breaker = Breaker(every, timeout)
 
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
         """Each node's state and the pods on it; see the protocol for all methods that are not explained."""
@@ -120,6 +125,19 @@ class Kubernetes:
             return objects.lent(node, leases[name])
 
         return self._changed(leases, decide)
+
+    def breaker(self) -> str | None:
+        return self._breaker.read()
+
+    def permit(self, node: str, share: float, least: int) -> str:
+        member = self._members[node]
+        return self._breaker.permit(self._cluster(node), member.name, member.pool_labels, share, least)
+
+    def open_breaker(self, why: str) -> None:
+        self._breaker.open(why)
+
+    def close_breaker(self) -> None:
+        self._breaker.close()
 
     def publish(self, results: Mapping[str, Result]) -> dict[str, str]:
         """Write each node's condition GpuHealthy and its labels. Node → why that failed. Idempotent; a node
