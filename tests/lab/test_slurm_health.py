@@ -129,6 +129,11 @@ def cluster(made: Cluster) -> Iterator[Cluster]:
     """The cluster, whole and in service before and after."""
     yield made
     made.controller.as_root("scancel --user=root")
+    # Each drain of these tests counts for an hour, and two nodes have three.
+    made.controller.as_root(
+        "scontrol -o show reservation | grep -Eo 'gpuprov-(breaker|drain[.][^ ]*)' | sort -r"
+        " | xargs -rI{} scontrol delete ReservationName={}"
+    )
     for node in made.lab.nodes:
         node.heal()
         node.as_root(
@@ -210,6 +215,24 @@ def test_the_health_check_drains_within_its_interval(cluster: Cluster) -> None:
     cluster.lab.node("gpu-02").as_root(RUN)
     time.sleep(2 * INTERVAL)
     assert cluster.drained("gpu-02"), "nobody has resumed it"
+
+
+def test_nothing_is_drained_and_jobs_run_while_the_breaker_is_open(cluster: Cluster) -> None:
+    cluster.include()
+    cluster.scontrol(
+        "create reservation ReservationName=gpuprov-breaker StartTime=now Duration=UNLIMITED Users=root"
+        " Flags=ANY_NODES BurstBuffer=1"
+    )
+    node = cluster.lab.node("gpu-02")
+    broken(node)
+    assert cluster.controller.run("srun --nodelist=gpu-02 hostname").stdout == "gpu-02\n"
+    time.sleep(2 * INTERVAL)
+    assert not cluster.drained("gpu-02")
+    for program in ("check", "prolog", "epilog"):
+        lines = node.as_root(f"journalctl --no-pager -t gpuprov-slurm-{program} -o cat").stdout
+        assert "gpu-02 is left in service: the breaker of all drains is open" in lines, program
+    cluster.scontrol("delete ReservationName=gpuprov-breaker")
+    until(lambda: cluster.drained("gpu-02"), INTERVAL + 8, "drained once it is closed")
 
 
 def test_a_node_drained_by_a_person_keeps_their_reason(cluster: Cluster) -> None:
