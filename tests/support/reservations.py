@@ -29,6 +29,7 @@ class Reservations:
         return words[0] in ("create", "delete") or words[1] in ("reservation", "partition")
 
     def __call__(self, words: Sequence[str]) -> tuple[int, str]:
+        words = tuple(words)
         given = dict(word.partition("=")[::2] for word in words)
         if refused := self.refuses.get(words[0]) or self.refuses.get(words[1]):
             return 1, refused

@@ -8,8 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from contextlib import nullcontext
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,12 @@ from provision.desired import inventory
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
 from provision.remote.schedulers import chosen
+from provision.remote.schedulers.commands import Done
+from provision.remote.schedulers.slurm import Slurm
 from provision.up.watch import heartbeat, state, unit
 from provision.up.watch.incidents import Incident, Step, Store, elsewhere, moved, new, place_of
+from provision.up.watch.incidents import Step, Store, elsewhere, moved, new, place_of
+from tests.support.reservations import Reservations
 from tests.support.watching import fleet
 
 NOW = 1_800_000_000.0
@@ -412,3 +417,32 @@ def test_two_fleets_that_call_their_nodes_alike_are_two(folder: Path) -> None:
     with one.alone(), two.alone():
         one.announce(first)
         two.announce(second)
+
+
+def test_a_person_reads_and_closes_the_breaker_without_any_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm, of = Reservations(), fleet()
+    (tmp_path / "nodes.yml").write_text(INVENTORY)
+
+    def ask(commands: Sequence[Sequence[str]]) -> list[Done]:
+        return [Done(status, text) for status, text in (slurm(words[1:]) for words in commands)]
+
+    monkeypatch.setitem(chosen.MAKERS, "slurm", lambda _, names: Slurm(of, names, ask))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    words = ["watch", "breaker", str(tmp_path / "nodes.yml")]
+    slurm.there = {"gpuprov-breaker": "gpu has had 10 of its 100 nodes", "gpuprov-drain.gpu.3": "", "ann": ""}
+    assert main(words) == ExitCode.OK
+    assert capsys.readouterr().out == "open: gpu has had 10 of its 100 nodes\n"
+    assert main([*words, "--close"]) == ExitCode.OK
+    assert capsys.readouterr().out == "closed: nodes that fail are drained\n"
+    assert slurm.there == {"ann": ""}
+    slurm.refuses["reservation"] = "Unable to contact slurm controller (connect failure)\n"
+    assert main(words) == ExitCode.ERROR
+    assert "scontrol show reservation: Unable to contact slurm controller" in capsys.readouterr().err
+
+
+def test_the_state_shows_an_open_breaker() -> None:
+    found = state.document(fleet(), [], {}, NOW) | {"watch": {"held": ["breaker-open"]}}
+    line = "! the breaker of all drains is open: gpuprov watch breaker fleet.yml"
+    assert line in state.text(found, Path("/state"), nodes=" fleet.yml").splitlines()
