@@ -233,6 +233,8 @@ def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Seque
     out = {one.node for one in (*view.incidents, *opened) if one.holds_node and not one.was_spare}
     for pool in word.pools:
         members = [other for other, its in view.scheduled.items() if pool in its.pools and not its.error]
+        unknown = [other for other in out if (its := view.scheduled.get(other)) is None or its.error]
+        members += unknown  # they may be in it
         mine = [other for other in members if other in out]
         if len(mine) >= policy.out_of(len(members)):
             why = (

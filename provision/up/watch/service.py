@@ -286,6 +286,7 @@ class Watch:
 
     def _forward(self) -> None:
         """Let each open incident take its next step."""
+        changed: list[str] = []
         for name, (incident, future) in list(self._running.items()):
             if future.done():
                 del self._running[name]
@@ -297,8 +298,9 @@ class Watch:
                     text = f"{name} ({incident.node}) is stopped by an error, and tried every minute: {why}"
                     self._stuck[name] = Held("incident-stuck", (incident.node,), text)
                 self._not_before[name] = time.monotonic() + pause
-                self._words.pop(incident.node, None)
-                self._words.pop(incident.spare, None)
+                changed += (incident.node, incident.spare)
+        # At once: a node whose word is not known counts for no pool, and the next one may fail now.
+        self._ask([name for name in changed if name in self._fleet.nodes], 0.0)
         self._stuck = {
             one.id: self._stuck[one.id] for one in self._store.incidents() if one.id in self._stuck
         }

@@ -217,6 +217,13 @@ def test_a_share_holds_in_each_partition_of_a_node() -> None:
     assert "1 of the 4 nodes of big" in decision.held[0].why
 
 
+def test_a_node_out_of_service_of_which_nothing_is_known_may_be_in_the_partition() -> None:
+    known = view({"gpu-05": LOST}, incidents=(past("gpu-01", 2),))
+    assert held(told(known, "gpu-01", error="no answer")) == ["held.share"]
+    words = {name: one for name, one in known.scheduled.items() if name != "gpu-01"}
+    assert held(replace(known, scheduled=words)) == ["held.share"]
+
+
 FOUR = {f"gpu-{number:02d}": LOST for number in range(1, 5)}
 
 

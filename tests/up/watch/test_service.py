@@ -551,3 +551,15 @@ def test_a_drain_that_is_tried_again_counts_once(one: One) -> None:
     for _ in range(150):
         one.watch.round(0.01)
     assert one.scheduler.path.with_suffix(".permits").read_text() == "gpu-05\n"
+
+
+def test_a_node_drained_a_moment_ago_counts_for_its_partition(one: One) -> None:
+    """Between two questions about all nodes what the scheduler said of it must not be lost."""
+    one.pace(ask_all=1000.0)
+    one.stream.next = healths(fleet(), ["gpu-01"])
+    one.until(lambda: bool(one.reason("gpu-01")), "drained")
+    for _ in range(5):
+        one.watch.round(0.01)
+    one.stream.next = healths(fleet(), ["gpu-01", "gpu-05"])
+    one.until(lambda: "held.share" in [message.kind for message in one.told], "held")
+    assert one.reason("gpu-05") == ""
