@@ -68,6 +68,7 @@ class World:
     ahead: float = 0.0
     health: dict[str, str] = field(default_factory=lambda: dict.fromkeys(NAMES, "good"))
     since: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    failed: set[str] = field(default_factory=set)  # nodes that have had a verdict of their own
     was_bad: dict[str, float] = field(default_factory=dict)  # node → when it was last seen to be unfit
     reasons: dict[str, str] = field(default_factory=dict)  # why a node is drained
     pools: dict[str, list[str]] = field(default_factory=dict)
@@ -137,6 +138,10 @@ class World:
             return
         if not self.unfit(name):
             self.wrong.append(f"{name} was drained without a fault of its own: {reason}")
+        lost = self.now - self.since[name]
+        alone = self.health[name] == "silent" and name not in self.failed and self.now - self.stepped > HOUR
+        if alone and lost < POLICY.down_minutes * 60:
+            self.wrong.append(f"{name} was drained after {lost:.0f} s of silence")
         self.drains.append((self.now, name))
         recent = [other for at, other in self.drains if self.now - at < HOUR]
         if self.now - self.stepped > HOUR:  # a clock that was set and a restart may forget the hour
@@ -347,6 +352,8 @@ class Histories(RuleBasedStateMachine):
             for name, how in self.world.health.items():
                 if how != "good":
                     self.world.was_bad[name] = self.world.now
+                if how == "bad":
+                    self.world.failed.add(name)
             try:
                 self.watch.round(0.0)
             except Killed:
