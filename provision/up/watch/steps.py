@@ -131,11 +131,7 @@ class Steps:
         name, scheduler = incident.node, self._world.scheduler
         word = self._word(name)
         if incident.was_spare:
-            problem = scheduler.mark({name: incident.reason}).get(name, "")
-            if problem:
-                return _again(incident, f"{name} cannot be marked: {problem}")
-            self._spare_failed(incident)
-            return moved(incident, Step.EVIDENCE, drained=self._world.now())
+            return self._marked(incident)
         if word.holder is Holder.NOBODY and not word.error:
             seen = self._world.view().seen.get(name)
             if seen is None and self._world.now() - incident.opened > _OLD:
@@ -161,6 +157,22 @@ class Steps:
                 return _again(incident, f"{name} is not drained yet")
             return self._closed(incident, f"another run of gpuprov has {name}: {word.reason}")
         return moved(incident, Step.CHOOSE, drained=self._world.now())
+
+    def _marked(self, incident: Incident) -> Incident:
+        """A spare that failed waits drained already, unless somebody has put it into service or taken it."""
+        name, scheduler = incident.node, self._world.scheduler
+        problem = scheduler.mark({name: incident.reason}).get(name, "")
+        if not problem:
+            self._spare_failed(incident)
+            return moved(incident, Step.EVIDENCE, drained=self._world.now())
+        word, seen = self._word(name), self._world.view().seen.get(name)
+        if word.error or word.holder is Holder.US:
+            return _again(incident, f"{name} cannot be marked: {problem}")
+        if word.holder is Holder.OTHERS:
+            return self._closed(incident, f"somebody else took {name}: {word.reason}")
+        if seen is not None and seen.healthy:
+            return self._closed(incident, f"{name} is healthy again, and nothing had been done yet")
+        return self._stuck(incident, f"the spare {name} was put into service, and failed: {incident.cause}")
 
     def _not_permitted(self, incident: Incident) -> Incident | None:
         """The incident as it waits where the breaker of all drains is open or not to be read."""

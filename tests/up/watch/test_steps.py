@@ -341,3 +341,24 @@ def test_every_step_can_be_done_twice(world: World) -> None:
         world.incident, _ = world.steps.advance(world.incident)
     assert (world.incident.step, world.incident.spare) == (Step.REPAIR, "spare-1")
     assert world.scheduler.done() == ["drain gpu-03", "mark spare-1", "join spare-1 gpu", "resume spare-1"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "health", "step", "kinds"),
+    [
+        ("", LOST, Step.DRAIN, ["not-drained"]),
+        ("", GOOD, Step.CLOSED, []),
+        ("moved [ann]", LOST, Step.CLOSED, []),
+        (f"{PREFIX}spare", LOST, Step.REPAIR, ["spare-failed"]),
+    ],
+    ids=["put into service", "well again", "a person has it", "waits"],
+)
+def test_a_spare_that_failed_is_marked_or_told_of(
+    tmp_path: Path, reason: str, health: dict[str, Any], step: Step, kinds: list[str]
+) -> None:
+    world = World(tmp_path)
+    world.incident = new("spare-1", NOW, "gpu3: lost", was_spare=True)
+    world.scheduler.set("spare-1", reason=reason)
+    world.seen["spare-1"] = seen("spare-1", NOW, **health)
+    assert world.go().step is step
+    assert list(dict.fromkeys(message.kind for message in world.told)) == kinds
