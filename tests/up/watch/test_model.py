@@ -42,7 +42,7 @@ from tests.support.watching import fleet
 FLEET = fleet(12, 2)
 NAMES = list(FLEET.nodes)
 GPUS = [name for name in NAMES if name not in FLEET.groups[SPARES]]
-POLICY = Policy(hourly=3, share=25, rack_hourly=2, breaker_nodes=4, silent_nodes=4, silent_share=30)
+POLICY = Policy(hourly=3, share=40, rack_hourly=2, breaker_nodes=5, silent_nodes=4, silent_share=30)
 HOUR, BEGUN = 3600.0, 1_800_000_000.0
 STATUS = {
     (name, kind): judged(name, printed(make(node=name)))
@@ -81,7 +81,8 @@ class World:
     drains: list[tuple[float, str]] = field(default_factory=list)  # by the watch, for a fault
     left_to_kill: int = -1
     wrong: list[str] = field(default_factory=list)
-    stepped: float = -2 * HOUR  # when a clock was last set, or the watch killed
+    clock_set: float = -2 * HOUR  # when that was last done
+    began: float = 0.0  # when the watch last did
 
     def point(self) -> None:
         """A moment at which the watch may die."""
@@ -139,12 +140,12 @@ class World:
         if not self.unfit(name):
             self.wrong.append(f"{name} was drained without a fault of its own: {reason}")
         lost = self.now - self.since[name]
-        alone = self.health[name] == "silent" and name not in self.failed and self.now - self.stepped > HOUR
+        alone = self.health[name] == "silent" and name not in self.failed and self.now - self.clock_set > HOUR
         if alone and lost < POLICY.down_minutes * 60:
             self.wrong.append(f"{name} was drained after {lost:.0f} s of silence")
         self.drains.append((self.now, name))
         recent = [other for at, other in self.drains if self.now - at < HOUR]
-        if self.now - self.stepped > HOUR:  # a clock that was set and a restart may forget the hour
+        if self.now - self.clock_set > HOUR:  # with a restart, that may forget the hour
             if len(recent) > POLICY.hourly:
                 self.wrong.append(f"{len(recent)} nodes drained within an hour: {recent}")
             rack = FLEET.nodes[name].variables["gpuprov_rack"]
@@ -357,7 +358,7 @@ class Histories(RuleBasedStateMachine):
             try:
                 self.watch.round(0.0)
             except Killed:
-                self.world.stepped = self.world.now
+                self.world.began = self.world.now
                 self.start([])
             except RunFolderError as error:  # as Watch.run
                 self.watch._failed(error)
@@ -405,7 +406,7 @@ class Histories(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([-2 * HOUR, -61.0, 61.0, 2 * HOUR]))
     def the_clock_is_set(self, seconds: float) -> None:
         self.world.ahead += seconds
-        self.world.stepped = self.world.now
+        self.world.clock_set = self.world.now
         self.rounds(1, 1.0)
 
     @rule(away=st.booleans())
@@ -429,7 +430,7 @@ class Histories(RuleBasedStateMachine):
     @rule(minutes=st.sampled_from([0.0, 0.5, 30]), late=st.sets(st.sampled_from(NAMES), max_size=4))
     def the_watch_is_away_for_a_while(self, minutes: float, late: set[str]) -> None:
         self.world.now += minutes * 60
-        self.world.stepped = self.world.now
+        self.world.began = self.world.now
         self.start(sorted(late))
         self.rounds(2, 1.0)
         self.around.arrive()
@@ -481,7 +482,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def a_fault_is_acted_on_or_told_within_a_minute(self) -> None:
-        if not hasattr(self, "watch") or self.world.now - self.world.stepped < 60.0:
+        if not hasattr(self, "watch") or self.world.now - self.world.began < 60.0:
             return
         world = self.world
         acted = {one.node for one in self.store.incidents() if one.holds_node}
