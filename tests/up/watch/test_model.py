@@ -312,7 +312,7 @@ class Histories(RuleBasedStateMachine):
             spare = name in FLEET.groups[SPARES]
             self.world.pools[name] = [] if spare else ["gpu"]
             self.world.reasons |= {name: f"{PREFIX}spare"} if spare else {}
-        self.world.now = 1.0
+        self.world.now, self.then = 1.0, ("", "")
 
     def teardown(self) -> None:
         try:
@@ -359,10 +359,20 @@ class Histories(RuleBasedStateMachine):
             try:
                 self.watch.round(0.0)
             except Killed:
-                self.world.began = self.world.now
-                self.start([])
+                self.come_back()
             except RunFolderError as error:  # as Watch.run
                 self.watch._failed(error)
+
+    def come_back(self) -> None:
+        node, then = self.then
+        if then:
+            self.world.now += 600.0
+            self.world.health[node], self.world.since[node] = "good", self.world.now
+        if "back" in then:
+            self.world.ahead -= 2 * HOUR
+            self.world.clock_set = self.world.now
+        self.world.began = self.world.now
+        self.start([node] if "late" in then else [])
 
     # --- what happens
 
@@ -420,13 +430,22 @@ class Histories(RuleBasedStateMachine):
         self.world.full = full
         self.rounds(1, 1.0)
 
-    @rule(points=st.integers(0, 40), node=st.sampled_from(NAMES))
-    def the_watch_dies_while_a_node_fails(self, points: int, node: str) -> None:
-        self.world.left_to_kill = points
+    @rule(
+        points=st.integers(0, 40),
+        node=st.sampled_from(NAMES),
+        then=st.sampled_from(["", "healed", "healed late", "healed late back"]),
+    )
+    def the_watch_dies_while_a_node_fails(self, points: int, node: str, then: str) -> None:
+        """`then`: what has become of it when the watch is back: it is well again; its first result is late;
+        the clock went back."""
         if self.world.health[node] == "good":
             self.world.health[node], self.world.since[node] = "bad", self.world.now
+        self.world.left_to_kill, self.then = points, (node, then)
         self.rounds(3, 1.0)
-        self.world.left_to_kill = -1
+        self.world.left_to_kill, self.then = -1, ("", "")
+        self.rounds(1, 1.0)
+        self.around.arrive()
+        self.rounds(1, 1.0)
 
     @rule(minutes=st.sampled_from([0.0, 0.5, 30]), late=st.sets(st.sampled_from(NAMES), max_size=4))
     def the_watch_is_away_for_a_while(self, minutes: float, late: set[str]) -> None:
@@ -460,7 +479,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def no_drain_was_wrong(self) -> None:
-        assert self.world.wrong == []
+        assert not self.world.wrong, self.world.wrong
 
     @invariant()
     def a_spare_counts_as_bad_for_its_own_fault_alone(self) -> None:

@@ -362,3 +362,15 @@ def test_a_spare_that_failed_is_marked_or_told_of(
     world.seen["spare-1"] = seen("spare-1", NOW, **health)
     assert world.go().step is step
     assert list(dict.fromkeys(message.kind for message in world.told)) == kinds
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(30, False), (90, True), (-3600, True)])
+def test_an_incident_that_is_not_of_the_last_minute_waits_for_a_health_result(
+    tmp_path: Path, seconds: float, waits: bool
+) -> None:
+    """A clock that was set back must not make an old incident a new one: its node may have recovered."""
+    world = World(tmp_path)
+    del world.seen["gpu-03"]
+    world.at = NOW + seconds
+    world.go(1)
+    assert (world.incident.step is Step.DRAIN) == waits
