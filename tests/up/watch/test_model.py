@@ -69,6 +69,7 @@ class World:
     ahead: float = 0.0
     health: dict[str, str] = field(default_factory=lambda: dict.fromkeys(NAMES, "good"))
     since: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    resumed: dict[str, float] = field(default_factory=dict)  # node → when a person last did that
     failed: set[str] = field(default_factory=set)  # nodes that have had a verdict of their own
     was_bad: dict[str, float] = field(default_factory=dict)  # node → when it was last seen to be unfit
     reasons: dict[str, str] = field(default_factory=dict)  # why a node is drained
@@ -395,6 +396,9 @@ class Histories(RuleBasedStateMachine):
             self.world.reasons[node] = "ann looks into it"
         else:
             self.world.reasons.pop(node, None)
+            # What a person has undone counts for no limit, and the watch has its minute again.
+            self.world.drains = [one for one in self.world.drains if one[1] != node]
+            self.world.resumed[node] = self.world.now
         self.rounds(1, 1.0)
 
     @rule(node=st.sampled_from(GPUS))
@@ -508,12 +512,10 @@ class Histories(RuleBasedStateMachine):
         acted = {one.node for one in self.store.incidents() if one.holds_node}
         lasting = [self.watch._told[key] for key in self.watch._held]
         for node, how in world.health.items():
-            serves = not world.reasons.get(node) and not self.away_lately()
-            if how == "bad" and serves and world.now - world.since[node] > 60.0 and node not in acted:
+            serves = not world.reasons.get(node) and not world.away
+            for_a_minute = world.now - max(world.since[node], world.resumed.get(node, 0.0)) > 60.0
+            if how == "bad" and serves and for_a_minute and node not in acted:
                 assert [one for one in lasting if one.kind != "last-spare"], f"{node} is left without a word"
-
-    def away_lately(self) -> bool:
-        return self.world.away
 
     # --- and at the end
 
