@@ -13,7 +13,6 @@ from provision import atomic_file
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet, Node
 from provision.remote.schedulers import PREFIX, BreakerError, Holder, Job, Scheduled
-from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
 from provision.remote.schedulers.lease import Lease, put, read
 from provision.remote.schedulers.slurm_breaker import limit
 from provision.up.watch.policy import SPARES

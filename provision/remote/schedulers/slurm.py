@@ -20,10 +20,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.fleet import GROUPS, Fleet, Kind
-from provision.node import slurm_breaker
-from provision.remote.schedulers import BreakerError, Holder, Job, Scheduled, slurm_breaker, slurm_text
-from provision.remote.schedulers import BreakerError, Holder, Job, Scheduled, slurm_text
-from provision.remote.schedulers import Holder, Job, Scheduled, lease, slurm_text
+from provision.remote.schedulers import BreakerError, Holder, Job, Scheduled, lease, slurm_breaker, slurm_text
 from provision.remote.schedulers.commands import Ask, Commands, CommandsError, Done
 from provision.remote.schedulers.slurm_text import NodeText
 from provision.text import one_line

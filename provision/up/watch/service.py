@@ -23,13 +23,11 @@ from provision.up.watch import heartbeat
 from provision.up.watch.alerts import is_over
 from provision.up.watch.breaker import Breaker
 from provision.up.watch.decide import (
-    HOUR,
     Ages,
     Held,
     Telling,
     View,
     decide,
-    ready,
     spares_gone,
     spares_in_service,
     suspects,
@@ -37,6 +35,7 @@ from provision.up.watch.decide import (
 from provision.up.watch.incidents import Incident, Store
 from provision.up.watch.lease import Holding, LostLeaseError
 from provision.up.watch.policy import Policy
+from provision.up.watch.renewal import Renewal
 from provision.up.watch.roles import Role, roles, serving
 from provision.up.watch.seen import Seen, seen
 from provision.up.watch.steps import Checked, Message, Steps
@@ -45,7 +44,6 @@ from provision.up.watch.take_over import strays
 from provision.validate.status.status import NodeStatus
 
 AT_ONCE = 4  # incidents taken forward at the same time
-RENEW = 0.9  # part of the time a validation counts for, after which a spare is validated again
 
 
 class Watch:
@@ -80,9 +78,7 @@ class Watch:
         self._running: dict[str, tuple[Incident, concurrent.futures.Future[tuple[Incident, float]]]] = {}
         self._stuck: dict[str, Held] = {}  # incident → the error that stopped it
         self._not_before: dict[str, float] = {}
-        self._renewing: tuple[str, concurrent.futures.Future[Checked]] | None = None
-        self._renewer = concurrent.futures.ThreadPoolExecutor(1, "spare")
-        self._renew_after: dict[str, float] = {}
+        self._renewal = Renewal(self, store, policy, say, self._steps.checked)
         self.pace = pace or Pace()
         self._telling, self._steady, self._ages = Telling(), steady, Ages(steady)
         self._held: dict[str, str] = {}  # what lasts (Held.key) → the message on it
@@ -144,7 +140,7 @@ class Watch:
             self._systemd("STOPPING=1")
             self._checks.stop()
             self._pool.shutdown(wait=True, cancel_futures=True)
-            self._renewer.shutdown(wait=True, cancel_futures=True)
+            self._renewal.stop()
 
     def stop(self) -> None:
         """End after this round; what is begun goes on at the next start."""
@@ -189,7 +185,7 @@ class Watch:
             lasting = {*self._held.values(), *(told for _, told in self._lost.values())}
             self._people.settle(lambda message: is_over(message, known, lasting, view.validated))
         self._forward()
-        self._renew(view)
+        self._renewal.go_on(view)
         self._beat(view)
 
     def _failed(self, error: Exception) -> None:
@@ -356,39 +352,6 @@ class Watch:
                 text = f"{spare} is in {pools} no longer, where it replaces {incident.node}: {why}"
                 advice = f"put it back, or drain {spare}"
                 self.tell(Message(self._lost[spare][1], "pool-lost", at, text, spare, next=advice))
-
-    def _renew(self, view: View) -> None:
-        """Validate spares again before their validation counts no more, one at a time."""
-        if self._renewing is not None:
-            name, future = self._renewing
-            if not future.done():
-                return
-            self._renewing = None
-            checked = future.result()
-            self._steps.checked(name, checked)
-            if checked.passed:
-                self._store.write_validated(name, self.now(), "pass", checked.run)
-                self._say(f"the spare {name} was validated")
-            elif checked.again:
-                self._renew_after[name] = time.monotonic() + 60
-            else:
-                self._renew_after[name] = time.monotonic() + HOUR
-                self._store.write_validated(name, self.now(), "fail", checked.run)
-                text = f"the spare {name} did not pass its validation: {checked.why}"
-                stamp = f"{name}.spare-failed.{self.now():.0f}"
-                advice = f"gpuprov validate --nodes {shlex.quote(name)}"
-                self.tell(Message(stamp, "spare-failed", self.now(), text, name, next=advice))
-            return  # `view` does not know of it yet
-        limit = self._policy.validated_hours * HOUR * RENEW
-        waiting = {one.spare for one in view.incidents if one.holds_spare}
-        for name, role in view.roles.items():
-            old = self.now() - view.validated.get(name, 0.0) > limit
-            if role is not Role.SPARE or name in waiting or not old:
-                continue
-            fresh = replace(view, validated={**view.validated, name: self.now()})
-            if self._renew_after.get(name, 0.0) <= time.monotonic() and not ready(name, fresh, self._policy):
-                self._renewing = (name, self._renewer.submit(self._checks.verify, name))
-                return
 
     # People.
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +26,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from provision.errors import RunFolderError
 from provision.remote.protocol import unreachable
 from provision.remote.schedulers import PREFIX, BreakerError, Holder, Scheduled
+from provision.remote.schedulers.lease import Lease
 from provision.remote.schedulers.slurm_breaker import limit
-from provision.up.watch import breaker, service
+from provision.up.watch import breaker, renewal, service
 from provision.up.watch.incidents import Incident, Step, Store
 from provision.up.watch.policy import SPARES, Policy
 from provision.up.watch.roles import Role, roles
@@ -74,6 +75,7 @@ class World:
     was_bad: dict[str, float] = field(default_factory=dict)  # node → when it was last seen to be unfit
     reasons: dict[str, str] = field(default_factory=dict)  # why a node is drained
     pools: dict[str, list[str]] = field(default_factory=dict)
+    leases: dict[str, Lease | None] = field(default_factory=dict)
     answers: dict[str, Checked] = field(default_factory=dict)  # spare → what its checks find
     failed_a_check: set[str] = field(default_factory=set)
     away: bool = False  # the scheduler
@@ -116,7 +118,20 @@ class World:
         ours = reason.startswith(PREFIX)
         holder = Holder.US if ours else Holder.OTHERS if reason else Holder.NOBODY
         state = ("DOWN" if down else "IDLE") + ("+DRAIN" if reason else "")
-        return Scheduled(name, state, reason, holder, not reason and not down, down, tuple(self.pools[name]))
+        takes = not reason and not down
+        pools = tuple(self.pools[name])
+        return Scheduled(name, state, reason, holder, takes, down, pools, lease=self.leases.get(name))
+
+    settle = 0.0
+
+    def lease(self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]) -> dict[str, str]:
+        def change(name: str) -> str:
+            if self.leases.get(name) != before.get(name):
+                return "another watch changed its lease just now"
+            self.leases[name] = leases[name]
+            return ""
+
+        return self._changed(list(leases), change)
 
     def _changed(self, nodes: Sequence[str], change: Callable[[str], str]) -> dict[str, str]:
         self.point()
@@ -239,18 +254,18 @@ class ModelStore(Store):
             raise RunFolderError("history.jsonl cannot be written: No space left on device", "make room")
 
 
-class AtOnce:
+class AtOnce(Executor):
     """An executor whose work is done when it is submitted."""
 
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            future.set_result(work(*arguments))
+            future.set_result(work(*arguments, **named))
         except Exception as error:
             future.set_exception(error)
         return future
 
-    def shutdown(self, **_: bool) -> None: ...
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 
 class Around:
@@ -305,7 +320,7 @@ class Histories(RuleBasedStateMachine):
         self.world = World(Path(tempfile.mkdtemp(prefix="watch-model-", dir=base)))
         self.patch = pytest.MonkeyPatch()
         clock = SimpleNamespace(monotonic=lambda: self.world.now, sleep=lambda _: None, time=self.world.wall)
-        for module in (service, breaker):
+        for module in (service, breaker, renewal):
             self.patch.setattr(module, "time", clock)
         for folder in ("incidents", "outbox", "alerts", "returns"):
             (self.world.folder / folder).mkdir()
@@ -344,9 +359,9 @@ class Histories(RuleBasedStateMachine):
             steady=lambda: self.world.now,
             pace=Pace(least=0.0, wait=0.0, beat=1e12),
         )
-        for name in ("_pool", "_renewer"):
-            getattr(self.watch, name).shutdown()
-            setattr(self.watch, name, AtOnce())
+        for one in (self.watch, self.watch._renewal):
+            one._pool.shutdown()
+            one._pool = AtOnce()
 
     def rounds(self, count: int, seconds: float) -> None:
         """So many rounds, with so much time before each."""

@@ -398,7 +398,7 @@ def test_a_spare_that_cannot_be_checked_is_reported_once(one: One, monkeypatch: 
     assert message.text.endswith("could not be checked: no answer")
     assert "fail" not in {row["verdict"] for row in one.store.validated().values()}
     one.checks.answers.clear()
-    monkeypatch.setattr(one.watch, "_renew_after", {})
+    monkeypatch.setattr(one.watch._renewal, "_after", {})
     one.pace(ask_all=0.0)
     one.until(lambda: len(validated(one)) == 2 and one.over == {message.id}, "validated, and over")
 

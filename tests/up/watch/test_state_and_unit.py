@@ -8,9 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from provision.remote.schedulers.commands import Done
 from provision.remote.schedulers.slurm import Slurm
 from provision.up.watch import heartbeat, state, unit
 from provision.up.watch.incidents import Incident, Step, Store, elsewhere, moved, new, place_of
-from provision.up.watch.incidents import Step, Store, elsewhere, moved, new, place_of
 from tests.support.reservations import Reservations
 from tests.support.watching import fleet
 
@@ -444,5 +443,4 @@ def test_a_person_reads_and_closes_the_breaker_without_any_watch(
 
 def test_the_state_shows_an_open_breaker() -> None:
     found = state.document(fleet(), [], {}, NOW) | {"watch": {"held": ["breaker-open"]}}
-    line = "! the breaker of all drains is open: gpuprov watch breaker fleet.yml"
-    assert line in state.text(found, Path("/state"), nodes=" fleet.yml").splitlines()
+    assert "! the breaker of all drains is open" in state.text(found, Path("/state")).splitlines()
