@@ -62,7 +62,7 @@ examples:
 VERBS = {
     "run": "replace failed nodes with proven spares",
     "state": "print spares, incidents and nodes in repair",
-    "spare": "drain nodes of the group gpuprov_spares, so that they wait as spares",
+    "spare": "drain nodes of the group gpuprov_spares, which wait as spares",
     "take-over": "take the nodes and incidents of another watch over",
     "breaker": "print whether drains for a fault are stopped; --close ends that",
     "replay": "print what it would have done in the last 24 recorded hours",
