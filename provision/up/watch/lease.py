@@ -25,6 +25,7 @@ from provision.up.watch.roles import Role, changes
 
 SPARE_AGAIN = "spare"  # Lease.placed of a node that was repaired since
 AT = 200  # characters of Lease.at
+_GIVES_WAY = 10  # looks at whether a watch that took nodes in the same moment gives them back
 
 
 class LostLeaseError(Exception):
@@ -137,24 +138,33 @@ class Holding:
             problems = self._scheduler.lease(leases, {name: known[name].lease for name in leases})
             if free:
                 self._sleep(self._scheduler.settle)
-                self._settle(free)
+                self._settle({name: leases[name] for name in free})
             self.trouble = {
                 name: problems[name] for name in free if name in problems and not self.others.get(name)
             }
 
-    def _settle(self, taken: Sequence[str]) -> None:
+    def _settle(self, taken: Mapping[str, Lease]) -> None:
         """Read back what was written. Of two watches that took nodes of one fleet in the same moment, and got
-        some each, the one with the higher id gives its own back."""
-        words = self._scheduler.look(taken)
-        rivals = [word.lease.holder for word in words.values() if word.lease and not self.is_mine(word)]
+        some each, the one with the higher id gives its own back, and the other one waits for that: with a
+        part of its nodes it would report spares as gone, and a watch to follow."""
+        words = self._scheduler.look(list(taken))
         kept = {name: word.lease for name, word in words.items() if self.is_mine(word)}
+        rivals = self._rivals(words)
         if kept and rivals and self.holder > min(rivals):
             self._scheduler.lease(dict.fromkeys(kept), kept)
             words |= self._scheduler.look(list(kept))
-            rivals = []
+        else:
+            for _ in range(_GIVES_WAY if kept and rivals else 0):
+                self._sleep(max(self._scheduler.settle, 0.2))
+                words = self._scheduler.look(list(taken))
+                if free := [name for name, word in words.items() if word.lease is None and not word.error]:
+                    self._scheduler.lease({name: taken[name] for name in free}, dict.fromkeys(free))
+                elif not self._rivals(words):
+                    break
         self.saw(words)
-        if kept and rivals:  # they are free in a moment
-            self.others |= dict.fromkeys(words.keys() - kept.keys())
+
+    def _rivals(self, words: Mapping[str, Scheduled]) -> list[str]:
+        return [word.lease.holder for word in words.values() if word.lease and not self.is_mine(word)]
 
     def note(self, incident: Incident) -> str:
         """Write into both leases that the spare is about to take the node's place; why that failed, or "".
