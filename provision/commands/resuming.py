@@ -28,12 +28,13 @@ def remembered(options: argparse.Namespace, defaults: Mapping[str, Any]) -> dict
 
 def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Fill into `options` what run.json (`meta`) has of the run before. Raises UsageError for a value of
-    --set that was not stored."""
+    --set that was not stored, or not all of it."""
     asked = meta.get("arguments") or {}
     pattern = {"nodes": meta["pattern"]} if meta.get("pattern") else {}
+    locked = options.lock or options.no_lock  # either, given now, is instead of both
     for name, default in {**_FLEET, **defaults}.items():
         before = {**asked, **pattern}.get(name)
-        if getattr(options, name) == default and before:
+        if getattr(options, name) == default and before and not (locked and name in ("lock", "no_lock")):
             setattr(options, name, before)
     if not (options.inventory or options.inventory_option):
         options.inventory = meta.get("inventory") or None
@@ -41,7 +42,7 @@ def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Ma
     for key, value in (asked.get("set") or {}).items():
         if key in given:
             continue
-        if value == HIDDEN:
+        if HIDDEN in json.dumps(value):
             raise UsageError(
                 f"--set {key}=… of the earlier run was not stored, because it looks like a secret",
                 "give it again",

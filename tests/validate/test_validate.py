@@ -375,6 +375,25 @@ def test_a_secret_that_was_not_stored_is_asked_for(validate: Any, capsys: pytest
     assert "--set registry_password=… of the earlier run was not stored" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("machines")
+def test_a_value_of_which_a_part_was_not_stored_is_asked_for(
+    validate: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight asterisks are no password."""
+    _, _, folder = validate("--set", "registry={user: ops, password: s3cret}")
+    assert "s3cret" not in (folder / "run.json").read_text()
+    assert cli.main(["validate", "--resume", folder.name]) == ExitCode.USAGE
+    assert "--set registry=… of the earlier run was not stored" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("machines")
+def test_a_lock_file_given_now_wins_over_none_before() -> None:
+    run = RunFolder.create("validate", {"no_lock": True})
+    options = cli.parsed(["validate", "--resume", run.path.name, "--lock", "mine.yml"])
+    validate_command.campaign(options)
+    assert (options.lock, options.no_lock) == ("mine.yml", False)
+
+
 def test_resume_measures_again_what_was_not_measured(machines: Machines, validate: Any) -> None:
     machines.outcomes["gpu-01", "nvbandwidth"] = Outcome("gpu-01", "failed", message="Timed out")
     _, _, folder = validate()
