@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from provision import secrets_mask
 from provision.commands import fleet_options
 from provision.errors import UsageError
 from provision.secrets_mask import HIDDEN
@@ -23,7 +24,21 @@ def remembered(options: argparse.Namespace, defaults: Mapping[str, Any]) -> dict
     """What the run folder keeps of the command line. `defaults`: the verb's own options that are kept."""
     files = [str(Path(file).expanduser().absolute()) for file in options.vault_password_file]
     kept = {name: getattr(options, name) for name in (*_FLEET, *defaults)}
-    return {**kept, "vault_password_file": files, "set": fleet_options.overrides(options)}
+    given = fleet_options.overrides(options)
+    shown = _without_secrets(secrets_mask.masked(given, secrets_mask.secrets_of(given)))
+    return {**kept, "vault_password_file": files, "set": shown}
+
+
+def _without_secrets(value: Any) -> Any:
+    """`value` with whatever has a secret's name replaced, numbers and lists as well: 123456 is a password."""
+    if isinstance(value, Mapping):
+        return {
+            key: HIDDEN
+            if secrets_mask.is_secret_name(str(key)) and inner is not None
+            else _without_secrets(inner)
+            for key, inner in value.items()
+        }
+    return [_without_secrets(inner) for inner in value] if isinstance(value, list) else value
 
 
 def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

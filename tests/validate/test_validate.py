@@ -387,6 +387,16 @@ def test_a_value_of_which_a_part_was_not_stored_is_asked_for(
 
 
 @pytest.mark.usefixtures("machines")
+@pytest.mark.parametrize(
+    "given",
+    [["ansible_password=7300451"], ["pins_secret=[7300451]"], ['ansible_password="{{ pw }}"', "pw=x7300451"]],
+)
+def test_no_secret_of_any_type_is_stored_for_a_run_that_resumes(validate: Any, given: list[str]) -> None:
+    _, _, folder = validate(*(word for text in given for word in ("--set", text)))
+    assert "7300451" not in (folder / "run.json").read_text()
+
+
+@pytest.mark.usefixtures("machines")
 def test_a_lock_file_given_now_wins_over_none_before() -> None:
     run = RunFolder.create("validate", {"no_lock": True})
     options = cli.parsed(["validate", "--resume", run.path.name, "--lock", "mine.yml"])
