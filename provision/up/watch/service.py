@@ -32,7 +32,7 @@ from provision.up.watch.decide import (
     spares_in_service,
     suspects,
 )
-from provision.up.watch.incidents import Incident, Store
+from provision.up.watch.incidents import Incident, Step, Store
 from provision.up.watch.lease import Holding, LostLeaseError
 from provision.up.watch.policy import Policy
 from provision.up.watch.renewal import Renewal
@@ -85,6 +85,7 @@ class Watch:
         self._told: dict[str, Message] = {}  # the same, and what has ended since
         self._breaker = Breaker(scheduler, say)
         self._full = ""  # why the folder cannot be written
+        self._unanswered: dict[str, int] = {}  # node → how often in a row the scheduler did not answer
         self._last_beat, self._asked_all, self._stopped, self._unexported = 0.0, 0.0, False, ""
         self._systemd, self._began, self._failures = systemd, time.time(), 0
         # Node → when its newest result was written, and its interval; the start where none came.
@@ -156,6 +157,9 @@ class Watch:
         if all_of_them := time.monotonic() - self._asked_all > self.pace.ask_all or not self._asked_all:
             self._asked_all = time.monotonic()
             self._ask(list(self._fleet.nodes), 0.0)
+            away = [one.node for one in self._store.incidents() if one.step is Step.REPAIR and one.holds_node]
+            mute = {name for name, (_, word) in self._words.copy().items() if word.error}.difference(away)
+            self._unanswered = {name: self._unanswered.get(name, 0) + 1 for name in sorted(mute)}
             self._breaker.read()
             self._keep_leases()
             self._forget_aside()
@@ -208,6 +212,9 @@ class Watch:
         if trouble := self.lease.trouble.copy():
             why = f"the lease of {fold(trouble, 200)} cannot be written: {next(iter(trouble.values()))}"
             found.append(Held("no-lease", tuple(trouble), why))
+        if mute := [name for name, times in self._unanswered.items() if times > 1]:  # once: it starts anew
+            why = f"the scheduler does not answer for {fold(mute, 200)}, so nothing is done to them: "
+            found.append(Held("no-scheduler", tuple(mute), f"{why}{self._words[mute[0]][1].error}"))
         if self._full:
             why = f"{self._full}: no failed node can be drained until there is room, and no history is kept"
             found.append(Held("disk-full", (), why))

@@ -302,6 +302,36 @@ def test_a_scheduler_that_raises_is_one_that_does_not_answer(one: One) -> None:
     assert one.told[0].kind == "held.scheduler"
 
 
+def test_a_scheduler_that_is_gone_is_told_before_a_node_fails(one: One) -> None:
+    """A watch that could drain nothing is not at work; one question without an answer is a restart."""
+    one.pace(beat=0.0, ask_all=-1.0)
+    one.watch.round(0.01)
+    one.scheduler.broken["look"] = dict.fromkeys(fleet().nodes, "slurmctld does not answer")
+    one.watch.round(0.01)
+    assert heartbeat.last(one.store.path)["held"] == []
+    one.watch.round(0.01)
+    found = heartbeat.last(one.store.path)
+    assert found["held"] == ["no-scheduler"]
+    assert heartbeat.state(found, found["at"], True) == "held"
+    assert [message.kind for message in one.told] == ["no-scheduler"]
+    assert (
+        "for gpu-[01-08], spare-[1-2], so nothing is done to them: slurmctld does not answer"
+        in one.told[0].text
+    )
+    del one.scheduler.broken["look"]
+    one.watch.round(0.01)
+    assert heartbeat.last(one.store.path)["held"] == []
+
+
+def test_a_node_in_repair_may_be_gone_from_the_scheduler(replaced: One) -> None:
+    (gone,) = [each.node for each in replaced.store.incidents()]
+    replaced.pace(beat=0.0, ask_all=-1.0)
+    replaced.scheduler.broken["look"] = {gone: "no such node"}
+    for _ in range(3):
+        replaced.watch.round(0.01)
+    assert heartbeat.last(replaced.store.path)["held"] == []
+
+
 def test_a_round_that_fails_is_reported_and_the_next_one_goes_on(one: One) -> None:
     one.pace(wait=0.01)
     rounds = []
