@@ -79,11 +79,11 @@ needs_analyze = pytest.mark.skipif(
 )
 
 
-def rendered(name: str) -> str:
+def rendered(name: str, **variables: Any) -> str:
     """The text of ROLE/UNIT as it is on a node."""
     role, template = name.split("/")
     of = all_roles()[role]
-    declared: dict[str, Any] = {"receptor_authority": {}, "inventory_hostname": "gpu-01"}
+    declared: dict[str, Any] = {"receptor_authority": {}, "inventory_hostname": "gpu-01", **variables}
     text: str = renderer_for(of, declared, machine()).file(
         (of.path / f"templates/{template}.j2").read_text(), {}
     )
@@ -167,3 +167,19 @@ def test_the_health_program_keeps_what_it_reads_the_machine_with() -> None:
         "DAC_OVERRIDE",
     ):
         assert f"CAP_{needed}" not in dropped[1].split()
+
+
+@needs_analyze
+@pytest.mark.parametrize("folder", ["/etc/node_exporter/textfile", "/usr/local/100%/text file"])
+def test_metrics_are_written_into_a_folder_that_is_protected_otherwise(folder: str, tmp_path: Path) -> None:
+    name = "gpuprov-node-health.service"
+    text = rendered(f"node_health/{name}", node_health_textfile=folder)
+    assert f'ReadWritePaths="-{folder.replace("%", "%%")}"' in text.splitlines()
+    done = analyzed(tmp_path, name, re.sub("(?m)^ExecStart=.*", "ExecStart=/bin/true", text), "verify")
+    assert not re.search(rf"{name}:\d+: ", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("folder", ["", "/var/lib/prometheus/node-exporter", "/srv/usr/metrics"])
+def test_no_folder_is_opened_that_is_not_protected(folder: str) -> None:
+    unit_text = rendered("node_health/gpuprov-node-health.service", node_health_textfile=folder)
+    assert "ReadWritePaths" not in settings(unit_text)
