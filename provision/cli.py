@@ -146,7 +146,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         sys.stdout.write(innermost.whole_help())
         raise SystemExit(ExitCode.OK)
     try:
-        return parser.parse_args(words)
+        options = parser.parse_args(words)
     except RefusedError as refused:
         from provision.commands import moved
 
@@ -154,6 +154,19 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
             raise UsageError(told) from None
         sys.stderr.write(str(refused))
         raise SystemExit(ExitCode.USAGE) from None
+    if words != list(arguments):
+        _refuse_late_verb(options, innermost, parser.verbs[verbs[0]])
+    return options
+
+
+def _refuse_late_verb(options: argparse.Namespace, innermost: Parser, command: Parser) -> None:
+    """Raises UsageError for a verb behind options, which the usual verb took for an inventory or a run."""
+    from pathlib import Path
+
+    for action in innermost._get_positional_actions():
+        word = getattr(options, action.dest, None)
+        if isinstance(word, str) and word in command.verbs and not Path(word).exists():
+            raise UsageError(f"the verb comes first: `{command.prog} {word} …`, then options")
 
 
 def _with_usual(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], Parser]:

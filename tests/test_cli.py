@@ -217,6 +217,22 @@ def test_a_verb_of_a_verb_is_named_with_its_place(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "line", ["report --runs old compare", "report --format html compare", "watch -i fleet.yml state"]
+)
+def test_a_verb_behind_options_is_no_run_and_no_inventory(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(line.split()) == ExitCode.USAGE
+    command, verb = line.split()[0], line.split()[-1]
+    assert capsys.readouterr().err == (
+        f"gpuprov: the verb comes first: `gpuprov {command} {verb} …`, then options\n"
+    )
+    (tmp_path / verb).touch()
+    assert cli.parsed(line.split()).verb == command
+
+
 def test_the_name_of_a_verb_that_an_option_takes_is_not_called_a_verb(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
