@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +124,47 @@ def test_leases_stand_in_comments_behind_those_of_the_site() -> None:
     assert cluster.comments["b"].startswith("rack 7, moved [gpuprov watch: ")
     assert one.lease({"b": None}, {"b": LEASE}) == {}
     assert cluster.comments["b"] == "rack 7, moved"
+
+
+def fleet_of(nodes: int, denied: str = "") -> tuple[Cluster, list[str], Slurm, list[int]]:
+    """A cluster whose site has a comment on each node, and how many commands each round trip had."""
+    names = [f"gpu-{number:04d}" for number in range(nodes)]
+    comments = {name: f"asset {number}" for number, name in enumerate(names)}
+    cluster = Cluster({name: ["IDLE", ""] for name in names}, comments=comments, denied=denied)
+    trips: list[int] = []
+
+    def counted(commands: Sequence[Sequence[str]]) -> list[Done]:
+        trips.append(len(commands))
+        return cluster(commands)
+
+    return cluster, names, Slurm(FLEET, {name: name for name in names}, counted), trips
+
+
+def test_leases_of_a_large_fleet_take_few_round_trips() -> None:
+    cluster, names, one, trips = fleet_of(1000)
+    assert one.lease(dict.fromkeys(names, LEASE), dict.fromkeys(names)) == {}
+    assert len(trips) == 3 + 1000 / 50
+    assert all(word.lease == LEASE for word in one.look(names).values())
+    assert cluster.comments["gpu-0999"].startswith("asset 999 [gpuprov watch: ")
+
+
+@pytest.mark.parametrize("denied", ["Access/permission denied", "Unable to contact slurm controller"])
+def test_who_may_change_no_node_does_not_try_each(denied: str) -> None:
+    cluster, names, one, _ = fleet_of(900, denied)
+    cluster.comments.clear()
+    problems = one.lease(dict.fromkeys(names, LEASE), dict.fromkeys(names))
+    assert list(problems) == names
+    assert all(denied in why for why in problems.values())
+    assert len(cluster.updates) == 3
+
+
+def test_a_slurm_without_comments_of_nodes_says_so() -> None:
+    cluster, names, one, _ = fleet_of(2)
+    # As scontrol prints it (src/scontrol/update_node.c).
+    strange = "Update of this parameter is not supported: Comment=x"
+    answer = Done(1, "", f"{strange}\nRequest aborted\n")
+    cluster._node = lambda given: answer  # type: ignore[method-assign]  # noqa: ARG005 - as it is called
+    assert one.lease(dict.fromkeys(names, LEASE), dict.fromkeys(names)) == dict.fromkeys(names, strange)
 
 
 def test_a_lease_that_another_watch_changed_is_left() -> None:

@@ -26,11 +26,13 @@ from provision.remote.schedulers.slurm_text import NodeText
 from provision.text import one_line
 
 AT_ONCE = 400  # nodes in one question: about 600 KB of answer
+UPDATES = 50  # changes in one round trip
 _SQUEUE = ("squeue", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED")
 _HIDDEN = Job("?")  # a job that Slurm counts and does not show
 # What Slurm's commands say when it is their way to slurmctld that fails (src/common/slurm_errno.c).
 _NO_CONTROLLER = ("Unable to contact slurm controller", "Zero Bytes were transmitted", "Socket timed out")
 _DENIED = ("Access/permission denied", "Invalid user id")
+_STRANGE = "not supported"  # an update that this release does not know
 
 
 def _elsewhere(done: Done) -> bool:
@@ -134,7 +136,7 @@ class Slurm:
         try:
             for pool in missing:
                 done = self._asked(["scontrol", "update", f"PartitionName={pool}", f"Nodes+={name}"])[0]
-                if "not supported" in done.err:
+                if _STRANGE in done.err:
                     done = self._whole_list(pool, name)
                 if done.error:
                     return f"partition {pool}: {_line(done)}"
@@ -240,23 +242,36 @@ class Slurm:
         groups: dict[tuple[str, ...], list[str]] = {}
         for node, words in changes.items():
             groups.setdefault(tuple(words), []).append(node)
+        together = [(some, words) for words, every in groups.items() for some in _portions(every)]
         problems: dict[str, str] = {}
-        for words, every in groups.items():
-            for some in _portions(every):
-                why = self._update(some, words)
-                if why and len(some) > 1:
-                    problems |= {node: alone for node in some if (alone := self._update([node], words))}
-                elif why:
-                    problems[some[0]] = why
+        alone: list[tuple[Sequence[str], Sequence[str]]] = []
+        for (some, words), (why, for_all) in zip(together, self._updates(together), strict=True):
+            if why and len(some) > 1 and not for_all:
+                alone += (([node], words) for node in some)
+            elif why:
+                problems |= dict.fromkeys(some, why)
+        for ((node,), _words), (why, _for_all) in zip(alone, self._updates(alone), strict=True):
+            if why:
+                problems[node] = why
         return problems
 
-    def _update(self, nodes: Iterable[str], words: Sequence[str]) -> str:
-        names = ",".join(self._name(node) for node in nodes)
-        try:
-            done = self._asked(["scontrol", "update", f"NodeName={names}", *words])[0]
-        except CommandsError as error:
-            return str(error)
-        return _line(done) if done.error else ""
+    def _updates(self, changes: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[tuple[str, bool]]:
+        """Of each change of some nodes: why it failed, or "", and whether any other node would fail so. Many
+        go in one round trip: comments differ from node to node."""
+        found: list[tuple[str, bool]] = []
+        for start in range(0, len(changes), UPDATES):
+            some = changes[start : start + UPDATES]
+            names = [",".join(map(self._name, nodes)) for nodes, _ in some]
+            commands = [
+                ["scontrol", "update", f"NodeName={name}", *words]
+                for name, (_, words) in zip(names, some, strict=True)
+            ]
+            try:
+                done = self._asked(*commands)
+            except CommandsError as error:
+                return found + [(str(error), True)] * (len(changes) - len(found))
+            found += [(_line(one) if one.error else "", _for_all(one)) for one in done]
+        return found
 
     def _asked(self, *commands: Sequence[str]) -> list[Done]:
         """As many answers as commands; one that could not be run to its end is raised."""
@@ -280,6 +295,11 @@ def _told() -> Iterator[None]:
 
 def _unknown(name: str) -> str:
     return f"Slurm does not know {name}: set gpuprov_scheduler_name to the name that Slurm has for it"
+
+
+def _for_all(done: Done) -> bool:
+    """Whether an update failed for a reason that no other node escapes."""
+    return bool(done.error) and any(word in done.err for word in (*_DENIED, *_NO_CONTROLLER, _STRANGE))
 
 
 def _scheduled(text: NodeText, running: Iterable[Job]) -> Scheduled:
@@ -307,4 +327,5 @@ def _line(done: Done) -> str:
     """Slurm's own words, and what to do where that is known."""
     if any(word in done.error for word in _DENIED):
         return f"{done.error}: who runs scontrol must be root, SlurmUser or an operator of Slurm"
-    return done.error
+    # scontrol's last words are then "Request aborted" alone.
+    return next((one_line(line, 200) for line in done.err.splitlines() if _STRANGE in line), done.error)
