@@ -31,25 +31,25 @@ def common_cause(
     seen: Mapping[str, Seen],
     scheduled: Mapping[str, Scheduled],
     recent: Collection[str],
-    at: float,
+    after: float,
     policy: Policy,
 ) -> str:
     """That more nodes of a pool have failed within an hour than may be drained in it, whoever would drain
-    them, or "". `recent`: nodes that were taken out of service within the hour."""
+    them, or "". `recent`: nodes that were taken out of service within the hour; `after`: when it began."""
     pools: dict[str, list[str]] = {}
     for name, word in scheduled.items():
         for pool in () if word.error else word.pools:
             pools.setdefault(pool, []).append(name)
     for pool, names in pools.items():
-        failed = [name for name in names if name in recent or _fails(seen.get(name), scheduled[name], at)]
+        failed = [name for name in names if name in recent or _fails(seen.get(name), scheduled[name], after)]
         if policy.common_cause(len(failed), len(names)):
             return f"{len(failed)} of the {len(names)} nodes of {pool} have failed within an hour"
     return ""
 
 
-def _fails(seen: Seen | None, word: Scheduled, at: float) -> bool:
-    """Whether a node failed within the hour that takes jobs, or that its own program drained."""
-    if seen is None or not seen.fatal or at - seen.since >= _HOUR:
+def _fails(seen: Seen | None, word: Scheduled, after: float) -> bool:
+    """Whether a node failed since then that takes jobs, or that its own program drained."""
+    if seen is None or not seen.fatal or seen.since <= after:
         return False
     return word.holder is Holder.NOBODY or by_the_node_itself(word.reason)
 
@@ -61,13 +61,21 @@ class Breaker:
     def __init__(self, scheduler: Scheduler, say: Callable[[str], None]) -> None:
         self._scheduler, self._say = scheduler, say
         self.why: str | None = None
-        self._not_before = 0.0
+        self._not_before, self._closed = 0.0, -_HOUR + time.monotonic()
+
+    @property
+    def counts(self) -> float:
+        """Seconds for which a failure counts towards opening it. What failed before a person closed it does
+        not: it would be open again at once, and permits hold those nodes."""
+        return min(_HOUR, time.monotonic() - self._closed)
 
     def read(self) -> None:
         """Read it again; without an answer the last one stands."""
         if isinstance(self._scheduler, Breaks):
             with contextlib.suppress(BreakerError):
-                self.why = self._scheduler.breaker()
+                before, self.why = self.why, self._scheduler.breaker()
+                if before is not None and self.why is None:
+                    self._closed = time.monotonic()
 
     def open(self, why: str) -> None:
         """Open it for everybody."""

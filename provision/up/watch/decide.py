@@ -39,6 +39,7 @@ class View:
     unscheduled: Collection[str] = ()  # nodes without a scheduler: watched and reported, never drained
     ages: Mapping[str, float] = field(default_factory=dict)  # incident → seconds since it was opened (Ages)
     breaker: str | None = None  # why the breaker of all drains is open
+    counts: float = HOUR  # seconds for which failures count towards it: fewer after a person closed it
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -46,7 +47,16 @@ class View:
 
     def within_an_hour(self, incident: Incident) -> bool:
         """Whether it was opened within the last hour."""
-        return self.ages.get(incident.id, self.at - incident.opened) < HOUR
+        return self.age(incident) < HOUR
+
+    def age(self, incident: Incident) -> float:
+        """Seconds since it was opened."""
+        return self.ages.get(incident.id, self.at - incident.opened)
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is a node that may be drained: a watch that follows another one has none."""
+        return any(name in self.scheduled for name in self.fleet.nodes)
 
 
 class Ages:
@@ -113,10 +123,10 @@ def decide(view: View, policy: Policy) -> Decision:
     opened: list[Incident] = []
     role = view.roles
     stopped, held = _too_silent(view, policy, role)
-    recent = {one.node for one in view.incidents if one.holds_node and view.within_an_hour(one)}
+    recent = {one.node for one in view.incidents if one.holds_node and view.age(one) < view.counts}
     common = ""
-    if view.breaker is None:
-        common = breaker.common_cause(view.seen, view.scheduled, recent, view.at, policy)
+    if view.breaker is None and view.acts:
+        common = breaker.common_cause(view.seen, view.scheduled, recent, view.at - view.counts, policy)
     open_breaker = common if view.breaker is None else view.breaker
     # Who failed first goes first; in one moment, the one whose fault is certain before the silent one.
     for name in sorted(
@@ -129,7 +139,7 @@ def decide(view: View, policy: Policy) -> Decision:
             opened.append(outcome)
         elif outcome is not None:
             held.append(outcome)
-    if view.breaker is not None and not any(one.kind == breaker.KIND for one in held):
+    if view.breaker is not None and view.acts and not any(one.kind == breaker.KIND for one in held):
         held.append(Held(breaker.KIND, (), breaker.stopped(view.breaker)))
     return Decision(tuple(opened), _together(held), common)
 

@@ -143,8 +143,10 @@ def line(row: Mapping[str, Any], now: float, running: bool) -> str:
     }[state(row, now, running)]
 
 
-def status(row: Mapping[str, Any]) -> str:
-    """The same in the words of `systemctl status`."""
+def status(row: Mapping[str, Any], follows: str = "") -> str:
+    """The same in the words of `systemctl status`. `follows`: who has the nodes, if this watch has none."""
+    if follows:
+        return f"follows {follows}"
     counts = row["counts"]
     out = many(sum(counts["incidents"].values()), "node")
     held = f"; held up: {', '.join(row['held'])}" if row["held"] else ""

@@ -118,9 +118,10 @@ class Holding:
         known = {name: word for name, word in words.items() if not word.error}
         theirs = [word.lease for word in known.values() if word.lease and not self.is_mine(word)]
         mine = [name for name, word in known.items() if self.is_mine(word)]
-        if theirs and not mine and self.follows != theirs[0].at:
-            self.save(follows=theirs[0].at)
-        follows = self.follows or (theirs and not mine)
+        # Its own may be those of which the scheduler says nothing for a moment.
+        follows = "" if mine else theirs[0].at if theirs else self.follows
+        if follows != self.follows:
+            self.save(follows=follows)
         free = [] if follows else [name for name, word in known.items() if word.lease is None]
         placed = placements(incidents)
         leases = {name: Lease(self.fleet, self.holder, 1, self.at, placed.get(name, "")) for name in free}
@@ -140,7 +141,9 @@ class Holding:
                 self._sleep(self._scheduler.settle)
                 self._settle({name: leases[name] for name in free})
             self.trouble = {
-                name: problems[name] for name in free if name in problems and not self.others.get(name)
+                name: why
+                for name, why in problems.items()
+                if name in self.others and self.others[name] is None
             }
 
     def _settle(self, taken: Mapping[str, Lease]) -> None:

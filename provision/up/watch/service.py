@@ -114,8 +114,9 @@ class Watch:
         }
         words = {name: word for name, (_, word) in self._words.copy().items()}
         ages = self._ages.of(incidents, at)
-        mine, seen_now, breaker = self.lease.part(self._fleet), dict(self._seen), self._breaker.why
-        return View(at, mine, seen_now, words, incidents, validated, self._unscheduled, ages, breaker)
+        mine, seen_now, breaker = self.lease.part(self._fleet), dict(self._seen), self._breaker
+        more = (self._unscheduled, ages, breaker.why, breaker.counts)
+        return View(at, mine, seen_now, words, incidents, validated, *more)
 
     def verify(self, spare: str) -> Checked:
         return self._checks.verify(spare)
@@ -234,7 +235,7 @@ class Watch:
         except OSError as error:
             self._full = f"{self._store.path} cannot be written ({error.strerror})"
             row = {"at": time.time(), "held": sorted({*kinds, "disk-full"}), "counts": counts}
-        self._systemd(f"READY=1\nWATCHDOG=1\nSTATUS={heartbeat.status(row)}")
+        self._systemd(f"READY=1\nWATCHDOG=1\nSTATUS={heartbeat.status(row, self.lease.follows)}")
         before, self._unexported = self._unexported, ""
         if self._policy.metrics:  # another disk may have room
             self._unexported = heartbeat.export(self._policy.metrics, row)

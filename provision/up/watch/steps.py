@@ -14,6 +14,7 @@ from typing import Protocol
 
 from provision.remote.schedulers import BreakerError, Breaks, Holder, Pools, Scheduled, Scheduler
 from provision.text import one_line
+from provision.up.watch.breaker import stopped
 from provision.up.watch.decide import View, choose, lost_spares
 from provision.up.watch.incidents import SPARE, Incident, Step, Store, by_the_node_itself, moved, new
 from provision.up.watch.lease import Holding, placement
@@ -178,17 +179,21 @@ class Steps:
     def _not_permitted(self, incident: Incident) -> Incident | None:
         """The incident as it waits where the breaker of all drains is open or not to be read."""
         scheduler, policy = self._world.scheduler, self._policy
-        if incident.id in self._permitted or not isinstance(scheduler, Breaks):
+        if not isinstance(scheduler, Breaks):
             return None
         try:
-            why = scheduler.permit(incident.node, policy.breaker_share, policy.breaker_nodes)
+            if incident.id in self._permitted:  # a drain that is tried again is one drain
+                reason = scheduler.breaker()
+                why = "" if reason is None else stopped(reason)
+            else:
+                why = scheduler.permit(incident.node, policy.breaker_share, policy.breaker_nodes)
         except BreakerError as error:
             return self._stuck(
                 incident, f"{incident.node} is not drained, since the breaker is unknown: {error}"
             )
         if why:
             return _again(incident, f"{incident.node} is left in service: {why}")
-        self._permitted.add(incident.id)  # a drain that is tried again is one drain
+        self._permitted.add(incident.id)
         return None
 
     def _choose(self, incident: Incident) -> Incident:

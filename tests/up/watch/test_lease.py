@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from provision.errors import GpuprovError
+from provision.remote.schedulers import Scheduled
 from provision.remote.schedulers.lease import Lease, put, read
+from provision.up.watch import heartbeat
 from provision.up.watch.aside import set_aside
 from provision.up.watch.incidents import Step, Store, moved, new
 from provision.up.watch.lease import Holding, placement, placements, refuse_half_taken, refuse_held
@@ -183,6 +185,36 @@ def test_a_follower_tells_once_whom_it_follows_and_does_nothing(two: tuple[One, 
     assert [line for line in second.lines if line.endswith("and is left to the watch that has it")]
     assert (second.store.incidents(), second.checks.made, first.scheduler.done()) == ([], [], [])
     assert second.store.lease()["follows"] == first.watch.lease.at
+
+
+def test_a_follower_neither_opens_the_breaker_nor_tells_of_it(two: tuple[One, One]) -> None:
+    first, second = two
+    second.pace(ask_all=0.0, ask_some=0.0, beat=0.0)
+    second.stream.next = healths(fleet(), [f"gpu-{number:02d}" for number in range(1, 7)])
+    for _ in range(10):
+        second.watch.round(0.01)
+    assert first.scheduler.breaker() is None
+    first.scheduler.open_breaker("the one at work has opened it")
+    for _ in range(10):
+        second.watch.round(0.01)
+    assert [message.kind for message in second.told] == ["following"]
+    assert heartbeat.last(second.store.path)["held"] == []
+    assert second.notes[-1] == ["READY=1", "WATCHDOG=1", f"STATUS=follows {first.watch.lease.at}"]
+
+
+def test_a_cluster_that_does_not_answer_makes_no_follower_for_good(tmp_path: Path) -> None:
+    """One part of its nodes is another watch's; the scheduler of the others is away for a moment."""
+    slurm = scheduler(tmp_path)
+    names = list(fleet().nodes)
+    one, two = holding(tmp_path / "one", slurm), holding(tmp_path / "two", slurm)
+    assert kept(two, slurm, names[:2]) == names[:2]
+    assert kept(one, slurm, names[2:-1]) == names[2:-1]
+    words = slurm.look(names[:-1])
+    words |= {name: Scheduled(name, error="no answer") for name in names[2:-1]}
+    one.saw(words)
+    one.keep(words, [])
+    assert kept(one, slurm) == names[2:], "also the new node, which nobody has"
+    assert one.follows == Store(tmp_path / "one").lease()["follows"] == ""
 
 
 def taken(of: One) -> None:

@@ -583,6 +583,31 @@ def test_a_drain_that_is_tried_again_counts_once(one: One) -> None:
     assert one.scheduler.path.with_suffix(".permits").read_text() == "gpu-05\n"
 
 
+def test_a_drain_that_was_counted_waits_for_a_breaker_that_opened_since(one: One) -> None:
+    one.scheduler.broken["drain"] = {"gpu-05": "refused"}
+    one.stream.next = healths(fleet(), ["gpu-05"])
+    one.until(lambda: one.scheduler.path.with_suffix(".permits").exists(), "counted")
+    one.scheduler.open_breaker("since a moment")
+    del one.scheduler.broken["drain"]
+    one.until(
+        lambda: "since a moment" in one.store.incidents()[0].note or bool(one.reason("gpu-05")), "tried"
+    )
+    assert one.reason("gpu-05") == ""
+    one.scheduler.close_breaker()
+    one.until(lambda: bool(one.reason("gpu-05")), "drained")
+
+
+def test_what_failed_before_a_person_closed_the_breaker_does_not_open_it_again(one: One) -> None:
+    """The permits hold what is left; else nobody could close it before the hour is over."""
+    one.pace(ask_all=0.0)
+    one.stream.next = healths(fleet(), MANY)
+    one.until(lambda: bool(one.told), "told")
+    one.watch.round(0.01)
+    one.scheduler.close_breaker()
+    one.until(lambda: bool(one.store.incidents()), "goes on")
+    assert one.scheduler.breaker() is None
+
+
 def test_a_node_drained_a_moment_ago_counts_for_its_partition(one: One) -> None:
     """Between two questions about all nodes what the scheduler said of it must not be lost."""
     one.pace(ask_all=1000.0)
