@@ -162,6 +162,37 @@ def test_where_the_breaker_cannot_be_read_nothing_is_drained_and_the_line_tells_
     assert "left in service, since scontrol show reservation: Unable to contact slurm contr" in found.line
 
 
+def test_a_node_that_cannot_be_drained_keeps_no_permit() -> None:
+    scontrol = Scontrol(refuses="slurm_update error: Access/permission denied")
+    assert act("check", told(), scontrol).status == REFUSED
+    assert scontrol.asked == [SHOW, UPDATE]
+    assert scontrol.breaker.there == {}
+
+
+@pytest.mark.parametrize("each", [0.2, 0.9, 1.1, 2.5, 5.0])
+def test_a_slow_slurm_drains_the_node_or_has_its_permits_back(each: float) -> None:
+    """Else a single node would take all permits in a few runs, and open the breaker."""
+    scontrol = Scontrol()
+    scontrol.text = scontrol.text.replace("Partitions=gpu", "Partitions=gpu,big")
+    assert "gpu,big" in scontrol.text
+    scontrol.breaker = Reservations({"gpu": 100, "big": 100})
+    now = 0.0
+
+    def run(words: Sequence[str], until: float) -> tuple[int, str]:
+        nonlocal now
+        if min(4.0, until - now) < each:
+            now = max(now, min(until, now + 4.0))
+            return 127, "no answer"
+        now += each
+        return scontrol(words)
+
+    found = slurm.answer("check", told, "gpu-01", slurm.timed(run, lambda: now))
+    assert now <= 9.0
+    drained = UPDATE in scontrol.asked
+    assert len(scontrol.breaker.there) == (2 if drained else 0), found.line
+    assert drained is (each < 0.8)
+
+
 def test_the_share_is_the_sites() -> None:
     scontrol = Scontrol()
     answers = [act("check", told(), scontrol, share=2, least=1) for _ in range(3)]

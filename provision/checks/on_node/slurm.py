@@ -25,7 +25,6 @@ import syslog
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from provision.checks.on_node import styles
@@ -40,6 +39,8 @@ REFUSED = int(ExitCode.UNHEALTHY)  # the one status that the scripts of Slurm ma
 REASON = 200  # characters of a reason; provision.remote.schedulers keeps as many
 _SECONDS = 4.0  # for one scontrol
 _IN_ALL = 9.0  # for all of them: a Prolog still ends within Slurm's MessageTimeout, 10 s
+_PERMIT = 6.0  # for those before the drain: permits must not be taken and left, or one node uses up all
+_NOT_RUN = 127  # the status of a scontrol that was not run to its end
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 # `State=IDLE+DRAIN`, in lines of `Name=value` words: src/api/node_info.c of Slurm. `DOWN*`: up to 20.02.
 _STATE = re.compile(r"^ *State=([^\s*]{1,200})", re.MULTILINE)
@@ -127,10 +128,13 @@ def drain(name: str, reason: str, run: Run, share: float, least: int) -> bool:
     if _OUT_OF_SERVICE & set(state[1].split("+")):
         return False
     partitions = _PARTITIONS.search(text)
-    if why := slurm_breaker.permit(run, partitions[1].split(",") if partitions else (), share, least):
+    mine: list[str] = []
+    if why := slurm_breaker.permit(run, partitions[1].split(",") if partitions else (), share, least, mine):
         raise _HeldError(why)
     status, text = run(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"))
     if status:
+        if status != _NOT_RUN:  # else it may come about all the same
+            slurm_breaker.give_back(run, mine)
         raise _DrainError(f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}")
     return True
 
@@ -141,19 +145,29 @@ def _last_line(text: str, status: int) -> str:
 
 
 def scontrol(arguments: Sequence[str], until: float = math.inf) -> tuple[int, str]:
-    """Run scontrol: its exit status, and what it printed; 127 and why, where it was not run to its end.
+    """Run scontrol: its exit status, and what it printed; _NOT_RUN and why, where it was not run to its end.
     `until`: of the clock time.monotonic, when it has to be over."""
     seconds = min(_SECONDS, until - time.monotonic())
     if seconds <= 0:
-        return 127, f"Slurm is slow: not run after {_IN_ALL:g} s"
+        return _NOT_RUN, "Slurm is slow: not run, as the answers before took too long"
     path = os.environ.get("PATH")  # Slurm gives its scripts none
     folders = path.split(":") if path else scheduler_programs.FOLDERS
     done = scheduler_programs.run(["scontrol", *arguments], folders, seconds)
     if done["problem"]:
-        return 127, str(done["problem"])
+        return _NOT_RUN, str(done["problem"])
     if len(done["out"].encode()) >= scheduler_programs.LIMIT:
-        return 127, "scontrol printed more than can be read"
+        return _NOT_RUN, "scontrol printed more than can be read"
     return int(done["status"]), str(done["out"] + done["err"])
+
+
+def timed(run: Callable[[Sequence[str], float], tuple[int, str]], clock: Callable[[], float]) -> Run:
+    """`run` with the moment when it has to be over, for one program of Slurm that begins now."""
+    began = clock()
+
+    def within(words: Sequence[str]) -> tuple[int, str]:
+        return run(words, began + (_IN_ALL if words[0] in ("update", "delete") else _PERMIT))
+
+    return within
 
 
 def node_name() -> str:
@@ -166,7 +180,7 @@ def main(
 ) -> int:
     """The program's exit status; the line goes to the system's log, for Slurm keeps what a script prints only
     where that failed."""
-    run = partial(scontrol, until=time.monotonic() + _IN_ALL)
+    run = timed(scontrol, time.monotonic)
     found = answer(word, last, node_name(), run, refuse_unknown=refuse_unknown, share=share, least=least)
     if found.line:
         sys.stderr.write(f"gpuprov: {found.line}\n")

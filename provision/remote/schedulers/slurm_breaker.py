@@ -51,10 +51,16 @@ def opened(run: Run) -> str | None:
     return _reservations(run).get(OPEN)
 
 
-def permit(run: Run, partitions: Iterable[str], share: float = SHARE, least: int = LEAST) -> str:
-    """Take a permit for one drain in each of these partitions. Why nothing may be drained, or "". Raises
-    UnknownError."""
-    mine: list[str] = []
+def permit(
+    run: Run,
+    partitions: Iterable[str],
+    share: float = SHARE,
+    least: int = LEAST,
+    taken_now: list[str] | None = None,
+) -> str:
+    """Take a permit for one drain in each of these partitions. Why nothing may be drained, or "".
+    `taken_now` gets the permits, for `give_back`. Raises UnknownError."""
+    mine: list[str] = [] if taken_now is None else taken_now
     try:
         if (why := opened(run)) is not None:
             return _open(why)
@@ -70,10 +76,10 @@ def permit(run: Run, partitions: Iterable[str], share: float = SHARE, least: int
             mine.append(taken)
         else:
             return ""
-        _given_back(run, mine)
+        give_back(run, mine)
         return _open(opened(run) or "for a moment")
     except UnknownError:
-        _given_back(run, mine)
+        give_back(run, mine)
         raise
 
 
@@ -113,7 +119,8 @@ def _taken(run: Run, partition: str, most: int) -> str:
     raise UnknownError(f"{TRIES} permits were taken by others in the same moment")
 
 
-def _given_back(run: Run, mine: Iterable[str]) -> None:
+def give_back(run: Run, mine: Iterable[str]) -> None:
+    """Let others have these permits. Never raises."""
     for name in mine:
         with contextlib.suppress(UnknownError):
             run(("delete", f"ReservationName={name}"))  # what is left ends within the hour
