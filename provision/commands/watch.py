@@ -45,9 +45,9 @@ When too many nodes fail within an hour, a breaker stops all drains for a fault,
 those by the nodes' own programs under Slurm as well, until a person closes it:
 `watch breaker --close`.
 
-exit codes: 130 after Ctrl-C, 0 after SIGTERM. state: 0 when the watch is at work, or follows one that is; 3
-when it is at work and something keeps it from a part of that; 5 when no watch is at work here. 0 of spare,
-take-over, breaker, replay and install.
+exit codes: 130 after Ctrl-C, 0 after SIGTERM. state: 0 when the watch is at work, or follows another one,
+which is to be asked on its own machine; 3 when something keeps it from a part of its work; 5 when no watch
+runs here. 0 of spare, take-over, breaker, replay and install.
 
 examples:
   gpuprov watch fleet.yml

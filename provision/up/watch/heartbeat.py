@@ -126,7 +126,7 @@ def state(row: Mapping[str, Any], now: float, running: bool) -> str:
         return "stopped" if row else "never"
     if not row or abs(now - row["at"]) > LATE:  # a heartbeat from the future is one of another clock
         return "late"
-    return "follows" if row.get("follows") else "held" if row["held"] else "work"
+    return "held" if row["held"] else "follows" if row.get("follows") else "work"
 
 
 def line(row: Mapping[str, Any], now: float, running: bool) -> str:

@@ -8,11 +8,13 @@ leases are gone, too, for it does not know what was done under them.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from provision.errors import GpuprovError
 from provision.fleet import Fleet
@@ -20,7 +22,7 @@ from provision.node_names import fold
 from provision.remote.schedulers import Leases, Scheduled
 from provision.remote.schedulers.lease import Lease
 from provision.text import one_line
-from provision.up.watch.incidents import Incident, Step, Store
+from provision.up.watch.incidents import Incident, Step, Store, is_locked
 from provision.up.watch.roles import Role, changes
 
 SPARE_AGAIN = "spare"  # Lease.placed of a node that was repaired since
@@ -81,6 +83,7 @@ class Holding:
         self.at = one_line(f"{socket.gethostname()}:{store.path}", AT)
         self.others: dict[str, Lease | None] = {}
         self.trouble: dict[str, str] = {}  # node → why its lease cannot be written
+        self.unattended = ""  # that certainly nobody acts on the nodes that this watch leaves alone
         self._store, self._scheduler, self._sleep = store, scheduler, sleep
         self._told = ""
 
@@ -145,6 +148,26 @@ class Holding:
                 for name, why in problems.items()
                 if name in self.others and self.others[name] is None
             }
+
+        self.unattended = self._unattended()
+
+    def _unattended(self) -> str:
+        """That the watch whose leases keep this one from its work is not at work, as far as this machine
+        tells: of another one nothing is known."""
+        if not (self.follows and self.others):
+            return ""
+        ats = {lease.at for lease in self.others.values() if lease}
+        here = f"{socket.gethostname()}:"
+        if all(at.startswith(here) and self._is_idle(Path(at.removeprefix(here))) for at in ats):
+            return f"{self.follows} is not at work, and this watch follows it: nobody acts on its nodes"
+        return ""
+
+    def _is_idle(self, place: Path) -> bool:
+        if place == self._store.path:
+            return True  # this watch has that folder, which has lost its lease.json
+        with contextlib.suppress(OSError):
+            return not is_locked(place / "lock")
+        return False
 
     def _settle(self, taken: Mapping[str, Lease]) -> None:
         """Read back what was written. Of two watches that took nodes of one fleet in the same moment, and got

@@ -216,6 +216,8 @@ class Watch:
         if mute := [name for name, times in self._unanswered.items() if times > 1]:  # once: it starts anew
             why = f"the scheduler does not answer for {fold(mute, 200)}, so nothing is done to them: "
             found.append(Held("no-scheduler", tuple(mute), f"{why}{self._words[mute[0]][1].error}"))
+        if self.lease.unattended:
+            found.append(Held("nobody-acts", tuple(self.lease.others.copy()), self.lease.unattended))
         if self._full:
             why = f"{self._full}: no failed node can be drained until there is room, and no history is kept"
             found.append(Held("disk-full", (), why))

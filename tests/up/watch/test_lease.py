@@ -217,6 +217,41 @@ def test_a_cluster_that_does_not_answer_makes_no_follower_for_good(tmp_path: Pat
     assert one.follows == Store(tmp_path / "one").lease()["follows"] == ""
 
 
+def test_who_follows_a_watch_that_is_not_at_work_says_so_while_it_lasts(tmp_path: Path) -> None:
+    """A renamed inventory, or a lost state folder: its own earlier leases keep it from its work."""
+    slurm = scheduler(tmp_path)
+    first, second = One(tmp_path / "one", slurm), One(tmp_path / "two", slurm)
+    second.pace(ask_all=0.0, beat=0.0)
+    with second.store.alone():
+        with first.store.alone():
+            first.watch.round(0.01)
+            second.watch.round(0.01)
+            second.watch.round(0.01)
+            assert heartbeat.last(second.store.path)["held"] == []
+        second.watch.round(0.01)
+        row = heartbeat.last(second.store.path)
+        assert row["held"] == ["nobody-acts"]
+        assert heartbeat.state({**row, "follows": "x"}, row["at"], running=True) == "held"
+        assert [message.kind for message in second.told] == ["following", "nobody-acts"]
+        assert second.told[1].text.startswith(f"{first.watch.lease.at} is not at work")
+        assert second.told[1].next.startswith("gpuprov watch state")
+        second.watch.stop()
+        first.watch.stop()
+
+
+def test_who_has_lost_its_lease_file_says_that_nobody_acts(tmp_path: Path) -> None:
+    slurm = scheduler(tmp_path)
+    assert kept(holding(tmp_path / "one", slurm), slurm) == list(fleet().nodes)
+    (tmp_path / "one" / "lease.json").unlink()
+    again = holding(tmp_path / "one", slurm)
+    assert kept(again, slurm) == []
+    assert "is not at work" in again.unattended
+    far = holding(tmp_path / "two", slurm)
+    for name, word in slurm.look(list(fleet().nodes)).items():
+        slurm.lease({name: Lease("f", "other", 2, "ctl-9:/x")}, {name: word.lease})
+    assert (kept(far, slurm), far.unattended) == ([], "")
+
+
 def taken(of: One) -> None:
     """Its nodes, by a command on another machine."""
     for name, word in of.scheduler.look(list(fleet().nodes)).items():
