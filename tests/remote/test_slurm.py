@@ -158,6 +158,17 @@ def test_who_may_change_no_node_does_not_try_each(denied: str) -> None:
     assert len(cluster.updates) == 3
 
 
+def test_who_does_not_answer_is_asked_once_for_all_nodes() -> None:
+    """Each question may take half a minute, and the watch is killed after five."""
+    cluster, names, one, trips = fleet_of(1000)
+    cluster.down = "scontrol: no answer after 30 s"
+    words = one.look(names)
+    assert list(words) == names
+    assert {word.error for word in words.values()} == {cluster.down}
+    assert one.drain(dict.fromkeys(names, "x")) == dict.fromkeys(names, cluster.down)
+    assert trips == [2, 1]
+
+
 def test_a_slurm_without_comments_of_nodes_says_so() -> None:
     cluster, names, one, _ = fleet_of(2)
     # As scontrol prints it (src/scontrol/update_node.c).

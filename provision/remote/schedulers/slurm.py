@@ -17,7 +17,7 @@ state is written a few seconds after a change, so a kill within these may undo t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from provision.fleet import GROUPS, Fleet, Kind
 from provision.remote.schedulers import BreakerError, Holder, Job, Scheduled, lease, slurm_breaker, slurm_text
@@ -54,10 +54,11 @@ class Slurm:
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
         """Each node's state and the jobs on it."""
         found: dict[str, Scheduled] = {}
+        way = _Way(self._asked)
         for some in _portions(nodes):
             asked = ",".join(dict.fromkeys(self._name(node) for node in some))
             try:
-                shown, queue = self._asked(
+                shown, queue = way(
                     ["scontrol", "show", "node", asked],
                     [*_SQUEUE, f"--nodelist={asked}", f"--format={slurm_text.FORMAT}"],
                 )
@@ -208,10 +209,11 @@ class Slurm:
         """Node → what scontrol says of it; node → why it says nothing."""
         known: dict[str, NodeText] = {}
         problems: dict[str, str] = {}
+        way = _Way(self._asked)
         for some in _portions(nodes):
             asked = ",".join(dict.fromkeys(self._name(node) for node in some))
             try:
-                shown = self._asked(["scontrol", "show", "node", asked])[0]
+                shown = way(["scontrol", "show", "node", asked])[0]
                 found = slurm_text.nodes(shown.out)
                 if not found and shown.error and "not found" not in shown.error:
                     raise CommandsError(_line(shown))
@@ -283,6 +285,22 @@ class Slurm:
 
     def _name(self, node: str) -> str:
         return self._names.get(node) or node.partition(".")[0]
+
+
+class _Way:
+    """`asked`, until it raises CommandsError: the rest would wait as long, each for itself."""
+
+    def __init__(self, asked: Callable[..., list[Done]]) -> None:
+        self._asked, self._error = asked, ""
+
+    def __call__(self, *commands: Sequence[str]) -> list[Done]:
+        if self._error:
+            raise CommandsError(self._error)
+        try:
+            return self._asked(*commands)
+        except CommandsError as error:
+            self._error = str(error)
+            raise
 
 
 @contextlib.contextmanager
