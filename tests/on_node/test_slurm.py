@@ -162,11 +162,14 @@ def test_where_the_breaker_cannot_be_read_nothing_is_drained_and_the_line_tells_
     assert "left in service, since scontrol show reservation: Unable to contact slurm contr" in found.line
 
 
-def test_a_node_that_cannot_be_drained_keeps_no_permit() -> None:
+@pytest.mark.parametrize(("word", "permits"), [("check", 0), ("prolog", 1), ("epilog", 1)])
+def test_a_permit_is_kept_for_a_drain_that_was_refused_where_slurm_itself_drains(
+    word: str, permits: int
+) -> None:
     scontrol = Scontrol(refuses="slurm_update error: Access/permission denied")
-    assert act("check", told(), scontrol).status == REFUSED
+    assert act(word, told(), scontrol).status == REFUSED
     assert scontrol.asked == [SHOW, UPDATE]
-    assert scontrol.breaker.there == {}
+    assert len(scontrol.breaker.there) == permits
 
 
 @pytest.mark.parametrize("each", [0.2, 0.9, 1.1, 2.5, 5.0])

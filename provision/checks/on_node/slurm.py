@@ -98,6 +98,8 @@ def answer(
     except _HeldError as error:
         return Answer(0, f"{name} is left in service: {one_line(str(error), 400)}; it fails: {reason}")
     except _DrainError as error:
+        if word == "check":  # it would take others at each run
+            slurm_breaker.give_back(run, error.permits)
         # Of a failed epilog Slurm drains the node itself; of a failed check it logs the line and tries again.
         refused = (
             f"job refused: {reason}; {error}" if word == "prolog" else f"{error}; the reason was: {reason}"
@@ -113,7 +115,11 @@ class _HeldError(Exception):
 
 
 class _DrainError(Exception):
-    """Why a node that may be drained is not."""
+    """Why a node that may be drained is not. `permits`: those that nothing was done with."""
+
+    def __init__(self, why: str, permits: Sequence[str] = ()) -> None:
+        super().__init__(why)
+        self.permits = permits
 
 
 def drain(name: str, reason: str, run: Run, share: float, least: int) -> bool:
@@ -133,9 +139,9 @@ def drain(name: str, reason: str, run: Run, share: float, least: int) -> bool:
         raise _HeldError(why)
     status, text = run(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"))
     if status:
-        if status != _NOT_RUN:  # else it may come about all the same
-            slurm_breaker.give_back(run, mine)
-        raise _DrainError(f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}")
+        why = f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}"
+        # One that was not run to its end may come about all the same.
+        raise _DrainError(why, () if status == _NOT_RUN else mine)
     return True
 
 

@@ -17,7 +17,7 @@ state is written a few seconds after a change, so a kill within these may undo t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from provision.fleet import GROUPS, Fleet, Kind
 from provision.remote.schedulers import BreakerError, Holder, Job, Scheduled, lease, slurm_breaker, slurm_text
@@ -54,7 +54,7 @@ class Slurm:
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
         """Each node's state and the jobs on it."""
         found: dict[str, Scheduled] = {}
-        way = _Way(self._asked)
+        way = _Way(lambda commands: self._asked(*commands))
         for some in _portions(nodes):
             asked = ",".join(dict.fromkeys(self._name(node) for node in some))
             try:
@@ -209,7 +209,7 @@ class Slurm:
         """Node → what scontrol says of it; node → why it says nothing."""
         known: dict[str, NodeText] = {}
         problems: dict[str, str] = {}
-        way = _Way(self._asked)
+        way = _Way(lambda commands: self._asked(*commands))
         for some in _portions(nodes):
             asked = ",".join(dict.fromkeys(self._name(node) for node in some))
             try:
@@ -290,14 +290,14 @@ class Slurm:
 class _Way:
     """`asked`, until it raises CommandsError: the rest would wait as long, each for itself."""
 
-    def __init__(self, asked: Callable[..., list[Done]]) -> None:
+    def __init__(self, asked: Ask) -> None:
         self._asked, self._error = asked, ""
 
     def __call__(self, *commands: Sequence[str]) -> list[Done]:
         if self._error:
             raise CommandsError(self._error)
         try:
-            return self._asked(*commands)
+            return self._asked(commands)
         except CommandsError as error:
             self._error = str(error)
             raise
