@@ -20,6 +20,8 @@ from provision.desired import inventory
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder
 from provision.remote.schedulers.slurm import Slurm
+from provision.up.watch.incidents import Store
+from provision.up.watch.lease import Holding
 from tests.lab import slurm_cluster
 from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
@@ -223,3 +225,40 @@ def test_validate_leaves_a_node_with_a_job_out(operator: Operator, controller: L
     (node,) = json.loads(done.stdout)["nodes"]
     assert node["verdict"] == "error"
     assert f"job {job} of ops" in node["error"]
+
+
+def test_one_command_reads_and_closes_the_breaker(
+    operator: Operator, slurm: Slurm, controller: LabNode
+) -> None:
+    def breaker(*words: str) -> str:
+        done = operator.call("watch", "breaker", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert breaker() == "closed: nodes that fail are drained\n"
+    slurm.open_breaker("3 of 3 nodes")
+    assert breaker() == "open: 3 of 3 nodes\n"
+    assert "the breaker of all drains is open (3 of 3 nodes)" in slurm.permit("s2", 10, 3)
+    assert breaker("--close") == "closed: nodes that fail are drained\n"
+    assert controller.run("scontrol --oneliner show reservation").stdout.startswith("No reservations")
+
+
+def test_a_watch_takes_over_from_a_folder_that_is_named(
+    operator: Operator, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier watch had another folder; its leases stand in Slurm."""
+    earlier = Store(tmp_path / "earlier")
+    before = Holding(earlier, slurm)
+    before.keep(slurm.look(["s1", "s2"]), [])
+    assert before.acts_on("s1", "s2")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    done = operator.call("watch", "take-over", "--from", str(earlier.path))
+    assert done.returncode == 0, done.stderr
+    assert f"taken from {before.at}" in done.stdout + done.stderr
+    leases = [word.lease for word in slurm.look(["s1", "s2"]).values()]
+    assert {(one.fleet, one.holder == before.holder, one.count) for one in leases if one} == {
+        (before.fleet, False, 2)
+    }
+    assert len(leases) == 2
+    slurm.lease(dict.fromkeys(("s1", "s2")), {name: slurm.look([name])[name].lease for name in ("s1", "s2")})
+    assert [word.lease for word in slurm.look(["s1", "s2"]).values()] == [None, None]
