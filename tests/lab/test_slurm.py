@@ -249,7 +249,8 @@ def test_a_watch_takes_over_from_a_folder_that_is_named(
     """The earlier watch had another folder; its leases stand in Slurm."""
     earlier = Store(tmp_path / "earlier")
     before = Holding(earlier, slurm)
-    before.keep(slurm.look(["s1", "s2"]), [])
+    with earlier.alone():
+        before.keep(slurm.look(["s1", "s2"]), [])
     assert before.acts_on("s1", "s2")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     done = operator.call("watch", "take-over", "--from", str(earlier.path))

@@ -151,9 +151,6 @@ def take_over(
     theirs = [lease for lease in others.values() if lease]
     if not holding.taking and not theirs and (not others or not holding.follows):
         raise UsageError("no other watch has these nodes", "start gpuprov watch: it takes what is free")
-    for at in dict.fromkeys(lease.at for lease in theirs):
-        names = fold((name for name, lease in others.items() if lease and lease.at == at), 200)
-        say(f"{names}: taken from {at}")
     taken = set(words if holding.taking else others)
     source = _source(folder, theirs, store)
     shared = Counter(lease.fleet for lease in theirs if lease.fleet)
@@ -169,6 +166,9 @@ def take_over(
     if lost := [name for name, word in words.items() if not holding.is_mine(word)]:
         why = problems.get(lost[0]) or "somebody else took it at the same time"
         raise GpuprovError(f"{fold(lost, 200)}: not taken over: {why}", "run this command again")
+    for at in dict.fromkeys(lease.at for lease in theirs):
+        names = fold((name for name, lease in others.items() if lease and lease.at == at), 200)
+        say(f"{names}: taken from {at}")
     found, told = rebuilt(fleet, words, now())
     _set_aside(store, taken)
     if source is not None:
