@@ -24,7 +24,8 @@ from provision.up.watch import returning
 from provision.up.watch.incidents import SPARE
 
 SERVING, SPARES, TRIALS, QUICK = 10, 2, 100, 3
-POLICY = {"hourly": 1000, "return_hours": 0}  # more fail here than a real fleet should bear
+# More fail here than a real fleet should bear.
+POLICY = {"hourly": 1000, "rack_hourly": 1000, "breaker_nodes": 1000, "return_hours": 0}
 
 
 def measure(options: Options) -> Iterator[Result]:

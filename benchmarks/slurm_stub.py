@@ -95,6 +95,19 @@ class Cluster:
             raise RefusedError(text + "".join(f"Node {name} not found\n" for name in strange))
         return text
 
+    def reservation(self, verb: str, given: Sequence[str]) -> tuple[int, str, str]:
+        """Show all, make one or delete one; they have a name alone."""
+        name = next((word.partition("=")[2] for word in given if word.startswith("ReservationName=")), "")
+        with self._held() as found:
+            there = found.setdefault("reservations", [])
+            if verb == "show":
+                rows = [f"ReservationName={one} StartTime=2026-11-25T23:52:56\n" for one in there]
+                return 0, "".join(rows) or "No reservations in the system\n", ""
+            if verb == "create" and name in there:
+                return 1, "", "Error creating the reservation: Duplicate reservation name\n"
+            there[:] = [*there, name] if verb == "create" else [one for one in there if one != name]
+        return 0, "", ""
+
     def update(self, given: Mapping[str, str]) -> None:
         """`scontrol update` of a node or of a partition. Raises RefusedError."""
         with self._held() as found:
@@ -165,6 +178,10 @@ def main(cluster: Cluster, words: Sequence[str]) -> tuple[int, str, str]:
             except RefusedError as error:
                 return 1, "", str(error)
             return 0, "", ""
+        case ["scontrol", "show", "partition", _]:
+            return 0, f"PartitionName={PARTITION}\n   TotalCPUs=1 TotalNodes={len(cluster.nodes())}\n", ""
+        case ["scontrol", ("show" | "create" | "delete") as verb, *given]:
+            return cluster.reservation(verb, given)
     return 1, "", f"{words[0]}: error: the benchmark's Slurm does not know this command\n"
 
 

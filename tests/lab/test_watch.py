@@ -44,7 +44,8 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     """A fleet whose nodes check themselves. Slurm's controller is the first node."""
-    limits = {"hourly": 1000, "return_hours": 0}
+    # More fail here within an hour than a breaker should bear.
+    limits = {"hourly": 1000, "rack_hourly": 1000, "breaker_nodes": 1000, "return_hours": 0}
     path = tmp_path_factory.mktemp("inventory") / "nodes.yml"
     declare(lab.inventory, path, SPARES, SERVICE[0], gpuprov_watch=limits)
     declared = yaml.safe_load(path.read_text())
@@ -69,11 +70,18 @@ def store(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Store(place_of(inventory.load(operator.inventory)))
 
 
+@pytest.fixture(scope="module")
+def aside(operator: Operator, store: Store) -> Store:
+    """The watch's folder, once the first spares are set aside: later others wait."""
+    done = operator.call("watch", "spare", "--nodes", ",".join(SPARES))
+    assert done.returncode == ExitCode.OK, said(done)
+    return store
+
+
 @pytest.fixture
-def watch(operator: Operator, store: Store, tmp_path: Path) -> Iterator[Path]:
+def watch(operator: Operator, aside: Store, tmp_path: Path) -> Iterator[Path]:
     """The watch at work; the file of what it prints."""
-    aside = operator.call("watch", "spare", "--nodes", ",".join(SPARES))
-    assert aside.returncode == ExitCode.OK, said(aside)
+    store = aside
     with watching(operator, tmp_path / "watch.log") as log:
         until(lambda: len(validated(store)) >= len(SPARES), 300, "the spares are validated", log)
         yield log
