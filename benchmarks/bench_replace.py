@@ -24,6 +24,7 @@ from provision.up.watch import returning
 from provision.up.watch.incidents import SPARE
 
 SERVING, SPARES, TRIALS, QUICK = 10, 2, 100, 3
+WAITS = {"state": "IDLE+DRAIN", "reason": f"{PREFIX}{SPARE}", "pool": "", "comment": ""}
 # More fail here than a real fleet should bear.
 POLICY = {"hourly": 1000, "rack_hourly": 1000, "breaker_nodes": 1000, "return_hours": 0}
 
@@ -61,5 +62,5 @@ def bring_back(fleet: WatchedFleet, scheduler: Scheduler, one: Substitution) -> 
 
     code = returning.bring_back(one.incident, fleet.store, scheduler, passed, time.time, quiet)
     row = fleet.slurm.nodes()[one.node]
-    if code != ExitCode.OK or row != {"state": "IDLE+DRAIN", "reason": f"{PREFIX}{SPARE}", "pool": ""}:
+    if code != ExitCode.OK or {**row, "comment": ""} != WAITS:
         raise FailedError(f"{one.node} did not come back as a spare: {row}")

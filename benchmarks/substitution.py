@@ -46,7 +46,8 @@ class Substitution:
         drained = {**before[self.node], "state": "IDLE+DRAIN", "reason": f"{PREFIX}{one.reason}"}
         placed = {**after[spare], "state": "IDLE", "pool": PARTITION}  # the reason outlives its drain
         wanted = {**before, self.node: drained, spare: placed}
-        odd = {name: row for name, row in after.items() if row != wanted[name]}
+        leases = {name: {"comment": row["comment"]} for name, row in after.items() if "comment" in row}
+        odd = {name: row for name, row in after.items() if row != {**wanted[name], **leases.get(name, {})}}
         return f"Slurm has {odd}" if odd else ""
 
 
