@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def test_what_was_run_is_listed_newest_first(home: Path, capsys: pytest.CaptureF
     done.note(inventory="/srv/fleet.yml", counts={"pass": 1, "fail": 1, "warn": 0})
     done.finish(ExitCode.UNHEALTHY)
     under_way = RunFolder.create("up", {})
+    time.sleep(0.002)  # of two in one millisecond, the verb decides the order
     damaged = RunFolder.create("drift", {})
     (damaged.path / "run.json").write_text("{")
     lines = printed(capsys).splitlines()

@@ -80,6 +80,8 @@ def log(
     operator: Operator, store: Store, lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
     """What a watch printed that has put the spare into the place of a node with a lost GPU; it goes on."""
+    aside = operator.call("watch", "spare", "--nodes", STANDBY)
+    assert aside.returncode == ExitCode.OK, said(aside)
     with watching(operator, tmp_path_factory.mktemp("log") / "watch.log") as found:
         until(lambda: validated(store) == {STANDBY}, 300, "the spare is validated", found)
         lab.node(NODE).fault("gpu_off_bus", gpu=3)

@@ -63,7 +63,7 @@ def permit(
     mine: list[str] = [] if taken_now is None else taken_now
     try:
         if (why := opened(run)) is not None:
-            return _open(why)
+            return held(why)
         sizes = {partition: _size(run, partition) for partition in dict.fromkeys(partitions)}
         for partition in sorted(sizes, key=lambda name: sizes[name]):  # the smallest is full first
             most = limit(sizes[partition], share, least)
@@ -77,13 +77,14 @@ def permit(
         else:
             return ""
         give_back(run, mine)
-        return _open(opened(run) or "for a moment")
+        return held(opened(run) or "for a moment")
     except UnknownError:
         give_back(run, mine)
         raise
 
 
-def _open(why: str) -> str:
+def held(why: str) -> str:
+    """Why nothing may be drained, with what ends that."""
     return f"the breaker of all drains is open ({why}): {CLOSE}"
 
 

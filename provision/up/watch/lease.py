@@ -148,7 +148,6 @@ class Holding:
                 for name, why in problems.items()
                 if name in self.others and self.others[name] is None
             }
-
         self.unattended = self._unattended()
 
     def _unattended(self) -> str:

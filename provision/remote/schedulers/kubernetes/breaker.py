@@ -17,11 +17,10 @@ from provision.remote.schedulers import PREFIX, BreakerError
 from provision.remote.schedulers.kubernetes import objects
 from provision.remote.schedulers.kubernetes.cluster import ApiError, Cluster
 from provision.remote.schedulers.kubernetes.objects import DOMAIN, Object, part, text
-from provision.remote.schedulers.slurm_breaker import limit
+from provision.remote.schedulers.slurm_breaker import held, limit
 from provision.text import one_line
 
 NOTE = f"{DOMAIN}/breaker"
-CLOSE = "close it with `gpuprov watch breaker --close`, or as docs/watch.md says"
 ON = 3  # nodes that are annotated: one of them may be deleted
 _HOUR = 3600.0
 _PLANNED = re.compile(re.escape(PREFIX) + r"(?:\([^)]*\) )?(?:up |burn-in |spare\b)")
@@ -56,7 +55,7 @@ class Breaker:
             if why is None:
                 return ""
             self.open(why)
-        return f"the breaker of all drains is open ({why}): {CLOSE}"
+        return held(why)
 
     def open(self, why: str) -> None:
         """Annotate some nodes of each cluster. Idempotent."""
