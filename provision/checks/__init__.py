@@ -1,1 +1,1 @@
-"""Checks of nodes and GPUs: a check is one module here, and one line in table.py."""
+"""Checks of nodes and GPUs; each check is one module, registered by one line in table.py."""

@@ -1,7 +1,7 @@
-"""The contract of a check: command → parse → judge. Adding a check: docs in CONTRIBUTING.md.
+"""The contract of a check: command → parse → judge.
 
-A check is a module with this file's `Check` shape, with its line in provision/checks/judging/table.py. It is
-pure: only the playbooks checks.yml and validate.yml touch a node.
+A check is a module of the shape `Check` with a line in provision/checks/judging/table.py. It is pure: only
+the playbooks checks.yml and validate.yml touch a node. CONTRIBUTING.md describes how to add one.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from provision.checks.judge import Finding, Threshold
-from provision.checks.judge import Measurement as Measurement  # own checks import it from here
+from provision.checks.judge import Measurement as Measurement  # re-exported for users' own checks
 from provision.node_names import file_name
 
 
 @dataclass(frozen=True)
 class CheckNode:
-    """What a check may know of the node it runs on: its name, `gpuprov_node`, and its resolved variables.
+    """The node as a check sees it: its name, `gpuprov_node` and its resolved variables.
 
-    `facts`: what was observed right before the checks, by dotted name (docs/facts.md): the base facts and
-    the check's own FACTS. `problems`: why one of them (or its whole family) could not be read.
+    `facts`: facts observed right before the checks, by dotted name (docs/facts.md): the base facts and the
+    check's own FACTS. `problems`: why a fact or its whole family could not be read.
     """
 
     name: str
@@ -41,12 +41,13 @@ class CheckNode:
 
 @dataclass(frozen=True)
 class Command:
-    """One program to run on the node as root. `deadline` in seconds: then it is killed and the check is
-    `error`. `load`: the seconds of it that the program was asked to run. `beside`: the name of another
-    command of the check; this one runs while that one does and is ended (TERM, then KILL) with it. `port`: of
-    one beside another, the TCP port it listens on: the other waits for that. `retry_on`: it is run again
-    while it fails with these words, for `retry_for` seconds: a client, while nobody listens yet. `keep`: of
-    what it prints only the lines with one of these words are kept, and the first.
+    """One program to run on the node as root.
+
+    `deadline`: seconds until it is killed and the check is `error`; `load`: seconds of load it produces.
+    `beside`: name of another command of the check; this one runs in its background and is ended with it
+    (TERM, then KILL). `port`: TCP port of a background command, for which the other waits. `retry_on`:
+    failure text on which it is retried for `retry_for` seconds, such as a client whose server is not up yet.
+    `keep`: texts; only the first line of output and lines with one of them are stored.
     """
 
     name: str
@@ -64,9 +65,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Output:
-    """What came back for one Command. `rc` is None when it was killed at its deadline (`timed_out`) or did
-    not start (`not_started` says why). One that ran `beside` another was ended with it: its `rc` is then
-    that of the signal, and no fault.
+    """The output of one Command.
+
+    `rc` is None if the program was killed at its deadline (`timed_out`) or did not start (`not_started`:
+    why). A background command (`beside`) is ended by a signal: its `rc` is that signal's and no fault.
     """
 
     name: str
@@ -83,7 +85,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Raw:
-    """What came back for one check on one node: raw/<node>/<check>.json. `error`: nothing did, and why."""
+    """Outputs of one check on one node, as raw/<node>/<check>.json; `error`: why there are none."""
 
     node: str
     check: str
@@ -100,18 +102,18 @@ class Raw:
 
 
 def raw_path(node: str, check: str) -> str:
-    """Where the raw output of a check lies in the run folder."""
+    """Return the path of a check's raw output within the run folder."""
     return f"raw/{file_name(node)}/{check}.json"
 
 
-# CUDA numbers GPUs by speed by default; gpu3 is to be nvidia-smi's GPU 3 in every check.
+# CUDA numbers GPUs by speed by default; with this, gpu3 is nvidia-smi's GPU 3 in every check.
 BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-KERNEL_LOG_DELTA = "kernel_log_delta"  # the output with the kernel's messages that came while a check ran
+KERNEL_LOG_DELTA = "kernel_log_delta"  # name of the output with the kernel messages logged during a check
 
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """Which physical GPU `gpu<index>` was, for the person who must pull it."""
+    """Identity of the physical GPU behind `gpu<index>`, for the technician who replaces it."""
 
     index: int
     name: str
@@ -121,40 +123,38 @@ class GpuIdentity:
 
 
 class Check(Protocol):
-    """The shape of a check: a module, or an object of what several checks share."""
+    """The interface of a check, implemented by a module or by an object shared by several checks."""
 
     @property
     def SUMMARY(self) -> str:  # noqa: N802
-        """One sentence for a user."""
+        """One sentence about the check, for users."""
 
     @property
     def NEEDS(self) -> tuple[str, ...]:  # noqa: N802
-        """Programs that must be on the node."""
+        """Programs that the node must have."""
 
-    # One of ours says in `FINDS` what it finds, for README.md and `gpuprov docs`.
-    # Scope and stage are in the table of checks; a user's own check states them as SCOPE and STAGE.
-    # Optional: `FACTS: tuple[str, ...]`, the observed facts it reads in `node.facts`. They are looked at
-    # before the checks; one that gives no command is judged from them alone, and nothing runs for it.
+    # Built-in checks state in `FINDS` which faults they find, for README.md and `gpuprov docs`, and have
+    # scope and stage in the table of checks; a user's own check declares SCOPE and STAGE.
+    # Optional: `FACTS: tuple[str, ...]`, the observed facts, collected before the checks, that `node.facts`
+    # must have. A check without commands is judged from its facts alone.
 
     def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
-        """What to run, in order."""
+        """Return the commands to run, in order."""
 
     def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-        """Text → measurements. Raises ParseError on anything not recognised or incomplete."""
+        """Parse the outputs into measurements; raise ParseError on unrecognised or incomplete text."""
 
     def judge(
         self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
     ) -> list[Finding]:
-        """Measurements + thresholds (by "<check>.<metric>") → findings, at least one. Pure."""
+        """Judge measurements by thresholds ("<check>.<metric>") and return at least one finding; pure."""
 
 
 INSTALL = "gpuprov up installs what checks need, unless validation_tools_enabled is false"
 
 
 def completed(outputs: Mapping[str, Output], name: str, install: str = INSTALL) -> Output:
-    """The output called `name`, if its program ran to its end. Raises ParseError with what happened
-    otherwise. `install`: what to do where it is not installed.
-    """
+    """Return the output of a program that finished, else raise ParseError; `install`: advice if absent."""
     from provision.errors import ParseError
 
     output = outputs.get(name)
@@ -172,9 +172,7 @@ def completed(outputs: Mapping[str, Output], name: str, install: str = INSTALL) 
 
 
 def fact(node: CheckNode, name: str) -> Any:
-    """The value of an observed fact, None when the node does not have it. Raises ParseError with the reason
-    when it could not be read.
-    """
+    """Return an observed fact, None if the node lacks it; raise ParseError if it could not be read."""
     from provision.errors import ParseError
 
     if name in node.facts:
@@ -188,7 +186,7 @@ def fact(node: CheckNode, name: str) -> Any:
 
 
 def last_words(output: Output) -> str:
-    """The last line a program wrote, to say why it failed: of stderr first when its status says so."""
+    """Return the last line a program wrote: of stderr first if it failed, else of stdout first."""
     streams = [output.stderr, output.stdout] if output.rc else [output.stdout, output.stderr]
-    said = next((text.strip() for text in streams if text.strip()), "")
-    return said.split("\n")[-1].strip()[:200] if said else f"nothing printed, exit status {output.rc}"
+    printed = next((text.strip() for text in streams if text.strip()), "")
+    return printed.split("\n")[-1].strip()[:200] if printed else f"nothing printed, exit status {output.rc}"

@@ -1,7 +1,7 @@
-"""Metrics as text that Prometheus and a node exporter's textfile folder read (pure; runs on nodes, too).
+"""Metrics in the text format that Prometheus and a node exporter's textfile collector read (pure).
 
-The format is Prometheus' text format 0.0.4 (prometheus.io/docs/instrumenting/exposition_formats). Python 3.9
-and the standard library suffice.
+The format is Prometheus' text format 0.0.4 (prometheus.io/docs/instrumenting/exposition_formats). Also runs
+on nodes, so it needs only Python 3.9 and the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of a metric, and the labels that tell it from the family's others."""
+    """One value of a metric, with the labels that distinguish it within its family."""
 
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -27,8 +27,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Family:
-    """A metric: its name, one of KINDS, one sentence of help, and its samples. Without samples it is not
-    written."""
+    """A metric: name, type (one of KINDS), help sentence and samples; without samples it is not written."""
 
     name: str
     kind: str
@@ -36,7 +35,7 @@ class Family:
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
-        """Names are ours and never come from a node, so a wrong one is a mistake in the program."""
+        """Raise ValueError on an invalid name, which is a bug of ours because no name comes from a node."""
         if not _METRIC.match(self.name):
             raise ValueError(f"not a name of a metric: {self.name!r}")
         if self.kind not in KINDS:
@@ -50,9 +49,9 @@ class Family:
 
 
 def render(families: Iterable[Family]) -> str:
-    """The text of a `.prom` file: families by name, series by labels, each series once.
+    """Render a `.prom` file: families sorted by name, series by labels, each series once.
 
-    Raises ValueError where two families have one name, or one series has two values.
+    Raises ValueError if two families share a name or one series has two values.
 
     >>> print(render([Family("up", "gauge", "Whether it is up.", (Sample(1, {"node": "gpu-01"}),))]), end="")
     # HELP up Whether it is up.
@@ -74,19 +73,19 @@ def render(families: Iterable[Family]) -> str:
 
 
 def _series(family: Family) -> dict[str, str]:
-    """The value of each series, by its name with labels as it is written."""
-    found: dict[str, str] = {}
+    """Return the value of each series by its rendered name and labels."""
+    values: dict[str, str] = {}
     for sample in family.samples:
         labels = ",".join(f'{label}="{_quoted(text)}"' for label, text in sorted(sample.labels.items()))
         key = f"{family.name}{{{labels}}}" if labels else family.name
         value = _number(sample.value)
-        if found.setdefault(key, value) != value:
-            raise ValueError(f"{key} has two values: {found[key]} and {value}")
-    return found
+        if values.setdefault(key, value) != value:
+            raise ValueError(f"{key} has two values: {values[key]} and {value}")
+    return values
 
 
 def _number(value: float) -> str:
-    """A number as Go's ParseFloat reads it; whole ones without a decimal point."""
+    """Format a number so that Go's ParseFloat reads it; whole numbers have no decimal point."""
     if isinstance(value, int):
         return str(int(value))  # True is 1
     if math.isnan(value):
@@ -97,8 +96,7 @@ def _number(value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """On one line, as a help text is written. What is not shown as itself (control characters, halves of a
-    surrogate pair) becomes �: values of labels come from devices, and end on a person's screen."""
+    """Escape `text` as for a help line; unprintable characters, sent by a faulty device, become �."""
     shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return shown.replace("\\", "\\\\").replace("\n", "\\n")
 

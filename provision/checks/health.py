@@ -1,4 +1,4 @@
-"""Roll-up of findings: device, check, node, fleet (pure). Every report renders this."""
+"""Roll-up of findings by device, check, node and fleet (pure), the input of every report."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
-from provision.checks.check import GpuIdentity as GpuIdentity  # named here too: it is part of the report
+from provision.checks.check import GpuIdentity as GpuIdentity  # re-exported: it is part of the report
 from provision.checks.check import Measurement
 from provision.checks.judge import Finding, Verdict, worst
 from provision.errors import RunFolderError
 
-FORMAT = 1  # of report.json; a newer one is refused politely
+FORMAT = 1  # of report.json; a report with a newer format is refused with advice
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check on one node. `verdict` is the worst of its findings; `raw` the raw output's path in the run
-    folder.
-    """
+    """Findings of one check on one node and the worst verdict; `raw`: path in the run folder."""
 
     check: str
     verdict: Verdict
@@ -33,13 +31,13 @@ class CheckResult:
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
-        """The findings that are no pass; of lazy rows they are known without reading."""
+        """Findings that did not pass; available without decompressing lazy rows."""
         if isinstance(self.findings, LazyRows):
             return self.findings.wrong
         return tuple(finding for finding in self.findings if finding.verdict is not Verdict.PASS)
 
     def may_have(self, metric: str) -> bool:
-        """Whether it measured this metric."""
+        """Whether the check measured this metric."""
         if isinstance(self.measurements, LazyRows):
             return metric in self.measurements.metrics
         return any(row.metric == metric for row in self.measurements)
@@ -47,8 +45,10 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """One node. `verdict`: worst of its checks; `error` when it could not be reached (`error` says why) or a
-    check that was asked for is missing. `facts`: os, kernel, driver version, sku, for the header.
+    """The health of one node.
+
+    `verdict`: worst of its checks; `error` if the node was unreachable (`error`: why) or a requested check is
+    missing. `facts`: os, kernel, driver version and sku, for the header.
     """
 
     node: str
@@ -62,10 +62,11 @@ class NodeHealth:
 
 @dataclass(frozen=True)
 class FleetHealth:
-    """The whole report. `started`/`finished` are ISO 8601 UTC; `asked` the checks that should have run;
-    `not_compared` what too few nodes have measured to judge it against the fleet, one line for each SKU.
-    `fabric`: findings on what lies between the nodes, links, leaves and uplinks; `between`: lines on what is
-    to be known of those measurements besides, and what they could not tell.
+    """The whole report.
+
+    `started`, `finished`: ISO 8601 UTC. `asked`: the requested checks. `not_compared`: measurements of too
+    few nodes to compare, one line per SKU. `fabric`: findings about links, leaves and uplinks between the
+    nodes. `between`: remarks on those measurements and on what they could not determine.
     """
 
     run_id: str
@@ -82,22 +83,18 @@ class FleetHealth:
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """How many nodes have each verdict."""
+        """Number of nodes by verdict."""
         return {v: sum(node.verdict is v for node in self.nodes) for v in Verdict}
 
 
 def to_json(fleet: FleetHealth) -> dict[str, Any]:
-    """The document of data/schemas/report.schema.json: the fields of these classes by name, verdicts as their
-    words.
-    """
+    """Convert a report to JSON (data/schemas/report.schema.json): fields by name, verdicts as names."""
     plain: dict[str, Any] = json.loads(json.dumps(fleet, default=plain_fields))
     return {**plain, "format": FORMAT}
 
 
 def plain_fields(value: Any) -> Any:
-    """What JSON's encoder does not know: our classes as their fields, anything foreign (in a node's facts) as
-    text.
-    """
+    """Convert a value for JSON: dataclasses to their fields, foreign values (in facts) to text."""
     if is_dataclass(value):
         return {name: getattr(value, name) for name in value.__dataclass_fields__}
     if isinstance(value, LazyRows):
@@ -106,7 +103,7 @@ def plain_fields(value: Any) -> Any:
 
 
 def from_json(document: Mapping[str, Any]) -> FleetHealth:
-    """The inverse of `to_json`. Raises RunFolderError on a document that does not fit the schema."""
+    """Parse the document that `to_json` writes; raise RunFolderError if it does not fit the schema."""
     try:
         if document.get("format", FORMAT) > FORMAT:
             raise RunFolderError(
@@ -135,7 +132,7 @@ def _fields(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def node_from(document: Mapping[str, Any]) -> NodeHealth:
-    """A node of a report. Raises KeyError, TypeError or ValueError when it is none."""
+    """Parse a node of a report; raise KeyError, TypeError or ValueError if it is malformed."""
     return NodeHealth(
         **_fields(document, "node", "error", "unreachable"),
         verdict=Verdict(document["verdict"]),
@@ -149,7 +146,7 @@ def node_from(document: Mapping[str, Any]) -> NodeHealth:
 
 
 def check_from(document: Mapping[str, Any]) -> CheckResult:
-    """A check of a report. Raises KeyError, TypeError or ValueError when it is none."""
+    """Parse a check of a report; raise KeyError, TypeError or ValueError if it is malformed."""
     return CheckResult(
         **_fields(document, "check", "seconds", "raw"),
         verdict=Verdict(document["verdict"]),
@@ -159,12 +156,12 @@ def check_from(document: Mapping[str, Any]) -> CheckResult:
 
 
 def compressed(node: NodeHealth) -> NodeHealth:
-    """The same node in a tenth of the memory."""
+    """Return the same node with its rows compressed to a tenth of the memory."""
     return replace(node, checks=tuple(map(compressed_check, node.checks)))
 
 
 def compressed_check(check: CheckResult) -> CheckResult:
-    """The same result; what is no pass stays as it is."""
+    """Return the same result with its rows compressed; findings that did not pass stay in memory."""
     findings, measurements = check.findings, check.measurements
     if not isinstance(findings, LazyRows):
         findings = compressed_rows(findings, wrong=check.wrong)
@@ -175,19 +172,19 @@ def compressed_check(check: CheckResult) -> CheckResult:
 
 
 def finding_lines(fleet: FleetHealth) -> Iterator[str]:
-    """Each finding with its node as a line of JSON: findings.jsonl."""
+    """Serialise each finding with its node as a JSON line, for findings.jsonl."""
     for node in fleet.nodes:
         for finding in (finding for check in node.checks for finding in check.findings):
             yield json.dumps({"node": node.node, **plain_fields(finding)}, default=str) + "\n"
 
 
 def measurement_from(document: Mapping[str, Any]) -> Measurement:
-    """A row of a report. Raises KeyError or TypeError when it is none."""
+    """Parse a measurement of a report; raise KeyError or TypeError if it is malformed."""
     return Measurement(document["metric"], document["value"], document["unit"], document["device"])
 
 
 def finding_from(document: Mapping[str, Any]) -> Finding:
-    """A finding of a report. Raises KeyError, TypeError or ValueError when it is none."""
+    """Parse a finding of a report; raise KeyError, TypeError or ValueError if it is malformed."""
     names = ("check", "device", "message", "metric", "value", "unit", "limit", "source", "action")
     return Finding(
         **_fields(document, *names),
@@ -197,24 +194,24 @@ def finding_from(document: Mapping[str, Any]) -> Finding:
 
 
 def roll_up(checks: Sequence[CheckResult]) -> Verdict:
-    """The worst verdict; `error` when there is none at all."""
+    """Return the worst verdict of the checks, or `error` if there are none."""
     return worst(check.verdict for check in checks)
 
 
-# --- lazily read findings and measurements: a large fleet's do not fit in memory as objects, and a report
-# shows few of them
+# --- lazily read findings and measurements: those of a large fleet do not fit in memory as objects, and a
+# report shows only a few
 
 
 T = TypeVar("T")
 
-_METRICS: dict[frozenset[str], frozenset[str]] = {}  # nodes measure the same: each set is kept once
+_METRICS: dict[frozenset[str], frozenset[str]] = {}  # nodes measure the same metrics: each set is stored once
 
 
 class LazyRows(Sequence[T]):
-    """The rows of one check on one node, equal to the tuple of them: `read(key)` makes them.
+    """The rows of one check on one node, read by `read(key)` at each access; equal to their tuple.
 
-    Known without reading: `wrong`, the findings that are no pass, which every report shows; and `metrics`, of
-    the measurements.
+    Available without reading: `wrong`, the findings that did not pass, which every report shows, and
+    `metrics`, the names of the measured metrics.
     """
 
     __slots__ = ("_key", "_read", "metrics", "wrong")
@@ -234,11 +231,11 @@ class LazyRows(Sequence[T]):
 
     @property
     def packed(self) -> bytes | None:
-        """What `unpacked` makes the rows of; None when they are kept elsewhere."""
+        """Compressed rows, the argument of `unpacked`; None if the rows are stored elsewhere."""
         return self._key if isinstance(self._key, bytes) else None
 
     def all(self) -> tuple[T, ...]:
-        """The rows."""
+        """Read all rows."""
         return self._read(self._key)
 
     def __len__(self) -> int:
@@ -267,12 +264,12 @@ class LazyRows(Sequence[T]):
 def compressed_rows(
     rows: Sequence[T], wrong: tuple[T, ...] = (), metrics: frozenset[str] = frozenset()
 ) -> LazyRows[T]:
-    """These rows in about a tenth of the memory."""
+    """Return lazy rows that take about a tenth of the memory."""
     return LazyRows(unpacked, zlib.compress(pickle.dumps(tuple(rows), 5), 3), wrong, metrics)
 
 
-@lru_cache(maxsize=64)  # the checks of a few nodes: reports take a node's rows several times
+@lru_cache(maxsize=64)  # the checks of a few nodes: reports read a node's rows several times
 def unpacked(data: bytes) -> tuple[Any, ...]:
-    """Rows that were packed."""
-    found: tuple[Any, ...] = pickle.loads(zlib.decompress(data))  # noqa: S301 - made above, never stored
-    return found
+    """Decompress rows."""
+    rows: tuple[Any, ...] = pickle.loads(zlib.decompress(data))  # noqa: S301 - made above, never stored
+    return rows

@@ -1,6 +1,4 @@
-"""What a check gives and is judged by (Measurement, Threshold, Finding, Verdict), and the judging of
-measurements against limits and against peers (pure).
-"""
+"""Measurements, thresholds, findings and verdicts, and judging by limits or by peers (pure)."""
 
 from __future__ import annotations
 
@@ -14,10 +12,9 @@ from provision.text import many
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One value with unit and device. `device`: `node`, `gpu3`, or a directed pair `gpu0->gpu5`.
+    """One value with its unit and device: `node`, `gpu3`, or a directed pair `gpu0->gpu5`.
 
-    `metric` is the check's own word for it (`h2d`); with the check's id before it, it is the threshold's
-    name.
+    `metric` is the check's own name for the value (`h2d`); thresholds are named `<check>.<metric>`.
     """
 
     metric: str
@@ -27,7 +24,7 @@ class Measurement:
 
 
 class Verdict(str, enum.Enum):
-    """Ordered from best to worst by `badness`. Neither `error` nor `skip` ever counts as healthy."""
+    """Verdicts ordered from best to worst by `badness`; `error` and `skip` never count as healthy."""
 
     PASS = "pass"  # noqa: S105
     SKIP = "skip"
@@ -35,7 +32,7 @@ class Verdict(str, enum.Enum):
     ERROR = "error"
     FAIL = "fail"
 
-    def __str__(self) -> str:  # enum.StrEnum, of Python 3.11: nodes may have 3.9
+    def __str__(self) -> str:  # not enum.StrEnum of Python 3.11: nodes may have 3.9
         return str(self.value)
 
     @property
@@ -45,11 +42,11 @@ class Verdict(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A judged measurement, with the action to take.
+    """A judged measurement with the action to take.
 
-    `device`: node, gpu3, gpu0->gpu5, gpu0-gpu5 (both directions). `value`/`unit` what was measured (None when
-    nothing was), `limit` the human text of the limit ("≥ 238 GB/s"), `source` where that limit comes from.
-    `message` one sentence for a person; `action` one of ACTIONS; `evidence` lines of raw output that show it.
+    `device`: node, gpu3, gpu0->gpu5, gpu0-gpu5 (both directions). `value`, `unit`: the measured value (None
+    if nothing was measured). `limit`: the limit as text ("≥ 238 GB/s"); `source`: its source. `message`: one
+    sentence for a person. `action`: one of ACTIONS. `evidence`: lines of raw output that prove it.
     """
 
     check: str
@@ -86,7 +83,7 @@ ACTIONS = (
 
 @dataclass(frozen=True)
 class TypicalValue:
-    """What a healthy part reaches, in the limit's unit; `machines`: measured on how many, None: not said."""
+    """The value a healthy part reaches, in the limit's unit; `machines`: number measured, if known."""
 
     value: float
     machines: int | None
@@ -95,9 +92,9 @@ class TypicalValue:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far healthy parts differ: their standard deviation, in percent of the typical value.
+    """Standard deviation between healthy parts, in percent of the typical value.
 
-    `machines`: how many it was estimated from; None: of so many that its own error does not count.
+    `machines`: how many machines it was estimated from; None: so many that its own error is negligible.
     """
 
     percent: float
@@ -109,10 +106,10 @@ class Spread:
 class Threshold:
     """The limit for one metric of one SKU. `direction`: at_least, at_most or equal.
 
-    `kind`: measured (drawn from measurements on such machines), vendor (the maker's own figure) or derived
-    (reckoned from other figures; the arithmetic is in `source`). `date`: YYYY-MM of the source, empty when a
-    user did not say. `machines`: how many were measured for it; 0 for a vendor's figure or mere arithmetic,
-    None when the source does not say. `typical` and `spread`: for `checks.judging.threshold_evidence`.
+    `kind`: measured (from measurements of such machines), vendor (the vendor's own figure) or derived
+    (calculated from other figures; the arithmetic is in `source`). `date`: YYYY-MM of the source, empty if a
+    user gave none. `machines`: number of measured machines; 0 for a vendor's figure or mere arithmetic, None
+    if the source does not state it. `typical`, `spread`: for `checks.judging.threshold_evidence`.
     """
 
     metric: str  # "<check>.<metric>"
@@ -128,7 +125,7 @@ class Threshold:
 
     @property
     def cited(self) -> str:
-        """The source as a finding cites it, with the number of machines behind the limit and its date."""
+        """The source as findings cite it, with its date and the number of machines behind the limit."""
         rests = [self.date] if self.date else []
         if self.machines is not None:
             rests.insert(0, many(self.machines, "machine") if self.machines else "no machine measured")
@@ -137,16 +134,16 @@ class Threshold:
         return f"{self.source}; {', '.join(rests)}" if rests else self.source
 
 
-# own checks import these from here
+# re-exported for users' own checks
 
 
-PEERS = "median of the other GPUs of the node"  # the source of a limit that they set
+PEERS = "median of the other GPUs of the node"  # the source of a limit set by the peers
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst verdict; `error` when there is none at all, for nothing was measured.
+    """Return the worst verdict, or `error` if there is none because nothing was measured.
 
-    What does not apply says nothing about what does: `skip` is the answer only when nothing else was judged.
+    A check that does not apply must not hide the others: `skip` is returned only if nothing else was judged.
     """
     given = list(verdicts)
     judged = [verdict for verdict in given if verdict is not Verdict.SKIP] or given
@@ -154,12 +151,12 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def number(value: float | int | str | bool) -> float | None:
-    """A measured value as a number; None for text and truth values."""
+    """Return a measured value as a number, or None for text and booleans."""
     return None if isinstance(value, (str, bool)) else float(value)
 
 
 def meets(value: float, threshold: Threshold) -> bool:
-    """Whether a value keeps to a limit."""
+    """Return whether a value meets its limit."""
     if threshold.direction == "at_least":
         return value >= threshold.limit
     if threshold.direction == "at_most":
@@ -168,7 +165,7 @@ def meets(value: float, threshold: Threshold) -> bool:
 
 
 def limit_text(threshold: Threshold) -> str:
-    """The limit as a person reads it: `≥ 238 GB/s`."""
+    """Format a limit for a person: `≥ 238 GB/s`."""
     sign = {"at_least": "≥", "at_most": "≤", "equal": "="}[threshold.direction]
     return f"{sign} {threshold.limit:g} {threshold.unit}".rstrip()
 
@@ -177,28 +174,28 @@ _NO_LIMIT = "no limit is known for this GPU; give one with --thresholds FILE"
 
 
 def without_limit(finding: Finding) -> bool:
-    """Whether it says that a number could not be judged, since nobody has stated a limit."""
+    """Return whether a finding reports a number that could not be judged for lack of a limit."""
     return finding.verdict is Verdict.WARN and finding.message.endswith(_NO_LIMIT)
 
 
 def by_threshold(
     check: str, what: str, measurement: Measurement, threshold: Threshold | None, *, action: str
 ) -> Finding:
-    """Judge one number (`what` names it) against its limit; `warn` when nobody has stated a limit."""
+    """Judge one number, described by `what`, against its limit; `warn` if there is no limit."""
     shown = f"{measurement.value:g}" if isinstance(measurement.value, float) else str(measurement.value)
-    said = f"{what} is {shown} {measurement.unit}".rstrip()
+    reading = f"{what} is {shown} {measurement.unit}".rstrip()
     value = number(measurement.value)
     if value is None:
         return unmeasured(check, f"{what} is not a number: {shown}", device=measurement.device)
     if threshold is None:
-        message = f"{said}, but {_NO_LIMIT}"
+        message = f"{reading}, but {_NO_LIMIT}"
         return finding_on(check, Verdict.WARN, measurement, message, action="fix configuration")
     limit, good = limit_text(threshold), meets(value, threshold)
     return finding_on(
         check,
         Verdict.PASS if good else Verdict.FAIL,
         measurement,
-        f"{said} (limit {limit})",
+        f"{reading} (limit {limit})",
         limit,
         threshold.cited,
         "none" if good else action,
@@ -215,7 +212,7 @@ def finding_on(
     action: str = "none",
     evidence: Iterable[str] = (),
 ) -> Finding:
-    """A finding on one measured value: its device, metric, value and unit are the measurement's."""
+    """Build a finding with the device, metric, value and unit of a measurement."""
     of = (measured.metric, measured.value, measured.unit)
     return Finding(check, verdict, measured.device, message, *of, limit, source, action, tuple(evidence))
 
@@ -223,12 +220,12 @@ def finding_on(
 def unmeasured(
     check: str, message: str, *, device: str = "node", action: str = "run again", evidence: Iterable[str] = ()
 ) -> Finding:
-    """The verdict for what could not be measured."""
+    """Build the `error` finding for something that could not be measured."""
     return Finding(check, Verdict.ERROR, device, message, action=action, evidence=tuple(evidence))
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Median, and median absolute deviation scaled to a standard deviation (times 1.4826)."""
+    """Return the median and the median absolute deviation scaled to a standard deviation (by 1.4826)."""
     values = list(values)
     middle = statistics.median(values)
     return middle, 1.4826 * statistics.median(abs(value - middle) for value in values)
@@ -237,15 +234,15 @@ def spread(values: Iterable[float]) -> tuple[float, float]:
 def below_peers(
     values: Mapping[str, float], tolerance: float, peers: int = 3
 ) -> dict[str, tuple[float, float]]:
-    """Who falls behind the median of the others: device → (median of its peers, shortfall as a fraction).
+    """Return devices far below their peers: device → (median of its peers, shortfall as a fraction).
 
-    A device is named when it is more than `tolerance` (a fraction) below that median and more than three
-    robust deviations below it, so that a group that differs much anyway names nobody. Fewer than `peers`
-    others: nobody.
+    A device is included if it is more than `tolerance` (a fraction) and more than three robust deviations
+    below that median, so that a group with a wide spread yields nothing. Needs at least `peers` other
+    devices.
     """
     behind: dict[str, tuple[float, float]] = {}
     for device, value in values.items():
-        # Without the device itself: in a small group a slow one would pull its own reference down.
+        # Excludes the device itself: in a small group a slow one would pull its own reference down.
         others = [other for name, other in values.items() if name != device]
         if len(others) < peers:
             continue
@@ -258,15 +255,14 @@ def below_peers(
     return behind
 
 
-# Degrees above the median of the peers that the place in the airflow does not explain. Derived: a row of four
-# GPUs of 700 W warms the air for the row behind it by 2,800 W / (0.52 m³/s · 1.2 kg/m³ · 1,005 J/kg·K),
-# which is 4.5 K (1,105 CFM: DGX H100 user guide); sensors and heat sinks differ by a few degrees more.
+# Degrees above the peers' median that the position in the airflow cannot explain. Derived: a row of four GPUs
+# of 700 W warms the air for the row behind it by 2,800 W / (0.52 m³/s · 1.2 kg/m³ · 1,005 J/kg·K), which is
+# 4.5 K (1,105 CFM: DGX H100 user guide); sensors and heat sinks differ by a few degrees more.
 HOTTER = 12.0
 
 
 def hotter(check: str, metric: str, heat: Mapping[str, float], said: str, peers: int = 3) -> list[Finding]:
-    """A warning for each device much hotter than the median of its peers, as `below_peers` compares. `said`:
-    in words, with its `degrees` and their `middle`."""
+    """Warn of devices far above their peers' median; `said`: message with `degrees` and `middle`."""
     findings = []
     for device, degrees in heat.items():
         others = [other for name, other in heat.items() if name != device]
@@ -282,8 +278,10 @@ def hotter(check: str, metric: str, heat: Mapping[str, float], said: str, peers:
 
 @dataclass(frozen=True)
 class Typical:
-    """What most of a group's values are like: their median and scaled median absolute deviation, and how many
-    of the group's `count` values that rests on (`core`): those that are not far from where most are."""
+    """Statistics of the majority of a group: median and scaled median absolute deviation.
+
+    They rest on `core` of the group's `count` values; values far from the majority are excluded.
+    """
 
     middle: float
     deviation: float
@@ -292,10 +290,10 @@ class Typical:
 
     @property
     def scatter(self) -> float:
-        """A difference that chance alone reaches in one of a hundred such groups, were its noise normal.
+        """The difference that chance alone reaches in one of a hundred such groups with normal noise.
 
-        One of `count` values lies k deviations off by chance with count * P(k); the factor for few values is
-        Rousseeuw and Leroy's (Robust Regression and Outlier Detection, 1987, chapter 5).
+        One of `count` values lies k deviations off by chance with probability count * P(k); the factor for
+        small groups is Rousseeuw and Leroy's (Robust Regression and Outlier Detection, 1987, chapter 5).
         """
         k = statistics.NormalDist().inv_cdf(1 - 0.01 / max(self.count, 2))
         return k * self.deviation * _for_few(self.count)
@@ -306,12 +304,12 @@ def _for_few(count: int) -> float:
 
 
 def typical(values: Iterable[float], tolerance: float) -> Typical:
-    """What most of `values` are like, though nearly half of them may be bad in the same way.
+    """Return statistics of the majority of `values`, even if nearly half are bad in the same way.
 
-    A median alone is drawn towards the bad ones, and the median absolute deviation grows with them. So the
-    narrowest stretch that holds more than half of the values says first where most are (least median of
-    squares); what is near it, by its own width or by `tolerance` (a fraction of the value), is the core.
-    Raises ValueError without values.
+    The bad values would shift a median and inflate the median absolute deviation. So the narrowest interval
+    that holds more than half of the values locates the majority first (least median of squares); values near
+    it, within its own width or `tolerance` (a fraction of the value), are the core. Raises ValueError without
+    values.
     """
     ordered = sorted(values)
     if not ordered:
@@ -320,7 +318,7 @@ def typical(values: Iterable[float], tolerance: float) -> Typical:
     start = min(range(len(ordered) - half + 1), key=lambda i: ordered[i + half - 1] - ordered[i])
     stretch = ordered[start : start + half]
     middle = statistics.median(stretch)
-    # Of a normal distribution half lies within 0.6745 deviations of its middle.
+    # Half of a normal distribution lies within 0.6745 deviations of its middle.
     deviation = (stretch[-1] - stretch[0]) / 2 / 0.6745 * _for_few(len(ordered))
     reach = max(2.5 * deviation, tolerance * abs(middle))
     core = [value for value in ordered if abs(value - middle) <= reach]

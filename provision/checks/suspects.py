@@ -1,8 +1,8 @@
-"""Reconciliation of one node's findings about pairs of GPUs: names the GPU that explains them (pure).
+"""Attribution of one node's slow GPU pairs to the GPU, link or fabric that explains them (pure).
 
-A slow cell of a bandwidth matrix has two ends and a link. One slow link shows in two cells, one slow GPU in
-its whole row and column, a sick fabric in most cells. `explain` names the fewest culprits that account for
-every slow cell.
+A slow cell of a bandwidth matrix has two ends and a link. A slow link shows in two cells, a slow GPU in its
+whole row and column, a faulty fabric in most cells. `explain` names the fewest culprits that account for all
+slow cells.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from provision.checks.judge import Finding, Verdict, worst
 
 Cell = tuple[int, int]  # directed: from GPU, to GPU
 
-# A GPU is to blame for its slow partners when this share of them is slow: a GPU whose link to one partner
-# happens to be fine is still the simplest explanation of six slow partners out of seven.
+# A GPU is the culprit if this share of its pairs is slow: even with one good link it remains the simplest
+# explanation of six slow partners out of seven.
 _GPU_SHARE = 0.75
 # When this share of all pairs is slow no single GPU explains it: the fabric (or the whole node) does.
 _NODE_SHARE = 0.9
@@ -25,21 +25,21 @@ _NODE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who explains the slow `cells`. `device`: node, gpu3, or the pair gpu2-gpu6 (both directions are one
-    culprit).
-    """
+    """The explanation of the slow `cells`: node, gpu3, or the pair gpu2-gpu6 in both directions."""
 
     device: str
     cells: tuple[Cell, ...]
 
 
 def pair_name(one: int, other: int) -> str:
-    """The name of a pair regardless of direction: `gpu2-gpu6`."""
+    """Return the name of a pair regardless of direction: `gpu2-gpu6`."""
     return f"gpu{min(one, other)}-gpu{max(one, other)}"
 
 
 def explain(slow: Collection[Cell], measured: Collection[Cell]) -> list[Culprit]:
-    """The fewest culprits for the `slow` cells among the `measured` ones; every slow cell has exactly one.
+    """Return the fewest culprits that explain the `slow` cells; each slow cell belongs to exactly one.
+
+    `measured`: all measured cells.
 
     >>> [c.device for c in explain({(2, 6), (6, 2)}, {(a, b) for a in range(8) for b in range(8) if a != b})]
     ['gpu2-gpu6']
@@ -62,9 +62,7 @@ def _guiltiest(
     gpus: Sequence[int],
     blamed: Sequence[int],
 ) -> int | None:
-    """The GPU that explains most of the slow pairs left, if it is slow towards nearly all partners not yet
-    blamed.
-    """
+    """Return the GPU with the most slow pairs left, if nearly all of its unblamed partners are slow."""
     best, best_count = None, 1  # a GPU with one slow partner is a slow pair
     for gpu in gpus:
         if gpu in blamed:
@@ -81,11 +79,10 @@ def _culprits(slow: Collection[Cell], blamed: Sequence[int]) -> list[Culprit]:
     for cell in sorted(slow):
         guilty = next((gpu for gpu in blamed if gpu in cell), None)
         cells[pair_name(*cell) if guilty is None else f"gpu{guilty}"].append(cell)
-    return [Culprit(device, tuple(found)) for device, found in sorted(cells.items())]
+    return [Culprit(device, tuple(slow_cells)) for device, slow_cells in sorted(cells.items())]
 
 
-# What a group test (a collective over all GPUs) is slow because of, when the named check found it on the same
-# node.
+# Findings on the same node that explain a slow group test (a collective over all GPUs), by check.
 _CAUSES = {
     "p2p_bandwidth": ("p2p", "p2p_read", "p2p_write", "h2d", "d2h"),
     "gpu_inventory": (
@@ -93,7 +90,7 @@ _CAUSES = {
         *("xgmi_links", "xgmi_up"),
     ),
 }
-# What a collective over the network cards may suffer from, and what the way from a GPU into a card may.
+# Findings that explain a slow collective over the network cards, and a slow route from a GPU to a card.
 _NETWORK_CAUSES = {
     "rdma_loopback": ("host_share", "gpu_share", "gpu"),
     "network_ports": ("state", "rate", "width"),
@@ -104,33 +101,33 @@ _HOST_CAUSES = {
     "gpu_inventory": ("pcie_width", "pcie_generation"),
 }
 
-# A GPU that is lost or missing renumbers those behind it for CUDA: the card beside the last one finds none.
+# A lost or missing GPU renumbers the ones behind it for CUDA, so the card next to the last one finds no GPU.
 _LOST = {"gpu_inventory": ("xid.79", "unreadable.nvidia_smi", "driver_gpus")}
 
 
 def point_at_cause(findings: Sequence[Finding]) -> list[Finding]:
-    """Let a slow group point at the slow part already found on this node, instead of accusing the node too.
+    """Attribute slow group tests to a slow part already found on this node, rather than to the node.
 
-    The group's own number is kept: the finding becomes a `warn` whose message names the culprit it is
-    consistent with. Without a culprit it stays a `fail` of the node. Wrong results are never explained away.
+    The finding keeps its number and becomes a `warn` whose message names the likely culprit. Without a
+    culprit it stays a `fail` of the node. Wrong results are never attributed to another part.
     """
     return [_pointed(finding, findings) for finding in findings]
 
 
 def reconciled(checks: Sequence[CheckResult]) -> list[CheckResult]:
-    """The checks of one node with one culprit for each cause."""
+    """Return the checks of one node with one culprit for each cause."""
     findings = iter(point_at_cause([finding for check in checks for finding in check.findings]))
-    told = [replace(check, findings=tuple(next(findings) for _ in check.findings)) for check in checks]
-    return [replace(check, verdict=worst(f.verdict for f in check.findings)) for check in told]
+    updated = [replace(check, findings=tuple(next(findings) for _ in check.findings)) for check in checks]
+    return [replace(check, verdict=worst(f.verdict for f in check.findings)) for check in updated]
 
 
 def _pointed(finding: Finding, findings: Sequence[Finding]) -> Finding:
-    """One finding, pointing at what explains it if anything does."""
-    known = _explained_by(finding) if finding.verdict is Verdict.FAIL else {}
+    """Return the finding, downgraded to a warning if other findings on the node explain it."""
+    metrics = _explained_by(finding) if finding.verdict is Verdict.FAIL else {}
     causes = [
         cause
         for cause in findings
-        if cause.verdict is Verdict.FAIL and cause.metric in known.get(cause.check, ())
+        if cause.verdict is Verdict.FAIL and cause.metric in metrics.get(cause.check, ())
     ]
     if (
         finding.check == "rdma_loopback" and finding.metric == "gpu_share"
@@ -150,7 +147,7 @@ def _pointed(finding: Finding, findings: Sequence[Finding]) -> Finding:
 
 
 def _explained_by(finding: Finding) -> Mapping[str, tuple[str, ...]]:
-    """The metrics, by check, that a slow one of this kind may come from; empty for all other findings."""
+    """Return the metrics by check that may cause a slow finding of this kind; empty for all others."""
     if finding.check == "nccl_network" and finding.metric == "rail_share":
         return {**_NETWORK_CAUSES, **_HOST_CAUSES}
     if finding.check == "rdma_loopback" and finding.metric == "gpu_share":

@@ -1,8 +1,8 @@
-"""The limits that hold for a node: provision/data/thresholds/<sku>.yml, with unit, source and direction.
+"""Limits for a node from provision/data/thresholds/<sku>.yml, with unit, source and direction.
 
-A limit that no healthy machine could meet, that is too loose to find anything, or that is typed wrongly, is
-refused when it is read: a bad gate would condemn or acquit a whole fleet. What is sensible for which metric
-say data/thresholds/metrics.yml and the SKU.
+A limit that no healthy machine could meet, that is too loose to find anything, or that is malformed is
+refused when it is read: a bad limit would fail or pass a whole fleet. data/thresholds/metrics.yml and the SKU
+determine which limits are plausible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from provision import shipped
 from provision.checks.judge import Spread as Spread
-from provision.checks.judge import Threshold as Threshold  # own checks import it from here
+from provision.checks.judge import Threshold as Threshold  # re-exported for users' own checks
 from provision.checks.judge import TypicalValue as TypicalValue
 from provision.errors import GpuprovError
 
@@ -26,28 +26,28 @@ _FOLDER = "thresholds"
 _DIRECTIONS = ("at_least", "at_most", "equal")
 _KINDS = ("measured", "vendor", "derived")
 _FIELDS = {"limit", "unit", "direction", "source", "kind"}
-_OPTIONAL = {"date", "machines", "typical", "spread"}  # ours all have date and machines
+_OPTIONAL = {"date", "machines", "typical", "spread"}  # shipped limits always have date and machines
 _DATE = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
-WIDEST = 16  # lanes of a slot; limits are given for these
-_EVERY_SKU = "any"  # in a user's file: these limits hold for every SKU
+WIDEST = 16  # lanes of a slot that the limits are stated for
+_EVERY_SKU = "any"  # in a user's file: the limits apply to every SKU
 
 
 class ThresholdError(GpuprovError):
-    """A thresholds file that cannot be used."""
+    """A thresholds file is invalid."""
 
 
 def available() -> tuple[str, ...]:
-    """The SKUs with limits of our own."""
+    """Return the SKUs with shipped limits."""
     return tuple(name for name in shipped.names(_FOLDER) if name != "metrics")
 
 
 def for_sku(sku: str | None, override: Path | None = None, lanes: object = None) -> Mapping[str, Threshold]:
-    """Thresholds by metric name for a SKU; empty when there is none (a judge then says `warn`, never `pass`).
+    """Return a SKU's thresholds by metric name; without a threshold a metric gets `warn`, never `pass`.
 
-    `lanes`: how many each slot of the node is wired with, where its inventory says so (`gpuprov_pcie_width`).
+    `lanes`: number of PCIe lanes per slot if the inventory sets it (`gpuprov_pcie_width`).
 
-    `override` is a user's file, whose limits win: one YAML document per SKU with `sku:` (or `sku: any`) and
-    `thresholds:`. Raises ThresholdError with file, key and what to do.
+    `override`: a user's file, whose limits take precedence: one YAML document per SKU with `sku:` (or `sku:
+    any`) and `thresholds:`. Raises ThresholdError with file, key and what to do.
     """
     limits = dict(_shipped(sku)) if sku in available() else {}
     if sku is not None and isinstance(lanes, int) and 0 < lanes < WIDEST:
@@ -64,13 +64,13 @@ def for_sku(sku: str | None, override: Path | None = None, lanes: object = None)
 
 
 def _wired(limit: Threshold, known: Capacities, lanes: int) -> Threshold:
-    """The limit in a slot with fewer lanes than 16: a rate that PCIe carries falls with them."""
+    """Scale the limit of a rate over PCIe to slots with fewer than 16 lanes."""
     source = f"{limit.source}; slots of {lanes} lanes (gpuprov_pcie_width)"
     if limit.metric == "gpu_inventory.pcie_width":
         return replace(limit, limit=min(limit.limit, float(lanes)), source=source)
     copies = limit.unit == "GB/s" and limit.metric.startswith(("p2p_bandwidth.", "nccl_"))
     if not copies or limit.limit > known.get("pcie", (0.0, 0.0))[0]:
-        return limit  # no rate between devices, or one that only NVLink reaches
+        return limit  # not a rate between devices, or one that only NVLink reaches
     share = lanes / WIDEST
     typical = limit.typical and replace(limit.typical, value=limit.typical.value * share)
     return replace(limit, limit=limit.limit * share, source=source, kind="derived", typical=typical)
@@ -78,16 +78,16 @@ def _wired(limit: Threshold, known: Capacities, lanes: int) -> Threshold:
 
 @cache
 def _user_file(path: Path, _stamp: int) -> list[tuple[str, dict[str, Threshold]]]:
-    """Every document of a user's file, all checked: a mistake in one SKU's limits is not for later."""
-    found = []
+    """Read and validate all documents of a user's file, so that errors in other SKUs surface now."""
+    limits_by_sku = []
     for document in _documents(path):
         _check_document(path, document)
-        found.append((document["sku"], _read(path, document)))
-    return found
+        limits_by_sku.append((document["sku"], _read(path, document)))
+    return limits_by_sku
 
 
 def given(path: Path, sku: str, rows: object) -> dict[str, Threshold]:
-    """Limits for a SKU (or `any`) as a thresholds file has them below `thresholds`. Raises ThresholdError."""
+    """Parse limits for a SKU (or `any`) like a thresholds file; raise ThresholdError if invalid."""
     document: dict[str, Any] = {"sku": sku, "thresholds": rows}
     _check_document(path, document)
     return _read(path, document)
@@ -110,8 +110,7 @@ def _shipped(sku: str | None) -> Mapping[str, Threshold]:
 
 @cache
 def able(sku: str) -> Capacities:
-    """What machines of this SKU (or of `any`) can do: our own file's word for their links, over the data
-    sheet's."""
+    """Return the capacities of a SKU (or of `any`); links stated in our file override the data sheet."""
     if sku == _EVERY_SKU:
         return of_any(sku_names())
     links = shipped.load_mapping(f"{_FOLDER}/{sku}").get("links", {}) if sku in available() else {}
@@ -231,7 +230,7 @@ def _spread(path: Path, name: str, row: Mapping[str, Any]) -> Spread | None:
 
 
 def _measured(path: Path, where: str, given: Any, number: str) -> Mapping[str, Any]:
-    """What `typical` or `spread` says: a number and its source, and perhaps the machines."""
+    """Validate a `typical` or `spread` entry: a number, its source and optionally the machines."""
     wanted = {number, "source"}
     if not isinstance(given, dict) or not wanted <= set(given) <= wanted | {"machines"}:
         _refuse(path, where, f"must have {number} and source, and may have machines")
@@ -248,27 +247,29 @@ def _words(text: str) -> str:
     return " ".join(text.split())
 
 
-# --- the metrics that may have limits, and the plausible range of each: data/thresholds/metrics.yml and the
-# SKU. A gate above what the wire carries condemns every machine; one so low that a part at half its speed
-# still passes acquits every one. Both are found when a file is read, by the arithmetic in metrics.yml.
+# --- metrics with limits and the plausible range of each, by data/thresholds/metrics.yml and the SKU. A limit
+# above the wire's speed fails every machine; one so low that a part at half its speed meets it passes every
+# machine. Both are refused when a file is read, by the arithmetic in metrics.yml.
 
 
-# What a SKU can do at best: name → (of the best, of the least) of the SKUs a limit is for; one SKU has both
-# alike. pcie, peer, group (to all others): GB/s one way; far_pair: the slowest healthy pair; memory: MiB,
-# memory_rate: GB/s; nvlinks: links, nvlink: GB/s one way of one.
+# The best that a SKU can do: name → (maximum, minimum) over the SKUs that a limit applies to; equal for a
+# single SKU. pcie, peer, group (to all others): GB/s one way; far_pair: the slowest healthy pair; memory:
+# MiB, memory_rate: GB/s; nvlinks: links; nvlink: GB/s one way per link.
 Capacities = Mapping[str, tuple[float, float]]
 
-LINKS = ("pcie", "peer", "far_pair", "memory_rate")  # what a file may state of its machines in `links`
+LINKS = ("pcie", "peer", "far_pair", "memory_rate")  # the links that a thresholds file may state
 
 _PCIE_X16 = {3: 15.75, 4: 31.5, 5: 63.0}  # GB/s one way by generation
-_NOT_BY_PCIE = ("gb10", "gb200", "gb300", "gh200", "mi300a")  # NVLink-C2C or the socket leads to the host
+_NOT_BY_PCIE = ("gb10", "gb200", "gb300", "gh200", "mi300a")  # host link: NVLink-C2C or the socket
 _COUNT = re.compile(r"_([2-9]|[1-9]\d+)gpu$")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is limited. `ceiling` times `factor` is what no machine passes, the share `floor` of
-    `floor_of` what a part at half its speed still reaches; `least` and `most` are plain bounds."""
+    """The plausible range of a metric's limit; no machine exceeds `ceiling` times `factor`.
+
+    A part at half its speed still reaches `floor` times `floor_of`; `least` and `most` are absolute bounds.
+    """
 
     unit: str
     direction: str
@@ -282,45 +283,45 @@ class Metric:
 
 @cache
 def table() -> Mapping[str, Metric]:
-    """Every metric by name; `_*gpu` at the end stands for any number of GPUs from 2 on."""
+    """Return every metric by name; a trailing `_*gpu` stands for any number of GPUs from 2 on."""
     rows = shipped.load_mapping(f"{_FOLDER}/metrics")
     return {name: Metric(**row) for name, row in rows.items()}
 
 
-_declared: dict[str, Metric] = {}  # of checks from outside
+_declared: dict[str, Metric] = {}  # of users' own checks
 
 
 def declare(name: str, metric: Metric) -> None:
-    """Let limits be given for a metric of a check that is not ours."""
+    """Allow limits for a metric of a user's own check."""
     _declared[name] = metric
 
 
 def find(name: str) -> Metric | None:
-    """The metric called so: `nccl_all_reduce.busbw_8gpu`."""
+    """Return the metric with this name, such as `nccl_all_reduce.busbw_8gpu`."""
     return table().get(name) or _declared.get(name) or table().get(_COUNT.sub("_*gpu", name))
 
 
 def nearest(name: str) -> str:
-    """The known name that is most like this one; empty when none is."""
+    """Return the known name most similar to this one, or an empty string."""
     count = _COUNT.search(name)
     known = [each.replace("*", count[1] if count else "8") for each in table()]
     return next(iter(difflib.get_close_matches(name, known, n=1)), "")
 
 
 def problem(metric: Metric, limit: float, able: Capacities) -> str:
-    """Why this cannot be the limit; empty when it can."""
-    said = f"{limit:g} {metric.unit}"
+    """Return why `limit` is implausible for the metric; empty if it is plausible."""
+    shown = f"{limit:g} {metric.unit}"
     if metric.ceiling in able:
         most = metric.factor * able[metric.ceiling][0]
         if limit > most:
             what = "the GPU has" if metric.ceiling.startswith("memory") else "the link can carry"
             return f"{limit:g} is above what {what} ({most:g} {metric.unit})"
     if metric.most is not None and limit > metric.most:
-        return f"{said} is above {metric.most:g}, which no machine passes"
+        return f"{shown} is above {metric.most:g}, which no machine passes"
     least = metric.floor * able[metric.floor_of][1] if metric.floor_of in able else metric.least
     if metric.direction == "at_least" and least is not None and limit < least:
         return (
-            f"{said} is too loose to find anything: with half of it gone a good part still reaches "
+            f"{shown} is too loose to find anything: with half of it gone a good part still reaches "
             f"{least:.4g} {metric.unit}"
         )
     return ""
@@ -328,7 +329,7 @@ def problem(metric: Metric, limit: float, able: Capacities) -> str:
 
 @cache
 def of_sku(sku: str) -> Capacities:
-    """What the SKU can do by its data sheet (data/skus); empty when it is not known."""
+    """Return the SKU's capacities by its data sheet (data/skus); empty if the SKU is unknown."""
     if sku not in sku_names():
         return {}
     data = shipped.load_mapping(f"skus/{sku}")
@@ -349,8 +350,7 @@ def of_sku(sku: str) -> Capacities:
 
 
 def _with_far_pair(able: dict[str, float], *, switched: bool) -> dict[str, float]:
-    """Behind switches every pair is as fast as any. Elsewhere the way between two sockets is the slowest that
-    is healthy: nobody has published what it must reach, so half of the slot."""
+    """Add the slowest healthy pair's rate; across sockets half of the slot's (no figure is published)."""
     if switched and "peer" in able:
         able["far_pair"] = able["peer"]
     elif "pcie" in able:
@@ -359,7 +359,7 @@ def _with_far_pair(able: dict[str, float], *, switched: bool) -> dict[str, float
 
 
 def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
-    """A thresholds file's links of its machines, over those of the SKU's data sheet."""
+    """Return the SKU's capacities with the links stated in a thresholds file over the data sheet's."""
     own = {name: float(value) for name, value in links.items()}
     usual = of_sku(sku)
     own |= {"group": own["peer"]} if "peer" in own and usual.get("group") == usual.get("peer") else {}
@@ -372,7 +372,7 @@ def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
 
 
 def of_any(skus: Iterable[str]) -> Capacities:
-    """For a limit of every SKU: it must be possible on one at least, and find something on one."""
+    """Merge capacities for a limit of every SKU: it must be plausible for at least one of them."""
     every = [of_sku(sku) for sku in skus]
     names = {name for able in every for name in able}
     return {
@@ -390,11 +390,11 @@ def _one(able: Mapping[str, float]) -> Capacities:
 
 @cache
 def sku_names() -> list[str]:
-    """Every SKU that may be named: also those for which there is no limit of our own yet."""
+    """Return all known SKUs, including those without shipped limits."""
     return shipped.names("skus")
 
 
 @cache
 def limits(name: str) -> Mapping[str, Any]:
-    """The content of provision/data/<name>.yml: limits that are no SKU's, of ports, memory modules, disks."""
+    """Load provision/data/<name>.yml: limits of ports, memory modules or disks, for any SKU."""
     return shipped.load_mapping(name)

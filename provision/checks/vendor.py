@@ -1,6 +1,4 @@
-"""What gpuprov has for the GPUs of one vendor. The table of checks says what a check is, a vendor's package
-(provision/checks/vendors) how it is done on its GPUs.
-"""
+"""Lookup of each vendor's implementations (provision/checks/vendors) of the checks in the table."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from provision.checks.judge import Finding, Threshold
 
 
 class Answers(Protocol):
-    """Asks, once a load has ended, which GPUs still answer."""
+    """Check, after a load, which GPUs still respond."""
 
     def command(self) -> Command:
-        """The last command of a check that loads GPUs."""
+        """Return the command that a check which loads GPUs runs last."""
 
     def judge(
         self, check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
     ) -> list[Finding]:
-        """The findings of a check, completed. `gpus`: PCI address → device."""
+        """Return the findings of a check, completed. `gpus`: PCI address → device."""
 
 
 class Hours(Protocol):
-    """Judges what all samples of a burn-in together show."""
+    """Judge all samples of a burn-in together."""
 
     def __call__(
         self,
@@ -40,9 +38,7 @@ class Hours(Protocol):
 
 @dataclass(frozen=True)
 class Vendor:
-    """`checks`: id of a check → where it is, `parts`: name of a part → where: a module below
-    provision.checks, or `module:name` in one. It is imported when it is used.
-    """
+    """Locations of a vendor's checks by id and parts by name: `module` or `module:name`, see `load`."""
 
     checks: Mapping[str, str]
     parts: Mapping[Literal["answers", "hours", "held", "fatal_lines", "kept_lines"], str]
@@ -54,21 +50,20 @@ class Vendor:
         return cast("Hours", load(self.parts["hours"]))
 
     def held(self) -> tuple[str, Mapping[int, str]]:
-        """What a sample of a burn-in has the limits in that hold the clocks down; the alarm of each bit."""
+        """Return the key of a burn-in sample that holds the throttle bits, and the alarm for each bit."""
         return cast("tuple[str, Mapping[int, str]]", load(self.parts["held"]))
 
     def fatal_lines(self, domain: bool) -> tuple[str, ...]:
-        """Patterns of the kernel's lines after which a GPU is of no use until its reset; `domain`: it has
-        links to GPUs of other nodes."""
+        """Return kernel log patterns that mean a GPU needs a reset; `domain`: it has links to other nodes."""
         return cast("Callable[[bool], tuple[str, ...]]", load(self.parts["fatal_lines"]))(domain)
 
     def kept_lines(self) -> tuple[str, ...]:
-        """Patterns of the lines of its driver that a burn-in keeps."""
+        """Return patterns of the driver's kernel log lines that a burn-in stores."""
         return cast("Callable[[], tuple[str, ...]]", load(self.parts["kept_lines"]))()
 
 
 def load(place: str) -> object:
-    """What is at a place that a Vendor or the table of checks names."""
+    """Import the object at `module` or `module:name` below provision.checks."""
     module, _, name = place.partition(":")
-    found = importlib.import_module(f"provision.checks.{module}")
-    return getattr(found, name) if name else found
+    module_object = importlib.import_module(f"provision.checks.{module}")
+    return getattr(module_object, name) if name else module_object

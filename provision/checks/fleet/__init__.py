@@ -1,1 +1,1 @@
-"""Judging nodes against each other (pure)."""
+"""Comparison of nodes with each other (pure)."""

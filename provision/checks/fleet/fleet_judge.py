@@ -1,8 +1,8 @@
 """Comparison of every node's measurements with the other nodes of its SKU (pure).
 
-This finds what nobody has a limit for, and what a node's own GPUs cannot show: a node all of whose GPUs are
-slow. It only ever adds findings: a group too small to compare is said to be so, and nothing passes by it. The
-operating system does not divide a group, since the hardware does not depend on it.
+This finds faults in metrics without a limit, and faults that a node's own GPUs cannot show: a node with all
+of its GPUs slow. It only adds findings: a group too small to compare is reported, and nothing passes because
+of it. Groups ignore the operating system, since the hardware does not depend on it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from provision.paths import DATA
 from provision.text import many
 
 _SOURCE = "the median of this run's nodes of the same SKU"
-# A node is off as a whole when this share of its GPUs is: two good ones of eight acquit no node.
+# A node counts as slow when this share of its GPUs is slow; two good GPUs of eight do not clear it.
 _WHOLE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One number of a node that is compared: `sku` and `metric` (a name of the table) say with which others,
-    `place` what of those is alike enough."""
+    """One value of a node, compared with the values of the same `sku`, `metric` (table name) and `place`."""
 
     sku: str
     metric: str
@@ -53,8 +52,7 @@ class Measured:
 
 
 class _Values:
-    """The numbers of one place, in columns: a fleet has millions. Few devices and units are in one place, so
-    each value has the number of its two."""
+    """The values of one group in columns, since a fleet has millions; device and unit are interned."""
 
     __slots__ = ("_numbers", "_texts", "nodes", "values")
 
@@ -69,7 +67,7 @@ class _Values:
         self._numbers.append(self._texts.setdefault((one.device, one.unit), len(self._texts)))
 
     def __iter__(self) -> Iterator[tuple[int, str, float, str]]:
-        """Which node, which device, its value, its unit."""
+        """Yield node number, device, value and unit."""
         texts = list(self._texts)
         for node, which, value in zip(self.nodes, self._numbers, self.values, strict=True):
             device, unit = texts[which]
@@ -77,12 +75,12 @@ class _Values:
 
     @property
     def unit(self) -> str:
-        """That of the first value."""
+        """-"""
         return next(iter(self._texts))[1]
 
     @property
     def count(self) -> int:
-        """How many nodes these are of."""
+        """-"""
         return len(set(self.nodes))
 
 
@@ -100,9 +98,9 @@ class _Off:
 
 
 class Peers:
-    """The numbers of a fleet that are compared, added node by node, and what the comparison finds.
+    """The comparable values of a fleet, added node by node, and the findings of their comparison.
 
-    Of a node nothing else is kept: ten thousand with all their measurements do not fit into memory.
+    Nothing else is kept per node, since the measurements of ten thousand nodes do not fit into memory.
     """
 
     def __init__(self, table: FleetMetrics | None = None) -> None:
@@ -111,13 +109,13 @@ class Peers:
         self._nodes = 0
 
     def add(self, numbers: Iterable[Measured]) -> None:
-        """The numbers of the next node."""
+        """Add the values of the next node."""
         for one in numbers:
             self._groups[one.sku, one.metric][one.place].add(self._nodes, one)
         self._nodes += 1
 
     def found(self) -> dict[int, list[Finding]]:
-        """Node, by the order of adding from 0 → what the comparison finds on it."""
+        """Return the findings of the comparison by node number, in order of adding from 0."""
         added: dict[int, list[Finding]] = defaultdict(list)
         for (sku, name), places in self._groups.items():
             metric = self._table.metrics[name]
@@ -133,39 +131,40 @@ class Peers:
                 for node, device, _, _ in values:
                     if node in measured:
                         measured[node].append(device)
-            for node, found in off.items():
-                added[node] += _findings(metric, sku, found, measured[node])
+            for node, outliers in off.items():
+                added[node] += _findings(metric, sku, outliers, measured[node])
         return {node: findings for node, findings in added.items() if findings}
 
     def not_compared(self) -> tuple[str, ...]:
-        """A line for each SKU, or metric of it, that too few nodes have measured to compare."""
+        """Return a line for each SKU, or metric of a SKU, with too few nodes to compare."""
         return tuple(_too_small(self._groups, self._table.smallest))
 
 
 def judge(
     nodes: Iterable[NodeHealth], table: FleetMetrics | None = None
 ) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
-    """Few nodes at once: with what the comparison adds to their checks' findings, in the order given; and a
-    line for each SKU, or metric of it, that too few nodes have measured to compare.
+    """Compare a few nodes held in memory and add the findings to their checks.
+
+    Returns the nodes in the given order, and a line for each SKU or metric with too few nodes to compare.
     """
     nodes = tuple(nodes)
     peers = Peers(table)
     for node in nodes:
         peers.add(numbers(node, table))
-    found = peers.found()
-    judged = tuple(extended(node, found[i]) if i in found else node for i, node in enumerate(nodes))
+    findings = peers.found()
+    judged = tuple(extended(node, findings[i]) if i in findings else node for i, node in enumerate(nodes))
     return judged, peers.not_compared()
 
 
 def numbers(node: NodeHealth, table: FleetMetrics | None = None) -> Iterator[Measured]:
-    """What of a node is compared."""
+    """Yield the values of a node to be compared."""
     sku = str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else ""))
     if not sku:
         return
-    wanted = _wanted(table or shipped())
+    metrics = _wanted(table or shipped())
     for check in node.checks:
         for m in check.measurements:
-            metric = wanted.get((check.check, m.metric))
+            metric = metrics.get((check.check, m.metric))
             value = number(m.value) if metric else None
             if metric is not None and value is not None and math.isfinite(value):
                 place = _place(metric, node, check, m.device)
@@ -177,11 +176,11 @@ def _wanted(table: FleetMetrics) -> dict[tuple[str, str], FleetMetric]:
 
 
 def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: str) -> str:
-    """What a value shares with those it is compared with."""
+    """Return the key of the values that a value is comparable with."""
     if metric.compare == "devices":
         return ""
-    wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these
-    gpus = node.facts.get("gpus", "")  # where one is missing, those behind it have moved up
+    wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these metrics
+    gpus = node.facts.get("gpus", "")  # without a missing GPU, the ones behind it move up
     if metric.compare == "position":
         return f"{device} {gpus} {wired}"
     ports = {m.metric: m.value for m in check.measurements if m.metric in ("cards", "rate")}
@@ -190,7 +189,7 @@ def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: st
 
 
 def _shortfall(metric: FleetMetric, value: float, usual: float) -> float:
-    """How much worse than usual, as a fraction of it."""
+    """Return how much worse a value is than usual, as a fraction of the usual value."""
     return (usual - value if metric.direction == "at_least" else value - usual) / usual
 
 
@@ -200,7 +199,7 @@ def _limit(metric: FleetMetric, usual: Typical, tolerance: float) -> float:
 
 
 def _far(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
-    """Each value that is far from what most of the group are like."""
+    """Yield each value that is far from the majority of the group."""
     usual = typical(values.values, metric.warn)
     if usual.middle <= 0:
         return
@@ -214,36 +213,36 @@ def _far(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
 
 
 def _whole_nodes(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
-    """Each node most of whose devices are off together."""
+    """Yield each node with most of its devices off together."""
     if not metric.node:
         return
     by_node: dict[int, list[float]] = defaultdict(list)
     for node, value in zip(values.nodes, values.values, strict=True):
         by_node[node].append(value)
-    middles = {node: statistics.median(found) for node, found in by_node.items()}
+    middles = {node: statistics.median(points) for node, points in by_node.items()}
     usual = typical(middles.values(), metric.node)
     if usual.middle <= 0:
         return
     limit = _limit(metric, usual, metric.node)
-    for node, found in by_node.items():
-        worse = sum(value < limit if metric.direction == "at_least" else value > limit for value in found)
-        if len(found) > 1 and worse >= _WHOLE * len(found):
+    for node, points in by_node.items():
+        worse = sum(value < limit if metric.direction == "at_least" else value > limit for value in points)
+        if len(points) > 1 and worse >= _WHOLE * len(points):
             short = _shortfall(metric, middles[node], usual.middle)
             yield node, _Off("node", middles[node], values.unit, short, usual, limit, len(by_node))
 
 
 def _beyond(one: _Off, whole: _Off, metric: FleetMetric) -> bool:
-    """Whether a device is off even within its node that is off as a whole."""
+    """Return whether a device is off even compared with its slow node."""
     return _shortfall(metric, one.value, whole.value) > metric.warn
 
 
 def _findings(metric: FleetMetric, sku: str, off: Sequence[_Off], measured: Sequence[str]) -> list[Finding]:
-    """One finding for each culprit; slow cells of a matrix have the culprits that explain them."""
+    """Return one finding per culprit; slow cells of a matrix are attributed to their culprits first."""
     cells = {_cell(one.device): one for one in off if "->" in one.device}
-    found = [_finding(metric, sku, one.device, [one]) for one in off if "->" not in one.device]
+    findings = [_finding(metric, sku, one.device, [one]) for one in off if "->" not in one.device]
     for culprit in explain(cells, [_cell(device) for device in measured if "->" in device]):
-        found.append(_finding(metric, sku, culprit.device, [cells[cell] for cell in culprit.cells]))
-    return found
+        findings.append(_finding(metric, sku, culprit.device, [cells[cell] for cell in culprit.cells]))
+    return findings
 
 
 def _cell(device: str) -> Cell:
@@ -271,14 +270,14 @@ def _finding(metric: FleetMetric, sku: str, device: str, off: Sequence[_Off]) ->
 
 
 def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
-    """The node with its new findings; what is accused already is not accused twice."""
+    """Add findings to a node; a device that already failed a metric is not reported twice."""
     checks = reconciled([_extended(c, [f for f in added if f.check == c.check]) for c in node.checks])
     verdict = worst([node.verdict, *(check.verdict for check in checks)])
     return replace(node, checks=tuple(checks), verdict=verdict)
 
 
 def _extended(check: CheckResult, added: Iterable[Finding]) -> CheckResult:
-    # A finding without a limit says that nobody has stated one: no accusation.
+    # A finding without a limit means that the metric has none: it accuses no device.
     accused = {
         (f.metric, f.device) for f in check.findings if f.verdict in (Verdict.WARN, Verdict.FAIL) and f.limit
     }
@@ -287,7 +286,7 @@ def _extended(check: CheckResult, added: Iterable[Finding]) -> CheckResult:
 
 
 def _too_small(groups: Mapping[tuple[str, str], Mapping[str, _Values]], smallest: int) -> Iterator[str]:
-    """Once for each SKU what could not be compared."""
+    """Yield a line for each SKU with the metrics that could not be compared."""
     left: dict[str, list[str]] = defaultdict(list)
     whole: dict[str, set[int]] = defaultdict(set)
     for (sku, name), places in sorted(groups.items()):
@@ -301,7 +300,7 @@ def _too_small(groups: Mapping[tuple[str, str], Mapping[str, _Values]], smallest
             yield f"{sku}: {', '.join(names)}: measured alike on fewer than {smallest} nodes"
 
 
-# --- the metrics that are compared, with the smallest difference that counts: data/fleet_metrics.yml
+# --- the compared metrics, with the smallest relevant difference: data/fleet_metrics.yml
 
 
 FILE = DATA / "fleet_metrics.yml"
@@ -311,8 +310,9 @@ _DIRECTIONS = ("at_least", "at_most")
 
 @dataclass(frozen=True)
 class FleetMetric:
-    """How one metric is compared. `warn`, `fail`, `node`: fractions of the group's median; `node` is 0 where
-    no node is judged as a whole. `compare`: one of COMPARE, what is alike enough to be one group."""
+    """How one metric is compared. `compare`: one of COMPARE, the grouping of values.
+
+    `warn`, `fail`, `node`: fractions of the group's median; `node` 0: nodes are not judged as a whole."""
 
     name: str  # "<check>.<metric>"
     what: str
@@ -334,7 +334,7 @@ class FleetMetric:
 
 @dataclass(frozen=True)
 class FleetMetrics:
-    """`smallest`: nodes a group needs before anybody in it is judged."""
+    """The table of compared metrics; `smallest`: number of nodes a group needs to be judged."""
 
     smallest: int
     metrics: Mapping[str, FleetMetric]
@@ -342,12 +342,12 @@ class FleetMetrics:
 
 @cache
 def shipped() -> FleetMetrics:
-    """The shipped table."""
+    """Load the shipped table."""
     return read(yamlfile.load_mapping(FILE), str(FILE))
 
 
 def read(document: Mapping[str, Any], where: str) -> FleetMetrics:
-    """The table in a document. Raises GpuprovError with the place of what is wrong."""
+    """Parse a table; raise GpuprovError with the position of a mistake. `where`: the file's name."""
     smallest = document.get("smallest_group", {}).get("nodes")
     if not isinstance(smallest, int) or smallest < 3:
         raise GpuprovError(
@@ -372,6 +372,6 @@ def _metric(name: str, row: Mapping[str, Any], where: str) -> FleetMetric:
     if not 0 < metric.warn < metric.fail < 1 or not 0 <= metric.node < 1:
         wrong.append("warn and fail must be fractions, warn the smaller one, and so must node")
     if unstated or wrong or not name.partition(".")[2]:
-        said = "; ".join([*wrong, *(f"{key} is missing" for key in unstated)]) or "must be <check>.<metric>"
-        raise GpuprovError(f"{where}: {name}: {said}", "correct it")
+        text = "; ".join([*wrong, *(f"{key} is missing" for key in unstated)]) or "must be <check>.<metric>"
+        raise GpuprovError(f"{where}: {name}: {text}", "correct it")
     return metric

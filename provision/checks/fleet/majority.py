@@ -1,8 +1,8 @@
-"""Outliers: nodes whose undeclared facts differ from the majority of their kind (pure).
+"""Outliers: nodes with undeclared facts that differ from the majority of their kind (pure).
 
-A node's kind is its GPU product and its operating system. A majority is more than half of those of a kind
-that answered; without one nobody can say who is right, and all sides are named. Which facts are compared is
-in provision/data/majority.yml, whose head names the keys.
+A node's kind is its GPU product and operating system. A majority is more than half of the kind's nodes that
+have a value; without a majority nothing shows which value is right, and all are reported. The compared facts
+are in provision/data/majority.yml, which describes its keys at the top.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from provision.desired.compared import ComparedFact, compared_facts
 from provision.node_names import fold
 from provision.text import value_text
 
-SMALLEST = 3  # nodes of a kind, and answers; two that differ say nothing about which one is odd
+SMALLEST = 3  # nodes of a kind, and values; of two that differ either may be the odd one
 
 
 @dataclass(frozen=True)
 class Voter:
-    """One node that answered: its SKU, its facts, why others are missing, and the facts not to compare:
-    those it declares, and those of its `gpuprov_ignore_majority`. Nodes are compared with those of the same
-    `group` only."""
+    """One node in the comparison: SKU, facts and `problems` that explain missing ones.
+
+    Facts `declared` or `ignored` (`gpuprov_ignore_majority`) are not compared; others only within `group`."""
 
     sku: str | None
     facts: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Voter:
 
     @property
     def kind(self) -> str:
-        """`h100-sxm on debian 13`: nodes of one kind should be alike."""
+        """The node's kind, `h100-sxm on debian 13`; nodes of a kind should be alike."""
         release = str(self.facts.get("os.version_id") or "").partition(".")[0]
         system = f"{self.facts.get('os.id') or 'an unknown system'} {release}".strip()
         return f"{self.sku or 'unknown GPUs'} on {system}"
@@ -43,9 +43,10 @@ class Voter:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A node that differs from its kind in one fact. `answered`: how many of the kind have a value, `agree`
-    how many of them have `majority`. `unknown`: this node has no answer, `problem` says why; `majority` is
-    None when those that answered do not agree either."""
+    """A node that differs from its kind in one fact.
+
+    `answered`: nodes of the kind with a value; `agree`: nodes with `majority`, which is None if there is
+    none. `unknown`: this node has no value, `problem`: why."""
 
     node: str
     fact: str
@@ -62,7 +63,7 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Tie:
-    """A fact in which a kind has no majority: every value with its nodes, the most frequent first."""
+    """A fact without a majority in a kind: every value with its nodes, the most frequent first."""
 
     fact: str
     kind: str
@@ -72,8 +73,7 @@ class Tie:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the comparison found. `alone`: kind → its nodes, fewer than three, which nothing was compared
-    with. `compared`: nodes that were."""
+    """A comparison of `compared` nodes; `alone`: kind → nodes of kinds with fewer than three nodes."""
 
     outliers: tuple[Outlier, ...] = ()
     ties: tuple[Tie, ...] = ()
@@ -86,7 +86,7 @@ class Comparison:
 
 
 def compare(voters: Mapping[str, Voter]) -> Comparison:
-    """Compare every node with its kind, in every fact of provision/data/majority.yml."""
+    """Compare every node with its kind in every fact of provision/data/majority.yml."""
     kinds: dict[tuple[str, tuple[str, ...]], dict[str, Voter]] = defaultdict(dict)
     for name, voter in voters.items():
         kinds[voter.kind, voter.group][name] = voter
@@ -108,7 +108,7 @@ def compare(voters: Mapping[str, Voter]) -> Comparison:
 
 
 def _groups(fact: ComparedFact, members: Mapping[str, Voter]) -> list[dict[str, Voter]]:
-    """The nodes to compare in this fact: those that agree in what it depends on."""
+    """Group the nodes to compare in this fact by the facts that it depends on."""
     groups: dict[tuple[str, ...], dict[str, Voter]] = defaultdict(dict)
     for name, voter in members.items():
         if fact.declared_by.isdisjoint(voter.declared) and fact.fact not in voter.ignored:
@@ -117,12 +117,12 @@ def _groups(fact: ComparedFact, members: Mapping[str, Voter]) -> list[dict[str, 
 
 
 def _value(name: str, voter: Voter) -> Any:
-    known = compared_facts().get(name)
-    return known.value(voter.facts) if known else voter.facts.get(name)
+    compared_fact = compared_facts().get(name)
+    return compared_fact.value(voter.facts) if compared_fact else voter.facts.get(name)
 
 
 def _key(value: Any) -> str:
-    """Equal for equal values of equal types. (No JSON begins with a quotation mark but a text's.)"""
+    """Return a key that is equal for equal values of equal types. (Only JSON strings begin with a quote.)"""
     return f'"{value}' if type(value) is str else json.dumps(value, sort_keys=True)
 
 
@@ -159,7 +159,7 @@ def _vote(
         ties.append(
             Tie(fact.fact, kind, tuple((values[key], tuple(names)) for key, names in ranked), fact.why)
         )
-    if len(group) >= SMALLEST:  # where nobody has a value there is none to miss; what failed is said anyhow
+    if len(group) >= SMALLEST:  # a fact that no node has is not missed; failures are reported anyway
         outliers += [
             outlier(name, None, unknown=True)
             for name, problem in silent.items()
@@ -172,7 +172,7 @@ def _problem(fact: str, problems: Mapping[str, str]) -> str:
 
 
 def places(outlier: Outlier) -> dict[Any, Sequence[int]]:
-    """Where an outlier with a value for each GPU (card) differs: value → its positions, from 0.
+    """Return where a per-GPU (or per-card) fact differs: value → its positions, from 0.
 
     >>> places(Outlier("n", "f", [16, 8, 16], 16, 3, 4, "", "", "GPU"))
     {8: [1]}
@@ -184,18 +184,18 @@ def places(outlier: Outlier) -> dict[Any, Sequence[int]]:
         usual = [usual] * len(outlier.found)
     if len(usual) != len(outlier.found):
         return {}
-    found: dict[Any, list[int]] = defaultdict(list)
+    positions: dict[Any, list[int]] = defaultdict(list)
     for number, (value, other) in enumerate(zip(outlier.found, usual)):
         if value != other:
-            found[value].append(number)
-    return dict(found)
+            positions[value].append(number)
+    return dict(positions)
 
 
 # --- the wording of outliers and ties
 
 
 def outlier_text(outlier: Outlier) -> str:
-    """How a node differs from its kind, in one line without its name."""
+    """Describe in one line how a node differs from its kind, without the node's name."""
     usual = value_text(outlier.majority)
     most = f"{outlier.agree} of {outlier.answered} ({outlier.kind}) have {usual}"
     if outlier.majority is None:
@@ -212,6 +212,6 @@ def outlier_text(outlier: Outlier) -> str:
 
 
 def tie_text(tie: Tie) -> str:
-    """Which nodes have which value, where no value has a majority."""
+    """Describe which nodes have which value if no value has a majority."""
     sides = (f"{len(nodes)} have {value_text(value)} ({fold(nodes)})" for value, nodes in tie.sides)
     return f"ambiguous, no value has a majority of {tie.kind}: {', '.join(sides)}"

@@ -29,7 +29,7 @@ class Tray:
 
 
 def tray_of(node: NodeHealth, one: CheckNode | None) -> Tray | None:
-    """Rack and domain of a node; None if it is not a tray with a known rack and domain."""
+    """Return rack and domain of a node; None if it is not a tray with a known rack and domain."""
     rack = one.variables.get("gpuprov_rack") if one else None
     if one is None or rack is None or one.gpuprov_node["gpu"].get("fabric") != "imex":
         return None
@@ -42,7 +42,7 @@ def tray_of(node: NodeHealth, one: CheckNode | None) -> Tray | None:
 
 
 def judge(trays: Mapping[str, Tray]) -> dict[str, list[Finding]]:
-    """Findings for trays outside the domain of their rack, by node. `trays`: by name of the node."""
+    """Return findings for trays outside the domain of their rack, by node. `trays`: by node name."""
     racks: dict[str, dict[str, str]] = defaultdict(dict)
     for name, tray in trays.items():
         racks[tray.rack][name] = tray.domain
@@ -62,8 +62,8 @@ def judge(trays: Mapping[str, Tray]) -> dict[str, list[Finding]]:
 
 def _differs(rack: str, domain: str, count: Counter[str], *, alone: bool) -> Finding:
     sides = "; ".join(f"{many(trays, 'tray')} in {one}" for one, trays in count.most_common(4))
-    words = f"rack {rack} is split into NVLink domains ({sides}), this tray is in {domain}; {_OWN}"
+    message = f"rack {rack} is split into NVLink domains ({sides}), this tray is in {domain}; {_OWN}"
     # A lone tray has not joined its rack. Several trays in another domain may be a deliberate partition, and
     # without a majority the rack is at fault, not a tray.
     verdict, action = (Verdict.FAIL, "fix configuration") if alone else (Verdict.WARN, "investigate")
-    return Finding(ID, verdict, "node", words, "rack_domain", domain, action=action)
+    return Finding(ID, verdict, "node", message, "rack_domain", domain, action=action)

@@ -1,4 +1,4 @@
-"""The rules of gpu_inventory for the NVLink fabric that NVSwitches make of GPUs (pure)."""
+"""Rules of gpu_inventory for the NVLink fabric of NVSwitches and GPUs (pure)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from provision.text import one_line
 
 
 def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
-    """GPUs behind NVSwitches must have joined the fabric, else cuInit fails with 802 while nvidia-smi looks
-    fine.
+    """Judge whether GPUs behind NVSwitches joined the fabric; else cuInit fails with 802.
 
-    A reported state is judged wherever the NVSwitches are: a virtual machine may have GPUs of a shared fabric
-    and no switch on its own PCI bus. Without a fabric, and before Hopper, the state is N/A.
+    nvidia-smi looks fine then. A reported state is always judged, since a virtual machine may have GPUs of a
+    shared fabric but no switch on its own PCI bus. Without a fabric, and before Hopper, the state is N/A.
     """
     states, statuses = values.get("fabric_state", {}), values.get("fabric_status", {})
     gpu = node.gpuprov_node["gpu"]
@@ -27,7 +26,7 @@ def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
     findings = []
     for device in values["name"]:
         if device in values.get("unanswered", {}):
-            continue  # a finding of its own
+            continue  # reported separately
         state, status = states.get(device), statuses.get(device)
         if (state, status) == ("Completed", "Success") or (state is None and not expected):
             continue
@@ -71,8 +70,8 @@ def _fabric_health(values: Values, told: Collection[str]) -> list[Finding]:
             continue
         metric, shown, words = wrong[0]
         action = "fix configuration" if metric == "fabric_configuration" else "reset GPU"
-        said = f"joined the NVLink fabric, and {words}: {shown}"
-        findings.append(Finding(ID, Verdict.FAIL, device, said, metric, shown, action=action))
+        message = f"joined the NVLink fabric, and {words}: {shown}"
+        findings.append(Finding(ID, Verdict.FAIL, device, message, metric, shown, action=action))
     return findings
 
 
@@ -85,8 +84,9 @@ _ZERO = re.compile(r"[0-]*")
 
 
 def domain_of(values: Values, device: str) -> str | None:
-    """The NVLink domain of a GPU, as `ClusterUUID, clique CliqueId`; empty when it is in none, None when
-    nvidia-smi gives no such values."""
+    """Return a GPU's NVLink domain as `ClusterUUID, clique CliqueId`.
+
+    Empty if the GPU is in no domain; None if nvidia-smi does not print these values."""
     cluster, clique = (values.get(f"fabric_{part}", {}).get(device) for part in ("cluster", "clique"))
     if cluster is None or clique is None:
         return None

@@ -1,7 +1,7 @@
-"""Judge what fabric manager and IMEX logged since boot, by provision/data/fabric_lines.yml (pure).
+"""Judging of fabric manager's and IMEX' logs since boot, by provision/data/fabric_lines.yml (pure).
 
-A start-up that failed is of the past once the daemon has configured the NVSwitches, and a peer once it is
-connected again. Errors of NVSwitches that fabric manager logs are those of the kernel log: SXids.
+A failed start-up no longer counts once the daemon has configured the NVSwitches, nor a lost peer once it is
+connected again. The NVSwitch errors that fabric manager logs are the SXids of the kernel log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from provision.errors import ParseError
 from provision.text import one_line
 
 _CATALOGUE, _METRIC = "fabric_lines", "fabric_log."
-# fact -> (log, the fabrics that need the daemon on this machine)
+# fact → (log, the fabrics that need the daemon on this machine)
 _LOGS = {
     "fabric.manager_log": (Log(_CATALOGUE, "fabric manager", _METRIC, ""), ("nvswitch", "nvlink5")),
     "fabric.imex_log": (Log(_CATALOGUE, "IMEX", _METRIC, ""), ("imex",)),
@@ -37,7 +37,7 @@ _NO_SWITCH, _PEER_LOST = "no_switch", "peer_lost"
 
 
 def _rows(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
-    """The rows of a log; none without one, or where the daemon has nothing to do. Raises ParseError."""
+    """Return the rows of a log, if the fabric needs its daemon; raise ParseError if they are malformed."""
     if node.gpuprov_node["gpu"].get("fabric") not in _LOGS[name][1]:
         return []
     if node.facts.get(name) is None and name not in node.problems:
@@ -51,7 +51,7 @@ def _rows(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
 
 
 def switch_errors(node: CheckNode) -> list[KernelEvent]:
-    """The errors of NVSwitches that fabric manager logged, as events of the kernel log."""
+    """Return the NVSwitch errors logged by fabric manager as kernel log events."""
     try:
         rows = _rows(node, "fabric.manager_log")
     except ParseError:
@@ -72,25 +72,25 @@ def switch_errors(node: CheckNode) -> list[KernelEvent]:
 
 
 def judge(node: CheckNode, findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with what the logs add to them: the reason why GPUs have not joined, or one of its own."""
-    found = list(findings)
+    """Add the logs' findings: as the cause of GPUs that have not joined, or separately."""
+    updated = list(findings)
     for name, (log, _) in _LOGS.items():
         try:
             events = _standing(_rows(node, name))
         except ParseError as error:
             why = f"the log of {log.writer} is not judged: {one_line(error.what, 200)}"
-            found.append(replace(unmeasured(ID, why), verdict=Verdict.SKIP))
+            updated.append(replace(unmeasured(ID, why), verdict=Verdict.SKIP))
             continue
-        apart = [one for one in found if one.metric == "fabric_state" and one.verdict is Verdict.FAIL]
-        if any(one.metric == "fabric_state" for one in found) and not apart:
-            # A virtual machine has GPUs of a fabric that its host manages.
+        apart = [one for one in updated if one.metric == "fabric_state" and one.verdict is Verdict.FAIL]
+        if any(one.metric == "fabric_state" for one in updated) and not apart:
+            # The fabric of a virtual machine's GPUs is managed by its host.
             events = [event for event in events if event.id != _NO_SWITCH]
         logged = sorted(host_lines.judge(ID, node, events, log), key=_rank)
         if apart and logged:
             cause = logged.pop(0)
-            found = [_explained(one, cause) if one in apart else one for one in found]
-        found += logged
-    return found
+            updated = [_explained(one, cause) if one in apart else one for one in updated]
+        updated += logged
+    return updated
 
 
 def _rank(finding: Finding) -> int:
@@ -103,8 +103,7 @@ def _explained(finding: Finding, cause: Finding) -> Finding:
 
 
 def _standing(rows: Sequence[Mapping[str, Any]]) -> list[HostEvent]:
-    """The events that no later line has ended. Peers count once, and only if half of them are lost: else the
-    fault is the peer's."""
+    """Return events that no later line ended; lost peers count once, unless few: then they are at fault."""
     catalogue = host_lines.catalogue(_CATALOGUE)
     events: dict[tuple[str, str], HostEvent] = {}
     peers: set[str] = set()
@@ -122,7 +121,7 @@ def _standing(rows: Sequence[Mapping[str, Any]]) -> list[HostEvent]:
         count = row["count"] + (events[kind].count if kind in events else 0)
         events[kind] = HostEvent(*kind, count, row["line"])
     lost = [event for event in events.values() if event.id == _PEER_LOST]
-    found = [event for event in events.values() if event.id != _PEER_LOST]
+    standing = [event for event in events.values() if event.id != _PEER_LOST]
     if lost and 2 * len(lost) >= len(peers):
-        found.append(replace(lost[-1], device="node", count=sum(event.count for event in lost)))
-    return found
+        standing.append(replace(lost[-1], device="node", count=sum(event.count for event in lost)))
+    return standing

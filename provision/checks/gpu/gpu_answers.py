@@ -1,14 +1,14 @@
-"""Whether every GPU still answers once a load has ended: the GPU that a test lost is named by any test.
+"""Test of whether every GPU still responds after a load; a GPU lost in a test is named by any check.
 
-CUDA's words for a GPU that is lost under load name no GPU (`Test CUDA failure common.cu:1024 'unspecified
-launch failure'`), and the test ends without a result. nvidia-smi, run right after it, still knows the index,
-serial number and PCI address:
+CUDA's error for a GPU that is lost under load names no GPU (`Test CUDA failure common.cu:1024 'unspecified
+launch failure'`), and the test ends without a result. nvidia-smi, run right after it, still prints the index,
+PCI address and serial number:
 
 3, 00000000:61:00.0, 1652322403647, [GPU is lost]
 
-The error in place of a reading: nvidia-smi 550.163.01. The driver keeps the other three itself. Every GPU has
-a temperature, with every driver. A GPU that fell off the bus may be left out instead: the driver lists the
-rest. So an answer that is refused, or cut, proves no GPU healthy, whatever the test before it measured.
+The error replaces the reading (nvidia-smi 550.163.01); the other three come from the driver's memory. Every
+GPU has a temperature with every driver. A GPU that fell off the bus may also be missing from the list of the
+others. So a refused or truncated answer proves no GPU healthy, whatever the test before it measured.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from provision.checks.kernel.kernel_log import bus_address
 from provision.errors import ParseError
 
 NAME = "gpu_answers"  # of the command
-METRIC = "lost"  # as telemetry_rules calls it, so that one GPU is one finding
-# Programs that load GPUs, as checks name them in NEEDS.
+METRIC = "lost"  # telemetry_rules' name for it, so that one lost GPU is one finding
+# Programs that load GPUs, by the names that checks use in NEEDS.
 _LOADS = re.compile(r"nvbandwidth|TransferBench|gpu_burn|\w+_perf|dcgmi|ib_write_bw|python3 with torch")
 _INDEX = re.compile(r"\d{1,4}")
-_LEFT_OUT = "left out"  # in place of the error that nvidia-smi prints of a GPU
+_LEFT_OUT = "left out"  # stands in for the error that nvidia-smi prints for a GPU
 _READING = re.compile(r"\d{1,3}")
 _SERIAL = re.compile(r"[0-9A-Za-z]{1,40}")
 
 
 def loads(needs: Sequence[str]) -> bool:
-    """Whether a check with these NEEDS loads GPUs."""
+    """Return whether a check with these NEEDS loads GPUs."""
     return any(_LOADS.fullmatch(program) for program in needs)
 
 
 def command() -> Command:
-    """The last command of a check that loads GPUs."""
+    """Return the command that a check which loads GPUs runs last."""
     fields = "--query-gpu=index,pci.bus_id,serial,temperature.gpu"
     return Command(NAME, ("nvidia-smi", fields, "--format=csv,noheader"), 60.0)
 
@@ -46,8 +46,7 @@ def command() -> Command:
 def judge(
     check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
 ) -> list[Finding]:
-    """The findings of a check, completed: each GPU that no longer answers is a failure with its serial number
-    and PCI address. `gpus`: PCI address → device. No output (nobody asked) changes nothing."""
+    """Add a failure for each GPU that stopped responding after a load; `gpus`: PCI address → device."""
     if output is None or output.not_started:
         return list(known)
     if output.timed_out:
@@ -55,13 +54,13 @@ def judge(
         return [*known, unmeasured(check, what, action="investigate")]
     findings = list(known)
     for device, (error, identity) in _silent(output, gpus).items():
-        named = [at for at, one in enumerate(findings) if (one.metric, one.device) == (METRIC, device)]
-        for at in named:
+        matches = [at for at, one in enumerate(findings) if (one.metric, one.device) == (METRIC, device)]
+        for at in matches:
             findings[at] = replace(findings[at], message=f"{findings[at].message} ({identity})")
-        if not named:
-            said = f"does not answer after the test: nvidia-smi {_words(error)} ({identity})"
+        if not matches:
+            problem = f"does not answer after the test: nvidia-smi {_words(error)} ({identity})"
             action = ACTIONS.get(error, ACTIONS[LOST])
-            findings.append(Finding(check, Verdict.FAIL, device, said, METRIC, action=action))
+            findings.append(Finding(check, Verdict.FAIL, device, problem, METRIC, action=action))
     return findings + _unproven(check, output, gpus, findings)
 
 
@@ -72,7 +71,7 @@ def _words(error: str) -> str:
 def _unproven(
     check: str, output: Output, gpus: Mapping[str, str], findings: Sequence[Finding]
 ) -> list[Finding]:
-    """An answer that says of no GPU that it is well; nothing where a GPU is named already."""
+    """Return an error if the answer proves no GPU healthy, unless a lost GPU is already reported."""
     if any(one.metric == METRIC for one in findings):
         return []
     rows = _rows(output)[: None if output.stdout.endswith("\n") else -1]  # the last one may be cut
@@ -80,17 +79,17 @@ def _unproven(
         gpus.get(bus_address(cells[1]), "node") for cells in rows if _READING.fullmatch(cells[3]) is None
     ]
     if (why := refusal(output)) is not None:
-        said = f"after the test, {why.what}"
+        text = f"after the test, {why.what}"
     elif rows and unread and len(unread) < len(rows):
-        said = "after the test, nvidia-smi reads no temperature of it, and does of the other GPUs"
+        text = "after the test, nvidia-smi reads no temperature of it, and does of the other GPUs"
         return [
-            unmeasured(check, said, device=device, action="investigate") for device in sorted(set(unread))
+            unmeasured(check, text, device=device, action="investigate") for device in sorted(set(unread))
         ]
     elif gpus and len(rows) < len(gpus):
-        said = f"after the test, nvidia-smi describes {len(rows)} of {len(gpus)} GPUs: {last_words(output)}"
+        text = f"after the test, nvidia-smi describes {len(rows)} of {len(gpus)} GPUs: {last_words(output)}"
     else:
         return []
-    return [unmeasured(check, said, action="investigate")]
+    return [unmeasured(check, text, action="investigate")]
 
 
 def _rows(output: Output) -> list[list[str]]:
@@ -99,8 +98,8 @@ def _rows(output: Output) -> list[list[str]]:
 
 
 def _silent(output: Output, gpus: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """device → (NVML error, serial number and address) of each GPU that does not answer."""
-    found, rows = {}, _rows(output)
+    """Return device → (NVML error, serial number and address) of each GPU that does not respond."""
+    silent, rows = {}, _rows(output)
     for cells in rows:
         error = error_text(cells[-1])
         if error is None or error == NOT_PERMITTED:
@@ -110,24 +109,24 @@ def _silent(output: Output, gpus: Mapping[str, str]) -> dict[str, tuple[str, str
             continue
         device = f"gpu{index}" if _INDEX.fullmatch(index) else gpus[address]
         who = serial if _SERIAL.fullmatch(serial) and error_text(serial) is None else "unknown"
-        found[device] = error, f"serial {who}, PCI {address}"
+        silent[device] = error, f"serial {who}, PCI {address}"
     values = {(m.device, m.metric): str(m.value) for m in unreachable(output, gpus)}
     for (device, metric), value in values.items():
         if metric == "no_handle" and value != NOT_PERMITTED:
-            found[device] = value, f"PCI {values[device, 'no_handle_address']}"
+            silent[device] = value, f"PCI {values[device, 'no_handle_address']}"
     left_out = gpus.keys() - {bus_address(cells[1]) for cells in rows}
-    # Where most of them are missing the answer is not understood, and blames no GPU.
+    # If most of them are missing, the answer is not understood and blames no GPU.
     if 2 * len(left_out) < len(gpus) and output.rc == 0 and output.stdout.endswith("\n"):
         for address in left_out:
-            found.setdefault(gpus[address], (_LEFT_OUT, f"PCI {address}"))
-    return found
+            silent.setdefault(gpus[address], (_LEFT_OUT, f"PCI {address}"))
+    return silent
 
 
-# --- error texts that nvidia-smi prints in place of a reading, when the driver got no answer from the GPU.
+# --- error texts that nvidia-smi prints in place of a reading when the GPU does not respond to the driver.
 #
-# `GPU is lost` and `[GPU is lost]` were seen with nvidia-smi 550.163.01, in `-q -x` and in `--query-gpu`.
+# `GPU is lost` and `[GPU is lost]` were observed with nvidia-smi 550.163.01, in `-q -x` and in `--query-gpu`.
 # `Unknown Error`, `GPU requires reset` and `Insufficient Permissions` are NVML's own error strings
-# (nvmlErrorString) and stand in cells in the same way; the plain table prints `ERR!` for any of them. `N/A`
+# (nvmlErrorString) and replace readings in the same way; the plain table prints `ERR!` for any of them. `N/A`
 # and `Not Supported` are no errors: the GPU has no such reading.
 
 
@@ -137,11 +136,11 @@ UNKNOWN = "Unknown Error"
 NOT_PERMITTED = "Insufficient Permissions"
 UNSPECIFIED = "ERR!"
 
-# The worst first: a GPU whose cells contain several of them is described by the first.
-NO_HANDLE = "Unable to determine the device handle for "  # and which GPU: one line in place of the answer
+# The worst first: a GPU with several of them is described by the first.
+NO_HANDLE = "Unable to determine the device handle for "  # then the GPU: one line in place of the answer
 WORST_FIRST = (LOST, REQUIRES_RESET, UNKNOWN, UNSPECIFIED, NOT_PERMITTED)
 _AS_PRINTED = {error.casefold(): error for error in WORST_FIRST}
-# What helps. Without permission the GPU was not measured, which is no fault of the part.
+# Remedies. Without permission the GPU was not measured, which is no fault of the part.
 ACTIONS = {
     LOST: "power-cycle",
     REQUIRES_RESET: "reset GPU",
@@ -152,21 +151,21 @@ ACTIONS = {
 
 
 def error_text(cell: str) -> str | None:
-    """The NVML error in a cell, spelt as in WORST_FIRST and without brackets; None when there is none."""
+    """Return the NVML error in a cell, spelt as in WORST_FIRST and without brackets, or None."""
     text = cell.strip().removeprefix("[").removesuffix("]").strip().casefold()
     return _AS_PRINTED.get(text)
 
 
 def worst(errors: set[str]) -> str:
-    """The error that describes a GPU best, of those its cells contain. `errors` is not empty."""
+    """Return the error that describes a GPU best among its cells' `errors`, which must not be empty."""
     return min(errors, key=WORST_FIRST.index)
 
 
-# --- why nvidia-smi answered with words in place of its document, and what to do about it
+# --- reasons why nvidia-smi prints a message in place of its document, and remedies
 
 
-# nvidia-smi's exit statuses, and its messages where they are more specific: what to do about it.
-RC_INFOROM = 14  # the infoROM is corrupted; what was printed is still valid
+# nvidia-smi's exit statuses, and its messages if they are more specific, with their remedies.
+RC_INFOROM = 14  # the infoROM is corrupted; the output is still valid
 _ADVICE = (
     (
         "version mismatch",
@@ -191,7 +190,7 @@ _NO_HANDLE = re.compile(
 
 
 def refusal(output: Output) -> ParseError | None:
-    """Why nvidia-smi's answer is not one; None when it is."""
+    """Return why nvidia-smi gave no valid answer, or None if it did."""
     try:
         completed({output.name: output}, output.name)
     except ParseError as error:
@@ -199,18 +198,18 @@ def refusal(output: Output) -> ParseError | None:
     if output.rc in (0, RC_INFOROM):
         return None
     words = last_words(output)
-    said = f"{output.stdout}\n{output.stderr}"
-    fix = next((advice for sign, advice in _ADVICE if sign in said), "look at the kernel log for NVRM lines")
+    text = f"{output.stdout}\n{output.stderr}"
+    fix = next((advice for sign, advice in _ADVICE if sign in text), "look at the kernel log for NVRM lines")
     return ParseError(f"nvidia-smi failed with status {output.rc}: {words}", fix)
 
 
 def unreachable(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
-    """The GPUs for which nvidia-smi printed one line in place of its answer. `gpus`: PCI address → device."""
-    found = []
+    """Return GPUs with one line in place of nvidia-smi's answer; `gpus`: PCI address → device."""
+    measurements = []
     for text, words in _NO_HANDLE.findall(f"{output.stdout}\n{output.stderr}"):
         address, error = bus_address(text), error_text(words)
         if error is not None:
             device = gpus.get(address, f"gpu@{address}")
-            found.append(Measurement("no_handle", error, "", device))
-            found.append(Measurement("no_handle_address", address, "", device))
-    return found
+            measurements.append(Measurement("no_handle", error, "", device))
+            measurements.append(Measurement("no_handle_address", address, "", device))
+    return measurements

@@ -1,8 +1,7 @@
-"""All GPUs multiply matrices for a while: wrong results, dead workers, and a GPU slower than its peers.
+"""Matrix multiplication on all GPUs, to find wrong results, dead workers and slow GPUs.
 
-gpu_burn's exit status is 0 with a FAULTY GPU, and an option it does not know makes it burn for 0 seconds and
-print OK. Its text is believed only when it says how long it burned, that every GPU worked, and how every GPU
-ended.
+gpu_burn exits with 0 despite a FAULTY GPU, and burns for 0 seconds and prints OK on an unknown option. Its
+output is trusted only if it has the duration of the burn, progress of every GPU and a result of every GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _OVERHEAD = 90.0
 
 # Healthy GPUs of one node under one power limit stay within a few percent of each other. A synchronous job
 # runs at the speed of its slowest GPU: the 0.5 % of machines that were 10 % slow cost MegaScale real
-# throughput, so 10 % deserves a look. A fifth is no longer variation: a part is broken, or a limit is set.
+# throughput, so 10 % is worth a warning. A fifth exceeds variation: a part is broken, or a limit is set.
 PEER_WARN = 0.10
 PEER_FAIL = 0.20
 
@@ -44,7 +43,7 @@ PEER_FAIL = 0.20
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     seconds = int(options.get("burn_seconds") or DEFAULT_SECONDS)
     program = str(node.variables.get("validation_tools_gpu_burn_path", "/usr/bin/gpu_burn"))
-    # The compare kernel is looked up in the working directory. TIME comes last, or it is taken for 0.
+    # The compare kernel is searched in the working directory. TIME must come last, or it is read as 0.
     folder = str(node.variables.get("validation_tools_gpu_burn_dir", "/usr/share/gpu-burn"))
     deadline = seconds + _OVERHEAD
     return [
@@ -62,20 +61,21 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """gpu_burn's text → per GPU: `state` OK or FAULTY, `rate`, `errors`, `temperature`; what was really
-    burned; and what nvidia-smi saw meanwhile (telemetry.py).
+    """Parse gpu_burn's text into `state` OK or FAULTY, `rate`, `errors`, `temperature` per GPU.
+
+    Also returns the actual duration of the burn and nvidia-smi's samples during it (telemetry.py).
     """
-    beside = telemetry.measure(outputs.get(telemetry.NAME), kernel_incidents.devices(node))
-    beside += telemetry.measure_counters(outputs.get(telemetry.COUNTERS))
+    samples = telemetry.measure(outputs.get(telemetry.NAME), kernel_incidents.devices(node))
+    samples += telemetry.measure_counters(outputs.get(telemetry.COUNTERS))
     try:
         output = completed(outputs, ID)
-        return [*measure(output), Measurement("ran", output.seconds, "s"), *beside]
+        return [*measure(output), Measurement("ran", output.seconds, "s"), *samples]
     except ParseError as error:
         if cause := failure(outputs[ID]) if ID in outputs else "":
             raise ParseError(
                 f"gpu_burn cannot use the GPUs: {cause}", "look at the gpu_inventory check and the kernel log"
             ) from error
-        gone = [m.device for m in beside if m.metric in ("lost", "silent")]
+        gone = [m.device for m in samples if m.metric in ("lost", "silent")]
         lost = f" ({', '.join(sorted(gone))} stopped answering meanwhile)" if gone else ""
         raise ParseError(f"{error.what}{lost}", error.fix) from error
 
@@ -90,15 +90,15 @@ def judge(
 
 
 def told(measurements: Sequence[Measurement]) -> dict[str, dict[str, Any]]:
-    """Device → metric → value."""
-    found: dict[str, dict[str, Any]] = {}
+    """Group measurements: device → metric → value."""
+    by_device: dict[str, dict[str, Any]] = {}
     for one in measurements:
-        found.setdefault(one.device, {})[one.metric] = one.value
-    return found
+        by_device.setdefault(one.device, {})[one.metric] = one.value
+    return by_device
 
 
 def joined(findings: list[Finding], beside: list[Finding]) -> list[Finding]:
-    """What the burn showed, and what was sampled beside it: a pass is said where there is nothing else."""
+    """Join the findings of the burn and of the samples, omitting the burn's pass if there are others."""
     return findings + beside if any(f.verdict is not Verdict.PASS for f in findings) else beside or findings
 
 
@@ -116,18 +116,18 @@ def _judge_burn(
         if (finding := _judge_gpu(device, values, seconds)) is not None
     ]
     if seconds < asked:
-        said = f"gpu_burn burned for {seconds:g} s instead of {asked:g} s: its OK means nothing"
-        findings.append(unmeasured(ID, said, action="investigate"))
+        message = f"gpu_burn burned for {seconds:g} s instead of {asked:g} s: its OK means nothing"
+        findings.append(unmeasured(ID, message, action="investigate"))
     if int(node_values["gpus"]) != node.gpu_count:
-        said = f"gpu_burn tested {node_values['gpus']} GPUs, the node has {node.gpu_count}"
-        findings.append(unmeasured(ID, said, action="investigate"))
+        message = f"gpu_burn tested {node_values['gpus']} GPUs, the node has {node.gpu_count}"
+        findings.append(unmeasured(ID, message, action="investigate"))
     suspicious = {finding.device for finding in findings}
     rates = {d: float(v["rate"]) for d, v in by_gpu.items() if d not in suspicious and "rate" in v}
     if len(rates) < len(by_gpu.keys() - suspicious):
-        said = (
+        message = (
             f"{seconds:g} s of burn are too short for a steady rate: slow GPUs go unseen; burn for a minute"
         )
-        findings.append(Finding(ID, Verdict.WARN, "node", said, "rate", action="run again"))
+        findings.append(Finding(ID, Verdict.WARN, "node", message, "rate", action="run again"))
     findings += judge_rates(rates, thresholds.get(f"{ID}.rate"))
     return findings or [passed(rates, seconds)]
 
@@ -154,7 +154,7 @@ def _judge_gpu(device: str, values: Mapping[str, Any], seconds: float) -> Findin
 
 
 def judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> list[Finding]:
-    """The rate of each GPU in Gflop/s, against the limit where there is one, and against its peers."""
+    """Judge each GPU's rate in Gflop/s by the limit, if there is one, and by its peers."""
     findings = []
     behind = below_peers(rates, PEER_WARN)
     for device, rate in rates.items():
@@ -167,20 +167,20 @@ def judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> list
         if device in behind:
             middle, shortfall = behind[device]
             verdict = Verdict.FAIL if shortfall > PEER_FAIL else Verdict.WARN
-            said = f"runs at {rate:g} Gflop/s, {shortfall:.0%} below the {middle:g} of its peers"
+            message = f"runs at {rate:g} Gflop/s, {shortfall:.0%} below the {middle:g} of its peers"
             limit = f"≥ {(1 - PEER_WARN) * middle:.0f} Gflop/s"
-            findings.append(finding_on(ID, verdict, measured, said, limit, PEERS, "investigate"))
+            findings.append(finding_on(ID, verdict, measured, message, limit, PEERS, "investigate"))
     return findings
 
 
 def passed(rates: Mapping[str, float], seconds: float) -> Finding:
-    """Of GPUs that all were right, and fast enough."""
+    """Build the finding for GPUs that were all correct and fast enough."""
     middle = statistics.median(rates.values())
     message = f"{len(rates)} GPUs computed correctly for {seconds:g} s at {middle:g} Gflop/s (median)"
     return Finding(ID, Verdict.PASS, "node", message, "rate", middle, "Gflop/s")
 
 
-# --- what gpu_burn prints: how long it burned, and how every GPU worked and ended
+# --- gpu_burn's output: duration of the burn, progress and result of every GPU
 
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%\s+proc'd: ")
@@ -197,9 +197,7 @@ _BURNING = re.compile(r"Burning for (\d{1,9}) seconds")
 
 @dataclass
 class _Gpu:
-    """One GPU over the whole burn. Error counters start again at each "Summary at": errors are summed by
-    segment.
-    """
+    """One GPU over the whole burn; errors are summed by segment, since "Summary at" resets counters."""
 
     done: int = 0
     rates: list[tuple[float, int]] = field(
@@ -215,11 +213,10 @@ class _Gpu:
         self.segment_errors = 0
 
     def steady_rate(self) -> float | None:
-        """The median of the burn's second half, when clocks and heat have settled; None when it was too
-        short.
+        """Return the median rate of the burn's second half, once clocks and heat have settled.
 
-        A GPU's first report is never steady: allocation and warm-up are in it, and it shows a third of the
-        truth.
+        None if the burn was too short. A GPU's first report is never steady: it includes allocation and
+        warm-up, and shows a third of the true rate.
         """
         warm = self.rates[1:]
         late = [rate for percent, rate in warm if percent >= 50] or [rate for _, rate in warm]
@@ -227,7 +224,7 @@ class _Gpu:
 
 
 def failure(output: Output) -> str:
-    """Why gpu_burn could not use the GPUs, in CUDA's words; empty when it printed no reason.
+    """Return CUDA's reason why gpu_burn could not use the GPUs; empty if it printed none.
 
     Debian's 20240115 never ends without a usable GPU: it starts workers for ever, and each aborts with
     `what():  Error (gpu_burn-drv.cpp:302): no CUDA-capable device is detected` on standard error.
@@ -237,8 +234,10 @@ def failure(output: Output) -> str:
 
 
 def measure(output: Output) -> list[Measurement]:
-    """Per GPU `state` OK or FAULTY, `worked`, `errors`, `died`, `rate` in Gflop/s and `temperature` in C; of
-    the node the `seconds` burned and `asked` for, and `gpus`. Raises ParseError.
+    """Parse gpu_burn's output; raise ParseError if it is incomplete.
+
+    Per GPU: `state` OK or FAULTY, `worked`, `errors`, `died`, `rate` in Gflop/s, `temperature` in C. For the
+    node: `seconds` burned, `asked` seconds, and `gpus`.
     """
     text = output.stdout.replace("\r", "\n")
     if "No clients are alive" in text or "No clients are alive" in output.stderr:
@@ -252,14 +251,14 @@ def measure(output: Output) -> list[Measurement]:
     seconds = float(burned[1]) if burned else output.seconds
     if percent < 100:
         raise ParseError(f"gpu_burn stopped at {percent:g} % of its time", "run the check again")
-    found = [
+    measurements = [
         Measurement("seconds", seconds, "s"),
         Measurement("asked", int(output.argv[-1]), "s"),
         Measurement("gpus", len(verdicts), "GPUs"),
     ]
     for index, (gpu, state) in enumerate(zip(gpus, verdicts, strict=True)):
-        found += _measured(f"gpu{index}", gpu, state)
-    return found
+        measurements += _measured(f"gpu{index}", gpu, state)
+    return measurements
 
 
 def _verdicts(text: str, count: int) -> list[str]:
@@ -272,7 +271,7 @@ def _verdicts(text: str, count: int) -> list[str]:
 
 
 def _measured(device: str, gpu: _Gpu, state: str) -> list[Measurement]:
-    found = [
+    measurements = [
         Measurement("state", state, "", device),
         Measurement("worked", bool(gpu.rates), "", device),
         Measurement("errors", gpu.errors, "errors", device),
@@ -280,14 +279,14 @@ def _measured(device: str, gpu: _Gpu, state: str) -> list[Measurement]:
     ]
     rate = gpu.steady_rate()
     if rate is not None:
-        found.append(Measurement("rate", rate, "Gflop/s", device))
+        measurements.append(Measurement("rate", rate, "Gflop/s", device))
     if gpu.hottest is not None:
-        found.append(Measurement("temperature", gpu.hottest, "C", device))
-    return found
+        measurements.append(Measurement("temperature", gpu.hottest, "C", device))
+    return measurements
 
 
 def _progress(text: str, count: int) -> tuple[list[_Gpu], float]:
-    """Replay the progress lines: what each GPU did, and how far the burn came (percent)."""
+    """Replay the progress lines into the state of each GPU and the progress of the burn in percent."""
     gpus = [_Gpu() for _ in range(count)]
     percent = 0.0
     for line in text.split("\n"):
@@ -306,7 +305,7 @@ def _progress(text: str, count: int) -> tuple[list[_Gpu], float]:
 
 
 def _replay(line: str, gpus: Sequence[_Gpu], percent: float) -> None:
-    """One progress line."""
+    """Replay one progress line."""
     if foreign := set(_UNIT.findall(line.split("errors:")[0])) - {"Gflop/s"}:
         raise ParseError(
             f"gpu_burn shows its rate in {min(foreign)}, not in Gflop/s", "report the new format"
@@ -314,9 +313,9 @@ def _replay(line: str, gpus: Sequence[_Gpu], percent: float) -> None:
     rates, errors = _DONE.findall(line.split("errors:")[0]), _ERRORS.search(line)
     counts = _ONE_ERROR.findall(errors[1]) if errors else []
     if len(rates) != len(gpus) or len(counts) != len(gpus):
-        # Several processes write here and a line may be broken by another's: the counters are cumulative, and
-        # the result list at the end does not depend on any single line. A line for other GPUs is another
-        # matter.
+        # Several processes write here, so a line may be broken by another process: the counters are
+        # cumulative, and the results at the end do not depend on any single line. A line with more GPUs than
+        # results is an error.
         if len(rates) > len(gpus):
             raise ParseError(
                 f"gpu_burn shows progress of {len(rates)} GPUs and results of {len(gpus)}", "investigate"
@@ -327,7 +326,7 @@ def _replay(line: str, gpus: Sequence[_Gpu], percent: float) -> None:
     for index, gpu in enumerate(gpus):
         done, rate, (bad, died) = int(rates[index][0]), int(rates[index][1]), counts[index]
         gpu.died = gpu.died or bool(died) or done < 0
-        # The count beside (DIED!) is memory that was never written (gpu-burn #52, #69: 1641686072).
+        # The count next to (DIED!) is uninitialised memory (gpu-burn #52, #69: 1641686072).
         if not died and done >= 0:
             gpu.segment_errors = max(gpu.segment_errors, int(bad))
         if rate > 0 and done > gpu.done:

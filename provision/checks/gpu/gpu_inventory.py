@@ -1,7 +1,7 @@
-"""What is in the node, and does the driver call it healthy: count, model, memory, ECC, row remap, PCIe width,
-throttle reasons, NVLinks, fabric state, and the Xids since boot.
+"""Inventory of the node's GPUs and their health according to the driver.
 
-Reads only; takes seconds. It runs first, for every other check's result is read in its light.
+Count, model, memory, ECC, row remap, PCIe width, throttle reasons, NVLinks, fabric state, and Xids since
+boot. Read-only, takes seconds. It runs first, because it helps to interpret every other check's result.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ FINDS = (
 NEEDS: tuple[str, ...] = ("nvidia-smi",)
 FACTS: tuple[str, ...] = ("driver.nvlink_disabled", *fabric_log.FACTS)
 
-# nvidia-smi takes a second per GPU and more without persistence mode, and never returns when the driver is
+# nvidia-smi takes a second or more per GPU without persistence mode, and never returns if the driver is
 # stuck.
 _SMI_DEADLINE = 90.0
-# Copying the kernel's buffer takes a few hundredths of a second: where it takes longer the machine is busy,
-# and how long nvidia-smi takes says nothing of the GPUs.
+# Copying the kernel's buffer takes hundredths of a second; on a busy machine nvidia-smi is slow as well.
 _IDLE_DMESG = 1.0
 
 
@@ -60,47 +59,47 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Each source on its own: when nvidia-smi fails the kernel log tells why, and the other way round.
+    """Parse each source separately: if nvidia-smi fails, the kernel log has the reason, and vice versa.
 
-    A source that failed leaves the measurement `unreadable.<source>` with its reason, which is judged
-    `error`. What it printed whole before it failed counts beside that: it may show which GPU is broken.
+    A failed source leaves the measurement `unreadable.<source>` with the reason, which is judged `error`. Its
+    complete output before the failure is parsed as well: it may show which GPU is broken.
     """
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     smi, nvlink = outputs.get("nvidia_smi"), outputs.get("nvlink")
-    found += _from("nvidia_smi", smi, nvidia_smi.parse_xml)
-    if smi is not None and _unreadable(found, "nvidia_smi"):
-        found += gpu_answers.unreachable(smi, kernel_incidents.devices(node))
-    silent = {m.device for m in found if m.metric in ("unanswered", "forbidden")}
-    found += _from("nvlink", nvlink, functools.partial(nvlink_errors.parse_links, unanswered=silent))
-    if nvlink is not None and not _unreadable(found, "nvidia_smi"):
-        found += gpu_answers.unreachable(nvlink, _addresses(found))  # lost since the call before
-    if "nvlink_errors" in outputs:  # a run of an older gpuprov has none
+    measurements += _from("nvidia_smi", smi, nvidia_smi.parse_xml)
+    if smi is not None and _unreadable(measurements, "nvidia_smi"):
+        measurements += gpu_answers.unreachable(smi, kernel_incidents.devices(node))
+    silent = {m.device for m in measurements if m.metric in ("unanswered", "forbidden")}
+    measurements += _from("nvlink", nvlink, functools.partial(nvlink_errors.parse_links, unanswered=silent))
+    if nvlink is not None and not _unreadable(measurements, "nvidia_smi"):
+        measurements += gpu_answers.unreachable(nvlink, _addresses(measurements))  # lost since the last call
+    if "nvlink_errors" in outputs:  # absent in runs of an older gpuprov
         down: dict[int, set[int]] = {}
-        if nvlink is not None and any(m.metric == "nvlink_links" for m in found):
+        if nvlink is not None and any(m.metric == "nvlink_links" for m in measurements):
             down = nvlink_errors.inactive(nvlink, silent)
-        linked = any(m.value for m in found if m.metric == "nvlink_links")
+        linked = any(m.value for m in measurements if m.metric == "nvlink_links")
         read = functools.partial(nvlink_errors.parse, inactive=down, linked=linked, unanswered=silent)
-        found += _from("nvlink_errors", outputs["nvlink_errors"], read)
+        measurements += _from("nvlink_errors", outputs["nvlink_errors"], read)
     yardstick = outputs.get("dmesg")
     busy = yardstick is not None and yardstick.seconds > _IDLE_DMESG
     if smi is not None and not smi.not_started and not busy:
-        found.append(Measurement("smi_seconds", smi.seconds, "s"))
-    # Where nvidia-smi says nothing, because a GPU is lost, the order of the bus is the order of its indices.
-    gpus = _addresses(found) or kernel_incidents.devices(node)
+        measurements.append(Measurement("smi_seconds", smi.seconds, "s"))
+    # If nvidia-smi lists nothing because a GPU is lost, the bus order gives its indices.
+    gpus = _addresses(measurements) or kernel_incidents.devices(node)
     events, error = kernel_log.read(
         outputs.get("journal"), outputs.get("dmesg"), fabric_log.switch_errors(node)
     )
-    found.append(
+    measurements.append(
         Measurement("unreadable.kernel_log", f"{error.what}; {error.fix}", "")
         if error
         else Measurement("kernel_log", "read", "")
     )
     events = kernel_incidents.of_its_gpus(node, events)
-    return [*found, *kernel_incidents.measured(kernel_incidents.named(events, gpus))]
+    return [*measurements, *kernel_incidents.measured(kernel_incidents.named(events, gpus))]
 
 
 def _addresses(found: Sequence[Measurement]) -> dict[str, str]:
-    """PCI address → gpu<n>, as nvidia-smi -q -x has them."""
+    """Map PCI addresses to gpu<n>, according to nvidia-smi -q -x."""
     return {str(m.value): m.device for m in found if m.metric == "pci_address"}
 
 
@@ -154,7 +153,7 @@ def judge(
 def _with_the_drivers_reason(
     node: CheckNode, findings: Sequence[Finding], events: Sequence[Finding]
 ) -> list[Finding]:
-    """GPUs that are on the bus and that the driver refused: its reason decides the advice."""
+    """Add the driver's reason to GPUs that it refused although they are on the bus, and its action."""
     reasons = [one for one in events if one.metric.startswith("nvrm.") and one.verdict is Verdict.FAIL]
     declared = int(node.variables.get("gpuprov_expected_gpus") or node.gpu_count)
     if not reasons or node.gpu_count < declared:
@@ -171,7 +170,7 @@ def _with_the_drivers_reason(
 def judge_events(
     node: CheckNode, by_metric: Mapping[str, Mapping[str, Any]], others: Sequence[Finding]
 ) -> list[Finding]:
-    """One finding for each incident the kernel logged since boot."""
+    """Return one finding for each incident that the kernel logged since boot."""
     events = kernel_incidents.remembered(by_metric)
     settled = [device for device, pending in by_metric.get("remap_pending", {}).items() if pending == "No"]
     domain = kernel_incidents.spans_nodes(node)
@@ -185,7 +184,7 @@ def judge_events(
 
 
 def identities(measurements: Sequence[Measurement]) -> list[GpuIdentity]:
-    """Which physical GPU each gpu<n> is, for the person who must pull it."""
+    """Return the identity of each gpu<n>, for the technician who replaces it."""
     by_gpu: dict[str, dict[str, str]] = defaultdict(dict)
     for m in measurements:
         if m.metric in ("name", "serial", "uuid", "pci_address"):
@@ -202,26 +201,26 @@ def identities(measurements: Sequence[Measurement]) -> list[GpuIdentity]:
     ]
 
 
-# --- what answers at all: the tools, and as many GPUs as there should be
+# --- availability of the tools and of the expected number of GPUs
 
 
 _BOARDS = "NVSwitch boards and their partitions (derived)"
 
-# What one broken sensor prints, too. The other errors are of the whole GPU.
+# Errors that one broken sensor causes, too. All others affect the whole GPU.
 _OF_ONE_READING = (gpu_answers.UNKNOWN, gpu_answers.UNSPECIFIED)
 
 
 def judge_readability(values: Values) -> list[Finding]:
-    """What could not be read is an error, except a GPU that is lost: that is a broken GPU."""
+    """Judge unreadable sources as errors, but a lost GPU as a failure."""
     findings = []
     for metric, devices in values.items():
         if not metric.startswith("unreadable."):
             continue
         message = str(devices["node"])
         if metric.startswith("unreadable.nvlink") and "unreadable.nvidia_smi" in values:
-            continue  # the same program, the same reason: once is enough
+            continue  # same program, same reason: reported once
         if "no_handle" in values and metric != "unreadable.kernel_log":
-            continue  # the GPU that keeps it from answering is a finding
+            continue  # the GPU that blocks nvidia-smi is reported separately
         if "GPU is lost" in message:
             findings.append(Finding(ID, Verdict.FAIL, "node", message, metric=metric, action="power-cycle"))
         else:
@@ -234,7 +233,7 @@ def judge_readability(values: Values) -> list[Finding]:
 
 
 def judge_no_handle(values: Values) -> list[Finding]:
-    """A GPU that keeps nvidia-smi from answering at all; no more than its address is known."""
+    """Fail each GPU that blocks nvidia-smi entirely; only its address is known."""
     without = "nvidia-smi therefore describes no GPU"
     if "unreadable.nvidia_smi" not in values:
         without = "nvidia-smi therefore lists no NVLinks"
@@ -253,7 +252,7 @@ def judge_no_handle(values: Values) -> list[Finding]:
 
 
 def judge_unanswered(values: Values) -> list[Finding]:
-    """A GPU whose readings are NVML errors: broken according to the driver, whatever else it prints."""
+    """Fail each GPU with NVML errors in place of readings: the driver reports it broken."""
     findings = []
     for device, error in values.get("unanswered", {}).items():
         count = values["unanswered_readings"][device]
@@ -278,7 +277,7 @@ def judge_unanswered(values: Values) -> list[Finding]:
     return findings
 
 
-# Readings that are judged, and in what the ECC mode or MIG has no part.
+# Judged readings; the ECC readings need ECC mode, and none applies to a GPU with MIG.
 _JUDGED = {
     "memory_total": "memory size",
     "pcie_width": "PCIe width",
@@ -296,12 +295,13 @@ _OF_ECC = frozenset({"sram_threshold_exceeded", "ecc_uncorrectable"})
 
 
 def judge_absent(values: Values) -> list[Finding]:
-    """A reading that is N/A on one GPU, and not on others of its model: which readings a GPU has is a matter
-    of the model (NVML_ERROR_NOT_SUPPORTED), so this one was not answered."""
+    """Report readings that are N/A on one GPU but not on the others of its model.
+
+    The model determines which readings exist (NVML_ERROR_NOT_SUPPORTED), so this GPU failed to return one."""
     findings = []
     for device, name in values.get("name", {}).items():
         if device in values.get("unanswered", {}) or device in values.get("forbidden", {}):
-            continue  # a finding of its own
+            continue  # reported separately
         peers = [d for d, other in values["name"].items() if other == name and d != device]
         without_ecc = values.get("ecc_mode", {}).get(device) == "Disabled"
         partitioned = values.get("mig_mode", {}).get(device) == "Enabled"
@@ -319,7 +319,7 @@ def judge_absent(values: Values) -> list[Finding]:
 
 
 def _fewer(values: Values, metric: str, device: str, peers: Sequence[str]) -> bool:
-    """Whether most peers have this reading, or all counters of it, and the GPU has not."""
+    """Return whether the GPU lacks this reading, or counters of it, that most peers have."""
     known, partly = values.get(metric, {}), values.get("ecc_unread", {})
     if metric == "ecc_uncorrectable" and device in partly:
         return 2 * sum(peer in known and peer not in partly for peer in peers) > len(peers)
@@ -327,7 +327,7 @@ def _fewer(values: Values, metric: str, device: str, peers: Sequence[str]) -> bo
 
 
 def judge_counts(node: CheckNode, values: Values) -> list[Finding]:
-    """As many GPUs as declared, on the bus and in the driver."""
+    """Judge whether all declared GPUs are on the bus and known to the driver."""
     seen = int(values["driver_gpus"]["node"])
     declared = node.variables.get("gpuprov_expected_gpus")
     expected = int(declared) if declared is not None else node.gpu_count

@@ -1,4 +1,4 @@
-"""The rules of gpu_inventory for PCIe, NVLinks and the settings of GPUs (pure)."""
+"""Rules of gpu_inventory for PCIe, NVLinks and the settings of GPUs (pure)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ WIRED = {"Tesla T4": 8, "NVIDIA A10G": 8}
 
 
 def _generation(values: Values, of_sku: int) -> list[Finding]:
-    """The highest PCIe generation that GPU and slot allow together, which idle links show as well.
+    """Judge the highest PCIe generation that GPU and slot support together, which idle links show too.
 
-    `pcie_gen_max` is the pair's, `pcie_gen_device_max` the GPU's own (from driver 530 on); with older drivers
-    that of its SKU stands in (0: unknown), and GPUs of one name are compared with each other.
+    `pcie_gen_max` is the pair's, `pcie_gen_device_max` the GPU's own (since driver 530); for older drivers
+    the SKU's generation is used (0: unknown), and GPUs of one name are compared with each other.
     """
     allowed, own = values.get("pcie_gen_max", {}), values.get("pcie_gen_device_max", {})
     best: dict[str, int] = {}
     for device, generation in allowed.items():
         name = str(values["name"].get(device))
-        # The SKU is that of most GPUs, and says nothing of another model among them.
+        # The SKU is that of most GPUs and does not apply to other models among them.
         unknown = of_sku if len(set(values["name"].values())) == 1 else 0
         best[name] = max(best.get(name, 0), generation, own.get(device, unknown))
     slow = {d: g for d, g in allowed.items() if g < best[str(values["name"].get(d))]}
@@ -33,7 +33,7 @@ def _generation(values: Values, of_sku: int) -> list[Finding]:
         return []
     findings = []
     if len(slow) == len(allowed):
-        # What all slots have at most accuses none of them; a GPU below that is one to look at.
+        # The highest generation of all slots blames none of them; a GPU below it is suspicious.
         generation = max(slow.values())
         slow = {device: below for device, below in slow.items() if below < generation}
         own_best = max(best.values())
@@ -42,28 +42,28 @@ def _generation(values: Values, of_sku: int) -> list[Finding]:
             "limit in the firmware's settings, unless the board has no more"
         )
         limit = f"≥ {own_best}"
-        found = Finding(
+        finding = Finding(
             ID, Verdict.WARN, "node", words, "pcie_gen_max", generation, "", limit,
             "the GPUs' own maximum", "fix configuration",
         )  # fmt: skip
-        findings.append(found)
+        findings.append(finding)
     for device, generation in slow.items():
-        wanted = best[str(values["name"].get(device))]
-        words = f"its slot allows PCIe generation {generation}, the GPU has {wanted}"
-        found = Finding(
-            ID, Verdict.FAIL, device, words, "pcie_gen_max", generation, "", f"≥ {wanted}",
+        expected = best[str(values["name"].get(device))]
+        words = f"its slot allows PCIe generation {generation}, the GPU has {expected}"
+        finding = Finding(
+            ID, Verdict.FAIL, device, words, "pcie_gen_max", generation, "", f"≥ {expected}",
             "the GPU's own maximum, and its peers'", "reseat or check cable",
         )  # fmt: skip
-        findings.append(found)
+        findings.append(finding)
     return findings
 
 
 def judge_links(
     values: Values, thresholds: Mapping[str, Threshold], sku_generation: int = 0, *, nvlink_off: bool = False
 ) -> list[Finding]:
-    """PCIe width (the present generation is low at idle and says nothing), highest generation and NVLinks.
-    `sku_generation`: of PCIe, what GPUs of this SKU have; 0 when it is not known. `nvlink_off`: the
-    driver was told to use no NVLinks, and then names none.
+    """Judge PCIe width, highest PCIe generation (the current one is low at idle) and NVLinks.
+
+    `sku_generation`: PCIe generation of the SKU, 0 if unknown. `nvlink_off`: disabled in the driver.
     """
     findings: list[Finding] = []
     width = thresholds.get(f"{ID}.pcie_width")
@@ -86,8 +86,8 @@ def judge_links(
             and lanes != WIRED.get(str(values["name"].get(device)))
         ]
     findings += _generation(values, sku_generation)
-    if strangers := sorted(values.get("nvlink_links", {}).keys() - values["name"].keys()):
-        words = f"nvidia-smi nvlink -s lists {', '.join(strangers)}, which nvidia-smi -q -x does not list"
+    if unlisted := sorted(values.get("nvlink_links", {}).keys() - values["name"].keys()):
+        words = f"nvidia-smi nvlink -s lists {', '.join(unlisted)}, which nvidia-smi -q -x does not list"
         findings.append(unmeasured(ID, words, action="investigate"))
     if partitioned := values.get("nvlink_mig", {}):
         words = "the driver shows no NVLinks of a GPU in MIG mode"
@@ -102,8 +102,8 @@ def judge_links(
         if threshold is None or "unreadable.nvlink" in values:
             continue
         measured = values.get(metric, {})
-        # Of a GPU that does not answer another finding tells: its links are not known, and its peers' are.
-        # One whose links are all down has no speed.
+        # A GPU that does not respond has its own finding: its links are unknown, but its peers' are known.
+        # A GPU with all links down has no speed.
         excused = {
             *partitioned,
             *(gpu for gpu, active in values.get("nvlink_links", {}).items() if not active),
@@ -118,7 +118,7 @@ def judge_links(
             unmeasured(ID, "nvidia-smi nvlink -s does not mention this GPU", device=d, action="investigate")
             for d in missing
         ]
-        # Where one is not told of, the rest may be half told as well.
+        # If one GPU is missing, the others may be incomplete as well.
         if measured and not missing and not values["name"].keys() - measured.keys() - excused:
             findings += limited(what, metric, measured, threshold, "reset GPU")
     if f"{ID}.nvlink_links" not in thresholds:
@@ -129,9 +129,9 @@ def judge_links(
 
 
 def _fewer_links(links: Mapping[str, Any]) -> list[Finding]:
-    """GPUs with fewer active links than the others, of a product without a limit.
+    """Fail GPUs with fewer active links than the others, for a product without a limit.
 
-    Cards may have no bridge: one without any link is told of only where most have some.
+    Cards may have no bridge: a card without any link fails only if most have links.
     """
     most = max(links.values(), default=0)
     usual = sum(count == most for count in links.values()) * 2 > len(links)
@@ -146,7 +146,7 @@ def _fewer_links(links: Mapping[str, Any]) -> list[Finding]:
 
 
 def _switched_off(gpus: int) -> Finding:
-    """One GPU of a board is lent to a virtual machine so. Of several, each is cut off from the others."""
+    """Judge disabled NVLinks: normal for one GPU passed to a virtual machine, but they isolate several."""
     words = "NVLink is switched off by the driver's option NVreg_NvLinkDisable=1"
     if gpus > 1:
         return Finding(
@@ -158,18 +158,18 @@ def _switched_off(gpus: int) -> Finding:
     )
 
 
-# --- how the GPUs are set, what runs on them and how they answer. A setting is held against what was
-# declared, else against the other GPUs: what a site chose for all of them is no fault.
+# --- settings of the GPUs, processes on them and their response. A setting is compared with its declared
+# value, else with the other GPUs: a site's choice for all of them is no fault.
 
 
-_PEERS = 3  # others: with fewer there is no comparison
+_PEERS = 3  # other GPUs needed for a comparison
 
-# The driver gives its firmware (GSP) 6 s for an answer before it logs Xid 119. With the driver kept loaded,
-# an answer that takes that long and a second more for each GPU has waited for one that did not come.
+# The driver waits 6 s for its firmware (GSP) before it logs Xid 119. With the driver kept loaded, an answer
+# that takes that long and a second more per GPU has waited for one that did not come.
 _GSP_SECONDS = 6.0
 _SECONDS_PER_GPU = 1.0
 
-# metric → (the variable that declares it, its words in what was declared → as nvidia-smi prints them)
+# metric → (the variable that declares it, declared value → value as nvidia-smi prints it)
 _MODES: dict[str, tuple[str, dict[Any, str]]] = {
     "persistence": ("nvidia_driver_persistence", {True: "Enabled", False: "Disabled"}),
     "compute_mode": (
@@ -181,7 +181,7 @@ _MODES: dict[str, tuple[str, dict[Any, str]]] = {
 
 
 def judge_settings(node: CheckNode, values: Values) -> list[Finding]:
-    """Modes, power limits, firmware, foreign processes, heat at rest and the time nvidia-smi took."""
+    """Judge modes, power limits, firmware, foreign processes, idle temperature and nvidia-smi's duration."""
     gpus = len(values["name"])
     findings = _modes(node, values, gpus) + _mig(node, values) + _power(node, values, gpus)
     findings += _vbios(values)
@@ -189,8 +189,7 @@ def judge_settings(node: CheckNode, values: Values) -> list[Finding]:
 
 
 def _default_of(node: CheckNode, variable: str) -> Any:
-    """What holds when a variable is not declared: the driver's role keeps the driver loaded, and nothing is
-    known of a driver that is not declared, or that the role leaves alone."""
+    """Return an undeclared variable's default: a driver that the role manages is kept loaded."""
     declares = any(name.startswith("nvidia_driver_") for name in node.variables)
     declares = declares and node.variables.get("nvidia_driver_enabled", True) is not False
     return True if variable == "nvidia_driver_persistence" and declares else ""
@@ -199,18 +198,18 @@ def _default_of(node: CheckNode, variable: str) -> Any:
 def _modes(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
     findings = []
     for metric, (variable, words) in _MODES.items():
-        found = {device: str(mode) for device, mode in values.get(metric, {}).items()}
+        actual = {device: str(mode) for device, mode in values.get(metric, {}).items()}
         declared = words.get(node.variables.get(variable, _default_of(node, variable)))
-        wanted = declared or (Counter(found.values()).most_common(1)[0][0] if len(found) > _PEERS else None)
-        if wanted is None or (metric == "ecc_mode" and declared is None):
-            continue  # ECC that is off is reported in any case
+        target = declared or (Counter(actual.values()).most_common(1)[0][0] if len(actual) > _PEERS else None)
+        if target is None or (metric == "ecc_mode" and declared is None):
+            continue  # disabled ECC is reported in any case
         why = variable if declared else "its peers"
-        differ = [d for d, mode in found.items() if mode.lower() != wanted.lower()]
+        differ = [d for d, mode in actual.items() if mode.lower() != target.lower()]
         name = metric.replace("_mode", " mode").replace("persistence", "persistence mode")
         findings += shared(
             [
-                Finding(ID, Verdict.WARN, d, f"{name} is {found[d]}, not {wanted} ({why})", metric,
-                        found[d], action="fix configuration")
+                Finding(ID, Verdict.WARN, d, f"{name} is {actual[d]}, not {target} ({why})", metric,
+                        actual[d], action="fix configuration")
                 for d in differ
             ],
             gpus,
@@ -225,54 +224,55 @@ def _mig(node: CheckNode, values: Values) -> list[Finding]:
     if not on:
         return []
     if not declared and 0 < len(on) <= known // 2 and known > _PEERS:
-        said = "MIG is on, on its peers it is not"
+        message = "MIG is on, on its peers it is not"
         return [
-            Finding(ID, Verdict.WARN, device, said, "mig_mode", "Enabled", action="fix configuration")
+            Finding(ID, Verdict.WARN, device, message, "mig_mode", "Enabled", action="fix configuration")
             for device in on
         ]
-    said = f"MIG is on on {', '.join(on)}: utilisation and tests of whole GPUs do not apply there"
-    return [Finding(ID, Verdict.SKIP, "node", said, "mig_mode", "Enabled")]
+    message = f"MIG is on on {', '.join(on)}: utilisation and tests of whole GPUs do not apply there"
+    return [Finding(ID, Verdict.SKIP, "node", message, "mig_mode", "Enabled")]
 
 
 def _power(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
     limits = {device: float(watts) for device, watts in values.get("power_limit", {}).items()}
     declared = node.variables.get("gpu_settings_power_limit") or 0
     if isinstance(declared, (int, float)) and not isinstance(declared, bool) and declared > 0:
-        wanted, why = float(declared), "gpu_settings_power_limit"
+        expected, why = float(declared), "gpu_settings_power_limit"
     elif len(limits) > _PEERS:
-        wanted, why = Counter(limits.values()).most_common(1)[0][0], "its peers"
+        expected, why = Counter(limits.values()).most_common(1)[0][0], "its peers"
     else:
         return []
     findings = []
     for device, watts in limits.items():
-        if abs(watts - wanted) <= 0.01 * wanted:
+        if abs(watts - expected) <= 0.01 * expected:
             continue
-        said = f"its power limit is {watts:g} W, not {wanted:g} W ({why})"
+        message = f"its power limit is {watts:g} W, not {expected:g} W ({why})"
         usual = values.get("power_default", {}).get(device)
-        said += "" if usual is None else f"; {float(usual):g} W by default"
-        verdict = Verdict.FAIL if watts < wanted else Verdict.WARN
+        message += "" if usual is None else f"; {float(usual):g} W by default"
+        verdict = Verdict.FAIL if watts < expected else Verdict.WARN
         findings.append(
-            Finding(ID, verdict, device, said, "power_limit", watts, "W", f"= {wanted:g} W", why,
+            Finding(ID, verdict, device, message, "power_limit", watts, "W", f"= {expected:g} W", why,
                     "fix configuration")
         )  # fmt: skip
     return shared(findings, gpus)
 
 
 def _vbios(values: Values) -> list[Finding]:
-    """Firmware is the maker's, and which is right nobody says here: one that differs from most others of its
-    model was forgotten, or the GPU is a spare. Two halves of a node are nobody's mistake.
+    """Warn about firmware that differs from most other GPUs of the model.
+
+    The right version is unknown here, but such a GPU was forgotten or is a spare. An even split is no fault.
     """
     findings = []
     for model in sorted({str(name) for name in values["name"].values()}):
-        found = {d: str(v) for d, v in values.get("vbios", {}).items() if values["name"].get(d) == model}
-        if len(found) <= _PEERS:
+        by_gpu = {d: str(v) for d, v in values.get("vbios", {}).items() if values["name"].get(d) == model}
+        if len(by_gpu) <= _PEERS:
             continue
-        usual, having = Counter(found.values()).most_common(1)[0]
+        usual, having = Counter(by_gpu.values()).most_common(1)[0]
         findings += [
-            Finding(ID, Verdict.WARN, d, f"its VBIOS is {found[d]}, that of {having} peers {usual}",
-                    "vbios", found[d], limit=f"= {usual}", source="most GPUs of its model in the node",
+            Finding(ID, Verdict.WARN, d, f"its VBIOS is {by_gpu[d]}, that of {having} peers {usual}",
+                    "vbios", by_gpu[d], limit=f"= {usual}", source="most GPUs of its model in the node",
                     action="fix configuration")
-            for d in found if found[d] != usual and 2 * having > len(found)
+            for d in by_gpu if by_gpu[d] != usual and 2 * having > len(by_gpu)
         ]  # fmt: skip
     return findings
 
@@ -300,9 +300,9 @@ def _latency(values: Mapping[str, Mapping[str, Any]], gpus: int) -> list[Finding
     limit = _GSP_SECONDS + _SECONDS_PER_GPU * gpus
     kept = [mode == "Enabled" for mode in values.get("persistence", {}).values()]
     if seconds <= limit or not kept or not all(kept):
-        return []  # without persistence mode the driver is loaded anew for each call
-    said = f"nvidia-smi took {seconds:.0f} s to answer although the driver stays loaded: it waits for a GPU"
+        return []  # without persistence mode the driver is loaded again for each call
+    text = f"nvidia-smi took {seconds:.0f} s to answer although the driver stays loaded: it waits for a GPU"
     return [
-        Finding(ID, Verdict.WARN, "node", said, "smi_seconds", seconds, "s", f"≤ {limit:g} s",
+        Finding(ID, Verdict.WARN, "node", text, "smi_seconds", seconds, "s", f"≤ {limit:g} s",
                 "the driver's 6 s for its firmware, and a second for each GPU (derived)", "investigate")
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""The rules of gpu_inventory: what each answer of the driver means for the node (pure).
+"""Rules of gpu_inventory: the meaning of the driver's readings for the node (pure).
 
-Each rule takes values by metric and device, and gives one finding for each device that breaks it, or one
-`pass` for the node when none does. What all GPUs of a node share is said once, of the node.
+Each rule takes values by metric and device, and returns one finding for each device that breaks it, or one
+`pass` for the node. A finding on all GPUs of a node is reported once, for the node.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from provision.checks.thresholds import Threshold
 from provision.text import many
 
 ID = "gpu_inventory"
-# What NVIDIA holds for the most of a healthy link of PCIe, whosever GPU is at its end.
+# NVIDIA's limit for a healthy PCIe link, which applies to other vendors' GPUs as well.
 REPLAYS_PER_MINUTE = 8
 REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 
 Values = Mapping[str, Mapping[str, Any]]  # metric → device → value
 
-# Nodes with more than ten remapped rows regress five times out of six, those with one to ten once in eighteen
+# Nodes with more than ten remapped rows regress five times out of six, nodes with one to ten once in eighteen
 # (SuperBench, USENIX ATC 2024, over 24,000 A100s).
 _MANY_REMAPPED_ROWS = 10
 
-# Boards carry 4, 8 or 16 GPUs, and are handed to virtual machines in parts of 1, 2, 4 or 8: derived from the
-# boards that are sold, no document states the list.
+# Boards carry 4, 8 or 16 GPUs, and virtual machines get 1, 2, 4 or 8 of them: derived from the boards on
+# sale, no document states the list.
 _BOARD_COUNTS = (1, 2, 4, 8, 16)
 
 
@@ -40,7 +40,7 @@ def all_good(metric: str, message: str) -> Finding:
 
 
 def shared(findings: list[Finding], gpus: int) -> list[Finding]:
-    """One finding of the node in place of the same one for every GPU."""
+    """Replace identical findings of all GPUs by one finding of the node."""
     same = {(f.verdict, f.message, f.metric, f.action) for f in findings}
     if gpus > 1 and len(findings) == gpus and len(same) == 1:
         message = f"all {gpus} GPUs: {findings[0].message}"
@@ -54,8 +54,7 @@ def wrong_count(message: str, seen: int, limit: str, source: str) -> Finding:
 
 
 def odd_count(node: CheckNode, seen: int, boards: str) -> list[Finding]:
-    """A GPU gone from the PCI bus altogether, on a node without a declared GPU count. `boards`: the source of
-    how many GPUs there are on one."""
+    """Report a GPU missing on the PCI bus if no count is declared; `boards`: source of board sizes."""
     if seen in _BOARD_COUNTS:
         return []
     message = (
@@ -66,10 +65,10 @@ def odd_count(node: CheckNode, seen: int, boards: str) -> list[Finding]:
 
 
 def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Threshold]) -> list[Finding]:
-    """One model, the one the PCI ids promise, with all of its memory."""
+    """Judge whether all GPUs are of the model that the PCI ids promise, with all of its memory."""
     names = {device: str(name) for device, name in values["name"].items()}
     if not names:
-        return []  # not one GPU answers
+        return []  # no GPU responds
     usual = Counter(names.values()).most_common(1)[0][0]
     findings = [
         Finding(ID, Verdict.FAIL, device, f"is a {name} among {usual}s", "name", name, action="replace part")
@@ -82,10 +81,10 @@ def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Thres
         )
         findings.append(Finding(ID, Verdict.WARN, "node", message, "name", usual, action="fix configuration"))
     elif usual not in (known := node.gpuprov_node["gpu"].get("product_names", ())):
-        # Another product fails; another name of the same product (drivers rename) is one to look at.
-        same = node.sku.split("-")[0].upper() in re.split(r"\W+", usual.upper())
+        # Another product fails; another name of the same product (drivers rename) is a warning.
+        is_same = node.sku.split("-")[0].upper() in re.split(r"\W+", usual.upper())
         message = f"the PCI ids belong to {node.sku} ({' or '.join(known)}), the driver reports {usual}"
-        verdict = Verdict.WARN if same else Verdict.FAIL
+        verdict = Verdict.WARN if is_same else Verdict.FAIL
         findings.append(Finding(ID, verdict, "node", message, "name", usual, action="investigate"))
     findings = findings or [all_good("name", f"all GPUs are {usual}")]
     return findings + _memory(node, values, thresholds.get(f"{ID}.memory_total"))
@@ -95,8 +94,8 @@ def _memory(node: CheckNode, values: Values, threshold: Threshold | None) -> lis
     sizes = values.get("memory_total", {})
     if not sizes and "memory_unread" in values:
         if node.sku == "gb10":
-            return []  # it shares its memory with the processor, and reads N/A
-        # A product with a limit has a size.
+            return []  # it shares its memory with the CPU, and prints N/A
+        # A product with a limit must have a size.
         words = "the driver gives no memory size of any GPU"
         if threshold is not None:
             return [unmeasured(ID, words, action="investigate")]
@@ -122,7 +121,7 @@ def _memory(node: CheckNode, values: Values, threshold: Threshold | None) -> lis
 def limited(
     what: str, metric: str, devices: Mapping[str, Any], threshold: Threshold, action: str
 ) -> list[Finding]:
-    """Each device against one limit; one `pass` for all when none breaks it."""
+    """Judge each device by one limit; return one `pass` for all if none breaks it."""
     findings = [
         by_threshold(ID, what, Measurement(metric, value, threshold.unit, device), threshold, action=action)
         for device, value in devices.items()
@@ -141,7 +140,7 @@ def limited(
     ]
 
 
-# metric → (the value that breaks it, verdict, what it means, action)
+# metric → (bad value, verdict, meaning, action)
 _FLAGS = {
     "remap_failure": ("Yes", Verdict.FAIL, "a row remap failed: memory cannot be repaired", "replace part"),
     "remap_pending": ("Yes", Verdict.FAIL, "a row remap waits for a reset", "reset GPU"),
@@ -162,7 +161,7 @@ _FLAGS = {
 
 
 def judge_flags(values: Values) -> list[Finding]:
-    """ECC, row remapping, throttling, and what the driver itself asks for."""
+    """Judge ECC, row remapping, throttling, and the driver's own recovery request."""
     gpus = len(values["name"])
     findings: list[Finding] = []
     for metric, (bad, verdict, words, action) in _FLAGS.items():
@@ -199,7 +198,7 @@ def _remapped(values: Values) -> list[Finding]:
 
 
 def _spare_rows(values: Values) -> list[Finding]:
-    """Memory banks that have used most or all of their spare rows."""
+    """Warn about memory banks that have used most or all of their spare rows."""
     findings: list[Finding] = []
     for metric, words in (
         ("remap_banks_none", "without spare rows"),
@@ -220,7 +219,7 @@ _RETIRED_FAIL, _RETIRED_WARN = 63, 15
 
 
 def _retired(values: Values) -> list[Finding]:
-    """Pages taken out of use, before Ampere."""
+    """Judge retired memory pages, on GPUs before Ampere."""
     findings = []
     for device, double in values.get("retired_double_bit", {}).items():
         pages = double + values.get("retired_single_bit", {}).get(device, 0)
@@ -268,8 +267,7 @@ _LOGGED_AS = {"remap_failure": "xid.64", "remap_pending": "xid.63"}
 
 
 def one_action(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings of a node with one action for each GPU: one that has to be replaced is not to be reset as
-    well, and an Xid that logs what a reading shows is told with that reading."""
+    """Merge Xids with the readings they log, and replace rather than reset a GPU that needs both."""
     told = {(f.device, f.metric): f for f in findings}
     replaced = {f.device for f in findings if f.verdict is Verdict.FAIL and f.action == "replace part"}
     logged = {

@@ -1,7 +1,7 @@
-"""Each GPU copies within its own memory: a GPU whose memory is slow computes right, and late.
+"""Copies within each GPU's memory, to find GPUs that compute correctly but have slow memory.
 
-Nothing but the GPU takes part, so healthy ones agree within a tenth of a percent. A copy reads and writes: it
-reaches about half of what the datasheet calls memory bandwidth.
+Only the GPU takes part, so healthy GPUs agree within a tenth of a percent. A copy reads and writes, so it
+reaches about half of the datasheet's memory bandwidth.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NEEDS: tuple[str, ...] = ("nvbandwidth", "nvidia-smi")
 ID = "memory_bandwidth"
 
 _CASE = "device_local_copy"  # since nvbandwidth 0.7
-_BUFFER = "2048"  # MiB; what the published measurement was made with
+_BUFFER = "2048"  # MiB; as in the published measurement
 
-# Eight healthy H100s reach 1518.9 to 1519.6 GB/s (Hugging Face, Smol Training Playbook): 5 % is no noise.
+# Eight healthy H100s reach 1518.9 to 1519.6 GB/s (Hugging Face, Smol Training Playbook): 5 % is not noise.
 _PEER_TOLERANCE = 0.05
 _PEER_FAIL = 0.10
 
@@ -53,7 +53,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """`local_copy` of each GPU in GB/s; on a node with a partitioned GPU `mig` alone, for those GPUs.
+    """Parse `local_copy` of each GPU in GB/s; if any GPU is partitioned, only `mig` of these GPUs.
 
     Raises ParseError.
     """
@@ -92,7 +92,7 @@ def judge(
 def judge_copies(
     measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold], tool: str
 ) -> list[Finding]:
-    """The rates of `local_copy`, which `tool` measured, against the limit and each other."""
+    """Judge the rates of `local_copy`, as measured by `tool`, by the limit and by each other."""
     values = {m.device: value for m in measurements if (value := number(m.value)) is not None}
     if not values or len(values) < len(measurements):
         return [unmeasured(ID, f"{tool} measured no copy for some GPUs", action="investigate")]

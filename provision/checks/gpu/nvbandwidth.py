@@ -1,7 +1,7 @@
-"""What nvbandwidth prints → matrices: its JSON (`-j`) and its text.
+"""Parser of nvbandwidth's output, JSON (`-j`) or text, into matrices.
 
-Traps: values are strings, a cell without a path is "N/A", an error may sit beside the test cases or in one of
-them, and the exit status is 0 all the same.
+Pitfalls: values are strings, a cell without a path is "N/A", an error may be next to the test cases or within
+one, and the exit status is 0 nevertheless.
 """
 
 from __future__ import annotations
@@ -21,30 +21,28 @@ Row = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Matrix:
-    """One test case. `rows[i][j]` in GB/s, None where there is no path. `columns_send`: data flows column →
-    row.
+    """One test case: `rows[i][j]` in GB/s, None without a path; `columns_send`: data flows column → row.
 
-    A waived test case (the machine cannot do it) has no rows.
+    A waived test case, which the machine does not support, has no rows.
     """
 
     name: str
     rows: tuple[Row, ...]
     columns_send: bool
     waived: bool = False
-    in_gigabytes: bool = True  # its description ends with its unit: `… bandwidth (GB/s)`
+    in_gigabytes: bool = True  # its description ends with the unit: `… bandwidth (GB/s)`
 
 
 _CORRUPT = re.compile(r"Invalid value when checking the pattern")
 
 
-# CU_ASSERT and NVML_ASSERT of older versions write this to standard error and exit with 1; with newer ones it
-# is in the answer (error_handling.h, RecordError).
+# CU_ASSERT and NVML_ASSERT of older versions write this to standard error and exit with 1; newer ones include
+# it in the answer (error_handling.h, RecordError).
 _ASSERTED = re.compile(r"^(?:\[(?:CUDA_ERROR_|cudaError)\w+\]|NVML_ERROR: \[).{1,180}", re.MULTILINE)
 
 
 def printed(output: Output) -> str:
-    """What nvbandwidth wrote on standard output. Raises ParseError when it was cut, is empty, or ended with
-    an error of CUDA."""
+    """Return nvbandwidth's output; raise ParseError if it is truncated, empty, or ended by a CUDA error."""
     if output.truncated:
         raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")
     if output.rc and (asserted := _ASSERTED.search(output.stderr)):
@@ -57,7 +55,7 @@ def printed(output: Output) -> str:
 
 
 def corrupted(text: str) -> str:
-    """The test case whose copy arrived with wrong bytes; empty when none did.
+    """Return the test case with a corrupted copy, or an empty string.
 
     nvbandwidth compares every copy with its pattern and prints ` Invalid value when checking the pattern at
     0x735f80000000`, or `<0x…>` in older versions, on standard output (its memcpy.cpp and kernels.cu).
@@ -70,7 +68,7 @@ def corrupted(text: str) -> str:
 
 
 def corruption(check: str, case: str) -> Finding:
-    """What a copy that arrived with wrong bytes means."""
+    """Build the finding for a corrupted copy."""
     message = f"data was corrupted in {case}: nvbandwidth read back other bytes than it had copied"
     return Finding(
         check, Verdict.FAIL, "node", message, "corrupt", case, limit="no wrong byte", action="investigate"
@@ -78,23 +76,24 @@ def corruption(check: str, case: str) -> Finding:
 
 
 def parse(text: str, wanted: tuple[str, ...]) -> dict[str, Matrix]:
-    """The `wanted` test cases of an nvbandwidth run; of one that was run twice, the better rate of each cell.
-    Raises ParseError when one is missing or ended in an error.
+    """Return the `wanted` test cases, with the better rate of each cell if a test ran twice.
+
+    Raises ParseError if a test case is missing or failed.
     """
     begin = re.search(r"^\{", text, re.MULTILINE)
-    found = _from_json(text[begin.start() :]) if begin else _from_text(text, wanted)
-    missing = [name for name in wanted if name not in found]
+    matrices = _from_json(text[begin.start() :]) if begin else _from_text(text, wanted)
+    missing = [name for name in wanted if name not in matrices]
     if missing:
         raise ParseError(f"nvbandwidth did not report {', '.join(missing)}", "run the check again")
-    if foreign := [name for name in wanted if not found[name].in_gigabytes]:
+    if foreign := [name for name in wanted if not matrices[name].in_gigabytes]:
         raise ParseError(
             f"nvbandwidth reports {', '.join(foreign)} in another unit than GB/s", "report the new format"
         )
-    return {name: found[name] for name in wanted}
+    return {name: matrices[name] for name in wanted}
 
 
 def _sends_back(description: str) -> bool:
-    """`GPU(row) <- GPU(column)`: the column is the source. `->` and `<->` count from the row."""
+    """Return whether columns send, as in `GPU(row) <- GPU(column)`; `->` and `<->` start at the row."""
     return "<-" in description and "<->" not in description
 
 
@@ -130,19 +129,19 @@ def _from_json(text: str) -> dict[str, Matrix]:
 
 
 def _by_name(matrices: Iterable[Matrix]) -> dict[str, Matrix]:
-    found: dict[str, Matrix] = {}
+    merged: dict[str, Matrix] = {}
     for matrix in matrices:
-        known = found.get(matrix.name, matrix)
-        if [len(row) for row in known.rows] != [len(row) for row in matrix.rows]:
+        previous = merged.get(matrix.name, matrix)
+        if [len(row) for row in previous.rows] != [len(row) for row in matrix.rows]:
             raise ParseError(
                 f"nvbandwidth: {matrix.name} was run twice, with other GPUs", "run the check again"
             )
         rows = [
             tuple(max((one, other), key=lambda rate: rate or 0.0) for one, other in zip(*two, strict=True))
-            for two in zip(known.rows, matrix.rows, strict=True)
+            for two in zip(previous.rows, matrix.rows, strict=True)
         ]
-        found[matrix.name] = replace(matrix, rows=tuple(rows))
-    return found
+        merged[matrix.name] = replace(matrix, rows=tuple(rows))
+    return merged
 
 
 def _case(case: Mapping[str, Any]) -> Matrix:
@@ -152,9 +151,9 @@ def _case(case: Mapping[str, Any]) -> Matrix:
     if status != "Passed":
         words = " ".join(str(case.get("error") or case.get("output") or "no reason given").split())[:200]
         raise ParseError(f"nvbandwidth: {name} ended with {status}: {words}", "look at the kernel log")
-    said = str(case["bandwidth_description"])
+    description = str(case["bandwidth_description"])
     rows = tuple(tuple(_cell(value, name) for value in row) for row in case["bandwidth_matrix"])
-    return Matrix(name, rows, _sends_back(said), in_gigabytes=_in_gigabytes(said))
+    return Matrix(name, rows, _sends_back(description), in_gigabytes=_in_gigabytes(description))
 
 
 _RUNNING = re.compile(r"^Running (\S+)\.$")
@@ -179,12 +178,12 @@ def _from_text(text: str, wanted: tuple[str, ...]) -> dict[str, Matrix]:
                 if inner.startswith("SUM ") or inner.strip().lower().startswith("waived"):
                     break
             ran.append(_text_case(name, block))
-    found = _by_name(ran)
-    # Old versions write only "Waived:", without saying which: it must be those that did not run.
-    missing = [name for name in wanted if name not in found]
+    by_name = _by_name(ran)
+    # Old versions print only "Waived:" without a name: they mean the test cases that did not run.
+    missing = [name for name in wanted if name not in by_name]
     if len(missing) <= waived:
-        found.update({name: Matrix(name, (), False, waived=True) for name in missing})
-    return found
+        by_name.update({name: Matrix(name, (), False, waived=True) for name in missing})
+    return by_name
 
 
 def _text_case(name: str, block: list[str]) -> Matrix:

@@ -1,10 +1,10 @@
-"""What `nvidia-smi -q -x` prints → measurements, in the XML schemas v11 to v13.
+"""Parser of `nvidia-smi -q -x` into measurements, for the XML schemas v11 to v13.
 
-Lessons from real samples: a container may be the plain text N/A, values carry units, retired features read
-"Requested functionality has been deprecated", the throttle reasons were renamed at 535, and the XML says
-nothing of NVLink. A value that is not there is left out; one that is there and makes no sense is a
-ParseError. A GPU that does not answer is described all the same, with exit status 0 and an NVML error text
-in each cell that the driver had to ask the GPU for (gpu_answers.py).
+Lessons from real samples: a container may be the plain text N/A, values include units, retired features read
+"Requested functionality has been deprecated", the throttle reasons were renamed at 535, and the XML has
+nothing about NVLink. A missing value is omitted; a malformed one is a ParseError. A GPU that does not respond
+is listed nevertheless, with exit status 0 and an NVML error text in each cell that needs an answer of the GPU
+(gpu_answers.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from provision.errors import ParseError
 _NO_VALUE = {"", "N/A", "[N/A]", "None", "Requested functionality has been deprecated"}
 
 # Alarms among the clock event reasons (0x8, 0x20, 0x40, 0x80); idle, application clocks and the software
-# power cap are normal life.
+# power cap are normal.
 THROTTLE_ALARMS = {
     "hw_slowdown": "hardware slowdown",
     "hw_thermal_slowdown": "hardware thermal slowdown",
@@ -32,7 +32,7 @@ THROTTLE_ALARMS = {
 
 INFOROM_CORRUPTED = "Corrupted infoROM"  # in place of its versions (nvidia-smi 470.256 to 555.58)
 
-# metric → (path in a <gpu>, unit, kind of value); several paths, separated by blanks: the first that is there
+# metric → (path in a <gpu>, unit, type); of several paths, separated by blanks, the first that exists
 _FIELDS = {
     "name": ("product_name", "", "text"),
     "serial": ("serial", "", "text"),
@@ -94,13 +94,13 @@ _FIELDS = {
     "retired_double_bit": ("retired_pages/double_bit_retirement/retired_count", "pages", "number"),
 }
 _MUST_HAVE = ("name", "uuid")
-# Values that may read like an NVML error: what a probe of the fabric ended with (nvmlErrorString), and the
-# names of programs, which are their users' choice.
+# Values that may look like an NVML error: the result of a fabric probe (nvmlErrorString), and names of
+# programs, which their users choose.
 _WORDS_OF_OTHERS = ("processes", "accounted_processes")
 
 
 def parse_xml(output: Output) -> list[Measurement]:
-    """All that `nvidia-smi -q -x` says of the node and of each GPU, `gpu<n>` in nvidia-smi's own order."""
+    """Parse `nvidia-smi -q -x` for the node and each GPU, `gpu<n>` in nvidia-smi's own order."""
     root = _root(output)
     gpus = root.findall("gpu")
     attached = _text(root, "attached_gpus")
@@ -108,21 +108,21 @@ def parse_xml(output: Output) -> list[Measurement]:
         raise ParseError(
             f"nvidia-smi announces {attached} GPUs and describes {len(gpus)}", "run the check again"
         )
-    found = [Measurement("driver_gpus", len(gpus), "GPUs")]
+    measurements = [Measurement("driver_gpus", len(gpus), "GPUs")]
     driver = _text(root, "driver_version")
     if driver is None:
         raise ParseError("nvidia-smi's answer has no driver version", "run the check again")
-    found.append(Measurement("driver_version", driver, ""))
+    measurements.append(Measurement("driver_version", driver, ""))
     if output.rc == RC_INFOROM:
-        found.append(Measurement("inforom_corrupted", True, ""))
+        measurements.append(Measurement("inforom_corrupted", True, ""))
     _refuse_gaps(gpus)
     for index, gpu in enumerate(gpus):
-        found += _gpu(gpu, f"gpu{index}")
-    return found
+        measurements += _gpu(gpu, f"gpu{index}")
+    return measurements
 
 
-# What is read of a GPU. One driver describes all GPUs of a model in the same words, so an element that only
-# one of them lacks was lost on the way: a fault may have stood in it.
+# Elements of a GPU that are parsed. One driver describes all GPUs of a model with the same elements, so one
+# that only a single GPU lacks was lost on the way: it may have contained a fault.
 _READ = (
     "serial", "pci", "fb_memory_usage", "mig_mode", "ecc_mode", "ecc_errors", "remapped_rows",
     "retired_pages", "fabric", "clocks_event_reasons", "clocks_throttle_reasons",
@@ -131,7 +131,7 @@ _READ = (
 
 
 def _refuse_gaps(gpus: list[ElementTree.Element]) -> None:
-    # A GPU that does not answer is described in part only, and is a finding of its own.
+    # A GPU that does not respond is incomplete and reported separately.
     described: dict[str | None, dict[str, bool]] = {}
     answering = [(index, gpu) for index, gpu in enumerate(gpus) if not _errors(gpu)]
     for _, gpu in answering:
@@ -147,7 +147,7 @@ def _refuse_gaps(gpus: list[ElementTree.Element]) -> None:
 
 
 def _paths(gpu: ElementTree.Element) -> dict[str, bool]:
-    """Every element that is read of a GPU, and whether it is the plain text N/A in place of a container."""
+    """Return every parsed element of a GPU, and whether it is the text N/A in place of a container."""
     return {
         path: len(element) == 0 and (element.text or "").strip() in _NO_VALUE
         for child in gpu
@@ -157,7 +157,7 @@ def _paths(gpu: ElementTree.Element) -> dict[str, bool]:
 
 
 def _walk(element: ElementTree.Element, path: str = "") -> Iterator[tuple[str, ElementTree.Element]]:
-    """An element and all below it, each with its path."""
+    """Yield an element and all its descendants, each with its path."""
     yield path, element
     for child in element:
         yield from _walk(child, f"{path}/{child.tag}" if path else child.tag)
@@ -165,7 +165,7 @@ def _walk(element: ElementTree.Element, path: str = "") -> Iterator[tuple[str, E
 
 def _root(output: Output) -> ElementTree.Element:
     text = output.stdout
-    # Warnings (a corrupted infoROM) may stand before and after the document.
+    # Warnings (a corrupted infoROM) may precede and follow the document.
     begin, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     if begin < 0 or end < 0:
         raise ParseError(
@@ -183,19 +183,19 @@ def _root(output: Output) -> ElementTree.Element:
 
 
 def _text(element: ElementTree.Element, path: str) -> str | None:
-    """The text at `path`; None when it is missing or one of nvidia-smi's words for "nothing"."""
+    """Return the text at `path`, or None if it is missing or one of nvidia-smi's words for "nothing"."""
     text = (element.findtext(path) or "").strip()
     failed = error_text(text) and not (path == "fabric/status" and _probed(element))
     return None if text in _NO_VALUE or failed else text
 
 
 def _probed(gpu: ElementTree.Element) -> bool:
-    """Whether the driver answered for the fabric: its status is then the result of the GPU's probe."""
+    """Return whether the driver answered for the fabric: its status is then the GPU's probe result."""
     return error_text(gpu.findtext("fabric/state") or "") is None
 
 
 def _errors(gpu: ElementTree.Element) -> dict[str, str]:
-    """Path → the NVML error that stands there in place of a reading."""
+    """Return path → the NVML error in place of a reading."""
     errors = (
         (path, error_text(element.text or ""))
         for child in gpu
@@ -203,7 +203,7 @@ def _errors(gpu: ElementTree.Element) -> dict[str, str]:
         for path, element in _walk(child, child.tag)
         if path != "fabric/status" or not _probed(gpu)
     )
-    # A healthy B200 prints `Insufficient Permissions` for power_smoothing, to root as to anybody.
+    # A healthy B200 prints `Insufficient Permissions` for power_smoothing, even to root.
     return {
         path: error
         for path, error in errors
@@ -221,7 +221,7 @@ def _number(text: str, where: str) -> int:
 
 
 def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
-    found = []
+    measurements = []
     errors = _errors(gpu)
     for metric, (paths, unit, kind) in _FIELDS.items():
         path = next((one for one in paths.split() if _text(gpu, one) is not None), paths)
@@ -230,49 +230,49 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
             raise ParseError(f"nvidia-smi: {device} has no {path}", "run the check again")
         if text is not None:
             value = _number(text, f"{device} {path}") if kind == "number" else text
-            found.append(Measurement(metric, value, unit, device))
+            measurements.append(Measurement(metric, value, unit, device))
     address = gpu.get("id") or _text(gpu, "pci/pci_bus_id")
     if address is None:
         raise ParseError(f"nvidia-smi: {device} has no PCI address", "run the check again")
-    found.append(Measurement("pci_address", bus_address(address), "", device))
+    measurements.append(Measurement("pci_address", bus_address(address), "", device))
     if errors:
-        found += _unanswered(errors, device)
+        measurements += _unanswered(errors, device)
     elif _text(gpu, "fb_memory_usage/total") is None:
-        found.append(Measurement("memory_unread", True, "", device))
+        measurements.append(Measurement("memory_unread", True, "", device))
     cells = (cell.text for cell in gpu.iter() if cell.tag != "process_name")
     if any((text or "").strip() == INFOROM_CORRUPTED for text in cells):
-        found.append(Measurement("inforom", INFOROM_CORRUPTED, "", device))
+        measurements.append(Measurement("inforom", INFOROM_CORRUPTED, "", device))
     if (_text(gpu, "ecc_mode/current_ecc"), _text(gpu, "ecc_mode/pending_ecc")) == ("Enabled", "Disabled"):
-        found.append(Measurement("ecc_pending", "Disabled", "", device))
-    found += _ecc(gpu, device)
-    found.append(Measurement("processes", programs(gpu), "", device))
-    found.append(Measurement("throttle", _throttle(gpu), "", device))
+        measurements.append(Measurement("ecc_pending", "Disabled", "", device))
+    measurements += _ecc(gpu, device)
+    measurements.append(Measurement("processes", programs(gpu), "", device))
+    measurements.append(Measurement("throttle", _throttle(gpu), "", device))
     if recovery := _recovery(gpu):
-        found.append(Measurement("recovery", recovery, "", device))
-    return found
+        measurements.append(Measurement("recovery", recovery, "", device))
+    return measurements
 
 
 def _unanswered(errors: dict[str, str], device: str) -> list[Measurement]:
-    """`unanswered`: the error that describes the GPU best, with how many readings it stands for, the first of
-    them, and whether one of them is judged. `forbidden`: the readings that root alone may see."""
+    """Return `unanswered`, the GPU's worst NVML error, and `forbidden`, readings that only root may see."""
     refused = sorted(path for path, error in errors.items() if error == NOT_PERMITTED)
     faulty = sorted(path for path, error in errors.items() if error != NOT_PERMITTED)
-    found = []
+    measurements = []
     if faulty:
-        # A sensor that fails (fan, power, a clock) does not stop a job; memory, PCIe and the like do.
+        # A failed sensor (fan, power, a clock) does not stop a job; failed memory, PCIe and the like do.
         judged = any(path.split("/")[0] in _READ for path in faulty)
-        found.append(Measurement("unanswered", worst(set(errors.values())), "", device))
-        found.append(Measurement("unanswered_judged", judged, "", device))
-        found.append(Measurement("unanswered_readings", len(faulty), "readings", device))
-        found.append(Measurement("unanswered_first", faulty[0], "", device))
+        measurements.append(Measurement("unanswered", worst(set(errors.values())), "", device))
+        measurements.append(Measurement("unanswered_judged", judged, "", device))
+        measurements.append(Measurement("unanswered_readings", len(faulty), "readings", device))
+        measurements.append(Measurement("unanswered_first", faulty[0], "", device))
     if refused:
-        found.append(Measurement("forbidden", ", ".join(refused[:3]), "", device))
-    return found
+        measurements.append(Measurement("forbidden", ", ".join(refused[:3]), "", device))
+    return measurements
 
 
 def _ecc(gpu: ElementTree.Element, device: str) -> list[Measurement]:
-    """Uncorrectable errors since the driver was loaded; one SRAM counter until v12, two since 550. Before
-    Turing they are called double-bit errors, and counted by memory with a total."""
+    """Return the uncorrectable errors since the driver was loaded.
+
+    One SRAM counter until v12, two since 550; before Turing double-bit errors, by memory and with a total."""
     counters = gpu.find("ecc_errors/volatile")
     if counters is None:
         return []
@@ -296,7 +296,7 @@ def _ecc(gpu: ElementTree.Element, device: str) -> list[Measurement]:
 
 
 def _throttle(gpu: ElementTree.Element) -> str:
-    """The alarming reasons that are active, joined; `none`, or `unknown` where nothing is reported."""
+    """Return the active alarming reasons, joined; `none`, or `unknown` if no reason is reported."""
     reasons = gpu.find("clocks_event_reasons")
     if reasons is None:
         reasons = gpu.find("clocks_throttle_reasons")
@@ -311,8 +311,7 @@ def _throttle(gpu: ElementTree.Element) -> str:
 
 
 def _recovery(gpu: ElementTree.Element) -> str:
-    """The recovery action that the driver requests, in nvidia-smi's words (inventory_rules.py); empty where
-    it has such an element and no answer in it."""
+    """Return the driver's recovery request as nvidia-smi prints it; empty if its element has no answer."""
     if action := _text(gpu, "gpu_recovery_action"):
         return action
     if _text(gpu, "gpu_reset_status/reset_required") == "Yes":
@@ -325,41 +324,41 @@ def _recovery(gpu: ElementTree.Element) -> str:
 # --- the programs on a GPU
 
 
-# Programs that only watch: they hold a context without work.
+# Programs that only monitor: they hold a context without work.
 _AGENTS = frozenset({"nv-hostengine", "dcgm-exporter", "dcgmi", "nvidia-smi", "nvidia-persistenced"})
 _AGENT_STEMS = ("nvidia-persiste",)  # the kernel cuts names at 15 letters
 
 
 def is_agent(name: str) -> bool:
-    """Whether a program only watches GPUs: `/usr/bin/nv-hostengine`, `nvidia-smi`."""
+    """Return whether a program only monitors GPUs: `/usr/bin/nv-hostengine`, `nvidia-smi`."""
     stem = (name.split() or ["?"])[0].rsplit("/", 1)[-1]
     return stem in _AGENTS or stem.startswith(_AGENT_STEMS)
 
 
 def programs(gpu: Element) -> str:
-    """The programs that use the GPU, without those that only watch: `python3 (pid 4711, 4096 MiB)`."""
-    found = []
+    """Return the programs on the GPU except monitors, such as `python3 (pid 4711, 4096 MiB)`."""
+    texts = []
     for process in gpu.findall("processes/process_info"):
         name = (process.findtext("process_name") or "?").strip()
         if (process.findtext("type") or "").strip() != "G" and not is_agent(name):
             memory = (process.findtext("used_memory") or "?").strip()
-            found.append(f"{name[:80]} (pid {(process.findtext('pid') or '?').strip()[:10]}, {memory[:20]})")
-    return ", ".join(found[:8])
+            texts.append(f"{name[:80]} (pid {(process.findtext('pid') or '?').strip()[:10]}, {memory[:20]})")
+    return ", ".join(texts[:8])
 
 
-# --- which GPUs are partitioned (MIG): CUDA shows slices in their place, and a slice has a part of its GPU
+# --- partitioned GPUs (MIG): CUDA lists slices in their place, and a slice has a part of its GPU
 
 
 MIG = "mig"
 
 
 def mig_command() -> Command:
-    """Asks each GPU for its mode."""
+    """Return the command that prints each GPU's MIG mode."""
     return Command(MIG, ("nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv,noheader"), 60.0)
 
 
 def partitioned(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """`mig` for each GPU that is partitioned, none for the others. Raises ParseError."""
+    """Return `mig` for each partitioned GPU and nothing for the others; raise ParseError."""
     output = completed(outputs, MIG)
     modes = [line.strip() for line in output.stdout.splitlines() if line.strip()]
     if len(modes) != node.gpu_count or not set(modes) <= {"Enabled", "Disabled", "[N/A]", "N/A"}:

@@ -1,10 +1,10 @@
-"""The error counters of NVLinks: what `nvidia-smi nvlink -e` prints → measurements, and their rule.
+"""Error counters of NVLinks: parser of `nvidia-smi nvlink -e` and `-s`, and their rule.
 
 Link 0: Replay Errors: 0            up to NVLink 4: Replay, Recovery and CRC
 Link 0: Link recovery failed events: 0    NVLink 5: these and a dozen more
-Link 0: FEC Errors - 0: 36140749276       bucket 0 counts what needed no correction: no error
+Link 0: FEC Errors - 0: 36140749276       bucket 0 counts blocks without a correction: no error
 Link 0: Effective BER: 15e-255
-Links 0-5: CRC Errors: 0            some drivers join links that say the same
+Links 0-5: CRC Errors: 0            some drivers join links with equal values
 Link 0: 0 replay errors             driver 470: the count first, and CRC errors of flits and of data
 """
 
@@ -22,8 +22,8 @@ from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.errors import ParseError
 from provision.text import many
 
-# A link that lost its synchronisation and trained again, or failed to. One that trained again works: NVIDIA's
-# DCGM calls that a warning.
+# A link that lost its synchronisation and trained again, or failed to. Once it trained again it works, and
+# NVIDIA's DCGM treats that as a warning.
 _RECOVERED = frozenset({"Link recovery successful events"})
 _RECOVERIES = frozenset({"Recovery Errors", "Link recovery failed events", *_RECOVERED})
 _ERRORS = frozenset(
@@ -33,15 +33,15 @@ _ERRORS = frozenset(
         "Effective Errors", "Symbol Errors",
     }
 )  # fmt: skip
-# Driver 470's words for them.
+# Driver 470's names for them.
 _OLD_NAMES = {
     "replay errors": "Replay Errors",
     "recovery errors": "Recovery Errors",
     "flit CRC errors": "CRC Errors",
     "data CRC errors": "CRC Errors",
 }
-# The driver's makers call 100 CRC errors a second the rate that matters. So many in the whole time since the
-# driver was loaded cannot be called less than one bad second; fewer come while links train after a reboot.
+# NVIDIA considers 100 CRC errors a second critical. So many since the driver was loaded equal at least one
+# bad second; links that train after a reboot count fewer.
 _MANY = 100
 _SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: CRC errors matter from 100 a second (derived: one second)"
 
@@ -50,14 +50,14 @@ _COUNTER = re.compile(r"^\s+Links? (\d{1,3})(?:-(\d{1,3}))?: (.+): ([0-9a-fA-Fxe
 _OLD_COUNTER = re.compile(
     r"^(\s+Link \d{1,3}): (\d{1,20}) ((?:replay|recovery|flit CRC|data CRC) errors)\s*$"
 )
-# What driver 470 corrected, lane by lane below a line of the link: no error.
+# Errors that driver 470 corrected, by lane below a line of the link: no error.
 _CORRECTED = re.compile(
     r"^\s+(?:Link \d{1,3}:|Lane \d{1,3} ECC Correction Count: \d{1,20} \(Overflow=\d\))\s*$"
 )
 
 
 def _modern(line: str) -> str:
-    """A counter's line in the form of drivers after 470, "" for what was corrected, others as is."""
+    """Convert a counter's line to the form of newer drivers than 470; corrected errors become ""."""
     if _CORRECTED.match(line):
         return ""
     match = _OLD_COUNTER.match(line)
@@ -70,23 +70,24 @@ def parse(
     linked: bool = False,
     unanswered: Collection[str] = (),
 ) -> list[Measurement]:
-    """Per GPU: `nvlink_errors` of its worst link and `nvlink_worst`, which link it is; `nvlink_recoveries` of
-    all links, `nvlink_recovered`, how many of them succeeded, and `nvlink_unsteady`, the link with most.
+    """Parse the counters of each GPU's links; raise ParseError.
 
-    No output: no NVLink, unless the GPUs are known to be `linked`. `inactive`: GPU → the links that are down,
-    which have no counters. `unanswered`: GPUs known not to answer. Raises ParseError.
+    `nvlink_errors`: errors of the worst link `nvlink_worst`. `nvlink_recoveries`: of all links;
+    `nvlink_recovered`: the successful ones; `nvlink_unsteady`: the link with most. No output means no NVLink,
+    unless the GPUs are known to be `linked`. `inactive`: GPU → links that are down and have no counters.
+    `unanswered`: GPUs known not to respond.
     """
     errors: dict[int, dict[int, int]] = {}
     recoveries: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     recovered: dict[int, int] = defaultdict(int)
     unread: dict[int, set[str]] = {}  # GPU → the NVML errors in place of counters
-    told: dict[int, set[tuple[int, str]]] = {}  # GPU → the counters of it, as (link, name)
+    listed: dict[int, set[tuple[int, str]]] = {}  # GPU → its counters as (link, name)
     gpu = -1
     for line in map(_modern, output.stdout.splitlines()):
         if match := _GPU_LINE.match(line):
             gpu = int(match[1])
             errors.setdefault(gpu, {})
-            told.setdefault(gpu, set())
+            listed.setdefault(gpu, set())
         elif match := _COUNTER.match(line):
             if gpu < 0:
                 raise ParseError("nvidia-smi nvlink -e: a link of no GPU", "run the check again")
@@ -94,7 +95,7 @@ def parse(
             links = range(int(match[1]), int(match[2] or match[1]) + 1)
             if "N/A" in text:
                 continue  # a counter that other GPUs have is missed below
-            told[gpu] |= {(link, name) for link in links}
+            listed[gpu] |= {(link, name) for link in links}
             if name not in _RECOVERIES | _ERRORS:
                 continue
             if not text.isdecimal() or len(text) > 20:
@@ -104,7 +105,7 @@ def parse(
                     recoveries[gpu][link] += int(text)
                     recovered[gpu] += int(text) if name in _RECOVERED else 0
                 else:
-                    # One bad packet shows in several counters: the largest is the number of them.
+                    # One bad packet counts in several counters: the largest is the number of packets.
                     errors[gpu][link] = max(errors[gpu].get(link, 0), int(text))
         elif (
             gpu >= 0 and (match := _COUNTER_ERROR.match(line)) and (error := gpu_answers.error_text(match[1]))
@@ -116,17 +117,17 @@ def parse(
             raise ParseError(
                 f"nvidia-smi nvlink -e: not understood: {line.strip()[:120]!r}", "report the new format"
             )
-    if linked and not told:
+    if linked and not listed:
         raise ParseError(
             "nvidia-smi nvlink -e lists no GPU, nvidia-smi nvlink -s lists active links",
             "run the check again",
         )
-    # A counter that only one of the GPUs with links lacks, although the link is up, was lost on the way.
-    every = set().union(*told.values())
+    # A counter that a single GPU lacks although the link is up was lost on the way.
+    every = set().union(*listed.values())
     down = inactive or {}
     if cut := [
         index
-        for index, counters in told.items()
+        for index, counters in listed.items()
         if counters
         and index not in unread
         and f"gpu{index}" not in unanswered
@@ -135,41 +136,41 @@ def parse(
         raise ParseError(
             f"nvidia-smi nvlink -e lists fewer counters of GPU {cut[0]} than of others", "run the check again"
         )
-    found = [
+    results = [
         Measurement("nvlink_unread", gpu_answers.worst(texts), "", f"gpu{gpu}")
         for gpu, texts in unread.items()
     ]
     for index, counted in sorted(errors.items()):
         if counted:
             worst, again = _most(counted), recoveries[index]
-            found.append(Measurement("nvlink_errors", counted[worst], "errors", f"gpu{index}"))
-            found.append(Measurement("nvlink_recoveries", sum(again.values()), "events", f"gpu{index}"))
-            found.append(Measurement("nvlink_worst", f"link {worst}", "", f"gpu{index}"))
+            results.append(Measurement("nvlink_errors", counted[worst], "errors", f"gpu{index}"))
+            results.append(Measurement("nvlink_recoveries", sum(again.values()), "events", f"gpu{index}"))
+            results.append(Measurement("nvlink_worst", f"link {worst}", "", f"gpu{index}"))
             if any(again.values()):
-                found.append(Measurement("nvlink_recovered", recovered[index], "events", f"gpu{index}"))
-                found.append(Measurement("nvlink_unsteady", f"link {_most(again)}", "", f"gpu{index}"))
-    return found
+                results.append(Measurement("nvlink_recovered", recovered[index], "events", f"gpu{index}"))
+                results.append(Measurement("nvlink_unsteady", f"link {_most(again)}", "", f"gpu{index}"))
+    return results
 
 
 def _most(counts: Mapping[int, int]) -> int:
-    """The link with the highest count, the first of several."""
+    """Return the link with the highest count, the first of several."""
     return max(counts, key=lambda link: (counts[link], -link))
 
 
 def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Links that count errors; a few of them are from training after a reboot."""
+    """Judge links with errors; a few errors are normal from training after a reboot."""
     counted = values.get("nvlink_errors", {})
     findings = [
         unmeasured(check, "nvidia-smi nvlink -e does not mention this GPU", device=d, action="investigate")
         for d in (values.get("name", {}).keys() - counted.keys() if counted else ())
         if d not in values.get("nvlink_unread", {}).keys() | values.get("unanswered", {}).keys()
-        and values.get("nvlink_links", {}).get(d)  # a GPU without links has none to tell of
+        and values.get("nvlink_links", {}).get(d)  # a GPU without links is not listed
     ]
     for device, error in values.get("nvlink_unread", {}).items():
-        said = f"nvidia-smi nvlink gives {error!r} in place of its links or their counters"
+        text = f"nvidia-smi nvlink gives {error!r} in place of its links or their counters"
         verdict = Verdict.ERROR if error == gpu_answers.NOT_PERMITTED else Verdict.FAIL
         findings.append(
-            Finding(check, verdict, device, said, "nvlink_unread", error, action=gpu_answers.ACTIONS[error])
+            Finding(check, verdict, device, text, "nvlink_unread", error, action=gpu_answers.ACTIONS[error])
         )
     return findings + [
         one
@@ -179,7 +180,7 @@ def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def _erring(check: str, device: str, count: int, values: Mapping[str, Mapping[str, Any]]) -> Finding | None:
-    """The finding of a GPU whose worst link counts so many errors, or whose links were recovered."""
+    """Return the finding of a GPU with so many errors on its worst link, or with link recoveries."""
     again = int(values.get("nvlink_recoveries", {}).get(device, 0))
     recovered = int(values.get("nvlink_recovered", {}).get(device, 0))
     parts = []
@@ -199,15 +200,15 @@ def _erring(check: str, device: str, count: int, values: Mapping[str, Mapping[st
     )  # fmt: skip
 
 
-# --- what `nvidia-smi nvlink -s` prints: the NVLinks of each GPU that are up, and their speed. Below a
-# GPU's line stand its links, or a sentence in place of one or of all:
+# --- output of `nvidia-smi nvlink -s`: the active NVLinks of each GPU, and their speed. Below a GPU's line
+# are its links, or a sentence in place of one or all of them:
 #
 # `NVML: Unable to retrieve NVLink information for link 3 - inActive` (in the program of 550.163.01)
 # `NVML: Unable to retrieve NVLink information as all links are inActive` (drivers 535 to 610)
 # `Device does not have or support Nvlink` (L40S, RTX A4000, an A100 passed through alone; driver 595)
 # `Nvlink queries are not supported for Devices in MIG mode` (H100, H200; driver 590)
 #
-# An NVML error (gpu_answers.py) may stand in place of a speed, of a sentence, or of a GPU's links altogether.
+# An NVML error (gpu_answers.py) may replace a speed, a sentence, or all links of a GPU.
 
 
 _GPU_LINE = re.compile(r"^GPU (\d{1,4}): ")
@@ -217,32 +218,33 @@ _LINK_ERROR = re.compile(r"^\s+Link (\d{1,4}): (.{1,40})$")
 _ERROR_SENTENCE = re.compile(
     r"NVML: Unable to retrieve NVLink information.{1,60}?(?: -|:) ([A-Za-z !\[\]]{1,40})"
 )
-# Names its GPU by address (gpu_answers.py), and stands in place of that GPU's line too.
+# Names its GPU by address (gpu_answers.py), and also replaces that GPU's line.
 _NO_LINKS = re.compile(r"all\s+links are inactive|does not have or support nvlink", re.IGNORECASE)
 _MIG = re.compile(r"nvlink queries are not supported for devices in mig mode", re.IGNORECASE)
 
 
 def in_place_of_links(line: str) -> bool:
-    """Whether a line is one of the sentences that stand in place of a GPU's links, here and below `-e`."""
+    """Return whether a line is a sentence in place of a GPU's links, with `-s` or `-e`."""
     return bool(_NO_LINKS.search(line) or _MIG.search(line))
 
 
 def nvml_error_of(line: str) -> str | None:
-    """The NVML error that stands in place of a GPU's links or counters, alone or in a sentence."""
+    """Return the NVML error in place of a GPU's links or counters, alone or within a sentence."""
     match = _ERROR_SENTENCE.search(line)
     return error_text(match[1] if match else line)
 
 
 def parse_links(output: Output, unanswered: Collection[str] = ()) -> list[Measurement]:
-    """Active links and the speed of the slowest, for each GPU of `nvidia-smi nvlink -s`; `nvlink_mig` for one
-    whose links cannot be queried because it is partitioned, `nvlink_unread` (an NVML error) for one that does
-    not answer. `unanswered`: GPUs known not to answer, whose links may be left out. No output: no NVLink.
+    """Parse `nvidia-smi nvlink -s` into active links and the slowest speed of each GPU.
+
+    `nvlink_mig`: a partitioned GPU without link information. `nvlink_unread`: NVML error of a GPU that does
+    not respond. `unanswered`: GPUs known not to respond, possibly without links. No output: no NVLink.
     """
     unread = dict(_errors(output))
     measured = [Measurement("nvlink_unread", error, "", f"gpu{gpu}") for gpu, error in unread.items()]
     for gpu, links in sorted(_links(output, unanswered).items()):
         if gpu in unread:
-            continue  # how many of its links are up is not known
+            continue  # the number of its active links is unknown
         if links is None:
             measured.append(Measurement("nvlink_mig", True, "", f"gpu{gpu}"))
             continue
@@ -254,8 +256,8 @@ def parse_links(output: Output, unanswered: Collection[str] = ()) -> list[Measur
 
 
 def _errors(output: Output) -> list[tuple[int, str]]:
-    """(GPU, the worst NVML error that stands in place of one of its links)."""
-    found: dict[int, set[str]] = {}
+    """Return (GPU, the worst NVML error in place of one of its links)."""
+    by_gpu: dict[int, set[str]] = {}
     gpu = -1
     for line in output.stdout.splitlines():
         if match := _GPU_LINE.match(line):
@@ -264,12 +266,12 @@ def _errors(output: Output) -> list[tuple[int, str]]:
         match = _LINK_ERROR.match(line)
         error = error_text(match[2]) if match else nvml_error_of(line)
         if gpu >= 0 and error is not None:
-            found.setdefault(gpu, set()).add(error)
-    return [(gpu, worst(errors)) for gpu, errors in sorted(found.items())]
+            by_gpu.setdefault(gpu, set()).add(error)
+    return [(gpu, worst(errors)) for gpu, errors in sorted(by_gpu.items())]
 
 
 def _without_speed(line: str) -> int | None:
-    """The link that a line reports as down, or with an NVML error in place of its speed."""
+    """Return the link that a line reports as down, or with an NVML error in place of its speed."""
     if (match := _LINK_ERROR.match(line)) and error_text(match[2]) is not None:
         return int(match[1])
     match = _LINK_SENTENCE.search(line)
@@ -277,7 +279,7 @@ def _without_speed(line: str) -> int | None:
 
 
 def inactive(output: Output, unanswered: Collection[str] = ()) -> dict[int, set[int]]:
-    """GPU → its links that are down. Raises ParseError."""
+    """Return the links that are down by GPU; raise ParseError."""
     return {
         gpu: {link for link, speed in links.items() if speed is None}
         for gpu, links in _links(output, unanswered).items()
@@ -286,9 +288,7 @@ def inactive(output: Output, unanswered: Collection[str] = ()) -> dict[int, set[
 
 
 def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, float | None] | None]:
-    """GPU → link → its speed in GB/s, None when it is down; None for a GPU in MIG mode. Without the GPUs that
-    do not answer and whose links are left out.
-    """
+    """Return GPU → link → GB/s (None: down), None if in MIG mode, without GPUs that do not respond."""
     found: dict[int, dict[int, float | None]] = {}
     without: set[int] = set()  # GPUs with one sentence in place of their links
     partitioned: set[int] = set()
@@ -317,7 +317,7 @@ def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, f
             raise ParseError(
                 f"nvidia-smi nvlink -s: not understood: {line.strip()[:120]!r}", "report the new format"
             )
-    # A link that is down is still listed: what only one GPU lacks was lost on the way.
+    # Inactive links are still listed: a link that a single GPU lacks was lost on the way.
     every = {link for links in found.values() for link in links}
     for lost in [one for one, links in found.items() if f"gpu{one}" in unanswered and set(links) != every]:
         if lost not in without | partitioned:

@@ -1,7 +1,7 @@
 """Copy bandwidth between host and each GPU, and between every pair of GPUs, over NVLink or PCIe.
 
-A slow pair is named as the pair, a GPU slow towards everybody as the GPU: one finding for each culprit. The
-tool binds its host memory to the GPU's CPUs (nvbandwidth, unless --disableAffinity).
+A slow pair is reported as the pair, a GPU slow to all partners as the GPU: one finding for each culprit.
+nvbandwidth binds its host memory to the GPU's CPUs (unless --disableAffinity).
 
 Copies between host and GPU are measured at the beginning and at the end, and the better rate counts: on one
 healthy H100 in a virtual machine they reached 55.2 GB/s from GPU to host, and 45.8 a minute later.
@@ -68,7 +68,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Matrices → `h2d`, `d2h` per GPU, `p2p_read`, `p2p_write` per directed pair (data flow), in GB/s.
+    """Parse matrices into `h2d`, `d2h` per GPU, `p2p_read`, `p2p_write` per pair (data flow), in GB/s.
 
     A pair without peer access has the value "N/A"; a waived test case is the measurement `waived.<metric>`.
     """
@@ -76,11 +76,11 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     if case := nvbandwidth.corrupted(text):
         return [Measurement("corrupt", case, "")]
     matrices = nvbandwidth.parse(text, tuple(_CASES.values()))
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for metric, case in _CASES.items():
         matrix = matrices[case]
         if matrix.waived:
-            found.append(Measurement(f"waived.{metric}", True, ""))
+            measurements.append(Measurement(f"waived.{metric}", True, ""))
             continue
         rows = 1 if metric in _HOST else node.gpu_count
         if len(matrix.rows) != rows or any(len(row) != node.gpu_count for row in matrix.rows):
@@ -89,8 +89,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
                 f"nvbandwidth: {case} is {shape}, but the node has {node.gpu_count} GPUs",
                 "CUDA does not see all GPUs: look at the gpu_inventory check",
             )
-        found += _host(metric, matrix) if metric in _HOST else _pairs(metric, matrix)
-    return found
+        measurements += _host(metric, matrix) if metric in _HOST else _pairs(metric, matrix)
+    return measurements
 
 
 def _host(metric: str, matrix: nvbandwidth.Matrix) -> list[Measurement]:
@@ -101,14 +101,14 @@ def _host(metric: str, matrix: nvbandwidth.Matrix) -> list[Measurement]:
 
 
 def _pairs(metric: str, matrix: nvbandwidth.Matrix) -> list[Measurement]:
-    found = []
+    measurements = []
     for row, values in enumerate(matrix.rows):
         for column, value in enumerate(values):
             if row != column:
                 source, target = (column, row) if matrix.columns_send else (row, column)
                 shown = "N/A" if value is None else value
-                found.append(Measurement(metric, shown, "GB/s", f"gpu{source}->gpu{target}"))
-    return found
+                measurements.append(Measurement(metric, shown, "GB/s", f"gpu{source}->gpu{target}"))
+    return measurements
 
 
 def judge(
@@ -119,8 +119,8 @@ def judge(
     fabric = node.gpuprov_node["gpu"].get("fabric", "none") != "none"
     findings: list[Finding] = []
     for metric in _HOST:
-        found = [m for m in measurements if m.metric == metric]
-        findings += judge_host(metric, found, thresholds.get(f"{ID}.{metric}"), "nvbandwidth")
+        copies = [m for m in measurements if m.metric == metric]
+        findings += judge_host(metric, copies, thresholds.get(f"{ID}.{metric}"), "nvbandwidth")
     if node.gpu_count < 2:
         return [
             *findings,
@@ -132,7 +132,7 @@ def judge(
 def judge_host(
     metric: str, found: Sequence[Measurement], threshold: Threshold | None, tool: str
 ) -> list[Finding]:
-    """Copies between host and GPUs (`h2d` or `d2h`), which `tool` measured."""
+    """Judge copies between host and GPUs (`h2d` or `d2h`), as measured by `tool`."""
     what = f"{WORDS[metric]} bandwidth"
     values = {m.device: value for m in found if (value := number(m.value)) is not None}
     if not found or len(values) < len(found):
@@ -160,13 +160,13 @@ def judge_host(
 
 
 def no_limit(what: str, metric: str, worst: Measurement) -> Finding:
-    """What is said of the lowest of rates for which there is no limit."""
+    """Build the finding for the lowest of rates without a limit."""
     measured = Measurement(metric, worst.value, worst.unit, "node")
     return by_threshold(ID, f"the lowest {what} ({worst.device})", measured, None, action="none")
 
 
 def passed(what: str, metric: str, worst: Measurement, threshold: Threshold, count: int) -> Finding:
-    """What is said of rates that all keep to their limit."""
+    """Build the finding for rates that all meet their limit."""
     message = (
         f"{what} of all {count} is {limit_text(threshold)}; the lowest is {worst.device} with {worst.value:g}"
     )
@@ -176,7 +176,7 @@ def passed(what: str, metric: str, worst: Measurement, threshold: Threshold, cou
 
 @dataclass
 class Slow:
-    """A slow cell: how fast, against what; a limit condemns it (fail), or only its peers do (warn)."""
+    """A slow cell with its rate and limit: below its limit (fail) or only below its peers (warn)."""
 
     metric: str
     value: float | None
@@ -192,20 +192,20 @@ def _judge_pairs(
     slow: dict[Cell, Slow] = {}
     measured: set[Cell] = set()
     for metric in _PEER:
-        found = [m for m in measurements if m.metric == metric]
-        values = {cell_of(m.device): number(m.value) for m in found}
-        if not found or (not fabric and all(value is None for value in values.values())):
+        rates = [m for m in measurements if m.metric == metric]
+        values = {cell_of(m.device): number(m.value) for m in rates}
+        if not rates or (not fabric and all(value is None for value in values.values())):
             findings.append(_no_peer_access(metric, fabric=fabric))
             continue
         measured |= {cell for cell, value in values.items() if value is not None or fabric}
         threshold = thresholds.get(f"{ID}.{metric}")
         worse = _slow_cells(metric, values, threshold, fabric=fabric)
         for cell, reason in worse.items():
-            known = slow.get(cell)
-            if known is None or (reason.value or 0) < (known.value or 0):
+            previous = slow.get(cell)
+            if previous is None or (reason.value or 0) < (previous.value or 0):
                 slow[cell] = reason
         if not worse:
-            numbers = {m.device: m for m in found if number(m.value) is not None}
+            numbers = {m.device: m for m in rates if number(m.value) is not None}
             lowest = min(numbers.values(), key=lambda m: number(m.value) or 0.0)
             what = f"{WORDS[metric]} bandwidth"
             findings.append(
@@ -213,10 +213,10 @@ def _judge_pairs(
                 if threshold is None
                 else passed(what, metric, lowest, threshold, len(numbers))
             )
-    # A missing way is told of by itself: what mends a slow GPU may not bring it back.
+    # A missing path is reported separately: the remedy for a slow GPU may not restore it.
     gone = {cell for cell, reason in slow.items() if reason.value is None}
     culprits = explain(gone, measured) + explain(slow.keys() - gone, measured - gone)
-    # A reset trains the NVLinks to the switches anew; a PCIe link or a bridge is a matter of hands.
+    # A reset trains the NVLinks to the switches again; a PCIe link or a bridge needs manual work.
     action = "reset GPU" if fabric else "reseat or check cable"
     return [accuse(culprit.device, culprit.cells, slow, WORDS, action) for culprit in culprits] + findings
 
@@ -237,7 +237,7 @@ def _no_peer_access(metric: str, *, fabric: bool) -> Finding:
 def _slow_cells(
     metric: str, values: Mapping[Cell, float | None], threshold: Threshold | None, *, fabric: bool
 ) -> dict[Cell, Slow]:
-    """The cells that are too slow: by the limit, and in a uniform fabric by the median of the matrix."""
+    """Return the cells below the limit, or in a uniform fabric below the median of the matrix."""
     numbers = [value for value in values.values() if value is not None]
     middle, deviation = spread(numbers) if numbers else (0.0, 0.0)
     slow: dict[Cell, Slow] = {}
@@ -260,7 +260,7 @@ def _slow_cells(
 def accuse(
     device: str, cells: Sequence[Cell], slow: Mapping[Cell, Slow], words: Mapping[str, str], action: str
 ) -> Finding:
-    """One finding for one culprit, its slow cells as evidence; `words`: metric → what it is called."""
+    """Build one finding per culprit with its slow cells as evidence; `words`: metric → its name."""
     reasons = [slow[cell] for cell in cells]
     verdict = Verdict.FAIL if any(reason.verdict is Verdict.FAIL for reason in reasons) else Verdict.WARN
     reason = min((r for r in reasons if r.verdict is verdict), key=lambda r: r.value or 0.0)

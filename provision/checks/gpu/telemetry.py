@@ -1,8 +1,8 @@
-"""What nvidia-smi says of the GPUs while they work: sampled beside a load, judged for what idle GPUs hide.
+"""Telemetry of GPUs under load by nvidia-smi, to find faults that idle GPUs hide.
 
-An idle link saves power and runs at generation 1, an idle GPU is never throttled. `command` samples beside
-another command of the check, `parse` makes measurements of the samples (telemetry_rows.py reads them);
-telemetry_rules.py judges those.
+An idle link saves power and runs at generation 1, and an idle GPU is never throttled. `command` samples in
+the background of another command of the check, `parse` converts the samples to measurements
+(telemetry_rows.py reads them), and telemetry_rules.py judges those.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from provision.errors import ParseError
 
 NAME = "telemetry"  # of the command
 _INTERVAL = 2.0  # seconds between samples
-# 8 GPUs write a kilobyte a sample, and 2 MiB are kept: of a longer load no more than 1,500 samples are taken.
+# 8 GPUs write a kilobyte per sample, and 2 MiB are stored: a longer load is sampled 1,500 times at most.
 _MOST_SAMPLES = 1500
 
-# The alarms among the clock event reasons (nvml.h). The others are normal life: idle, application clocks, the
-# software power cap of a GPU that works as hard as it may, sync boost, display clocks.
+# The alarms among the clock event reasons (nvml.h). The others are normal: idle, application clocks, the
+# software power cap of a GPU at full load, sync boost, display clocks.
 ALARMS = {
     0x8: ("hw_slowdown", "hardware slowdown"),
     0x20: ("sw_thermal_slowdown", "software thermal slowdown"),
@@ -48,16 +48,16 @@ ALARMS = {
     0x80: ("hw_power_brake_slowdown", "power brake"),
 }
 HELD = ("throttle", {bit: name for bit, (name, _) in ALARMS.items()})  # in a burn-in's sample
-_LOADED = 50.0  # percent of utilisation: the load runs, whatever it copies in between
-FEWEST = 3  # samples under load, below which nothing is said of a GPU
+_LOADED = 50.0  # percent of utilisation: the load is running, despite copies in between
+FEWEST = 3  # samples under load needed to judge a GPU
 
-# The index may stand before the address, with or without a colon and a blank: only the address is certain.
+# The index may precede the address, with or without a colon and a blank: only the address is certain.
 _LOST = re.compile(
     r"(GPU)[\d:\s]{0,20}?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])\b.{0,200}"
     r"(?:is lost|Unknown Error|requires reset)",
     re.IGNORECASE,
 )
-# The driver with which nvidia-smi's field got its present name.
+# The driver that renamed nvidia-smi's field.
 _RENAMED = (535, 54, 3)
 
 
@@ -75,13 +75,14 @@ class _Samples:
     width_max: int | None = None
     loaded: int = 0
     last: float = 0.0
-    errors: list[str] = field(default_factory=list)  # one for each sample in which a reading was an error
-    gone: str = ""  # the error of a GPU that does not answer at all
+    errors: list[str] = field(default_factory=list)  # one for each sample with an error in a reading
+    gone: str = ""  # the error of a GPU that does not respond at all
 
 
 def command(beside: str, seconds: float, deadline: float, driver: object = None) -> Command:
-    """The sampler that runs beside the command of that name, a load of so many seconds. `driver`: the loaded
-    version; one unknown field fails the whole query, so it is asked in that driver's words."""
+    """Return the sampler that runs in the background of the command `beside`, a load of `seconds`.
+
+    One unknown field fails the whole query, so it uses the field names of the loaded `driver` version."""
     interval = max(_INTERVAL, seconds / _MOST_SAMPLES)
     numbers = re.findall(r"\d+", driver) if isinstance(driver, str) else []
     old = bool(numbers) and tuple(int(part) for part in numbers[:3]) < _RENAMED
@@ -97,9 +98,7 @@ def command(beside: str, seconds: float, deadline: float, driver: object = None)
 
 
 def measure(output: Output | None, gpus: Mapping[str, str]) -> list[Measurement]:
-    """The samples as measurements; `telemetry` is the reason when there are none, and absent when nobody
-    asked. `gpus`: PCI address → device.
-    """
+    """Convert the samples, or the reason for their absence (`telemetry`); `gpus`: PCI address → device."""
     if output is None:
         return []
     try:
@@ -109,8 +108,10 @@ def measure(output: Output | None, gpus: Mapping[str, str]) -> list[Measurement]
 
 
 def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
-    """CSV rows → per GPU: PCIe generation and width, median clock, power and temperature under load, and the
-    share of the samples (0 to 1) in which each alarm held the clocks down. Raises ParseError.
+    """Parse CSV rows into measurements per GPU; raise ParseError.
+
+    PCIe generation and width, median clock, power, temperature; each alarm's fraction of the samples (0 to
+    1).
     """
     if output.not_started or output.timed_out:
         why = output.not_started or "it did not answer in time"
@@ -126,28 +127,28 @@ def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
         if one.gone:
             gone.setdefault(name, f"nvidia-smi prints {one.gone!r} in place of its readings")
     if len(gone) > 1:
-        gone.pop("node", None)  # the samples without index and address are of a GPU that was lost before
+        gone.pop("node", None)  # samples without index and address are of a GPU lost before
     sampled.pop("node", None)
-    found = [Measurement("lost", why, "", name) for name, why in sorted(gone.items())]
+    measurements = [Measurement("lost", why, "", name) for name, why in sorted(gone.items())]
     end = max((one.last for one in sampled.values()), default=0.0)
     if times := [moment(row) for row in samples]:
-        found.append(Measurement("sampled", round(max(times) - min(times), 1), "s"))
+        measurements.append(Measurement("sampled", round(max(times) - min(times), 1), "s"))
     patience = 5 * (float(output.argv[-1]) / 1000 if output.argv[-1].isdigit() else _INTERVAL)
     for gpu, one in sorted(sampled.items()):
-        found += _measured(gpu, one)
+        measurements += _measured(gpu, one)
         if gpu in gone:
             continue
         if end - one.last > patience:
-            found.append(Measurement("silent", round(end - one.last, 1), "s", gpu))
+            measurements.append(Measurement("silent", round(end - one.last, 1), "s", gpu))
         if one.errors:
-            found.append(Measurement("unread", len(one.errors), "samples", gpu))
+            measurements.append(Measurement("unread", len(one.errors), "samples", gpu))
             refused = max(one.errors, key=WORST_FIRST.index)  # NOT_PERMITTED: nothing was measured
-            found.append(Measurement("unread_error", refused, "", gpu))
-    return found
+            measurements.append(Measurement("unread_error", refused, "", gpu))
+    return measurements
 
 
 def _which(lost: str, gpus: Mapping[str, str]) -> str:
-    """`Unable to determine the device handle for GPU3: 0000:61:00.0: GPU is lost.` → gpu3."""
+    """Convert `Unable to determine the device handle for GPU3: 0000:61:00.0: GPU is lost.` to gpu3."""
     match = _LOST.search(lost)
     if match is None:
         return "node"
@@ -189,10 +190,10 @@ def _take(one: _Samples, row: Mapping[str, str]) -> None:
 
 
 def _measured(device: str, one: _Samples) -> list[Measurement]:
-    found = [Measurement("samples", one.loaded, "samples", device)]
-    # Of a GPU with MIG on nobody knows the utilisation: what it did is not known to be under load.
+    results = [Measurement("samples", one.loaded, "samples", device)]
+    # A GPU with MIG has no utilisation: it may not have been under load.
     if one.loaded < FEWEST:
-        return found
+        return results
     for metric, values, unit in (
         ("load_temperature", one.temperatures, "C"),
         ("load_power", one.powers, "W"),
@@ -200,26 +201,26 @@ def _measured(device: str, one: _Samples) -> list[Measurement]:
     ):
         if values:
             late = values[len(values) // 2 :]  # heat and clocks have settled
-            found.append(Measurement(metric, statistics.median(late), unit, device))
+            results.append(Measurement(metric, statistics.median(late), unit, device))
     for metric, links, best in (
         ("load_pcie_gen", one.generations, one.generation_max),
         ("load_pcie_width", one.widths, one.width_max),
     ):
         if links and best is not None:
-            found.append(
+            results.append(
                 Measurement(
                     metric, max(links) if metric.endswith("gen") else statistics.mode(links), "", device
                 )
             )
-            found.append(Measurement(f"{metric}_max", best, "", device))
+            results.append(Measurement(f"{metric}_max", best, "", device))
     if one.reasons:
-        found.append(Measurement("load_reasons", len(one.reasons), "samples", device))
+        results.append(Measurement("load_reasons", len(one.reasons), "samples", device))
     for bit, (name, _) in ALARMS.items():
         held = [bool(reasons & bit) for reasons in one.reasons]
         if any(held):
-            found.append(Measurement(f"throttled.{name}", round(sum(held) / len(held), 3), "share", device))
-            found.append(Measurement(f"throttled.{name}.longest", _longest(held), "samples", device))
-    return found
+            results.append(Measurement(f"throttled.{name}", round(sum(held) / len(held), 3), "share", device))
+            results.append(Measurement(f"throttled.{name}.longest", _longest(held), "samples", device))
+    return results
 
 
 def _longest(held: Sequence[bool]) -> int:
@@ -230,16 +231,15 @@ def _longest(held: Sequence[bool]) -> int:
     return longest
 
 
-# --- error counters that `nvidia-smi dmon -s e` reads beside a load: how much each grew meanwhile
+# --- error counters read by `nvidia-smi dmon -s e` during a load: the growth of each
 #
 #     # gpu  sbecc  dbecc    pci
 #     # Idx   errs   errs   errs
 #         0      0      0      0
 #
-# `pci` is the number of PCIe replays, `dbecc` of uncorrectable memory errors. A count that was there before
-# is old; one that grows is happening now. The letters decide which columns there are, and `-` is no value.
-# An NVML error (gpu_answers.py) in place of a count, or a line about a GPU without a handle, leaves the
-# others' counts.
+# `pci` is the number of PCIe replays, `dbecc` of uncorrectable memory errors. A count from before the load is
+# old; only growth is current. The letters select the columns, and `-` is no value. An NVML error
+# (gpu_answers.py) in place of a count, or a line about a GPU without a handle, leaves the others' counts.
 
 
 COUNTERS = "error_counters"  # of the command
@@ -252,16 +252,14 @@ _ERROR = re.compile("|".join(rf"\[?{re.escape(error)}\]?" for error in WORST_FIR
 
 
 def counters_command(beside: str, seconds: float, deadline: float) -> Command:
-    """The sampler that runs beside the command of that name, a load of so many seconds."""
+    """Return the sampler to run in the background of the command `beside`, a load of `seconds`."""
     interval = max(_COUNTING, round(seconds / _MOST_COUNTS))
     argv = ("nvidia-smi", "dmon", "-s", "e", "-d", str(interval))
     return Command(COUNTERS, argv, deadline, load=seconds, beside=beside)
 
 
 def measure_counters(output: Output | None) -> list[Measurement]:
-    """What each counter grew by; `error_counters` is the reason when they could not be read, and absent when
-    nobody asked.
-    """
+    """Return each counter's growth, or the reason as `error_counters`; nothing without an output."""
     if output is None:
         return []
     try:
@@ -271,8 +269,9 @@ def measure_counters(output: Output | None) -> list[Measurement]:
 
 
 def _cells(line: str, header: str) -> list[str]:
-    """The words of a row. A number that fills its column touches the one before it (470.256 with 100,000
-    replays: `3     0     0100000`): there the ends of the header's words part them."""
+    """Split a row; a number that fills its column touches the one before it.
+
+    In 470.256 with 100,000 replays, `3     0     0100000`, the ends of the header's words separate them."""
     words = line.split()
     ends = [word.end() for word in re.finditer(r"\S+", header)][1:]
     if not words or line.startswith("#") or not words[0].isdigit() or len(words) >= len(ends):
@@ -281,9 +280,7 @@ def _cells(line: str, header: str) -> list[str]:
 
 
 def parse_counters(output: Output) -> list[Measurement]:
-    """dmon's rows → per GPU the growth of each counter, and the seconds in which they were counted. Raises
-    ParseError.
-    """
+    """Parse dmon's rows into each counter's growth per GPU, and the seconds counted; raise ParseError."""
     if output.not_started or output.timed_out:
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"error counters were not read under load: {why}", "look at nvidia-smi on the node")
@@ -303,7 +300,7 @@ def parse_counters(output: Output) -> list[Measurement]:
         elif not words or words[0] == "#" or line.startswith("[gpuprov: "):
             continue
         elif last or beside_gap(lines, place):
-            continue  # cut by the end of the load, or next to what was left out
+            continue  # cut by the end of the load, or next to an omission
         elif NO_HANDLE in line:
             ended = line.strip()[:160]  # telemetry names the GPU
         elif len(words) != len(columns) + 1 or not _COUNT.fullmatch(words[0]):
@@ -328,13 +325,13 @@ def parse_counters(output: Output) -> list[Measurement]:
                 first = seen.get((int(words[0]), name), (int(text), 0))[0]
                 seen[int(words[0]), name] = (first, int(text))
     if "pci" not in columns:
-        said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
-        raise ParseError(f"nvidia-smi dmon counted no errors: {said[-1][:160]}", "run the check again")
+        tail = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
+        raise ParseError(f"nvidia-smi dmon counted no errors: {tail[-1][:160]}", "run the check again")
     unread = dict(_uncounted(samples, seen))
-    # The other errors may be of this one counter; the samples of telemetry know whether the GPU answers.
+    # Other errors may affect only this counter; telemetry's samples show whether the GPU responds.
     lost = {gpu: error for gpu, error in errors.items() if error in (LOST, REQUIRES_RESET)}
     unread.update({gpu: f"counts ({error!r})" for gpu, error in errors.items()})
-    # A counter that shrank was reset with its GPU meanwhile: all that it shows is new.
+    # A counter that shrank was reset with its GPU: its whole count is new.
     return [
         Measurement("counted", output.seconds, "s"),
         *([Measurement("counters_lost", ended, "")] if ended else []),
@@ -356,8 +353,7 @@ def _spelt(text: str) -> str:
 
 
 def _samples(output: Output, samples: Mapping[int, int]) -> list[Measurement]:
-    """How often each GPU was listed, and how many seconds that is of the node. Of an output from whose middle
-    something was left out, nobody knows."""
+    """Return samples per GPU and the seconds they cover, unless the output's middle was omitted."""
     interval = next((word for at, word in zip(output.argv, output.argv[1:], strict=False) if at == "-d"), "")
     seconds = max(samples.values(), default=0) * int(interval) if interval.isdigit() else None
     return [
@@ -367,7 +363,7 @@ def _samples(output: Output, samples: Mapping[int, int]) -> list[Measurement]:
 
 
 def _uncounted(samples: Mapping[int, int], seen: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The counters that dmon reads of most GPUs, and not of this one (`-` in every sample)."""
+    """Return counters that dmon reads for most GPUs but not for this one (`-` in every sample)."""
     read = set(seen)
     silent = {name: {gpu for gpu in samples if (gpu, name) not in read} for name in ("dbecc", "pci")}
     few = {name: gpus for name, gpus in silent.items() if 2 * len(gpus) <= len(samples)}

@@ -1,5 +1,4 @@
-"""The rows of nvidia-smi's samples: CSV, its end maybe cut by a kill, its middle by a full buffer; and
-those of each GPU over time, for plots (pure)."""
+"""Rows of nvidia-smi's CSV samples, and each GPU's samples over time for plots (pure)."""
 
 from __future__ import annotations
 
@@ -19,23 +18,23 @@ FIELDS = (
     "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
     "clocks_event_reasons.active",
 )  # fmt: skip
-# Names the GPU when the index does not: of a lost GPU that cell may say `[GPU is lost]` as well.
+# Identifies the GPU if the index does not: for a lost GPU that cell may also be `[GPU is lost]`.
 BUS = "pci.bus_id"
 MODEL = "name"  # some models are wired with fewer lanes than the GPU has
-# What drivers before 535.54.03 call it; the program of 550.163.01 knows both names.
+# The field's name before driver 535.54.03; the program of 550.163.01 accepts both names.
 OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
-# What the driver has to ask the GPU for; it knows the PCIe fields itself (550.163.01, with a lost GPU).
+# Readings that need an answer of the GPU; the driver stores the PCIe fields (550.163.01, with a lost GPU).
 _ASKED = ("utilization.gpu", "temperature.gpu", "power.draw", "clocks.current.sm")
 _MOMENT = re.compile(r"([0-9]{4})/([0-9]{2})/([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})\.([0-9]{1,6})")
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
 
 
 def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
-    """The rows by field, and the lines about GPUs that were lost on the way. Raises ParseError."""
+    """Return the rows by field, and the lines about GPUs lost during the load; raise ParseError."""
     lines = output.stdout.splitlines()
     whole = output.stdout.endswith("\n")
     header: list[str] | None = None
-    found: list[dict[str, str]] = []
+    samples: list[dict[str, str]] = []
     lost: list[str] = []
     for number, line in enumerate(lines):
         if not line.strip() or line.startswith("[gpuprov: "):
@@ -63,32 +62,32 @@ def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
         if cells[0] == "timestamp":
             continue
         if beside_gap(lines, number):
-            continue  # half of it may be in what was left out
+            continue  # half of it may be in the omission
         if number == len(lines) - 1 and not whole:
             continue  # cut by the end of the load
         if len(cells) != len(header):
             raise ParseError(f"nvidia-smi: not understood: {line.strip()[:120]!r}", "run the check again")
-        found.append(dict(zip(header, cells, strict=True)))
+        samples.append(dict(zip(header, cells, strict=True)))
     if header is None and not lost:
-        said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
-        raise ParseError(f"nvidia-smi did not sample the GPUs: {said[-1][:160]}", "look at the kernel log")
-    return found, lost
+        tail = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
+        raise ParseError(f"nvidia-smi did not sample the GPUs: {tail[-1][:160]}", "look at the kernel log")
+    return samples, lost
 
 
 def beside_gap(lines: Sequence[str], at: int) -> bool:
-    """Whether a line is next to what was left out of an output: half of it may be missing too."""
+    """Return whether a line is next to an omission of the output, so that half of it may be missing too."""
     return any(
         line.startswith("[gpuprov: ") for line in (*lines[max(at - 1, 0) : at], *lines[at + 1 : at + 2])
     )
 
 
 def absent(text: str) -> bool:
-    """`[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]`: in brackets it is no value."""
+    """Return whether a cell has no value: `[N/A]`, `[Not Supported]`, `[GPU is lost]` or any brackets."""
     return text.startswith("[") or text in ("", "N/A") or error_text(text) is not None
 
 
 def number(row: Mapping[str, str], name: str) -> float | None:
-    """A field as a number; None where nvidia-smi has no value for it. Raises ParseError."""
+    """Return a field as a number, None if nvidia-smi has no value for it; raise ParseError."""
     text = row[name]
     if absent(text):
         return None
@@ -100,7 +99,8 @@ def number(row: Mapping[str, str], name: str) -> float | None:
 
 
 def device(row: Mapping[str, str], gpus: Mapping[str, str]) -> str:
-    """The GPU that was sampled, by its index, else by its address; `node` for one of which both are errors.
+    """Return the sampled GPU by its index, else by its address; `node` if both are errors.
+
     `gpus`: PCI address → device. Raises ParseError."""
     value = number(row, "index")
     if value is not None:
@@ -114,24 +114,24 @@ def device(row: Mapping[str, str], gpus: Mapping[str, str]) -> str:
 
 
 def error(row: Mapping[str, str]) -> str | None:
-    """The NVML error that stands in place of a sample's readings; the worst of several, None without any."""
-    found = {text for cell in row.values() if (text := error_text(cell)) is not None}
-    return worst(found) if found else None
+    """Return the worst NVML error in place of a sample's readings, or None."""
+    errors = {text for cell in row.values() if (text := error_text(cell)) is not None}
+    return worst(errors) if errors else None
 
 
 def mostly_errors(row: Mapping[str, str]) -> bool:
-    """Whether the GPU had no answer for half of the readings that it is asked for."""
+    """Return whether half of the readings that need an answer of the GPU are errors."""
     cells = [row[name] for name in _ASKED if name in row]
     return 2 * sum(error_text(cell) is not None for cell in cells) >= len(cells)
 
 
 def moment(row: Mapping[str, str]) -> float:
-    """When it was sampled, by the node's own clock: seconds, only good for differences. Raises ParseError."""
-    found = _MOMENT.fullmatch(row["timestamp"])  # three times as fast as strptime; a node has thousands
+    """Return the time of a sample by the node's own clock in seconds, for differences; raise ParseError."""
+    match = _MOMENT.fullmatch(row["timestamp"])  # three times as fast as strptime; a node has thousands
     try:
-        if found is None:
+        if match is None:
             raise ValueError("another format")
-        *whole, fraction = found.groups()
+        *whole, fraction = match.groups()
         year, month, day, hour, minute, second = map(int, whole)
         micro = int(fraction.ljust(6, "0"))
         when = datetime.datetime(year, month, day, hour, minute, second, micro, tzinfo=datetime.UTC)
@@ -150,9 +150,10 @@ Value = float | None
 
 @dataclass
 class Series:
-    """One GPU's samples, in order. `seconds`: since the first sample of any GPU of the node; the others have
-    a value for each, None where nvidia-smi gave none: `temperatures` in °C, `powers` in W, `clocks` (of the
-    SMs) in MHz.
+    """One GPU's samples, in order; None for values that nvidia-smi did not report.
+
+    `seconds`: since the first sample of any GPU of the node; `temperatures`: °C; `powers`: W; `clocks`: MHz,
+    of the SMs.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -161,8 +162,7 @@ class Series:
     clocks: list[Value] = field(default_factory=list)
 
     def thinned(self, most: int) -> Series:
-        """At most `most` samples. Of those that become two, the least and the most of each are kept, in the
-        order they came: what is brief must stay to be seen."""
+        """Reduce to at most `most` samples by minimum and maximum of each group, so that short peaks stay."""
         if len(self.seconds) <= most:
             return self
         step = -(-2 * len(self.seconds) // most)
@@ -175,34 +175,34 @@ class Series:
 
 
 def series(output: Output) -> dict[str, Series]:
-    """Device → its samples, in the order of the devices' numbers. Raises ParseError, as telemetry.parse."""
+    """Return device → samples, in order of the devices' numbers; raise ParseError like telemetry.parse."""
     samples, _ = rows(output)
     start: float | None = None
-    found: dict[str, Series] = {}
+    by_device: dict[str, Series] = {}
     for row in samples:
         if error(row) and not row["index"].isdigit():
-            continue  # a GPU that no longer answers, not even to its number
+            continue  # a GPU that no longer responds, without an index
         now = moment(row)
         start = now if start is None else start
-        one = found.setdefault(device(row, {}), Series())
+        one = by_device.setdefault(device(row, {}), Series())
         if now < start or (one.seconds and now - start < one.seconds[-1]):
-            continue  # the node's clock was set back: time on a plot only goes on
+            continue  # the node's clock was set back: time on a plot is monotonic
         one.seconds.append(now - start)
         one.temperatures.append(number(row, "temperature.gpu"))
         one.powers.append(number(row, "power.draw"))
         one.clocks.append(number(row, "clocks.current.sm"))
-    return {device: found[device] for device in sorted(found, key=lambda device: int(device[3:]))}
+    return {device: by_device[device] for device in sorted(by_device, key=lambda device: int(device[3:]))}
 
 
 def _times(seconds: Sequence[float], step: int) -> list[float]:
-    """When the two were that stand for `step` samples, about: at the first and in the middle of them."""
+    """Return approximate times for the two values of each `step` samples: the first and the middle time."""
     groups = [seconds[start : start + step] for start in range(0, len(seconds), step)]
     return [at for group in groups for at in (group[0], group[len(group) // 2])]
 
 
 def _extremes(values: Sequence[Value], step: int) -> list[Value]:
-    """The least and the most of each `step` values, in their order; None twice where there is none."""
-    found: list[Value] = []
+    """Return minimum and maximum of each `step` values in their order; twice None without a value."""
+    extremes: list[Value] = []
     for start in range(0, len(values), step):
         group = [value for value in values[start : start + step] if value is not None]
         ends: list[Value] = [None, None]
@@ -210,5 +210,5 @@ def _extremes(values: Sequence[Value], step: int) -> list[Value]:
             ends = [min(group), max(group)]
             if group.index(max(group)) < group.index(min(group)):
                 ends.reverse()
-        found += ends
-    return found
+        extremes += ends
+    return extremes

@@ -1,7 +1,7 @@
-"""The rules for what was sampled under load: PCIe width and generation, throttling, heat, errors (pure).
+"""Rules for samples under load: PCIe width and generation, throttling, heat, errors (pure).
 
-What every GPU of a node shares accuses none of them; what is brief is no fault. `judge` is for what
-nvidia-smi sampled; the rules below it are for any sampler.
+A state that all GPUs of a node share blames none of them; a short event is no fault. `judge` is for the
+samples of nvidia-smi; the rules below it are for any sampler.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from provision.checks.gpu.telemetry import ALARMS, FEWEST
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on, hotter, unmeasured
 from provision.checks.thresholds import Threshold
 
-# A sampler that ended in the first half of a load has not seen the load.
+# A sampler that ended in the first half of a load has not measured the load.
 _SAMPLED_SHARE = 0.5
-_SHORT = 10.0  # seconds of load, below which a few samples are all there can be
+_SHORT = 10.0  # seconds of load, below which only a few samples exist
 
 _SOFT = "sw_thermal_slowdown"
-# Held down in one sample, or in two that one short event straddles, is nothing lasting.
+# Throttling in one sample, or in two that one short event straddles, is not lasting.
 _LASTING = 3  # samples in a row
-_LASTING_SHARE = 0.25  # of the samples, when it comes and goes
+_LASTING_SHARE = 0.25  # of all samples, for intermittent throttling
 
 
 def judge(
@@ -31,7 +31,7 @@ def judge(
     node: Mapping[str, Any],
     thresholds: Mapping[str, Threshold],
 ) -> list[Finding]:
-    """What the samples show: `by_gpu` is device → metric → value, `node` the node's own measurements."""
+    """Judge the samples. `by_gpu`: device → metric → value; `node`: the node's own measurements."""
     if "telemetry" in node:
         return [
             unmeasured(check, str(node["telemetry"]), action="investigate"),
@@ -53,7 +53,7 @@ def judge(
                 findings.append(unmeasured(check, said, device=device, action=ACTIONS[NOT_PERMITTED]))
             else:
                 findings.append(Finding(check, Verdict.WARN, device, said, "unread", action="investigate"))
-    if not any("lost" in values for values in (*by_gpu.values(), node)):  # which ends the sampler
+    if not any("lost" in values for values in (*by_gpu.values(), node)):  # a lost GPU ends the sampler
         findings += _unseen(check, sampled, node)
     for device, values in (*by_gpu.items(), ("node", node)):
         if "lost" in values:
@@ -62,18 +62,18 @@ def judge(
 
 
 def _unseen(check: str, sampled: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
-    """A load of which too little was sampled, and a reading that only some of the GPUs give."""
+    """Report a load that was sampled too briefly, and readings that only some of the GPUs have."""
     ran, seen = float(node.get("ran", 0.0)), float(node.get("sampled", 0.0))
     if "sampled" in node and ran >= _SHORT and seen < _SAMPLED_SHARE * ran:
-        said = f"nvidia-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
-        return [unmeasured(check, said, action="investigate")]
+        text = f"nvidia-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
+        return [unmeasured(check, text, action="investigate")]
     answering = {d: v for d, v in sampled.items() if int(v["samples"]) >= FEWEST and "lost" not in v}
     findings = []
     for metric, words in _READINGS.items():
         silent = [device for device, values in answering.items() if metric not in values]
         if 0 < 2 * len(silent) < len(answering):
-            said = f"nvidia-smi reads no {words} of it under load, and does of the other GPUs"
-            findings += [unmeasured(check, said, device=device, action="investigate") for device in silent]
+            text = f"nvidia-smi reads no {words} of it under load, and does of the other GPUs"
+            findings += [unmeasured(check, text, device=device, action="investigate") for device in silent]
     return findings
 
 
@@ -90,32 +90,32 @@ def _gone(check: str, device: str, said: str, metric: str) -> Finding:
 
 
 def _uncounted(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
-    """Errors may have come where dmon did not look: a load, a GPU or a counter that it did not see."""
+    """Report loads, GPUs and counters that dmon did not read, and in which errors are unknown."""
     if any("lost" in values for values in (*by_gpu.values(), node)):
-        return []  # a finding of its own, and it ends the sampler
+        return []  # reported separately; a lost GPU ends the sampler
     if "counters_lost" in node:
-        said = f"nvidia-smi dmon ended under load: {node['counters_lost']}"
-        return [unmeasured(check, said, action="investigate")]
+        message = f"nvidia-smi dmon ended under load: {node['counters_lost']}"
+        return [unmeasured(check, message, action="investigate")]
     ran, seen = float(node.get("ran", 0.0)), node.get("counters_sampled")
     if seen is not None and ran >= _SHORT and float(seen) < _SAMPLED_SHARE * ran:
-        said = f"nvidia-smi dmon counted errors for {seen:g} s of {ran:g} s and ended"
-        return [unmeasured(check, said, action="investigate")]
+        message = f"nvidia-smi dmon counted errors for {seen:g} s of {ran:g} s and ended"
+        return [unmeasured(check, message, action="investigate")]
     listed = {device: int(v["counter_samples"]) for device, v in by_gpu.items() if "counter_samples" in v}
     most = max(listed.values(), default=0)
     findings = []
     for device, values in by_gpu.items():
         if most and device != "node" and listed.get(device, 0) < most - 1:  # the last sample may be cut
-            said = f"nvidia-smi dmon lists it in {listed.get(device, 0)} of {most} samples under load"
+            message = f"nvidia-smi dmon lists it in {listed.get(device, 0)} of {most} samples under load"
         elif "uncounted" in values:
-            said = f"nvidia-smi dmon reads no {values['uncounted']} of it, and does of the other GPUs"
+            message = f"nvidia-smi dmon reads no {values['uncounted']} of it, and does of the other GPUs"
         else:
             continue
-        findings.append(unmeasured(check, said, device=device, action="investigate"))
+        findings.append(unmeasured(check, message, device=device, action="investigate"))
     return findings
 
 
 def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
-    """PCIe replays and uncorrectable memory errors that came under load; what was there before is old."""
+    """Report PCIe replays and uncorrectable memory errors during the load, excluding earlier ones."""
     if "error_counters" in node:
         return [unmeasured(check, str(node["error_counters"]), action="investigate")]
     return _uncounted(check, by_gpu, node) + errors(check, by_gpu, node, "nvidia-smi dmon beside the load")
@@ -124,7 +124,7 @@ def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[
 def errors(
     check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any], counted_by: str
 ) -> list[Finding]:
-    """Replays and uncorrectable errors by which the counters grew in the node's `counted` seconds."""
+    """Judge the growth of replays and uncorrectable errors over the node's `counted` seconds."""
     findings: list[Finding] = []
     seconds = max(float(node.get("counted", 0.0)), 60.0)  # a short load is not extrapolated
     for device, values in by_gpu.items():
@@ -147,7 +147,7 @@ def errors(
 def links(
     check: str, sampled: Mapping[str, Mapping[str, Any]], thresholds: Mapping[str, Threshold], seen_by: str
 ) -> list[Finding]:
-    """PCIe under load, as `load_pcie_gen` and `load_pcie_width` say with their best."""
+    """Judge PCIe under load by `load_pcie_gen` and `load_pcie_width` and their maxima."""
     findings = []
     for metric, what, sign in (("load_pcie_gen", "generation ", ""), ("load_pcie_width", "", "x")):
         known = {d: (int(v[metric]), int(v[f"{metric}_max"])) for d, v in sampled.items() if metric in v}
@@ -156,7 +156,7 @@ def links(
                 if now < (limit.limit if limit else best)}  # fmt: skip
         same = len({now for now, _ in known.values()}) == 1
         if slow and limit is None and len(slow) == len(known) and same:
-            # Wired or set so for all of them: no GPU is to blame. Narrow slots are a way to build a machine.
+            # Wired or configured alike for all of them: no GPU is to blame. Narrow slots are a design choice.
             if metric == "load_pcie_gen" and len(known) > 1:
                 now, best = next(iter(slow.values()))
                 said = f"PCIe runs at generation {now} of {best} under load on all GPUs: see the firmware"
@@ -176,8 +176,7 @@ def links(
 def throttled(
     check: str, sampled: Mapping[str, Mapping[str, Any]], alarms: Mapping[str, str], soft: str
 ) -> list[Finding]:
-    """What held the clocks down for longer than a moment. `alarms`: name → in words; `soft`: the one that is
-    a warning when it is alone."""
+    """Judge lasting throttling. `alarms`: name → words; `soft`: the alarm that alone is only a warning."""
     findings = []
     for device, values in sampled.items():
         lasting = {}
@@ -186,25 +185,25 @@ def throttled(
             if values.get(f"throttled.{name}.longest", 0) >= _LASTING or share >= _LASTING_SHARE:
                 lasting[name] = (share, words)
         if {"hw_thermal_slowdown", "hw_power_brake_slowdown"} & lasting.keys():
-            lasting.pop("hw_slowdown", None)  # the umbrella over these
+            lasting.pop("hw_slowdown", None)  # the umbrella term of these
         if not lasting:
             continue
-        told = ", ".join(f"{words} in {share:.0%} of the samples" for share, words in lasting.values())
-        said = f"clocks are held down under load: {told}"
+        reasons = ", ".join(f"{words} in {share:.0%} of the samples" for share, words in lasting.values())
+        message = f"clocks are held down under load: {reasons}"
         if "hw_power_brake_slowdown" in lasting:
-            said += " (requested by the power supply or BMC, not by the GPU)"
+            message += " (requested by the power supply or BMC, not by the GPU)"
         if "load_temperature" in values:
-            said += f"; {values['load_temperature']:g} °C"
+            message += f"; {values['load_temperature']:g} °C"
         verdict = Verdict.WARN if list(lasting) == [soft] else Verdict.FAIL
         share = max(share for share, _ in lasting.values())
         findings.append(
-            Finding(check, verdict, device, said, "throttled", share, "share", action="investigate")
+            Finding(check, verdict, device, message, "throttled", share, "share", action="investigate")
         )
     return findings
 
 
 def heat(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Whose temperature under load is far above that of its peers."""
-    known = {device: float(v["load_temperature"]) for device, v in sampled.items() if "load_temperature" in v}
+    """Warn about GPUs with a temperature under load far above that of their peers."""
+    temps = {device: float(v["load_temperature"]) for device, v in sampled.items() if "load_temperature" in v}
     said = "runs at {degrees:g} °C under load, its peers at {middle:g} °C: see heat sink and fans"
-    return hotter(check, "load_temperature", known, said)
+    return hotter(check, "load_temperature", temps, said)

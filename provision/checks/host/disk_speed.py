@@ -1,7 +1,7 @@
-"""How fast a file in the scratch folder is written and read: a slow disk starves GPUs that are all healthy.
+"""Write and read speed of a file in the scratch folder: a slow disk starves healthy GPUs.
 
-Off without a folder (validation_tools_scratch_dir), for many nodes have none. It writes one file of its own
-there, and nothing anywhere else; the file is removed also when fio was killed.
+Off without a folder (validation_tools_scratch_dir), because many nodes have none. It writes one file of its
+own there and nothing elsewhere; the file is removed even if fio was killed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NEEDS: tuple[str, ...] = ("fio",)
 ID = "disk_speed"
 
 _FILE = "gpuprov-disk-speed.tmp"
-_SECONDS = 15  # each way
+_SECONDS = 15  # for each direction
 _WAYS = ("write", "read")
 _FAILED = re.compile(r"^fio: (?:pid=\d+, )?err=\d+/.*\berror=(.{1,200})$", re.MULTILINE)
 
 
 def _folder(node: CheckNode) -> str:
-    """The scratch folder; empty: none. Raises ParseError on what is no absolute path."""
+    """Return the scratch folder, or "" without one; raise ParseError if it is not an absolute path."""
     folder = node.variables.get("validation_tools_scratch_dir") or ""
-    # A colon separates paths to fio: it would write elsewhere.
+    # A colon separates paths for fio: it would write elsewhere.
     if (
         not isinstance(folder, str)
         or (folder and not folder.startswith("/"))
@@ -49,7 +49,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
     try:
         folder = _folder(node)
     except ParseError:
-        return []  # `parse` says so
+        return []  # `parse` reports it
     if not folder:
         return []
     program = str(node.variables.get("validation_tools_fio_path", "/usr/bin/fio"))
@@ -60,26 +60,26 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
     argv = (program, "--output-format=json", *jobs, *common, *timed)
     load = 2.0 * _SECONDS
     return [
-        # The folder must be there: fio would make none, and nothing else of ours does.
+        # The folder must exist: fio creates none, nor does gpuprov.
         Command("fio", argv, load + 120.0, cwd=folder, load=load),
         Command("removed", ("rm", "-f", "--", file), 30.0),
     ]
 
 
 def _cause(output: Output) -> str:
-    """Why fio failed: the line it prints above its JSON, on standard output (fio 3.39):
-    `fio: pid=7485, err=2/file:filesetup.c:799, func=open(/scratch/x), error=No such file or directory`.
-    """
+    """Return the reason of fio's failure, a line above its JSON on standard output (fio 3.39).
+
+    `fio: pid=7485, err=2/file:filesetup.c:799, func=open(/scratch/x), error=No such file or directory`"""
     match = _FAILED.search(output.stdout) or _FAILED.search(output.stderr)
     return match[1].strip() if match else last_words(output)
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """`write` and `read` in MB/s (10^6 bytes), with the `folder`. Raises ParseError."""
+    """Parse `write` and `read` in MB/s (10^6 bytes), with the `folder`; raise ParseError."""
     folder = _folder(node)
-    found = [Measurement("folder", folder, "")]
+    measurements = [Measurement("folder", folder, "")]
     if not folder:
-        return found
+        return measurements
     output = completed(outputs, "fio")
     if output.truncated:
         raise ParseError("fio: the output was cut at its size limit", "run the check again")
@@ -99,7 +99,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             rate, moved = (_bytes(jobs[way][way][name]) for name in ("bw_bytes", "io_bytes"))
             if not rate or not moved:
                 raise ParseError(f"fio moved nothing to {way} in {folder}", "run the check again")
-            found.append(Measurement(way, round(rate / 1e6, 1), "MB/s"))
+            measurements.append(Measurement(way, round(rate / 1e6, 1), "MB/s"))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
         raise ParseError(f"fio: its JSON was not understood: {problem}", "run the check again") from error
@@ -107,11 +107,11 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         raise ParseError(
             f"fio ended with status {output.rc}: {_cause(output)}", "look at the disk and its space"
         )
-    return found
+    return measurements
 
 
 def _bytes(value: Any) -> float:
-    """A number of bytes, or of bytes a second. Raises ValueError on a text, and on what is no amount."""
+    """Return a number of bytes, or of bytes per second; raise ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
         raise ValueError(f"{value!r:.60} is not a number of bytes")
     return float(value)

@@ -1,5 +1,4 @@
-"""The rules of host_health for the basics of a machine: memory, processors, services, file systems, and
-variables that hold NCCL back. What is not declared is compared with the fleet (data/majority.yml)."""
+"""Rules of host_health for memory, CPUs, services, file systems and NCCL variables of a machine."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ FACTS: tuple[str, ...] = (
     *("memory.installed_gib", "cpu.online", "service.running"),
     *("file.read_only_mounts", "file.free_space", "file.nccl_variables"),
 )
-# variable, fact, share of it that is enough, words, action
+# variable, fact, sufficient fraction of it, words, action
 _DECLARED = (
     ("gpuprov_expected_memory_gib", "memory.installed_gib", 0.98, "GiB of memory", "reseat or check cable"),
     ("gpuprov_expected_cpus", "cpu.online", 1.0, "hardware threads online", CONFIGURE),
@@ -27,46 +26,46 @@ _DECLARED = (
 
 
 def _known(node: CheckNode, name: str) -> bool:
-    """Whether this run read the fact: runs stored by older versions did not."""
+    """Return whether this run read the fact; runs stored by older versions did not."""
     return name in node.facts or bool({name, "file"} & node.problems.keys())
 
 
 def judge_declared(check: str, node: CheckNode) -> list[Finding]:
-    """Compare installed memory and online processors with the declared minima."""
-    found = []
+    """Compare memory and CPUs with declared minima (undeclared, with the fleet: data/majority.yml)."""
+    findings = []
     for variable, name, enough, words, action in _DECLARED:
-        wanted = node.variables.get(variable)
-        if not isinstance(wanted, int):
+        expected = node.variables.get(variable)
+        if not isinstance(expected, int):
             continue
         value = number_of(node, name)
         if value is None:
             raise ParseError(f"{name} is not known on this machine", f"remove {variable}")
-        if value < wanted * enough:
-            message = f"{value} of {wanted} {words}"
-            more: dict[str, Any] = {"limit": f"≥ {wanted}", "source": variable, "action": action}
-            found.append(finding(check, Verdict.FAIL, message, name.partition(".")[2], value, **more))
-    return found
+        if value < expected * enough:
+            message = f"{value} of {expected} {words}"
+            more: dict[str, Any] = {"limit": f"≥ {expected}", "source": variable, "action": action}
+            findings.append(finding(check, Verdict.FAIL, message, name.partition(".")[2], value, **more))
+    return findings
 
 
 def judge_services(check: str, node: CheckNode) -> list[Finding]:
     """Fail each declared service that is not running."""
-    wanted = node.variables.get("gpuprov_expected_services") or ()
-    running = texts(node, "service.running") if wanted else ()
+    expected = node.variables.get("gpuprov_expected_services") or ()
+    running = texts(node, "service.running") if expected else ()
     return [
         finding(check, Verdict.FAIL, f"{name}.service does not run", f"service.{name}", "not active", "",
                 source="gpuprov_expected_services")
-        for name in (str(one).removesuffix(".service") for one in wanted) if name not in running
+        for name in (str(one).removesuffix(".service") for one in expected) if name not in running
     ]  # fmt: skip
 
 
 def judge_file_systems(check: str, node: CheckNode) -> list[Finding]:
-    """Fail file systems that became read-only (against /etc/fstab), and those that are nearly full."""
-    found = []
+    """Fail file systems that became read-only (against /etc/fstab), and those nearly full."""
+    findings = []
     for path in texts(node, "file.read_only_mounts") if _known(node, "file.read_only_mounts") else ():
         message = (
             f"{path} is mounted read-only, and /etc/fstab has it writable: look for errors in the kernel log"
         )
-        found.append(finding(check, Verdict.FAIL, message, "read_only", path, action="investigate"))
+        findings.append(finding(check, Verdict.FAIL, message, "read_only", path, action="investigate"))
     rows = limits("host_limits")["free_percent"]
     for row in entries(node, "file.free_space") if _known(node, "file.free_space") else ():
         for key, what in (("free_percent", "space"), ("free_inodes_percent", "inodes")):
@@ -76,14 +75,14 @@ def judge_file_systems(check: str, node: CheckNode) -> list[Finding]:
                 if isinstance(free, int) and free < limit:
                     message = f"{row.get('path')} has {free} % of its {what} left"
                     more: dict[str, Any] = {"limit": f"≥ {limit} %", "source": str(rows[level]["source"])}
-                    found.append(finding(check, verdict, message, key, free, "%", **more))
+                    findings.append(finding(check, verdict, message, key, free, "%", **more))
                     break
-    return found
+    return findings
 
 
 def judge_nccl(check: str, node: CheckNode) -> list[Finding]:
     """Warn of NCCL variables that slow down or stop every NCCL program on the machine."""
-    found, catalogue = [], shipped.load("nccl_environment")
+    findings, catalogue = [], shipped.load("nccl_environment")
     for row in entries(node, "file.nccl_variables") if _known(node, "file.nccl_variables") else ():
         name, value = str(row.get("name")), str(row.get("value"))
         known = catalogue.get(name)
@@ -93,12 +92,12 @@ def judge_nccl(check: str, node: CheckNode) -> list[Finding]:
             continue
         place = f"{row.get('file')}:{row.get('line')}"
         message = f"{place} sets {name}={value} for every program: {known['meaning']}"
-        found.append(
+        findings.append(
             finding(
                 check, Verdict.WARN, message, name.lower(), value, source=known["source"], evidence=(place,)
             )
         )
-    return found
+    return findings
 
 
 RULES: Sequence[Rule] = (judge_declared, judge_services, judge_file_systems, judge_nccl)

@@ -1,8 +1,8 @@
-"""The machine around the GPUs: modules and libraries, limits, PCI access control, processors, clock, main
-memory, NVMe drives, GPUDirect RDMA; and a container with all GPUs, when one is asked for.
+"""The host around the GPUs: system settings, PCI, memory, drives, GPUDirect RDMA and containers.
 
-Nearly all from facts. Programs run only where there is something to ask: `nvme smart-log` for each drive, a
-container of `gpuprov_container_image`.
+Modules and libraries, limits, PCI access control, CPUs, clock, main memory and NVMe drives are judged almost
+entirely from facts. The only programs are `nvme smart-log` for each drive, and on request a container of
+`gpuprov_container_image` with all GPUs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _HINT = re.compile(r"^(?:See '.*--help'\.?|Run '.*--help' for more information)\
 
 
 def of_drives(node: CheckNode) -> list[Command]:
-    """What is asked of each NVMe drive."""
+    """Return the command that reads each NVMe drive's health."""
     return [
         Command(f"smart_{drive}", ("nvme", "smart-log", "-o", "json", f"/dev/{drive}"), 30.0)
         for drive in _drives(node)
@@ -63,7 +63,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def of_container(node: CheckNode, devices: str, *program: str) -> list[Command]:
-    """A container of the image that was asked for, with these devices, in which this program lists them."""
+    """Return the command for a container of the declared image, in which `program` lists these devices."""
     image = node.variables.get("gpuprov_container_image")
     runtime = _runtime(node)
     if not isinstance(image, str) or not image or not runtime:
@@ -85,9 +85,9 @@ def _runtime(node: CheckNode) -> str:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """What was asked of programs: the drives' own numbers, and the GPUs a container sees.
+    """Parse the health of the drives and the number of GPUs in a container.
 
-    What could not be read leaves the measurement `unreadable.<what>` with its reason.
+    Unreadable output leaves the measurement `unreadable.<what>` with the reason.
     """
     return parse_by(listed_by_nvidia_smi, node, outputs)
 
@@ -95,27 +95,27 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 def parse_by(
     listed: Callable[[str], int], node: CheckNode, outputs: Mapping[str, Output]
 ) -> list[Measurement]:
-    """As above. `listed`: how many GPUs the container's program lists, of its output; raises ParseError."""
-    found = [Measurement("nvme_drives", len(_drives(node)), "drives")]
+    """Parse outputs like `parse`; `listed` counts GPUs in the container's output or raises ParseError."""
+    measurements = [Measurement("nvme_drives", len(_drives(node)), "drives")]
     for drive in _drives(node):
         output = outputs.get(f"smart_{drive}")
         try:
             if output is None or output.not_started or output.timed_out:
                 raise ParseError(_why(output), INSTALL)
-            found += [
+            measurements += [
                 Measurement(f"smart.{name}", value, "", drive) for name, value in smart_of(output).items()
             ]
         except ParseError as error:
             absent = output is not None and bool(output.not_started)
-            found.append(Measurement("unasked" if absent else "unreadable", error.what, "", drive))
+            measurements.append(Measurement("unasked" if absent else "unreadable", error.what, "", drive))
     container = outputs.get("container")
     if container is not None:
-        found += _container(container, listed)
-    found += host_lines.measured(outputs)
+        measurements += _container(container, listed)
+    measurements += host_lines.measured(outputs)
     uptime = node.facts.get("clock.uptime_s")
     if isinstance(uptime, int) and not isinstance(uptime, bool):
-        found.append(Measurement("uptime", uptime, "s"))
-    return found
+        measurements.append(Measurement("uptime", uptime, "s"))
+    return measurements
 
 
 def _why(output: Output | None) -> str:
@@ -141,12 +141,12 @@ def _container(output: Output, listed: Callable[[str], int]) -> list[Measurement
         seen = listed(output.stdout)
     except ParseError as error:
         return [Measurement("unreadable", f"the container: {error.what}", "")]
-    found = [Measurement("container_gpus", seen, "GPUs")]
+    measurements = [Measurement("container_gpus", seen, "GPUs")]
     if output.rc != 0 or not seen:
-        # Docker ends its own errors with a hint (26.1: "See 'docker run --help'.", 28.5: "Run …"), no reason.
+        # Docker ends its errors with a hint (26.1: "See 'docker run --help'.", 28.5: "Run …"), not a reason.
         reason = replace(output, stderr=_HINT.sub("", output.stderr))
-        found.append(Measurement("container_said", last_words(reason), ""))
-    return found
+        measurements.append(Measurement("container_said", last_words(reason), ""))
+    return measurements
 
 
 def judge(
@@ -163,8 +163,7 @@ def judge_by(
     measurements: Sequence[Measurement],
     container: Sequence[Finding],
 ) -> list[Finding]:
-    """The findings of these rules; of memory, drives and the kernel log, as every machine has; of a
-    container."""
+    """Judge by these rules and by those of every machine: memory, drives, kernel log, container."""
     findings: list[Finding] = []
     for rule in (*rules, *host_basics.RULES, judge_memory, judge_drives):
         try:
@@ -199,7 +198,7 @@ def _judge_smart(measurements: Sequence[Measurement]) -> list[Finding]:
 
 
 def judge_container(node: CheckNode, measurements: Sequence[Measurement], gpus: int) -> list[Finding]:
-    """Whether a container sees all GPUs, of which there are `gpus`; nothing where none was asked for."""
+    """Judge whether a container, if one was requested, has all `gpus` GPUs."""
     image = node.variables.get("gpuprov_container_image")
     if not image:
         return []
@@ -214,25 +213,25 @@ def judge_container(node: CheckNode, measurements: Sequence[Measurement], gpus: 
     seen = values.get("container_gpus")
     if seen is None:
         if any(m.metric == "unreadable" and m.device == "node" for m in measurements):
-            return []  # said already
+            return []  # reported already
         return [unmeasured(ID, f"no container of {image} was started")]
-    said = str(values.get("container_said", ""))
+    printed = str(values.get("container_said", ""))
     if seen == gpus:
-        if not said:
+        if not printed:
             return []
-        return [unmeasured(ID, f"a container of {image} sees all GPUs, and failed: {said}")]
+        return [unmeasured(ID, f"a container of {image} sees all GPUs, and failed: {printed}")]
     message = f"a container of {image} sees {seen} of {gpus} GPUs"
     measured, limit = Measurement("container_gpus", seen, "GPUs"), f"= {gpus} GPUs"
-    message, evidence = (f"{message}: {said}", (said,)) if said else (message, ())
+    message, evidence = (f"{message}: {printed}", (printed,)) if printed else (message, ())
     return [
         finding_on(ID, Verdict.FAIL, measured, message, limit, action=host_rules.CONFIGURE, evidence=evidence)
     ]
 
 
-# --- the rules for parts that wear: main memory and NVMe drives
+# --- rules for parts that wear: main memory and NVMe drives
 
 
-# NVM Express base specification, SMART / Health Information log, Critical Warning: bit -> meaning.
+# NVM Express base specification, SMART / Health Information log, Critical Warning: bit → meaning.
 _WARNINGS = (
     "spare space is below its threshold",
     "temperature is beyond a threshold",
@@ -244,17 +243,17 @@ _WARNINGS = (
 
 
 def judge_memory(check: str, node: CheckNode) -> list[Finding]:
-    """Errors of memory modules, or of their controller where the module is unknown."""
+    """Judge errors of memory modules, or of their controller if the module is unknown."""
     controllers, modules = entries(node, "edac.controllers"), entries(node, "edac.modules")
     days = max(1.0, (number_of(node, "clock.uptime_s") or 0) / 86400)
     per_day = limits("host_limits")["memory_corrected_per_day"]
-    found = []
+    findings = []
     for device, corrected, uncorrected in _counted(controllers, modules):
         if uncorrected:
             source = str(limits("host_limits")["memory_uncorrected"]["source"])
             message = f"{device} has {uncorrected} uncorrected memory errors"
             measured = Measurement("memory_uncorrected", uncorrected, "errors", device)
-            found.append(
+            findings.append(
                 finding_on(check, Verdict.FAIL, measured, message, "= 0 errors", source, "replace part")
             )
             continue
@@ -267,32 +266,32 @@ def judge_memory(check: str, node: CheckNode) -> list[Finding]:
                 message = f"{device} has {corrected} corrected memory errors in {days:.0f} days"
                 measured = Measurement("memory_corrected", corrected, "errors", device)
                 source = str(per_day[level]["source"])
-                found.append(
+                findings.append(
                     finding_on(check, verdict, measured, message, f"< {limit:g} a day", source, action)
                 )
                 break
-    return found
+    return findings
 
 
 def _counted(
     controllers: Sequence[Mapping[str, Any]], modules: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int, int]]:
-    """(device, corrected, uncorrected): each module, and what its controller counted beyond its modules."""
-    found = []
-    told: dict[str, tuple[int, int]] = {}
+    """Return (device, corrected, uncorrected) of each module, and of each controller beyond its modules."""
+    counts = []
+    by_controller: dict[str, tuple[int, int]] = {}
     for row in modules:
         corrected, uncorrected = _count(row, "corrected"), _count(row, "uncorrected")
         controller = str(row.get("controller"))
         label = str(row.get("label") or row.get("module"))
-        found.append((f"{controller}/{row.get('module')} ({label})", corrected, uncorrected))
-        before = told.get(controller, (0, 0))
-        told[controller] = before[0] + corrected, before[1] + uncorrected
+        counts.append((f"{controller}/{row.get('module')} ({label})", corrected, uncorrected))
+        before = by_controller.get(controller, (0, 0))
+        by_controller[controller] = before[0] + corrected, before[1] + uncorrected
     for row in controllers:
         name = str(row.get("controller"))
-        known = told.get(name, (0, 0))
-        rest = max(0, _count(row, "corrected") - known[0]), max(0, _count(row, "uncorrected") - known[1])
-        found.append((name, *rest))
-    return found
+        counted = by_controller.get(name, (0, 0))
+        rest = max(0, _count(row, "corrected") - counted[0]), max(0, _count(row, "uncorrected") - counted[1])
+        counts.append((name, *rest))
+    return counts
 
 
 def _count(row: Mapping[str, Any], key: str) -> int:
@@ -305,31 +304,32 @@ def _count(row: Mapping[str, Any], key: str) -> int:
 
 
 def judge_drives(check: str, node: CheckNode) -> list[Finding]:
-    """As many NVMe drives as declared, and each of them alive."""
+    """Judge whether all declared NVMe drives exist and are live."""
     drives = entries(node, "nvme.drives")
     if not all(isinstance(row.get("drive"), str) for row in drives):
         raise ParseError("nvme.drives: an entry without drive", "run the check again")
     expected = node.variables.get("gpuprov_expected_nvmes")
-    found = []
+    findings = []
     if isinstance(expected, int) and not isinstance(expected, bool) and len(drives) < expected:
         message = f"{len(drives)} of {expected} NVMe drives"
         there = ", ".join(str(row.get("drive")) for row in drives) or "none"
         measured, limit = Measurement("nvme_drives", len(drives), "drives"), f"≥ {expected} drives"
         source, action = "gpuprov_expected_nvmes", "reseat or check cable"
         evidence = (f"there: {there}",)
-        found.append(finding_on(check, Verdict.FAIL, measured, message, limit, source, action, evidence))
+        findings.append(finding_on(check, Verdict.FAIL, measured, message, limit, source, action, evidence))
     for row in drives:
         if row.get("state") not in ("live", None):
             device = str(row.get("drive"))
             message = f"{device} is {row.get('state')}, not live"
             measured = Measurement("nvme_state", str(row.get("state")), "", device)
-            found.append(finding_on(check, Verdict.FAIL, measured, message, action="replace part"))
-    return found
+            findings.append(finding_on(check, Verdict.FAIL, measured, message, action="replace part"))
+    return findings
 
 
 def _cause(output: Output) -> str:
-    """Why nvme-cli failed. With `-o json`, 2.13 prints the reason as `{"error": text}` on standard output,
-    and its usage text on standard error."""
+    """Return the reason of nvme-cli's failure.
+
+    With `-o json`, 2.13 prints `{"error": text}` on standard output and its usage on standard error."""
     try:
         document = foreign_json.read(output.stdout, unique=True)
     except foreign_json.JsonError:
@@ -339,7 +339,7 @@ def _cause(output: Output) -> str:
 
 
 def smart_of(output: Output) -> dict[str, int]:
-    """`nvme smart-log -o json` → its numbers. Raises ParseError on anything else."""
+    """Parse the numbers of `nvme smart-log -o json`; raise ParseError on anything else."""
     if output.rc != 0 or output.truncated:
         raise ParseError(f"nvme smart-log failed: {_cause(output)}", "look at the drive: nvme smart-log")
     try:
@@ -348,7 +348,7 @@ def smart_of(output: Output) -> dict[str, int]:
         raise ParseError(f"nvme smart-log did not print JSON: {error}", "run the check again") from error
     if not isinstance(document, dict):
         raise ParseError("nvme smart-log printed no object", "run the check again")
-    found = {}
+    numbers = {}
     for name in ("critical_warning", "percent_used", "avail_spare", "spare_thresh", "media_errors"):
         value = document.get(name, document.get("percentage_used") if name == "percent_used" else None)
         if isinstance(value, dict):  # nvme-cli 2 with details
@@ -359,12 +359,12 @@ def smart_of(output: Output) -> dict[str, int]:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ParseError(f"nvme smart-log: {name} is {value!r:.60}", "an nvme-cli of another format?")
-        found[name] = value
-    return found
+        numbers[name] = value
+    return numbers
 
 
 def judge_wear(drive: str, smart: Mapping[str, int]) -> list[Finding]:
-    """What a drive reports about itself."""
+    """Judge the health that a drive reports."""
     bits = [words for bit, words in enumerate(_WARNINGS) if smart["critical_warning"] >> bit & 1]
     used = limits("host_limits")["nvme_percent_used"]
     evidence = (", ".join(f"{name} {value}" for name, value in smart.items()),)
@@ -389,12 +389,12 @@ def judge_wear(drive: str, smart: Mapping[str, int]) -> list[Finding]:
     if smart["avail_spare"] < smart["spare_thresh"]:
         said = f"has {smart['avail_spare']} % spare space, below its own {smart['spare_thresh']} %"
         return [worn(Verdict.FAIL, "nvme_spare", "avail_spare", "%", said, "replace part")]
-    found = []
+    findings = []
     if smart["percent_used"] >= int(used["limit"]):
         said, limit = f"has used {smart['percent_used']} % of its promised life", f"< {used['limit']} %"
         by = str(used["source"])
-        found.append(worn(Verdict.WARN, "nvme_used", "percent_used", "%", said, "replace part", limit, by))
+        findings.append(worn(Verdict.WARN, "nvme_used", "percent_used", "%", said, "replace part", limit, by))
     if smart["media_errors"]:
         said = f"could not read back written data {smart['media_errors']} times"
-        found.append(worn(Verdict.WARN, "nvme_media_errors", "media_errors", "errors", said, "watch"))
-    return found
+        findings.append(worn(Verdict.WARN, "nvme_media_errors", "media_errors", "errors", said, "watch"))
+    return findings

@@ -1,4 +1,4 @@
-"""The rules of host_health for the system: modules, libraries, limits, PCI, processors, clock, GPUDirect."""
+"""Rules of host_health for the system: modules, libraries, limits, PCI, CPUs, clock, GPUDirect."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def finding(
     device: str = "node",
     evidence: tuple[str, ...] = (),
 ) -> Finding:
-    """A finding of the host; one that is no trouble asks for no action."""
+    """Build a finding about the host, without an action if it is no fault."""
     action = "none" if verdict in (Verdict.PASS, Verdict.SKIP) else action
     return Finding(check, verdict, device, message, metric, value, unit, limit, source, action, evidence)
 
 
 def texts(node: CheckNode, name: str) -> list[str]:
-    """A fact that is a list of texts. Raises ParseError when it is something else."""
+    """Return a fact that is a list of texts; raise ParseError if it is anything else."""
     value = fact(node, name)
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ParseError(f"{name} is not a list of texts", "run the check again")
@@ -44,7 +44,7 @@ def texts(node: CheckNode, name: str) -> list[str]:
 
 
 def number_of(node: CheckNode, name: str) -> int | None:
-    """A fact that is a whole number or not there. Raises ParseError when it is something else."""
+    """Return a fact that is a whole number or missing; raise ParseError if it is anything else."""
     value = fact(node, name)
     if value is not None and (
         not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64
@@ -54,7 +54,7 @@ def number_of(node: CheckNode, name: str) -> int | None:
 
 
 def text_of(node: CheckNode, name: str) -> str | None:
-    """A fact that is a text or not there. Raises ParseError when it is something else."""
+    """Return a fact that is a text or missing; raise ParseError if it is anything else."""
     value = fact(node, name)
     if value is not None and (not isinstance(value, str) or not value):
         raise ParseError(f"{name} is not a text: {value!r:.60}", "run the check again")
@@ -62,7 +62,7 @@ def text_of(node: CheckNode, name: str) -> str | None:
 
 
 def word_of(node: CheckNode, name: str, *known: str) -> str:
-    """A fact that is one of some words. Raises ParseError when it is something else."""
+    """Return a fact that is one of `known` words; raise ParseError if it is anything else."""
     value = fact(node, name)
     if not isinstance(value, str) or value not in known:
         raise ParseError(f"{name} is {value!r:.60}, not {' or '.join(known)}", "run the check again")
@@ -70,7 +70,7 @@ def word_of(node: CheckNode, name: str, *known: str) -> str:
 
 
 def flag_of(node: CheckNode, name: str) -> bool:
-    """A fact that is true or false. Raises ParseError when it is something else."""
+    """Return a fact that is true or false; raise ParseError if it is anything else."""
     value = fact(node, name)
     if not isinstance(value, bool):
         raise ParseError(f"{name} is neither true nor false: {value!r:.60}", "run the check again")
@@ -78,7 +78,7 @@ def flag_of(node: CheckNode, name: str) -> bool:
 
 
 def judge_modules(check: str, node: CheckNode) -> list[Finding]:
-    """Whose kernel module has the GPUs."""
+    """Judge whether NVIDIA's kernel module, not nouveau, drives the GPUs."""
     if flag_of(node, "module.nouveau.loaded"):
         message = "nouveau is loaded: NVIDIA's driver cannot take the GPUs"
         return [finding(check, Verdict.FAIL, message, "module", "nouveau")]
@@ -89,7 +89,7 @@ def judge_modules(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_libraries(check: str, node: CheckNode) -> list[Finding]:
-    """Whether the driver's user space can be loaded."""
+    """Judge whether the driver's libraries can be loaded."""
     broken = texts(node, "driver.broken_libraries")
     if not broken:
         return []
@@ -98,28 +98,28 @@ def judge_libraries(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_memlock(check: str, node: CheckNode) -> list[Finding]:
-    """RDMA locks the memory it registers; a node without such cards does not."""
+    """Judge the limit of locked memory, which RDMA needs for its buffers, on nodes with RDMA cards."""
     if not entries(node, "hca.ports"):
         return []
     row = limits("host_limits")["memlock"]
     declared = node.variables.get("rdma_memlock")
-    wanted, source = (str(declared), "rdma_memlock") if declared else (str(row["limit"]), str(row["source"]))
+    needed, source = (str(declared), "rdma_memlock") if declared else (str(row["limit"]), str(row["source"]))
     value = fact(node, "limits.session.memlock")
     if not isinstance(value, str):
         raise ParseError("limits.session.memlock is not a limit", "run the check again")
-    enough = value in ("unlimited", wanted) or (
-        value.isdecimal() and wanted.isdecimal() and int(value) >= int(wanted)
+    enough = value in ("unlimited", needed) or (
+        value.isdecimal() and needed.isdecimal() and int(value) >= int(needed)
     )
     if enough:
         return []
-    message = f"a session may lock {value} KiB of memory, not {wanted}: RDMA cannot register its buffers"
+    message = f"a session may lock {value} KiB of memory, not {needed}: RDMA cannot register its buffers"
     return [
-        finding(check, Verdict.FAIL, message, "memlock", value, "KiB", limit=f"≥ {wanted}", source=source)
+        finding(check, Verdict.FAIL, message, "memlock", value, "KiB", limit=f"≥ {needed}", source=source)
     ]
 
 
 def judge_shm(check: str, node: CheckNode) -> list[Finding]:
-    """NCCL passes data between the processes of a node through /dev/shm."""
+    """Judge the size of /dev/shm, through which NCCL passes data between processes of a node."""
     row = limits("host_limits")["shm_bytes"]
     size, least = number_of(node, "memory.shm_bytes"), int(row["limit"])
     if size is not None and size >= least:
@@ -130,7 +130,7 @@ def judge_shm(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_pci(check: str, node: CheckNode) -> list[Finding]:
-    """What stands between GPUs and cards. A virtual machine needs both, its host has to see to the rest."""
+    """Judge bridges and IOMMU between GPUs and cards; virtual machines depend on their host for that."""
     hypervisor = fact(node, "pci.hypervisor")
     if isinstance(hypervisor, str):
         return []
@@ -155,24 +155,24 @@ def judge_pci(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_governor(check: str, node: CheckNode) -> list[Finding]:
-    """Who chooses the processors' frequency; nobody does in most virtual machines."""
+    """Judge the CPU frequency governor, which most virtual machines do not have."""
     governors = texts(node, "cpu.governors")
     declared = node.variables.get("host_settings_cpu_governor")
-    wanted = declared if isinstance(declared, str) and declared else "performance"
-    other = [one for one in governors if one != wanted]
+    target = declared if isinstance(declared, str) and declared else "performance"
+    other = [one for one in governors if one != target]
     if not other:
         return []
-    message = f"processors are governed by {', '.join(other)}, not {wanted}: they are slow to wake"
+    message = f"processors are governed by {', '.join(other)}, not {target}: they are slow to wake"
     source = "host_settings_cpu_governor" if declared else "NVIDIA mlnx_tune, profile of high throughput"
     return [
         finding(
-            check, Verdict.WARN, message, "governor", ", ".join(governors), limit=f"= {wanted}", source=source
+            check, Verdict.WARN, message, "governor", ", ".join(governors), limit=f"= {target}", source=source
         )
     ]
 
 
 def judge_clock(check: str, node: CheckNode) -> list[Finding]:
-    """Whether the clock is kept; it cannot be yet right after boot."""
+    """Judge whether the clock is synchronised, which takes some time after boot."""
     state = word_of(node, "clock.state", "synchronised", "unsynchronised", "host")
     if state != "unsynchronised":
         return []
@@ -188,7 +188,7 @@ def judge_clock(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_gpudirect(check: str, node: CheckNode) -> list[Finding]:
-    """A way from RDMA cards to GPU memory: DMA-BUF (open modules, kernel 5.12), or nvidia-peermem."""
+    """Judge RDMA to GPU memory, by DMA-BUF (open modules, kernel 5.12) or nvidia-peermem."""
     method = node.variables.get("gpudirect_rdma_method", "auto")
     if not entries(node, "hca.ports") or method == "none" or not flag_of(node, "module.nvidia.loaded"):
         return []

@@ -1,7 +1,7 @@
-"""The driver's module, its libraries, fabric manager and IMEX: one version each; and what else the nodes of a
-fleet should have in common, which is compared once all have answered (provision/checks/fleet/majority.py).
+"""Versions of the driver's module, its libraries, fabric manager and IMEX, which must be the same.
 
-From facts alone: nothing runs on the node for it.
+Further versions should be the same on the nodes of a fleet; they are compared once all nodes are observed
+(provision/checks/fleet/majority.py). Judged from facts alone: runs nothing on the node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEEDS: tuple[str, ...] = ()
 ALIKE = (
     *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
     *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "rdma.firmware"),
-    *("amdgpu.loaded_version", "amdgpu.rocm", "amdgpu.vbios"),  # of nodes with AMD's GPUs
+    *("amdgpu.loaded_version", "amdgpu.rocm", "amdgpu.vbios"),  # on nodes with AMD's GPUs
     *("memory.installed_gib", "cpu.online"),
 )
 _COMPARED = (
@@ -62,15 +62,15 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:  # noqa: ARG001 - the contract
-    """The versions of the node itself."""
+    """Return the node's own versions."""
     names = (
         "driver.loaded_version",
         "driver.userspace_version",
         "fabric.manager_version",
         "fabric.imex_version",
     )
-    known = {name: node.facts.get(name) for name in names}
-    return [Measurement(name, value[:80], "") for name, value in known.items() if isinstance(value, str)]
+    versions = {name: node.facts.get(name) for name in names}
+    return [Measurement(name, value[:80], "") for name, value in versions.items() if isinstance(value, str)]
 
 
 def judge(
@@ -92,17 +92,17 @@ def judge(
 
 
 def not_compared(node: CheckNode, compared: Sequence[str]) -> list[Finding]:
-    """What could not be read is not compared with the fleet, and not passed over."""
-    silent = {}
+    """Report facts that could not be read and so are not compared with the fleet."""
+    problems = {}
     for name in compared:
         try:
             fact(node, name)
         except ParseError as error:
-            silent[name] = error.what
-    if not silent:
+            problems[name] = error.what
+    if not problems:
         return []
-    message = f"not compared with other nodes: {'; '.join(silent.values())}"
-    return [Finding(ID, Verdict.SKIP, "node", message, "not_compared", len(silent))]
+    message = f"not compared with other nodes: {'; '.join(problems.values())}"
+    return [Finding(ID, Verdict.SKIP, "node", message, "not_compared", len(problems))]
 
 
 def _judge_libraries(node: CheckNode) -> list[Finding]:
@@ -120,7 +120,7 @@ def _judge_libraries(node: CheckNode) -> list[Finding]:
 
 
 def _judge_fabric_manager(node: CheckNode) -> list[Finding]:
-    """That it is not installed says nothing: a guest whose host has the fabric manager needs none."""
+    """Judge fabric manager's version; guests do not need it if their host runs it."""
     if node.gpuprov_node["gpu"].get("fabric") not in ("nvswitch", "nvlink5"):
         return []
     version = text_of(node, "fabric.manager_version")
@@ -134,8 +134,7 @@ def _judge_fabric_manager(node: CheckNode) -> list[Finding]:
 
 
 def _judge_imex(node: CheckNode) -> list[Finding]:
-    """Only on compute trays of an NVL72 rack. What its domain says of itself is not asked: an idle one calls
-    itself unhealthy."""
+    """Judge IMEX on compute trays of an NVL72 rack, without its domain's state: idle is unhealthy there."""
     if node.gpuprov_node["gpu"].get("fabric") != "imex":
         return []
     version = text_of(node, "fabric.imex_version")
@@ -154,14 +153,14 @@ def _judge_imex(node: CheckNode) -> list[Finding]:
 
 
 def _differs(node: CheckNode, program: str) -> bool:
-    """Whether its version is known not to be the loaded driver's; without a driver nobody can say."""
+    """Return whether a program's version differs from the loaded driver's, if there is one."""
     if text_of(node, "driver.loaded_version") is None:
         return False
     return not flag_of(node, f"fabric.{program}_matches_driver")
 
 
 def _apart(node: CheckNode, message: str, metric: str, value: str, action: str, source: str = "") -> Finding:
-    """Two versions that must be one: a reboot that is planned anyhow loads the installed module."""
+    """Report two versions that must be equal; a warning if a planned reboot loads the installed module."""
     if node.facts.get("boot.required") is True:
         message += "; a reboot is planned, which loads the installed module"
         return _finding(Verdict.WARN, message, metric, value, "reboot", source)
@@ -174,10 +173,10 @@ def _finding(
     return Finding(ID, verdict, "node", message, metric, value, source=source, action=action)
 
 
-# --- the nodes of one kind compared: majority.py decides which of them differ, as in `drift`
+# --- comparison of the nodes of one kind, by majority.py as in `drift`
 
 
-# Nodes for which the inventory declares another driver, a canary group, are compared among themselves.
+# Nodes with another declared driver, such as a canary group, are compared among themselves.
 _DECLARED = ("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour")
 _OF_MOST = "most nodes of this run with the same GPUs, system and declared driver"
 
@@ -187,15 +186,15 @@ class Versions:
 
     def __init__(self) -> None:
         self._voters: dict[str, Voter] = {}
-        self._facts = Pool()  # most nodes have the same
+        self._facts = Pool()  # most nodes have equal facts
 
     def add(self, node: str, voter: Voter | None) -> None:
-        """The next node; None: it takes no part."""
+        """Add the next node; None: it takes no part."""
         if voter is not None:
             self._voters[node] = replace(voter, facts=self._facts.of(voter.facts))
 
     def found(self) -> tuple[dict[str, list[Finding]], tuple[str, ...]]:
-        """Node → how it differs; and a line for each fact in which no value has a majority."""
+        """Return findings by node, and a line for each fact without a majority value."""
         comparison = majority.compare(self._voters)
         findings: dict[str, list[Finding]] = defaultdict(list)
         for outlier in comparison.outliers:
@@ -206,13 +205,13 @@ class Versions:
 
 
 def voter_of(node: NodeHealth, one: CheckNode | None) -> Voter | None:
-    """What is compared of a node: None unless its versions were checked."""
+    """Return the facts to compare of a node, or None if its versions were not checked."""
     if one is None or all(check.check != ID for check in node.checks):
         return None
-    wanted = {*FACTS, "os.id", "os.version_id", "gpu.pci", *of_vendors()}
+    names = {*FACTS, "os.id", "os.version_id", "gpu.pci", *of_vendors()}
     return Voter(
         one.sku,
-        {name: value for name, value in one.facts.items() if name in wanted},
+        {name: value for name, value in one.facts.items() if name in names},
         ignored=one.variables.get("gpuprov_ignore_majority") or (),
         group=tuple(str(one.variables.get(name, "")) for name in _DECLARED),
     )
@@ -220,7 +219,7 @@ def voter_of(node: NodeHealth, one: CheckNode | None) -> Voter | None:
 
 @cache
 def of_vendors() -> frozenset[str]:
-    """The facts that are compared of nodes with one vendor's GPUs alone."""
+    """Return the facts compared only on nodes with one vendor's GPUs."""
     return frozenset(fact.source for fact in compared_facts().values() if fact.vendor)
 
 
@@ -243,7 +242,7 @@ def _differing(outlier: Outlier) -> Finding:
 
 
 def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
-    """The node with these findings on its versions."""
+    """Return the node with these findings on its versions."""
     checks = tuple(_extended(check, added) if check.check == ID else check for check in node.checks)
     return replace(node, checks=checks, verdict=worst([node.verdict, *(check.verdict for check in checks)]))
 

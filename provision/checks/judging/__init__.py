@@ -1,1 +1,1 @@
-"""From raw output to the health of a node: the table of checks, and what judges with all of them."""
+"""Judging of raw output into node health: the table of checks and its users."""

@@ -1,10 +1,9 @@
-"""Limits derived from a fleet's own measurements (pure): the value that most devices of a SKU reach, less a
-margin.
+"""Limits derived from a fleet's own measurements (pure).
 
-The bad ones are left out first (`provision.checks.judge.typical`), however many up to a quarter; what too
-few nodes
-measured, or what differs too much, is not learnt and said so. One limit holds for all devices of a SKU, so
-where the place matters (which GPUs share a bridge or a socket) it is what the slowest place reaches.
+A limit is the value that most devices of a SKU reach, less a margin. Bad values, up to a quarter, are
+excluded first (`provision.checks.judge.typical`); a metric measured by too few nodes, or with too much
+scatter, gets no limit and is reported. One limit applies to all devices of a SKU, so if the position matters
+(GPUs that share a bridge or a socket) it follows the slowest position.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from provision.errors import GpuprovError
 from provision.paths import DATA
 from provision.text import many
 
-_BY = "gpuprov baseline learn"  # who says what is typical
-_COUNTED = ("lanes", "links")  # what most have is the limit itself: a link more or less is no noise
+_BY = "gpuprov baseline learn"  # source of the typical values
+_COUNTED = ("lanes", "links")  # the most common count is the limit itself: counts have no noise
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured value, under the name its limit has."""
+    """One measured value, under the name of its limit."""
 
     sku: str
     metric: str
@@ -47,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rules:
-    """data/baseline.yml: how many nodes it takes, and how far below them the limit is."""
+    """Rules of data/baseline.yml: how many nodes a limit needs and how far below their values it is set."""
 
     nodes: int
     margin: float
@@ -59,7 +58,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Unlearnt:
-    """A metric of a SKU for which no limit could be learnt, and why."""
+    """A metric of a SKU for which no limit could be learnt, with the reason."""
 
     sku: str
     metric: str
@@ -68,7 +67,7 @@ class Unlearnt:
 
 @dataclass(frozen=True)
 class Baseline:
-    """SKU → its limits, what could not be learnt, and how certain each limit is by SKU and metric.
+    """Limits by SKU, metrics without one, and the certainty of each limit by SKU and metric.
 
     Counts (of links, of lanes) have no noise and so no certainty.
     """
@@ -80,7 +79,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class _Place:
-    """What the devices of one place give: a limit, what most are like, and the limit's certainty."""
+    """The limit from the devices of one position, with their statistics and the limit's certainty."""
 
     limit: float
     usual: Typical
@@ -91,13 +90,13 @@ class _Place:
 
 @cache
 def rules() -> Rules:
-    """The shipped rules."""
+    """Load the shipped rules."""
     document = yamlfile.load_mapping(DATA / "baseline.yml")
     return Rules(**{name: document[name] for name in Rules.__dataclass_fields__})
 
 
 def samples(run: FleetHealth) -> Iterator[Sample]:
-    """What a run measured that a limit can be made of; not what it found broken."""
+    """Yield the measurements of a run that can become limits, without failed devices."""
     for node in run.nodes:
         sku = str(node.facts.get("sku") or "")
         if sku not in thresholds.sku_names():
@@ -114,8 +113,7 @@ def samples(run: FleetHealth) -> Iterator[Sample]:
 
 
 def _limit_name(sku: str, node: NodeHealth, check: CheckResult, metric: str) -> str:
-    """The name of the limit that judges this measurement: collectives have one for each number of GPUs, and
-    for a ring one of its own where NVLink SHARP is expected."""
+    """Return the limit's name: per number of GPUs for collectives, with rings apart if SHARP is expected."""
     name = f"{check.check}.{metric}"
     if metric != "busbw":
         return name
@@ -128,7 +126,7 @@ def _limit_name(sku: str, node: NodeHealth, check: CheckResult, metric: str) -> 
 
 
 def learn(found: Iterable[Sample], date: str, use: Rules | None = None) -> Baseline:
-    """Limits from samples of one or more runs. `date`: YYYY-MM, when they were measured."""
+    """Learn limits from the samples of one or more runs. `date`: YYYY-MM of the measurements."""
     use = use or rules()
     grouped: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in found:
@@ -148,14 +146,14 @@ def learn(found: Iterable[Sample], date: str, use: Rules | None = None) -> Basel
 
 
 def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules) -> tuple[Threshold, _Place]:
-    """The limit of one metric, and the place that gives it. Raises GpuprovError with why there is none."""
+    """Return the limit of one metric and the position that sets it; raise GpuprovError if it has no limit."""
     metric = thresholds.find(name)
     if metric is None:
         raise GpuprovError("is not a metric we judge")
     devices: dict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in group:
         devices[sample.node, sample.device].append(sample.value)
-    # Each device counts once, however often it was measured.
+    # Each device counts once, no matter how often it was measured.
     values = {key: statistics.median(found) for key, found in devices.items()}
     places: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     for (node, device), value in values.items():
@@ -187,15 +185,15 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
 
 
 def _arithmetic(usual: Typical, unit: str, use: Rules, *, places: int) -> str:
-    said = f"median {usual.middle:.5g} {unit}, scatter {usual.deviation:.3g}"
-    said += f", {usual.core} of {usual.count} alike"
+    text = f"median {usual.middle:.5g} {unit}, scatter {usual.deviation:.3g}"
+    text += f", {usual.core} of {usual.count} alike"
     if places > 1:
-        said += f", in the slowest of {places} places"
+        text += f", in the slowest of {places} places"
     if unit in _COUNTED:
-        return said
+        return text
     off = max(use.margin * usual.middle, use.deviations * usual.deviation)
     why = f"{use.margin:.0%}" if off == use.margin * usual.middle else f"{use.deviations:g} deviations"
-    return f"{said}, less {why}"
+    return f"{text}, less {why}"
 
 
 def _by_place(name: str, device: str) -> bool:
@@ -206,7 +204,7 @@ def _by_place(name: str, device: str) -> bool:
 def _place_limit(
     values: Mapping[tuple[str, str], float], metric: thresholds.Metric, use: Rules, places: int
 ) -> _Place:
-    """The limit that these devices give. Raises GpuprovError with why they give none."""
+    """Return the limit that these devices yield; raise GpuprovError with the reason if they yield none."""
     nodes = len({node for node, _ in values})
     if nodes < use.nodes:
         raise GpuprovError(f"measured on {many(nodes, 'node')}, it takes {use.nodes}")
@@ -256,7 +254,7 @@ def _noisy_limit(
 
 
 def _rounded(value: float, *, down: bool) -> float:
-    """To four digits, towards the lenient side."""
+    """Round to four significant digits, towards the lenient side."""
     digits = 3 - math.floor(math.log10(abs(value)))
     step = math.floor if down else math.ceil
     power = 10.0**digits
@@ -264,7 +262,7 @@ def _rounded(value: float, *, down: bool) -> float:
 
 
 def render(baseline: Baseline, when: str) -> str:
-    """A thresholds file, one document for each SKU. `when`: what the file says of its making."""
+    """Render a thresholds file with one document per SKU. `when`: date text for the file's header."""
     head = f"# Limits learnt from this fleet's own measurements by gpuprov baseline learn, {when}.\n"
     return head + "---\n".join(_document(sku, found) for sku, found in baseline.limits.items())
 

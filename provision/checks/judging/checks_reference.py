@@ -1,4 +1,4 @@
-"""What is known of a check: what it finds, when it runs, and its limits with their sources."""
+"""Reference text of a check: detected faults, stage, needs, and limits with their sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUNS = {
     "by name": "by name: validate --checks {id}",
 }
 _ASKED_BY = {"pairs": "`--pairs`", "group": "`--group`"}
-# Limits that are no SKU's: file below data/, and its keys.
+# Limits independent of the SKU: file below data/, and its keys.
 _PORT_ERRORS = (
     "least_hours",
     "errors_per_hour",
@@ -45,7 +45,7 @@ FIXED: Mapping[str, tuple[str, Sequence[str]]] = {
 
 
 def explained(name: str) -> Iterator[str]:
-    """The lines of `gpuprov docs NAME` for a check."""
+    """Yield the lines of `gpuprov docs NAME` for a check."""
     entry = registry.table()[name]
     check = entry.load()
     yield f"{name}{f' (from {entry.source})' if entry.source else ''}"
@@ -69,12 +69,12 @@ def explained(name: str) -> Iterator[str]:
 
 
 def finds(name: str) -> str:
-    """What a check of ours says that it finds; empty for a user's own."""
+    """Return the faults that a built-in check detects; empty for a user's own."""
     return str(getattr(registry.table()[name].load(), "FINDS", ""))
 
 
 def readme() -> str:
-    """README.md's table of checks."""
+    """Render README.md's table of checks."""
     rows = [f"| `{one.id}` | {_ASKED_BY.get(one.stage, one.stage)} | {finds(one.id)} |" for one in BUILT_IN]
     return "\n".join(["| check | stage | finds |", "|---|---|---|", *rows])
 
@@ -100,7 +100,7 @@ def _fixed(name: str) -> Iterator[str]:
 
 
 def _stated(row: Mapping[str, Any], label: str) -> Iterator[str]:
-    """A limit with its source; a mapping of several, one line each."""
+    """Yield a limit with its source; a mapping of several limits yields one line each."""
     if "limit" in row:
         unit = f" {row['unit']}" if "unit" in row else ""
         yield f"    {label}{row['limit']}{unit}, {row['kind']}: {' '.join(str(row['source']).split())}"

@@ -1,4 +1,4 @@
-"""What is known of one node before any check runs, and what of its variables checks may know."""
+"""Observed facts of a node before its checks run, and the variables that checks may read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from provision.checks.thresholds import Threshold
 from provision.desired import vendors
 from provision.errors import InventoryError
 
-# What a check may know of a node's variables. Never all of them: there are passwords among them.
+# The variables that checks may read. Never add all of a node's variables: some are passwords.
 _VARIABLES = (
     *("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour", "nvidia_driver_persistence"),
     "nvidia_driver_enabled",
@@ -31,16 +31,16 @@ _VARIABLE_PREFIXES = ("validation_tools_", "amd_validation_tools_")
 
 
 def for_checks(variable: str) -> bool:
-    """Whether checks may know this variable."""
+    """Return whether checks may read this variable."""
     return variable in _VARIABLES or variable.startswith(_VARIABLE_PREFIXES)
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What is known of one node before any check: an entry of facts.jsonl.
+    """The state of one node before its checks run: an entry of facts.jsonl.
 
-    `error` says why no check can run on it; `missing_gpus` that it has none of the GPUs it was declared to
-    have. `problems`: why a fact could not be read.
+    `error`: why no check can run on the node; `missing_gpus`: it has none of its declared GPUs. `problems`:
+    why a fact could not be read.
     """
 
     node: str
@@ -54,22 +54,22 @@ class NodeFacts:
 
     @property
     def trouble(self) -> str:
-        """Why no check can run on it, in words that begin with the node's state."""
+        """Why no check can run on the node, beginning with its state."""
         return f"unreachable: {self.error}" if self.unreachable else self.error
 
     @property
     def without_gpus(self) -> bool:
-        """Whether it was declared to have no GPU, and has none: its network can be measured, and no more."""
+        """Whether the node has no GPU, as declared, so that only its network can be measured."""
         return bool(self.gpuprov_node) and not self.error and not self.gpuprov_node["gpu"]["count"]
 
     @property
     def lanes(self) -> int | None:
-        """How many lanes the slots of its GPUs are wired with, where the inventory says so."""
+        """Number of PCIe lanes of its GPU slots, if the inventory states it."""
         lanes = self.variables.get("gpuprov_pcie_width")
         return lanes if isinstance(lanes, int) else None
 
     def limits(self, override: Path | None = None) -> Mapping[str, Threshold]:
-        """The thresholds that hold for it; `override` is a user's file. Raises ThresholdError."""
+        """Return the node's thresholds; `override`: a user's file. Raises ThresholdError."""
         if not self.gpuprov_node:
             return {}
         return thresholds.for_sku(self.check_node.sku, override, self.lanes)
@@ -86,7 +86,7 @@ def node_facts_of(
     gpuprov_node: Mapping[str, Any],
     declared: Mapping[str, Any],
 ) -> NodeFacts:
-    """A node that answered: whether checks can run on it, and what they may know."""
+    """Build the facts of a reachable node, with the reason if checks cannot run on it."""
     addresses = [str(gpu["address"]) for gpu in facts.get("gpu.pci") or ()]
     known = {**declared, "gpuprov_pci_addresses": addresses}
     variables = {key: value for key, value in known.items() if for_checks(key)}

@@ -1,6 +1,6 @@
-"""The checks of one node: what to run for them, and the judging of what came back (pure).
+"""The checks of one node: commands to run, and the judging of their outputs (pure).
 
-The same on the controller and in the node's own health program.
+Shared by the controller and the node's own health program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from provision.text import one_line
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
-    """The check's programs, within the user's time; after a load on GPUs each of them is asked to answer."""
+    """Return a check's commands within the user's timeout, with a test of the GPUs after a load."""
     chosen = _check(check, node)
     if chosen is None:
         return []
@@ -40,17 +40,17 @@ def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> lis
 
 
 def _check(check: str, node: CheckNode) -> Check | None:
-    """The check as this node's GPUs want it; None where nothing was built for them."""
+    """Return the check's implementation for this node's GPUs, or None if unsupported."""
     return CHECKS.of_vendor(check, node.gpuprov_node["gpu"].get("vendor"))
 
 
 def _answers(node: CheckNode) -> Answers:
-    """What asks, after a load, which of this node's GPUs still answer."""
+    """Return the test of whether this node's GPUs still respond after a load."""
     return offered(node.gpuprov_node["gpu"].get("vendor")).answers()
 
 
 def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
-    """These programs; beyond the load it makes none has more than the user's `timeout` seconds."""
+    """Cap each command's deadline at its load plus the user's `timeout` seconds."""
     if timeout is None:
         return list(commands)
     return [replace(one, deadline=min(one.deadline, one.load + float(timeout))) for one in commands]
@@ -59,8 +59,7 @@ def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
 def raw_from_answer(
     node: str, check: str, answer: Mapping[str, Any], boot_id_before: str, asked: Sequence[str] = ()
 ) -> Raw:
-    """The answer of the module gpuprov_run (untrusted) → Raw. What does not have its shape, or lacks the
-    output of a command that was `asked` for (by name), is an `error`."""
+    """Parse the untrusted answer of gpuprov_run; `error` if it is malformed or lacks a requested output."""
     try:
         outputs = tuple(_output(output) for output in answer["outputs"])
         boot_id = str(answer.get("boot_id", ""))
@@ -70,12 +69,12 @@ def raw_from_answer(
         )
     seconds = sum(output.seconds for output in _of_the_test(outputs))
     lacking = [name for name in asked if name not in {output.name for output in outputs}]
-    said = f"the node's answer lacks the output of {', '.join(lacking)}" if lacking else ""
-    return Raw(node, check, outputs, seconds, boot_id, boot_id_before, said)
+    message = f"the node's answer lacks the output of {', '.join(lacking)}" if lacking else ""
+    return Raw(node, check, outputs, seconds, boot_id, boot_id_before, message)
 
 
 def _of_the_test(outputs: Iterable[Output]) -> list[Output]:
-    """The outputs of the test itself, without what watched it."""
+    """Return the outputs of the test itself, without background programs and monitors."""
     return [one for one in outputs if not one.beside and one.name not in (KERNEL_LOG_DELTA, gpu_answers.NAME)]
 
 
@@ -96,7 +95,7 @@ def _output(answer: Mapping[str, Any]) -> Output:
 
 
 def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> CheckResult:
-    """One check on one node: parse and judge what came back. Never raises for what a node said."""
+    """Parse and judge one check on one node; never raises, whatever the node sent."""
     if node.without_gpus:
         skipped = Finding(raw.check, Verdict.SKIP, "node", "declared to have no GPU, and has none")
         return _result(raw.check, [skipped], [], raw)
@@ -113,7 +112,7 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
     except ParseError as error:
         what = "; ".join(part for part in (error.what, error.fix) if part)
         findings = [unmeasured(raw.check, what, action=_remedy(raw, error.fix), evidence=_evidence(raw))]
-    except Exception as error:  # one node's strange answer must not cost the others their report
+    except Exception as error:  # one node's odd output must not lose the others' report
         failed = one_line(repr(error), 200)
         what = f"gpuprov failed on this output ({failed}): {bug_file.report(error)} and {raw.path}"
         findings = [unmeasured(raw.check, what, action="investigate")]
@@ -127,12 +126,12 @@ def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, Threshold]) -> C
     return _result(raw.check, findings, measurements, raw)
 
 
-# What Python's int() and float() refuse in a number of some thousand digits, in NaN and in Infinity.
+# Errors of Python's int() and float() for thousands of digits, NaN and Infinity.
 _UNUSABLE = ("integer string conversion", "too large to convert to float", "cannot convert float")
 
 
 def _parsed(check: Check, node: CheckNode, raw: Raw) -> list[Measurement]:
-    """The measurements in an output. Raises ParseError, also for a number that cannot be one."""
+    """Parse the outputs of a check; raise ParseError, also for a number out of range."""
     try:
         return check.parse(node, {output.name: output for output in raw.outputs})
     except (ValueError, OverflowError) as error:
@@ -142,7 +141,7 @@ def _parsed(check: Check, node: CheckNode, raw: Raw) -> list[Measurement]:
 
 
 def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> list[Finding]:
-    """What the kernel said of GPUs and the machine while the check ran, whatever it was; nothing twice."""
+    """Judge kernel messages logged during the check, about GPUs and the host, each fault only once."""
     output = next((output for output in raw.outputs if output.name == KERNEL_LOG_DELTA), None)
     if output is None:
         return []
@@ -153,31 +152,31 @@ def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> lis
     events = kernel_log.events(lines)
     events = kernel_incidents.named(kernel_incidents.of_its_gpus(node.check_node, events), gpus)
     domain = kernel_incidents.spans_nodes(node.check_node)
-    found = kernel_incidents.judge(raw.check, events, own_test=True, others=known, domain=domain)
+    findings = kernel_incidents.judge(raw.check, events, own_test=True, others=known, domain=domain)
     of_host = host_lines.events(kernel_log.texts(lines))
-    found += host_lines.judge(raw.check, node.check_node, of_host, during=True)
+    findings += host_lines.judge(raw.check, node.check_node, of_host, during=True)
     if output.truncated:
         what = "the kernel wrote more than its buffer holds during this test: errors may be lost"
-        found.append(unmeasured(raw.check, what, action="investigate"))
-    told = {(finding.metric, finding.device) for finding in known if finding.metric}
-    return [finding for finding in found if (finding.metric, finding.device) not in told]
+        findings.append(unmeasured(raw.check, what, action="investigate"))
+    already_reported = {(finding.metric, finding.device) for finding in known if finding.metric}
+    return [finding for finding in findings if (finding.metric, finding.device) not in already_reported]
 
 
 def _remedy(raw: Raw, fix: str | None) -> str:
-    """What to do when a check could not be measured. `fix`: the advice of its ParseError."""
+    """Return the action for a check that could not be measured. `fix`: the advice of its ParseError."""
     outputs = _of_the_test(raw.outputs)
     if any(output.not_started for output in outputs):
         return "fix configuration"
-    # Where a log or another check knows the cause, to run this one again shows nothing new.
-    looked = "look at " in (fix or "") or "look for " in (fix or "")
-    return "investigate" if looked or any(output.timed_out for output in outputs) else "run again"
+    # If a log or another check has the cause, running this check again shows nothing new.
+    has_other_source = "look at " in (fix or "") or "look for " in (fix or "")
+    return "investigate" if has_other_source or any(output.timed_out for output in outputs) else "run again"
 
 
 def _evidence(raw: Raw) -> list[str]:
-    """The last lines of what was printed, for the reader who wonders what was not understood."""
+    """Return the last lines of output, for a reader who wonders which text was not recognised."""
     outputs = _of_the_test(raw.outputs)
     if any(output.not_started for output in outputs):
-        return []  # what the other programs printed is no sign of that
+        return []  # the output of the other programs does not explain that
     lines = [line for output in outputs for line in f"{output.stdout}\n{output.stderr}".splitlines()]
     return [line.strip()[:200] for line in lines if line.strip()][-3:]
 
@@ -195,7 +194,7 @@ def _result(
 def judge_node(
     node: NodeFacts, results: Mapping[str, CheckResult], asked: Sequence[str], *, lost: bool = False
 ) -> NodeHealth:
-    """All checks of one node → its health. `lost`: it stopped answering on the way."""
+    """Combine the checks of one node. `lost`: the node stopped responding during the run."""
     if node.missing_gpus:
         message = f"0 of {node.variables['gpuprov_expected_gpus']} GPUs: {node.error}"
         action = "reseat or check cable"
@@ -215,7 +214,7 @@ def judge_node(
 
 
 def _header(node: NodeFacts, measurements: Iterable[Measurement]) -> dict[str, Any]:
-    """The facts at the head of a node's report."""
+    """Return the facts for the header of a node's report."""
     facts = node.facts
     driver = next(
         (m.value for m in measurements if m.metric == "driver_version"), facts.get("driver.loaded_version")

@@ -1,9 +1,9 @@
-"""Repeat offenders: a fault of a device that came back after a repair gets a stronger action (pure).
+"""Repeat offenders: stronger actions for a device's fault that came back after a repair (pure).
 
-A single warning is watched. What came back after a repair is investigated, and what did so again is replaced,
-with the earlier runs as evidence. The repairs that runs can see: another boot, and a run of the same check
-without the fault. Three looks at one fault are one fault. Configuration, versions that differ and what could
-not be measured never wear out a part: they are neither counted nor raised.
+A first warning is watched. A fault that returns after a repair is investigated, and one that returns again
+means replacement, with the earlier runs as evidence. Runs can detect two kinds of repair: a reboot, and a run
+of the same check without the fault. Three observations of one fault count once. Configuration, version
+differences and unmeasured values never wear out a part: they are neither counted nor escalated.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from provision.checks.judge import Finding, Verdict
 from provision.paths import DATA
 from provision.text import many
 
-# What asks for a hand on a device. A configuration, a job or a second run is no matter of its hardware; a
-# reboot mends what the node's software disagrees about, and a cable that was reseated is no worn part.
+# Actions on the hardware of a device. Configuration, jobs and repeated runs do not concern hardware; a reboot
+# resolves software inconsistencies, and a reseated cable is not a worn part.
 _OF_HARDWARE = ("watch", "reset GPU", "power-cycle", "investigate", "replace part")
 _GPU = re.compile(r"gpu(\d+)")
-# The kernel log of a boot is read by one check; others read the part that came while they ran.
+# One check reads the kernel log of a whole boot; the others read only the lines logged while they ran.
 _OF_KERNEL_LOG = dict.fromkeys(("xid", "sxid", "aer", "nvrm", "amdgpu"), "gpu_inventory") | {
     "host_line": "host_health"
 }
@@ -32,9 +32,9 @@ _OF_KERNEL_LOG = dict.fromkeys(("xid", "sxid", "aer", "nvrm", "amdgpu"), "gpu_in
 
 @dataclass(frozen=True)
 class Rules:
-    """data/offenders.yml: within the last `runs` runs, how often a fault must have appeared anew.
+    """Rules of data/offenders.yml: how often a fault must reappear within the last `runs` runs.
 
-    `software`: faults (check.metric) that are of programs alone.
+    `software`: faults (check.metric) caused by software alone.
     """
 
     runs: int
@@ -45,9 +45,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Past:
-    """One run of a node: its name, its faults (by `fault`), the boot it saw, and the checks that measured.
-    Older versions kept neither of the last two.
-    """
+    """One run of a node with its faults (by `fault`); older versions stored no `boot` and `measured`."""
 
     run: str
     bad: Collection[str]
@@ -55,7 +53,7 @@ class Past:
     measured: Collection[str] = ()
 
     def record(self) -> dict[str, Any]:
-        """The inverse of `past_of`."""
+        """Serialise the run; the inverse of `past_of`."""
         return {
             "run": self.run,
             "bad": sorted(self.bad),
@@ -65,26 +63,26 @@ class Past:
 
 
 def past_of(row: Mapping[str, Any]) -> Past:
-    """A run as it was kept. Raises KeyError or TypeError."""
+    """Parse a stored run; raise KeyError or TypeError if it is malformed."""
     bad, measured = (frozenset(map(str, names)) for names in (row["bad"], row.get("measured", ())))
     return Past(str(row["run"]), bad, str(row.get("boot", "")), measured)
 
 
 @cache
 def rules() -> Rules:
-    """The shipped rules."""
+    """Load the shipped rules."""
     document = yamlfile.load_mapping(DATA / "offenders.yml")
     return Rules(**{name: document[name] for name in Rules.__dataclass_fields__})
 
 
 def identity(node: NodeHealth, device: str) -> str:
-    """The name of a device that stays with it: `gpu3` → its UUID, `gpu2-gpu6` → both; others as they are."""
+    """Return a device's permanent name: `gpu3` → its UUID, `gpu2-gpu6` → both; others unchanged."""
     uuids = {gpu.index: gpu.uuid or gpu.serial for gpu in node.gpus}
     return _GPU.sub(lambda match: uuids.get(int(match[1])) or match[0], device)
 
 
 def fault(node: NodeHealth, finding: Finding) -> str:
-    """The name of a fault that stays with it: the device's identity, a space, and the kind of fault."""
+    """Return a fault's permanent name: identity of the device, a space, and the kind of fault."""
     return f"{identity(node, finding.device)} {_kind(finding)}"
 
 
@@ -94,8 +92,8 @@ def _kind(finding: Finding) -> str:
 
 
 def past_from(run: str, node: NodeHealth, asked: Iterable[str]) -> Past:
-    """What this run found, to be kept. `asked`: the checks of the run."""
-    found = (f for check in node.checks for f in check.wrong if _counts(f))
+    """Summarise this run, with its requested checks, for later ones."""
+    faults = (f for check in node.checks for f in check.wrong if _counts(f))
     unmeasured = {
         check.check
         for check in node.checks
@@ -103,7 +101,7 @@ def past_from(run: str, node: NodeHealth, asked: Iterable[str]) -> Past:
         or any(f.verdict is Verdict.ERROR for f in check.wrong)
     }
     measured = () if node.error else frozenset(asked) - unmeasured
-    return Past(run, frozenset(fault(node, f) for f in found), _boot(node), measured)
+    return Past(run, frozenset(fault(node, f) for f in faults), _boot(node), measured)
 
 
 def _counts(finding: Finding) -> bool:
@@ -115,9 +113,10 @@ def _counts(finding: Finding) -> bool:
 
 
 def appearances(name: str, runs: Iterable[Past], use: Rules) -> list[str]:
-    """The runs in which the fault `name` appeared anew, of the last that count. `runs`: oldest first.
+    """Return the runs, among the last that count, in which the fault `name` reappeared.
 
-    Runs that saw it without a repair between them are one, and it is named by the first of them.
+    `runs`: oldest first. Consecutive runs with the fault and no repair between them count once, under the
+    first one's name.
     """
     check = name.rpartition(" ")[2].partition(".")[0]
     steps: list[str] = []  # each run without the fault: ""
@@ -140,9 +139,10 @@ def _boot(node: NodeHealth) -> str:
 def escalate(
     nodes: Iterable[NodeHealth], past: Mapping[str, Sequence[Past]], use: Rules | None = None
 ) -> tuple[NodeHealth, ...]:
-    """The nodes, with the action of each repeat offender raised. `past`: node → earlier runs, oldest first.
+    """Return the nodes with the actions of repeat offenders raised.
 
-    No verdict changes: what a device did before does not make today's measurement another one.
+    `past`: node → earlier runs, oldest first. Verdicts do not change: history does not alter today's
+    measurement.
     """
     use = use or rules()
     return tuple(_raised(node, past[node.node], use) if past.get(node.node) else node for node in nodes)
@@ -165,18 +165,18 @@ def _again(node: NodeHealth, finding: Finding, earlier: Sequence[Past], use: Rul
     action = _next(finding, len(runs), use)
     if action == finding.action:
         return finding
-    said = f"came back {many(len(runs) - 1, 'time')} after a reboot or a run without it"
+    history = f"came back {many(len(runs) - 1, 'time')} after a reboot or a run without it"
     return replace(
         finding,
         action=action,
-        message=f"{finding.message}; {said}",
-        evidence=(*finding.evidence, f"{said}: first found in {', '.join(runs[:-1])}"),
+        message=f"{finding.message}; {history}",
+        evidence=(*finding.evidence, f"{history}: first found in {', '.join(runs[:-1])}"),
     )
 
 
 def _next(finding: Finding, times: int, use: Rules) -> str:
-    """What to do about a fault that appeared `times` times."""
-    # Which part of a node is the bad one, no number of runs says.
+    """Return the action for a fault that appeared `times` times."""
+    # However many runs: they do not show which part of a node is faulty.
     if times >= use.replace and finding.device != "node":
         return "replace part"
     if times >= use.investigate and (finding.action == "watch" or times >= use.replace):

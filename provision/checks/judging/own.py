@@ -1,10 +1,8 @@
-"""Checks from outside: a distribution names them in the entry point group `gpuprov.checks`.
+"""Users' own checks, which a distribution declares in the entry point group `gpuprov.checks`.
 
-docs/own-checks.md walks through one.
-
-They are looked for when somebody asks for more than a shipped check by its name, so that a command that needs
-none does not pay for it. One that cannot be used stops the run with its distribution's name: left out
-silently, it would be a check that everybody believes to have passed.
+docs/own-checks.md is a tutorial. Own checks are searched only if more than a shipped check is requested by
+name, so that other commands do not pay for it. An unusable check stops the run and names its distribution: if
+it were skipped silently, everybody would believe that it passed.
 """
 
 from __future__ import annotations
@@ -29,13 +27,11 @@ _ARGUMENTS = {"commands": 2, "parse": 2, "judge": 3}
 
 
 class OwnCheckError(GpuprovError):
-    """A check from outside that cannot be used."""
+    """A user's own check cannot be used."""
 
 
 def found() -> dict[str, Entry]:
-    """Every check that an installed distribution offers, by id. Raises OwnCheckError, naming the
-    distribution.
-    """
+    """Return the checks of all installed distributions by id; raise OwnCheckError for an unusable one."""
     taken = {one.id: "gpuprov itself" for one in BUILT_IN}
     checks: dict[str, Entry] = {}
     for entry in sorted(metadata.entry_points(group=OWN), key=lambda entry: entry.name):
@@ -44,7 +40,7 @@ def found() -> dict[str, Entry]:
             _refuse(entry.name, source, f"{owner} has a check of that name")
         try:
             module = entry.load()
-        except Exception as error:  # whatever a stranger's module does when it is imported
+        except Exception as error:  # third-party code may raise anything on import
             _refuse(entry.name, source, f"it cannot be imported: {type(error).__name__}: {error}")
         check = _verified(entry.name, source, module)
         for metric, limit in _metrics(entry.name, source, module).items():
@@ -62,7 +58,7 @@ def _refuse(name: str, source: str, problem: str) -> NoReturn:
 
 
 def _verified(name: str, source: str, module: Any) -> Check:
-    """The module behind a guard, once it has the shape of a check."""
+    """Validate the shape of a module and return it as a guarded check."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         _refuse(name, source, "its name must be lower case letters, digits and _")
     needs, facts = getattr(module, "NEEDS", None), getattr(module, "FACTS", ())
@@ -93,23 +89,23 @@ def _words(value: Any) -> bool:
 
 
 def _metrics(name: str, source: str, module: Any) -> dict[str, thresholds.Metric]:
-    """What the module's METRICS say may be limited: name → {unit, direction}."""
+    """Parse the module's METRICS, which may have limits: name → {unit, direction}."""
     declared = getattr(module, "METRICS", {})
     try:
-        found = {str(metric): thresholds.Metric(**row) for metric, row in declared.items()}
+        metrics = {str(metric): thresholds.Metric(**row) for metric, row in declared.items()}
     except (AttributeError, TypeError):
-        found = {}
+        metrics = {}
     good = all(
         isinstance(row.unit, str) and row.direction in _DIRECTIONS and re.fullmatch(r"[a-z]\w*", metric)
-        for metric, row in found.items()
+        for metric, row in metrics.items()
     )
-    if not good or (declared and not found):
+    if not good or (declared and not metrics):
         _refuse(name, source, f"METRICS must map names to a unit and a direction ({', '.join(_DIRECTIONS)})")
-    return found
+    return metrics
 
 
 def _guarded(name: str, source: str, module: Any) -> Check:
-    """The check, with what it gives checked: a mistake in it costs its own verdict and nothing else."""
+    """Wrap a check so that its mistakes cost only its own verdict."""
 
     def wrong(what: str) -> ParseError:
         return ParseError(f"{name} ({source}): {what}", "report it to its author")
@@ -119,7 +115,7 @@ def _guarded(name: str, source: str, module: Any) -> Check:
             given = list(getattr(module, function)(*arguments))
         except ParseError:
             raise
-        except Exception as error:  # a stranger's code, on strange output
+        except Exception as error:  # third-party code, on unexpected output
             kept = bug_file.report(error)
             raise wrong(f"{function} failed: {type(error).__name__}: {error}; {kept}") from error
         if not all(isinstance(one, kind) for one in given):

@@ -1,4 +1,4 @@
-"""The checks by id: those of the table, and users' own; and the choice of those of a run."""
+"""Lookup of checks by id, from the table and users' own, and selection of a run's checks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ T = TypeVar("T")
 
 
 class Checks(Mapping[str, T]):
-    """Checks by id, in the order they run: ours, then users' own, which are looked for when somebody asks for
-    more than one of ours by its id.
+    """Checks by id in run order: built-in checks, then users' own.
+
+    Own checks are searched only when more than a built-in check is requested by id.
     """
 
     def __init__(self, ours: Iterable[Entry], own: Callable[[], dict[str, Entry]] = dict) -> None:
@@ -28,27 +29,27 @@ class Checks(Mapping[str, T]):
 
     @cached_property
     def own(self) -> dict[str, Entry]:
-        """The checks that users installed. Raises OwnCheckError."""
+        """The users' own checks by id; raises OwnCheckError."""
         return self._find()
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """Each check's line of the table. None of ours is imported for it."""
+        """Each check's line of the table; imports no built-in check."""
         return self._ours | self.own
 
     def __getitem__(self, name: str) -> T:
         return cast("T", self._entry(name).load())
 
     def of_vendor(self, name: str, vendor: str | None) -> T | None:
-        """The check as nodes with this vendor's GPUs take it; None where nothing was built for them."""
+        """Return the check for this vendor's GPUs, or None if there is no implementation."""
         return cast("T | None", self._entry(name).load_for(vendor))
 
     def of_any(self, name: str) -> list[T]:
-        """The check for each vendor's GPUs, each once."""
+        """Return the distinct implementations of a check."""
         from provision.checks import vendors
 
-        found = (self.of_vendor(name, vendor) for vendor in vendors.ALL)
-        return list({id(one): one for one in found if one is not None}.values())  # not all can be hashed
+        loaded = (self.of_vendor(name, vendor) for vendor in vendors.ALL)
+        return list({id(one): one for one in loaded if one is not None}.values())  # not all are hashable
 
     def _entry(self, name: str) -> Entry:
         return self._ours.get(name) or self.own[name]
@@ -78,14 +79,12 @@ PAIRS: Checks[CheckBetween] = Checks([one for one in BUILT_IN if one.stage not i
 
 
 def table() -> dict[str, Entry]:
-    """Every check's line of the table: of nodes in the order they run, then of several nodes."""
+    """Return every check's line of the table in run order: first checks of nodes, then of several nodes."""
     return CHECKS.entries | PAIRS.entries
 
 
 def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The checks to run, in the order they run. `names` wins over `stage`; raises UsageError on an unknown
-    one.
-    """
+    """Return the checks to run in run order; `names` overrides `stage`. Raises UsageError."""
     every = table()
     unknown = [name for name in names if name not in every]
     if unknown:
@@ -95,19 +94,18 @@ def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def of_nodes(asked: Iterable[str]) -> tuple[str, ...]:
-    """Those of these checks that look at one node at a time."""
+    """Filter the checks that test one node at a time."""
     return tuple(name for name in asked if name not in PAIRS)
 
 
 def facts_for(asked: Iterable[str]) -> frozenset[str]:
-    """The facts that these checks read: the look before them asks for all at once."""
-    # Of other vendors' GPUs they are read once it is known whose a node has.
+    """Return the facts that these checks read for any vendor, for one collection of facts."""
+    # Facts about another vendor's GPUs are read once the vendor of a node's GPUs is known.
     return _facts(asked, None)
 
 
 def facts_of_vendor(asked: Iterable[str], vendor: str | None) -> frozenset[str]:
-    """The facts that these checks read beside, where a node has this vendor's GPUs: they are asked of such
-    nodes alone, once it is known that they are."""
+    """Return the further facts that these checks read on nodes with this vendor's GPUs."""
     return _facts(asked := tuple(asked), vendor) - facts_for(asked)
 
 
@@ -117,17 +115,17 @@ def _facts(asked: Iterable[str], vendor: str | None) -> frozenset[str]:
 
 
 def not_built(asked: Iterable[str], vendor: str | None) -> tuple[str, ...]:
-    """Those of these checks that do not measure this vendor's GPUs."""
-    found = dict.fromkeys(asked)
+    """Return the checks that do not support this vendor's GPUs."""
+    requested = dict.fromkeys(asked)
     return tuple(
         name
         for names in (CHECKS, PAIRS)
-        for name in found
+        for name in requested
         if name in names and names.of_vendor(name, vendor) is None
     )
 
 
 def of_pairs(asked: Iterable[str]) -> tuple[str, ...]:
-    """Those of these checks that look at nodes together, in the order they run."""
-    wanted = set(asked)
-    return tuple(name for name in PAIRS if name in wanted)
+    """Filter the checks that test nodes together, in run order."""
+    requested = set(asked)
+    return tuple(name for name in PAIRS if name in requested)

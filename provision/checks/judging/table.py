@@ -1,15 +1,15 @@
-"""The table of checks: each one's id, scope, stage and module. Adding one: see CONTRIBUTING.md.
+"""The table of checks with id, scope, stage and module; CONTRIBUTING.md describes how to add one.
 
-Quick before long, and heat last: bandwidth measured right after a burn is low because the GPUs are hot, not
-because a link is bad. So the inventory comes first, then cards and pairs, then the groups, then the burn and
-NVIDIA's diagnostic, which is heat too. No wait to cool down is needed: a collective of seconds warms no GPU,
-and what heats stands behind all that it could disturb.
+Short checks come first and loads last: bandwidth measured right after a burn-in is low because the GPUs are
+hot, not because a link is bad. So the inventory comes first, then cards and pairs, then groups, then the burn
+and NVIDIA's diagnostic, which is a load as well. No pause to cool down is needed: a collective of seconds
+warms no GPU, and the loads run after everything that they could disturb.
 
-A check's module is imported when the check is used: a drift of a fleet needs the ids of all, and no module.
+A check's module is imported when the check is used: `drift` of a fleet needs all ids but no module.
 
-A check that looks at no GPU has its module here; how another is done on a vendor's GPUs, under the same id
-and with the same metrics and verdicts, that vendor's package says (provision/checks/vendors). Where it says
-nothing, nothing was built for these GPUs: that is a skip, with a line that says so.
+A check that is independent of the GPUs has its module here. Otherwise each vendor's package
+(provision/checks/vendors) names the module for its GPUs, with the same id, metrics and verdicts. Without one
+the check is skipped on these GPUs, with a message.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from provision.checks.pairs.judge import CheckBetween
 
 Scope = Literal["node", "pair", "group"]
-# The earliest stage that runs it; checks of several nodes are in none: they run for --pairs, for --group, or
-# for their name.
+# The earliest stage that runs the check. Checks of several nodes are in no stage: they run with --pairs, with
+# --group, or by name.
 Stage = Literal["quick", "standard", "burnin", "pairs", "group", "by name"]
 OWN = "gpuprov.checks"  # the entry point group of users' own checks
 STAGES: tuple[Stage, ...] = ("quick", "standard", "burnin")
@@ -31,9 +31,10 @@ STAGES: tuple[Stage, ...] = ("quick", "standard", "burnin")
 
 @dataclass(frozen=True)
 class Entry:
-    """One check. `scope`: what its findings are about. `module`: where it is below provision.checks, whosever
-    the GPUs are; empty where each vendor has its own. Of a user's own check `own` is the check itself, and
-    `source` its distribution, `gpuprov-own-check 1.0`.
+    """One check. `scope`: the kind of device its findings are about.
+
+    `module`: its module below provision.checks; empty if each vendor has its own. For a user's own check:
+    `own`, the check itself, and `source`, its distribution (`gpuprov-own-check 1.0`).
     """
 
     id: str
@@ -44,18 +45,17 @@ class Entry:
     source: str = ""
 
     def load(self) -> Check | CheckBetween:
-        """The check, as the first vendor's GPUs take it for which it was built."""
+        """Load the check for the first vendor that has an implementation."""
         from provision.checks import vendors
 
         return next(found for name in vendors.ALL if (found := self.load_for(name)) is not None)
 
     def load_for(self, whose: str | None) -> Check | CheckBetween | None:
-        """The check as nodes with this vendor's GPUs take it; None where nothing was built for them. Whether
-        a user's own check fits is its author's to know."""
+        """Load the check for this vendor's GPUs, or None; a user's own check is loaded for any vendor."""
         from provision.checks import vendor, vendors
 
-        place = self.module or vendors.offered(whose).checks.get(self.id, "")
-        return self.own or (cast("Check | CheckBetween", vendor.load(place)) if place else None)
+        location = self.module or vendors.offered(whose).checks.get(self.id, "")
+        return self.own or (cast("Check | CheckBetween", vendor.load(location)) if location else None)
 
 
 BUILT_IN = (

@@ -1,7 +1,7 @@
 """The evidence behind a limit: number of machines, age, and the share of healthy parts it would fail.
 
-The share is a prediction for a part that nobody has measured yet: normal noise around the typical value.
-The errors of that value and of the spread count too (Student's t), so that few machines give a larger share.
+The share is a prediction for a part not yet measured, with normal noise around the typical value. It includes
+the errors of that value and of the spread (Student's t), so fewer machines give a larger share.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ FILE = DATA / "healthy_spread.yml"
 
 @cache
 def general_spread() -> Spread:
-    """The spread of healthy parts where a limit does not state its own: an upper bound, see the file."""
+    """Load the spread of healthy parts for limits without their own: an upper bound, see the file."""
     document = yamlfile.load_mapping(FILE)
     return Spread(float(document["percent"]), None, document["source"])
 
 
 def share_failed(limit: Threshold) -> float | None:
-    """The share of healthy parts, 0 to 1, that the limit would fail; None when no typical value is known.
+    """Return the share of healthy parts, 0 to 1, that fail the limit; None without a typical value.
 
-    A typical value whose source does not say of how many machines it is counts as one machine's.
+    A typical value whose source does not state the number of machines counts as one machine's.
     """
     typical, spread = limit.typical, limit.spread or general_spread()
     if typical is None or limit.direction == "equal":
         return None
     room = typical.value - limit.limit if limit.direction == "at_least" else limit.limit - typical.value
-    # The next part differs from the true mean, and the mean of n machines does too: 1 + 1/n variances.
+    # The next part differs from the true mean, and so does the mean of n machines: 1 + 1/n variances.
     error = typical.value * spread.percent / 100 * math.sqrt(1 + 1 / max(typical.machines or 1, 1))
     if error == 0:
         return 0.0 if room >= 0 else 1.0
@@ -45,9 +45,7 @@ def share_failed(limit: Threshold) -> float | None:
 
 
 def share_text(share: float | None, sign: str = "≤") -> str:
-    """As a person reads it, rounded up to two digits: `≤ 3.8 %`, `< 0.01 %`, or `unknown`. With a spread that
-    was measured a share is no bound but what is expected: its sign is `about`.
-    """
+    """Format a share rounded up to two digits; with a measured spread it is `about` that, not a bound."""
     if share is None:
         return "unknown"
     percent = 100 * share
@@ -61,11 +59,11 @@ def share_text(share: float | None, sign: str = "≤") -> str:
 # --- Student's t distribution, which the standard library lacks
 
 
-_NORMAL_FROM = 1e6  # degrees of freedom, from which t and the normal distribution agree to six digits
+_NORMAL_FROM = 1e6  # degrees of freedom from which t and the normal distribution agree to six digits
 
 
 def cdf(t: float, freedom: float) -> float:
-    """The probability of a value up to `t`; `freedom`: degrees of freedom, above 0, may be infinite."""
+    """Return the probability of a value up to `t`; `freedom`: degrees of freedom, above 0 or infinite."""
     if freedom >= _NORMAL_FROM:
         return NormalDist().cdf(t)
     tail = 0.5 * _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
@@ -73,7 +71,7 @@ def cdf(t: float, freedom: float) -> float:
 
 
 def quantile(p: float, freedom: float) -> float:
-    """The value that `cdf` gives `p` for, 0 < p < 1; found by bisection, to nine digits."""
+    """Return the value at which `cdf` is `p`, 0 < p < 1, found by bisection to nine digits."""
     if p < 0.5:
         return -quantile(1 - p, freedom)
     low, high = 0.0, 1.0
@@ -86,7 +84,7 @@ def quantile(p: float, freedom: float) -> float:
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function I_x(a, b), by its continued fraction (NIST DLMF 8.17.22)."""
+    """Return the regularised incomplete beta I_x(a, b) by continued fraction (NIST DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, its mirror image converges fast
@@ -96,7 +94,7 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """1 + d1/(1 + d2/(1 + ...)), from its end: 400 terms are more than 1e6 degrees of freedom need."""
+    """Evaluate 1 + d1/(1 + d2/(1 + ...)) backwards; 400 terms suffice for 1e6 degrees of freedom."""
     value = 1.0
     for n in range(400, 0, -1):
         m = n // 2
@@ -110,12 +108,12 @@ def _fraction(x: float, a: float, b: float) -> float:
 
 # --- the certainty of a derived limit: its confidence interval, and the number of nodes that makes it
 # trustworthy. GPUs of one node share its power, cooling, board and host, so they are not independent
-# measurements: what counts is how far nodes differ, and n nodes leave n - 1 degrees of freedom.
+# measurements: only differences between nodes count, and n nodes leave n - 1 degrees of freedom.
 
 
 CONFIDENCE = 0.95
-# Standard errors of a sample median, and of the scaled median absolute deviation, of N normal values with
-# standard deviation 1: these over sqrt(N) (Rousseeuw and Croux 1993, whose efficiencies are 64 % and 37 %).
+# Standard errors of a sample median and of the scaled median absolute deviation of N normal values with
+# standard deviation 1, times sqrt(N) (Rousseeuw and Croux 1993: efficiencies of 64 % and 37 %).
 _OF_MEDIAN = math.sqrt(math.pi / 2)
 _OF_DEVIATION = math.sqrt(1 / (2 * 0.3674))
 _MOST_NODES = 1 << 20
@@ -123,9 +121,9 @@ _MOST_NODES = 1 << 20
 
 @dataclass(frozen=True)
 class Healthy:
-    """The healthy devices of a fleet: of how many nodes, and how many independent devices they are worth.
+    """The healthy devices of a fleet: their nodes, and the number of independent devices they equal.
 
-    `deviation`: how far they differ, the standard deviation of a device of any node, in the unit.
+    `deviation`: standard deviation of a device of any node, in the metric's unit.
     """
 
     nodes: int
@@ -135,9 +133,9 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Certainty:
-    """A learnt limit's 95 % confidence interval and the nodes it was learnt from.
+    """A learnt limit's 95 % confidence interval and the number of nodes it was learnt from.
 
-    `enough`: how many nodes would make it trustworthy; 0: more than can be said.
+    `enough`: number of nodes that would make it trustworthy; 0 if no number can be given.
     """
 
     low: float
@@ -151,7 +149,7 @@ class Certainty:
 
 
 def healthy(nodes: Collection[Sequence[float]]) -> Healthy:
-    """From the values of each node's devices; at least two nodes (else ValueError)."""
+    """Summarise the values of each node's devices; raise ValueError for fewer than two nodes."""
     if len(nodes) < 2:
         raise ValueError("one node does not show how far nodes differ")
     count = sum(len(values) for values in nodes)
@@ -159,7 +157,7 @@ def healthy(nodes: Collection[Sequence[float]]) -> Healthy:
     freedom = count - len(nodes)
     inside = sum(statistics.pvariance(values) * len(values) for values in nodes)
     inside = inside / freedom if freedom else 0.0
-    # A node's mean holds its devices' noise already, divided by their number.
+    # A node's mean already contains its devices' noise, divided by their number.
     total = between + inside * (1 - len(nodes) / count)
     independent = len(nodes) * total / between if between else float(count)
     return Healthy(len(nodes), math.sqrt(total), min(independent, count))
@@ -167,10 +165,10 @@ def healthy(nodes: Collection[Sequence[float]]) -> Healthy:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a limit follows from a median and its deviation: whichever of the two is farther off the median.
+    """The rule that sets a limit at a margin or at some deviations from a median, whichever is farther.
 
-    `margin`: a share of the median. `deviations`: so many scaled median absolute deviations. `low`: the limit
-    lies below the median, else above.
+    `margin`: a fraction of the median. `deviations`: number of scaled median absolute deviations. `low`: the
+    limit lies below the median, else above.
     """
 
     margin: float
@@ -178,7 +176,7 @@ class Rule:
     low: bool
 
     def candidates(self, middle: float, deviation: float) -> tuple[float, float]:
-        """The limit by the margin, and by the deviations."""
+        """Return the limit by margin and the limit by deviations."""
         sign = -1 if self.low else 1
         return middle * (1 + sign * self.margin), middle + sign * self.deviations * deviation
 
@@ -196,12 +194,12 @@ def of_limit(
     least: int,
     places: int = 1,
 ) -> Certainty:
-    """The certainty of the limit that `rule` makes of a median and a deviation (both in the unit).
+    """Return the certainty of the limit that `rule` derives from a median and a deviation (in the unit).
 
-    It is trustworthy when its interval reaches no farther than `fraction` of its distance from the median;
-    fewer nodes than `least` never make it so. `places`: of how many places this is the strictest limit. Who
-    takes the lowest of many medians takes the one that chance has lowered most, so the interval is widened
-    until it holds for all of them at once (Bonferroni).
+    It is trustworthy if its interval is within `fraction` of its distance from the median; never with fewer
+    than `least` nodes. `places`: number of positions of which this limit is the strictest. The lowest of many
+    medians is the one that chance has lowered most, so the interval is widened until it holds for all
+    positions at once (Bonferroni).
     """
     candidates = rule.candidates(middle, deviation)
     limit = rule.choose(candidates)
@@ -212,7 +210,7 @@ def of_limit(
     )
 
     def interval(nodes: int) -> tuple[float, float]:
-        # Either candidate may be the true one, so the interval is that of the one farther off.
+        # Either candidate may be the true limit, so the interval is that of the one farther off.
         times = _times(nodes, places) * math.sqrt(parts.nodes / nodes)
         both = list(zip(candidates, errors, strict=True))
         return rule.choose(c - times * e for c, e in both), rule.choose(c + times * e for c, e in both)
@@ -226,12 +224,12 @@ def of_limit(
 
 @cache
 def _times(nodes: int, places: int) -> float:
-    """How many standard errors an interval reaches to each side."""
+    """Return the number of standard errors that an interval extends to each side."""
     return quantile(1 - (1 - CONFIDENCE) / 2 / places, nodes - 1)
 
 
 def _fewest(suffice: Callable[[int], bool], least: int) -> int:
-    """The smallest number of nodes from `least` on that suffices, 0 if none; more suffice as well."""
+    """Return the smallest sufficient number of nodes from `least` on, or 0; sufficiency is monotonic."""
     low, high = least - 1, least
     while not suffice(high):
         low, high = high, 2 * high

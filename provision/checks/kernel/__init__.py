@@ -1,1 +1,1 @@
-"""The kernel's log: how its lines are read, what they mean, and what a node's lines together say."""
+"""Kernel log: parsing of its lines, their meaning, and findings from a node's lines together."""

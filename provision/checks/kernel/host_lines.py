@@ -1,7 +1,7 @@
-"""Judge the kernel's lines about the machine around the GPUs: hung tasks, machine checks, drives, file
-systems, network cards. Text → findings, by the catalogue provision/data/host_lines.yml.
+"""Judging of kernel log lines about the host: hung tasks, machine checks, drives, network cards.
 
-All lines of one device form one incident: a failed drive takes its file system down with it.
+Text → findings, by the catalogue provision/data/host_lines.yml, which also covers file systems. All lines of
+one device form one incident: a failed drive takes its file system down with it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.kernel import kernel_log, kernel_meaning
 
-METRIC = "host_line."  # before the id of a line of the kernel
-MANY = 100  # lines of one kind and device that are counted: a node keeps no more of them
+METRIC = "host_line."  # prefix of a line's id
+MANY = 100  # lines counted per kind and device: a node stores no more of them
 _DRIVE = re.compile(r"(nvme\d+)n\d+")
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log whose lines the catalogue `document` explains. `metric` stands before the id of a line."""
+    """A log with the catalogue `document` of its lines; `metric` is the prefix of a line's id."""
 
     document: str
     writer: str
@@ -38,7 +38,7 @@ KERNEL = Log("host_lines", "the kernel", METRIC, "Linux or driver source: ")
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a catalogue; `rank`: its place there. `until`: a later line of these kinds ends it."""
+    """A row of a catalogue at position `rank`; a later line of the kinds `until` ends its state."""
 
     rank: int
     id: str
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True)
 class HostEvent:
-    """How often a kind of line came about one device (`node`: none is named), and one of the lines."""
+    """Count and one sample of a kind of line about one device (`node` if the line names none)."""
 
     id: str
     device: str
@@ -63,14 +63,14 @@ class HostEvent:
 
 @cache
 def catalogue(document: str = KERNEL.document) -> Mapping[str, Line]:
-    """The rows by id, in the order of cause."""
-    data, found = shipped.load_mapping(document), {}
+    """Return the catalogue's rows by id, causes before their consequences."""
+    data, rows = shipped.load_mapping(document), {}
     for rank, row in enumerate(data["lines"]):
         text = row["line"]
         for name, words in data.get("words", {}).items():
             text = text.replace(f"<{name}>", words)
-        found[row["id"]] = Line(**{**row, "rank": rank, "line": re.compile(text)})
-    return found
+        rows[row["id"]] = Line(**{**row, "rank": rank, "line": re.compile(text)})
+    return rows
 
 
 @cache
@@ -79,7 +79,7 @@ def _any(document: str) -> re.Pattern[str]:
 
 
 def kind_of(text: str, document: str = KERNEL.document) -> tuple[str, str] | None:
-    """(id, device) of a message without its stamp."""
+    """Return (id, device) of a message without its stamp."""
     if not _any(document).match(text):
         return None
     for row in catalogue(document).values():
@@ -96,7 +96,7 @@ def _device(name: str) -> str:
 
 
 def events(texts: Iterable[str]) -> list[HostEvent]:
-    """The events among messages without stamps."""
+    """Count the known lines among messages without stamps."""
     seen: dict[tuple[str, str], list[str]] = defaultdict(list)
     for text in texts:
         if kind := kind_of(text):
@@ -105,19 +105,18 @@ def events(texts: Iterable[str]) -> list[HostEvent]:
 
 
 def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Select the messages (with stamps) to keep in addition to `known`, those already kept from this boot."""
-    found, counted = [], Counter(map(kind_of, kernel_log.texts(known)))
+    """Select the messages (with stamps) to store in addition to `known`, those stored from this boot."""
+    selected, counted = [], Counter(map(kind_of, kernel_log.texts(known)))
     for message in messages:
         kind = kind_of(kernel_log.text_of(message))
         if kind and catalogue()[kind[0]].level != "info" and counted[kind] < MANY:
             counted[kind] += 1
-            found.append(message)
-    return found
+            selected.append(message)
+    return selected
 
 
 def commands() -> list[Command]:
-    """Commands that read the kernel log, for every check that needs it: the journal outlives the ring buffer,
-    which in turn has what was logged while no journal was running."""
+    """Return the commands that read the kernel log: journal, and ring buffer for lines before journald."""
     kept_words = shipped.load_mapping(KERNEL.document)["kept"]
     return [
         Command("journal", kernel_log.JOURNAL, 60.0, keep=(*kernel_log.KEPT, *kept_words)),
@@ -126,7 +125,7 @@ def commands() -> list[Command]:
 
 
 def measured(outputs: Mapping[str, Output]) -> list[Measurement]:
-    """The events of this boot from both logs; `unreadable_log` when neither could be read."""
+    """Return the events of this boot from both logs; `unreadable_log` if neither could be read."""
     logs = [output for name in ("journal", "dmesg") if (output := outputs.get(name)) is not None]
     seen: dict[tuple[str, str], HostEvent] = {}
     problems = []
@@ -134,20 +133,20 @@ def measured(outputs: Mapping[str, Output]) -> list[Measurement]:
         problem, texts = kernel_log.messages(output)
         problems += [problem] if problem else []
         for event in events(texts):
-            known = seen.get((event.id, event.device))
-            if known is None or known.count < event.count:
+            previous = seen.get((event.id, event.device))
+            if previous is None or previous.count < event.count:
                 seen[event.id, event.device] = event
-    found = []
+    measurements = []
     for event in seen.values():
-        found.append(Measurement(f"{METRIC}{event.id}", event.count, "lines", event.device))
-        found.append(Measurement(f"{METRIC}{event.id}.line", event.line, "", event.device))
+        measurements.append(Measurement(f"{METRIC}{event.id}", event.count, "lines", event.device))
+        measurements.append(Measurement(f"{METRIC}{event.id}.line", event.line, "", event.device))
     if logs and len(problems) == len(logs):
-        found.append(Measurement("unreadable_log", "; ".join(problems), ""))
-    return found
+        measurements.append(Measurement("unreadable_log", "; ".join(problems), ""))
+    return measurements
 
 
 def remembered(measurements: Iterable[Measurement]) -> list[HostEvent]:
-    """The inverse of `measured`."""
+    """Rebuild the events from the measurements of `measured`."""
     rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for m in measurements:
         name, _, word = m.metric.removeprefix(METRIC).partition(".")
@@ -159,9 +158,9 @@ def remembered(measurements: Iterable[Measurement]) -> list[HostEvent]:
 def judge(
     check: str, node: CheckNode, found: Iterable[HostEvent], log: Log = KERNEL, *, during: bool = False
 ) -> list[Finding]:
-    """One finding for each device with lines that ask for something; on the node, one for each kind of line.
+    """Return a finding for each device with actionable lines; on the node, one for each kind of line.
 
-    `during`: they came while one of our programs ran, not since boot.
+    `during`: the lines were logged while one of our programs ran, not since boot.
     """
     incidents: dict[tuple[str, str], list[tuple[Line, HostEvent]]] = defaultdict(list)
     for event in found:
@@ -179,7 +178,7 @@ def judge(
 def judge_log(
     check: str, node: CheckNode, measurements: Sequence[Measurement], known: Sequence[Finding]
 ) -> list[Finding]:
-    """Judge the log of this boot. Memory errors that the EDAC counters (`known`) report are left out."""
+    """Judge the log of this boot, without the memory errors that EDAC counters (`known`) report."""
     counted = any(one.metric == "memory_uncorrected" for one in known)
     found = [one for one in remembered(measurements) if not (counted and one.id == "edac_uncorrected")]
     unread = [str(m.value) for m in measurements if m.metric == "unreadable_log"]
@@ -197,14 +196,14 @@ def _finding(
     often = (
         f"{MANY} times or more" if event.count >= MANY else f"{event.count} time{'s' * (event.count != 1)}"
     )
-    said = f"{log.writer} logged: {root.meaning}; {often} {'during this test' if during else 'since boot'}"
+    message = f"{log.writer} logged: {root.meaning}; {often} {'during this test' if during else 'since boot'}"
     if rows[1:]:
-        said += f"; with it: {'; '.join(line.meaning for line in lines[1:])}"
+        message += f"; with it: {'; '.join(line.meaning for line in lines[1:])}"
     return finding_on(
         check,
         Verdict.FAIL if any(line.level == "fail" for line in lines) else Verdict.WARN,
         Measurement(f"{log.metric}{root.id}", event.count, "lines", device),
-        said,
+        message,
         "",
         f"{log.source}{root.source}",
         max((line.action for line in lines), key=kernel_meaning.ACTIONS.index),

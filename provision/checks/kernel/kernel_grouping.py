@@ -1,7 +1,7 @@
-"""Group kernel log events into incidents, and choose the event to blame in each (pure).
+"""Grouping of kernel log events into incidents with the event to blame in each (pure).
 
-What an Xid brings along on its own GPU is in provision/data/xid.yml (`after`), which NVLink errors are the
-echo of another GPU's in provision/data/kernel_log.yml (`ranks`).
+provision/data/xid.yml (`after`) lists the consequences of an Xid on its own GPU,
+provision/data/kernel_log.yml (`ranks`) the NVLink errors that echo another GPU's.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from provision.checks.kernel.kernel_meaning import (
 )
 from provision.checks.kernel.vendors import driver_log
 
-# Seconds within which errors belong to one incident: a stuck GSP is asked again every 6 s for a while, and a
-# job's channels are cleaned up for tens of seconds.
+# Seconds per incident: requests to a stuck GSP repeat every 6 s, cleanup of channels takes tens of s.
 WINDOW = 60.0
 _SLACK = 2.0  # the consequence may be logged just before its cause
 
 _NVLINK = frozenset({74, 136, 137, *range(144, 151), 155})
-_SILENCING = frozenset({79, 95, 119, 120, 62})  # a GPU with one of these stops answering its peers
+_SILENCING = frozenset({79, 95, 119, 120, 62})  # a GPU with one of these stops responding to its peers
 _MANY = 3  # GPUs with NVLink errors at once: a link joins two GPUs, so three point to a shared part
 
 
 @dataclass
 class Incident:
-    """An incident: the event to blame, its device, and the events it brought along."""
+    """An incident: the event to blame, its device, and the events it caused."""
 
     root: KernelEvent
     device: str
@@ -49,19 +48,19 @@ class Incident:
 
 
 def grouped(events: Sequence[KernelEvent]) -> list[Incident]:
-    """Named events → incidents. The driver's own verdict (Xid 154) goes with its cause."""
+    """Group named events into incidents; the driver's own verdict (Xid 154) goes with its cause."""
     xids = [event for event in events if event.kind == "xid"]
     others = [event for event in events if event.kind in (driver_log.KIND, NVRM)]
     causes = {id(event): cause for event in events if (cause := _cause(event, xids, others)) is not None}
     incidents = {id(event): Incident(event, event.address) for event in events if id(event) not in causes}
     for event in events:
         root = event
-        while id(root) in causes:  # the catalogue's rows lead nowhere in a circle; a test holds that
+        while id(root) in causes:  # the catalogue's rows form no cycle, as a test ensures
             root = causes[id(root)]
         if root is not event:
             incidents[id(root)].with_it.append(event)
     for one in incidents.values():
-        if one.root.kind == NVRM and one.device == "node":  # the line that follows names the GPU
+        if one.root.kind == NVRM and one.device == "node":  # the next line names the GPU
             one.device = next((x.address for x in one.with_it if x.kind == NVRM), one.device)
             one.root = replace(one.root, address=one.device)
     return _shared(list(incidents.values()))
@@ -81,15 +80,15 @@ def _cause(
         return next((x for x in others if x.kind == NVRM and x.code in after and _near(x, event)), None)
     if event.kind != "xid":
         return None
-    beside = [x for x in xids if x.address == event.address and x is not event]
+    same_gpu = [x for x in xids if x.address == event.address and x is not event]
     if event.code == RECOVERY_ACTION:
-        near = [x for x in beside if _near(x, event)]
+        near = [x for x in same_gpu if _near(x, event)]
         return max(near, key=lambda x: (*gravity(x), -x.first), default=None)
     if event.code == CLEANUP and (named := cause_named(event.line)) not in (None, RECOVERY_ACTION):
-        known = next((x for x in beside if x.code == named), None)
-        if known is not None or names_lost_cause(event.code, event.line):
-            return known
-    own = [x for x in beside if brings(int(x.code), int(event.code))]
+        cause = next((x for x in same_gpu if x.code == named), None)
+        if cause is not None or names_lost_cause(event.code, event.line):
+            return cause
+    own = [x for x in same_gpu if brings(int(x.code), int(event.code))]
     far = [
         x
         for x in xids
@@ -103,8 +102,9 @@ def _cause(
 
 
 def _cause_in_driver(event: KernelEvent, others: Sequence[KernelEvent]) -> KernelEvent | None:
-    """Find the earlier line that caused this one: of the same GPU, of a GPU reset together with it, or of any
-    GPU if the driver names none."""
+    """Return the earlier line that caused this one, on the same GPU or one reset together with it.
+
+    If the line names no GPU, the cause may be on any."""
     after = driver_log.MEANINGS[str(event.code)].after
     near = [
         other
@@ -124,16 +124,16 @@ def _cause_in_driver(event: KernelEvent, others: Sequence[KernelEvent]) -> Kerne
 
 
 def _shared(incidents: list[Incident]) -> list[Incident]:
-    """NVLink errors of one moment, of many GPUs or of a switch, are one incident of the highest rank."""
+    """Merge simultaneous NVLink errors of many GPUs or of a switch into one incident of the highest rank."""
     links = [one for one in incidents if _of_links(one.root)]
     links.sort(key=lambda one: one.root.first)
-    found = [one for one in incidents if not _of_links(one.root)]
+    merged = [one for one in incidents if not _of_links(one.root)]
     while links:
         until = links[0].root.last + WINDOW
         together = [one for one in links if one.root.first <= until]
         links = [one for one in links if one.root.first > until]
-        found += _ranked(together)
-    return found
+        merged += _ranked(together)
+    return merged
 
 
 def _of_links(event: KernelEvent) -> bool:
@@ -141,13 +141,13 @@ def _of_links(event: KernelEvent) -> bool:
 
 
 def _precedence(one: Incident) -> tuple[int, int]:
-    """By level, then by rank as a cause."""
+    """Return the sort key: level, then rank as a cause."""
     event = one.root
     return gravity(event)[0], rank(event.kind, event.code, event.line)
 
 
 def _ranked(together: list[Incident]) -> list[Incident]:
-    """One incident for each culprit, the others' lines with the first; apart where nothing joins them."""
+    """Return an incident per culprit, with the other lines in the first; unrelated ones stay apart."""
     top = max(_precedence(one) for one in together)
     chiefs = [one for one in together if _precedence(one) == top and one.root.kind == "xid"]
     chiefs = chiefs or [one for one in together if _precedence(one) == top][:1]

@@ -1,4 +1,4 @@
-"""Errors of the kernel log that belong together → one finding an incident, on the part that caused it.
+"""Grouping of kernel log errors by cause, with one finding per incident on the part that caused it.
 
 A GPU that falls off the bus takes its channels, its firmware and its peers' NVLinks with it: one cause,
 thirty lines (kernel_grouping.py). An incident has the worst level and the worst action of all its lines.
@@ -27,7 +27,7 @@ from provision.checks.kernel.kernel_meaning import (
 )
 from provision.checks.kernel.vendors import driver_log
 
-# NVIDIA's own limit for the replays of a healthy PCIe link, of which these messages are the trace.
+# NVIDIA's limit for the replays of a healthy PCIe link, which cause these messages.
 _AER_PER_MINUTE = 8
 _AER_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
 _NAMES = {"xid": "Xid", "sxid": "SXid", "aer": "PCIe error"}
@@ -37,66 +37,65 @@ _SWITCHES = "NVIDIA Fabric Manager guide (provision/data/sxid.yml)"
 
 
 def devices(node: CheckNode) -> dict[str, str]:
-    """PCI address → gpu<n>, in the order of the bus, which is nvidia-smi's."""
+    """Map PCI addresses to gpu<n>, in bus order like nvidia-smi."""
     addresses = sorted(bus_address(str(one)) for one in node.variables.get("gpuprov_pci_addresses", ()))
     return {address: f"gpu{index}" for index, address in enumerate(addresses)}
 
 
 def spans_nodes(node: CheckNode) -> bool:
-    """Whether GPUs of other nodes are in this node's NVLink domain, as on the trays of an NVL72."""
+    """Return whether GPUs of other nodes are in this node's NVLink domain, as on trays of an NVL72."""
     return bool(node.gpuprov_node.get("gpu", {}).get("fabric") == "imex")
 
 
 def is_of_driver(line: str, code: str = "") -> bool:
-    """Whether a kernel line is one that the driver amdgpu writes when something is wrong. `code`: of that
-    kind."""
+    """Return whether a kernel line is an error of the driver amdgpu. `code`: only of that kind."""
     event = driver_log.event(line)
     return event is not None and (not code or event[0] == code)
 
 
 def breaks_a_gpu(line: str) -> bool:
-    """Whether it is such a line, of one that breaks the GPU."""
+    """Return whether a kernel line is an amdgpu error that breaks the GPU."""
     event = driver_log.event(line)
     return event is not None and driver_log.MEANINGS[event[0]].level == "fail"
 
 
 def of_its_gpus(node: CheckNode, events: Iterable[KernelEvent]) -> list[KernelEvent]:
-    """Without what the driver amdgpu says of a processor's own graphics, on a node with other GPUs."""
+    """Remove amdgpu's events about a CPU's integrated graphics, on a node with another vendor's GPUs."""
     vendor = node.gpuprov_node.get("gpu", {}).get("vendor")
     return [event for event in events if event.kind != driver_log.KIND or vendor == driver_log.VENDOR]
 
 
 def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[KernelEvent]:
-    """Events with the device's name for its address; PCIe errors of all but GPUs and the ports above are
-    left out.
+    """Replace the addresses of events with device names, without PCIe errors of unrelated devices.
 
-    A GPU that nobody lists any more (it fell off the bus) has no index: its address names it.
+    PCIe errors remain only for GPUs and the ports above them. A GPU that fell off the bus and is no longer
+    listed has no index and keeps its address as its name.
     """
-    found = []
+    renamed = []
     for event in events:
-        if (whole := event.address.partition(".")[0]) in gpus:  # a GPU's other functions are of the GPU
+        if (whole := event.address.partition(".")[0]) in gpus:  # a GPU's other functions belong to the GPU
             event = replace(event, address=whole)
         if (event.kind == "aer" or driver_log.of_port(event.code)) and event.address not in gpus:
-            found += _of_port(event, gpus)
+            renamed += _of_port(event, gpus)
             continue
         if event.kind == driver_log.KIND and not driver_log.of_gpu(event.code, event.address, gpus):
             continue
         if of_domain(event.kind, event.code, event.line):  # each GPU of the node repeats it
-            found.append(replace(event, address="node", below=None))
+            renamed.append(replace(event, address="node", below=None))
             continue
         of_gpu = event.kind == "xid" or (event.kind in (driver_log.KIND, NVRM) and event.address)
         away = f"gpu@{event.address}" if of_gpu else "node"
-        found.append(replace(event, address=gpus.get(event.address, away), below=None))
-    # Both ends of a link may report one error, and all NVSwitches stand for the node: the worst counts.
+        renamed.append(replace(event, address=gpus.get(event.address, away), below=None))
+    # Both ends of a link may report one error, and all NVSwitches count as the node: keep the worst.
     joined: dict[tuple[str, int | str, str], KernelEvent] = {}
-    for event in found:
+    for event in renamed:
         key = event.kind, event.code, event.address
         joined[key] = _joined(joined[key], event) if key in joined else event
     return list(joined.values())
 
 
 def _joined(one: KernelEvent, other: KernelEvent) -> KernelEvent:
-    """One event of two of the same kind: the worse line, and the larger of each number."""
+    """Merge two events of the same kind: the worse line, and the larger of each number."""
     return replace(
         max((one, other), key=gravity),
         count=max(one.count, other.count),
@@ -107,7 +106,7 @@ def _joined(one: KernelEvent, other: KernelEvent) -> KernelEvent:
 
 
 def _of_port(event: KernelEvent, gpus: Mapping[str, str]) -> list[KernelEvent]:
-    """A PCIe error that the port above GPUs reports: the GPU's if it is alone below, else the node's."""
+    """Return a port's PCIe error as that of the only GPU below it, or as the node's if there are more."""
     if event.below is None:
         return []
     domain, (first, last) = event.address.partition(":")[0], event.below
@@ -122,23 +121,23 @@ def _of_port(event: KernelEvent, gpus: Mapping[str, str]) -> list[KernelEvent]:
 
 
 def measured(events: Iterable[KernelEvent]) -> list[Measurement]:
-    """Named events as measurements: how often, when first and last, the most within a minute, and a line."""
-    found = []
+    """Convert named events to measurements: count, first and last time, most per minute, and a line."""
+    measurements = []
     for event in events:
         name, device = f"{event.kind}.{event.code}", event.address
-        found += [
+        measurements += [
             Measurement(name, event.count, "events", device),
             Measurement(f"{name}.first", event.first, "s", device),
             Measurement(f"{name}.last", event.last, "s", device),
             Measurement(f"{name}.burst", event.burst, "events/min", device),
             Measurement(f"{name}.line", event.line, "", device),
         ]
-    return found
+    return measurements
 
 
 def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
-    """The inverse of `measured`: metric → device → value."""
-    found = []
+    """Rebuild the events from the measurements of `measured`: metric → device → value."""
+    events = []
     for metric, counts in sorted(by_metric.items()):
         kind, _, word = metric.partition(".")
         if kind in ("xid", "sxid", "aer") and word.isdigit():
@@ -151,7 +150,7 @@ def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
             more: dict[str, Any] = {
                 key: by_metric.get(f"{metric}.{key}", {}).get(device) for key in ("first", "last", "burst")
             }
-            found.append(
+            events.append(
                 KernelEvent(
                     kind,
                     code,
@@ -161,7 +160,7 @@ def remembered(by_metric: Mapping[str, Mapping[str, Any]]) -> list[KernelEvent]:
                     **more,
                 )
             )
-    return found
+    return events
 
 
 def judge(
@@ -173,12 +172,12 @@ def judge(
     others: Iterable[Finding] = (),
     domain: bool = False,
 ) -> list[Finding]:
-    """One finding for each incident that asks for something; none when all is well.
+    """Return one finding for each incident that needs an action.
 
-    `own_test`: these came while one of our programs ran, so a program's fault is none of a user's. `settled`:
-    the GPUs that say no row remap is pending, so that a recorded one (Xid 63) has taken effect. `others`:
-    findings of other readings; without one on the same device the message says so. `domain`: GPUs of other
-    nodes are in the NVLink domain (`spans_nodes`), so an echo breaks no GPU of this node.
+    `own_test`: the events were logged while one of our programs ran, so a program's fault is not a user's.
+    `settled`: GPUs without a pending row remap, on which a recorded one (Xid 63) has taken effect. `others`:
+    findings from other sources; without one on the same device the message mentions that. `domain`: GPUs of
+    other nodes are in the NVLink domain (`spans_nodes`), so an echo breaks no GPU of this node.
     """
     cleared = {
         event.address: event.last
@@ -191,8 +190,8 @@ def judge(
         if (event.kind, event.code) == (driver_log.KIND, driver_log.RESET)
     }
     now = _Now(own_test, cleared, frozenset(settled), domain)
-    found = [_finding(check, one, now) for one in grouped(events)]
-    # A GPU that no tool lists any more is missed on the node.
+    findings = [_finding(check, one, now) for one in grouped(events)]
+    # A GPU that no tool lists any longer is reported missing on the node.
     bad = {
         one.device
         for one in others
@@ -200,7 +199,7 @@ def judge(
     }
     return [
         one if bad & {one.device, "node"} else replace(one, message=f"{one.message}; by {_log(one)} alone")
-        for one in found
+        for one in findings
         if one is not None
     ]
 
@@ -212,7 +211,7 @@ def _log(finding: Finding) -> str:
 
 @dataclass(frozen=True)
 class _Now:
-    """What decides the meaning of an event on this node now; `cleared`: device → when its last reset was."""
+    """State that affects an event's meaning; `cleared`: device → time of its last reset."""
 
     own_test: bool
     cleared: Mapping[str, float]
@@ -228,13 +227,13 @@ def _finding(check: str, one: Incident, now: _Now) -> Finding | None:
     if level in ("info", "program"):
         return None
     when = "during this test" if now.own_test else "since boot"
-    said = _sentence(one, read[0].words, requests, now.domain)
-    said += f", {root.count} time{'s' * (root.count != 1)} {when}"
+    message = _sentence(one, read[0].words, requests, now.domain)
+    message += f", {root.count} time{'s' * (root.count != 1)} {when}"
     return finding_on(
         check,
         Verdict.FAIL if level == "fail" else Verdict.WARN,
         Measurement(f"{root.kind}.{root.code}", root.count, "events", one.device),
-        said + _company(one, {id(x) for x in requests}),
+        message + _company(one, {id(x) for x in requests}),
         f"≤ {_AER_PER_MINUTE} a minute" if root.kind == "aer" else "",
         {"xid": _CATALOGUE, "sxid": _SWITCHES, "aer": _AER_SOURCE}.get(root.kind, "kernel log"),
         action,
@@ -243,14 +242,14 @@ def _finding(check: str, one: Incident, now: _Now) -> Finding | None:
 
 
 def _reading(event: KernelEvent, now: _Now) -> Meaning:
-    """The meaning of an event on this node, now."""
+    """Return the meaning of an event in the current state of this node."""
     read = meaning(event.kind, event.code, event.line)
     few = event.kind == "aer" and event.code == AER_CORRECTED and event.burst <= _AER_PER_MINUTE
     remapped = (event.kind, event.code) == ("xid", 63) and event.address in now.settled
     if few or remapped:
         return Meaning("info", "none", read.words)
     if now.domain and read.level == "fail" and is_echo(event.kind, event.code, event.line):
-        # An error of this GPU itself comes with Xid 48 (the decode sheet), or with the driver's demand (154).
+        # This GPU's own errors come with Xid 48 (the decode sheet) or with the driver's request (154).
         read = Meaning("warn", "investigate", read.words)
     if read.level == "program" and now.own_test:
         return Meaning("warn", "investigate", read.words)
@@ -264,10 +263,10 @@ def _reading(event: KernelEvent, now: _Now) -> Meaning:
 
 
 def _sentence(one: Incident, words: str, requests: Sequence[KernelEvent], domain: bool) -> str:
-    """The event to blame in words, its GPU where others are involved, and what the driver requests."""
+    """Describe the event to blame, its GPU if others are involved, and the driver's request."""
     root = one.root
-    wanted = [meaning(x.kind, x.code, x.line) for x in requests]
-    words = "; ".join([words, *dict.fromkeys(x.words for x in wanted if x.action != "none")])
+    requested = [meaning(x.kind, x.code, x.line) for x in requests]
+    words = "; ".join([words, *dict.fromkeys(x.words for x in requested if x.action != "none")])
     said = f"{_NAMES.get(root.kind, root.kind)} {root.code} ({words})"
     if root.kind == "aer":
         said = f"{words}, {root.burst} within a minute"
@@ -293,7 +292,7 @@ def _in_words(event: KernelEvent) -> str:
 
 
 def _company(one: Incident, told: set[int]) -> str:
-    """`; with it Xid 45, 94 and Xid 74 of gpu1, gpu2`."""
+    """Describe the accompanying events: `; with it Xid 45, 94 and Xid 74 of gpu1, gpu2`."""
     by_device: dict[str, list[str]] = {}
     for event in one.with_it:
         if id(event) not in told:

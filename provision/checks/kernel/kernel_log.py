@@ -1,7 +1,7 @@
-"""GPU errors in the kernel log of this boot: Xids of GPUs, SXids of NVSwitches, what the driver amdgpu says
-(provision/checks/kernel/vendors/driver_log.py), PCIe errors. Text → events.
+"""Parser of GPU errors in the kernel log of this boot: text → events.
 
-Samples of every form met in the field:
+Events are Xids of GPUs, SXids of NVSwitches, PCIe errors and messages of the driver amdgpu
+(provision/checks/kernel/vendors/driver_log.py). Samples of every form met in the field:
 
 NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for RPC response
 NVRM: Xid (0000:03:00): 14, Channel 00000001
@@ -25,7 +25,7 @@ nvidia 0000:01:00.0: AER: can't recover (no error_detected callback)
 {1}[Hardware Error]:   section_type: PCIe error
 {1}[Hardware Error]:   device_id: 0000:0a:00.0
 nvidia 0000:0a:00.0: AER: aer_status: 0x00100000, aer_mask: 0x00000000
-pci 0000:64:01.0: PCI bridge to [bus 65]                  at boot: what is below that port
+pci 0000:64:01.0: PCI bridge to [bus 65]                  at boot: the buses below that port
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from provision.checks.kernel.vendors import driver_log
 from provision.errors import ParseError
 from provision.node.burnin.kernel_lines import FOLDED, PCI_ADDRESS, XID, whole_messages, without_stamp
 
-# Without --all a message with a name that is no text is "[81B blob data]" (seen of systemd 257).
+# Without --all, journalctl prints a message with a non-text name as "[81B blob data]" (systemd 257).
 JOURNAL = ("journalctl", "-k", "-b", "-o", "short-unix", "--all", "--no-pager")
 
 # An SXid's second and third line have its severity and its data.
@@ -74,7 +74,7 @@ _FIRMWARE = re.compile(
     r"\{(\d{1,10})\}\[Hardware Error\]: +(?:Error \d+, type: (\w+)|section_type: (.{1,40})|device_id: (\S+))"
 )
 _ADDRESS = re.compile(r"^(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-9a-f])?$")
-# What stands between two boots: the journal's separators, and the kernel's own first words.
+# Lines between two boots: the journal's separators, and the kernel's own first line.
 _BOOT = re.compile(r"^-- (?:Boot [0-9a-f]+|Reboot) --$|^Linux version \d+\.")
 
 _MINUTE = 60.0
@@ -82,11 +82,11 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kind of error of one device: how often, and its worst line. `kind`: xid, sxid, amdgpu, nvrm or aer.
+    """One kind of error of one device, with its count and its first worst line.
 
-    `first` and `last`: seconds, of whatever clock the log has; where it has none, the line's number stands
-    in. `burst`: the most of them within a minute. Of the driver's own verdict (Xid 154) those count that it
-    did not take back. The line is the first of the worst ones. `below`: of a bridge, the buses behind it.
+    `kind`: xid, sxid, amdgpu, nvrm or aer. `first`, `last`: seconds on the log's clock, or line numbers if it
+    has none. `burst`: the most events within a minute. Events of the driver's own verdict (Xid 154) count
+    unless the driver withdrew them. `below`: for a bridge, the buses behind it.
     """
 
     kind: str
@@ -101,14 +101,13 @@ class KernelEvent:
 
 
 def bus_address(text: str) -> str:
-    """One form for the many: `00000000:9B:00.0`, `PCI:0000:9b:00` and `0000:9b:00.0` are all `0000:9b:00`."""
+    """Normalise an address: `00000000:9B:00.0`, `PCI:0000:9b:00` and `0000:9b:00.0` → `0000:9b:00`."""
     match = _ADDRESS.match(text.removeprefix("PCI:").lower())
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}" if match else text.lower()
 
 
 def function_address(text: str) -> str:
-    """As `bus_address`, with the function unless it is 0: the functions of a device may be root ports, each
-    with its own buses below."""
+    """Normalise an address with its function unless 0, since functions may be separate root ports."""
     function = text.rpartition(".")[2]
     return bus_address(text) + ("" if function in ("0", text) else f".{function}")
 
@@ -116,13 +115,13 @@ def function_address(text: str) -> str:
 def read(
     journal: Output | None, dmesg: Output | None, more: Iterable[KernelEvent] = ()
 ) -> tuple[list[KernelEvent], ParseError | None]:
-    """The events of this boot, from both logs, and an error when neither could be read whole: what a broken
-    log shows has happened, and it cannot prove that nothing else did. `more`: events of another log.
+    """Return the events of this boot from both logs, and an error if neither could be read whole.
 
-    Each knows what the other has forgotten: the ring buffer that dmesg shows loses its beginning, and the
-    journal is thrown away when it grows too large. So an event that either shows has happened, and is counted
-    as often as the log that shows more of it. A container's journal has no kernel lines ("-- No entries --"):
-    then dmesg is enough. A journal that was cut is not.
+    An event in a broken log did happen, but the log cannot prove that nothing else did. `more`: events of
+    another log. Either log may have lost events: the ring buffer that dmesg prints loses its beginning, and
+    the journal is rotated when it grows too large. So an event in either log counts, with the larger of its
+    two counts. A container's journal has no kernel lines ("-- No entries --"): then dmesg suffices. A
+    truncated journal is an error.
     """
     problems: list[str] = []
     whole = False
@@ -136,30 +135,29 @@ def read(
         if problem:
             problems.append(problem)
         if problem and lines:
-            break  # cut: the other log cannot say that nothing was in the part that is missing
+            break  # cut: the other log may lack the same part
     _merge(seen, more)
-    found = [event for _, event in sorted(seen.items())]
+    sorted_events = [event for _, event in sorted(seen.items())]
     if not whole:
         what = f"the kernel log could not be read: {'; '.join(problems) or 'nobody was asked'}"
         cut = any(output is not None and output.truncated for output in (journal, dmesg))
         fix = "look at it on the node: journalctl -k -b" if cut else "run it as root"
-        return found, ParseError(what, fix)
-    return found, None
+        return sorted_events, ParseError(what, fix)
+    return sorted_events, None
 
 
 def _merge(seen: dict[tuple[str, int | str, str], KernelEvent], found: Iterable[KernelEvent]) -> None:
-    """Add the events of another log: the worse line and the larger count; the clocks of two logs differ, so
-    the first one's is kept."""
+    """Merge the events of another log: the worse line, the larger count, and the first log's clock."""
     for event in found:
         key = event.kind, event.code, event.address
-        if (known := seen.get(key)) is not None:
-            line, below = max((known, event), key=gravity).line, known.below or event.below
-            event = replace(known, count=max(known.count, event.count), line=line, below=below)
+        if (previous := seen.get(key)) is not None:
+            line, below = max((previous, event), key=gravity).line, previous.below or event.below
+            event = replace(previous, count=max(previous.count, event.count), line=line, below=below)
         seen[key] = event
 
 
 def _lines(output: Output) -> tuple[str, list[str]]:
-    """What is wrong with a log ("" if nothing), and the lines it has all the same."""
+    """Return a log's problem ("" if none) and the lines it has nevertheless."""
     lines = [line for line in output.stdout.split("\n") if line.strip()]  # a name may hold other separators
     if output.not_started or output.timed_out:
         return f"{output.name}: {output.not_started or 'did not answer in time'}", lines
@@ -173,39 +171,39 @@ def _lines(output: Output) -> tuple[str, list[str]]:
 
 
 def messages(output: Output) -> tuple[str, list[str]]:
-    """What is wrong with a log ("" if nothing), and its messages since the last boot, without stamps."""
+    """Return a log's problem ("" if none) and its messages since the last boot, without stamps."""
     problem, lines = _lines(output)
     return problem, texts(lines)
 
 
 def texts(lines: Iterable[str]) -> list[str]:
-    """The messages among these lines since the last boot, without stamps."""
-    found: list[str] = []
+    """Return the messages among these lines since the last boot, without stamps."""
+    texts_of_boot: list[str] = []
     for line in whole_messages(_plain(lines)):
         text = text_of(line)
         if _BOOT.match(text):
-            found.clear()
-        found.append(text)
-    return found
+            texts_of_boot.clear()
+        texts_of_boot.append(text)
+    return texts_of_boot
 
 
 def text_of(message: str) -> str:
-    """A message without its stamp."""
+    """Remove a message's stamp."""
     return without_stamp(message.rstrip())[1]
 
 
-# What `events` looks at: every pattern above has one of these words.
+# Words of the lines that `events` parses: every pattern above contains one of them.
 _CONCERNS = (
     *("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus"),
     *("[Hardware Error]", "aer_status", "aer_uncor_severity", "can't recover", "IO_PAGE_FAULT"),
     *driver_log.WORDS,
 )
-# What nodes send of the journal: a firewall's or containers' lines of weeks would be too long for an answer.
+# Words of the journal lines that nodes return: weeks of firewall or container lines would be too long.
 KEPT = (*_CONCERNS, "Linux version ")
 
 
 def concerns_gpus(line: str) -> bool:
-    """Whether `events` may find anything in this message; all others can be left out of a log."""
+    """Return whether `events` may parse this message; all other messages may be removed from a log."""
     if not any(word in line for word in _CONCERNS):
         return False
     _, text = without_stamp(line)
@@ -215,17 +213,18 @@ def concerns_gpus(line: str) -> bool:
 
 
 def events(lines: Iterable[str]) -> list[KernelEvent]:
-    """The GPU errors among kernel log lines, since the last boot among them; the same error of the same
-    device counted once.
+    """Parse the GPU errors among kernel log lines since their last boot.
+
+    The same error of the same device is counted, not repeated.
     """
-    found: dict[tuple[str, int | str, str], list[tuple[float, str]]] = {}
+    occurrences: dict[tuple[str, int | str, str], list[tuple[float, str]]] = {}
     below: dict[str, tuple[int, int]] = {}
     lost = ""
     firmware = _Firmware()
     for number, line in enumerate(whole_messages(_plain(lines))):
         clock, text = without_stamp(line.rstrip())
         if _BOOT.match(text):
-            found.clear()
+            occurrences.clear()
         if bridge := _BRIDGE.match(text):
             below[function_address(bridge[1])] = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
         if match := _LOST_GPU.match(text):
@@ -234,13 +233,13 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
         if event is None and lost and _FALLEN.match(text):  # others may write between the three lines
             event, lost = ("xid", 79, lost), ""
         if event is not None:
-            found.setdefault(event, []).append((float(clock) if clock else float(number), text))
-    counted = [_counted(*key, seen) for key, seen in sorted(found.items())]
+            occurrences.setdefault(event, []).append((float(clock) if clock else float(number), text))
+    counted = [_counted(*key, seen) for key, seen in sorted(occurrences.items())]
     return [replace(event, below=below.get(event.address)) for event in counted]
 
 
 def _plain(lines: Iterable[str]) -> list[str]:
-    """Lines of `journalctl -o json` as `-o short-unix` prints them, those of other logs as they are.
+    """Convert lines of `journalctl -o json` to the form of `-o short-unix`; return other lines as is.
 
     The first line decides: a later one may be the rest of a message, and so a user's text.
     """
@@ -261,18 +260,18 @@ def _plain(lines: Iterable[str]) -> list[str]:
 
 
 def instance(line: str) -> str:
-    """The MIG instance that an Xid line names, `GPU-I:05`; empty for a whole GPU."""
+    """Return the MIG instance that an Xid line names, such as `GPU-I:05`; empty for a whole GPU."""
     match = XID.match(line)
     return match[2].strip() if match else ""
 
 
 def fatal(event: KernelEvent) -> bool:
-    """Whether the driver itself calls the event fatal."""
+    """Return whether the driver itself calls the event fatal."""
     return event.kind != driver_log.KIND and bool(FATAL.search(own_words(event.line)))
 
 
 def gravity(event: KernelEvent) -> tuple[int, int, int]:
-    """For ordering events by what they ask for."""
+    """Return the sort key of an event by severity."""
     return weight(event.kind, event.code, event.line)
 
 
@@ -308,14 +307,14 @@ def _event(text: str) -> tuple[str, int | str, str] | None:
         return "aer", code, function_address(match[1])
     if unnumbered := _nvrm(text):
         return unnumbered
-    if found := driver_log.event(text):
-        address = function_address if driver_log.of_port(found[0]) else bus_address
-        return driver_log.KIND, found[0], address(found[1])
+    if amdgpu_event := driver_log.event(text):
+        address = function_address if driver_log.of_port(amdgpu_event[0]) else bus_address
+        return driver_log.KIND, amdgpu_event[0], address(amdgpu_event[1])
     return None
 
 
 def _nvrm(text: str) -> tuple[str, str, str] | None:
-    """A line of NVIDIA's driver without a number; the address is empty where it gives none."""
+    """Parse a line of NVIDIA's driver without a number; the address is empty if the line has none."""
     for name, row in nvrm_lines().items():
         if match := re.match(row["pattern"], text):
             return NVRM, name, bus_address(match["device"]) if "device" in match.re.groupindex else ""
@@ -323,15 +322,15 @@ def _nvrm(text: str) -> tuple[str, str, str] | None:
 
 
 class _Firmware:
-    """Reader of the PCIe errors that the firmware handles first: what type, of which device.
+    """Parser of PCIe errors that the firmware handles first: their type and device.
 
-    The kernel repeats the registers in the name of the device; both are one error. Other lines, of other
-    records too, may come between those of a record.
+    The kernel repeats the registers under the device's name; both are one error. Other lines, including other
+    records', may come between the lines of a record.
     """
 
     def __init__(self) -> None:
-        self.records: dict[str, tuple[int, bool]] = {}  # number → code of the error, whether it is of PCIe
-        self.devices: dict[str, int] = {}  # of the PCIe errors whose registers may follow
+        self.records: dict[str, tuple[int, bool]] = {}  # record → error code, whether it is PCIe's
+        self.devices: dict[str, int] = {}  # devices of PCIe errors whose registers may follow
 
     def concerns(self, text: str) -> bool:
         return bool(_FIRMWARE.match(text)) or (bool(self.records) and ": aer_" in text)

@@ -1,6 +1,6 @@
-"""Meaning of a kernel event: level, action and words, by the vendors' catalogues in provision/data (pure).
+"""Meaning of a kernel event by the vendors' catalogues: level, action and words (pure).
 
-Codes and registers decide before words, since drivers change their words:
+Catalogues are in provision/data. Codes and registers precede words, since drivers change their words:
 
 NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)    r610
 NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
@@ -26,7 +26,7 @@ NVRM = "nvrm"  # kind of the lines that NVIDIA's driver writes without a number
 
 FATAL = re.compile(r"(?<![Nn]on-)\bFatal\b")
 _NONFATAL = re.compile(r"\bNon-?fatal\b", re.IGNORECASE)
-# The kernel keeps 15 bytes of a name. /dev/kmsg and dmesg print a byte that is no text as \xNN.
+# The kernel keeps 15 bytes of a name. /dev/kmsg and dmesg print non-text bytes as \xNN.
 _PROGRAM = re.compile(r", name=(?:\\x[0-9a-f]{2}|(?!\\x[0-9a-f]{2}).){0,15}(?:, |$)")
 _REQUESTED = re.compile(r"to (0x[0-9a-f]{1,16}) \(([^()]*)\)")
 _CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,6})$")
@@ -34,7 +34,7 @@ _REGISTERS = re.compile(r"\((0x[0-9a-fA-F]{1,8}(?:,? 0x[0-9a-fA-F]{1,8})*)\)")
 
 _ECHO = 0  # rank of errors that a GPU logs because another GPU lost a link
 _LEVELS = ("info", "program", "warn", "fail")
-# From least to most: a later one is needed whether or not an earlier one is taken.
+# From least to most: a later action is needed whether or not an earlier one is taken.
 ACTIONS = (
     "none",
     "watch",
@@ -54,7 +54,7 @@ _OF_SHEET = "by severity"
 
 
 class Meaning(NamedTuple):
-    """`level`: fail, warn, program (a user's program is at fault) or info. `action`: one of judge.ACTIONS."""
+    """Meaning of an event; `level`: fail, warn, program (a user's) or info, `action`: see judge.ACTIONS."""
 
     level: str
     action: str
@@ -62,28 +62,28 @@ class Meaning(NamedTuple):
 
 
 def worst(meanings: Iterable[Meaning]) -> tuple[str, str]:
-    """(worst level, worst action) of all these, each on its own."""
-    found = list(meanings)
-    level = max((one.level for one in found), key=_LEVELS.index)
-    return level, max((one.action for one in found), key=ACTIONS.index)
+    """Return the worst level and the worst action, each independently."""
+    candidates = list(meanings)
+    level = max((one.level for one in candidates), key=_LEVELS.index)
+    return level, max((one.action for one in candidates), key=ACTIONS.index)
 
 
 def weight(kind: str, code: int | str, line: str) -> tuple[int, int, int]:
-    """For ordering the lines of one kind of event: by level, by action, then by rank as a cause."""
+    """Return the sort key for lines of one kind of event: level, action, then rank as a cause."""
     level, action, _ = meaning(kind, code, line)
     return _LEVELS.index(level), ACTIONS.index(action), rank(kind, code, line)
 
 
 def meaning(kind: str, code: int | str, line: str) -> Meaning:
-    """The meaning of an event with this line."""
+    """Return the meaning of an event with this line."""
     if kind == "sxid":
         return _of_switch(int(code), line)
     if kind == "aer":
         level = "warn" if code == AER_CORRECTED else "fail"
         return Meaning(level, "reseat or check cable", "PCIe bus error")
     if kind == driver_log.KIND:
-        known = driver_log.MEANINGS[str(code)]
-        return Meaning(known.level, known.action, known.words)
+        amdgpu_row = driver_log.MEANINGS[str(code)]
+        return Meaning(amdgpu_row.level, amdgpu_row.action, amdgpu_row.words)
     if kind == NVRM:
         row = lines()[str(code)]
         return Meaning(row["level"], row["action"], row["meaning"])
@@ -91,12 +91,12 @@ def meaning(kind: str, code: int | str, line: str) -> Meaning:
 
 
 def own_words(line: str) -> str:
-    """The driver's own words in its line: without the name of the user's program."""
+    """Return the driver's own words in its line, without the name of the user's program."""
     return _PROGRAM.sub(", ", line, count=1)
 
 
 def rank(kind: str, code: int | str, line: str) -> int:
-    """How likely an event is the cause of others of the same moment; provision/data/kernel_log.yml."""
+    """Return an event's likelihood of being the cause of simultaneous ones (data/kernel_log.yml)."""
     ranks = _data()["ranks"]
     for row in ranks if kind == "xid" else ():
         if code in row["xids"] and re.search(row.get("with", ""), own_words(line)):
@@ -105,31 +105,31 @@ def rank(kind: str, code: int | str, line: str) -> int:
 
 
 def is_echo(kind: str, code: int | str, line: str) -> bool:
-    """Whether a GPU logs such an error because another GPU lost a link."""
+    """Return whether a GPU logs such an error because another GPU lost a link."""
     return rank(kind, code, line) == _ECHO
 
 
 def cause_named(line: str) -> int | None:
-    """The Xid that an Xid 45 names as its cause."""
+    """Return the Xid that an Xid 45 names as its cause."""
     match = _CAUSED_BY.search(own_words(line))
     return int(match[1]) if match else None
 
 
 def names_lost_cause(code: int | str, line: str) -> bool:
-    """Whether it is an Xid 45 that names a cause which breaks a GPU."""
+    """Return whether this is an Xid 45 that names a cause which breaks a GPU."""
     cause = cause_named(line) if code == CLEANUP else None
     return cause is not None and _catalogue().get(cause, {}).get("level") in ("fail", _OF_SHEET)
 
 
 def of_domain(kind: str, code: int | str, line: str) -> bool:
-    """Whether it is a request that concerns the whole NVLink domain and no GPU in particular."""
+    """Return whether this is a request about the whole NVLink domain rather than a single GPU."""
     if (kind, code) != ("xid", RECOVERY_ACTION):
         return False
     return bool(_requested(own_words(line)).get("domain"))
 
 
 def brings(root: int, code: int) -> bool:
-    """Whether the Xid `root` brings the Xid `code` of the same GPU along (the catalogue: sympathetic)."""
+    """Return whether the Xid `root` causes the Xid `code` on the same GPU (catalogue: sympathetic)."""
     after = _catalogue().get(code, {}).get("after", ())
     if after == "any":
         return root != RECOVERY_ACTION and _catalogue().get(root, {}).get("after") != "any"
@@ -146,8 +146,8 @@ def _of_xid(code: int, words: str) -> Meaning:
     if code == RECOVERY_ACTION:
         return _of_request(known, words)
     if code == CLEANUP and names_lost_cause(code, words):
-        said = f"{known.words}; it names Xid {cause_named(words)} as its cause"
-        return known._replace(level="warn", action="investigate", words=said)
+        cause_text = f"{known.words}; it names Xid {cause_named(words)} as its cause"
+        return known._replace(level="warn", action="investigate", words=cause_text)
     if known.level == _OF_SHEET:
         return _of_nvlink5(code, known, words)
     if "registers" in row:
@@ -173,14 +173,14 @@ def _named(text: str) -> Mapping[str, Any]:
 
 
 def requested_action(text: str) -> Meaning:
-    """Meaning of a recovery action as nvidia-smi prints it."""
+    """Return the meaning of a recovery action as nvidia-smi prints it."""
     return _demand(_named(text), f"the driver requests: {text}")
 
 
 def _of_request(known: Meaning, words: str) -> Meaning:
     row, matches = _requested(words), _REQUESTED.findall(words)
-    said = f"{known.words} to {matches[-1][1] if row else 'an unknown action'}" if matches else known.words
-    return _demand(row, said)
+    text = f"{known.words} to {matches[-1][1] if row else 'an unknown action'}" if matches else known.words
+    return _demand(row, text)
 
 
 def _demand(row: Mapping[str, Any], said: str) -> Meaning:
@@ -218,7 +218,7 @@ def _of_row(known: Meaning, row: Mapping[str, Any]) -> Meaning:
 
 
 def sheet_rows(code: int, registers: Sequence[int]) -> list[Mapping[str, Any]]:
-    """The rows of the decode sheet that fit an Xid's first two registers.
+    """Return the rows of the decode sheet that fit an Xid's first two registers.
 
     Drivers before 575 encode the unit in the low ten bits of the first register, later ones in the low seven;
     its bits 20 to 25 are the detail. The second register has one bit for each error, or is a number (149).
@@ -226,7 +226,7 @@ def sheet_rows(code: int, registers: Sequence[int]) -> list[Mapping[str, Any]]:
     if len(registers) < 2:
         return []
     first, status = registers[:2]
-    found = []
+    fitting = []
     for row in _sheet()["rows"]:
         if row["xid"] != code or row["detail"] != (first >> 20) & 0x3F:
             continue
@@ -234,12 +234,12 @@ def sheet_rows(code: int, registers: Sequence[int]) -> list[Mapping[str, Any]]:
             continue
         of_bits = code < 149 and row["status"] and status & row["status"]
         if row["status"] is None or row["status"] == status or of_bits:
-            found.append(row)
-    return found
+            fitting.append(row)
+    return fitting
 
 
 def _of_registers(known: Meaning, words: str) -> Meaning:
-    """Xid 74 by the bits of its seven registers, as far as NVIDIA explains them."""
+    """Decode Xid 74 by the bits of its seven registers, as far as NVIDIA documents them."""
     registers = _registers(words)
     bits = {(at, bit) for at, value in enumerate(registers[:7]) for bit in range(32) if value >> bit & 1}
     groups = []
@@ -247,14 +247,14 @@ def _of_registers(known: Meaning, words: str) -> Meaning:
         of_group = {(group["register"], bit) for bit in group["bits"]}
         groups += [group] if bits & of_group else []
         bits -= of_group
-    if not groups or bits:  # a bit that NVIDIA does not explain
+    if not groups or bits:  # a bit that NVIDIA does not document
         return known
     top = max(groups, key=lambda one: (_LEVELS.index(one["level"]), ACTIONS.index(one["action"])))
     return Meaning(top["level"], top["action"], f"{known.words}: {top['meaning']}")
 
 
 def _of_switch(code: int, line: str) -> Meaning:
-    """By the Fabric Manager guide; the line's own severity decides between fail and warn."""
+    """Decode an SXid by the Fabric Manager guide; the line's severity selects fail or warn."""
     row = _switch_errors().get(code)
     words = f"NVSwitch error: {row['meaning']}" if row else "NVSwitch error"
     level = "warn" if _NONFATAL.search(line) else "fail"
@@ -268,17 +268,17 @@ def _of_switch(code: int, line: str) -> Meaning:
 
 
 def kept_lines() -> tuple[str, ...]:
-    """Patterns of the driver's lines that have no number: those that have one are kept by it."""
+    """Return patterns of the driver's lines without a number; numbered lines are stored by number."""
     return tuple(row["pattern"] for row in lines().values())
 
 
 def stopping_lines(domain: bool = False) -> tuple[str, ...]:
-    """Patterns of lines after which a GPU is of no use until its reset, although the Xid alone is not enough:
-    a request of the driver (154), and NVLink errors that it calls fatal and NVIDIA's sheet does not ignore.
-    `domain`: GPUs of other nodes are in the NVLink domain, so errors that may come from a link that another
-    GPU lost are left out.
+    """Return patterns of lines that mean a GPU needs a reset, for Xids that alone do not show it.
 
-    A program's name has 15 characters, too few for the words that follow it here.
+    These are a request of the driver (154), and NVLink errors that it calls fatal and NVIDIA's sheet does not
+    ignore. `domain`: GPUs of other nodes are in the NVLink domain, so errors that may come from a link lost
+    by another GPU are excluded. A program's name has 15 characters, too few for the words that follow it
+    here.
     """
     actions = _data()["recovery_actions"].items()
     numbers = [f"{int(one):x}" for one, row in actions if row["action"] in NEEDS_RESET]
@@ -301,7 +301,7 @@ def stopping_lines(domain: bool = False) -> tuple[str, ...]:
 
 @cache
 def lines() -> Mapping[str, Mapping[str, Any]]:
-    """Name → row of the lines of NVIDIA's driver that have no number."""
+    """Return the lines of NVIDIA's driver that have no number: name → row."""
     found: Mapping[str, Mapping[str, Any]] = _data()["lines"]
     return found
 
@@ -318,7 +318,7 @@ def _sheet() -> Mapping[str, Any]:
 
 @cache
 def _catalogue() -> dict[int, dict[str, Any]]:
-    # JSON has no numbers for keys.
+    # JSON keys are strings.
     return {int(code): row for code, row in shipped.load("xid").items()}
 
 

@@ -1,14 +1,14 @@
 """The collectives over all GPUs of one node, each a check: all GPUs send large messages at once.
 
-A slow group does not name its culprit; `provision.checks.suspects.point_at_cause` lets it point at what
-other checks found.
+A slow group does not identify its culprit; `provision.checks.suspects.point_at_cause` attributes it to the
+findings of other checks.
 """
 
 from __future__ import annotations
 
 from provision.checks.nccl.nccl_collective import Collective
 
-# Each GPU sends the data once to add it up and once more to hand the sums out.
+# Each GPU sends the data once to add it up and once more to distribute the sums.
 ALL_REDUCE = Collective(
     *("nccl_all_reduce", "all_reduce_perf", "all-reduce"),
     share=2.0,
@@ -16,8 +16,8 @@ ALL_REDUCE = Collective(
     FINDS="a collective below the SKU's reference (of a ring, where NVLink SHARP was not used), wrong "
     "results",
 )
-# Sharded training's most frequent collective. Nothing is added up, so NVLink SHARP saves it nothing on the
-# wire: it shows the links themselves.
+# Sharded training's most frequent collective. It adds nothing up, so NVLink SHARP saves no transfers: it
+# measures the links themselves.
 ALL_GATHER = Collective("nccl_all_gather", "all_gather_perf", "all-gather", FINDS="the same for all-gather")
 # All GPUs add up, and each keeps its part of the sums: the other half of sharded training.
 REDUCE_SCATTER = Collective(
@@ -25,8 +25,8 @@ REDUCE_SCATTER = Collective(
     results="sums",
     FINDS="the same for reduce-scatter",
 )
-# The traffic of expert-parallel models. All pairs are busy at once, which shows a link that has lost its
-# redundancy: alone, each pair looks fine.
+# The traffic of expert-parallel models. All pairs are busy at once, which reveals a link without its
+# redundancy: alone, each pair is fast enough.
 ALL_TO_ALL = Collective(
     *("nccl_alltoall", "alltoall_perf", "all-to-all"),
     FINDS="the same for all-to-all, which keeps all links busy at once: links that have lost their "

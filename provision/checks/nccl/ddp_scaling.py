@@ -1,10 +1,10 @@
-"""A training step on each GPU alone, on all, and on all while they add up their gradients (PyTorch's DDP).
+"""Training steps on each GPU alone, on all, and on all while adding up gradients (PyTorch's DDP).
 
-It finds the GPU that every other test acquits: fast by itself, and slow while it computes and communicates at
-once, as all training does. Run only where a Python with torch is; nothing installs one.
+It finds GPUs that pass every other test: fast alone, but slow while they compute and communicate at once, as
+all training does. It runs only if there is a Python with torch; gpuprov installs none.
 
-All GPUs end a common step together. So the straggler is told by when each had computed its own gradients,
-which waits for nobody. What runs on the node, and what it prints: provision/node/ddp_scaling.py.
+All GPUs end a common step together. So a straggler is identified by the time at which it finished its own
+gradients, which depends on no other GPU. provision/node/ddp_scaling.py runs on the node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NEEDS: tuple[str, ...] = ("python3 with torch", "nvidia-smi")
 
 ID = "ddp_scaling"
 
-_SECONDS = 3  # of each phase; the program's own default
+_SECONDS = 3  # for each phase; the program's own default
 
 # A synchronous job runs at the speed of its slowest GPU (see gpu_burn). SuperBench's matmul with all-reduce
 # overlap repeats within 2.12 % (97.88 %, ATC'24): 10 % is five times that.
@@ -42,12 +42,12 @@ PEER_FAIL = 0.20
 
 @cache
 def _program() -> str:
-    """The text that is run on the node."""
+    """Return the program to run on the node."""
     return (NODE / "ddp_scaling.py").read_text(encoding="utf-8")
 
 
 def _python(node: CheckNode) -> str:
-    """The Python that was named; empty: none was. Raises ParseError on what is no absolute path."""
+    """Return the declared Python, or ""; raise ParseError if it is not an absolute path."""
     python = node.variables.get("validation_tools_torch_python") or ""
     if not isinstance(python, str) or (python and not python.startswith("/")):
         raise ParseError(
@@ -60,7 +60,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
     try:
         python = _python(node) or "python3"
     except ParseError:
-        return []  # `parse` says so
+        return []  # `parse` reports it
     if node.gpu_count < 2:
         return []
     argv = (python, "-I", "-c", _program(), "--ranks", str(node.gpu_count))
@@ -70,11 +70,11 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Of each GPU in steps/s: `alone`, and how fast it computes its gradients, `compute` without and
-    `overlapped` with communication; what it `kept` of the former in %. Of the node: the median of that,
-    `step` in ms, `efficiency` and `series_share` in %.
+    """Parse the rates of each GPU and the node's efficiency; raise ParseError.
 
-    Without torch only `absent`, with a partitioned GPU only `mig`, with one GPU nothing. Raises ParseError.
+    Per GPU in steps/s: `alone`, `compute` (gradients without communication), `overlapped` (with it); `kept`:
+    the latter as a share of `compute` in %. Node: median of `kept`, `step` in ms, `efficiency` and
+    `series_share` in %. Without torch only `absent`, with a partitioned GPU only `mig`, with one GPU nothing.
     """
     named = _python(node)
     if node.gpu_count < 2:
@@ -114,7 +114,7 @@ def _measured(phases: Phases) -> list[Measurement]:
     ]
     found += [Measurement("kept", round(share, 1), "%", f"gpu{index}") for index, share in enumerate(shares)]
     step = statistics.median(phases["ddp"]["step_ms"])
-    # One after the other: the slowest GPU computes, then all add up. Beyond 100 % overlapping is a loss.
+    # In series: the slowest GPU computes, then all add up. Beyond 100 % overlapping is a loss.
     series = max(phases["together"]["step_ms"]) + statistics.median(phases["all_reduce"]["step_ms"])
     alone = statistics.median(phases["alone"]["step_ms"])
     return [
@@ -122,7 +122,7 @@ def _measured(phases: Phases) -> list[Measurement]:
         Measurement("kept", round(statistics.median(shares), 1), "%"),
         Measurement("step", round(step, 3), "ms"),
         Measurement("series_share", round(100 * step / series, 1), "%"),
-        # rate(all) / (n * rate(1)), each GPU doing as much as the one did
+        # rate(all) / (n * rate(1)), each GPU doing as much as the single one did
         Measurement("efficiency", round(100 * alone / step, 1), "%"),
     ]
 
@@ -130,7 +130,7 @@ def _measured(phases: Phases) -> list[Measurement]:
 def judge(
     node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
-    """A GPU behind its peers while it communicates; and a node whose GPUs all keep too little."""
+    """Judge GPUs behind their peers while they communicate, and nodes with all GPUs too slow."""
     partitioned = [m.device for m in measurements if m.metric == "mig"]
     if partitioned:
         reason = f"MIG is on ({', '.join(partitioned)}): torch sees slices in the place of GPUs"
@@ -155,9 +155,7 @@ def _judge_kept(
     thresholds: Mapping[str, Threshold],
     named: Collection[str],
 ) -> list[Finding]:
-    """What the GPUs keep of their rate: of the node their median, and those of which there are too few to
-    compare.
-    """
+    """Judge `kept` by its limit: the node's median, and GPUs of groups too small to compare."""
     limit = thresholds.get(f"{ID}.kept")
     what = (
         f"{len(kept)} GPUs train at {values['efficiency'].value:g} % of {len(kept)} times one GPU's rate; "
@@ -173,7 +171,7 @@ def _judge_kept(
 
 
 def _absent(node: CheckNode, why: str) -> Finding:
-    """Torch that is nowhere does not apply; torch that was promised and is not there is a mistake."""
+    """Skip without torch; report an error if a declared Python lacks it."""
     if _python(node):
         message = f"validation_tools_torch_python: {why}"
         return unmeasured(ID, message, action="fix configuration")
@@ -191,17 +189,17 @@ def _stragglers(overlapped: Mapping[str, float], compute: Mapping[str, float]) -
             else f"without communication it keeps up ({compute[device]:.4g} steps/s)"
         )
         verdict = Verdict.FAIL if shortfall > PEER_FAIL else Verdict.WARN
-        said = (
+        text = (
             f"computes {overlapped[device]:.4g} training steps/s while gradients are added up, "
             f"{shortfall:.0%} below the {middle:.4g} of its peers; {also}"
         )
         measured = Measurement("overlapped", overlapped[device], "steps/s", device)
         limit = f"≥ {(1 - PEER_WARN) * middle:.4g} steps/s"
-        findings.append(finding_on(ID, verdict, measured, said, limit, PEERS, "investigate"))
+        findings.append(finding_on(ID, verdict, measured, text, limit, PEERS, "investigate"))
     return findings
 
 
-# --- what provision/node/ddp_scaling.py printed: its numbers, or ParseError with what was not understood
+# --- parser of the output of provision/node/ddp_scaling.py; raises ParseError on unrecognised text
 
 
 Phases = Mapping[str, Mapping[str, Sequence[float]]]  # phase → name → a value of each rank
@@ -219,12 +217,12 @@ _HEADER = {
     **{"layers": int, "hidden": int, "rows": int, "gradient_bytes": int},
 }
 
-_COMMON = ("overlapped", "ddp")  # where all ranks end a step together
+_COMMON = ("overlapped", "ddp")  # phases in which all ranks end a step together
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the program. `absent`: why there was nothing to run; then there are no phases."""
+    """One run of the program. `absent`: why it could not run; then there are no phases."""
 
     absent: str = ""
     torch: str = ""
@@ -233,7 +231,7 @@ class Run:
 
 
 def read(output: Output, ranks: int) -> Run:
-    """The output of a program that came to its end. Raises ParseError on anything not recognised."""
+    """Parse the output of a program that finished; raise ParseError on anything unrecognised."""
     if output.truncated:
         raise ParseError("torch: the output was cut at its size limit", "run the check again")
     lines = [_object(line, output) for line in output.stdout.splitlines()]
@@ -251,19 +249,19 @@ def read(output: Output, ranks: int) -> Run:
 
 def _object(line: str, output: Output) -> dict[str, Any]:
     try:
-        found = foreign_json.read(line)
+        document = foreign_json.read(line)
     except foreign_json.JsonError:
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise ParseError(
             f"torch printed {line[:100]!r} instead of a result; its last words: {last_words(output)}",
             "run that Python by hand: it prints something of its own",
         )
-    return found
+    return document
 
 
 def _refuse_errors(lines: Sequence[Mapping[str, Any]]) -> None:
-    """What the ranks themselves said went wrong: one sentence, naming the GPU where it was one alone."""
+    """Raise ParseError for errors reported by the ranks, naming the GPU if a single one failed."""
     for line in lines:
         errors = line.get("errors")
         if errors is None:
@@ -293,7 +291,7 @@ def _header(line: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
 
 
 def _phases(lines: Sequence[Mapping[str, Any]], ranks: int) -> Phases:
-    """Phase → name → a value of each rank. Raises ParseError unless all are there, in order and sound."""
+    """Return phase → name → a value of each rank; raise ParseError unless all are in order and sound."""
     names = [str(line.get("phase", "end" if line == {"end": "complete"} else "?")) for line in lines]
     if names != [*_PHASES, "end"]:
         raise ParseError(
@@ -301,13 +299,13 @@ def _phases(lines: Sequence[Mapping[str, Any]], ranks: int) -> Phases:
             "run the check again",
         )
     phases = {str(line["phase"]): line for line in lines[:-1]}
-    for phase, wanted in _PHASES.items():
+    for phase, expected in _PHASES.items():
         line = phases[phase]
-        if line.keys() != {"phase", "steps", *wanted} or not all(
-            _numbers(line[name], ranks) for name in ("steps", *wanted)
+        if line.keys() != {"phase", "steps", *expected} or not all(
+            _numbers(line[name], ranks) for name in ("steps", *expected)
         ):
             raise ParseError(f"torch: its line on {phase} was not understood", "run the check again")
-        if "compute_ms" in wanted and any(
+        if "compute_ms" in expected and any(
             compute > step for compute, step in zip(line["compute_ms"], line["step_ms"], strict=True)
         ):
             raise ParseError(f"torch: a part of a step took longer than the step ({phase})", "run it again")
@@ -320,7 +318,7 @@ def _phases(lines: Sequence[Mapping[str, Any]], ranks: int) -> Phases:
 
 
 def _numbers(values: Any, count: int) -> bool:
-    """Whether these are `count` positive numbers."""
+    """Return whether these are `count` positive numbers."""
     return (
         isinstance(values, list)
         and len(values) == count

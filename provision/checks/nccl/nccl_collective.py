@@ -1,8 +1,8 @@
-"""One collective over all GPUs of a node, as a check: what every nccl_* check of one node shares.
+"""One collective over all GPUs of a node, as a check: the common part of a node's nccl_* checks.
 
-Judged at the largest size alone: the "Avg bus bandwidth" that the tools print averages small messages in. A
-limit holds for one collective, one number of GPUs and one algorithm: NVLink SHARP adds inside the switch, and
-its bus bandwidth passes the wire's speed, which no ring can. NCCL is asked which algorithm it took.
+Only the largest size is judged: the "Avg bus bandwidth" that the tools print includes small messages. A limit
+applies to one collective, one number of GPUs and one algorithm: NVLink SHARP adds inside the switch, and its
+bus bandwidth exceeds the wire's speed, which no ring can. NCCL logs the algorithm that it used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from provision.checks.thresholds import Threshold, for_sku
 from provision.errors import ParseError
 
 _GIB = 2**30
-_LARGEST = 16  # GiB; operators' limits (azurehpc-health-checks) are given at this size
-# Checking results needs a third buffer beside the send and receive buffers; NCCL and CUDA want room as well.
+_LARGEST = 16  # GiB; operators' limits (azurehpc-health-checks) are for this size
+# Checking results needs a third buffer next to the send and receive buffers; NCCL and CUDA need memory too.
 _BUFFERS = 3
 _SHARE_OF_MEMORY = 0.75
 
@@ -37,12 +37,12 @@ _ASK_ALGORITHM = {
 _CHOICE = re.compile(r"(?<!\d)(\d{1,20}) Bytes -> Algo (\w{1,40}) proto \w")
 _ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 
-# Both rates are rounded to hundredths where they are small, and to three digits where they are large.
+# Both rates are rounded to hundredths if small, and to three digits if large.
 _ROUNDING = 0.01
 
 
 def _asked_bytes(argv: Sequence[str], flag: str) -> int:
-    """A size on our own command line, 512M or 16G, in bytes; 0 when it is not there."""
+    """Return a size of our own command line (512M, 16G) in bytes; 0 if it is missing."""
     at = list(argv).index(flag) + 1 if flag in argv else len(argv)
     match = re.fullmatch(r"(\d+)([MG])", argv[at]) if at < len(argv) else None
     return int(match[1]) << {"M": 20, "G": 30}[match[2]] if match else 0
@@ -50,10 +50,10 @@ def _asked_bytes(argv: Sequence[str], flag: str) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective and its program. `share`: bus bandwidth is algorithm bandwidth times share times
-    (n-1)/n, the part of the data each GPU must send (nccl-tests, doc/PERFORMANCE.md). `env`: what NCCL is
-    told besides. `results`: what it computes.
-    """
+    """One collective and its program; `results`: the computed values. `env`: further variables for NCCL.
+
+    `share`: bus bandwidth is algorithm bandwidth times share times (n-1)/n, the fraction of the data that
+    each GPU must send (nccl-tests, doc/PERFORMANCE.md)."""
 
     ID: str
     program: str
@@ -77,7 +77,7 @@ class Collective:
         return f"{self.suite.variable}{self.program}_path"
 
     def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG002
-        """The program over all GPUs, at the two largest sizes that fit."""
+        """Return the program over all GPUs, at the two largest sizes that fit."""
         program = str(node.variables.get(self._variable(), f"/usr/bin/{self.program}"))
         memory = for_sku(node.sku).get("gpu_inventory.memory_total")
         largest = largest_size(memory.limit if memory else None)
@@ -86,7 +86,7 @@ class Collective:
         return [
             Command(
                 self.program,
-                # -w has had different defaults; -c 1 checks the result.
+                # The default of -w has changed; -c 1 checks the result.
                 (*argv, "-n", "20", "-w", "5", "-c", "1"),
                 300.0,
                 env={**BUS_ORDER, **_ASK_ALGORITHM, **self.env},
@@ -94,15 +94,14 @@ class Collective:
         ]
 
     def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-        """The largest size of the table → `busbw` in GB/s, `size` in bytes, `ranks`; `wrong` elements over
-        all sizes; `algorithm` when NCCL said which it took.
+        """Parse the table's largest size into `busbw` in GB/s, `size` in bytes, `ranks`; raise ParseError.
 
-        Raises ParseError.
+        `wrong`: wrong elements over all sizes. `algorithm`: if NCCL logged its choice.
         """
         output = completed(outputs, self.program, self.suite.install)
         if output.truncated:
-            said = f"{self.suite.name}: the output was cut at its size limit"
-            raise ParseError(said, "run the check again")
+            message = f"{self.suite.name}: the output was cut at its size limit"
+            raise ParseError(message, "run the check again")
         if not output.stdout.strip():
             raise ParseError(f"{self.program} printed nothing: {last_words(output)}", "run the check again")
         result = parse(output.stdout, output.stderr, self.suite)
@@ -110,25 +109,26 @@ class Collective:
         self._check_sizes(output, result)
         largest = max(result.rows, key=lambda row: row.size)
         checked = [row.wrong for row in result.rows if row.wrong is not None]
-        # The program ends with 0 when all went well (nccl-tests, src/common.cu); wrong sums are told below.
+        # The program exits with 0 if all went well (nccl-tests, src/common.cu); wrong sums are reported
+        # below.
         if output.rc and not any(checked):
-            said = failure(f"{output.stdout}\n{output.stderr}") or last_words(output)
-            raise ParseError(f"{self.program} ended with status {output.rc}: {said}", self.suite.look)
-        found = [
+            message = failure(f"{output.stdout}\n{output.stderr}") or last_words(output)
+            raise ParseError(f"{self.program} ended with status {output.rc}: {message}", self.suite.look)
+        measurements = [
             Measurement("busbw", largest.busbw, "GB/s"),
             Measurement("size", largest.size, "bytes"),
             Measurement("ranks", result.ranks, "GPUs"),
         ]
         if len(checked) == len(result.rows):
-            found.append(Measurement("wrong", sum(checked), "elements"))
+            measurements.append(Measurement("wrong", sum(checked), "elements"))
         if result.version:
-            found.append(Measurement("nccl_version", result.version, ""))
+            measurements.append(Measurement("nccl_version", result.version, ""))
         if algorithm := chosen_algorithm(output.stderr):
-            found.append(Measurement("algorithm", algorithm, ""))
-        return found
+            measurements.append(Measurement("algorithm", algorithm, ""))
+        return measurements
 
     def _check_identity(self, node: CheckNode, result: Result) -> None:
-        """Refuse another collective's table, and one of other GPUs: its numbers mean something else."""
+        """Refuse another collective's table, and one of other GPUs, because the numbers differ in meaning."""
         # A renamed program (all_reduce_perf_mpi) may still be the right one.
         if result.program.endswith("_perf") and result.program != self.program:
             raise ParseError(
@@ -150,14 +150,12 @@ class Collective:
                 )
 
     def _check_sizes(self, output: Output, result: Result) -> None:
-        """Refuse a table without one of the sizes that were asked for: the row that is missing may be the bad
-        one.
-        """
+        """Refuse a table without one of the requested sizes, because the missing row may be the bad one."""
         smallest, largest = _asked_bytes(output.argv, "-b"), _asked_bytes(output.argv, "-e")
         if not smallest or not largest:
             return
         sizes = [row.size for row in result.rows]
-        # Sizes are rounded down to what the GPUs can share evenly.
+        # Sizes are rounded down to a size that the GPUs can share evenly.
         if len(sizes) != (largest // smallest).bit_length() or not 0.99 * largest <= max(sizes) <= largest:
             raise ParseError(
                 f"{self.program} was started for sizes from {smallest} to {largest} bytes and reports "
@@ -168,7 +166,7 @@ class Collective:
     def judge(
         self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
     ) -> list[Finding]:
-        """Wrong elements fail whatever the speed; the speed is judged by the limit of what NCCL did."""
+        """Fail on wrong elements at any speed, and judge the speed by the limit of the algorithm used."""
         values = {m.metric: m for m in measurements}
         findings = self.judge_results(values)
         if node.gpu_count < 2:
@@ -187,36 +185,36 @@ class Collective:
         return [*findings, self._without_nvls(what, values["busbw"], ring)]
 
     def _without_nvls(self, what: str, busbw: Measurement, ring: Threshold) -> Finding:
-        """A ring where the limits expect NVLink SHARP: up to a third is being given away."""
+        """Judge a ring where the limits expect NVLink SHARP, which loses up to a third of the speed."""
         finding = by_threshold(self.ID, what, busbw, ring, action="investigate")
         if finding.verdict is not Verdict.PASS:
             return finding
-        said = (
+        text = (
             f"{what} is {busbw.value:g} {busbw.unit}: right for a ring, but NVLink SHARP was not used; look "
             "for NCCL_NVLS_ENABLE and NCCL_ALGO in /etc/nccl.conf, and at fabric manager"
         )
         return replace(
-            finding, verdict=Verdict.WARN, message=said, metric="algorithm", action="fix configuration"
+            finding, verdict=Verdict.WARN, message=text, metric="algorithm", action="fix configuration"
         )
 
     def judge_results(self, values: Mapping[str, Measurement]) -> list[Finding]:
-        """What is to be said of the results' correctness: nothing when all were checked and right."""
+        """Judge the correctness of the results; return nothing if all were checked and right."""
         if "wrong" not in values:
-            said = f"{self.program} did not check its results"
-            return [unmeasured(self.ID, said, action="fix configuration")]
+            text = f"{self.program} did not check its results"
+            return [unmeasured(self.ID, text, action="fix configuration")]
         count = int(values["wrong"].value)
         if not count:
             return []
-        said = f"{self.words} gave {count} wrong elements: silent data corruption"
+        text = f"{self.words} gave {count} wrong elements: silent data corruption"
         limit, by = "= 0 elements", f"{self.suite.name} compares every result"
-        found = Finding(
-            self.ID, Verdict.FAIL, "node", said, "wrong", count, "elements", limit, by, "investigate"
+        finding = Finding(
+            self.ID, Verdict.FAIL, "node", text, "wrong", count, "elements", limit, by, "investigate"
         )
-        return [found]
+        return [finding]
 
 
 def largest_size(memory_mib: float | None) -> int:
-    """The largest message in GiB that fits a GPU: 16 on 80 GB, 8 on 48 GB; 1 when the memory is not known."""
+    """Return the largest message in GiB that fits a GPU: 16 on 80 GB, 8 on 48 GB; 1 if unknown."""
     if memory_mib is None:
         return 1
     size = _LARGEST
@@ -226,7 +224,7 @@ def largest_size(memory_mib: float | None) -> int:
 
 
 def chosen_algorithm(text: str) -> str:
-    """What NCCL says it took for the largest message: `nvls`, `ring`, … Empty when it did not say.
+    """Return the algorithm that NCCL logged for the largest message: `nvls`, `ring`, …; else "".
 
     >>> chosen_algorithm("n:1:2 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo 1 proto 2 time 9.4")
     'ring'

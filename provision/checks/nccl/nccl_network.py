@@ -1,7 +1,7 @@
-"""All GPUs of the node add up large messages through the network cards instead of their own links.
+"""All-reduce of large messages over the network cards instead of the GPUs' own links.
 
-It needs no second node, and shows a card, its slot or its GPUDirect path under the load of a real collective.
-A ring is as fast as its slowest card, and does not say which that is: rdma_loopback does.
+It needs no second node, and tests each card, its slot and its GPUDirect path under the load of a real
+collective. A ring is as fast as its slowest card but does not identify it; rdma_loopback does.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ITERATIONS = "5"  # at 16 GiB a tenth of NVLink's rate; twenty would take minut
 
 
 def _rail(node: CheckNode) -> tuple[int, float, int]:
-    """How many ports join nodes, their rate in Gb/s, and how many more of their kind are not up.
+    """Return the number of ports between nodes, their rate in Gb/s, and how many of their kind are down.
 
-    They are those of the board that most ports have, at the rate that most of these have: a storage card
-    differs. (0, 0, …) without a port that is up. Raises ParseError.
+    They are the ports of the most frequent board at its most frequent rate, which excludes storage cards. (0,
+    0, …) without an active port. Raises ParseError.
     """
     ports = entries(node, "rdma.ports")
     boards = {str(row.get("device")): row.get("board_id") for row in entries(node, "firmware.rdma")}
@@ -71,7 +71,7 @@ class OverCards:
         try:
             cards, _, _ = _rail(node)
         except ParseError:
-            return []  # `parse` says so
+            return []  # `parse` reports it
         if not cards or node.gpu_count < 2:
             return []
         (command,) = self.collective.commands(node, options)
@@ -80,24 +80,23 @@ class OverCards:
         return [replace(command, argv=tuple(argv))]
 
     def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-        """As any collective, and `cards` with their `rate` in Gb/s, `cards_down`; `rail_share`: the part of
-        what the cards carry in %.
+        """Parse the collective, with `cards`, their `rate` in Gb/s, and `cards_down`; raise ParseError.
 
-        Fewer cards than GPUs share their rate. Raises ParseError.
+        `rail_share`: bandwidth in % of the cards' rate, which is shared if there are fewer cards than GPUs.
         """
         cards, rate, down = _rail(node)
-        found = [
+        measurements = [
             Measurement("cards", cards, "cards"),
             Measurement("rate", rate, "Gb/s"),
             Measurement("cards_down", down, "cards"),
         ]
         if not cards or node.gpu_count < 2:
-            return found
-        found += self.collective.parse(node, outputs)
-        busbw = next(float(m.value) for m in found if m.metric == "busbw")
-        # GB/s each GPU can send
+            return measurements
+        measurements += self.collective.parse(node, outputs)
+        busbw = next(float(m.value) for m in measurements if m.metric == "busbw")
+        # GB/s that each GPU can send
         carried = min(rate, gpu_reach(node)) / 8 * min(1.0, cards / node.gpu_count)
-        return [*found, Measurement("rail_share", round(100 * busbw / carried, 2), "%")]
+        return [*measurements, Measurement("rail_share", round(100 * busbw / carried, 2), "%")]
 
     def judge(
         self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]

@@ -1,7 +1,7 @@
-"""What the nccl-tests programs print, and rccl-tests, made from them: rows by column name (pure).
+"""Parser of the tables of nccl-tests, and of rccl-tests, which derive from them (pure).
 
-Columns differ between versions (`error` became `#wrong`, `root` was added, `-I 1` adds more): rows are read
-by their header. NCCL writes warnings into the same stream, in the middle of the table.
+Columns differ between versions (`error` became `#wrong`, `root` was added, `-I 1` adds more), so rows are
+parsed by their header. NCCL writes warnings into the same stream, in the middle of the table.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from provision.errors import ParseError
 
 @dataclass(frozen=True)
 class Suite:
-    """Whose collectives these are: what the programs are called together, what shows them the GPUs, where to
-    look when they fail, and what to do where they are not installed; `variable` begins the names of the
-    variables that say where they are.
+    """A vendor's test programs: common name, GPU runtime, and advice for failure and installation.
+
+    `variable`: prefix of the variables with the programs' paths.
     """
 
     name: str
@@ -36,10 +36,10 @@ NCCL_TESTS = Suite("nccl-tests", "CUDA", "look at the kernel log and at fabric m
 
 @dataclass(frozen=True)
 class Row:
-    """One message size: bytes, bus and algorithm bandwidth in GB/s (of the worse of out-of-place and
-    in-place), wrong elements.
+    """One message size: bytes, bus and algorithm bandwidth in GB/s, wrong elements.
 
-    `wrong` is None when results were not checked (`-c 0`).
+    The bandwidth is the worse of out-of-place and in-place. `wrong` is None if results were not checked (`-c
+    0`).
     """
 
     size: int
@@ -50,9 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """A whole run: its rows, how many ranks took part, and the NCCL version and the program's own name where
-    they are printed.
-    """
+    """A whole run: its rows and ranks, and NCCL's version and the program's own name if printed."""
 
     rows: tuple[Row, ...]
     ranks: int
@@ -62,8 +60,8 @@ class Result:
 
 # No `.*` in front: it would take minutes on a long line without an end.
 _FAILURE = re.compile(r"(?:Test (?:NCCL|CUDA) failure|Test failure|NCCL failure).*")
-# Where CUDA shows fewer GPUs than -g wants; the failure on standard output does not say it (common.cu).
-# rccl-tests has other words for it.
+# CUDA has fewer GPUs than -g requests; the failure on standard output lacks this reason (common.cu).
+# rccl-tests prints it differently.
 _TOO_FEW = re.compile(
     r"^(?:Invalid number of GPUs: \d{1,6} requested but only \d{1,6} were found|\[ERROR\] The number of "
     r"requested GPUs \(\d{1,6}\) is greater than the number of GPUs available \(\d{1,6}\))",
@@ -78,7 +76,7 @@ _DATA = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
 
 
 def parse(text: str, stderr: str = "", suite: Suite = NCCL_TESTS) -> Result:
-    """A run of one such program. Raises ParseError when it failed, was cut, or is not understood."""
+    """Parse a run of one such program; raise ParseError if it failed, was cut, or is malformed."""
     try:
         if too_few := _TOO_FEW.search(stderr):
             raise ParseError(too_few[0].removeprefix("[ERROR] "), unseen(suite))
@@ -91,20 +89,18 @@ def parse(text: str, stderr: str = "", suite: Suite = NCCL_TESTS) -> Result:
 
 
 def unseen(suite: Suite) -> str:
-    """What to do about a program that found fewer GPUs than the node has."""
+    """Return the advice for a program that found fewer GPUs than the node has."""
     return f"{suite.runtime} does not see all GPUs: look at the gpu_inventory check"
 
 
 def failure(text: str) -> str:
-    """The first failure that the program prints; empty when it prints none."""
+    """Return the first failure that the program prints, or an empty string."""
     match = _FAILURE.search(text)
     return match[0].strip()[:200] if match else ""
 
 
 def without_environment(text: str) -> str:
-    """The text with the `env` of a `-J` document emptied: it is the whole environment of the process, secrets
-    too.
-    """
+    """Empty the `env` of a `-J` document: it is the process' whole environment, including secrets."""
     begin = text.find("{")
     if '"env"' not in text or begin < 0:
         return text
@@ -152,34 +148,34 @@ def _from_table(text: str) -> Result:
 
 
 def _known_units(columns: list[str], units: list[str]) -> None:
-    """The line of units below the header has no cell for a column without unit, so they are counted."""
-    wanted = {"(us)": ("time",), "(GB/s)": ("algbw", "busbw")}
+    """Check the units; a unitless column has no cell in their line, so units are counted."""
+    expected = {"(us)": ("time",), "(GB/s)": ("algbw", "busbw")}
     measured = [unit for unit in units if unit not in ("(B)", "(elements)")]
     known = all(
-        measured.count(unit) == sum(columns.count(name) for name in names) for unit, names in wanted.items()
+        measured.count(unit) == sum(columns.count(name) for name in names) for unit, names in expected.items()
     )
-    if not known or set(measured) - set(wanted):
-        said = " ".join(units)[:120] or "none"
-        raise ParseError(f"the table's units are not (us) and (GB/s): {said}", "report the new format")
+    if not known or set(measured) - set(expected):
+        printed = " ".join(units)[:120] or "none"
+        raise ParseError(f"the table's units are not (us) and (GB/s): {printed}", "report the new format")
 
 
 def _values(columns: list[str], cells: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """A row's `size count type` and, with their columns, its numbers from the first `time` on.
+    """Split a row into `size count type`, and (column, number) pairs from the first `time` on.
 
-    Old versions leave `redop` and `root` blank where a collective has none; what follows them never is.
+    Old versions leave `redop` and `root` blank if a collective has none; later columns are never blank.
     """
     if "time" not in columns:
         raise ParseError("the table has no time column", "report the new format")
     first = columns.index("time")
     numbers = len(columns) - first
-    given = cells[: max(0, len(cells) - numbers)]
-    if columns[:3] != ["size", "count", "type"] or not 3 <= len(given) <= first:
+    leading = cells[: max(0, len(cells) - numbers)]
+    if columns[:3] != ["size", "count", "type"] or not 3 <= len(leading) <= first:
         raise ParseError(f"{len(cells)} cells in {len(columns)} columns", "report the new format")
-    return given[:3], list(zip(columns[first:], cells[-numbers:]))
+    return leading[:3], list(zip(columns[first:], cells[-numbers:]))
 
 
 def _table_row(columns: list[str], cells: list[str]) -> Row:
-    """The out-of-place and the in-place run have the same column names, one after the other."""
+    """Parse a row, in which the out-of-place and the in-place run have the same column names."""
     head, numbers = _values(columns, cells)
 
     def values(*names: str) -> list[str]:
@@ -190,7 +186,7 @@ def _table_row(columns: list[str], cells: list[str]) -> Row:
         rates = _rates(values("busbw"), values("algbw"))
         if any(not 0 <= float(word) < math.inf for word in values("time")):
             raise ValueError("no time")
-        # Old versions print the largest error as a float in this column; a count is what we judge.
+        # Old versions print the largest error as a float in this column; a count is judged.
         wrong = sum(int(float(word)) for word in checked) if checked else None
         return Row(int(head[0]), *min(rates), wrong)
     except (ValueError, OverflowError) as error:
@@ -198,7 +194,7 @@ def _table_row(columns: list[str], cells: list[str]) -> Row:
 
 
 def _rates(busbws: list[Any], algbws: list[Any]) -> list[tuple[float, float]]:
-    """(bus, algorithm) bandwidth of each run. Raises ValueError on what is no rate."""
+    """Return (bus, algorithm) bandwidth of each run; raise ValueError if a value is not a rate."""
     if not busbws or len(busbws) != len(algbws):
         raise ParseError("the table has no busbw and algbw columns", "report the new format")
     rates = [(float(bus), float(alg)) for bus, alg in zip(busbws, algbws)]

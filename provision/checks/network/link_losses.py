@@ -1,4 +1,4 @@
-"""The rules of network_ports for links that went down and came back."""
+"""Rules of network_ports for links that went down and came back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from provision.checks.thresholds import limits
 
 
 def downs(port: Port) -> int | None:
-    """How often the link went down: of the interface since boot, else of the port since the card's reset."""
+    """Return how often the link went down: interface since boot, else port since the card's reset."""
     counted = port.errors.get("link_downed")
     return port.carrier_downs if port.ethernet and port.carrier_downs is not None else counted
 
 
 def judge_flaps(port: Port, peers: Sequence[Port], uptime: int | None) -> Finding | None:
-    """A link that keeps going down and comes back is up whenever somebody looks."""
+    """Judge links that go down repeatedly, although they are up at most observations."""
     count = downs(port)
     name = "carrier_downs" if port.ethernet and port.carrier_downs is not None else "link_downed"
     counted = [] if count is None else spans(port, name, count, uptime)
@@ -42,9 +42,9 @@ def judge_flaps(port: Port, peers: Sequence[Port], uptime: int | None) -> Findin
 
 
 def _judge_undated_flaps(port: Port, peers: Sequence[Port], uptime: int | None) -> Finding | None:
-    """A warning for a port that has often lost its link since boot; all of its losses may be of one day.
+    """Warn about a port that lost its link often since boot, possibly all within one day.
 
-    The best peer is taken, so that a second bad port excuses neither.
+    The best peer is the reference, so that a second bad port excuses neither.
     """
     count, days = downs(port) or 0, max(1.0, (uptime or 0) / (3600 * DAY))
     if _dated(port):
@@ -72,7 +72,7 @@ def _dated(port: Port) -> bool:
 
 
 def undated(ports: Sequence[Port], told: Sequence[Finding], uptime: int | None) -> list[Finding]:
-    """A skip for losses that are enough to fail one day, at unknown times, and in no other finding."""
+    """Skip losses enough to fail a day, at unknown times, that no other finding reports."""
     most = float(limits("port_limits")["link_downs_per_day"]["fail"]["limit"])
     flagged = {finding.device for finding in told if finding.metric == "link_downed"}
     counts = {port.name: downs(port) or 0 for port in ports if not _dated(port) and port.name not in flagged}
@@ -80,9 +80,9 @@ def undated(ports: Sequence[Port], told: Sequence[Finding], uptime: int | None) 
     if not counts:
         return []
     days = max(1.0, (uptime or 0) / (3600 * DAY))
-    said = ", ".join(f"{name} {count} times" for name, count in counts.items())
+    losses = ", ".join(f"{name} {count} times" for name, count in counts.items())
     message = (
-        f"links lost since boot, {days:.0f} days ago: {said}; it is unknown when, so this is not judged "
+        f"links lost since boot, {days:.0f} days ago: {losses}; it is unknown when, so this is not judged "
         "before node_health, or another run of validate, has the counters of a day ago"
     )
     return [Finding(ID, Verdict.SKIP, "node", message, "link_downed", max(counts.values()), "times")]

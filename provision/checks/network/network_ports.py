@@ -1,9 +1,8 @@
-"""The network cards for RDMA and their ports, as they are without traffic: how many, up, at which rate, with
-which errors, and whether packets would find their way.
+"""RDMA cards and ports at rest: their number, state, rate, error counters and routing.
 
-From facts alone. Storage and management cards (another board, or Ethernet beside InfiniBand) are not judged.
-Ports an administrator switched off are judged only if they are declared, or if no port is up. What nobody
-declared is compared with the node's other ports.
+Judged from facts alone. Storage and management cards (another board, or Ethernet next to InfiniBand) are not
+judged. Ports that an administrator switched off are judged only if they are declared, or if no port is up.
+Undeclared values are compared with the node's other ports.
 """
 
 from __future__ import annotations
@@ -39,30 +38,30 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:  # noqa: ARG001 - the contract
-    """Count of cards and, for each port, its state, rate and error counters. Raises ParseError."""
+    """Return the number of cards and each port's state, rate and error counters; raise ParseError."""
     ports = ports_of(node)
     _declared_ports(node)
     _expected(node)
     chosen = _compute(node, ports)
-    found = [
+    measurements = [
         Measurement("hcas", len({port.device for port in chosen}), "cards"),
         Measurement(
             "other_hcas", len({port.device for port in ports}) - len({p.device for p in chosen}), "cards"
         ),
     ]
     for port in chosen:
-        found.append(Measurement("state", port.state, "", port.name))
+        measurements.append(Measurement("state", port.state, "", port.name))
         if port.rate is not None:
-            found.append(Measurement("rate", port.rate, "Gb/s", port.name))
+            measurements.append(Measurement("rate", port.rate, "Gb/s", port.name))
         downs = link_losses.downs(port)
         if downs is not None:
-            found.append(Measurement("link_downed", downs, "times", port.name))
-        found += [
+            measurements.append(Measurement("link_downed", downs, "times", port.name))
+        measurements += [
             Measurement(name, count, "packets" if name in PACKETS else "errors", port.name)
             for name, count in sorted(port.errors.items())
             if name != "link_downed"
         ]
-    return found
+    return measurements
 
 
 def judge(
@@ -89,9 +88,9 @@ def judge(
     if none_up is not None:
         findings, off = [*findings, none_up], []
     if not any(finding.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR) for finding in findings):
-        said = f"{len(up)} port{'s' * (len(up) != 1)} up, without errors that matter"
+        text = f"{len(up)} port{'s' * (len(up) != 1)} up, without errors that matter"
         verdict = Verdict.PASS if up else Verdict.SKIP
-        findings.append(Finding(ID, verdict, "node", said, "state", len(up), "ports"))
+        findings.append(Finding(ID, verdict, "node", text, "state", len(up), "ports"))
     findings += link_losses.undated(up, findings, uptime)
     if off:
         message = f"switched off by an administrator, not judged: {', '.join(off)}"
@@ -118,10 +117,10 @@ def _judge_port(
         return [*unread, *counted]
     rate = declared.get("rate")
     one = network_rules.judge_link(port, peers, rate if isinstance(rate, int) else None)
-    found = [*unread, *([one] if one else []), *counted, *network_rules.judge_silence(port, peers)]
+    findings = [*unread, *([one] if one else []), *counted, *network_rules.judge_silence(port, peers)]
     if not port.link_layer:
-        return found  # what routes its packets depends on it
-    return [*found, *network_rules.judge_routing(port, peers, node.variables, declared)]
+        return findings  # its routing depends on it
+    return [*findings, *network_rules.judge_routing(port, peers, node.variables, declared)]
 
 
 def _compute(node: CheckNode, ports: Sequence[Port]) -> list[Port]:
@@ -138,7 +137,7 @@ def _declared_ports(node: CheckNode) -> list[Mapping[str, Any]]:
 
 
 def _expected(node: CheckNode) -> int | list[str] | None:
-    """How many cards, or which: gpuprov_expected_nics."""
+    """Return the declared number or names of cards: gpuprov_expected_nics."""
     value = node.variables.get("gpuprov_expected_nics")
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
@@ -150,19 +149,19 @@ def _expected(node: CheckNode) -> int | list[str] | None:
 
 
 def _judge_count(node: CheckNode, ports: Sequence[Port], chosen: Sequence[Port]) -> list[Finding]:
-    there = {port.device for port in ports}
-    findings = _without_driver(node, there)
+    present = {port.device for port in ports}
+    findings = _without_driver(node, present)
     devices = {port.device for port in chosen}
     expected = _expected(node)
     named = [str(row["device"]) for row in _declared_ports(node)]
     names = expected if isinstance(expected, list) else named
     source = "rdma_expected_ports" if names is named and named else "gpuprov_expected_nics"
-    for name in sorted(set(names) - there):
+    for name in sorted(set(names) - present):
         message = f"the RDMA card {name} is not there"
         findings.append(
             Finding(ID, Verdict.FAIL, name, message, "hcas", 0, "cards", "= 1", source, network_rules.CABLE)
         )
-    lost = len(findings)  # whose place is known
+    lost = len(findings)  # with a known position
     if isinstance(expected, int) and len(devices) + lost != expected:
         message = f"{len(devices)} of {expected} RDMA cards"
         few = len(devices) < expected
@@ -189,7 +188,7 @@ def _judge_count(node: CheckNode, ports: Sequence[Port], chosen: Sequence[Port])
 
 
 def _without_driver(node: CheckNode, there: set[str]) -> list[Finding]:
-    """Cards on the PCI bus like others that work, for which the driver made no RDMA device."""
+    """Fail cards on the PCI bus without an RDMA device although cards of the same kind have one."""
     rows = _cards(node, "hca.functions")
     working = {
         (row.get("device_id"), row.get("link_width_max")) for row in rows if row.get("device") in there
@@ -209,7 +208,7 @@ def _without_driver(node: CheckNode, there: set[str]) -> list[Finding]:
 
 
 def _judge_slots(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
-    """PCIe lanes of each card, against cards of the same board: a slot may be wired narrow by design."""
+    """Judge the PCIe lanes of each card by cards of the same board: a narrow slot may be by design."""
     rows = _cards(node, "firmware.rdma")
     devices = {port.device for port in chosen}
     slots = {str(row.get("device")): row for row in rows if row.get("device") in devices}
@@ -227,7 +226,7 @@ def _judge_slots(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
 
 
 def _cards(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
-    """A fact with an entry for each card; none where it could not be read, which `_unasked` tells."""
+    """Return a fact with an entry per card, or nothing if unreadable, which `_unasked` reports."""
     try:
         return entries(node, name)
     except ParseError:
@@ -235,7 +234,7 @@ def _cards(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
 
 
 def _unasked(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
-    """What could not be read is an error: cards and their lanes, and a declared MTU."""
+    """Report unreadable cards, lanes and declared MTU as errors."""
     findings = []
     for name in ("hca.functions", "firmware.rdma"):
         try:
@@ -253,5 +252,5 @@ def _unasked_mtu(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
         return [unmeasured(ID, f"the MTU could not be read: {why}", action=network_rules.CONFIGURE)]
     if why.endswith("is not installed"):
         return [Finding(ID, Verdict.SKIP, "node", f"the MTU is not compared: {why}", "mtu")]
-    # The kernel lists the cards and user space cannot open one: no RDMA program works on this node.
+    # The kernel lists the cards but user space cannot open one: no RDMA program works on this node.
     return [unmeasured(ID, f"the MTU could not be read: {why}", action="investigate")]

@@ -1,4 +1,4 @@
-"""The rules of network_ports for one port: its state, its link, its errors, what it needs to be routed."""
+"""Rules of network_ports for one port: its state, link, errors, and requirements for routing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ID = "network_ports"
 CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
 
 
-# What a driver reports of a port (linux, drivers/infiniband/core/sysfs.c, state_show); NOP is no answer.
+# A port's states in a driver (linux, drivers/infiniband/core/sysfs.c, state_show); NOP is no answer.
 _STATES = ("DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 
 
 def judge_unread(port: Port) -> list[Finding]:
-    """Every port has a state and a link layer: without one nothing is known of it, least of all its cable."""
+    """Report a port without state or link layer, about which nothing is known, not even its cable."""
     if port.switched_off:
         return []
     lost = [] if port.link_layer else ["link layer"]
@@ -34,12 +34,12 @@ def judge_unread(port: Port) -> list[Finding]:
 
 
 def judge_state(port: Port, declared: bool) -> Finding | None:
-    """The finding on a port that is not up; None if it is up, unknown, or off and not declared."""
+    """Return the finding on a port that is down; None if it is up, unknown, or off and not declared."""
     if port.active or (port.switched_off and not declared) or port.state not in _STATES:
         return None
-    said = f"{port.state}, {port.phys_state or 'no physical state'}"
+    text = f"{port.state}, {port.phys_state or 'no physical state'}"
     if port.switched_off:
-        message = f"{port.name} is declared in rdma_expected_ports and switched off ({said})"
+        message = f"{port.name} is declared in rdma_expected_ports and switched off ({text})"
         return _fail(port, "state", message, port.state, limit="= ACTIVE", source="rdma_expected_ports")
     if port.state == "INIT" and port.phys_state == "LinkUp" and not port.ethernet:
         words = "has a link and no address: no subnet manager has configured it"
@@ -48,16 +48,15 @@ def judge_state(port: Port, declared: bool) -> Finding | None:
         words, action = "is not activated by the subnet manager", CONFIGURE
     else:
         words, action = "has no link: cable, transceiver, or the other end", CABLE
-    return _fail(port, "state", f"{port.name} {words} ({said})", port.state, action=action, limit="= ACTIVE")
+    return _fail(port, "state", f"{port.name} {words} ({text})", port.state, action=action, limit="= ACTIVE")
 
 
 def judge_none_up(ports: Sequence[Port], expected: bool) -> Finding | None:
-    """A warning if all ports of the kind between nodes are switched off.
+    """Warn if all ports of the kind between nodes are switched off.
 
-    One port that is switched off next to ports that are up is a spare, or an administrator's decision. With
-    all of them off the node cannot reach its peers, and a port without a transceiver is Disabled as well.
-    Ethernet cards without an address that no inventory expects are left alone: lab machines have cards that
-    nobody has cabled.
+    One port switched off next to active ports is a spare, or an administrator's decision. With all of them
+    off the node cannot reach its peers, and a port without a transceiver is Disabled as well. Ethernet cards
+    without an address that no inventory expects are ignored: lab machines have unused cards.
     """
     if not ports or not all(port.switched_off and not port.active for port in ports):
         return None
@@ -75,25 +74,25 @@ def judge_none_up(ports: Sequence[Port], expected: bool) -> Finding | None:
 
 
 def judge_link(port: Port, peers: Sequence[Port], declared: int | None) -> Finding | None:
-    """Rate and width against what is declared, else against the other ports of its kind."""
-    wanted, source = declared, "rdma_expected_ports"
-    if wanted is None:
-        wanted, source = (
+    """Judge rate and width by the declared value, else by the other ports of its kind."""
+    required, source = declared, "rdma_expected_ports"
+    if required is None:
+        required, source = (
             usual(peer.rate for peer in peers if peer.active),
             "the node's other ports of this kind",
         )
-    if wanted is None or port.rate is None or port.rate >= wanted:
+    if required is None or port.rate is None or port.rate >= required:
         return None
     message = (
-        f"{port.name} runs at {port.rate} Gb/s{f' ({port.link})' if port.link else ''}, not {wanted} Gb/s"
+        f"{port.name} runs at {port.rate} Gb/s{f' ({port.link})' if port.link else ''}, not {required} Gb/s"
     )
     return _fail(
-        port, "rate", message, port.rate, "Gb/s", action=CABLE, limit=f"≥ {wanted} Gb/s", source=source
+        port, "rate", message, port.rate, "Gb/s", action=CABLE, limit=f"≥ {required} Gb/s", source=source
     )
 
 
-# Bits of the counters (drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR): at its largest value a counter stands
-# still, and says "at least so many". Those of 4 bits are full on healthy ports, too (a real H100's says 15).
+# Bits of the counters (drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR): a counter stops at its largest value,
+# which means "at least". Counters of 4 bits are full on healthy ports, too (15 on a real H100).
 _BITS = {
     "symbol_error": 16, "link_error_recovery": 8, "link_downed": 8, "port_rcv_errors": 16,
     "port_rcv_remote_physical_errors": 16, "port_rcv_constraint_errors": 8, "port_xmit_constraint_errors": 8,
@@ -102,12 +101,12 @@ _BITS = {
 
 
 def full(port: Port, name: str) -> Finding | None:
-    """A counter that can count no more: what it says of a rate is too little."""
+    """Warn about a counter at its maximum, which understates any rate."""
     most = 2 ** _BITS[name] - 1
     if port.errors.get(name) != most:
         return None
     if _BITS[name] == 4 and most - port.earlier.get(name, most) <= 10:
-        return None  # not since the earlier look
+        return None  # no new errors since the earlier sample
     message = f"{port.name} has counted {most} {name} or more: the counter is full; reset it (perfquery -R)"
     source = "linux, drivers/infiniband/core/sysfs.c: the counter's width"
     return Finding(ID, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch")
@@ -115,7 +114,7 @@ def full(port: Port, name: str) -> Finding | None:
 
 @dataclass(frozen=True)
 class Span:
-    """A time in which a counter counted: `count` events in `hours`."""
+    """A period of a counter: `count` events in `hours`."""
 
     count: int
     hours: float
@@ -125,22 +124,22 @@ DAY = 24.0
 
 
 def spans(port: Port, name: str, now: int, uptime: int | None) -> list[Span]:
-    """The time since the earlier look, and the time since boot unless the earlier look is a day old or older.
+    """Return the period since the earlier sample, and since boot unless that sample is a day old.
 
-    Over the days since boot an error of this morning is no rate, and one of last month says nothing of today.
+    Over the days since boot an error of this morning is no rate, and one of last month is irrelevant today.
     """
     then, since_boot = port.earlier.get(name), Span(now, (uptime or 0) / 3600)
     if then is None or port.window is None:
         return [since_boot]
-    # A counter that shows less than before was reset in between: all it shows is new.
+    # A counter that decreased was reset in between: its whole count is new.
     recent = Span(now - then if now >= then else now, port.window / 3600)
     return [recent] if recent.hours >= DAY else [recent, since_boot]
 
 
 def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
-    """Error counters against the time in which they were counted.
+    """Judge error counters by their rate.
 
-    A card counts while its link comes up, and what it counted then is no rate: a day is the least.
+    A card counts errors while its link comes up, which are no rate: the period is at least a day.
     """
     least = float(limits("port_limits")["least_hours"]["limit"])
     findings = []
@@ -160,21 +159,21 @@ def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
         hours = max(least, over.hours)
         message = f"{port.name} has counted {over.count} {name}, more than {limit:g} an hour in {hours:.0f} h"
         bound = f"≤ {limit:g} an hour"
-        found = _fail(port, name, message, over.count, "errors", action=CABLE, limit=bound, source=source)
-        findings.append(found)
+        failure = _fail(port, name, message, over.count, "errors", action=CABLE, limit=bound, source=source)
+        findings.append(failure)
     return findings
 
 
-# A port that carried less than this part of another's packets is no measure of what that one may repeat.
+# A port that carried less than this fraction of another's packets is no reference for its retransmissions.
 _COMPARABLE = 0.1
 
 
 def judge_retransmissions(port: Port, peers: Sequence[Port]) -> list[Finding]:
-    """Warnings for a port that repeated far more of its packets since the earlier look than the best of its
-    peers with comparable traffic, and skips for one that counted far more congestion notifications.
+    """Warn about more retransmissions, and skip on more congestion, than the best comparable peer.
 
-    Only over such a look, since no limit was published. Notifications are told, not judged: congestion is the
-    network's. Packets out of order are recorded alone, since adaptive routing reorders packets.
+    Peers are comparable by their packets since the earlier sample; without a sample nothing is judged, since
+    no limit was published. Congestion is reported, not judged: it is the network's. Packets out of order are
+    only recorded, since adaptive routing reorders packets.
     """
     findings = []
     for name, row, rate, best in _above_peers(port, peers, "retransmissions_per_hour"):
@@ -196,8 +195,7 @@ def judge_retransmissions(port: Port, peers: Sequence[Port]) -> list[Finding]:
 def _above_peers(
     port: Port, peers: Sequence[Port], table: str
 ) -> Iterator[tuple[str, Mapping[str, Any], float, float]]:
-    """(counter, its row, events an hour, those of the best peer for this port's packets) of each counter of a
-    table of port_limits.yml that is above its row since the earlier look."""
+    """Yield (counter, row, rate an hour, best peer's rate) of counters above a row of port_limits.yml."""
     own = _packets(port)
     busy = [(peer, packets) for peer in peers if peer is not port and (packets := _packets(peer))]
     for name, row in limits("port_limits")[table].items():
@@ -214,13 +212,13 @@ def _above_peers(
 
 
 def _packets(port: Port) -> float:
-    """Packets an hour since the earlier look; 0 if unknown."""
+    """Return packets per hour since the earlier sample; 0 if unknown."""
     rates = [_recent_rate(port, name) for name in PACKETS]
     return sum(rate or 0.0 for rate in rates)
 
 
 def _recent_rate(port: Port, name: str) -> float | None:
-    """How often an hour a counter counted since the earlier look, at least an hour; None without a look."""
+    """Return a counter's events per hour since the earlier sample (≥ 1 h ago); None without a sample."""
     if not port.window or name not in port.earlier or name not in port.errors:
         return None
     recent = spans(port, name, port.errors[name], None)[0]
@@ -228,11 +226,12 @@ def _recent_rate(port: Port, name: str) -> float | None:
 
 
 def judge_silence(port: Port, peers: Sequence[Port]) -> list[Finding]:
-    """What the kernel reads of most ports of a kind, and not of this one (`N/A (no PMA)`, linux, drivers/
-    infiniband/core/sysfs.c): errors may have been counted there."""
+    """Report values readable on most ports of a kind but not on this one, as they may hide errors.
+
+    The kernel prints `N/A (no PMA)` for them (linux, drivers/infiniband/core/sysfs.c)."""
     others = [peer for peer in peers if peer.active and peer is not port]
-    known = [name for peer in others for name in _readable(peer)]
-    missing = sorted(name for name in {*known} - _readable(port) if 2 * known.count(name) > len(others) > 0)
+    names = [name for peer in others for name in _readable(peer)]
+    missing = sorted(name for name in {*names} - _readable(port) if 2 * names.count(name) > len(others) > 0)
     if not missing:
         return []
     message = f"{port.name} has no readable {', '.join(missing)}, and the ports beside it have"
@@ -240,15 +239,15 @@ def judge_silence(port: Port, peers: Sequence[Port]) -> list[Finding]:
 
 
 def _readable(port: Port) -> set[str]:
-    """What the kernel gives of a port: its counters, its rate, and its subnet manager."""
-    given = {"rate": port.rate, "sm_lid": port.sm_lid}
-    return {*port.errors, *(name for name, value in given.items() if value is not None)}
+    """Return the readable values of a port: its counters, its rate, and its subnet manager."""
+    optional = {"rate": port.rate, "sm_lid": port.sm_lid}
+    return {*port.errors, *(name for name, value in optional.items() if value is not None)}
 
 
 def judge_routing(
     port: Port, peers: Sequence[Port], variables: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> list[Finding]:
-    """What packets need to reach anybody: subnet manager and P_Key, or a GID; and the MTU."""
+    """Judge what routing needs: subnet manager and P_Key, or a GID; and the MTU."""
     findings = []
     others = [peer for peer in peers if peer.active and peer is not port]
     if not port.ethernet:
@@ -258,15 +257,15 @@ def judge_routing(
         findings += _judge_pkeys(port, others, declared.get("pkey"))
     else:
         findings += _judge_gids(port, others, variables.get("rdma_roce_gid_index") if declared else None)
-    wanted = variables.get("rdma_mtu") if declared else None
+    required = variables.get("rdma_mtu") if declared else None
     source = "rdma_mtu"
-    if not isinstance(wanted, int):
-        known = [peer.mtu for peer in others if peer.mtu is not None]
-        wanted, source = usual([*known, port.mtu]) if known else None, "the node's other ports of this kind"
-    if wanted is not None and port.mtu is not None and port.mtu < wanted:
-        message = f"{port.name} has an RDMA MTU of {port.mtu} bytes, not {wanted}"
+    if not isinstance(required, int):
+        mtus = [peer.mtu for peer in others if peer.mtu is not None]
+        required, source = usual([*mtus, port.mtu]) if mtus else None, "the node's other ports of this kind"
+    if required is not None and port.mtu is not None and port.mtu < required:
+        message = f"{port.name} has an RDMA MTU of {port.mtu} bytes, not {required}"
         findings.append(
-            _fail(port, "mtu", message, port.mtu, "bytes", limit=f"≥ {wanted} bytes", source=source)
+            _fail(port, "mtu", message, port.mtu, "bytes", limit=f"≥ {required} bytes", source=source)
         )
     return findings
 
@@ -278,10 +277,10 @@ def _judge_pkeys(port: Port, others: Sequence[Port], declared: Any) -> list[Find
             return []
         message, limit = f"{port.name} lacks the partition key {declared} (it has {has})", declared
         return [_fail(port, "pkeys", message, has, limit=limit, source="rdma_expected_ports")]
-    wanted = usual([peer.pkeys for peer in (*others, port)])
-    if not port.pkeys or (wanted is not None and port.pkeys != wanted):
+    target = usual([peer.pkeys for peer in (*others, port)])
+    if not port.pkeys or (target is not None and port.pkeys != target):
         message = (
-            f"{port.name} has the partition keys {has}; its peers have {', '.join(wanted or ()) or 'others'}"
+            f"{port.name} has the partition keys {has}; its peers have {', '.join(target or ()) or 'others'}"
         )
         return [_fail(port, "pkeys", message, has, source="the node's other ports of this kind")]
     return []
@@ -290,14 +289,14 @@ def _judge_pkeys(port: Port, others: Sequence[Port], declared: Any) -> list[Find
 def _judge_gids(port: Port, others: Sequence[Port], index: Any) -> list[Finding]:
     has = ", ".join(map(str, port.roce_v2_ipv4)) or "none"
     source = "rdma_roce_gid_index"
-    wanted: tuple[int, ...] | None = (
+    expected: tuple[int, ...] | None = (
         (index,) if isinstance(index, int) and not isinstance(index, bool) else None
     )
-    if wanted is None:
+    if expected is None:
         source = "the node's other ports of this kind"
-        wanted = usual([peer.roce_v2_ipv4 for peer in (*others, port)])
-    if wanted and not set(wanted) <= set(port.roce_v2_ipv4):
-        where = ", ".join(map(str, wanted))
+        expected = usual([peer.roce_v2_ipv4 for peer in (*others, port)])
+    if expected and not set(expected) <= set(port.roce_v2_ipv4):
+        where = ", ".join(map(str, expected))
         message = f"{port.name} has no IPv4 address for RoCE v2 at GID index {where} (its indexes: {has})"
         return [_fail(port, "gid", message, has, limit=f"index {where}", source=source)]
     return []

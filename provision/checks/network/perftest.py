@@ -1,8 +1,7 @@
-"""What programs of perftest print as a table, and of its bandwidth programs (ib_write_bw, ib_read_bw, …) →
-bandwidth by message size.
+"""Parser of perftest's tables, and of its bandwidth programs (ib_write_bw, ib_read_bw, …).
 
-Their unit is in the table's header: Gb/s (10^9 bits) with --report_gbits, else MiB/s, which old versions
-write MB/sec. Server and client of a loopback may share a stream: header and rows then stand there twice.
+Their unit is in the table's header: Gb/s (10^9 bits) with --report_gbits, else MiB/s, which old versions call
+MB/sec. Server and client of a loopback may share a stream, which then has header and rows twice.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ from itertools import pairwise
 from provision.checks.check import CheckNode
 from provision.errors import ParseError
 
-SIZE = 8388608  # bytes; azurehpc-health-checks measures at this size, and its limits hold for it
+SIZE = 8388608  # bytes; the size of azurehpc-health-checks' measurements and limits
 QUEUE_PAIRS = 4
 _ITERATIONS = 1000  # of each queue pair: 34 GB, most of a second on a 400 Gb/s port
-# For a driver in software, perftest's own size and 26 MB in all: where the CPU has other work, rxe ends a
-# message of 2,048 packets with an error (Failed status 9).
+# For a driver in software, perftest's own size and 26 MB in all: on a busy CPU, rxe ends a message of 2,048
+# packets with an error (Failed status 9).
 SMALL = 65536
 _FEW = 100
 
 
 def argv(node: CheckNode, device: str, port: str, number: int, *, software: bool = False) -> tuple[str, ...]:
-    """ib_write_bw as a server on this RDMA device and its port, at TCP port `number`; a client's has the
-    server's address behind it. `software`: no card does it but a CPU, for which that would be hours."""
+    """Return ib_write_bw as a server on this device and port; a client appends the server's address.
+
+    `number`: TCP port. `software`: a CPU, not a card, does the work, which would take hours at full size."""
     program = str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
     where = ("-d", device, "-i", port, "-p", str(number))
     size, iterations = (SMALL, _FEW) if software else (SIZE, _ITERATIONS)
@@ -37,18 +37,18 @@ def argv(node: CheckNode, device: str, port: str, number: int, *, software: bool
 
 
 def size_asked(words: Sequence[str]) -> int:
-    """The size of message that an `argv` asks for."""
+    """Return the message size that an `argv` requests."""
     return SMALL if ("-s", str(SMALL)) in pairwise(words) else SIZE
 
 
 def seconds(rate: float) -> float:
-    """How long the transfer of a card's `argv` takes at this rate in Gb/s."""
+    """Return the seconds that a card's `argv` transfers for at this rate in Gb/s."""
     return SIZE * 8 * QUEUE_PAIRS * _ITERATIONS / (rate * 1e9)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run: `average` Gb/s by message size in bytes (the lower of two rows of one size), queue pairs."""
+    """One run: queue pairs, and `average` Gb/s by message size in bytes (the lower of equal sizes)."""
 
     device: str
     queue_pairs: int
@@ -57,7 +57,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Table:
-    """What one run printed: its table's columns, where the one is that was looked for, each row's cells."""
+    """The table of one run: columns, index `at` of the wanted column, and each row's cells."""
 
     device: str
     queue_pairs: int
@@ -76,30 +76,30 @@ _QUEUE_PAIRS = re.compile(r"Number of qps\s*: (\d{1,9})")
 
 
 def parse(text: str) -> Result:
-    """A whole run of one bandwidth program. Raises ParseError when it failed, was cut, or is not
-    understood."""
-    found = table(text, _COLUMN, _AVERAGE)
-    unit = found.columns[found.at].partition("[")[2].rstrip("]")
+    """Parse a bandwidth program's whole run; raise ParseError if it failed, was cut, or is malformed."""
+    parsed = table(text, _COLUMN, _AVERAGE)
+    unit = parsed.columns[parsed.at].partition("[")[2].rstrip("]")
     average: dict[int, float] = {}
-    for row in found.rows:
-        size, rate = size_of(row), number(row, found.at, least=0.0) * _GBITS[unit]
+    for row in parsed.rows:
+        size, rate = size_of(row), number(row, parsed.at, least=0.0) * _GBITS[unit]
         average[size] = min(rate, average.get(size, math.inf))
-    return Result(found.device, found.queue_pairs, average)
+    return Result(parsed.device, parsed.queue_pairs, average)
 
 
 def table(text: str, column: re.Pattern[str], wanted: re.Pattern[str]) -> Table:
-    """The table of a whole run; `column` matches the name of each of its columns in the header, `wanted` that
-    of the one to read. Raises ParseError when the run failed, was cut, or is not understood."""
+    """Parse the table of a whole run; raise ParseError if it failed, was cut, or is malformed.
+
+    `column` matches each column's name in the header, `wanted` the name of the column to read."""
     lines = text.splitlines()
     heads = [at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes")]
     device, pairs = set(_DEVICE.findall(text)), set(_QUEUE_PAIRS.findall(text))
     if not heads or len(device) != 1 or len(pairs) != 1:
         words = next((line.strip() for line in reversed(lines) if line.strip()), "nothing printed")
         raise ParseError(f"perftest: no result: {words[:160]}", "run the check again")
-    found = {tuple(column.findall(lines[at])) for at in heads}
-    columns = found.pop()
-    places = [at for at, name in enumerate(columns) if wanted.fullmatch(name)]
-    if found or len(places) != 1:
+    headers = {tuple(column.findall(lines[at])) for at in heads}
+    columns = headers.pop()
+    matching = [at for at, name in enumerate(columns) if wanted.fullmatch(name)]
+    if headers or len(matching) != 1:
         what = f"perftest: header not understood: {' '.join(columns)[:120]}"
         raise ParseError(what, "report the format")
     rows: list[tuple[str, ...]] = []
@@ -114,16 +114,16 @@ def table(text: str, column: re.Pattern[str], wanted: re.Pattern[str]) -> Table:
             ended = bool(rows)
     if not ended:
         raise ParseError("perftest: the output stops before its end", "run the check again")
-    return Table(device.pop(), int(pairs.pop()), columns, places[0], tuple(rows))
+    return Table(device.pop(), int(pairs.pop()), columns, matching[0], tuple(rows))
 
 
 def size_of(row: Sequence[str]) -> int:
-    """The bytes of a row's messages. Raises ParseError when they are no number."""
+    """Return the message size of a row in bytes; raise ParseError if it is not a number."""
     return int(number(row, 0, least=0.0))
 
 
 def number(row: Sequence[str], at: int, *, least: float) -> float:
-    """The number in one cell of a row. Raises ParseError when it is none, or below `least`."""
+    """Return the number in one cell of a row; raise ParseError if it is none, or below `least`."""
     try:
         value = float(row[at])
     except ValueError:

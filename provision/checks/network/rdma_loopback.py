@@ -1,8 +1,8 @@
-"""Each network card writes to itself, out of the host's memory and out of a GPU's: no cable takes part, so a
-low rate is the card, its slot or the way from the GPU. Cheap, and what finds most at a build-out.
+"""Loopback of each RDMA card, from the host's memory and from a GPU's, to find slow cards and slots.
 
-Four queue pairs, for one alone may not fill a fast link on a healthy card. What GPU memory is reached by, a
-module beside the driver or DMA-BUF, does not matter as long as one of them works.
+No cable takes part, so a low rate is caused by the card, its slot or the route from the GPU. The test is
+cheap and finds most faults of new clusters. It uses four queue pairs, since a single one may not fill a fast
+link on a healthy card. GPU memory may be reached by a module next to the driver or by DMA-BUF.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma", "module.nvidia_peermem.
 ID = "rdma_loopback"
 
 _FIRST_PORT = (
-    18515  # perftest's own; each pair of programs gets one, so that none waits for another's to close
+    18515  # perftest's own; each pair of programs has its own, so that none waits for another's to close
 )
 
 # A GPU in a PCIe 4.0 slot fills 200 Gb/s and no more: operators' limit for the A100 is 180 of 200 Gb/s. In a
-# PCIe 5.0 slot it fills a port of 400 Gb/s, and with fewer lanes than 16 as much less.
+# PCIe 5.0 slot it fills a port of 400 Gb/s, and proportionally less with fewer than 16 lanes.
 _GPU_REACH = {"ampere": 200.0, "ada": 200.0, "cdna2": 200.0}
 _FULL_REACH = 400.0
 
-# Runs of a healthy card differ by 0.04 % (SuperBench, repeatability of the HCA loopback): 5 % is no noise.
+# Runs of a healthy card differ by 0.04 % (SuperBench, repeatability of the HCA loopback): 5 % is not noise.
 _PEER_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """How perftest is given the memory of one vendor's GPUs. `words`: what it is told besides to take that of
-    the GPU of this number, and its environment. `unsupported`: what it says where it was built without
-    `needs`, `refused`: where a card may not reach GPU memory, for which `why` says what is missing.
-    `left_out`: why this node's GPUs are not taken, empty where they are; `another`: what is wrong with the
-    GPU that was taken, going by the output, in place of the one of this number."""
+    """Access of perftest to the memory of one vendor's GPUs.
+
+    `words`: options and environment for the memory of the GPU with this number. `unsupported`: output of a
+    program built without `needs`; `refused`: output if a card cannot reach GPU memory, because of `why`.
+    `left_out`: reason to skip this node's GPUs, or empty. `another`: fault of the GPU that the output shows
+    instead."""
 
     words: Callable[[CheckNode, int], tuple[tuple[str, ...], Mapping[str, str]]]
     unsupported: re.Pattern[str]
@@ -79,7 +80,7 @@ CUDA = GpuMemory(
 
 @dataclass(frozen=True)
 class _Port:
-    """An RDMA port that can be measured. `name`: mlx5_0, with its port when that is not the first."""
+    """A measurable RDMA port. `name`: mlx5_0, with its port number unless that is 1."""
 
     device: str
     port: str
@@ -91,7 +92,7 @@ class _Port:
 
 
 def _ports(node: CheckNode) -> tuple[list[_Port], list[str]]:
-    """The ports that are up, and the names of those that are not. Raises ParseError."""
+    """Return the active ports, and the names of the others; raise ParseError."""
     up, down = [], []
     for entry in entries(node, "rdma.ports"):
         device, number = entry.get("device"), entry.get("port")
@@ -116,31 +117,30 @@ class Loopback:
         try:
             ports, _ = _ports(node)
         except ParseError:
-            return []  # `parse` says so
-        found: list[Command] = []
+            return []  # `parse` reports it
+        runs: list[Command] = []
         for port in ports:
-            found += _pair(node, port, f"{port.name}.host", (), {}, _FIRST_PORT + len(found))
+            runs += _pair(node, port, f"{port.name}.host", (), {}, _FIRST_PORT + len(runs))
             if not self.memory.left_out(node):
                 words, env = self.memory.words(node, _nearest_gpu(node, port.device))
-                found += _pair(node, port, f"{port.name}.gpu", words, env, _FIRST_PORT + len(found))
-        return found
+                runs += _pair(node, port, f"{port.name}.gpu", words, env, _FIRST_PORT + len(runs))
+        return runs
 
     def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-        """Each port → `rate` of its link, `host` and `gpu` bandwidth in Gb/s and both as a share of it in %
-        (of what the GPU's slot carries, where that is less).
+        """Parse each port's `rate`, `host` and `gpu` bandwidth in Gb/s, and both as shares of it in %.
 
-        `gpu` is "unsupported" when the tool was built without what takes GPU memory, "refused" when the card
-        may not reach it. A port that is down is the measurement `down`, a run that failed `host_failed` or
-        `gpu_failed` with the tool's words. Raises ParseError.
+        The share of a GPU is of its slot's rate if that is lower. `gpu` is "unsupported" if the tool was
+        built without GPU memory, "refused" if the card cannot reach it. A port that is down yields `down`, a
+        failed run `host_failed` or `gpu_failed` with the tool's message. Raises ParseError.
         """
         up, down = _ports(node)
-        found = [Measurement("down", True, "", name) for name in down]
+        measurements = [Measurement("down", True, "", name) for name in down]
         for port in up:
-            found.append(Measurement("rate", port.rate, "Gb/s", port.name))
-            found += _measured(port, "host", completed(outputs, f"{port.name}.host"), port.rate)
+            measurements.append(Measurement("rate", port.rate, "Gb/s", port.name))
+            measurements += _measured(port, "host", completed(outputs, f"{port.name}.host"), port.rate)
             if not self.memory.left_out(node):
-                found += self._of_gpu(node, port, completed(outputs, f"{port.name}.gpu"))
-        return found
+                measurements += self._of_gpu(node, port, completed(outputs, f"{port.name}.gpu"))
+        return measurements
 
     def _of_gpu(self, node: CheckNode, port: _Port, output: Output) -> list[Measurement]:
         gpu = _nearest_gpu(node, port.device)
@@ -172,7 +172,7 @@ class Loopback:
         host = _failed("host", up) + _judge_memory("host", up, thresholds)
         if why := self.memory.left_out(node):
             return [*findings, *host, Finding(ID, Verdict.SKIP, "node", why, "gpu")]
-        # A card that is slow anyway is not accused once more for its way to the GPUs.
+        # A card that is slow anyway is not reported again for its route to the GPUs.
         slow = {finding.device for finding in host if finding.verdict in (Verdict.FAIL, Verdict.ERROR)}
         return findings + host + self._judge_gpu(up, slow, thresholds)
 
@@ -182,27 +182,27 @@ class Loopback:
         slow: Iterable[str],
         thresholds: Mapping[str, Threshold],
     ) -> list[Finding]:
-        said = {name: values["gpu"].value for name, values in ports.items() if "gpu" in values}
-        if said and set(said.values()) == {"unsupported"}:
+        results = {name: values["gpu"].value for name, values in ports.items() if "gpu" in values}
+        if results and set(results.values()) == {"unsupported"}:
             reason = (
                 f"ib_write_bw was built without {self.memory.needs}: the way from GPU memory is not measured"
             )
             return [Finding(ID, Verdict.SKIP, "node", reason, "gpu")]
-        refused = sorted(name for name, value in said.items() if value == "refused")
+        refused = sorted(name for name, value in results.items() if value == "refused")
         able = {
             name: ports[name]
             for name in ports
-            if name not in refused and name not in slow and said.get(name) != "unsupported"
+            if name not in refused and name not in slow and results.get(name) != "unsupported"
         }
         return [
-            *self._contradicted(name for name, value in said.items() if value == "unsupported"),
+            *self._contradicted(name for name, value in results.items() if value == "unsupported"),
             *self._refused(refused, ports),
             *_failed("gpu", able),
             *_judge_memory("gpu", able, thresholds),
         ]
 
     def _contradicted(self, names: Iterable[str]) -> list[Finding]:
-        """It is one program for all cards: what it can do on one, it is not built without on another."""
+        """Report a program that lacks GPU support on some cards only, which is a contradiction."""
         needs = self.memory.needs
         message = (
             f"{_WORDS['gpu']}: ib_write_bw reports that it was built without {needs}, but used {needs} on "
@@ -211,7 +211,7 @@ class Loopback:
         return [unmeasured(ID, message, device=name) for name in names]
 
     def _refused(self, refused: Sequence[str], ports: Mapping[str, Any]) -> list[Finding]:
-        """Cards that cannot reach GPU memory: all of them is a matter of modules, one alone of that card."""
+        """Fail cards that cannot reach GPU memory: modules are at fault if all fail, else the card."""
         message = f"GPUDirect RDMA does not work: GPU memory cannot be registered, {self.memory.why}"
         devices = ["node"] if len(refused) == len(ports) else refused
         evidence = tuple(f"{name}: Couldn't allocate MR" for name in refused)
@@ -232,7 +232,7 @@ judge = LOOPBACK.judge
 def _pair(
     node: CheckNode, port: _Port, name: str, more: tuple[str, ...], env: Mapping[str, str], number: int
 ) -> list[Command]:
-    """Client and server of one run."""
+    """Return the commands of client and server of one run."""
     argv = (*perftest.argv(node, port.device, port.port, number), *more)
     env = {**BUS_ORDER, **env}
     return [
@@ -242,7 +242,7 @@ def _pair(
 
 
 def _nearest_gpu(node: CheckNode, device: str) -> int:
-    """The GPU whose PCI address is closest to the card's: boards put both below one PCIe switch."""
+    """Return the GPU with the PCI address closest to the card's: boards put both below one PCIe switch."""
     gpus = [_place(str(address)) for address in node.variables.get("gpuprov_pci_addresses") or ()]
     cards = node.facts.get("firmware.rdma")
     for card in cards if isinstance(cards, list) else ():
@@ -253,13 +253,13 @@ def _nearest_gpu(node: CheckNode, device: str) -> int:
 
 
 def _place(address: str) -> tuple[int, int]:
-    """(domain, bus) of `0000:1b:00.0`; zeros for what is no address."""
+    """Parse (domain, bus) of `0000:1b:00.0`; zeros if it is not an address."""
     match = re.match(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):", address)
     return (int(match[1], 16), int(match[2], 16)) if match else (0, 0)
 
 
 def gpu_reach(node: CheckNode) -> float:
-    """Gb/s that a port can be given from a GPU's memory at most: its slot may be slower than the port."""
+    """Return the Gb/s that a port gets from GPU memory at most: its slot may be slower than the port."""
     lanes = node.variables.get("gpuprov_pcie_width")
     reach = _GPU_REACH.get(str(node.gpuprov_node["gpu"].get("architecture")))
     if isinstance(lanes, int) and lanes < 16:
@@ -268,7 +268,7 @@ def gpu_reach(node: CheckNode) -> float:
 
 
 def _measured(port: _Port, memory: str, output: Output, most: float) -> list[Measurement]:
-    """Of one run, its average and as a share of the `most` there can be; or how it failed."""
+    """Return a run's average, also as a share of `most` (the highest possible), or its failure."""
     if output.rc:
         return [Measurement(f"{memory}_failed", last_words(output), "", port.name)]
     average = _average(port, output)
@@ -294,7 +294,7 @@ def _average(port: _Port, output: Output) -> float:
 
 
 def _failed(memory: str, ports: Mapping[str, Mapping[str, Measurement]]) -> list[Finding]:
-    """Runs that ended with an error: nothing is known of that card's rate."""
+    """Report runs that ended with an error, with an unknown rate."""
     failed = {
         name: values[f"{memory}_failed"] for name, values in ports.items() if f"{memory}_failed" in values
     }
@@ -315,7 +315,7 @@ _ACTION = {"host": "reseat or check cable", "gpu": "investigate"}
 def _judge_memory(
     memory: str, ports: Mapping[str, Mapping[str, Measurement]], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
-    """One finding for each slow card; else one for all."""
+    """Return one finding per slow card, or one for all if none is slow."""
     metric, what = f"{memory}_share", _WORDS[memory]
     shares = {name: values[metric] for name, values in ports.items() if metric in values}
     threshold = thresholds.get(f"{ID}.{metric}")
@@ -323,13 +323,13 @@ def _judge_memory(
     findings = []
     for name, share in shares.items():
         measured, rate = ports[name][memory], ports[name]["rate"]
-        said = f"{what} is {measured.value:g} of {rate.value:g} Gb/s"
+        reading = f"{what} is {measured.value:g} of {rate.value:g} Gb/s"
         if threshold is not None and float(share.value) < threshold.limit:
-            message = f"{said} (limit {limit_text(threshold)}): {_BLAME[memory]}"
+            message = f"{reading} (limit {limit_text(threshold)}): {_BLAME[memory]}"
             limit, source, verdict = limit_text(threshold), threshold.cited, Verdict.FAIL
         elif name in behind:
             middle, shortfall = behind[name]
-            message = f"{said}, {shortfall:.0%} less of its link than its peers: {_BLAME[memory]}"
+            message = f"{reading}, {shortfall:.0%} less of its link than its peers: {_BLAME[memory]}"
             limit, source = (
                 f"≥ {(1 - _PEER_TOLERANCE) * middle:.1f} %",
                 "median of the other cards of the node",
@@ -350,7 +350,7 @@ def _all_well(
 ) -> Finding:
     worst = min(shares.values(), key=lambda m: float(m.value))
     lowest = Measurement(metric, worst.value, "%", "node")
-    said = f"{what} of {len(shares)} ports: the lowest share of its link, {worst.device}'s,"
+    text = f"{what} of {len(shares)} ports: the lowest share of its link, {worst.device}'s,"
     if threshold is None:
-        return by_threshold(ID, said, lowest, None, action="none")
-    return by_threshold(ID, said, lowest, threshold, action="investigate")
+        return by_threshold(ID, text, lowest, None, action="none")
+    return by_threshold(ID, text, lowest, threshold, action="investigate")

@@ -1,4 +1,4 @@
-"""The RDMA ports of a node as its facts tell them, and which of them carry the traffic between nodes."""
+"""The RDMA ports of a node by its facts, and selection of the ports between nodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _NUMBERS = ("rate", "lid", "sm_lid", "gids", "carrier_downs")
 
 @dataclass(frozen=True)
 class Port:
-    """One port. `name` is mlx5_2, or mlx5_2/1 where the card has several; `link` is 4X NDR; numbers in Gb/s.
+    """One port: `name` mlx5_2, or mlx5_2/1 on a card with several; `link` 4X NDR; numbers in Gb/s.
 
-    None is what the kernel does not say. `errors`: the counters by their names in sysfs. `software`: no card
-    is behind it, a driver (rxe, siw) does RDMA on the CPU; the rate it states is not what that can do.
-    `earlier`: the counters `window` seconds ago; `day_downs`: link losses in the kernel log of the last day.
+    None is a value that the kernel does not have. `errors`: the counters by their names in sysfs. `software`:
+    a driver (rxe, siw) does RDMA on the CPU without a card and does not reach its nominal rate. `earlier`:
+    the counters `window` seconds ago; `day_downs`: link losses in the kernel log of the last day.
     """
 
     name: str
@@ -66,8 +66,9 @@ class Port:
 
     @property
     def switched_off(self) -> bool:
-        """Whether an administrator has it off. An Ethernet port without a carrier calls itself Disabled too:
-        there the interface's own flag decides.
+        """Whether an administrator switched it off.
+
+        An Ethernet port without a carrier is Disabled too, so the interface's own flag decides there.
         """
         if self.ethernet and self.netdev_up is not None:
             return not self.netdev_up
@@ -75,12 +76,12 @@ class Port:
 
     @property
     def kind(self) -> tuple[str, str | None]:
-        """Ports of one kind do one job: same link layer, same board."""
+        """Link layer and board, which are the same for ports with one purpose."""
         return self.link_layer, self.board_id
 
 
 def ports_of(node: CheckNode) -> list[Port]:
-    """All ports, from the facts hca.ports, hca.counters and hca.mtus. Raises ParseError on what is none."""
+    """Return all ports from the facts hca.ports, hca.counters and hca.mtus; raise ParseError."""
     ports = entries(node, "hca.ports")
     counters = {(str(row.get("device")), str(row.get("port"))): row for row in entries(node, "hca.counters")}
     mtus = node.facts.get("hca.mtus", {})
@@ -90,7 +91,7 @@ def ports_of(node: CheckNode) -> list[Port]:
     window, before = _earlier(node)
     downs = node.facts.get("hca.link_downs")
     downs = downs if isinstance(downs, Mapping) else {}
-    found = []
+    all_ports = []
     for row in ports:
         device, number = row.get("device"), row.get("port")
         if not isinstance(device, str) or not isinstance(number, str) or not device or not number:
@@ -103,7 +104,7 @@ def ports_of(node: CheckNode) -> list[Port]:
         counted = counters.get((device, number))
         if counted is None:
             raise ParseError(f"hca.counters has no entry for {device}/{number}", "run the check again")
-        found.append(
+        all_ports.append(
             Port(
                 name=f"{device}/{number}" if several[device] > 1 else device,
                 device=device,
@@ -122,11 +123,11 @@ def ports_of(node: CheckNode) -> list[Port]:
                 **{key: row.get(key) for key in _AS_TOLD},
             )
         )
-    return found
+    return all_ports
 
 
 def _earlier(node: CheckNode) -> tuple[float | None, dict[tuple[str, str], dict[str, int]]]:
-    """How many seconds ago the counters of `hca.earlier` were read, and those counters by port.
+    """Return the age in seconds of the counters of `hca.earlier`, and the counters by port.
 
     Optional: without a health program there is no such record. Raises ParseError on a malformed one.
     """
@@ -142,8 +143,7 @@ def _earlier(node: CheckNode) -> tuple[float | None, dict[tuple[str, str], dict[
 
 
 def rate_of(entry: Mapping[str, Any]) -> float:
-    """Gb/s of an entry of rdma.ports; 0 of a port that is not up. Raises ParseError: a port that is up has a
-    rate, and a text, or what no port can have (2^20 Gb/s), is none."""
+    """Return the Gb/s of an entry of rdma.ports, 0 if not up; raise ParseError on an impossible rate."""
     state, rate = entry.get("state"), entry.get("rate")
     if not isinstance(state, str):
         raise ParseError("rdma.ports: an entry without state", "run the check again")
@@ -163,10 +163,10 @@ def _words(text: Any) -> tuple[str, ...]:
 
 
 def entries(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
-    """A fact that is a list of entries of one shape. Raises ParseError when it is something else, or could
-    not be read.
+    """Return a fact that is a list of entries with equal keys.
 
-    What an entry does not say is None in it; one without a key that the others have has lost it.
+    Raises ParseError if it is anything else or was unreadable. Missing values are None; an entry without a
+    key that the others have has lost it.
     """
     value = fact(node, name)
     if not isinstance(value, list) or not all(isinstance(row, Mapping) for row in value):
@@ -177,13 +177,13 @@ def entries(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
 
 
 def _counts(row: Mapping[str, Any], *others: str) -> dict[str, int]:
-    """The counters that the kernel has for a port. A number that cannot be read is no zero."""
+    """Return the counters that the kernel has for a port; an unreadable number is not zero."""
     names = [name for name in row if name not in ("device", "port", *others) and row[name] is not None]
     return {name: _expect(row, name, int, "hca.counters") for name in names}
 
 
 def _expect(row: Mapping[str, Any], key: str, kind: type, fact_name: str = "hca.ports") -> Any:
-    """The value, of that type (a number is never negative), or None. Raises ParseError."""
+    """Return a value of type `kind` (numbers are never negative), or None; raise ParseError."""
     value = row.get(key)
     wrong = type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**64)
     if value is not None and wrong:
@@ -192,10 +192,10 @@ def _expect(row: Mapping[str, Any], key: str, kind: type, fact_name: str = "hca.
 
 
 def compute_ports(ports: Sequence[Port], named: Iterable[str] = ()) -> list[Port]:
-    """The ports between nodes: those `named`, else the largest kind, InfiniBand before Ethernet.
+    """Return the ports between nodes: `named` ones, else the largest kind, InfiniBand before Ethernet.
 
-    A GPU node has other cards beside them, for storage and management: their board, or link layer, differs.
-    A port whose link layer could not be read is of the kind that its board has: it must not drop out unseen.
+    A GPU node has other cards for storage and management, with another board or link layer. A port with an
+    unreadable link layer counts as its board's kind: it must not drop out unnoticed.
     """
     wanted = set(named)
     if wanted:
@@ -205,7 +205,7 @@ def compute_ports(ports: Sequence[Port], named: Iterable[str] = ()) -> list[Port
     if not sizes:
         return []
     largest = max(sizes.values())
-    # Of two kinds with as many ports, the one of the first device, in whatever order the ports came.
+    # Of two equally large kinds, use that of the first device, whatever the order of the ports.
     first = min(
         (port for port in candidates if sizes[port.kind] == largest),
         key=lambda port: (port.device, port.number),
@@ -216,9 +216,9 @@ def compute_ports(ports: Sequence[Port], named: Iterable[str] = ()) -> list[Port
 
 
 def usual(values: Iterable[Any]) -> Any:
-    """What more than half of them are (of two at least); None when there is no such value."""
-    given = list(values)
-    if len(given) < 2:
+    """Return the value that more than half of `values` have (of two at least), or None."""
+    listed = list(values)
+    if len(listed) < 2:
         return None
-    value, count = Counter(given).most_common(1)[0]
-    return value if count * 2 > len(given) else None
+    value, count = Counter(listed).most_common(1)[0]
+    return value if count * 2 > len(listed) else None

@@ -1,1 +1,1 @@
-"""Lines that the driver of one vendor writes."""
+"""Kernel log lines of each vendor's driver."""

@@ -1,4 +1,4 @@
-"""Lines of the kernel log about AMD's GPUs, by the catalogue provision/data/amdgpu.yml (pure).
+"""Kernel log lines about AMD's GPUs, by the catalogue provision/data/amdgpu.yml (pure).
 
 The forms of one error, by driver; {1} is the number of an event:
 
@@ -9,7 +9,7 @@ amdgpu 0000:65:00.0: {1}socket: 3, die: 0, 1 new uncorrectable hardware errors d
 amdgpu 0000:65:00.0: {1}socket: 3, die: 0, 1 uncorrectable hardware errors detected in total in umc block
 amdgpu 0000:68:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!
 amdgpu 0000:1b:00.0: {1}[Hardware Error]: aca entry[00].STATUS=0xbaa000000000080b
-All is well; an old driver; the port above a GPU:
+No error; an old driver; the port above a GPU:
 amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block
 amdgpu: GPU reset begin!
 pcieport 0000:72:00.0: pciehp: Slot(15): Link Down
@@ -26,9 +26,9 @@ from provision.node.burnin.kernel_lines import PCI_ADDRESS, amdgpu_words
 
 KIND = "amdgpu"  # of a kernel event
 VENDOR = "amd"
-RESET = "reset_done"  # the kind of line after which a GPU answers again
-WORDS = (KIND, "[drm] ", "pciehp: ", "AMD-Vi: ")  # one of them is in each line of the catalogue
-# Who writes a line instead of the driver, with the address of the device concerned.
+RESET = "reset_done"  # the kind of line after which a GPU responds again
+WORDS = (KIND, "[drm] ", "pciehp: ", "AMD-Vi: ")  # each line of the catalogue contains one of these
+# Drivers other than amdgpu that write a line, with the address of the device concerned.
 _SOURCES = {
     "pcieport": re.compile(rf"pcieport ({PCI_ADDRESS}): (?=pciehp: )"),
     "iommu": re.compile(rf"AMD-Vi: (?=Event logged \[IO_PAGE_FAULT device=({PCI_ADDRESS}) )"),
@@ -37,9 +37,9 @@ _SOURCES = {
 
 @dataclass(frozen=True)
 class Meaning:
-    """A kind of line. `level`: fail, warn, program or info. `after`: the kinds on the same GPU that bring it
-    along, so that it is told with them. `hive`: the kinds that it brings along on other GPUs. `lasting`: a
-    reset does not mend it. `source_of`: who writes it instead of the driver."""
+    """A kind of line at level fail, warn, program or info; `source_of`: the writer if not amdgpu.
+
+    `after`: its causes on the same GPU; `hive`: its effects on other GPUs; `lasting`: survives a reset."""
 
     pattern: re.Pattern[str]
     level: str
@@ -54,12 +54,12 @@ class Meaning:
 def _meanings() -> dict[str, Meaning]:
     rows = shipped.load_mapping("amdgpu")
     hardware = {name for name, row in rows.items() if row["level"] == "fail"}
-    found = {}
+    meanings = {}
     for name, row in rows.items():
         after, pattern = set(row.get("after", ())), row["pattern"]
         if "hardware" in after:
             after = (after | hardware) - {"hardware", name}
-        found[name] = Meaning(
+        meanings[name] = Meaning(
             re.compile(pattern),
             row["level"],
             row["action"],
@@ -69,44 +69,44 @@ def _meanings() -> dict[str, Meaning]:
             row.get("lasting", False),
             row.get("source_of", ""),
         )
-    return found
+    return meanings
 
 
-MEANINGS: Mapping[str, Meaning] = _meanings()  # the first that fits decides
-# The driver's own lines, for burn-in: all of them, and those after which a GPU is of no use until its reset.
+MEANINGS: Mapping[str, Meaning] = _meanings()  # the first match decides
 
 
 def kept_lines() -> tuple[str, ...]:
-    """Patterns of the driver's lines."""
+    """Return patterns of the driver's own lines."""
     return tuple(row.pattern.pattern for row in MEANINGS.values() if not row.source_of)
 
 
 def fatal_lines(_domain: bool = False) -> tuple[str, ...]:
-    """Patterns of the lines after which a GPU is of no use until its reset."""
+    """Return patterns of the driver's own lines after which a GPU is unusable until its reset."""
     rows = (row for row in MEANINGS.values() if row.level == "fail" and not row.source_of)
     return tuple(row.pattern.pattern for row in rows)
 
 
 def mended(kind: int | str) -> bool:
-    """Whether a reset by the driver can have mended it."""
-    known = MEANINGS.get(str(kind))
-    return known is None or not known.lasting
+    """Return whether a reset by the driver can have cleared an error of this kind."""
+    row = MEANINGS.get(str(kind))
+    return row is None or not row.lasting
 
 
 def of_port(kind: int | str) -> bool:
-    """Whether a line of this kind names the port above a GPU."""
+    """Return whether a line of this kind names the port above a GPU."""
     known = MEANINGS.get(str(kind))
     return known is not None and known.source_of == "pcieport"
 
 
 def of_gpu(kind: int | str, address: str, gpus: Collection[str]) -> bool:
-    """Whether a line is of one of these GPUs (PCI addresses): a processor's own graphics have the same
-    driver, and do not fall off the bus. A line without an address may be of any."""
+    """Return whether a line may be about one of these GPUs (PCI addresses); it may lack an address.
+
+    A CPU's integrated graphics use the same driver and never fall off the bus."""
     return not address or address in gpus or kind == "lost"
 
 
 def event(text: str) -> tuple[str, str] | None:
-    """(kind of line, PCI address) of one of these lines; the address is empty where the driver gives none."""
+    """Return (kind of line, PCI address) of a known line; the address is empty if the line has none."""
     address, words = amdgpu_words(text)
     source = ""
     for name, form in _SOURCES.items():
