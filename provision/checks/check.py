@@ -135,8 +135,8 @@ class Check(Protocol):
 
     # Built-in checks state in `FINDS` which faults they find, for README.md and `gpuprov docs`, and have
     # scope and stage in the table of checks; a user's own check declares SCOPE and STAGE.
-    # Optional: `FACTS: tuple[str, ...]`, the observed facts, collected before the checks, that `node.facts`
-    # must have. A check without commands is judged from its facts alone.
+    # Optional: `FACTS: tuple[str, ...]`, the observed facts that it reads from `node.facts`. They are
+    # collected before the checks; a check without commands is judged from them alone.
 
     def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
         """Return the commands to run, in order."""
@@ -154,7 +154,7 @@ INSTALL = "gpuprov up installs what checks need, unless validation_tools_enabled
 
 
 def completed(outputs: Mapping[str, Output], name: str, install: str = INSTALL) -> Output:
-    """Return the output of a program that finished, else raise ParseError; `install`: advice if absent."""
+    """Return a finished program's output or raise ParseError; `install`: advice if it is not installed."""
     from provision.errors import ParseError
 
     output = outputs.get(name)

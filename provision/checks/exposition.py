@@ -35,7 +35,7 @@ class Family:
     samples: tuple[Sample, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError on an invalid name, which is a bug of ours because no name comes from a node."""
+        """Raise ValueError on an invalid name, which is a bug, since no name comes from a node."""
         if not _METRIC.match(self.name):
             raise ValueError(f"not a name of a metric: {self.name!r}")
         if self.kind not in KINDS:
@@ -96,7 +96,7 @@ def _number(value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape `text` as for a help line; unprintable characters, sent by a faulty device, become �."""
+    """Escape `text` for one line; unprintable characters, which devices may send, become �."""
     shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return shown.replace("\\", "\\\\").replace("\n", "\\n")
 

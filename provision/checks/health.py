@@ -20,7 +20,7 @@ FORMAT = 1  # of report.json; a report with a newer format is refused with advic
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Findings of one check on one node and the worst verdict; `raw`: path in the run folder."""
+    """Findings, measurements and worst verdict of one check on one node; `raw`: path in the run folder."""
 
     check: str
     verdict: Verdict
@@ -66,7 +66,7 @@ class FleetHealth:
 
     `started`, `finished`: ISO 8601 UTC. `asked`: the requested checks. `not_compared`: measurements of too
     few nodes to compare, one line per SKU. `fabric`: findings about links, leaves and uplinks between the
-    nodes. `between`: remarks on those measurements and on what they could not determine.
+    nodes. `between`: notes on those measurements and on open questions.
     """
 
     run_id: str

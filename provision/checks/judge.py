@@ -141,7 +141,7 @@ PEERS = "median of the other GPUs of the node"  # the source of a limit set by t
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst verdict, or `error` if there is none because nothing was measured.
+    """Return the worst verdict, or `error` for an empty list, since nothing was measured.
 
     A check that does not apply must not hide the others: `skip` is returned only if nothing else was judged.
     """
@@ -225,7 +225,7 @@ def unmeasured(
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Return the median and the median absolute deviation scaled to a standard deviation (by 1.4826)."""
+    """Return the median, and the median absolute deviation scaled to a standard deviation (by 1.4826)."""
     values = list(values)
     middle = statistics.median(values)
     return middle, 1.4826 * statistics.median(abs(value - middle) for value in values)
@@ -262,7 +262,7 @@ HOTTER = 12.0
 
 
 def hotter(check: str, metric: str, heat: Mapping[str, float], said: str, peers: int = 3) -> list[Finding]:
-    """Warn of devices far above their peers' median; `said`: message with `degrees` and `middle`."""
+    """Warn about devices far hotter than their peers; `said`: message with `degrees` and `middle`."""
     findings = []
     for device, degrees in heat.items():
         others = [other for name, other in heat.items() if name != device]

@@ -131,7 +131,7 @@ def _pointed(finding: Finding, findings: Sequence[Finding]) -> Finding:
     ]
     if (
         finding.check == "rdma_loopback" and finding.metric == "gpu_share"
-    ):  # its evidence names the GPU whose memory was written from
+    ):  # the evidence names the GPU that provided the memory
         causes = [cause for cause in causes if cause.device in ("node", *finding.evidence)]
     if not causes:
         return finding

@@ -33,7 +33,7 @@ _EVERY_SKU = "any"  # in a user's file: the limits apply to every SKU
 
 
 class ThresholdError(GpuprovError):
-    """A thresholds file is invalid."""
+    """Error in a thresholds file."""
 
 
 def available() -> tuple[str, ...]:

@@ -12,19 +12,19 @@ from provision.checks.judge import Finding, Threshold
 
 
 class Answers(Protocol):
-    """Check, after a load, which GPUs still respond."""
+    """Test of which GPUs still respond after a load."""
 
     def command(self) -> Command:
-        """Return the command that a check which loads GPUs runs last."""
+        """Return the command to run last in every check that loads GPUs."""
 
     def judge(
         self, check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
     ) -> list[Finding]:
-        """Return the findings of a check, completed. `gpus`: PCI address → device."""
+        """Add findings on GPUs that stopped responding to a check's. `gpus`: PCI address → device."""
 
 
 class Hours(Protocol):
-    """Judge all samples of a burn-in together."""
+    """Function that judges all samples of a burn-in together."""
 
     def __call__(
         self,
@@ -38,7 +38,7 @@ class Hours(Protocol):
 
 @dataclass(frozen=True)
 class Vendor:
-    """Locations of a vendor's checks by id and parts by name: `module` or `module:name`, see `load`."""
+    """A vendor's checks by id and parts by name, each located by `module` or `module:name` (see `load`)."""
 
     checks: Mapping[str, str]
     parts: Mapping[Literal["answers", "hours", "held", "fatal_lines", "kept_lines"], str]

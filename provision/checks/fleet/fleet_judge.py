@@ -75,12 +75,12 @@ class _Values:
 
     @property
     def unit(self) -> str:
-        """-"""
+        """Unit of the first value."""
         return next(iter(self._texts))[1]
 
     @property
     def count(self) -> int:
-        """-"""
+        """Number of nodes with a value."""
         return len(set(self.nodes))
 
 
@@ -176,11 +176,11 @@ def _wanted(table: FleetMetrics) -> dict[tuple[str, str], FleetMetric]:
 
 
 def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: str) -> str:
-    """Return the key of the values that a value is comparable with."""
+    """Return the key of the group of values to compare a value with."""
     if metric.compare == "devices":
         return ""
     wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these metrics
-    gpus = node.facts.get("gpus", "")  # without a missing GPU, the ones behind it move up
+    gpus = node.facts.get("gpus", "")  # a missing GPU shifts all positions after it
     if metric.compare == "position":
         return f"{device} {gpus} {wired}"
     ports = {m.metric: m.value for m in check.measurements if m.metric in ("cards", "rate")}
@@ -213,7 +213,7 @@ def _far(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
 
 
 def _whole_nodes(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
-    """Yield each node with most of its devices off together."""
+    """Yield each node on which most devices are far from the group."""
     if not metric.node:
         return
     by_node: dict[int, list[float]] = defaultdict(list)
@@ -277,7 +277,7 @@ def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
 
 
 def _extended(check: CheckResult, added: Iterable[Finding]) -> CheckResult:
-    # A finding without a limit means that the metric has none: it accuses no device.
+    # A finding without a limit only means that the metric has no limit; it blames no device.
     accused = {
         (f.metric, f.device) for f in check.findings if f.verdict in (Verdict.WARN, Verdict.FAIL) and f.limit
     }

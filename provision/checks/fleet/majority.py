@@ -108,7 +108,7 @@ def compare(voters: Mapping[str, Voter]) -> Comparison:
 
 
 def _groups(fact: ComparedFact, members: Mapping[str, Voter]) -> list[dict[str, Voter]]:
-    """Group the nodes to compare in this fact by the facts that it depends on."""
+    """Group nodes by the facts that this fact depends on."""
     groups: dict[tuple[str, ...], dict[str, Voter]] = defaultdict(dict)
     for name, voter in members.items():
         if fact.declared_by.isdisjoint(voter.declared) and fact.fact not in voter.ignored:
@@ -159,7 +159,7 @@ def _vote(
         ties.append(
             Tie(fact.fact, kind, tuple((values[key], tuple(names)) for key, names in ranked), fact.why)
         )
-    if len(group) >= SMALLEST:  # a fact that no node has is not missed; failures are reported anyway
+    if len(group) >= SMALLEST:  # a fact that no node has is not missing; failures are reported anyway
         outliers += [
             outlier(name, None, unknown=True)
             for name, problem in silent.items()

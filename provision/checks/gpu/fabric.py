@@ -13,10 +13,10 @@ from provision.text import one_line
 
 
 def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
-    """Judge whether GPUs behind NVSwitches joined the fabric; else cuInit fails with 802.
+    """Judge whether GPUs behind NVSwitches joined the fabric, without which cuInit fails with 802.
 
-    nvidia-smi looks fine then. A reported state is always judged, since a virtual machine may have GPUs of a
-    shared fabric but no switch on its own PCI bus. Without a fabric, and before Hopper, the state is N/A.
+    nvidia-smi looks fine even then. A reported state is always judged, as a virtual machine may have GPUs of
+    a shared fabric but no switch on its own PCI bus. It is N/A without a fabric, and before Hopper.
     """
     states, statuses = values.get("fabric_state", {}), values.get("fabric_status", {})
     gpu = node.gpuprov_node["gpu"]
@@ -96,7 +96,7 @@ def domain_of(values: Values, device: str) -> str | None:
 
 
 def _domain(values: Values, told: Collection[str]) -> list[Finding]:
-    """Fail GPUs of a tray that are in no NVLink domain, or in another one than most of the tray."""
+    """Fail GPUs of a tray that are in no NVLink domain, or in a different domain from most of the tray."""
     joined = [d for d in values.get("fabric_state", {}) if d not in told]
     domains = {device: domain_of(values, device) for device in joined}
     usual = Counter(filter(None, domains.values())).most_common(1)

@@ -1,4 +1,4 @@
-"""Judging of fabric manager's and IMEX' logs since boot, by provision/data/fabric_lines.yml (pure).
+"""Rules for fabric manager and IMEX logs since boot, by provision/data/fabric_lines.yml (pure).
 
 A failed start-up no longer counts once the daemon has configured the NVSwitches, nor a lost peer once it is
 connected again. The NVSwitch errors that fabric manager logs are the SXids of the kernel log.
@@ -72,7 +72,7 @@ def switch_errors(node: CheckNode) -> list[KernelEvent]:
 
 
 def judge(node: CheckNode, findings: Sequence[Finding]) -> list[Finding]:
-    """Add the logs' findings: as the cause of GPUs that have not joined, or separately."""
+    """Add the findings of the logs, as the cause of GPUs that have not joined or separately."""
     updated = list(findings)
     for name, (log, _) in _LOGS.items():
         try:
@@ -103,7 +103,7 @@ def _explained(finding: Finding, cause: Finding) -> Finding:
 
 
 def _standing(rows: Sequence[Mapping[str, Any]]) -> list[HostEvent]:
-    """Return events that no later line ended; lost peers count once, unless few: then they are at fault."""
+    """Return events still in effect; lost peers count once, and not if fewer than half (their own fault)."""
     catalogue = host_lines.catalogue(_CATALOGUE)
     events: dict[tuple[str, str], HostEvent] = {}
     peers: set[str] = set()

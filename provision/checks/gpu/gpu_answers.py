@@ -1,4 +1,4 @@
-"""Test of whether every GPU still responds after a load; a GPU lost in a test is named by any check.
+"""Test of whether every GPU still responds after a load, to identify a GPU lost in any check.
 
 CUDA's error for a GPU that is lost under load names no GPU (`Test CUDA failure common.cu:1024 'unspecified
 launch failure'`), and the test ends without a result. nvidia-smi, run right after it, still prints the index,
@@ -6,8 +6,8 @@ PCI address and serial number:
 
 3, 00000000:61:00.0, 1652322403647, [GPU is lost]
 
-The error replaces the reading (nvidia-smi 550.163.01); the other three come from the driver's memory. Every
-GPU has a temperature with every driver. A GPU that fell off the bus may also be missing from the list of the
+The error replaces the reading (nvidia-smi 550.163.01); the other three are stored by the driver. Every GPU
+has a temperature with every driver. A GPU that fell off the bus may also be missing from the list of the
 others. So a refused or truncated answer proves no GPU healthy, whatever the test before it measured.
 """
 
@@ -38,7 +38,7 @@ def loads(needs: Sequence[str]) -> bool:
 
 
 def command() -> Command:
-    """Return the command that a check which loads GPUs runs last."""
+    """Return the command to run last in every check that loads GPUs."""
     fields = "--query-gpu=index,pci.bus_id,serial,temperature.gpu"
     return Command(NAME, ("nvidia-smi", fields, "--format=csv,noheader"), 60.0)
 
@@ -137,7 +137,7 @@ NOT_PERMITTED = "Insufficient Permissions"
 UNSPECIFIED = "ERR!"
 
 # The worst first: a GPU with several of them is described by the first.
-NO_HANDLE = "Unable to determine the device handle for "  # then the GPU: one line in place of the answer
+NO_HANDLE = "Unable to determine the device handle for "  # followed by the GPU; one line instead of an answer
 WORST_FIRST = (LOST, REQUIRES_RESET, UNKNOWN, UNSPECIFIED, NOT_PERMITTED)
 _AS_PRINTED = {error.casefold(): error for error in WORST_FIRST}
 # Remedies. Without permission the GPU was not measured, which is no fault of the part.

@@ -35,7 +35,7 @@ _OVERHEAD = 90.0
 
 # Healthy GPUs of one node under one power limit stay within a few percent of each other. A synchronous job
 # runs at the speed of its slowest GPU: the 0.5 % of machines that were 10 % slow cost MegaScale real
-# throughput, so 10 % is worth a warning. A fifth exceeds variation: a part is broken, or a limit is set.
+# throughput, so 10 % is worth a warning. A fifth is beyond variation: a part is broken, or a limit is set.
 PEER_WARN = 0.10
 PEER_FAIL = 0.20
 
@@ -43,7 +43,7 @@ PEER_FAIL = 0.20
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     seconds = int(options.get("burn_seconds") or DEFAULT_SECONDS)
     program = str(node.variables.get("validation_tools_gpu_burn_path", "/usr/bin/gpu_burn"))
-    # The compare kernel is searched in the working directory. TIME must come last, or it is read as 0.
+    # The compare kernel is looked up in the working directory. TIME must come last, or it is read as 0.
     folder = str(node.variables.get("validation_tools_gpu_burn_dir", "/usr/share/gpu-burn"))
     deadline = seconds + _OVERHEAD
     return [

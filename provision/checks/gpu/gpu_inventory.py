@@ -45,7 +45,7 @@ FACTS: tuple[str, ...] = ("driver.nvlink_disabled", *fabric_log.FACTS)
 # nvidia-smi takes a second or more per GPU without persistence mode, and never returns if the driver is
 # stuck.
 _SMI_DEADLINE = 90.0
-# Copying the kernel's buffer takes hundredths of a second; on a busy machine nvidia-smi is slow as well.
+# Copying the kernel's buffer takes hundredths of a second; longer means a busy machine, slowing nvidia-smi.
 _IDLE_DMESG = 1.0
 
 
@@ -153,7 +153,7 @@ def judge(
 def _with_the_drivers_reason(
     node: CheckNode, findings: Sequence[Finding], events: Sequence[Finding]
 ) -> list[Finding]:
-    """Add the driver's reason to GPUs that it refused although they are on the bus, and its action."""
+    """Add the driver's reason and action to findings on GPUs that are on the bus but that it refused."""
     reasons = [one for one in events if one.metric.startswith("nvrm.") and one.verdict is Verdict.FAIL]
     declared = int(node.variables.get("gpuprov_expected_gpus") or node.gpu_count)
     if not reasons or node.gpu_count < declared:

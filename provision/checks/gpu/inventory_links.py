@@ -146,7 +146,7 @@ def _fewer_links(links: Mapping[str, Any]) -> list[Finding]:
 
 
 def _switched_off(gpus: int) -> Finding:
-    """Judge disabled NVLinks: normal for one GPU passed to a virtual machine, but they isolate several."""
+    """Judge disabled NVLinks, which are normal for one GPU of a virtual machine but isolate several."""
     words = "NVLink is switched off by the driver's option NVreg_NvLinkDisable=1"
     if gpus > 1:
         return Finding(

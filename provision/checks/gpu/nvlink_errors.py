@@ -1,4 +1,4 @@
-"""Error counters of NVLinks: parser of `nvidia-smi nvlink -e` and `-s`, and their rule.
+"""Parser of NVLink error counters (`nvidia-smi nvlink -e`) and links (`-s`), and their rule.
 
 Link 0: Replay Errors: 0            up to NVLink 4: Replay, Recovery and CRC
 Link 0: Link recovery failed events: 0    NVLink 5: these and a dozen more
@@ -57,7 +57,7 @@ _CORRECTED = re.compile(
 
 
 def _modern(line: str) -> str:
-    """Convert a counter's line to the form of newer drivers than 470; corrected errors become ""."""
+    """Convert a counter's line to the form of drivers newer than 470; corrected errors become ""."""
     if _CORRECTED.match(line):
         return ""
     match = _OLD_COUNTER.match(line)
@@ -72,7 +72,7 @@ def parse(
 ) -> list[Measurement]:
     """Parse the counters of each GPU's links; raise ParseError.
 
-    `nvlink_errors`: errors of the worst link `nvlink_worst`. `nvlink_recoveries`: of all links;
+    `nvlink_errors`: errors of the worst link, `nvlink_worst`. `nvlink_recoveries`: of all links;
     `nvlink_recovered`: the successful ones; `nvlink_unsteady`: the link with most. No output means no NVLink,
     unless the GPUs are known to be `linked`. `inactive`: GPU → links that are down and have no counters.
     `unanswered`: GPUs known not to respond.
@@ -94,7 +94,7 @@ def parse(
             name, text = match[3], match[4]
             links = range(int(match[1]), int(match[2] or match[1]) + 1)
             if "N/A" in text:
-                continue  # a counter that other GPUs have is missed below
+                continue  # a counter that only this GPU lacks is reported below
             listed[gpu] |= {(link, name) for link in links}
             if name not in _RECOVERIES | _ERRORS:
                 continue
@@ -180,7 +180,7 @@ def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def _erring(check: str, device: str, count: int, values: Mapping[str, Mapping[str, Any]]) -> Finding | None:
-    """Return the finding of a GPU with so many errors on its worst link, or with link recoveries."""
+    """Return the finding of a GPU with `count` errors on its worst link, or with link recoveries."""
     again = int(values.get("nvlink_recoveries", {}).get(device, 0))
     recovered = int(values.get("nvlink_recovered", {}).get(device, 0))
     parts = []

@@ -110,8 +110,7 @@ def measure(output: Output | None, gpus: Mapping[str, str]) -> list[Measurement]
 def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
     """Parse CSV rows into measurements per GPU; raise ParseError.
 
-    PCIe generation and width, median clock, power, temperature; each alarm's fraction of the samples (0 to
-    1).
+    Measures PCIe generation and width, median clock, power, temperature, and alarms per sample (0 to 1).
     """
     if output.not_started or output.timed_out:
         why = output.not_started or "it did not answer in time"
@@ -271,7 +270,7 @@ def measure_counters(output: Output | None) -> list[Measurement]:
 def _cells(line: str, header: str) -> list[str]:
     """Split a row; a number that fills its column touches the one before it.
 
-    In 470.256 with 100,000 replays, `3     0     0100000`, the ends of the header's words separate them."""
+    In `3     0     0100000` (470.256, 100,000 replays) the ends of the header's words separate them."""
     words = line.split()
     ends = [word.end() for word in re.finditer(r"\S+", header)][1:]
     if not words or line.startswith("#") or not words[0].isdigit() or len(words) >= len(ends):

@@ -62,7 +62,7 @@ def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
         if cells[0] == "timestamp":
             continue
         if beside_gap(lines, number):
-            continue  # half of it may be in the omission
+            continue  # half of it may be missing
         if number == len(lines) - 1 and not whole:
             continue  # cut by the end of the load
         if len(cells) != len(header):
@@ -126,7 +126,7 @@ def mostly_errors(row: Mapping[str, str]) -> bool:
 
 
 def moment(row: Mapping[str, str]) -> float:
-    """Return the time of a sample by the node's own clock in seconds, for differences; raise ParseError."""
+    """Return a sample's time in seconds by the node's clock, only for differences; raise ParseError."""
     match = _MOMENT.fullmatch(row["timestamp"])  # three times as fast as strptime; a node has thousands
     try:
         if match is None:
@@ -162,7 +162,7 @@ class Series:
     clocks: list[Value] = field(default_factory=list)
 
     def thinned(self, most: int) -> Series:
-        """Reduce to at most `most` samples by minimum and maximum of each group, so that short peaks stay."""
+        """Reduce to at most `most` samples: the extremes of each group, so that short peaks stay."""
         if len(self.seconds) <= most:
             return self
         step = -(-2 * len(self.seconds) // most)

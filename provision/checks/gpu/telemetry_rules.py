@@ -90,7 +90,7 @@ def _gone(check: str, device: str, said: str, metric: str) -> Finding:
 
 
 def _uncounted(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
-    """Report loads, GPUs and counters that dmon did not read, and in which errors are unknown."""
+    """Report loads, GPUs and counters that dmon did not read, so that errors may be missing."""
     if any("lost" in values for values in (*by_gpu.values(), node)):
         return []  # reported separately; a lost GPU ends the sampler
     if "counters_lost" in node:

@@ -31,7 +31,7 @@ def _known(node: CheckNode, name: str) -> bool:
 
 
 def judge_declared(check: str, node: CheckNode) -> list[Finding]:
-    """Compare memory and CPUs with declared minima (undeclared, with the fleet: data/majority.yml)."""
+    """Compare memory and CPUs with declared minima; data/majority.yml compares undeclared ones."""
     findings = []
     for variable, name, enough, words, action in _DECLARED:
         expected = node.variables.get(variable)

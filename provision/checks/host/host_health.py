@@ -50,7 +50,7 @@ _HINT = re.compile(r"^(?:See '.*--help'\.?|Run '.*--help' for more information)\
 
 
 def of_drives(node: CheckNode) -> list[Command]:
-    """Return the command that reads each NVMe drive's health."""
+    """Return the commands that read the health of each NVMe drive."""
     return [
         Command(f"smart_{drive}", ("nvme", "smart-log", "-o", "json", f"/dev/{drive}"), 30.0)
         for drive in _drives(node)
@@ -163,7 +163,7 @@ def judge_by(
     measurements: Sequence[Measurement],
     container: Sequence[Finding],
 ) -> list[Finding]:
-    """Judge by these rules and by those of every machine: memory, drives, kernel log, container."""
+    """Judge by these rules and by the common ones for memory, drives, kernel log and container."""
     findings: list[Finding] = []
     for rule in (*rules, *host_basics.RULES, judge_memory, judge_drives):
         try:
@@ -384,7 +384,7 @@ def judge_wear(drive: str, smart: Mapping[str, int]) -> list[Finding]:
 
     if smart["critical_warning"]:
         said = f"warns: {'; '.join(bits) or 'of something unknown'}"
-        action = "investigate" if smart["critical_warning"] == 2 else "replace part"  # 2: hot
+        action = "investigate" if smart["critical_warning"] == 2 else "replace part"  # 2: only too hot
         return [worn(Verdict.FAIL, "nvme_critical_warning", "critical_warning", "", said, action)]
     if smart["avail_spare"] < smart["spare_thresh"]:
         said = f"has {smart['avail_spare']} % spare space, below its own {smart['spare_thresh']} %"

@@ -188,7 +188,7 @@ def judge_clock(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_gpudirect(check: str, node: CheckNode) -> list[Finding]:
-    """Judge RDMA to GPU memory, by DMA-BUF (open modules, kernel 5.12) or nvidia-peermem."""
+    """Judge access of RDMA cards to GPU memory: DMA-BUF (open modules, kernel 5.12) or nvidia-peermem."""
     method = node.variables.get("gpudirect_rdma_method", "auto")
     if not entries(node, "hca.ports") or method == "none" or not flag_of(node, "module.nvidia.loaded"):
         return []

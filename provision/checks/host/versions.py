@@ -134,7 +134,7 @@ def _judge_fabric_manager(node: CheckNode) -> list[Finding]:
 
 
 def _judge_imex(node: CheckNode) -> list[Finding]:
-    """Judge IMEX on compute trays of an NVL72 rack, without its domain's state: idle is unhealthy there."""
+    """Judge IMEX on trays of an NVL72, ignoring its domain's state, which is unhealthy when idle."""
     if node.gpuprov_node["gpu"].get("fabric") != "imex":
         return []
     version = text_of(node, "fabric.imex_version")

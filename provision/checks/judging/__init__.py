@@ -1,1 +1,1 @@
-"""Judging of raw output into node health: the table of checks and its users."""
+"""The table of checks, and the judges that turn raw output into the health of a node."""

@@ -96,7 +96,7 @@ def rules() -> Rules:
 
 
 def samples(run: FleetHealth) -> Iterator[Sample]:
-    """Yield the measurements of a run that can become limits, without failed devices."""
+    """Yield the measurements of a run that can become limits, except from failed devices."""
     for node in run.nodes:
         sku = str(node.facts.get("sku") or "")
         if sku not in thresholds.sku_names():
@@ -113,7 +113,7 @@ def samples(run: FleetHealth) -> Iterator[Sample]:
 
 
 def _limit_name(sku: str, node: NodeHealth, check: CheckResult, metric: str) -> str:
-    """Return the limit's name: per number of GPUs for collectives, with rings apart if SHARP is expected."""
+    """Return the name of the limit, which for collectives depends on the number of GPUs and on SHARP."""
     name = f"{check.check}.{metric}"
     if metric != "busbw":
         return name
@@ -146,7 +146,7 @@ def learn(found: Iterable[Sample], date: str, use: Rules | None = None) -> Basel
 
 
 def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules) -> tuple[Threshold, _Place]:
-    """Return the limit of one metric and the position that sets it; raise GpuprovError if it has no limit."""
+    """Return the limit of one metric and the position that sets it, or raise GpuprovError."""
     metric = thresholds.find(name)
     if metric is None:
         raise GpuprovError("is not a metric we judge")

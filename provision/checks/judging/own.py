@@ -27,7 +27,7 @@ _ARGUMENTS = {"commands": 2, "parse": 2, "judge": 3}
 
 
 class OwnCheckError(GpuprovError):
-    """A user's own check cannot be used."""
+    """Error in a user's own check."""
 
 
 def found() -> dict[str, Entry]:

@@ -94,12 +94,12 @@ def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def of_nodes(asked: Iterable[str]) -> tuple[str, ...]:
-    """Filter the checks that test one node at a time."""
+    """Select the checks that test one node at a time."""
     return tuple(name for name in asked if name not in PAIRS)
 
 
 def facts_for(asked: Iterable[str]) -> frozenset[str]:
-    """Return the facts that these checks read for any vendor, for one collection of facts."""
+    """Return the facts that these checks read, all collected at once before they run."""
     # Facts about another vendor's GPUs are read once the vendor of a node's GPUs is known.
     return _facts(asked, None)
 
@@ -126,6 +126,6 @@ def not_built(asked: Iterable[str], vendor: str | None) -> tuple[str, ...]:
 
 
 def of_pairs(asked: Iterable[str]) -> tuple[str, ...]:
-    """Filter the checks that test nodes together, in run order."""
+    """Select the checks that test nodes together, in run order."""
     requested = set(asked)
     return tuple(name for name in PAIRS if name in requested)

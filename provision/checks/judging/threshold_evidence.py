@@ -121,7 +121,7 @@ _MOST_NODES = 1 << 20
 
 @dataclass(frozen=True)
 class Healthy:
-    """The healthy devices of a fleet: their nodes, and the number of independent devices they equal.
+    """The healthy devices of a fleet: number of nodes, and equivalent number of independent devices.
 
     `deviation`: standard deviation of a device of any node, in the metric's unit.
     """

@@ -1,4 +1,4 @@
-"""Judging of kernel log lines about the host: hung tasks, machine checks, drives, network cards.
+"""Rules for kernel log lines about the host: hung tasks, machine checks, drives, network cards.
 
 Text → findings, by the catalogue provision/data/host_lines.yml, which also covers file systems. All lines of
 one device form one incident: a failed drive takes its file system down with it.
@@ -38,7 +38,7 @@ KERNEL = Log("host_lines", "the kernel", METRIC, "Linux or driver source: ")
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a catalogue at position `rank`; a later line of the kinds `until` ends its state."""
+    """A row of a catalogue at position `rank`; a later line of the kinds `until` supersedes it."""
 
     rank: int
     id: str
@@ -116,7 +116,7 @@ def kept(messages: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def commands() -> list[Command]:
-    """Return the commands that read the kernel log: journal, and ring buffer for lines before journald."""
+    """Return the commands to read the kernel log: the journal, and dmesg for times without journald."""
     kept_words = shipped.load_mapping(KERNEL.document)["kept"]
     return [
         Command("journal", kernel_log.JOURNAL, 60.0, keep=(*kernel_log.KEPT, *kept_words)),

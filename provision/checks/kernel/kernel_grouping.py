@@ -23,7 +23,7 @@ from provision.checks.kernel.kernel_meaning import (
 )
 from provision.checks.kernel.vendors import driver_log
 
-# Seconds per incident: requests to a stuck GSP repeat every 6 s, cleanup of channels takes tens of s.
+# An incident's span in seconds: requests to a stuck GSP repeat every 6 s, channel cleanup takes tens.
 WINDOW = 60.0
 _SLACK = 2.0  # the consequence may be logged just before its cause
 
@@ -147,7 +147,7 @@ def _precedence(one: Incident) -> tuple[int, int]:
 
 
 def _ranked(together: list[Incident]) -> list[Incident]:
-    """Return an incident per culprit, with the other lines in the first; unrelated ones stay apart."""
+    """Return one incident per culprit; the first takes all other lines, except unrelated ones."""
     top = max(_precedence(one) for one in together)
     chiefs = [one for one in together if _precedence(one) == top and one.root.kind == "xid"]
     chiefs = chiefs or [one for one in together if _precedence(one) == top][:1]

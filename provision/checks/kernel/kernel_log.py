@@ -82,7 +82,7 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True)
 class KernelEvent:
-    """One kind of error of one device, with its count and its first worst line.
+    """One kind of error of one device, with its count and the first of its worst lines.
 
     `kind`: xid, sxid, amdgpu, nvrm or aer. `first`, `last`: seconds on the log's clock, or line numbers if it
     has none. `burst`: the most events within a minute. Events of the driver's own verdict (Xid 154) count
@@ -330,7 +330,7 @@ class _Firmware:
 
     def __init__(self) -> None:
         self.records: dict[str, tuple[int, bool]] = {}  # record → error code, whether it is PCIe's
-        self.devices: dict[str, int] = {}  # devices of PCIe errors whose registers may follow
+        self.devices: dict[str, int] = {}  # devices with PCIe errors, before their registers
 
     def concerns(self, text: str) -> bool:
         return bool(_FIRMWARE.match(text)) or (bool(self.records) and ": aer_" in text)

@@ -1,6 +1,6 @@
 """Meaning of a kernel event by the vendors' catalogues: level, action and words (pure).
 
-Catalogues are in provision/data. Codes and registers precede words, since drivers change their words:
+The catalogues are in provision/data. Codes and registers take precedence, as drivers change their words:
 
 NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)    r610
 NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
@@ -54,7 +54,7 @@ _OF_SHEET = "by severity"
 
 
 class Meaning(NamedTuple):
-    """Meaning of an event; `level`: fail, warn, program (a user's) or info, `action`: see judge.ACTIONS."""
+    """Level (fail, warn, info; program: a user's fault), action of judge.ACTIONS and words of an event."""
 
     level: str
     action: str
@@ -116,13 +116,13 @@ def cause_named(line: str) -> int | None:
 
 
 def names_lost_cause(code: int | str, line: str) -> bool:
-    """Return whether this is an Xid 45 that names a cause which breaks a GPU."""
+    """Return whether an Xid 45 names a cause that breaks a GPU."""
     cause = cause_named(line) if code == CLEANUP else None
     return cause is not None and _catalogue().get(cause, {}).get("level") in ("fail", _OF_SHEET)
 
 
 def of_domain(kind: str, code: int | str, line: str) -> bool:
-    """Return whether this is a request about the whole NVLink domain rather than a single GPU."""
+    """Return whether a request concerns the whole NVLink domain rather than a single GPU."""
     if (kind, code) != ("xid", RECOVERY_ACTION):
         return False
     return bool(_requested(own_words(line)).get("domain"))

@@ -130,7 +130,7 @@ def _measured(phases: Phases) -> list[Measurement]:
 def judge(
     node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
-    """Judge GPUs behind their peers while they communicate, and nodes with all GPUs too slow."""
+    """Judge GPUs behind their peers while they communicate, and nodes on which all GPUs lose too much."""
     partitioned = [m.device for m in measurements if m.metric == "mig"]
     if partitioned:
         reason = f"MIG is on ({', '.join(partitioned)}): torch sees slices in the place of GPUs"
@@ -155,7 +155,7 @@ def _judge_kept(
     thresholds: Mapping[str, Threshold],
     named: Collection[str],
 ) -> list[Finding]:
-    """Judge `kept` by its limit: the node's median, and GPUs of groups too small to compare."""
+    """Judge `kept` by its limit, as the node's median and for each GPU not reported yet."""
     limit = thresholds.get(f"{ID}.kept")
     what = (
         f"{len(kept)} GPUs train at {values['efficiency'].value:g} % of {len(kept)} times one GPU's rate; "

@@ -77,7 +77,7 @@ class Collective:
         return f"{self.suite.variable}{self.program}_path"
 
     def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG002
-        """Return the program over all GPUs, at the two largest sizes that fit."""
+        """Return the command over all GPUs, at the two largest sizes that fit."""
         program = str(node.variables.get(self._variable(), f"/usr/bin/{self.program}"))
         memory = for_sku(node.sku).get("gpu_inventory.memory_total")
         largest = largest_size(memory.limit if memory else None)
@@ -109,8 +109,7 @@ class Collective:
         self._check_sizes(output, result)
         largest = max(result.rows, key=lambda row: row.size)
         checked = [row.wrong for row in result.rows if row.wrong is not None]
-        # The program exits with 0 if all went well (nccl-tests, src/common.cu); wrong sums are reported
-        # below.
+        # The exit status is 0 if all went well (nccl-tests, src/common.cu); wrong sums are reported below.
         if output.rc and not any(checked):
             message = failure(f"{output.stdout}\n{output.stderr}") or last_words(output)
             raise ParseError(f"{self.program} ended with status {output.rc}: {message}", self.suite.look)

@@ -60,7 +60,7 @@ class Result:
 
 # No `.*` in front: it would take minutes on a long line without an end.
 _FAILURE = re.compile(r"(?:Test (?:NCCL|CUDA) failure|Test failure|NCCL failure).*")
-# CUDA has fewer GPUs than -g requests; the failure on standard output lacks this reason (common.cu).
+# CUDA finds fewer GPUs than -g requests; the failure on standard output lacks this reason (common.cu).
 # rccl-tests prints it differently.
 _TOO_FEW = re.compile(
     r"^(?:Invalid number of GPUs: \d{1,6} requested but only \d{1,6} were found|\[ERROR\] The number of "

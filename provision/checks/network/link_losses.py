@@ -72,7 +72,7 @@ def _dated(port: Port) -> bool:
 
 
 def undated(ports: Sequence[Port], told: Sequence[Finding], uptime: int | None) -> list[Finding]:
-    """Skip losses enough to fail a day, at unknown times, that no other finding reports."""
+    """Skip unreported losses at unknown times that would fail if they all fell on one day."""
     most = float(limits("port_limits")["link_downs_per_day"]["fail"]["limit"])
     flagged = {finding.device for finding in told if finding.metric == "link_downed"}
     counts = {port.name: downs(port) or 0 for port in ports if not _dated(port) and port.name not in flagged}

@@ -106,7 +106,7 @@ def full(port: Port, name: str) -> Finding | None:
     if port.errors.get(name) != most:
         return None
     if _BITS[name] == 4 and most - port.earlier.get(name, most) <= 10:
-        return None  # no new errors since the earlier sample
+        return None  # almost full already at the earlier sample
     message = f"{port.name} has counted {most} {name} or more: the counter is full; reset it (perfquery -R)"
     source = "linux, drivers/infiniband/core/sysfs.c: the counter's width"
     return Finding(ID, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch")
@@ -139,7 +139,7 @@ def spans(port: Port, name: str, now: int, uptime: int | None) -> list[Span]:
 def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
     """Judge error counters by their rate.
 
-    A card counts errors while its link comes up, which are no rate: the period is at least a day.
+    A card counts errors while its link comes up, so the rate is taken over at least a day.
     """
     least = float(limits("port_limits")["least_hours"]["limit"])
     findings = []
@@ -169,11 +169,11 @@ _COMPARABLE = 0.1
 
 
 def judge_retransmissions(port: Port, peers: Sequence[Port]) -> list[Finding]:
-    """Warn about more retransmissions, and skip on more congestion, than the best comparable peer.
+    """Warn about more retransmissions than the best comparable peer, and report more congestion.
 
-    Peers are comparable by their packets since the earlier sample; without a sample nothing is judged, since
-    no limit was published. Congestion is reported, not judged: it is the network's. Packets out of order are
-    only recorded, since adaptive routing reorders packets.
+    Comparable peers carried at least a tenth of the port's packets since the earlier sample; without a sample
+    nothing is judged, since no limit was published. Congestion is reported, not judged: it is the network's.
+    Packets out of order are only recorded, since adaptive routing reorders packets.
     """
     findings = []
     for name, row, rate, best in _above_peers(port, peers, "retransmissions_per_hour"):
@@ -218,7 +218,7 @@ def _packets(port: Port) -> float:
 
 
 def _recent_rate(port: Port, name: str) -> float | None:
-    """Return a counter's events per hour since the earlier sample (≥ 1 h ago); None without a sample."""
+    """Return a counter's events per hour since the earlier sample, counted as at least an hour, or None."""
     if not port.window or name not in port.earlier or name not in port.errors:
         return None
     recent = spans(port, name, port.errors[name], None)[0]
@@ -247,7 +247,7 @@ def _readable(port: Port) -> set[str]:
 def judge_routing(
     port: Port, peers: Sequence[Port], variables: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> list[Finding]:
-    """Judge what routing needs: subnet manager and P_Key, or a GID; and the MTU."""
+    """Judge the requirements for routing: subnet manager and P_Key, or a GID; and the MTU."""
     findings = []
     others = [peer for peer in peers if peer.active and peer is not port]
     if not port.ethernet:

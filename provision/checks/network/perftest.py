@@ -1,4 +1,4 @@
-"""Parser of perftest's tables, and of its bandwidth programs (ib_write_bw, ib_read_bw, …).
+"""Parser of perftest's tables, and of bandwidth by message size (ib_write_bw, ib_read_bw, …).
 
 Their unit is in the table's header: Gb/s (10^9 bits) with --report_gbits, else MiB/s, which old versions call
 MB/sec. Server and client of a loopback may share a stream, which then has header and rows twice.
@@ -25,7 +25,7 @@ _FEW = 100
 
 
 def argv(node: CheckNode, device: str, port: str, number: int, *, software: bool = False) -> tuple[str, ...]:
-    """Return ib_write_bw as a server on this device and port; a client appends the server's address.
+    """Return the command line of an ib_write_bw server; a client's appends the server's address.
 
     `number`: TCP port. `software`: a CPU, not a card, does the work, which would take hours at full size."""
     program = str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
@@ -42,7 +42,7 @@ def size_asked(words: Sequence[str]) -> int:
 
 
 def seconds(rate: float) -> float:
-    """Return the seconds that a card's `argv` transfers for at this rate in Gb/s."""
+    """Return the duration in seconds of a card's `argv` at this rate in Gb/s."""
     return SIZE * 8 * QUEUE_PAIRS * _ITERATIONS / (rate * 1e9)
 
 
@@ -123,7 +123,7 @@ def size_of(row: Sequence[str]) -> int:
 
 
 def number(row: Sequence[str], at: int, *, least: float) -> float:
-    """Return the number in one cell of a row; raise ParseError if it is none, or below `least`."""
+    """Return the number in one cell of a row; raise ParseError if it is malformed or below `least`."""
     try:
         value = float(row[at])
     except ValueError:

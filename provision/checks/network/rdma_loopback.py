@@ -129,7 +129,7 @@ class Loopback:
     def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         """Parse each port's `rate`, `host` and `gpu` bandwidth in Gb/s, and both as shares of it in %.
 
-        The share of a GPU is of its slot's rate if that is lower. `gpu` is "unsupported" if the tool was
+        The share for a GPU refers to its slot's rate if that is lower. `gpu` is "unsupported" if the tool was
         built without GPU memory, "refused" if the card cannot reach it. A port that is down yields `down`, a
         failed run `host_failed` or `gpu_failed` with the tool's message. Raises ParseError.
         """
@@ -294,7 +294,7 @@ def _average(port: _Port, output: Output) -> float:
 
 
 def _failed(memory: str, ports: Mapping[str, Mapping[str, Measurement]]) -> list[Finding]:
-    """Report runs that ended with an error, with an unknown rate."""
+    """Report runs that ended with an error, so that the card's rate is unknown."""
     failed = {
         name: values[f"{memory}_failed"] for name, values in ports.items() if f"{memory}_failed" in values
     }
