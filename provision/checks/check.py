@@ -46,8 +46,8 @@ class Command:
     `deadline`: seconds until it is killed and the check is `error`; `load`: seconds of load it produces.
     `beside`: name of another command of the check; this one runs in its background and is ended with it
     (TERM, then KILL). `port`: TCP port of a background command, for which the other waits. `retry_on`:
-    failure text on which it is retried for `retry_for` seconds, such as a client whose server is not up yet.
-    `keep`: texts; only the first line of output and lines with one of them are stored.
+    failure text on which it is retried for `retry_for` seconds, such as that of a client without a server
+    yet. `keep`: texts; only the first line of output and lines with one of them are stored.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Command:
 class Output:
     """The output of one Command.
 
-    `rc` is None if the program was killed at its deadline (`timed_out`) or did not start (`not_started`:
-    why). A background command (`beside`) is ended by a signal: its `rc` is that signal's and no fault.
+    `rc`: None if the program was killed at its deadline (`timed_out`) or did not start (`not_started`:
+    why). A background command is ended by a signal: its `rc` is that signal's and no fault.
     """
 
     name: str

@@ -108,7 +108,7 @@ _LOST = {"gpu_inventory": ("xid.79", "unreadable.nvidia_smi", "driver_gpus")}
 def point_at_cause(findings: Sequence[Finding]) -> list[Finding]:
     """Attribute slow group tests to a slow part already found on this node, rather than to the node.
 
-    The finding keeps its number and becomes a `warn` whose message names the likely culprit. Without a
+    The finding keeps its number and becomes a `warn` that names the likely culprit in its message. Without a
     culprit it stays a `fail` of the node. Wrong results are never attributed to another part.
     """
     return [_pointed(finding, findings) for finding in findings]

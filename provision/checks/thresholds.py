@@ -46,8 +46,8 @@ def for_sku(sku: str | None, override: Path | None = None, lanes: object = None)
 
     `lanes`: number of PCIe lanes per slot if the inventory sets it (`gpuprov_pcie_width`).
 
-    `override`: a user's file, whose limits take precedence: one YAML document per SKU with `sku:` (or `sku:
-    any`) and `thresholds:`. Raises ThresholdError with file, key and what to do.
+    `override`: a user's file, with limits that take precedence. It has one YAML document per SKU with `sku:`
+    (or `sku: any`) and `thresholds:`. Raises ThresholdError with file, key and what to do.
     """
     limits = dict(_shipped(sku)) if sku in available() else {}
     if sku is not None and isinstance(lanes, int) and 0 < lanes < WIDEST:

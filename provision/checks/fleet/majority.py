@@ -45,8 +45,8 @@ class Voter:
 class Outlier:
     """A node that differs from its kind in one fact.
 
-    `answered`: nodes of the kind with a value; `agree`: nodes with `majority`, which is None if there is
-    none. `unknown`: this node has no value, `problem`: why."""
+    `answered`: nodes of the kind with a value; `agree`: nodes with `majority`, which is None if no value has
+    one. `unknown`: this node has no value, `problem`: why."""
 
     node: str
     fact: str

@@ -46,7 +46,7 @@ def command() -> Command:
 def judge(
     check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
 ) -> list[Finding]:
-    """Add a failure for each GPU that stopped responding after a load; `gpus`: PCI address → device."""
+    """Add a failure, with serial and PCI address, per unresponsive GPU; `gpus`: PCI address → device."""
     if output is None or output.not_started:
         return list(known)
     if output.timed_out:

@@ -84,7 +84,7 @@ def table() -> dict[str, Entry]:
 
 
 def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the checks to run in run order; `names` overrides `stage`. Raises UsageError."""
+    """Return the checks to run, in order; `names` overrides `stage`. Raises UsageError if unknown."""
     every = table()
     unknown = [name for name in names if name not in every]
     if unknown:

@@ -30,7 +30,7 @@ def general_spread() -> Spread:
 def share_failed(limit: Threshold) -> float | None:
     """Return the share of healthy parts, 0 to 1, that fail the limit; None without a typical value.
 
-    A typical value whose source does not state the number of machines counts as one machine's.
+    A typical value without a stated number of machines counts as that of one machine.
     """
     typical, spread = limit.typical, limit.spread or general_spread()
     if typical is None or limit.direction == "equal":
@@ -45,7 +45,9 @@ def share_failed(limit: Threshold) -> float | None:
 
 
 def share_text(share: float | None, sign: str = "≤") -> str:
-    """Format a share rounded up to two digits; with a measured spread it is `about` that, not a bound."""
+    """Format a share, rounded up to two digits: `≤ 3.8 %`, `< 0.01 %`, or `unknown`.
+
+    A share by a measured spread is an expectation rather than a bound; its `sign` is `about`."""
     if share is None:
         return "unknown"
     percent = 100 * share

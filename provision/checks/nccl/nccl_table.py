@@ -38,7 +38,7 @@ NCCL_TESTS = Suite("nccl-tests", "CUDA", "look at the kernel log and at fabric m
 class Row:
     """One message size: bytes, bus and algorithm bandwidth in GB/s, wrong elements.
 
-    The bandwidth is the worse of out-of-place and in-place. `wrong` is None if results were not checked (`-c
+    The bandwidth is the worse of out-of-place and in-place. `wrong`: None if results were not checked (`-c
     0`).
     """
 
