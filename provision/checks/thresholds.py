@@ -144,11 +144,11 @@ def _check_document(path: Path, document: Mapping[str, Any]) -> None:
         _refuse(path, f"key {sorted(map(str, unknown))[0]!r}", "is not a valid key (sku, links, thresholds)")
     if not isinstance(document.get("sku"), str):
         _refuse(path, "key 'sku'", "must name a GPU SKU such as h100-sxm, or any")
-    known = sku_names()
-    if document["sku"] != _EVERY_SKU and document["sku"] not in known:
-        near = difflib.get_close_matches(document["sku"], known, n=1)
+    skus = sku_names()
+    if document["sku"] != _EVERY_SKU and document["sku"] not in skus:
+        near = difflib.get_close_matches(document["sku"], skus, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        _refuse(path, f"sku {document['sku']!r}", f"is not one of {', '.join(known)}{hint}")
+        _refuse(path, f"sku {document['sku']!r}", f"is not one of {', '.join(skus)}{hint}")
     if not isinstance(document.get("thresholds"), dict):
         _refuse(path, "key 'thresholds'", "must map metric names to limits")
     links = document.get("links", {})
@@ -176,8 +176,8 @@ def _threshold(path: Path, name: str, row: Any, known: Capacities) -> Threshold:
         near = nearest(name)
         _refuse(path, name, f"is not a metric we judge{f'; did you mean {near}?' if near else ''}")
     if not isinstance(row, dict) or not _FIELDS <= set(row) <= _FIELDS | _OPTIONAL:
-        wanted, other = ", ".join(sorted(_FIELDS)), ", ".join(sorted(_OPTIONAL))
-        _refuse(path, name, f"must have exactly {wanted}, and may have {other}")
+        required, other = ", ".join(sorted(_FIELDS)), ", ".join(sorted(_OPTIONAL))
+        _refuse(path, name, f"must have exactly {required}, and may have {other}")
     limit = row["limit"]
     if not _is_limit(limit):
         _refuse(path, f"{name}.limit", f"must be a number above 0, not {limit!r}")
@@ -212,27 +212,27 @@ def _typical(path: Path, limit: Threshold, row: Mapping[str, Any]) -> TypicalVal
     if "typical" not in row:
         return None
     where = f"{limit.metric}.typical"
-    found = _measured(path, where, row["typical"], "value")
-    if (found["value"] - limit.limit) * (-1 if limit.direction == "at_most" else 1) < 0:
-        _refuse(path, f"{where}.value", f"a part at {found['value']:g} fails the limit of {limit.limit:g}")
-    machines = _machines(path, where, found, limit.machines)
-    return TypicalValue(float(found["value"]), machines, _words(found["source"]))
+    entry = _measured(path, where, row["typical"], "value")
+    if (entry["value"] - limit.limit) * (-1 if limit.direction == "at_most" else 1) < 0:
+        _refuse(path, f"{where}.value", f"a part at {entry['value']:g} fails the limit of {limit.limit:g}")
+    machines = _machines(path, where, entry, limit.machines)
+    return TypicalValue(float(entry["value"]), machines, _words(entry["source"]))
 
 
 def _spread(path: Path, name: str, row: Mapping[str, Any]) -> Spread | None:
     if "spread" not in row:
         return None
-    found = _measured(path, f"{name}.spread", row["spread"], "percent")
-    machines = _machines(path, f"{name}.spread", found)
+    entry = _measured(path, f"{name}.spread", row["spread"], "percent")
+    machines = _machines(path, f"{name}.spread", entry)
     if machines is not None and machines < 2:
         _refuse(path, f"{name}.spread.machines", "one machine shows no spread between machines")
-    return Spread(float(found["percent"]), machines, _words(found["source"]))
+    return Spread(float(entry["percent"]), machines, _words(entry["source"]))
 
 
 def _measured(path: Path, where: str, given: Any, number: str) -> Mapping[str, Any]:
     """Validate a `typical` or `spread` entry: a number, its source and optionally the machines."""
-    wanted = {number, "source"}
-    if not isinstance(given, dict) or not wanted <= set(given) <= wanted | {"machines"}:
+    required = {number, "source"}
+    if not isinstance(given, dict) or not required <= set(given) <= required | {"machines"}:
         _refuse(path, where, f"must have {number} and source, and may have machines")
     value = given[number]
     none_at_all = number == "percent" and value == 0 and not isinstance(value, bool)
@@ -304,8 +304,8 @@ def find(name: str) -> Metric | None:
 def nearest(name: str) -> str:
     """Return the known name most similar to this one, or an empty string."""
     count = _COUNT.search(name)
-    known = [each.replace("*", count[1] if count else "8") for each in table()]
-    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
+    names = [each.replace("*", count[1] if count else "8") for each in table()]
+    return next(iter(difflib.get_close_matches(name, names, n=1)), "")
 
 
 def problem(metric: Metric, limit: float, able: Capacities) -> str:

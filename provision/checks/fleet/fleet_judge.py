@@ -358,16 +358,16 @@ def read(document: Mapping[str, Any], where: str) -> FleetMetrics:
 
 
 def _metric(name: str, row: Mapping[str, Any], where: str) -> FleetMetric:
-    given = {key: value for key, value in row.items() if key not in ("source", "why")}
+    fields = {key: value for key, value in row.items() if key not in ("source", "why")}
     unstated = [key for key in ("source", "why") if len(str(row.get(key) or "")) < 10]
     try:
-        metric = FleetMetric(name, **given)
+        metric = FleetMetric(name, **fields)
     except TypeError as error:
         raise GpuprovError(f"{where}: {name}: {error}", "imitate the other metrics") from None
     wrong = [
-        f"{key} must be one of {', '.join(known)}"
-        for key, known in (("direction", _DIRECTIONS), ("compare", COMPARE), ("action", ACTIONS))
-        if row[key] not in known
+        f"{key} must be one of {', '.join(allowed)}"
+        for key, allowed in (("direction", _DIRECTIONS), ("compare", COMPARE), ("action", ACTIONS))
+        if row[key] not in allowed
     ]
     if not 0 < metric.warn < metric.fail < 1 or not 0 <= metric.node < 1:
         wrong.append("warn and fail must be fractions, warn the smaller one, and so must node")

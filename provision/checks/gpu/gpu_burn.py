@@ -109,14 +109,14 @@ def _judge_burn(
     thresholds: Mapping[str, Threshold],
 ) -> list[Finding]:
     by_gpu = {device: values for device, values in measured.items() if "state" in values}
-    seconds, asked = float(node_values["seconds"]), float(node_values["asked"])
+    seconds, requested = float(node_values["seconds"]), float(node_values["asked"])
     findings = [
         finding
         for device, values in by_gpu.items()
         if (finding := _judge_gpu(device, values, seconds)) is not None
     ]
-    if seconds < asked:
-        message = f"gpu_burn burned for {seconds:g} s instead of {asked:g} s: its OK means nothing"
+    if seconds < requested:
+        message = f"gpu_burn burned for {seconds:g} s instead of {requested:g} s: its OK means nothing"
         findings.append(unmeasured(ID, message, action="investigate"))
     if int(node_values["gpus"]) != node.gpu_count:
         message = f"gpu_burn tested {node_values['gpus']} GPUs, the node has {node.gpu_count}"

@@ -313,17 +313,17 @@ def judge_absent(values: Values) -> list[Finding]:
             and not partitioned
         ]
         if missing:
-            said = f"nvidia-smi gives no {', '.join(missing)} of it, and does of the other {name}s"
-            findings.append(unmeasured(ID, said, device=device, action="investigate"))
+            text = f"nvidia-smi gives no {', '.join(missing)} of it, and does of the other {name}s"
+            findings.append(unmeasured(ID, text, device=device, action="investigate"))
     return findings
 
 
 def _fewer(values: Values, metric: str, device: str, peers: Sequence[str]) -> bool:
     """Return whether the GPU lacks this reading, or counters of it, that most peers have."""
-    known, partly = values.get(metric, {}), values.get("ecc_unread", {})
+    measured, partly = values.get(metric, {}), values.get("ecc_unread", {})
     if metric == "ecc_uncorrectable" and device in partly:
-        return 2 * sum(peer in known and peer not in partly for peer in peers) > len(peers)
-    return device not in known and 2 * sum(peer in known for peer in peers) > len(peers)
+        return 2 * sum(peer in measured and peer not in partly for peer in peers) > len(peers)
+    return device not in measured and 2 * sum(peer in measured for peer in peers) > len(peers)
 
 
 def judge_counts(node: CheckNode, values: Values) -> list[Finding]:

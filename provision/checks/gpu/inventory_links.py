@@ -219,11 +219,11 @@ def _modes(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
 
 def _mig(node: CheckNode, values: Values) -> list[Finding]:
     on = [device for device, mode in values.get("mig_mode", {}).items() if mode == "Enabled"]
-    known = len(values.get("mig_mode", {}))
+    reported = len(values.get("mig_mode", {}))
     declared = node.variables.get("gpu_settings_mig")
     if not on:
         return []
-    if not declared and 0 < len(on) <= known // 2 and known > _PEERS:
+    if not declared and 0 < len(on) <= reported // 2 and reported > _PEERS:
         message = "MIG is on, on its peers it is not"
         return [
             Finding(ID, Verdict.WARN, device, message, "mig_mode", "Enabled", action="fix configuration")
@@ -291,8 +291,8 @@ def _processes(values: Values) -> list[Finding]:
 def _heat(values: Values) -> list[Finding]:
     busy = {device for device, programs in values.get("processes", {}).items() if programs}
     heat = {d: float(degrees) for d, degrees in values.get("temperature", {}).items() if d not in busy}
-    said = "is at {degrees:g} °C at rest, its peers at {middle:g} °C: look at its heat sink and fans"
-    return hotter(ID, "temperature", heat, said)
+    text = "is at {degrees:g} °C at rest, its peers at {middle:g} °C: look at its heat sink and fans"
+    return hotter(ID, "temperature", heat, text)
 
 
 def _latency(values: Mapping[str, Mapping[str, Any]], gpus: int) -> list[Finding]:

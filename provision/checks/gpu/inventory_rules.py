@@ -207,10 +207,10 @@ def _spare_rows(values: Values) -> list[Finding]:
         for device, banks in values.get(metric, {}).items():
             if banks > 0 and device not in {finding.device for finding in findings}:
                 measured = Measurement(metric, banks, "banks", device)
-                said = (
+                text = (
                     f"{many(banks, 'memory bank')} {words}: the next memory error there may not be remapped"
                 )
-                findings.append(finding_on(ID, Verdict.WARN, measured, said, "= 0 banks", action="watch"))
+                findings.append(finding_on(ID, Verdict.WARN, measured, text, "= 0 banks", action="watch"))
     return findings
 
 
@@ -254,11 +254,11 @@ def _throttled(values: Values, gpus: int) -> list[Finding]:
 
 def _recovery(values: Values, gpus: int) -> list[Finding]:
     findings = []
-    for device, wanted in values.get("recovery", {}).items():
-        if wanted != "None":
-            level, action, words = requested_action(str(wanted))
+    for device, requested in values.get("recovery", {}).items():
+        if requested != "None":
+            level, action, words = requested_action(str(requested))
             verdict = Verdict.WARN if level == "warn" else Verdict.FAIL
-            findings.append(Finding(ID, verdict, device, words, "recovery", wanted, action=action))
+            findings.append(Finding(ID, verdict, device, words, "recovery", requested, action=action))
     return shared(findings, gpus)
 
 
@@ -268,12 +268,12 @@ _LOGGED_AS = {"remap_failure": "xid.64", "remap_pending": "xid.63"}
 
 def one_action(findings: Sequence[Finding]) -> list[Finding]:
     """Merge Xids with the readings they log, and replace rather than reset a GPU that needs both."""
-    told = {(f.device, f.metric): f for f in findings}
+    reported = {(f.device, f.metric): f for f in findings}
     replaced = {f.device for f in findings if f.verdict is Verdict.FAIL and f.action == "replace part"}
     logged = {
-        (device, metric): told[device, _LOGGED_AS[metric]]
-        for device, metric in told
-        if (device, _LOGGED_AS.get(metric)) in told
+        (device, metric): reported[device, _LOGGED_AS[metric]]
+        for device, metric in reported
+        if (device, _LOGGED_AS.get(metric)) in reported
     }
     merged = []
     for finding in findings:

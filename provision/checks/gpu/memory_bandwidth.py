@@ -106,8 +106,8 @@ def judge_copies(
             source, verdict = threshold.cited, Verdict.FAIL
         elif device in behind:
             middle, shortfall = behind[device]
-            said = f"{shortfall:.0%} below the {middle:g} of its peers"
-            message = f"copies within its memory at {value:g} GB/s, {said}"
+            text = f"{shortfall:.0%} below the {middle:g} of its peers"
+            message = f"copies within its memory at {value:g} GB/s, {text}"
             verdict = Verdict.FAIL if shortfall > _PEER_FAIL else Verdict.WARN
             limit = f"≥ {(1 - _PEER_TOLERANCE) * middle:.0f} GB/s"
             source = PEERS
@@ -119,5 +119,5 @@ def judge_copies(
         return findings
     worst = min(values, key=lambda device: values[device])
     lowest = Measurement("local_copy", values[worst], "GB/s", "node")
-    said = f"copy bandwidth within each GPU's memory: the lowest of {len(values)}, {worst}'s,"
-    return [by_threshold(ID, said, lowest, threshold, action="none" if threshold is None else "investigate")]
+    text = f"copy bandwidth within each GPU's memory: the lowest of {len(values)}, {worst}'s,"
+    return [by_threshold(ID, text, lowest, threshold, action="none" if threshold is None else "investigate")]

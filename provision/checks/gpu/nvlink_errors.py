@@ -289,7 +289,7 @@ def inactive(output: Output, unanswered: Collection[str] = ()) -> dict[int, set[
 
 def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, float | None] | None]:
     """Return GPU → link → GB/s (None: down), None if in MIG mode, without GPUs that do not respond."""
-    found: dict[int, dict[int, float | None]] = {}
+    gpus: dict[int, dict[int, float | None]] = {}
     without: set[int] = set()  # GPUs with one sentence in place of their links
     partitioned: set[int] = set()
     silenced: set[int] = set()  # GPUs with an NVML error in place of their links
@@ -297,16 +297,16 @@ def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, f
     for line in output.stdout.splitlines():
         if match := _GPU_LINE.match(line):
             gpu = int(match[1])
-            if gpu in found:
+            if gpu in gpus:
                 raise ParseError(f"nvidia-smi nvlink -s lists GPU {gpu} twice", "run the check again")
-            found[gpu] = {}
+            gpus[gpu] = {}
         elif match := _LINK_LINE.match(line):
             link = int(match[1])
-            if gpu < 0 or link in found[gpu]:
+            if gpu < 0 or link in gpus[gpu]:
                 raise ParseError(f"nvidia-smi nvlink -s: link {link} of no GPU", "run the check again")
-            found[gpu][link] = float(match[2]) if match[2] else None
-        elif gpu >= 0 and (number := _without_speed(line)) is not None and number not in found[gpu]:
-            found[gpu][number] = None
+            gpus[gpu][link] = float(match[2]) if match[2] else None
+        elif gpu >= 0 and (number := _without_speed(line)) is not None and number not in gpus[gpu]:
+            gpus[gpu][number] = None
         elif _NO_LINKS.search(line) and gpu >= 0:
             without.add(gpu)
         elif _MIG.search(line) and gpu >= 0:
@@ -318,20 +318,20 @@ def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, f
                 f"nvidia-smi nvlink -s: not understood: {line.strip()[:120]!r}", "report the new format"
             )
     # Inactive links are still listed: a link that a single GPU lacks was lost on the way.
-    every = {link for links in found.values() for link in links}
-    for lost in [one for one, links in found.items() if f"gpu{one}" in unanswered and set(links) != every]:
+    every = {link for links in gpus.values() for link in links}
+    for lost in [one for one, links in gpus.items() if f"gpu{one}" in unanswered and set(links) != every]:
         if lost not in without | partitioned:
-            del found[lost]
-    for lost in silenced & found.keys():
-        del found[lost]
+            del gpus[lost]
+    for lost in silenced & gpus.keys():
+        del gpus[lost]
     silent = without | partitioned
-    if contradicted := [gpu for gpu in silent if found[gpu]]:
+    if contradicted := [gpu for gpu in silent if gpus[gpu]]:
         raise ParseError(
             f"nvidia-smi nvlink -s lists links of GPU {contradicted[0]} and reports that it has none",
             "run the check again",
         )
-    if cut := [gpu for gpu, links in found.items() if set(links) != every and gpu not in silent]:
+    if cut := [gpu for gpu, links in gpus.items() if set(links) != every and gpu not in silent]:
         raise ParseError(
             f"nvidia-smi nvlink -s lists fewer links of GPU {cut[0]} than of others", "run the check again"
         )
-    return {gpu: None if gpu in partitioned else links for gpu, links in found.items()}
+    return {gpu: None if gpu in partitioned else links for gpu, links in gpus.items()}

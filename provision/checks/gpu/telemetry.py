@@ -290,15 +290,15 @@ def parse_counters(output: Output) -> list[Measurement]:
     ended = ""
     seen: dict[tuple[int, str], tuple[int, int]] = {}
     lines = output.stdout.splitlines()
-    for place, line in enumerate(lines):
+    for position, line in enumerate(lines):
         error = _ERROR.search(line)
         words = _cells(_ERROR.sub("-", line), header)
-        last = place == len(lines) - 1 and not output.stdout.endswith("\n")
+        last = position == len(lines) - 1 and not output.stdout.endswith("\n")
         if words[:2] == ["#", "gpu"]:
             columns, header = words[2:], line
         elif not words or words[0] == "#" or line.startswith("[gpuprov: "):
             continue
-        elif last or beside_gap(lines, place):
+        elif last or beside_gap(lines, position):
             continue  # cut by the end of the load, or next to an omission
         elif NO_HANDLE in line:
             ended = line.strip()[:160]  # telemetry names the GPU

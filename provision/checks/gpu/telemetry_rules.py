@@ -43,16 +43,16 @@ def judge(
     findings += throttled(check, sampled, alarms, _SOFT) + heat(check, sampled)
     for device, values in sampled.items():
         if "silent" in values:
-            said = f"nvidia-smi stopped listing it {values['silent']:g} s before the others"
-            findings.append(_gone(check, device, said, "silent"))
+            text = f"nvidia-smi stopped listing it {values['silent']:g} s before the others"
+            findings.append(_gone(check, device, text, "silent"))
         if "unread" in values:
-            said = (
+            text = (
                 f"nvidia-smi printed {values['unread_error']!r} for a reading in {values['unread']} samples"
             )
             if values["unread_error"] == NOT_PERMITTED:  # nothing was measured, and the GPU is not to blame
-                findings.append(unmeasured(check, said, device=device, action=ACTIONS[NOT_PERMITTED]))
+                findings.append(unmeasured(check, text, device=device, action=ACTIONS[NOT_PERMITTED]))
             else:
-                findings.append(Finding(check, Verdict.WARN, device, said, "unread", action="investigate"))
+                findings.append(Finding(check, Verdict.WARN, device, text, "unread", action="investigate"))
     if not any("lost" in values for values in (*by_gpu.values(), node)):  # a lost GPU ends the sampler
         findings += _unseen(check, sampled, node)
     for device, values in (*by_gpu.items(), ("node", node)):
@@ -129,18 +129,18 @@ def errors(
     seconds = max(float(node.get("counted", 0.0)), 60.0)  # a short load is not extrapolated
     for device, values in by_gpu.items():
         if (count := int(values.get("load_replays", 0))) * 60 / seconds > REPLAYS_PER_MINUTE:
-            said = f"its PCIe link repeated itself {count} times in {node['counted']:g} s of load"
+            text = f"its PCIe link repeated itself {count} times in {node['counted']:g} s of load"
             measured, limit = (
                 Measurement("load_replays", count, "replays", device),
                 f"≤ {REPLAYS_PER_MINUTE} a minute",
             )
             action = "reseat or check cable"
-            findings.append(finding_on(check, Verdict.FAIL, measured, said, limit, REPLAYS_SOURCE, action))
+            findings.append(finding_on(check, Verdict.FAIL, measured, text, limit, REPLAYS_SOURCE, action))
         if (count := int(values.get("load_ecc_uncorrectable", 0))) > 0:
-            said = f"{count} uncorrectable ECC error{'s' * (count != 1)} under load"
+            text = f"{count} uncorrectable ECC error{'s' * (count != 1)} under load"
             measured = Measurement("load_ecc_uncorrectable", count, "errors", device)
             limit, action = "= 0 errors", "reset GPU"
-            findings.append(finding_on(check, Verdict.FAIL, measured, said, limit, counted_by, action))
+            findings.append(finding_on(check, Verdict.FAIL, measured, text, limit, counted_by, action))
     return findings
 
 
@@ -150,26 +150,26 @@ def links(
     """Judge PCIe under load by `load_pcie_gen` and `load_pcie_width` and their maxima."""
     findings = []
     for metric, what, sign in (("load_pcie_gen", "generation ", ""), ("load_pcie_width", "", "x")):
-        known = {d: (int(v[metric]), int(v[f"{metric}_max"])) for d, v in sampled.items() if metric in v}
+        speeds = {d: (int(v[metric]), int(v[f"{metric}_max"])) for d, v in sampled.items() if metric in v}
         limit = thresholds.get("gpu_inventory.pcie_width") if metric == "load_pcie_width" else None
-        slow = {d: (now, int(limit.limit) if limit else best) for d, (now, best) in known.items()
+        slow = {d: (now, int(limit.limit) if limit else best) for d, (now, best) in speeds.items()
                 if now < (limit.limit if limit else best)}  # fmt: skip
-        same = len({now for now, _ in known.values()}) == 1
-        if slow and limit is None and len(slow) == len(known) and same:
+        same = len({now for now, _ in speeds.values()}) == 1
+        if slow and limit is None and len(slow) == len(speeds) and same:
             # Wired or configured alike for all of them: no GPU is to blame. Narrow slots are a design choice.
-            if metric == "load_pcie_gen" and len(known) > 1:
+            if metric == "load_pcie_gen" and len(speeds) > 1:
                 now, best = next(iter(slow.values()))
-                said = f"PCIe runs at generation {now} of {best} under load on all GPUs: see the firmware"
+                text = f"PCIe runs at generation {now} of {best} under load on all GPUs: see the firmware"
                 findings.append(
-                    Finding(check, Verdict.WARN, "node", said, metric, now, action="fix configuration")
+                    Finding(check, Verdict.WARN, "node", text, metric, now, action="fix configuration")
                 )
                 continue
-            if len(known) > 1:
+            if len(speeds) > 1:
                 continue
         for device, (now, best) in slow.items():
-            said = f"PCIe runs at {what}{sign}{now} of {sign}{best} under load"
+            text = f"PCIe runs at {what}{sign}{now} of {sign}{best} under load"
             measured, action = Measurement(metric, now, "", device), "reseat or check cable"
-            findings.append(finding_on(check, Verdict.FAIL, measured, said, f"≥ {best}", seen_by, action))
+            findings.append(finding_on(check, Verdict.FAIL, measured, text, f"≥ {best}", seen_by, action))
     return findings
 
 
@@ -205,5 +205,5 @@ def throttled(
 def heat(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Warn about GPUs with a temperature under load far above that of their peers."""
     temps = {device: float(v["load_temperature"]) for device, v in sampled.items() if "load_temperature" in v}
-    said = "runs at {degrees:g} °C under load, its peers at {middle:g} °C: see heat sink and fans"
-    return hotter(check, "load_temperature", temps, said)
+    text = "runs at {degrees:g} °C under load, its peers at {middle:g} °C: see heat sink and fans"
+    return hotter(check, "load_temperature", temps, text)

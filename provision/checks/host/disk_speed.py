@@ -91,15 +91,15 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         jobs = {str(job["jobname"]): job for job in document["jobs"]}
         if set(jobs) != set(_WAYS):
             raise ParseError(f"fio ran the jobs {sorted(jobs)}, not write and read", "report the new format")
-        for way in _WAYS:
-            if int(jobs[way]["error"]):
+        for mode in _WAYS:
+            if int(jobs[mode]["error"]):
                 raise ParseError(
-                    f"fio failed to {way} in {folder}: {_cause(output)}", "look at the disk and its space"
+                    f"fio failed to {mode} in {folder}: {_cause(output)}", "look at the disk and its space"
                 )
-            rate, moved = (_bytes(jobs[way][way][name]) for name in ("bw_bytes", "io_bytes"))
+            rate, moved = (_bytes(jobs[mode][mode][name]) for name in ("bw_bytes", "io_bytes"))
             if not rate or not moved:
-                raise ParseError(f"fio moved nothing to {way} in {folder}", "run the check again")
-            measurements.append(Measurement(way, round(rate / 1e6, 1), "MB/s"))
+                raise ParseError(f"fio moved nothing to {mode} in {folder}", "run the check again")
+            measurements.append(Measurement(mode, round(rate / 1e6, 1), "MB/s"))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
         raise ParseError(f"fio: its JSON was not understood: {problem}", "run the check again") from error
@@ -130,10 +130,10 @@ def judge(
     return [
         by_threshold(
             ID,
-            f"speed to {way} in {folder}",
-            values[way],
-            thresholds.get(f"{ID}.{way}"),
+            f"speed to {mode} in {folder}",
+            values[mode],
+            thresholds.get(f"{ID}.{mode}"),
             action="investigate",
         )
-        for way in _WAYS
+        for mode in _WAYS
     ]

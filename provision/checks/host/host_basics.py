@@ -85,16 +85,16 @@ def judge_nccl(check: str, node: CheckNode) -> list[Finding]:
     findings, catalogue = [], shipped.load("nccl_environment")
     for row in entries(node, "file.nccl_variables") if _known(node, "file.nccl_variables") else ():
         name, value = str(row.get("name")), str(row.get("value"))
-        known = catalogue.get(name)
-        pattern = known["value"] if known else "(?!)"
+        entry = catalogue.get(name)
+        pattern = entry["value"] if entry else "(?!)"
         declared = name == "NCCL_NET" and value == node.variables.get("gpuprov_nccl_net")
         if declared or not re.fullmatch(pattern, value, re.IGNORECASE):
             continue
-        place = f"{row.get('file')}:{row.get('line')}"
-        message = f"{place} sets {name}={value} for every program: {known['meaning']}"
+        origin = f"{row.get('file')}:{row.get('line')}"
+        message = f"{origin} sets {name}={value} for every program: {entry['meaning']}"
         findings.append(
             finding(
-                check, Verdict.WARN, message, name.lower(), value, source=known["source"], evidence=(place,)
+                check, Verdict.WARN, message, name.lower(), value, source=entry["source"], evidence=(origin,)
             )
         )
     return findings

@@ -225,14 +225,14 @@ def of_vendors() -> frozenset[str]:
 
 def _differing(outlier: Outlier) -> Finding:
     message = f"{outlier.fact} {outlier_text(outlier)}: {outlier.why}"
-    found = outlier.found if isinstance(outlier.found, (int, str)) else None
+    value = outlier.found if isinstance(outlier.found, (int, str)) else None
     return Finding(
         ID,
         Verdict.WARN,
         "node",
         message,
         outlier.fact,
-        found,
+        value,
         limit=f"= {outlier.majority}",
         source=_OF_MOST,
         action="investigate"

@@ -154,13 +154,13 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
     for sample in group:
         devices[sample.node, sample.device].append(sample.value)
     # Each device counts once, no matter how often it was measured.
-    values = {key: statistics.median(found) for key, found in devices.items()}
+    values = {key: statistics.median(candidates) for key, candidates in devices.items()}
     places: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     for (node, device), value in values.items():
         places[device if _by_place(name, device) else ""][node, device] = value
-    found = [_place_limit(values, metric, use, len(places)) for values in places.values()]
+    candidates = [_place_limit(values, metric, use, len(places)) for values in places.values()]
     tight = min if metric.direction == "at_least" else max
-    place = tight(found, key=lambda each: each.limit)
+    place = tight(candidates, key=lambda each: each.limit)
     usual = place.usual
     if wrong := thresholds.problem(metric, place.limit, thresholds.able(sku)):
         raise GpuprovError(f"the derived limit is not plausible: {wrong}")
@@ -281,11 +281,11 @@ def _document(sku: str, limits: Iterable[Threshold]) -> str:
             f"    source: {json.dumps(limit.source, ensure_ascii=False)}",
         ]
         if limit.typical and limit.spread:
-            for key, word, value in (
+            for key, label, value in (
                 ("typical", "value", limit.typical.value),
                 ("spread", "percent", limit.spread.percent),
             ):
                 lines.append(
-                    f"    {key}: {{{word}: {value:.12g}, machines: {limit.machines}, source: {_BY}}}"
+                    f"    {key}: {{{label}: {value:.12g}, machines: {limit.machines}, source: {_BY}}}"
                 )
     return "\n".join(lines) + "\n"

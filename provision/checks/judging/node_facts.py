@@ -88,8 +88,8 @@ def node_facts_of(
 ) -> NodeFacts:
     """Build the facts of a reachable node, with the reason if checks cannot run on it."""
     addresses = [str(gpu["address"]) for gpu in facts.get("gpu.pci") or ()]
-    known = {**declared, "gpuprov_pci_addresses": addresses}
-    variables = {key: value for key, value in known.items() if for_checks(key)}
+    every_variable = {**declared, "gpuprov_pci_addresses": addresses}
+    variables = {key: value for key, value in every_variable.items() if for_checks(key)}
     expected = variables.get("gpuprov_expected_gpus", 0)
     if not isinstance(expected, int) or isinstance(expected, bool) or expected < 0:
         raise InventoryError(

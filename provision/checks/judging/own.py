@@ -112,15 +112,15 @@ def _guarded(name: str, source: str, module: Any) -> Check:
 
     def listed(function: str, kind: type, *arguments: Any) -> list[Any]:
         try:
-            given = list(getattr(module, function)(*arguments))
+            returned = list(getattr(module, function)(*arguments))
         except ParseError:
             raise
         except Exception as error:  # third-party code, on unexpected output
             kept = bug_file.report(error)
             raise wrong(f"{function} failed: {type(error).__name__}: {error}; {kept}") from error
-        if not all(isinstance(one, kind) for one in given):
+        if not all(isinstance(one, kind) for one in returned):
             raise wrong(f"{function} gave something else than {kind.__name__}s")
-        return given
+        return returned
 
     def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
         return listed("commands", Command, node, options)

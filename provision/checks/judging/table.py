@@ -48,7 +48,7 @@ class Entry:
         """Load the check for the first vendor that has an implementation."""
         from provision.checks import vendors
 
-        return next(found for name in vendors.ALL if (found := self.load_for(name)) is not None)
+        return next(check for name in vendors.ALL if (check := self.load_for(name)) is not None)
 
     def load_for(self, whose: str | None) -> Check | CheckBetween | None:
         """Load the check for this vendor's GPUs, or None; a user's own check is loaded for any vendor."""

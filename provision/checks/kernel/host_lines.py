@@ -149,9 +149,9 @@ def remembered(measurements: Iterable[Measurement]) -> list[HostEvent]:
     """Rebuild the events from the measurements of `measured`."""
     rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for m in measurements:
-        name, _, word = m.metric.removeprefix(METRIC).partition(".")
+        name, _, part = m.metric.removeprefix(METRIC).partition(".")
         if m.metric.startswith(METRIC) and name in catalogue():
-            rows[name, m.device][word or "count"] = m.value
+            rows[name, m.device][part or "count"] = m.value
     return [HostEvent(*kind, row["count"], str(row["line"])) for kind, row in rows.items()]
 
 
@@ -180,10 +180,10 @@ def judge_log(
 ) -> list[Finding]:
     """Judge the log of this boot, without the memory errors that EDAC counters (`known`) report."""
     counted = any(one.metric == "memory_uncorrected" for one in known)
-    found = [one for one in remembered(measurements) if not (counted and one.id == "edac_uncorrected")]
+    relevant = [one for one in remembered(measurements) if not (counted and one.id == "edac_uncorrected")]
     unread = [str(m.value) for m in measurements if m.metric == "unreadable_log"]
     return [
-        *judge(check, node, found),
+        *judge(check, node, relevant),
         *(unmeasured(check, f"the kernel log could not be read: {why}; run it as root") for why in unread),
     ]
 

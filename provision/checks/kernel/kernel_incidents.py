@@ -267,24 +267,24 @@ def _sentence(one: Incident, words: str, requests: Sequence[KernelEvent], domain
     root = one.root
     requested = [meaning(x.kind, x.code, x.line) for x in requests]
     words = "; ".join([words, *dict.fromkeys(x.words for x in requested if x.action != "none")])
-    said = f"{_NAMES.get(root.kind, root.kind)} {root.code} ({words})"
+    text = f"{_NAMES.get(root.kind, root.kind)} {root.code} ({words})"
     if root.kind == "aer":
-        said = f"{words}, {root.burst} within a minute"
+        text = f"{words}, {root.burst} within a minute"
     elif root.kind == driver_log.KIND:
-        said = f"the driver amdgpu logged: {words}"
+        text = f"the driver amdgpu logged: {words}"
     elif root.kind == NVRM:
-        said = f"the NVIDIA driver logged: {words}"
+        text = f"the NVIDIA driver logged: {words}"
     if any(x.address != root.address for x in one.with_it):
-        said += f" of {root.address}"
+        text += f" of {root.address}"
     if mig := instance(root.line):
-        said += f" of the MIG instance {mig}"
+        text += f" of the MIG instance {mig}"
     if one.is_echo and domain:
-        said += (
+        text += (
             ", an echo of a link that went down elsewhere: look for Xid 149 on the other nodes of its domain"
         )
     elif one.is_echo and one.device == "node":
-        said += ", an echo of what these GPUs share: a link of another GPU, or an NVSwitch"
-    return said
+        text += ", an echo of what these GPUs share: a link of another GPU, or an NVSwitch"
+    return text
 
 
 def _in_words(event: KernelEvent) -> str:

@@ -243,11 +243,11 @@ def _plain(lines: Iterable[str]) -> list[str]:
 
     The first line decides: a later one may be the rest of a message, and so a user's text.
     """
-    found = list(lines)
-    if not found or not found[0].startswith('{"'):
-        return found
+    raw_lines = list(lines)
+    if not raw_lines or not raw_lines[0].startswith('{"'):
+        return raw_lines
     plain = []
-    for line in found:
+    for line in raw_lines:
         try:
             row = foreign_json.read(line)
             seconds, message = int(row["__REALTIME_TIMESTAMP"]) / 1e6, row["MESSAGE"]

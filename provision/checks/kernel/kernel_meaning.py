@@ -142,17 +142,17 @@ def _of_xid(code: int, words: str) -> Meaning:
     row = _catalogue().get(code)
     if row is None:
         return Meaning("warn", "investigate", "an Xid that is not in the catalogue")
-    known = Meaning(row["level"], row["action"], row["meaning"])
+    documented = Meaning(row["level"], row["action"], row["meaning"])
     if code == RECOVERY_ACTION:
-        return _of_request(known, words)
+        return _of_request(documented, words)
     if code == CLEANUP and names_lost_cause(code, words):
-        cause_text = f"{known.words}; it names Xid {cause_named(words)} as its cause"
-        return known._replace(level="warn", action="investigate", words=cause_text)
-    if known.level == _OF_SHEET:
-        return _of_nvlink5(code, known, words)
+        cause_text = f"{documented.words}; it names Xid {cause_named(words)} as its cause"
+        return documented._replace(level="warn", action="investigate", words=cause_text)
+    if documented.level == _OF_SHEET:
+        return _of_nvlink5(code, documented, words)
     if "registers" in row:
-        return _of_registers(known, words)
-    return known
+        return _of_registers(documented, words)
+    return documented
 
 
 def _requested(words: str) -> Mapping[str, Any]:
@@ -302,8 +302,8 @@ def stopping_lines(domain: bool = False) -> tuple[str, ...]:
 @cache
 def lines() -> Mapping[str, Mapping[str, Any]]:
     """Return the lines of NVIDIA's driver that have no number: name → row."""
-    found: Mapping[str, Mapping[str, Any]] = _data()["lines"]
-    return found
+    rows: Mapping[str, Mapping[str, Any]] = _data()["lines"]
+    return rows
 
 
 @cache

@@ -268,10 +268,10 @@ def _refuse_errors(lines: Sequence[Mapping[str, Any]]) -> None:
             continue
         if not isinstance(errors, dict) or not errors:
             raise ParseError("torch: its errors were not understood", "run the check again")
-        rank, said = next(iter(errors.items()))
+        rank, reason = next(iter(errors.items()))
         who = f"gpu{rank}" if len(errors) == 1 else f"{len(errors)} ranks, gpu{rank} first"
         raise ParseError(
-            f"training failed on {who}: {said}"[:300], "look at the gpu_inventory check and the kernel log"
+            f"training failed on {who}: {reason}"[:300], "look at the gpu_inventory check and the kernel log"
         )
 
 

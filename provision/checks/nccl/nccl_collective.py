@@ -228,10 +228,10 @@ def chosen_algorithm(text: str) -> str:
     >>> chosen_algorithm("n:1:2 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo 1 proto 2 time 9.4")
     'ring'
     """
-    choices = [(int(size), word) for size, word in _CHOICE.findall(text)]
+    choices = [(int(size), name) for size, name in _CHOICE.findall(text)]
     if not choices:
         return ""
-    word: str = max(choices)[1]
-    if not word.isdigit():
-        return word.lower()
-    return _ALGORITHMS[int(word)] if int(word) < len(_ALGORITHMS) else ""
+    name: str = max(choices)[1]
+    if not name.isdigit():
+        return name.lower()
+    return _ALGORITHMS[int(name)] if int(name) < len(_ALGORITHMS) else ""

@@ -151,10 +151,10 @@ def _known_units(columns: list[str], units: list[str]) -> None:
     """Check the units; a unitless column has no cell in their line, so units are counted."""
     expected = {"(us)": ("time",), "(GB/s)": ("algbw", "busbw")}
     measured = [unit for unit in units if unit not in ("(B)", "(elements)")]
-    known = all(
+    recognised = all(
         measured.count(unit) == sum(columns.count(name) for name in names) for unit, names in expected.items()
     )
-    if not known or set(measured) - set(expected):
+    if not recognised or set(measured) - set(expected):
         printed = " ".join(units)[:120] or "none"
         raise ParseError(f"the table's units are not (us) and (GB/s): {printed}", "report the new format")
 

@@ -146,14 +146,14 @@ class Loopback:
         gpu = _nearest_gpu(node, port.device)
         text = f"{output.stdout}\n{output.stderr}"
         if self.memory.unsupported.search(text):
-            found = [Measurement("gpu", "unsupported", "", port.name)]
+            result = [Measurement("gpu", "unsupported", "", port.name)]
         elif self.memory.refused.search(text):
-            found = [Measurement("gpu", "refused", "", port.name)]
+            result = [Measurement("gpu", "refused", "", port.name)]
         elif why := self.memory.another(node, gpu, text):
-            found = [Measurement("gpu_failed", why, "", port.name)]
+            result = [Measurement("gpu_failed", why, "", port.name)]
         else:
-            found = _measured(port, "gpu", output, min(port.rate, gpu_reach(node)))
-        return [*found, Measurement("memory_of", f"gpu{gpu}", "", port.name)]
+            result = _measured(port, "gpu", output, min(port.rate, gpu_reach(node)))
+        return [*result, Measurement("memory_of", f"gpu{gpu}", "", port.name)]
 
     def judge(
         self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]

@@ -94,8 +94,8 @@ def mended(kind: int | str) -> bool:
 
 def of_port(kind: int | str) -> bool:
     """Return whether a line of this kind names the port above a GPU."""
-    known = MEANINGS.get(str(kind))
-    return known is not None and known.source_of == "pcieport"
+    row = MEANINGS.get(str(kind))
+    return row is not None and row.source_of == "pcieport"
 
 
 def of_gpu(kind: int | str, address: str, gpus: Collection[str]) -> bool:
