@@ -1,11 +1,11 @@
-"""Schedulers: who hands nodes out to jobs, behind one small interface.
+"""Interface to the schedulers that assign nodes to jobs.
 
-`gpuprov_scheduler` of a node says which one it has: `slurm`, `kubernetes`, `hooks` (programs of the site,
-which can drain and return, and nothing else), or `none`. A scheduler answers for every node it was given and
-raises for none: what went wrong with a node is a line beside its name.
+`gpuprov_scheduler` names the scheduler of a node: `slurm`, `kubernetes`, `hooks` (the site's own programs,
+which can only drain and return), or `none`. A scheduler returns an entry for every node it is given and never
+raises for a single node: a problem with a node is a line of text next to its name.
 
-**Whose drain it is.** Each reason that we give begins with `gpuprov: `. A node that a person or another
-program took out of service is theirs: it is neither drained again (their reason would be lost) nor resumed.
+**Ownership of a drain.** Every reason that gpuprov sets begins with `gpuprov: `. A node that a person or
+another program took out of service is neither drained again (which would overwrite their reason) nor resumed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Protocol, runtime_checkable
 
 from provision.remote.schedulers.lease import Lease
 
-PREFIX = "gpuprov: "  # begins each reason of ours, in every scheduler
-REASON = 200  # characters of one that are kept
+PREFIX = "gpuprov: "  # prefix of every reason that gpuprov sets, in every scheduler
+REASON = 200  # maximum length of a reason, in characters
 
 
 class Holder(enum.StrEnum):
-    """Who keeps jobs away from a node."""
+    """The party that keeps jobs away from a node."""
 
-    NOBODY = "nobody"  # it takes jobs, or would if it were well
+    NOBODY = "nobody"  # the node takes jobs, or would if it were healthy
     US = "gpuprov"
     OTHERS = "others"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job on a node: `id` and `user` as the scheduler writes them; `seconds` it has run for, if known."""
+    """A job on a node: `id` and `user` as the scheduler writes them, `seconds` of run time if known."""
 
     id: str
     user: str = ""
@@ -40,14 +40,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What a scheduler says of one node.
+    """The scheduler's view of one node.
 
-    `name`: what it calls the node. `state`: in its own words (`IDLE+DRAIN`). `reason`: why the node was taken
-    out of service, whole, with who and when where it says so. `holder`: whose doing that is. `takes_jobs`: it
-    may start a job there now. `down`: the scheduler itself has lost it (Slurm: DOWN or NOT_RESPONDING;
-    Kubernetes: not Ready). `pools`: Slurm's partitions, the labels of Kubernetes that pods select by
-    (`key=value`), those included that it left (`Pools.leave`). `lease`: which watch has it (`Leases`).
-    `error`: why nothing is known; then the rest says nothing.
+    `name`: the scheduler's name for the node. `state`: in the scheduler's own terms (`IDLE+DRAIN`). `reason`:
+    full reason why the node was taken out of service, with user and time if reported. `holder`: who took it
+    out of service. `takes_jobs`: a job may start there now. `down`: the scheduler has lost contact (Slurm:
+    DOWN or NOT_RESPONDING; Kubernetes: not Ready). `pools`: Slurm's partitions, or the Kubernetes labels that
+    pods select by (`key=value`), including pools that the node left (`Pools.leave`). `lease`: the lease of
+    the watch in charge (`Leases`). `error`: why nothing is known; then other fields mean nothing.
     """
 
     name: str
@@ -63,88 +63,87 @@ class Scheduled:
 
 
 class Scheduler(Protocol):
-    """One scheduler, and the nodes that it has. Names of nodes are the inventory's.
+    """One scheduler and its nodes, which are named as in the inventory.
 
-    Each call asks for all its nodes together, where the scheduler can, and ends within its own deadline.
+    Each call handles all its nodes in one request if the scheduler can, and ends within its own deadline.
     """
 
     kind: str  # slurm, kubernetes, hooks
 
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
-        """Each node's state and the jobs on it."""
+        """Return the state of each node and the jobs on it."""
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Let no new job onto these nodes (node → why, without PREFIX); jobs that run go on. Node → why that
-        failed, for those where it did. Idempotent; a node that others hold is left to them, and that is no
-        failure."""
+        """Keep new jobs off these nodes (node → why, without PREFIX) while running jobs continue.
+        Returns node → error. Idempotent; skipping a node that others hold is no failure."""
 
     def resume(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Give nodes that we took out of service back. Node → why that failed. Idempotent; a node that others
-        hold stays as it is, and that is no failure."""
+        """Return nodes that gpuprov took out of service to the scheduler; return node → error.
+        Idempotent; skipping a node that others hold is no failure."""
 
     def mark(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Replace the reason of nodes that we hold already (without PREFIX). Node → why that failed; that
-        somebody else holds it, or nobody, is a failure."""
+        """Replace the reason (without PREFIX) of nodes that gpuprov holds; return node → error.
+        A node that others hold, or that is not held at all, is a failure."""
 
     def join(self, node: str, like: str, pools: Sequence[str]) -> str:
-        """Put `node` into these pools of `like`, whose place it takes; why that failed, or "". Idempotent."""
+        """Put `node` into these pools of `like`, the node it replaces; return the error or "". Idempotent."""
 
 
 class BreakerError(Exception):
-    """Why the breaker cannot be read or changed: one line. Nothing may be drained for a fault then."""
+    """The breaker cannot be read or changed (one line); no node may be drained for a fault."""
 
 
 @runtime_checkable
 class Breaks(Protocol):
-    """A scheduler that keeps the breaker of all drains for a fault, for everything of ours that drains in it.
+    """A scheduler that stores one breaker for all drains that gpuprov makes because of a fault.
     All methods raise BreakerError."""
 
     def breaker(self) -> str | None:
-        """Why it is open, so that nothing may be drained for a fault; None while it is closed."""
+        """Return why the breaker is open, which forbids draining for a fault; None while it is closed."""
 
     def permit(self, node: str, share: float, least: int) -> str:
-        """Count one drain of this node for a fault, of `share` percent of each of its pools, and `least`
-        nodes at least, within an hour. Why it may not be drained, or ""; at the limit the breaker opens."""
+        """Count one drain of this node for a fault; return why it is not allowed, or "".
+        The hourly limit, `share` percent of each pool and at least `least` nodes, opens the breaker."""
 
     def open_breaker(self, why: str) -> None:
-        """Have nothing drained for a fault until a person closes it. Idempotent."""
+        """Forbid draining for a fault until a person closes the breaker. Idempotent."""
 
     def close_breaker(self) -> None:
-        """What a person does: drains go on, and begin to be counted anew. Idempotent."""
+        """Allow drains again and restart their count, on behalf of a person. Idempotent."""
 
 
 @runtime_checkable
 class Evicts(Protocol):
-    """A scheduler whose jobs need not end by themselves: it can start them elsewhere."""
+    """A scheduler that can restart running jobs on other nodes, so that a drain need not wait for them."""
 
     def evict(self, nodes: Sequence[str], deadline: float) -> dict[str, str]:
-        """Have what runs on these nodes, which we hold, started elsewhere, within `deadline` seconds. Node →
-        what still runs there and why."""
+        """Move the jobs of these nodes, which gpuprov holds, to other nodes within `deadline` seconds.
+        Returns node → what still runs there and why."""
 
 
 @runtime_checkable
 class Pools(Protocol):
-    """A scheduler in which a node out of service still counts as one of its pool, until it leaves that. (In
-    Slurm a drained node is no burden to its partition, and slurm.conf would put it back.)"""
+    """A scheduler that counts a node out of service as a pool member until the node leaves the pool.
+    (In Slurm a drained node is no burden to its partition, and slurm.conf would put it back.)"""
 
     def leave(self, node: str) -> str:
-        """Take a node that we hold out of its pools, and keep with the scheduler which they were; why that
-        failed, or "". Idempotent; a node that others hold stays as it is, and that is no failure."""
+        """Take a node that gpuprov holds out of its pools and record them in the scheduler.
+        Returns the error or "". Idempotent; skipping a node that others hold is no failure."""
 
     def rejoin(self, node: str) -> str:
-        """Put a node back into the pools that it left; why that failed, or "". Idempotent."""
+        """Put a node back into the pools that it left; return the error or "". Idempotent."""
 
 
 @runtime_checkable
 class Leases(Scheduler, Protocol):
-    """A scheduler that keeps a lease beside each node, through restarts of its own; `look` returns it.
+    """A scheduler that stores a lease with each node across its own restarts; `look` returns it.
 
-    `settle`: seconds after a write until two that wrote at the same time see which of them was the last; 0
-    where the scheduler refuses the second one.
+    `settle`: seconds to wait after a write until two concurrent writers see which write came last; 0 if the
+    scheduler rejects the second write.
     """
 
     settle: float
 
     def lease(self, leases: Mapping[str, Lease | None], before: Mapping[str, Lease | None]) -> dict[str, str]:
-        """Write the lease of each of these nodes, or remove it (None), where it still is the one in `before`.
-        Node → why that failed."""
+        """Write each node's lease, or remove it (None), if the stored lease still equals `before`.
+        Returns node → error."""

@@ -1,4 +1,4 @@
-"""Which scheduler each node has, by the inventory's `gpuprov_scheduler`."""
+"""Select the scheduler of each node from the inventory's `gpuprov_scheduler`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from provision.remote.schedulers.slurm import Slurm
 from provision.text import spelled
 
 SLURM, KUBERNETES, HOOKS, NONE = "slurm", "kubernetes", "hooks", "none"
-JOB_WAIT = 600  # seconds that jobs get to end after a drain, unless gpuprov_job_wait says otherwise
+JOB_WAIT = 600  # seconds that jobs may take to end after a drain, unless gpuprov_job_wait is set
 _HOOKS = ("gpuprov_drain_hook", "gpuprov_undrain_hook")
 
-Made = Callable[[Fleet, Mapping[str, str]], Scheduler]  # from the fleet, and node → the scheduler's name
+Made = Callable[[Fleet, Mapping[str, str]], Scheduler]  # arguments: fleet, node → scheduler's name
 
 
 @dataclass(frozen=True)
 class Schedulers:
-    """The schedulers of a fleet that gpuprov speaks to itself. `of`: node → its own; nodes with hooks, or
-    without a scheduler, are not in it. `waits`: node → seconds that its jobs get to end."""
+    """The schedulers of a fleet that gpuprov controls directly.
+    `of`: node → scheduler, if not hooks or none. `waits`: node → seconds for its jobs to end."""
 
     of: Mapping[str, Scheduler]
     waits: Mapping[str, int]
 
     def grouped(self, nodes: Sequence[str]) -> list[tuple[Scheduler, list[str]]]:
-        """The nodes of each scheduler, asked together."""
+        """Group the nodes by scheduler."""
         groups: dict[int, tuple[Scheduler, list[str]]] = {}
         for node in nodes:
             if node in self.of:
@@ -40,26 +40,26 @@ class Schedulers:
         return list(groups.values())
 
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
-        """What its scheduler says of each node that has one."""
+        """Return the scheduler's view of each node that has a scheduler."""
         return {
-            node: said
-            for scheduler, some in self.grouped(nodes)
-            for node, said in scheduler.look(some).items()
+            node: state
+            for scheduler, group in self.grouped(nodes)
+            for node, state in scheduler.look(group).items()
         }
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Node → why it could not be drained, for those where that is so."""
+        """Drain nodes (node → reason); return node → error for failures."""
         problems: dict[str, str] = {}
-        for scheduler, some in self.grouped(list(reasons)):
-            problems |= scheduler.drain({node: reasons[node] for node in some})
+        for scheduler, group in self.grouped(list(reasons)):
+            problems |= scheduler.drain({node: reasons[node] for node in group})
         return problems
 
     def resume(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Node → why it could not be given back, for those where that is so."""
+        """Return nodes to their schedulers; return node → error for failures."""
         return {
             node: why
-            for scheduler, some in self.grouped(nodes)
-            for node, why in scheduler.resume(some).items()
+            for scheduler, group in self.grouped(nodes)
+            for node, why in scheduler.resume(group).items()
         }
 
 
@@ -68,7 +68,7 @@ def _slurm(fleet: Fleet, names: Mapping[str, str]) -> Scheduler:
 
 
 def _kubernetes(fleet: Fleet, names: Mapping[str, str]) -> Scheduler:
-    # Only a site with Kubernetes needs what it imports.
+    # Loaded by entry point, so that only sites with Kubernetes import its dependencies.
     for found in metadata.entry_points(group="gpuprov.schedulers", name=KUBERNETES):
         made: Scheduler = found.load()(fleet, names)
         return made
@@ -79,8 +79,8 @@ MAKERS: dict[str, Made] = {SLURM: _slurm, KUBERNETES: _kubernetes}
 
 
 def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] | None = None) -> Schedulers:
-    """The schedulers of the fleet's nodes. Raises InventoryError for a node with two masters, or none where
-    one is named, and for two nodes of one name."""
+    """Create the schedulers of the fleet's nodes.
+    Raises InventoryError for a node with both scheduler and hooks, for missing hooks and duplicate names."""
     names: dict[str, dict[str, str]] = {}
     waits: dict[str, int] = {}
     if overrides:
@@ -91,13 +91,13 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
         fleet = replace(fleet, nodes=nodes)
     for node in fleet.nodes.values():
         if not node.kind & Kind.GPU:
-            continue  # variables for all reach it, too; no job does
+            continue  # variables of the group `all` reach this node too, but it runs no jobs
         given = node.variables
         kind = _kind(node.name, given)
         if kind in (SLURM, KUBERNETES):
             names.setdefault(kind, {})[node.name] = _name(node, given, kind)
             wait = given.get("gpuprov_job_wait")
-            waits[node.name] = wait if type(wait) is int else JOB_WAIT  # variables.check refuses the rest
+            waits[node.name] = wait if type(wait) is int else JOB_WAIT  # variables.check rejects other types
     of: dict[str, Scheduler] = {}
     for kind, named in names.items():
         _refuse_twice(kind, named)
@@ -107,8 +107,8 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
 
 
 def only(fleet: Fleet, overrides: Mapping[str, Any]) -> tuple[Scheduler, frozenset[str]]:
-    """The one scheduler of these nodes that gpuprov speaks to itself, and the nodes without one. Raises
-    InventoryError if there is none, or there are two."""
+    """Return the only scheduler that gpuprov controls for these nodes, and the nodes without one.
+    Raises InventoryError if there is no scheduler, or more than one."""
     found = load(fleet, overrides)
     without = frozenset(name for name in fleet.nodes if name not in found.of)
     if without and not found.of:
@@ -143,7 +143,7 @@ def _kind(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _name(node: Node, given: Mapping[str, Any], kind: str) -> str:
-    """What the scheduler calls the node. Slurm's own rule is the host name up to its first dot."""
+    """Return the scheduler's name for the node; Slurm's default is the host name up to its first dot."""
     chosen = given.get("gpuprov_scheduler_name")
     if chosen:
         return str(chosen)
@@ -171,7 +171,7 @@ def _refuse_twice(kind: str, named: Mapping[str, str]) -> None:
 
 
 def jobs_on(said: Scheduled) -> str:
-    """`job 123 of alice (4 min 2 s) runs on it`; empty when none does."""
+    """Describe the jobs on a node (`job 123 of alice (4 min 2 s) runs on it`); empty if there are none."""
     if not said.jobs:
         return ""
     first, more = said.jobs[0], len(said.jobs) - 1
@@ -184,11 +184,11 @@ def jobs_on(said: Scheduled) -> str:
 
 
 def loaded(schedulers: Schedulers, nodes: Sequence[str]) -> dict[str, str]:
-    """Node → why it must not be loaded now: somebody's job is on it, or its scheduler does not say."""
-    found = {}
-    for node, said in schedulers.look(nodes).items():
-        if said.error:
-            found[node] = f"its scheduler does not say whether a job runs on it: {said.error}"
-        elif said.jobs:
-            found[node] = jobs_on(said)
-    return found
+    """Return node → why it must not be put under load now: a job runs on it, or its state is unknown."""
+    reasons = {}
+    for node, state in schedulers.look(nodes).items():
+        if state.error:
+            reasons[node] = f"its scheduler does not say whether a job runs on it: {state.error}"
+        elif state.jobs:
+            reasons[node] = jobs_on(state)
+    return reasons

@@ -1,6 +1,7 @@
-"""Runs a scheduler's own commands: here, or on the first host of a group that answers.
+"""Run a scheduler's commands locally, or on the first reachable host of a group.
 
-Each call is one round trip with all its commands. node/scheduler_command.py runs them, here as there.
+Each call sends all its commands in one round trip. node/scheduler_command.py runs them, both locally and
+remotely.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from provision.remote.protocol import AnswerError, NodeError, unframed
 from provision.remote.reach.observe import Reach, run_programs
 from provision.text import one_line
 
-SECONDS = 30.0  # for one command
-_CONNECT = 30.0  # to get to the host, on top of that
-_LARGEST = 64 * 1024 * 1024  # bytes of an answer, unpacked
+SECONDS = 30.0  # timeout of one command
+_CONNECT = 30.0  # extra time to connect to the host
+_LARGEST = 64 * 1024 * 1024  # limit of the decompressed answer, in bytes
 
 
 class CommandsError(Exception):
-    """Why no host could run the commands: one line."""
+    """No host could run the commands (one line)."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of one command. `status` is None when it did not run to its end; `problem` says why."""
+    """The outcome of one command; `status` is None if it did not finish, and `problem` holds the reason."""
 
     status: int | None
     out: str = ""
@@ -41,11 +42,11 @@ class Done:
 
     @property
     def error(self) -> str:
-        """One line when it failed: its own last words; empty when it went well."""
+        """Return the last line that a failed command printed; empty if it succeeded."""
         if self.problem or self.status == 0:
             return self.problem
-        said = [line for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
-        return one_line(said[-1], 200) if said else f"it ended with status {self.status}"
+        printed = [line for line in (self.err + "\n" + self.out).splitlines() if line.strip()]
+        return one_line(printed[-1], 200) if printed else f"it ended with status {self.status}"
 
 
 Command = Sequence[str]
@@ -53,8 +54,8 @@ Ask = Callable[[Sequence[Command]], list[Done]]
 
 
 class Commands:
-    """The way to a scheduler's commands. `group`: the inventory's group of its hosts, tried in their order;
-    without a member they run here. `elsewhere`: whether an answer means that another host should be asked."""
+    """Runner of a scheduler's commands on the first usable host of `group`, or locally if it has none.
+    `elsewhere`: whether an outcome means that the next host should be tried."""
 
     def __init__(
         self, fleet: Fleet, group: str, elsewhere: Callable[[Done], bool], seconds: float = SECONDS
@@ -68,12 +69,11 @@ class Commands:
         self._files = fleet.vault_password_files
         self._elsewhere = elsewhere
         self._seconds = seconds
-        self._reached: dict[str, Reach] = {}  # whoever asks once asks again, and a login costs most of it
+        self._reached: dict[str, Reach] = {}  # kept open, since most of the cost of a call is the login
         self._lock = threading.Lock()
 
     def __call__(self, commands: Sequence[Command]) -> list[Done]:
-        """What came of each command; they end at the first that cannot be run to its end. Raises
-        CommandsError."""
+        """Run commands up to the first that does not finish; return outcomes or raise CommandsError."""
         program = node_program.scheduler_command_program(
             {"commands": [list(words) for words in commands], "seconds": self._seconds}
         )
@@ -88,7 +88,7 @@ class Commands:
                 troubles.append(f"{host.name}: {error}")
                 continue
             if not any(self._elsewhere(one) for one in done):
-                self._hosts.remove(host)  # the next question goes there first
+                self._hosts.remove(host)  # try this host first next time
                 self._hosts.insert(0, host)
                 return done
             troubles.append(f"{host.name}: {next(one.error for one in done if self._elsewhere(one))}")
@@ -99,11 +99,11 @@ class Commands:
             if host.name not in self._reached:
                 limit = max(limit, _CONNECT + self._seconds * 2)
                 self._reached[host.name] = Reach([host], limit, 1, self._files, persistent=True)
-            said = run_programs([host], {host.name: program}, over=self._reached[host.name])[host.name]
-            if isinstance(said, NodeError):
+            answer = run_programs([host], {host.name: program}, over=self._reached[host.name])[host.name]
+            if isinstance(answer, NodeError):
                 self._reached.pop(host.name).__exit__()
-                raise CommandsError(said.line)
-        return said
+                raise CommandsError(answer.line)
+        return answer
 
     @staticmethod
     def _understood(output: bytes) -> list[Done]:

@@ -1,17 +1,16 @@
-"""Slurm: its nodes, through `scontrol` and `squeue`, here or on a host of the group `gpuprov_slurm`.
+"""Slurm scheduler, using `scontrol` and `squeue` locally or on a host of the group `gpuprov_slurm`.
 
-**What is put back.** A node that was up gets State=RESUME: whatever we did to it, a reboot included, it takes
-jobs again. One that slurmctld had set DOWN before we came (Not responding) is not made IDLE by us: its reason
-is marked `(was DOWN)`, so that any later run knows, and it gets State=UNDRAIN, which leaves the base state
-alone; slurmctld then returns it by the site's ReturnToService. A node that a person set DOWN is theirs.
+**Resuming.** A node that was up gets State=RESUME, and takes jobs again after any change of ours, including a
+reboot. A node that slurmctld had set DOWN earlier (Not responding) must not become IDLE through gpuprov: its
+reason is marked `(was DOWN)` for later runs, and it gets State=UNDRAIN, which keeps the base state; slurmctld
+then returns it according to the site's ReturnToService. A node that a person set DOWN stays untouched.
 
-**Two at once.** Slurm has no condition in an update: a person who drains the same node in the moment between
-our look and our update loses their reason to ours. Each update is read back, and one that did not come about
-is a failure with a line.
+**Races.** Slurm has no conditional update: if a person drains a node between our observation and our update,
+our reason replaces theirs. Each update is read back, and a missing change is reported as a failure.
 
-**Leases of watches** stand in the comments of nodes. Seen with 24.11: a comment survives `scontrol
-reconfigure` and restarts of slurmctld, also after a kill; `slurmctld -c` clears it, with every drain. Its
-state is written a few seconds after a change, so a kill within these may undo the last one.
+**Leases of watches** are stored in the comments of nodes. Observed with 24.11: a comment survives `scontrol
+reconfigure` and restarts of slurmctld, also after a kill; `slurmctld -c` clears it along with every drain.
+slurmctld saves its state a few seconds after a change, so a kill within these may undo the last one.
 """
 
 from __future__ import annotations
@@ -25,72 +24,73 @@ from provision.remote.schedulers.commands import Ask, Commands, CommandsError, D
 from provision.remote.schedulers.slurm_text import NodeText
 from provision.text import one_line
 
-AT_ONCE = 400  # nodes in one question: about 600 KB of answer
-UPDATES = 50  # changes in one round trip
+AT_ONCE = 400  # nodes per query: about 600 KB of output
+UPDATES = 50  # updates per round trip
 _SQUEUE = ("squeue", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED")
-_HIDDEN = Job("?")  # a job that Slurm counts and does not show
-# What Slurm's commands say when it is their way to slurmctld that fails (src/common/slurm_errno.c).
+_HIDDEN = Job("?")  # stands for jobs that Slurm counts but does not show
+# Errors of Slurm's commands when they cannot reach slurmctld (src/common/slurm_errno.c).
 _NO_CONTROLLER = ("Unable to contact slurm controller", "Zero Bytes were transmitted", "Socket timed out")
 _DENIED = ("Access/permission denied", "Invalid user id")
-_STRANGE = "not supported"  # an update that this release does not know
+_STRANGE = "not supported"  # an update that this Slurm release does not support
 
 
 def _elsewhere(done: Done) -> bool:
-    """Another host may do better: the commands are not there, or do not reach slurmctld from it."""
+    """Return whether another host may succeed: the commands are missing here, or cannot reach slurmctld."""
     return bool(done.problem) or (done.status != 0 and any(word in done.err for word in _NO_CONTROLLER))
 
 
 class Slurm:
-    """One Slurm cluster. `names`: inventory's name → Slurm's, of the nodes that it has. `ask`: how commands
-    are run."""
+    """One Slurm cluster; `names` maps inventory names to Slurm's, and `ask` runs commands."""
 
     kind = "slurm"
-    settle = 3.0  # longer than one watch takes from its look to its update
+    settle = 3.0  # longer than a watch takes between its observation and its update
 
     def __init__(self, fleet: Fleet, names: Mapping[str, str], ask: Ask | None = None) -> None:
         self._names = dict(names)
         self._ask: Ask = ask or Commands(fleet, GROUPS[Kind.SLURM], _elsewhere)
 
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
-        """Each node's state and the jobs on it."""
-        found: dict[str, Scheduled] = {}
-        way = _Way(lambda commands: self._asked(*commands))
-        for some in _portions(nodes):
-            asked = ",".join(dict.fromkeys(self._name(node) for node in some))
+        """Return the state of each node and the jobs on it."""
+        states: dict[str, Scheduled] = {}
+        query = _Way(lambda commands: self._asked(*commands))
+        for batch in _portions(nodes):
+            names = ",".join(dict.fromkeys(self._name(node) for node in batch))
             try:
-                shown, queue = way(
-                    ["scontrol", "show", "node", asked],
-                    [*_SQUEUE, f"--nodelist={asked}", f"--format={slurm_text.FORMAT}"],
+                node_output, queue = query(
+                    ["scontrol", "show", "node", names],
+                    [*_SQUEUE, f"--nodelist={names}", f"--format={slurm_text.FORMAT}"],
                 )
-                known = slurm_text.nodes(shown.out)
-                if not known and shown.error and "not found" not in shown.error:
-                    raise CommandsError(_line(shown))
-                lost = [name for name in asked.split(",") if name not in known]
-                if lost and queue.status:  # squeue refuses all of a list with one strange name in it
-                    there = ",".join(known)
+                parsed = slurm_text.nodes(node_output.out)
+                if not parsed and node_output.error and "not found" not in node_output.error:
+                    raise CommandsError(_line(node_output))
+                missing = [name for name in names.split(",") if name not in parsed]
+                if missing and queue.status:  # squeue rejects the whole list if one name is unknown
+                    present = ",".join(parsed)
                     queue = (
-                        self._asked([*_SQUEUE, f"--nodelist={there}", f"--format={slurm_text.FORMAT}"])[0]
-                        if there
+                        self._asked([*_SQUEUE, f"--nodelist={present}", f"--format={slurm_text.FORMAT}"])[0]
+                        if present
                         else Done(0)
                     )
                 if queue.error:
                     raise CommandsError(_line(queue))
-                running = slurm_text.jobs(queue.out, known)
+                running = slurm_text.jobs(queue.out, parsed)
             except (CommandsError, ValueError) as error:
-                found |= {node: Scheduled(self._name(node), error=one_line(str(error), 300)) for node in some}
+                states |= {
+                    node: Scheduled(self._name(node), error=one_line(str(error), 300)) for node in batch
+                }
                 continue
-            for node in some:
+            for node in batch:
                 name = self._name(node)
-                there_is = known.get(name)
-                found[node] = (
+                node_text = parsed.get(name)
+                states[node] = (
                     Scheduled(name, error=_unknown(name))
-                    if there_is is None
-                    else _scheduled(there_is, running.get(name, ()))
+                    if node_text is None
+                    else _scheduled(node_text, running.get(name, ()))
                 )
-        return found
+        return states
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Let no new job onto these nodes; those that others hold, or we, stay as they are."""
+        """Keep new jobs off these nodes; nodes that are held already stay unchanged."""
         known, problems = self._known(list(reasons))
         todo = {
             node: slurm_text.reason_for(reasons[node], text)
@@ -100,7 +100,7 @@ class Slurm:
         return problems | self._drained(todo)
 
     def mark(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Replace the reason of nodes that we hold already."""
+        """Replace the reason of nodes that gpuprov holds."""
         known, problems = self._known(list(reasons))
         for node, text in known.items():
             if text.holder is not Holder.US:
@@ -114,11 +114,11 @@ class Slurm:
         return problems | self._drained(todo)
 
     def resume(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Give nodes that we hold back, as they were; others stay as they are."""
+        """Return nodes that gpuprov holds to their earlier state; other nodes stay unchanged."""
         known, problems = self._known(nodes)
         todo = {node: slurm_text.put_back(text) for node, text in known.items() if text.holder is Holder.US}
         refused = self._updated(todo)
-        # What counts is what Slurm says afterwards: an update of several nodes may have been done in part.
+        # Slurm's state afterwards decides: an update of several nodes may have been applied in part.
         again, more = self._known(list(todo))
         problems |= more
         for node, text in again.items():
@@ -127,8 +127,8 @@ class Slurm:
         return problems
 
     def join(self, node: str, like: str, pools: Sequence[str]) -> str:  # noqa: ARG002 - there is one cluster
-        """Put a node into partitions. scontrol has `Nodes+=` in newer releases; an older one refuses it by
-        name, and then gets the whole list, as it reads now and one longer."""
+        """Put a node into partitions.
+        `Nodes+=` needs a newer scontrol; an older one rejects it and gets the whole extended list."""
         known, problems = self._known([node])
         if problems:
             return problems[node]
@@ -152,7 +152,7 @@ class Slurm:
     def lease(
         self, leases: Mapping[str, lease.Lease | None], before: Mapping[str, lease.Lease | None]
     ) -> dict[str, str]:
-        """Write leases into the nodes' comments, behind what a site has there."""
+        """Write leases into the nodes' comments, after the site's own text."""
         known, problems = self._known(list(leases))
         changed = {node for node, text in known.items() if lease.read(text.comment) != before.get(node)}
         problems |= dict.fromkeys(changed, "another watch changed its lease just now")
@@ -175,10 +175,10 @@ class Slurm:
         nodes = ",".join(filter(None, (listed, name)))
         return self._asked(["scontrol", "update", f"PartitionName={pool}", f"Nodes={nodes}"])[0]
 
-    # The breaker of all drains for a fault: reservations, as each node's own program reads them.
+    # The breaker of drains for a fault: reservations, which the health program on each node reads too.
 
     def breaker(self) -> str | None:
-        """Why it is open; see the protocol Breaks."""
+        """Return why the breaker is open, or None; see the protocol Breaks."""
         with _told():
             why = slurm_breaker.opened(self._scontrol)
         return None if why is None else one_line(why, 300)
@@ -206,30 +206,30 @@ class Slurm:
         return done.status or 0, done.out + done.err
 
     def _known(self, nodes: Sequence[str]) -> tuple[dict[str, NodeText], dict[str, str]]:
-        """Node → what scontrol says of it; node → why it says nothing."""
+        """Query nodes with scontrol; return node → parsed output, and node → error."""
         known: dict[str, NodeText] = {}
         problems: dict[str, str] = {}
-        way = _Way(lambda commands: self._asked(*commands))
-        for some in _portions(nodes):
-            asked = ",".join(dict.fromkeys(self._name(node) for node in some))
+        query = _Way(lambda commands: self._asked(*commands))
+        for batch in _portions(nodes):
+            names = ",".join(dict.fromkeys(self._name(node) for node in batch))
             try:
-                shown = way(["scontrol", "show", "node", asked])[0]
-                found = slurm_text.nodes(shown.out)
-                if not found and shown.error and "not found" not in shown.error:
-                    raise CommandsError(_line(shown))
+                output = query(["scontrol", "show", "node", names])[0]
+                parsed = slurm_text.nodes(output.out)
+                if not parsed and output.error and "not found" not in output.error:
+                    raise CommandsError(_line(output))
             except CommandsError as error:
-                problems |= dict.fromkeys(some, str(error))
+                problems |= dict.fromkeys(batch, str(error))
                 continue
-            for node in some:
+            for node in batch:
                 name = self._name(node)
-                if name in found:
-                    known[node] = found[name]
+                if name in parsed:
+                    known[node] = parsed[name]
                 else:
                     problems[node] = _unknown(name)
         return known, problems
 
     def _drained(self, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Node → why it is not drained for the reason that it was given."""
+        """Drain nodes with these reasons and read them back; return node → error."""
         refused = self._updated({node: ["State=DRAIN", f"Reason={why}"] for node, why in reasons.items()})
         known, problems = self._known(list(reasons))
         for node, text in known.items():
@@ -239,8 +239,8 @@ class Slurm:
         return problems
 
     def _updated(self, changes: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Node → why scontrol did not change it. Those with the same change are changed together; where that
-        fails each by itself, so that one does not keep the others."""
+        """Apply scontrol updates; return node → error.
+        Nodes with the same update share one command; if that fails, each is updated alone."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for node, words in changes.items():
             groups.setdefault(tuple(words), []).append(node)
@@ -258,8 +258,8 @@ class Slurm:
         return problems
 
     def _updates(self, changes: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[tuple[str, bool]]:
-        """Of each change of some nodes: why it failed, or "", and whether any other node would fail so. Many
-        go in one round trip: comments differ from node to node."""
+        """Run updates of groups of nodes; return (error or "", whether all nodes would fail so) for each.
+        Many updates share one round trip, since comments differ from node to node."""
         found: list[tuple[str, bool]] = []
         for start in range(0, len(changes), UPDATES):
             some = changes[start : start + UPDATES]
@@ -272,13 +272,13 @@ class Slurm:
                 done = self._asked(*commands)
             except CommandsError as error:
                 return found + [(str(error), True)] * (len(changes) - len(found))
-            found += [(_line(one) if one.error else "", _for_all(one)) for one in done]
+            found += [(_line(outcome) if outcome.error else "", _for_all(outcome)) for outcome in done]
         return found
 
     def _asked(self, *commands: Sequence[str]) -> list[Done]:
-        """As many answers as commands; one that could not be run to its end is raised."""
+        """Run commands and return outcome outcome each; raise CommandsError if outcome did not finish."""
         done = self._ask(commands)
-        broken = next((one for one in done if one.problem), None)
+        broken = next((outcome for outcome in done if outcome.problem), None)
         if broken is not None or len(done) != len(commands):
             raise CommandsError(broken.problem if broken else "an answer is missing")
         return done
@@ -288,7 +288,7 @@ class Slurm:
 
 
 class _Way:
-    """`asked`, until it raises CommandsError: the rest would wait as long, each for itself."""
+    """Wrapper of `asked` that fails at once after a CommandsError, as any further call would wait as long."""
 
     def __init__(self, asked: Ask) -> None:
         self._asked, self._error = asked, ""
@@ -316,13 +316,13 @@ def _unknown(name: str) -> str:
 
 
 def _for_all(done: Done) -> bool:
-    """Whether an update failed for a reason that no other node escapes."""
+    """Return whether an update failed for a reason that would affect every other node too."""
     return bool(done.error) and any(word in done.err for word in (*_DENIED, *_NO_CONTROLLER, _STRANGE))
 
 
 def _scheduled(text: NodeText, running: Iterable[Job]) -> Scheduled:
     jobs = tuple(running)
-    if text.busy and not jobs:  # PrivateData=jobs hides them from all but operators: busy all the same
+    if text.busy and not jobs:  # PrivateData=jobs hides jobs from non-operators; the node is busy anyway
         jobs = (_HIDDEN,)
     return Scheduled(
         text.name,
@@ -342,8 +342,8 @@ def _portions(nodes: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _line(done: Done) -> str:
-    """Slurm's own words, and what to do where that is known."""
+    """Return Slurm's error message, with advice if the cause is known."""
     if any(word in done.error for word in _DENIED):
         return f"{done.error}: who runs scontrol must be root, SlurmUser or an operator of Slurm"
-    # scontrol's last words are then "Request aborted" alone.
+    # In this case the last line of scontrol is only "Request aborted".
     return next((one_line(line, 200) for line in done.err.splitlines() if _STRANGE in line), done.error)

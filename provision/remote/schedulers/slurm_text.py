@@ -1,10 +1,11 @@
-"""What Slurm's commands print, read (pure): nodes, jobs, partitions, host lists, errors.
+"""Parsers for the output of Slurm's commands (pure): nodes, jobs, partitions, host lists, errors.
 
-`scontrol show node`, `show partition`: Slurm's src/api/node_info.c (slurm_sprint_node_table) and
-partition_info.c: blocks of lines with `Name=value` words; a text that may have blanks (`Reason=…`) has a line
-of its own. The same from 20.11 to 24.11, as JSON is not: `--json` came with 21.08 and needs a plugin. States
-and flags: node_states and node_state_flags of src/common/slurm_protocol_defs.c, joined by `+`; up to 20.02 a
-`*` after the state meant that the node does not respond. Seen from Slurm 24.11 in tests/lab/test_slurm.py.
+`scontrol show node` and `show partition` print blocks of lines with `Name=value` words; a text that may have
+blanks (`Reason=…`) has a line of its own (Slurm's src/api/node_info.c, slurm_sprint_node_table, and
+partition_info.c). The format is the same from 20.11 to 24.11, unlike JSON: `--json` came with 21.08 and needs
+a plugin. States and flags are joined by `+` (node_states and node_state_flags in
+src/common/slurm_protocol_defs.c); up to 20.02, `*` after the state meant a node that does not respond. Slurm
+24.11 is observed in tests/lab/test_slurm.py.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 from provision.remote.schedulers import PREFIX, REASON, Holder, Job
 from provision.text import clean, one_line
 
-# The reasons that slurmctld itself gives to a node that it lost (src/slurmctld/ping_nodes.c, node_mgr.c):
-# nobody decided that, and by ReturnToService it goes back by itself.
+# Reasons that slurmctld sets itself for a node that it lost (src/slurmctld/ping_nodes.c, node_mgr.c): not a
+# person's decision, and ReturnToService returns the node automatically.
 LOST = ("Not responding", "Node unexpectedly rebooted")
-FORMAT = "%i|%u|%M|%N"  # of squeue: job, user, time it has run, nodes
+FORMAT = "%i|%u|%M|%N"  # format of squeue: job, user, elapsed time, nodes
 _DOWN = frozenset({"DOWN", "ERROR", "UNKNOWN"})
 _WORKING = frozenset({"IDLE", "ALLOCATED", "MIXED"})
 _TAKEN_OUT = frozenset({"DRAIN", "FAIL"})
@@ -28,13 +29,13 @@ _BEFORE = re.compile(
     re.escape(PREFIX.strip()) + r" \(was DOWN(?:: (?P<lost>Not responding|Node unexpectedly rebooted))?\)"
 )
 _WHO = re.compile(r" \[[^\]@ ]{1,64}@[^\]]{1,40}\]$")
-_HOST_LIST = 4096  # names that one host list is expanded to, at most
-_RANGE = 40  # characters of a range of numbers, `0001-0128`
+_HOST_LIST = 4096  # maximum number of names expanded from one host list
+_RANGE = 40  # maximum length of a range of numbers, `0001-0128`
 
 
 @dataclass(frozen=True)
 class NodeText:
-    """One node as `scontrol show node` prints it. `reason`: with who and when; `why`: without."""
+    """One node of `scontrol show node`; `reason` includes user and time, `why` does not."""
 
     name: str
     state: str
@@ -44,7 +45,7 @@ class NodeText:
 
     @property
     def words(self) -> tuple[str, frozenset[str]]:
-        """The base state and the flags."""
+        """Return the base state and the flags."""
         base, *flags = self.state.replace("*", "+NOT_RESPONDING").split("+")
         return base, frozenset(flags)
 
@@ -59,31 +60,31 @@ class NodeText:
 
     @property
     def holder(self) -> Holder:
-        """Who keeps jobs away: whoever drained it or set it down, told by the reason. What slurmctld does to
-        a node that it lost is nobody's decision."""
+        """Return who keeps jobs away, judged by the reason of a drain or of a DOWN state.
+        slurmctld's own handling of a lost node counts as nobody's decision."""
         base, flags = self.words
         ours = self.why.startswith(PREFIX)
         if flags & _TAKEN_OUT:
             return Holder.US if ours and "FAIL" not in flags else Holder.OTHERS
-        # A reason outlives its drain: RESUME leaves it (24.11). We set no node DOWN.
+        # RESUME keeps the reason, so it outlives its drain (24.11). gpuprov sets no node DOWN.
         by_a_person = base == "DOWN" and self.why and not ours and not self.why.startswith(LOST)
         return Holder.OTHERS if by_a_person else Holder.NOBODY
 
     @property
     def takes_jobs(self) -> bool:
-        """A flag that is not known counts as one that keeps jobs away."""
+        """Return whether the node may start jobs; an unknown flag counts as one that keeps jobs away."""
         base, flags = self.words
         return base in _WORKING and flags <= _HARMLESS
 
     @property
     def busy(self) -> bool:
-        """Whether Slurm itself says that jobs are on it, whoever may see them."""
+        """Return whether the node's state shows running jobs, even if squeue hides them."""
         base, flags = self.words
         return base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
 
 
 def nodes(text: str) -> dict[str, NodeText]:
-    """Name → node, of all that were printed."""
+    """Parse nodes from `scontrol show node`; returns name → node."""
     found = {}
     for block in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE):
         name = re.match(r"NodeName=(\S+)", block)
@@ -104,7 +105,7 @@ def nodes(text: str) -> dict[str, NodeText]:
 
 
 def jobs(text: str, wanted: Collection[str]) -> dict[str, list[Job]]:
-    """Node → its jobs, from squeue with FORMAT. Raises ValueError for a line of another form."""
+    """Parse squeue output in FORMAT into node → jobs. Raises ValueError for a malformed line."""
     found: dict[str, list[Job]] = {}
     for line in text.splitlines():
         if not line.strip():
@@ -120,7 +121,7 @@ def jobs(text: str, wanted: Collection[str]) -> dict[str, list[Job]]:
 
 
 def seconds(text: str) -> int | None:
-    """`1-02:03:04`, `2:03:04` or `3:04` in seconds; None for anything else (INVALID).
+    """Parse `1-02:03:04`, `2:03:04` or `3:04` into seconds; None for anything else (INVALID).
 
     >>> seconds("1-02:03:04")
     93784
@@ -133,7 +134,7 @@ def seconds(text: str) -> int | None:
 
 
 def hosts(text: str) -> Iterator[str]:
-    """The names in a host list, at most 4096.
+    """Expand a host list into at most 4096 names.
 
     >>> list(hosts("gpu-[01-02,7],login"))
     ['gpu-01', 'gpu-02', 'gpu-7', 'login']
@@ -164,8 +165,8 @@ def _expanded(part: str) -> Iterator[str]:
 
 
 def reason_for(why: str, before: NodeText) -> str:
-    """The reason that we give: one line, bounded, without control characters. Of a node that is DOWN it says
-    so, and by whose word: what we put it back to has to outlive us."""
+    """Return the reason to set: one line, bounded, without control characters.
+    For a DOWN node it also records who set it DOWN, so that any later run can restore that state."""
     was = ""
     if before.holder is Holder.US:
         kept = _BEFORE.match(before.why)
@@ -177,8 +178,8 @@ def reason_for(why: str, before: NodeText) -> str:
 
 
 def put_back(node: NodeText) -> list[str]:
-    """What scontrol is told to put a node back that we hold. One that was DOWN before we came stays so, with
-    the reason by which slurmctld knows its own doing; RESUME would make it IDLE."""
+    """Return scontrol arguments that resume a node which gpuprov drained.
+    A node that was DOWN before stays DOWN, with slurmctld's own reason; RESUME would make it IDLE."""
     was = _BEFORE.match(node.why)
     if was is None:
         return ["State=RESUME"]

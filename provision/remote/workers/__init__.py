@@ -1,8 +1,8 @@
-"""Workers, by the inventory's `gpuprov_receptor_node`: machines of a Receptor mesh that do a part of a fleet.
+"""Workers: machines of a Receptor mesh that handle a part of a fleet, set by `gpuprov_receptor_node`.
 
-A worker has gpuprov on it, and is nearer to its nodes than the controller, or takes a part of a fleet too
-large for one. Workers are the members of the group `gpuprov_workers`, by their names in the mesh, and no
-nodes themselves.
+A worker has gpuprov installed, and is closer to its nodes than the controller or shares the load of a fleet
+that is too large for one machine. Workers are the members of the group `gpuprov_workers`, under their names
+in the mesh, and are not nodes themselves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ VARIABLE = "gpuprov_receptor_node"
 SOCKET_VARIABLE = "gpuprov_receptor_socket"
 TLS_VARIABLE = "gpuprov_receptor_tls_client"
 PYTHON = "gpuprov_worker_python"
-FORMER = "gpuprov_worker"  # of gpuprov before it worked with Receptor
-LINK = "_through_worker"  # among a node's variables: a Link, as plain data; taken out before Ansible runs
-TLS_CLIENT = "mesh"  # as the role receptor names it
+FORMER = "gpuprov_worker"  # variable of the time before gpuprov used Receptor
+LINK = "_through_worker"  # node variable that holds a Link as plain data; removed before Ansible runs
+TLS_CLIENT = "mesh"  # name that the role receptor uses
 
 
 class Worker(NamedTuple):
-    """One worker: its name in the mesh, its own control socket, and its Python."""
+    """A worker's name in the mesh, its own control socket and its Python."""
 
     name: str
     socket: str = SOCKET
@@ -36,7 +36,7 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """The workers that reach a node; by which Receptor of ours, and with which of its tls-clients."""
+    """Route to a node: its workers, the controller's Receptor socket, and the tls-client to use there."""
 
     workers: tuple[Worker, ...]
     socket: str = SOCKET
@@ -51,7 +51,7 @@ class Link:
 
 
 def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
-    """The fleet without its workers, and the workers."""
+    """Split the fleet into nodes and workers."""
     workers = fleet.where(Kind.WORKER)
     if not workers:
         return fleet, replace(fleet, nodes={})
@@ -64,9 +64,10 @@ def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
 
 
 def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
-    """The fleet, each node that names workers with a Link to them. Raises InventoryError for a name that is
-    no worker's, and for what was written before gpuprov worked with Receptor."""
-    links: dict[tuple[Any, ...], dict[str, Any]] = {}  # one for all nodes with the same workers
+    """Return the fleet with a Link in each node that names workers.
+    Raises InventoryError for a name that is not a worker, and for variables from before gpuprov used
+    Receptor."""
+    links: dict[tuple[Any, ...], dict[str, Any]] = {}  # nodes with the same workers share one
     nodes = {}
     for name, node in fleet.nodes.items():
 
@@ -133,9 +134,8 @@ def _text(name: str, variable: str, value: Any, default: str) -> str:
 def split(
     hosts: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Link], dict[str, Mapping[str, Any]]]:
-    """The hosts that are done from here; the Link of each other one, and its variables without it.
-
-    A host whose connection is `local` is this machine, whatever it names."""
+    """Return the hosts to handle locally, the Link of each other host, and those hosts' variables without it.
+    A host with the connection `local` is this machine, even if it names workers."""
     here: dict[str, Mapping[str, Any]] = {}
     links: dict[str, Link] = {}
     away: dict[str, Mapping[str, Any]] = {}

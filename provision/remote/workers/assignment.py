@@ -1,7 +1,7 @@
-"""Decisions about who does what in a mesh: pure functions of what is known and of the time.
+"""Decisions about the distribution of work in a mesh: pure functions of known state and time.
 
-Nothing here reads a clock or a socket, so that the same code decides for three workers and in a simulation
-of forty.
+Nothing here reads a clock or a socket, so the same code decides for three workers and in a simulation of
+forty.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-# The word of a unit comes every worker_stream.BEAT seconds; Receptor notices a cut within 21 s a hop (twice
-# its route updates and one second: MaxConnectionIdleTime in pkg/netceptor/netceptor.go), and says so to the
-# others.
-SILENCE = 60.0  # seconds without a word of a unit after which it is asked for
-LEASE = 120.0  # seconds without a route to its controller after which a unit whose nodes others can do ends
-# Seconds more that the controller waits: until the cut is noticed there, and Ansible has ended.
+# A unit sends a heartbeat every worker_stream.BEAT seconds; Receptor detects a broken link within 21 s per
+# hop (twice its route updates plus one second: MaxConnectionIdleTime in pkg/netceptor/netceptor.go) and
+# announces it to the other nodes.
+SILENCE = 60.0  # seconds without output of a unit after which its state is queried
+LEASE = 120.0  # seconds without a route to the controller until a unit ends itself if others can take over
+# Extra seconds for the worker to detect the broken link and for Ansible to end.
 MARGIN = 120.0
-# Seconds after a cut till a unit has to be heard of again: Receptor tries once a minute by then (MaxWorkSleep
-# in pkg/workceptor/workunitbase.go), and may need some for a connection.
+# Seconds after a reconnection until a unit must be heard from again: by then Receptor retries once a minute
+# (MaxWorkSleep in pkg/workceptor/workunitbase.go), and may need time to connect.
 RETURN = 120.0
-PATIENCE = 600.0  # seconds a unit that is cut off is waited for where nobody else can do its nodes
+PATIENCE = 600.0  # seconds to wait for an unreachable unit if no other worker can do its nodes
 
 
 def spread(
     candidates: Mapping[str, Sequence[str]], unusable: Collection[str], busy: Mapping[str, int] | None = None
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """The nodes of each worker, and the worker that stands for those nobody can do.
+    """Distribute nodes among workers; return worker → nodes, and node → a worker if none is usable.
 
     `candidates`: node → the workers that reach it; `unusable`: workers that cannot be used now; `busy`:
-    worker → how many nodes it has already. Each node goes to the one of its workers that has the fewest,
-    those without a choice first; in the order of the inventory, so that the same input gives the same
-    answer."""
+    worker → number of nodes assigned earlier. Each node goes to the least loaded of its workers, nodes
+    without a choice first, in inventory order, so that the result is deterministic. A node without a usable
+    worker is returned with the first of its workers."""
     count = Counter(busy or {})
     usable = {node: [name for name in names if name not in unusable] for node, names in candidates.items()}
     chosen: dict[str, str] = {}
@@ -49,29 +49,29 @@ def spread(
 
 
 class Fate(enum.Enum):
-    """What to do about a unit that has not come to its end."""
+    """Decision about a unit that has not ended."""
 
     WAIT = "wait"
-    STOP = "end it"  # its worker can be reached, and it says nothing: it hangs
-    LOST = "lost"  # it does nothing any more
-    LEFT = "left alone"  # it may go on, and be collected later
+    STOP = "end it"  # its worker is reachable, but the unit is silent: it hangs
+    LOST = "lost"  # it is no longer working
+    LEFT = "left alone"  # it may still be working, and can be collected later
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the controller knows of a unit. Times in seconds of one clock."""
+    """The controller's knowledge of a unit, with times in seconds of one clock."""
 
-    heard: float  # when it said something, or was begun
-    deadline: float  # when it ends by itself at the latest
-    lease: float | None  # LEASE where others can do its nodes; None where it is worth waiting for
-    route: bool  # whether the mesh has a way to its worker now
-    ending: bool = False  # it was told to end, and its worker has heard it
-    away: float = -math.inf  # when the mesh had no way to it
+    heard: float  # time of its last output, or of its start
+    deadline: float  # latest time at which it ends by itself
+    lease: float | None  # LEASE if others can do its nodes; None if only this unit can
+    route: bool  # the mesh has a route to its worker now
+    ending: bool = False  # its worker has confirmed the request to end it
+    away: float = -math.inf  # last time without a route to its worker
 
 
 def fate(unit: Known, now: float) -> Fate:
-    """A unit is given up only when it cannot be at work any more: it was ended, or its lease or its time is
-    up. Till then no other worker may touch its nodes."""
+    """Decide about a unit, giving it up only when it cannot be working any longer.
+    (It was ended, or its lease or deadline has passed.) Until then no other worker may touch its nodes."""
     silent = now - unit.heard
     if unit.ending or now > unit.deadline + MARGIN:
         return Fate.LOST

@@ -1,8 +1,7 @@
-"""Why a worker did not do its work, from Receptor's words and its own: one line each, with the next step
-(pure).
+"""One-line causes and next steps of worker failures, from Receptor's messages and workers' output (pure).
 
-Receptor's texts were seen with 1.5.5 of Debian 13; those of certificates are of Go's crypto/tls and
-crypto/x509.
+Receptor's messages were observed with 1.5.5 of Debian 13; messages about certificates come from Go's
+crypto/tls and crypto/x509.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _RUNNING = "is its Receptor running, and are its peers?"
 _RENEW = "renew it: gpuprov up --nodes gpuprov_workers (docs/mesh.md)"
 _OTHER = "install this gpuprov there, then renew its work-command: gpuprov up --nodes gpuprov_workers"
 _LOOK_THERE = "look at that machine (memory, disk, its log)"
-_NO_DISK = "exit status 74"  # of worker_entry, when its answers cannot be written
-# Words of Receptor's, and what they mean: kind, cause, next step.
+_NO_DISK = "exit status 74"  # exit status of worker_entry if it cannot write its answers
+# Substring of a Receptor message: kind, cause, next step.
 _KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("no space left on device", "ansible", "its disk is full", "free space in its Receptor's data folder"),
     (
@@ -37,7 +36,7 @@ _KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "give it a work-signing key (docs/workers.md)",
     ),
     (
-        "did not expect a signature",  # of a type that it does not have as well
+        "did not expect a signature",  # also printed for a work type that is missing there
         "auth",
         "its Receptor does not have the work type gpuprov-worker, or takes it unsigned",
         "give it that work-command, with verifysignature: true (docs/workers.md)",
@@ -84,7 +83,7 @@ _KNOWN: tuple[tuple[str, str, str, str], ...] = (
 
 
 def of_refusal(worker: str, said: str) -> NodeError:
-    """Why Receptor did not begin a unit, from its text."""
+    """Explain why Receptor did not start a unit, from its message."""
     for words, kind, cause, fix in _KNOWN:
         if words in said:
             return _error(kind, worker, f"{cause} ({_short(said)})", fix)
@@ -102,10 +101,10 @@ def no_route(worker: str) -> NodeError:
 
 
 def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
-    """Why the worker's program did not begin, from what it printed and Receptor says of it."""
+    """Explain why the worker's program did not start, from its output and Receptor's detail."""
     last = _last(noise, detail)
     if "No module named" in last:
-        if re.search(r"No module named '?provision\.", last):  # it has gpuprov, and not this part of it
+        if re.search(r"No module named '?provision\.", last):  # its gpuprov is installed but incomplete
             what = f"its Receptor starts what its gpuprov does not have ({last})"
             return _error("python", worker, what, _OTHER)
         return _error(
@@ -119,7 +118,7 @@ def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
 
 
 def refused(worker: str, refusal: Mapping[str, Any]) -> NodeError:
-    """A worker's own reason not to begin."""
+    """Convert a worker's own refusal to start."""
     kind = "python" if refusal.get("kind") == "python" else "garbage"
     return _error(kind, worker, one_line(str(refusal.get("what"))), one_line(str(refusal.get("fix") or "")))
 
@@ -134,12 +133,12 @@ def no_socket(worker: str, why: str) -> NodeError:
 
 
 def no_receptor(worker: str, error: GpuprovError) -> NodeError:
-    """Our own Receptor is not there."""
+    """Report that the controller's own Receptor is unreachable."""
     return _error("unreachable", worker, error.what, error.fix)
 
 
 def cut(worker: str, detail: str, noise: bytes) -> NodeError:
-    """Its program ended in the middle."""
+    """Report that the worker's program ended prematurely."""
     last = _last(noise, detail)
     if "No space left" in last or _NO_DISK in detail:
         return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK_THERE)
@@ -147,13 +146,13 @@ def cut(worker: str, detail: str, noise: bytes) -> NodeError:
 
 
 def _last(noise: bytes, detail: str) -> str:
-    """The last line that its program printed; what Receptor says of it where it printed nothing."""
+    """Return the last line that the program printed, or Receptor's detail if it printed nothing."""
     lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
     return one_line(lines[-1] if lines else detail, 200)
 
 
 def left(worker: str, silent: float, deadline: float) -> NodeError:
-    """It is cut off, and nobody else does its nodes."""
+    """Report a unreachable worker whose nodes no other worker can do."""
     what = f"it was not heard from for {silent:.0f} s, and may be at work until {iso(deadline)}"
     return _error(
         "unreachable", worker, what, "mend the way to it: up --resume collects what it did meanwhile"
@@ -170,7 +169,7 @@ def failed(worker: str, what: str) -> NodeError:
 
 
 def stopped(worker: str, what: str) -> NodeError:
-    """It was ended in order: by somebody, for its time or its lease, or for a lost lock."""
+    """Report a unit that was ended deliberately: by a person, a timeout, its lease, or a lost lock."""
     return _error("hung", worker, what, "")
 
 
@@ -179,7 +178,7 @@ def hung(worker: str, what: str) -> NodeError:
 
 
 def next_step(trouble: NodeError) -> str:
-    """What to do about a worker that was lost, and then; and what when it stays lost."""
+    """Return advice for a lost worker: how to fix it, and what to do if it stays lost."""
     first = f"{trouble.fix}{' ' if trouble.fix.endswith('?') else ', '}then " if trouble.fix else ""
     again = "run again, up and validate with --resume"
     return f"{first}{again}; if it stays lost, name others in its nodes' {VARIABLE}"

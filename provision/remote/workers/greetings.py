@@ -1,9 +1,8 @@
-"""What workers said when they were greeted, remembered for the commands of the next hour.
+"""Cache of workers' answers to a greeting, kept for commands of the next hour.
 
-A greeting takes three seconds: Receptor asks for the state of a unit once a second, and fetches what it
-printed once a second (pkg/workceptor/remote_work.go). Nothing breaks when what is remembered is wrong: a
-worker that has booted or was changed since then refuses its unit (`worker_entry.main`), and is greeted
-again.
+A greeting takes three seconds, because Receptor polls the state of a unit once a second, and its output once
+a second (pkg/workceptor/remote_work.go). A stale entry is harmless: a worker that was rebooted or changed
+since rejects its unit (`worker_entry.main`), and is greeted again.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from provision import atomic_file, foreign_json
 from provision.remote.workers import register, worker_stream
 
 KEPT = 3600.0  # seconds
-_LIMIT = 4 * 1024 * 1024  # bytes of the file: some 200 for each worker
-_writing = threading.Lock()  # workers are greeted at the same time
+_LIMIT = 4 * 1024 * 1024  # limit of the file in bytes; each worker takes about 200
+_writing = threading.Lock()  # workers are greeted concurrently
 
 
 def recalled(*worker: str) -> str | None:
-    """The public key of a worker that was as this gpuprov is. `worker`: all that tells it from others."""
+    """Return the cached public key of a worker with this gpuprov's version; `worker` identifies it."""
     known = _read().get(_name(worker))
     return str(known["key"]) if known is not None and known["versions"] == worker_stream.digest() else None
 
 
 def remember(key: str, *worker: str) -> None:
-    """Its public key; what cannot be written is asked again."""
+    """Cache a worker's public key; a failed write only costs another greeting."""
     said = {"key": key, "versions": worker_stream.digest(), "until": time.time() + KEPT}
     with _writing:
         _write({**_read(), _name(worker): said})
 
 
 def forget(*worker: str) -> None:
-    """It was lost: the next command greets it."""
+    """Forget a lost worker, so that the next command greets it."""
     with _writing:
         known = _read()
         if known.pop(_name(worker), None) is not None:
@@ -59,7 +58,7 @@ def _name(worker: tuple[str, ...]) -> str:
 
 
 def _read() -> dict[str, Any]:
-    """All that is not too old; nothing where the file is not one of ours."""
+    """Return the entries that have not expired; empty if the file is malformed."""
     try:
         with _file().open("rb") as file:
             known = foreign_json.read(file.read(_LIMIT))

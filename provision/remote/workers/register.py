@@ -1,7 +1,7 @@
-"""The register of units: each is named in a file before it begins, and until nothing of it is left.
+"""Register of units: a file per unit, from before its start until nothing of it is left.
 
-A run that has a folder names its units there (`units/`), all others in the state folder; so a killed
-controller's units are found again, by `up --resume`, by `gpuprov runs units`, or by the next run that uses a
+A run with a folder registers its units there (`units/`), other runs in the state folder, so that units of a
+killed controller are found again by `up --resume`, by `gpuprov runs units`, or by the next run that uses a
 mesh.
 """
 
@@ -31,8 +31,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Record:
-    """One unit. `unit`: Receptor's id, empty until it has given one; `begun` and `deadline` in seconds since
-    1970."""
+    """One unit; `unit`: Receptor's id, empty until assigned; `begun`, `deadline`: seconds since 1970."""
 
     label: str
     worker: str
@@ -41,13 +40,12 @@ class Record:
     nodes: tuple[str, ...]
     begun: float
     deadline: float
-    alone: bool = True  # no other worker can do it: it goes on while it is cut off
+    alone: bool = True  # no other worker can do its nodes, so it continues while unreachable
     unit: str = ""
 
 
 class Register:
-    """The units of this process in one folder. A lock on a file of that folder says that the process
-    lives."""
+    """The units of this process in one folder; a lock on a file there shows that the process is alive."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER
@@ -59,7 +57,7 @@ class Register:
     def begin(
         self, worker: str, socket: str, what: str, nodes: Collection[str], seconds: float, *, alone: bool
     ) -> tuple[Record, bytes]:
-        """Name a unit that is about to begin, and make the key for its answers. Raises GpuprovError."""
+        """Register a unit before its start and create the key for its answers. Raises GpuprovError."""
         with self._lock:
             self._count += 1
             label = f"{self._process}-{self._count}"
@@ -79,14 +77,14 @@ class Register:
         return record, sealed.keep(label, os.urandom(sealed.KEY_BYTES))
 
     def named(self, record: Record, unit: str) -> Record:
-        """Receptor has given it an id. (Raises nothing: without it the unit is found by its label.)"""
+        """Record Receptor's id of a unit; failures are ignored, since the label also identifies the unit."""
         known = replace(record, unit=unit)
         with contextlib.suppress(OSError):
             self._write(known)
         return known
 
     def gone(self, record: Record) -> None:
-        """Nothing of the unit is left."""
+        """Unregister a unit of which nothing is left."""
         forget(self.folder, record)
         with self._lock, contextlib.suppress(OSError):
             if self._held is not None and not list(self.folder.glob(f"{self._process}-*.json")):
@@ -104,15 +102,14 @@ def _lock_of(folder: Path, label: str) -> Path:
 
 
 def forget(folder: Path, record: Record) -> None:
-    """Remove what is known of a unit. `folder`: the one its file is in."""
+    """Remove a unit's file from `folder`, and its key."""
     sealed.forget(record.label)
     with contextlib.suppress(OSError):
         (folder / f"{record.label}.json").unlink()
 
 
 def records(folder: Path) -> Iterator[tuple[Record, bool]]:
-    """The units named in a `units` folder, and whether the process that began each still lives. What is no
-    record is passed over."""
+    """Yield each unit of a `units` folder and whether its process lives; skip malformed files."""
     for file in sorted(folder.glob("*-*.json")):
         with contextlib.suppress(OSError, ValueError):
             record = _record(foreign_json.read(file.read_text(encoding="utf-8")))
@@ -121,7 +118,7 @@ def records(folder: Path) -> Iterator[tuple[Record, bool]]:
 
 
 def clear(folder: Path) -> None:
-    """Remove a `units` folder in which no unit and no process is named any more."""
+    """Remove a `units` folder without any registered unit or live process."""
     for lock in folder.glob("*.lock"):
         if not _lives(lock) and not list(folder.glob(f"{lock.stem}-*.json")):
             with contextlib.suppress(OSError):
@@ -153,7 +150,7 @@ def _lives(lock: Path) -> bool:
 
 
 def state_folder() -> Path:
-    """Where the units of runs without a folder are named."""
+    """Return the folder that registers the units of runs without a run folder."""
     return paths.state_home()
 
 
@@ -161,7 +158,7 @@ _current: list[Register] = []
 
 
 def current() -> Register:
-    """The register of this process: of the run that is going on, else the state folder's."""
+    """Return this process's register: of the current run, or else of the state folder."""
     if not _current:
         _current.append(Register(state_folder()))
     return _current[-1]
@@ -169,7 +166,7 @@ def current() -> Register:
 
 @contextlib.contextmanager
 def use(folder: Path) -> Iterator[None]:
-    """Name units in this run's folder meanwhile."""
+    """Register units in this run's folder within the context."""
     current()
     _current.append(Register(folder))
     try:

@@ -1,7 +1,7 @@
-"""The life of one unit: named, begun, followed to its end, and removed on both sides.
+"""The life cycle of one unit: registered, started, followed to its end, and removed on both sides.
 
-A unit outlives its controller and the connection to it. It is given up only when it cannot be at work any
-more (`assignment.fate`); till then no other worker touches its nodes.
+A unit outlives its controller and the connection to it. It is given up only when it cannot be working any
+longer (`assignment.fate`); until then no other worker touches its nodes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from provision.remote.workers.control import COMPLETE, Control, ControlError, Re
 from provision.remote.workers.register import Record, Register
 
 WORK_TYPE = "gpuprov-worker"
-TTL = 45.0  # seconds in which a unit has to begin
-RECEPTOR = 120.0  # seconds this machine's Receptor may be away, as in a restart
-_POLL = 2.0  # seconds between looks at the clock
-_LOOK = 5.0  # seconds between two looks at the state of a silent unit
-_ENDING = 20.0  # seconds a unit has to end: Receptor kills it after 10
-_EACH = 16 * 1024 * 1024  # bytes a unit may print for each of its nodes, and four times that beside
+TTL = 45.0  # seconds within which a unit must start
+RECEPTOR = 120.0  # longest outage of this machine's Receptor in seconds, as in a restart
+_POLL = 2.0  # seconds between clock checks
+_LOOK = 5.0  # seconds between polls of a silent unit's state
+_ENDING = 20.0  # seconds for a unit to end; Receptor kills it after 10
+_EACH = 16 * 1024 * 1024  # limit of a unit's output in bytes per node, plus four times that in total
 Take = Callable[[Mapping[str, Any]], None]
 
 
@@ -42,8 +42,7 @@ class End(enum.Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a unit ended. `error`: why, where it did not come to its end. `changed`: its worker is not as it
-    was when it was greeted."""
+    """Outcome of a unit, with the error if it did not finish; `changed`: not the worker that was greeted."""
 
     end: End
     error: NodeError | None = None
@@ -52,25 +51,26 @@ class Ended:
 
 @dataclass(frozen=True)
 class Job:
-    """What a unit does: `payload` as `ansible-runner transmit` sends it, about `hosts`, for at most
-    `seconds`. `alone`: no other worker can do it, so that it goes on while it is cut off."""
+    """The work of a unit.
+    `payload`: as `ansible-runner transmit` sends it, for `hosts` and at most `seconds`. `alone`: no other
+    worker can do it, so it continues while unreachable."""
 
     what: str
     payload: bytes
     hosts: Collection[str]
     seconds: float
     alone: bool
-    say: Callable[[str], None] = lambda _line: None  # told when its worker falls silent, and speaks again
+    say: Callable[[str], None] = lambda _line: None  # called when its worker falls silent or recovers
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a worker is reached: by which Receptor of ours, with which TLS settings of it; what its hello said,
-    and where it finds its own Receptor. `again`: greet it once more."""
+    """Route to a worker: the controller's Receptor and TLS settings, the worker's key and socket.
+    `again` greets the worker once more."""
 
     control: Control
     tls_client: str
-    controller: str  # the node id of our Receptor
+    controller: str  # node id of the controller's Receptor
     worker: str
     socket: str
     public_key: str = ""
@@ -79,8 +79,8 @@ class Way:
 
 
 def carry(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended:
-    """Have a worker do this job, and `take` what it says, in this thread. Once `stopping` is true it is
-    ended. Whatever is raised by `take`, the unit is ended and removed."""
+    """Run the job on a worker and pass each of its messages to `take`, in this thread.
+    The unit is ended once `stopping` returns true, and is ended and removed if `take` raises."""
     ended = _carried(way, job, take, stopping)
     if not ended.changed or way.again is None or stopping():
         return ended
@@ -116,8 +116,7 @@ def _carried(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> En
 
 
 def reader(record: Record, key: bytes, take: Take) -> worker_stream.Reader:
-    """What reads the answers of this unit, each with its origin: the unit's label and the number of the
-    event."""
+    """Return a reader of a unit's answers that adds their origin: unit label and event number."""
 
     def with_origin(raw: Mapping[str, Any]) -> None:
         take({**raw, "origin": f"{record.label}:{raw['counter']}"})
@@ -130,7 +129,7 @@ def lease_of(record: Record) -> float | None:
 
 
 def hello(way: Way, seconds: float) -> tuple[Mapping[str, Any] | None, NodeError | None]:
-    """What a worker says that it consists of, or why it says nothing. Nothing secret is sent."""
+    """Greet a worker; return its description, or an error. No secret is sent."""
     book = register.current()
     try:
         record, _ = book.begin(way.worker, way.control.path, "hello", (), seconds, alone=False)
@@ -167,9 +166,9 @@ class Unit:
         self._stream = stream
         self._stopping = stopping
         self._heard = time.monotonic()
-        self._ending: float | None = None  # when it was told to end
-        self._confirmed = False  # its worker has heard that
-        self._away = -math.inf  # when the mesh had no way to it
+        self._ending: float | None = None  # when it was requested to end
+        self._confirmed = False  # its worker has confirmed that
+        self._away = -math.inf  # last time without a route to its worker
         self._state: Mapping[str, Any] = {}
 
     def carry(self, payload: bytes) -> Ended:
@@ -183,7 +182,7 @@ class Unit:
                 self.remove()
 
     def _begin(self, payload: bytes) -> NodeError | None:
-        """Why it was not begun, if so."""
+        """Start the unit; return the error if that failed."""
 
         def named(unit: str) -> None:
             self.record = self._book.named(self.record, unit) if self._book else self.record
@@ -204,11 +203,11 @@ class Unit:
         except ControlError as error:
             if not self.record.unit:
                 return causes.no_receptor(way.worker, error)
-            # Whether it was begun is found out by following it.
+            # following the unit will show whether it started
         return None
 
     def follow(self) -> Ended:
-        """Take what it says up to its end. (A unit that is collected later as well.)"""
+        """Process the unit's output until it ends, also for a unit that is collected later."""
         away: float | None = None
         while True:
             try:
@@ -227,7 +226,7 @@ class Unit:
                 return ended
 
     def _read(self) -> None:
-        """Read its output until it has ended or there is something to decide."""
+        """Read output until it ends or a decision is due."""
         if self._stream.whole:
             return
         results = self._way.control.results(self.record.unit, self._stream.position)
@@ -261,8 +260,9 @@ class Unit:
         return self._complete() or silent > assignment.SILENCE or self._ending is not None
 
     def _complete(self) -> bool:
-        """Whether it has ended, and no more will come of what it printed. Receptor gets that apart from the
-        state: after a cut or a restart much later, and not at all once the unit was told to end."""
+        """Return whether the unit has ended and no further output is expected.
+        Receptor transfers output apart from the state: much later after a broken link or a restart, and not
+        at all once the unit was requested to end."""
         size = self._state.get("StdoutSize")
         behind = isinstance(size, int) and self._stream.position < size
         patience = assignment.RETURN if self._ending is None else _LOOK
@@ -270,7 +270,7 @@ class Unit:
         return self._state.get("StateName") in COMPLETE and not (behind and quiet <= patience)
 
     def _over(self) -> Ended | None:
-        """How it ended, if it has."""
+        """Return the outcome if the unit has ended."""
         if self._stream.whole:
             refusal = self._stream.refusal
             if refusal is not None:
@@ -292,8 +292,8 @@ class Unit:
         if extra.get("RemoteStarted") is False:
             if not extra.get("RemoteUnitID"):
                 return Ended(End.NOT_BEGUN, causes.of_refusal(self._way.worker, detail))
-            return None  # begun or not, nobody knows: its lease says when it is not at work any more
-        if not self._stream.begun and "gone" not in detail:  # it says so before it does anything
+            return None  # unknown whether it started; its lease decides when it can no longer be working
+        if not self._stream.begun and "gone" not in detail:  # a unit reports its start before any work
             return Ended(End.NOT_BEGUN, causes.of_words(self._way.worker, self._stream.noise, detail))
         return Ended(End.LOST, causes.cut(self._way.worker, detail, self._stream.noise))
 
@@ -346,16 +346,16 @@ class Unit:
         return causes.hung(self._way.worker, f"it was not heard from for {seconds:.0f} s")
 
     def _end(self) -> None:
-        """Tell it to end, once."""
+        """Request the unit to end, once."""
         if self._ending is None:
             self._ending = time.monotonic()
             with contextlib.suppress(ControlError):
-                told = self._way.control.cancel(self.record.unit)
+                cancelled = self._way.control.cancel(self.record.unit)
                 silent = time.monotonic() - self._heard > assignment.SILENCE
-                self._confirmed = told and silent  # else its last words are worth waiting for
+                self._confirmed = cancelled and silent  # otherwise its last output is worth waiting for
 
     def remove(self) -> None:
-        """Have Receptor remove it, here and there. What cannot be removed now stays in the register."""
+        """Have Receptor remove the unit on both sides; if that fails now, the unit stays registered."""
         with contextlib.suppress(ControlError):
             removed(self._way.control, self.record)
             if self._book is not None:
@@ -363,7 +363,7 @@ class Unit:
 
 
 def removed(control: Control, record: Record) -> None:
-    """End and remove a unit, whether or not its id was noted. Raises ControlError."""
+    """End and remove a unit, even if its id was not recorded. Raises ControlError."""
     unit = record.unit or labelled(control.units(), record.label)
     if unit:
         control.release(unit)

@@ -1,7 +1,7 @@
-"""Playbooks on a worker: sends its nodes, and counts its events.
+"""Playbooks on workers: sends them their nodes and counts their events.
 
-The stream is ansible-runner's (transmit, worker). Its Processor is not used: it writes files under names that
-come from the worker, unpacks an archive from it, and waits for ever.
+The stream is that of ansible-runner (transmit, worker). Its Processor is not used, because it writes files
+under names that come from the worker, unpacks an archive from it, and has no timeout.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from provision.remote.workers.mesh import Left, Share
 from provision.remote.workers.units import End, Job
 from provision.secrets_mask import secrets_of
 
-_LONGEST = 24 * 3600.0  # seconds for a playbook that has no limit
-_AFTER = 60.0  # seconds a unit has beyond the limit here: it is ended from here, where there is somebody
+_LONGEST = 24 * 3600.0  # timeout in seconds of a playbook without a limit
+_AFTER = 60.0  # seconds of a unit beyond the limit here, since the controller normally ends it
 
 
 def run_playbook(
@@ -38,10 +38,9 @@ def run_playbook(
     on_event: OnEvent = None,
     **options: Unpack[PlayOptions],
 ) -> dict[str, Outcome]:
-    """`runner.run_playbook`, by the worker of this share; by another one of theirs where it does not begin.
-    Hosts of a worker that is lost in the middle are `unreachable`, with its name: what was done on them has
-    to be looked at. A host is `ok` only when its worker came to the end of it all. `hosts` are those of the
-    share."""
+    """Run `runner.run_playbook` on this share's worker, or on another of its workers if it does not start.
+    Hosts of a worker that is lost midway become `unreachable`, with its name, and what was done on them must
+    be checked. A host is `ok` only if its worker finished completely. `hosts` are those of the share."""
     name = _shipped(playbook)
     diff, verbosity = options.get("diff", False), options.get("verbosity", 0)
     extra_vars = options.get("extra_vars") or {}
@@ -75,7 +74,7 @@ def run_playbook(
                 if event is not None and on_event is not None and stop.error is None:
                     on_event(event)
             except BaseException as error:
-                stop.error = stop.error or error  # raised when the worker has ended its Ansible
+                stop.error = stop.error or error  # raised once the worker has ended its Ansible
 
         def say(line: str) -> None:
             if on_event is not None and stop.error is None:
@@ -106,15 +105,15 @@ def run_playbook(
 
 
 def unreachable(node: str, trouble: NodeError) -> Outcome:
-    """The outcome of a node that no worker of its could do."""
+    """Return the outcome of a node that none of its workers could do."""
     return Outcome(node, "unreachable", message=f"{trouble.what} → {causes.next_step(trouble)}")
 
 
 def _outcomes(
     share: Share, tally: Tally, ended: units.Ended, stop: Stop, playbook: Path
 ) -> tuple[dict[str, Outcome], Left]:
-    """How it ended for the hosts of a share, or which of them others may do. Raises GpuprovError where
-    Ansible could not run the playbook at all."""
+    """Return the outcomes of a share's hosts, or the hosts that other workers may do.
+    Raises GpuprovError if Ansible could not run the playbook at all."""
     if stop.error is not None or stop.interrupted:
         return {}, {}
     if stop.timed_out:
@@ -126,7 +125,7 @@ def _outcomes(
         share.mesh.avoid(share.worker)
         silent = trouble.kind in ("cut", "hung", "unreachable")
         some = tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=silent)
-        if ended.end is End.LOST:  # else it may be at work
+        if ended.end is End.LOST:  # otherwise it may still be working
             some = {name: replace(one, lost=one.status == "unreachable") for name, one in some.items()}
         return some, {}
     if not tally.play_started:
@@ -141,7 +140,7 @@ def _outcomes(
 
 
 class Stop:
-    """Why a worker is to end before its time."""
+    """Reasons for a worker to end early."""
 
     def __init__(self, seconds: float | None, interrupts: Interrupts) -> None:
         self.seconds = seconds or 0.0
@@ -155,7 +154,7 @@ class Stop:
         return self._interrupts.count > 0
 
     def left(self) -> float | None:
-        """Seconds until then; None without a limit."""
+        """Return the remaining seconds; None without a limit."""
         return None if self._deadline is None else max(1.0, self._deadline - time.monotonic())
 
     def wanted(self) -> bool:
@@ -165,13 +164,14 @@ class Stop:
 
 
 def transmitted(said: Mapping[str, Any]) -> bytes:
-    """As `ansible-runner transmit` would send it, without files. (Its own Transmitter collects them in a
-    folder for all, and its imports take longer than to write these two lines.)"""
+    """Serialise as `ansible-runner transmit` does, without files.
+    (Its Transmitter collects files in a folder, and importing it takes longer than writing these two
+    lines.)"""
     return b"".join(json.dumps(line).encode() + b"\n" for line in ({"kwargs": said}, {"eof": True}))
 
 
 def _shipped(playbook: Path) -> str:
-    """The name of one of our own playbooks, which the worker has as well."""
+    """Return the name of a playbook shipped with gpuprov, which the worker has too."""
     file = Path(playbook).absolute()
     if file.parent != paths.PLAYBOOKS:
         raise GpuprovError(
@@ -182,7 +182,7 @@ def _shipped(playbook: Path) -> str:
 
 
 def passwords(files: Iterable[Path]) -> list[str]:
-    """What stands in these files. Raises GpuprovError for a program: it would have to run on the worker."""
+    """Read vault passwords from files; raise GpuprovError for a program, which workers cannot run."""
     found = []
     for file in files:
         if os.access(file, os.X_OK):

@@ -1,8 +1,7 @@
-"""Kubernetes as a scheduler: nodes cordoned and tainted with their reason, given back, emptied by evictions
-that honour disruption budgets, and labelled with what was measured.
+"""Kubernetes scheduler: cordon and taint nodes, resume them, evict their pods, and label validation results.
 
-What a patch says is decided in objects.py and published.py, how it is sent in cluster.py. A node is read
-before each change, and a change that meets another one (409) is decided anew from a fresh read.
+Evictions honour disruption budgets. objects.py and published.py build the patches and cluster.py sends them.
+A node is read before each change, and a conflicting change (409) is decided again after a fresh read.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from provision.text import many, now, one_line
 
 Answer = TypeVar("Answer")
 
-TIMEOUT = 60.0  # seconds of one call, whatever the number of nodes
-AT_ONCE = 8  # requests under way at the same time: the API server has others to serve
-FEW = 16  # nodes that are asked for one by one; of more, everything is listed
-CONFLICTS = 5  # times that a change is decided anew because somebody else changed the node
-POLL = 2.0  # seconds between two looks at what is still there, while pods are evicted
-BUDGET = "DisruptionBudget"  # the cause in a 429 that a PodDisruptionBudget gave (k8s.io/api/policy/v1)
+TIMEOUT = 60.0  # seconds for one call, regardless of the number of nodes
+AT_ONCE = 8  # concurrent requests, limited to spare the API server
+FEW = 16  # up to this many nodes are queried one by one; for more, everything is listed
+CONFLICTS = 5  # retries of a change that conflicts with other changes of the node
+POLL = 2.0  # seconds between polls of the remaining pods during an eviction
+BUDGET = "DisruptionBudget"  # cause in a 429 due to a PodDisruptionBudget (k8s.io/api/policy/v1)
 
 
 @dataclass(frozen=True)
 class Member:
-    """A node: `name` in Kubernetes, the cluster it is in, and the labels that pods choose its pool by."""
+    """A node: `name` in Kubernetes, its cluster, and the labels by which pods select its pool."""
 
     name: str
     kubeconfig: Path | None = None
@@ -46,8 +45,8 @@ class Member:
 
 
 def members(fleet: Fleet, names: Mapping[str, str]) -> dict[str, Member]:
-    """Inventory name → Member, for `names` (inventory name → what Kubernetes calls it). A kubeconfig that is
-    named relatively lies beside the inventory."""
+    """Map inventory names to Member, given `names` (inventory name → Kubernetes name).
+    A relative kubeconfig path is resolved against the inventory's folder."""
     found = {}
     for node, name in names.items():
         given = fleet.nodes[node].variables
@@ -62,11 +61,11 @@ def members(fleet: Fleet, names: Mapping[str, str]) -> dict[str, Member]:
 
 
 class Kubernetes:
-    """The nodes of one or several clusters. `names`: inventory name → what Kubernetes calls it. Other calls
-    than `evict` end within `timeout` seconds, and up to one request's time limit after that."""
+    """Nodes of one or more clusters; `names` maps inventory names to Kubernetes names.
+    Every call except `evict` ends within `timeout` seconds plus the timeout of one request."""
 
     kind = "kubernetes"
-    settle = 0.0  # a write with the resourceVersion from before another one is refused
+    settle = 0.0  # the API server rejects a write with an outdated resourceVersion at once
 
     def __init__(self, fleet: Fleet, names: Mapping[str, str], *, timeout: float = TIMEOUT) -> None:
         self._members, self._timeout = members(fleet, names), timeout
@@ -78,7 +77,7 @@ class Kubernetes:
         self._breaker = Breaker(every, timeout)
 
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
-        """Each node's state and the pods on it; see the protocol for all methods that are not explained."""
+        """Return each node's state and its pods; see the protocol for methods without a docstring."""
         end = time.monotonic() + self._timeout
         if len(nodes) <= FEW:
             read, failed = self._each(nodes, lambda node: self._read(node, end), end)
@@ -140,8 +139,8 @@ class Kubernetes:
         self._breaker.close()
 
     def publish(self, results: Mapping[str, Result]) -> dict[str, str]:
-        """Write each node's condition GpuHealthy and its labels. Node → why that failed. Idempotent; a node
-        that shows a newer result already keeps that, and is named."""
+        """Write the condition GpuHealthy and the labels of each node; return node → error. Idempotent.
+        A node that already shows a newer result keeps it and is reported."""
         end = time.monotonic() + self._timeout
 
         def one(node: str) -> str:
@@ -160,9 +159,9 @@ class Kubernetes:
         return failed | {node: said for node, said in done.items() if said}
 
     def evict(self, nodes: Sequence[str], deadline: float) -> dict[str, str]:
-        """Ask Kubernetes to move the pods of these nodes elsewhere, again while disruption budgets refuse,
-        for up to `deadline` seconds. Node → what still runs there and why. Only of nodes that we hold; pods
-        that nobody would start again are left, and no pod is ever deleted."""
+        """Evict the pods of nodes that gpuprov holds, retrying refusals for up to `deadline` seconds.
+        Returns node → what still runs there and why. Pods without a controller, which would not be restarted,
+        stay, and no pod is ever deleted directly."""
         end = time.monotonic() + deadline
         _, failed = self._each(nodes, lambda node: self._emptied(node, end), end)
         return failed
@@ -170,13 +169,13 @@ class Kubernetes:
     # --- evictions
 
     def _emptied(self, node: str, end: float) -> None:
-        """Return once no pod is left to wait for. Raises ApiError that says what is left at the end."""
+        """Evict pods until none is left to wait for. Raises ApiError that lists the rest at the end."""
         cluster, name = self._cluster(node), self._members[node].name
         if objects.holder(found := cluster.node(name, end)) is not Holder.US:
             raise ApiError(
                 f"gpuprov does not hold it: {objects.why(found) or 'in service'}; no pod was evicted"
             )
-        problems: dict[str, str] = {}  # pod → why it is not evicted yet
+        problems: dict[str, str] = {}  # pod → why its eviction is pending
         next_try: dict[str, float] = {}
         while True:
             pods = objects.somebodys(cluster.pods(name, end))
@@ -198,13 +197,13 @@ class Kubernetes:
             )
 
     def _evicted(self, cluster: Cluster, pod: Pod, end: float) -> tuple[str, float]:
-        """(why it was not, "" where it was; seconds until it makes sense to try again)."""
+        """Request one eviction; return (refusal or "", seconds until a retry makes sense)."""
         try:
             cluster.evict(pod.namespace, pod.name, objects.eviction(pod), end)
         except ApiError as error:
             if error.everything or error.status == 403:
                 raise
-            if error.status == 404:  # it ended by itself
+            if error.status == 404:  # the pod ended by itself
                 return "", POLL
             causes = rows(error.body, "details", "causes")
             budget = next((one for one in causes if one.get("reason") == BUDGET), {})
@@ -224,7 +223,7 @@ class Kubernetes:
     def _listed(
         self, nodes: Sequence[str], end: float
     ) -> tuple[dict[str, tuple[dict[str, Any], list[dict[str, Any]]]], dict[str, str]]:
-        """What `_read` finds for each of these, from one list of nodes and one of pods for each cluster."""
+        """Read nodes and pods as `_read` does, with one list of nodes and one of pods per cluster."""
         read: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         failed: dict[str, str] = {}
         for place, cluster in self._clusters.items():
@@ -256,7 +255,7 @@ class Kubernetes:
         nodes: Iterable[str],
         decide: Callable[[str, Mapping[str, Any]], dict[str, Any] | None],
     ) -> dict[str, str]:
-        """Read each node, and send the patch that `decide` makes of it. Node → why that failed."""
+        """Read each node and send the patch that `decide` returns; return node → error."""
         end = time.monotonic() + self._timeout
 
         def one(node: str) -> None:
@@ -278,7 +277,7 @@ class Kubernetes:
     def _each(
         self, nodes: Sequence[str], work: Callable[[str], Answer], end: float
     ) -> tuple[dict[str, Answer], dict[str, str]]:
-        """(node → its answer, node → why there is none). What breaks for a whole cluster is tried once."""
+        """Run `work` for each node, skipping broken clusters; return (node → answer, node → error)."""
         broken: dict[Cluster, str] = {}
 
         def one(node: str) -> Answer:
@@ -299,7 +298,7 @@ class Kubernetes:
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             running = {node: pool.submit(one, node) for node in nodes}
             for node, future in running.items():
-                # Not raised again: its traceback would keep this frame, and so the clusters' connections.
+                # Not re-raised: the traceback would keep this frame and the clusters' connections alive.
                 error = future.exception()
                 if isinstance(error, ApiError):
                     failed[node] = str(error)
@@ -309,7 +308,7 @@ class Kubernetes:
 
 
 def _left(pods: Sequence[Pod], problems: Mapping[str, str]) -> str:
-    """`2 pods left when the time was over: The disruption budget web needs 2 healthy pods …: team/web-1`."""
+    """Describe remaining pods: `2 pods left when the time was over: The disruption budget … : web-1`."""
     reasons = {pod.id: problems.get(pod.id) or "still ending" for pod in pods}
     count = Counter(reasons.values())
     said = [

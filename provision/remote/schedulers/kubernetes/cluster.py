@@ -1,8 +1,8 @@
-"""The API server of one Kubernetes cluster: the only home of its Python client, an optional package.
+"""Client of one Kubernetes API server; the only module that imports the optional package `kubernetes`.
 
-Answers are taken as JSON and not as the client's models: those refuse a whole object for one field that is
-newer than they are. Every request has a time limit, follows no redirect (it would take the token along), and
-checks the server's certificate; proxies are taken as the kubeconfig and the environment name them.
+Answers are read as JSON instead of the client's models, which reject a whole object for a single field that
+is newer than the client. Every request has a timeout, follows no redirect (which would forward the token),
+and verifies the server's certificate; proxies come from the kubeconfig and the environment.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from provision.text import one_line
 INSTALL = "pip install 'gpuprov[kubernetes]'"
 RIGHTS = "docs/examples/kubernetes/rbac.yml has the rights it needs"
 CONNECT, READ = 5.0, 15.0  # seconds
-LOGIN = 30.0  # seconds that reading the kubeconfig may take: it may run a program that gets a token
-PAGE = 250  # objects in one answer
-LARGEST = 64 * 1024 * 1024  # bytes of one answer
-TRIES = 4  # of a request that the server could not take now
-_WAIT = 10.0  # seconds that are waited at most before the next of them
+LOGIN = 30.0  # seconds; reading the kubeconfig may run a program that fetches a token
+PAGE = 250  # objects per page
+LARGEST = 64 * 1024 * 1024  # limit of one answer, in bytes
+TRIES = 4  # tries of a request that the server is too busy to take
+_WAIT = 10.0  # longest backoff before a retry, in seconds
 _LATER = (429, 500, 502, 503, 504)
 _FINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class ApiError(Exception):
-    """Why a request failed, in one line. `status`: the server's, 0 where it gave none. `everything`: no
-    other request to it would do better. `body`: the server's Status object. `wait`: seconds it asks to wait.
-    """
+    """A failed request, described in one line.
+    `status`: HTTP status, 0 if missing. `everything`: every other request would fail too. `body`: the
+    server's Status object. `wait`: seconds to wait before a retry, as the server requests."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class _Asked:
-    """A request in RBAC's words, as an error names it: `patch` `nodes/status` of `gpu-01`."""
+    """A request in RBAC's terms for error messages: `patch` `nodes/status` of `gpu-01`."""
 
     verb: str
     resource: str
     name: str = ""
 
 
-_How = Mapping[str, Any]  # options of a request
+_How = Mapping[str, Any]  # keyword options of a request
 _NONE: _How = {}
-_Call = Callable[[Any, _How], Any]  # a request, made with the client's api
+_Call = Callable[[Any, _How], Any]  # makes a request with the client's API object
 
 
 class Cluster:
-    """`kubeconfig`: where the cluster and the credentials stand; without one this process must run in a
-    pod of the cluster. `context`: which of its contexts; its current one when empty. Threads may share it."""
+    """API server of a cluster, safe to share between threads.
+    Without `kubeconfig` this process must run in a pod of the cluster. `context`: current one if empty."""
 
     def __init__(self, kubeconfig: Path | None, context: str) -> None:
         self._kubeconfig, self._context = kubeconfig, context
@@ -79,7 +79,7 @@ class Cluster:
 
     @property
     def place(self) -> str:
-        """Which cluster, for messages."""
+        """Return the name of the cluster's API server for messages."""
         if self._kubeconfig is None:
             return "the API server"
         return f"the API server of {self._kubeconfig}" + (f" ({self._context})" if self._context else "")
@@ -94,7 +94,7 @@ class Cluster:
         return self._pages(_Asked("list", "nodes"), end, lambda api, how: api.list_node(**how))
 
     def pods(self, node: str, end: float) -> Iterator[dict[str, Any]]:
-        """The unfinished pods on a node; on every node where it is ""."""
+        """Yield the unfinished pods on a node, or on every node if `node` is ""."""
         where = f"spec.nodeName={node}" if node else "spec.nodeName!="
         return self._pages(
             _Asked("list", "pods"),
@@ -117,7 +117,7 @@ class Cluster:
         )
 
     def evict(self, namespace: str, pod: str, body: Mapping[str, Any], end: float) -> None:
-        """Once: whoever evicts decides when to try again. Raises ApiError, as all of these."""
+        """Evict a pod in a single try; the caller schedules retries. Raises ApiError, as all of these."""
         asked = _Asked("create", "pods/eviction", f"{namespace}/{pod}")
         self._once(
             asked,
@@ -125,7 +125,7 @@ class Cluster:
             lambda api, how: api.create_namespaced_pod_eviction(pod, namespace, dict(body), **how),
         )
 
-    # --- how they are made
+    # --- sending requests
 
     def _pages(self, asked: _Asked, end: float, call: _Call) -> Iterator[dict[str, Any]]:
         more = ""
@@ -138,7 +138,7 @@ class Cluster:
                 return
 
     def _json(self, asked: _Asked, end: float, call: _Call, how: _How = _NONE) -> dict[str, Any]:
-        """The answer; asked again where the server could not take the request now."""
+        """Return the answer, with retries while the server is too busy."""
         for tried in range(1, TRIES + 1):
             try:
                 return self._once(asked, end, call, how)
@@ -155,7 +155,7 @@ class Cluster:
         except ApiError as error:
             if error.status != 401:
                 raise
-        # A token that has expired may have been renewed: in the kubeconfig, or by the program it names.
+        # An expired token may have been renewed in the kubeconfig or by its credential program.
         return self._answered(asked, end, call, how, self._connected(again=True))
 
     def _answered(self, asked: _Asked, end: float, call: _Call, how: _How, api: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Cluster:
             mine = threading.get_ident()
 
             def silence(record: logging.LogRecord) -> bool:
-                """The client logs what a program for credentials printed, whatever that was."""
+                """Drop the client's log lines, which may contain the output of a credential program."""
                 return record.thread != mine
 
             logging.getLogger().addFilter(silence)
@@ -214,7 +214,7 @@ class Cluster:
                     config.load_kube_config(
                         str(self._kubeconfig), self._context or None, settings, persist_config=False
                     )
-            except Exception as error:  # whatever a damaged kubeconfig makes the client raise
+            except Exception as error:  # a damaged kubeconfig can make the client raise anything
                 failed.append(error)
             finally:
                 logging.getLogger().removeFilter(silence)
@@ -231,16 +231,16 @@ class Cluster:
                 f"{self.place}: its program for credentials gave none: try kubectl", everything=True
             )
         self._refuse_unsafe(settings)
-        settings.retries = False  # neither redirects nor tries of its own: they have no time limit together
+        settings.retries = False  # urllib3's own redirects and retries have no overall timeout
         settings.connection_pool_maxsize = 16
         api = client.ApiClient(settings)
         limit_answers(api.rest_client.pool_manager)
         return client.CoreV1Api(api)
 
     def _runs_a_program(self) -> bool:
-        """Whether credentials come from a program: of one that fails, the client only writes to a log."""
+        """Return whether credentials come from a program; the client only logs the failure of one."""
         found: Any = {}
-        with contextlib.suppress(GpuprovError):  # YAML that only the client can read
+        with contextlib.suppress(GpuprovError):  # YAML that only the client can parse
             found = yamlfile.load(self._kubeconfig, GpuprovError) if self._kubeconfig else {}
         context = _named(found, "contexts", self._context or text(found, "current-context"))
         return "exec" in part(_named(found, "users", text(context, "context", "user")), "user")
@@ -257,7 +257,7 @@ class Cluster:
         return f"{self._kubeconfig} cannot be used: {said}: correct it, or gpuprov_kubernetes_context"
 
     def _refuse_unsafe(self, settings: Any) -> None:
-        """Raises ApiError where the token would go to whoever answers."""
+        """Raise ApiError if the token could be sent to an unverified server."""
         address = urlsplit(str(settings.host))
         local = address.hostname == "localhost" or _is_loopback(address.hostname or "")
         if address.scheme != "https" and not local:
@@ -268,12 +268,12 @@ class Cluster:
                 everything=True,
             )
 
-    # --- failures, one line each
+    # --- failures, in one line each
 
     def _refused(self, asked: _Asked, error: Any) -> ApiError:
-        """What an answer other than 200 says. The client's own text has headers, and is not shown."""
+        """Convert an error answer to ApiError, without the client's own text, which includes headers."""
         status = int(error.status or 0)
-        if status == 0:  # the client's way to say that TLS failed
+        if status == 0:  # the client reports TLS failures as status 0
             return self._untrusted(str(error.reason))
         try:
             body = foreign_json.read(error.body or "")
@@ -305,7 +305,7 @@ class Cluster:
         )
 
     def _silent(self, error: Exception) -> ApiError:
-        """What no answer at all means."""
+        """Convert a missing answer to ApiError."""
         from urllib3 import exceptions
 
         cause = getattr(error, "reason", None) or error
@@ -313,7 +313,7 @@ class Cluster:
             return self._untrusted(str(cause))
         if isinstance(error, exceptions.ReadTimeoutError):
             return ApiError(f"{self.place} took the request and did not answer in time", everything=True)
-        refused = isinstance(error, exceptions.NewConnectionError)  # which is a ConnectTimeoutError there
+        refused = isinstance(error, exceptions.NewConnectionError)  # in urllib3 also a ConnectTimeoutError
         if isinstance(error, exceptions.ConnectTimeoutError) and not refused:
             return ApiError(f"{self.place} cannot be reached: no answer in {CONNECT:.0f} s", everything=True)
         shown = one_line(str(cause).rpartition("> ")[2].rpartition(": ")[2], 120)

@@ -1,5 +1,5 @@
-"""One time limit for a whole answer of an API server: urllib3's limit is for each piece of it, so a server
-that sends a byte every few seconds would keep a request for ever."""
+"""Timeout for the whole answer of an API server, which urllib3 applies only to each piece of it:
+a server that sends a byte every few seconds could block a request forever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _Timed(io.RawIOBase):
-    """What arrives on a socket until its time limit, counted from now."""
+    """Raw stream of a socket that times out as a whole, counted from its creation."""
 
     def __init__(self, sock: socket.socket, raw: Any) -> None:
         self._sock, self._raw = sock, raw
@@ -40,7 +40,7 @@ class _TimedResponse(http.client.HTTPResponse):
 
 
 def limit_answers(manager: Any) -> None:
-    """Have the connections of this urllib3 PoolManager count their read timeout over the whole answer."""
+    """Make connections of this urllib3 PoolManager apply their read timeout to the whole answer."""
     for scheme, pool in dict(manager.pool_classes_by_scheme).items():
         connection = type("Connection", (pool.ConnectionCls,), {"response_class": _TimedResponse})
         timed = type("Pool", (pool,), {"ConnectionCls": connection})

@@ -1,13 +1,13 @@
-"""Nodes and pods of Kubernetes as its API writes them: what they say, and patches that change them (pure).
+"""Readers and patches of Kubernetes Node and Pod objects (pure).
 
-A node is ours where it has the taint `gpuprov.io/unhealthy` and an annotation with a reason that begins with
-PREFIX. It is somebody else's where it is cordoned without these, or where the API server's own record of who
-set which field (`metadata.managedFields`) names another program for the cordon. A person who cordons a node
-that we cordoned already changes nothing there, and cannot be seen.
+gpuprov holds a node that has the taint `gpuprov.io/unhealthy` and an annotation with a reason that begins
+with PREFIX. Others hold it if it is cordoned without these, or if the API server's record of field managers
+(`metadata.managedFields`) names another program for the cordon. A person who cordons a node that gpuprov has
+cordoned changes nothing, which cannot be detected.
 
-Patches are strategic merge patches: `spec.taints` is replaced whole, `status.conditions` merges by `type`
-(struct tags in staging/src/k8s.io/api/core/v1/types.go of kubernetes/kubernetes). A patch of the taints holds
-the resourceVersion it was made from, so the API server refuses it with 409 where the node changed in between.
+Patches are strategic merge patches: `spec.taints` is replaced as a whole, `status.conditions` merges by
+`type` (struct tags in staging/src/k8s.io/api/core/v1/types.go of kubernetes/kubernetes). A patch of taints
+contains the resourceVersion it is based on, so the API server rejects it (409) if the node has changed since.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from provision.text import one_line
 
 Object = Mapping[str, Any]
 
-MANAGER = "gpuprov"  # whose changes these are, in metadata.managedFields
+MANAGER = "gpuprov"  # name of gpuprov in metadata.managedFields
 DOMAIN = "gpuprov.io"
 TAINT = f"{DOMAIN}/unhealthy"
-REASON_NOTE = f"{DOMAIN}/reason"  # annotations: their values may be any text
+REASON_NOTE = f"{DOMAIN}/reason"  # annotation, since its value may be any text
 DRAINED_AT = f"{DOMAIN}/drained-at"
 LEASE = f"{DOMAIN}/watch"
-POOLS = f"{DOMAIN}/pools"  # the labels, as JSON, that a node of ours had while it was in a pool
+POOLS = f"{DOMAIN}/pools"  # JSON of the pool labels that a node had before gpuprov took it out of the pool
 
-# Taints that keep every new pod away which does not tolerate all: well_known_taints.go of k8s.io/api/core/v1,
-# and those of the cluster autoscaler and of Karpenter, which are about to remove the node.
+# Taints that repel every new pod that does not tolerate all: well_known_taints.go of k8s.io/api/core/v1, and
+# those of the cluster autoscaler and Karpenter for nodes they are about to remove.
 _CLOSED = frozenset(
     {
         TAINT,
@@ -46,13 +46,12 @@ _CLOSED = frozenset(
         "karpenter.sh/disrupted",
     }
 )
-_MIRROR = "kubernetes.io/config.mirror"  # annotation of a static pod's copy: the kubelet's own
+_MIRROR = "kubernetes.io/config.mirror"  # annotation of the API's copy of a static pod, run by the kubelet
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod: `controlled` says whether somebody makes a new one when it goes; `gpus` whether it asks for any;
-    `leaving` whether its deletion has begun."""
+    """A pod: `controlled` if it would be replaced, `gpus` if it requests GPUs, `leaving` in deletion."""
 
     namespace: str
     name: str
@@ -68,25 +67,25 @@ class Pod:
 
 
 def part(found: Any, *names: str) -> Mapping[str, Any]:
-    """The mapping below these keys; an empty one where there is none."""
+    """Return the mapping below these keys; empty if missing."""
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def rows(found: Any, *names: str) -> list[Mapping[str, Any]]:
-    """The mappings of the list below these keys."""
+    """Return the mappings in the list below these keys."""
     value = part(found, *names[:-1]).get(names[-1])
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, Sequence) else []
 
 
 def text(found: Any, *names: str) -> str:
-    """The text below these keys, on one line; "" where there is none."""
+    """Return the text below these keys, on one line; "" if missing."""
     value = part(found, *names[:-1]).get(names[-1])
     return one_line(value) if isinstance(value, str) else ""
 
 
-# --- nodes: what they say
+# --- state of nodes
 
 
 def taints(node: Object) -> list[Mapping[str, Any]]:
@@ -98,7 +97,7 @@ def is_cordoned(node: Object) -> bool:
 
 
 def is_marked(node: Object) -> bool:
-    """Whether it has our taint and our reason."""
+    """Return whether the node has gpuprov's taint and reason."""
     return any(one.get("key") == TAINT for one in taints(node)) and note(node).startswith(PREFIX)
 
 
@@ -107,8 +106,8 @@ def note(node: Object) -> str:
 
 
 def cordoned_by(node: Object) -> tuple[str, str]:
-    """(the program that set spec.unschedulable, when), as the API server recorded it; ("", "") where it did
-    not. Ours, where it is among several."""
+    """Return (manager of spec.unschedulable, time) from the API server's record; ("", "") if not recorded.
+    gpuprov comes first if there are several managers."""
     found = [
         (text(one, "manager"), text(one, "time"))
         for one in rows(node, "metadata", "managedFields")
@@ -119,13 +118,13 @@ def cordoned_by(node: Object) -> tuple[str, str]:
 
 
 def holder(node: Object) -> Holder:
-    """Who keeps jobs away from it."""
+    """Return who keeps jobs away from the node."""
     ours = is_marked(node)
     if is_cordoned(node) and (not ours or cordoned_by(node)[0] not in ("", MANAGER)):
         return Holder.OTHERS
     if ours:
         return Holder.US
-    # Somebody typed our taint: it holds the node, and nothing says why we should take it away.
+    # A person set gpuprov's taint by hand: it holds the node, and no reason allows us to remove it.
     return Holder.OTHERS if any(one.get("key") == TAINT for one in taints(node)) else Holder.NOBODY
 
 
@@ -138,7 +137,7 @@ def conditions(node: Object) -> list[Mapping[str, Any]]:
 
 
 def why(node: Object) -> str:
-    """Why it is out of service, with who and when where it says so."""
+    """Return why the node is out of service, with user and time if recorded."""
     by, when = cordoned_by(node)
     if holder(node) is Holder.US:
         since = text(node, "metadata", "annotations", DRAINED_AT)
@@ -159,7 +158,7 @@ def taint_text(taint: Object) -> str:
 
 
 def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], now: float) -> Scheduled:
-    """What Kubernetes says of a node and of these pods on it; `now` in seconds since 1970."""
+    """Return the scheduler's view of a node and its pods; `now` in seconds since 1970."""
     closed = is_cordoned(node) or any(
         text(one, "key") in _CLOSED and text(one, "effect") in ("NoSchedule", "NoExecute")
         for one in taints(node)
@@ -195,8 +194,8 @@ def _age(started: str, now: float) -> int | None:
 
 
 def somebodys(pods: Iterable[Object]) -> list[Pod]:
-    """Those that somebody waits for: not finished, of no DaemonSet (one runs on every node and comes back at
-    once), and no static pod (the kubelet starts it from a file of the node)."""
+    """Return the pods that are a user's jobs: unfinished, not static, and not of a DaemonSet.
+    (A DaemonSet runs on every node and restarts at once; static pods come from files on the node.)"""
     found = []
     for pod in pods:
         meta, spec = part(pod, "metadata"), part(pod, "spec")
@@ -220,8 +219,8 @@ def somebodys(pods: Iterable[Object]) -> list[Pod]:
 
 
 def _asks_for_gpus(spec: Object) -> bool:
-    """Of a device plugin (nvidia.com/gpu, nvidia.com/mig-1g.10gb, amd.com/gpu), or by a claim of dynamic
-    allocation."""
+    """Return whether a pod requests GPUs of a device plugin or by a claim of dynamic allocation.
+    The plugins' resources are nvidia.com/gpu, nvidia.com/mig-1g.10gb, amd.com/gpu and the like."""
     containers = [*rows(spec, "containers"), *rows(spec, "initContainers")]
     names = {
         name for one in containers for kind in ("requests", "limits") for name in part(one, "resources", kind)
@@ -231,7 +230,7 @@ def _asks_for_gpus(spec: Object) -> bool:
 
 
 def eviction(pod: Pod) -> dict[str, Any]:
-    """The request to evict this very pod: a new one of the same name, elsewhere, is not meant."""
+    """Return the request to evict exactly this pod, and no later pod of the same name."""
     return {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -244,8 +243,8 @@ def eviction(pod: Pod) -> dict[str, Any]:
 
 
 def drained(node: Object, reason: str, moment: str) -> dict[str, Any] | None:
-    """The patch that takes a node out of service; None where nothing is to be done: somebody has it already.
-    The reason of a node that we hold stays. `moment`: now, ISO 8601."""
+    """Return the patch that takes a node out of service; None if it is already held.
+    The reason of a node that gpuprov holds stays. `moment`: current time, ISO 8601."""
     if holder(node) is Holder.OTHERS or (is_marked(node) and is_cordoned(node)):
         return None
     others = [dict(one) for one in taints(node) if one.get("key") != TAINT]
@@ -258,7 +257,7 @@ def drained(node: Object, reason: str, moment: str) -> dict[str, Any] | None:
 
 
 def resumed(node: Object) -> dict[str, Any] | None:
-    """The patch that gives a node of ours back as it was; None where it is not ours."""
+    """Return the patch that resumes a node that gpuprov holds; None for any other node."""
     if holder(node) is not Holder.US:
         return None
     others = [dict(one) for one in taints(node) if one.get("key") != TAINT]
@@ -268,18 +267,18 @@ def resumed(node: Object) -> dict[str, Any] | None:
 
 
 def marked(node: Object, reason: str) -> dict[str, Any] | None:
-    """The patch that gives a node of ours another reason; None where it has that already."""
+    """Return the patch that replaces the reason; None if it is unchanged."""
     return None if note(node) == ours(reason) else _patch(node, {REASON_NOTE: ours(reason)}, {})
 
 
 def leased(node: Object) -> lease.Lease | None:
-    """The lease of the watch that has it."""
+    """Return the lease of the watch in charge of the node."""
     kept = part(node, "metadata", "annotations").get(LEASE)
     return lease.read(kept) if isinstance(kept, str) else None
 
 
 def lent(node: Object, to: lease.Lease | None) -> dict[str, Any] | None:
-    """The patch that gives the node this lease; None where it has that already."""
+    """Return the patch that sets the node's lease; None if it is unchanged."""
     return None if leased(node) == to else _patch(node, {LEASE: lease.put("", to) or None}, {})
 
 
@@ -302,13 +301,13 @@ def _patch(
 
 
 def pool_labels_of(node: Object, pool_labels: Sequence[str]) -> dict[str, str]:
-    """The labels by which pods choose its pool: those that it has, and those that it had before it left."""
+    """Return the labels by which pods select its pool, current or removed by `left`."""
     found = {**_left(node), **part(node, "metadata", "labels")}
     return {key: str(found[key]) for key in pool_labels if key in found}
 
 
 def joined(node: Object, pools: Sequence[str]) -> dict[str, Any] | None:
-    """The patch that gives `node` the labels of these pools (`key=value`); None where it has them."""
+    """Return the patch that adds the labels of these pools (`key=value`); None if all are present."""
     have = part(node, "metadata", "labels")
     want = {key: value for key, _, value in (pool.partition("=") for pool in pools)}
     missing = {key: value for key, value in want.items() if have.get(key) != value}
@@ -316,8 +315,8 @@ def joined(node: Object, pools: Sequence[str]) -> dict[str, Any] | None:
 
 
 def left(node: Object, pool_labels: Sequence[str]) -> dict[str, Any] | None:
-    """The patch that takes a node of ours out of its pools, and notes on it which they were; None where it is
-    in none, or not ours."""
+    """Return the patch that removes a node's pool labels and records them in an annotation.
+    None if the node has none, or gpuprov does not hold it."""
     labels = part(node, "metadata", "labels")
     mine = {key: labels[key] for key in pool_labels if key in labels}
     if holder(node) is not Holder.US or not mine:
@@ -327,12 +326,12 @@ def left(node: Object, pool_labels: Sequence[str]) -> dict[str, Any] | None:
 
 
 def rejoined(node: Object) -> dict[str, Any] | None:
-    """The patch that puts a node back into the pools that it left; None where it left none."""
+    """Return the patch that restores the pool labels; None if the node left no pool."""
     return _patch(node, {POOLS: None}, {}, _lost_labels(node)) if _left(node) else None
 
 
 def _left(node: Object) -> dict[str, str]:
-    """The labels in the note of `left`; none where somebody wrote something else there."""
+    """Return the labels recorded by `left`; empty if the annotation is malformed."""
     try:
         found = foreign_json.read(part(node, "metadata", "annotations").get(POOLS) or "{}")
     except (ValueError, TypeError, AttributeError):
@@ -342,6 +341,6 @@ def _left(node: Object) -> dict[str, str]:
 
 
 def _lost_labels(node: Object) -> dict[str, str]:
-    """Those of them that nobody has given it since."""
+    """Return the recorded labels that the node does not have again."""
     have = part(node, "metadata", "labels")
     return {key: value for key, value in _left(node).items() if key not in have}

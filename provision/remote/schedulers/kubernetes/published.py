@@ -1,4 +1,4 @@
-"""What a run found of a node, as labels and a condition of its object (pure)."""
+"""Labels and a condition that publish a node's validation result on its Node object (pure)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from provision.text import one_line
 LABELS = {name: f"{DOMAIN}/{name}" for name in ("verdict", "sku", "stack", "validated-at")}
 CONDITION = "GpuHealthy"
 
-_MESSAGE = 1000  # characters of a condition's message
+_MESSAGE = 1000  # maximum length of a condition's message, in characters
 _STATUS = {"pass": "True", "warn": "True", "fail": "False"}
 _REASONS = {"pass": "Validated", "warn": "ValidatedWithWarnings", "fail": "CheckFailed"}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is published of a node: its verdict (pass, warn, fail, skip, error), the SKU and stack it was
-    measured as, when that ended (ISO 8601), and one line on what was found."""
+    """A node's result: verdict (pass, warn, fail, skip, error), measured SKU and stack, end, message."""
 
     verdict: str
     sku: str
@@ -31,8 +30,8 @@ class Result:
 
 
 def label_value(value: str) -> str | None:
-    """`value` as a label may hold it: at most 63 characters, letters, digits, `-`, `_` and `.`, a letter or
-    digit at both ends; None, which removes the label, where nothing is left.
+    """Return `value` as a valid label, or None, which removes the label, if nothing is left.
+    At most 63 letters, digits, `-`, `_` and `.`, alphanumeric at both ends.
 
     >>> label_value("./stacks/our own.yml")
     'stacks_our_own.yml'
@@ -41,7 +40,7 @@ def label_value(value: str) -> str | None:
 
 
 def label_time(moment: str) -> str | None:
-    """A moment as a label may hold it, so that texts sort as times; None for what is no moment.
+    """Return a timestamp as a valid label that sorts by time; None if it cannot be parsed.
 
     >>> label_time("2026-05-04T10:00:00.250Z")
     '20260504T100000Z'
@@ -54,7 +53,7 @@ def label_time(moment: str) -> str | None:
 
 
 def labelled(node: Object, result: Result) -> dict[str, Any] | None:
-    """The patch of labels; None where they say so already."""
+    """Return the patch of the labels; None if they are up to date."""
     wanted = {
         LABELS["verdict"]: label_value(result.verdict),
         LABELS["sku"]: label_value(result.sku),
@@ -67,7 +66,7 @@ def labelled(node: Object, result: Result) -> dict[str, Any] | None:
 
 
 def is_newer(node: Object, result: Result) -> bool:
-    """Whether what the node shows already was measured after this."""
+    """Return whether the node already shows a result measured after this one."""
     shown = text(node, "metadata", "labels", LABELS["validated-at"])
     return re.fullmatch(r"\d{8}T\d{6}Z", shown) is not None and shown > (
         label_time(result.validated_at) or ""
@@ -75,7 +74,7 @@ def is_newer(node: Object, result: Result) -> bool:
 
 
 def conditioned(node: Object, result: Result, moment: str) -> dict[str, Any]:
-    """The patch of the node's condition; the time of its last change stays where its status does."""
+    """Return the patch of the node's condition; its transition time stays if the status is unchanged."""
     status = _STATUS.get(result.verdict, "Unknown")
     before = next((one for one in conditions(node) if one.get("type") == CONDITION), {})
     changed = text(before, "lastTransitionTime") if before.get("status") == status else ""
