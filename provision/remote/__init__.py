@@ -1,1 +1,1 @@
-"""Running something on many nodes: over SSH, through Ansible, or by worker machines."""
+"""Remote execution on many nodes: over SSH, through Ansible, or by workers."""

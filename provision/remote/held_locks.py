@@ -1,6 +1,6 @@
-"""The locks that this process holds on nodes, and what a worker needs to confirm them while it works there.
+"""Locks that this process holds on nodes, and the data with which a worker renews them.
 
-Beside fleet_lock.py, which imports what workers are reached by.
+Separate from fleet_lock.py, which imports the connections to workers.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-# Of these nodes, those whose lock somebody holds (`nodes`), with what a lock says of its holder.
+# Takes nodes; returns those whose lock is held (`nodes`), with the holder's data.
 Lend = Callable[[Collection[str]], Mapping[str, Any]]
 _holders: list[Lend] = []
 
 
 @contextlib.contextmanager
 def lent(lend: Lend) -> Iterator[None]:
-    """Locks are held in this block, and `lend` says which."""
+    """Register `lend`, which describes held locks, within the context."""
     _holders.append(lend)
     try:
         yield
@@ -25,5 +25,5 @@ def lent(lend: Lend) -> Iterator[None]:
 
 
 def of(nodes: Collection[str]) -> list[Mapping[str, Any]]:
-    """What is lent of these nodes' locks, as plain data: FleetLock.borrowed takes it."""
+    """Return the held locks of these nodes as plain data for FleetLock.borrowed."""
     return [said for lend in list(_holders) if (said := lend(nodes))["nodes"]]

@@ -1,6 +1,6 @@
-"""Builder of the program texts that are sent to a node for one answer: from provision/node/observe/ the
-observer, the reader of the health result, and the runner of a scheduler's commands. Those describe
-themselves. What stays on a node is built by provision/checks/on_node/packed_program.py."""
+"""Builder of the program texts that are sent to a node and run once.
+These are the observer (provision/node/observe/), the reader of the health result, and the runner of scheduler
+commands. Programs that stay on a node are built by provision/checks/on_node/packed_program.py."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _AFTER = ("answer",)
 _OURS = re.compile(
     r"^from provision\.node\.(?:\w+\.)?(?P<file>\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE
 )
-# An f-string, so that a Python older than 3.6 says at once that it does not know the syntax. Two braces in a
-# row would be a template for Ansible, which brings the program to nodes that we cannot log in to ourselves.
+# An f-string, so that a Python older than 3.6 fails at once with a syntax error. Two braces in a row would
+# be a template for Ansible, which carries the program to nodes without a direct SSH connection.
 _UNPACK = """\
 import binascii
 import marshal
@@ -38,45 +38,44 @@ else:
 
 
 def families() -> frozenset[str]:
-    """The families of facts there are: the first words of their names."""
+    """Return the existing families of facts, which are the first words of their names."""
     files = (paths.NODE / "observe").glob("*.py")
     return frozenset(file.stem for file in files) - {"__init__", *_BEFORE, *_AFTER}
 
 
 def packed_for(facts: Collection[str]) -> str:
-    """The program that knows these facts, as it is sent to a node, without the call of its `main`.
+    """Return the program that reads these facts, packed for sending, without the call of its `main`.
 
-    To compile it costs a node more than to run it. So a Python of this one's version gets it compiled, any
-    other as text: both are in what is sent, for nobody knows before which one a node has. Together they are
-    half as long again as the bare text."""
+    Compiling costs a node more than running, so the program contains both compiled code, for this Python's
+    version, and its text, for any other version. Together they are half as large again as the text alone."""
     return _packed(_families_in(facts))
 
 
 def health_result_program(request: Mapping[str, Any]) -> str:
-    """The program that reads a node's newest health result, packed as one that observes, with its call.
+    """Return the packed program that reads a node's newest health result, with its call.
 
-    `request`: as `main` of node/health_result.py takes it, plain values."""
+    `request`: plain values, as `main` of node/health_result.py takes them."""
     return f"{_pack(about_scheduler('health_result'))}\n\nmain({dict(request)!a})\n"
 
 
 def scheduler_command_program(request: Mapping[str, Any]) -> str:
-    """The program that runs commands of a scheduler, packed as one that observes, with its call.
+    """Return the packed program that runs a scheduler's commands, with its call.
 
-    `request`: as `main` of node/scheduler_command.py takes it, plain values. Reasons in it are free text, so
-    no brace of theirs may reach Ansible."""
+    `request`: plain values, as `main` of node/scheduler_command.py takes them. Its reasons are free text, so
+    their braces are escaped for Ansible."""
     values = ", ".join(f"{name}={value!a}" for name, value in request.items())
     called = values.replace("{", "\\x7b")
     return f"{_pack(about_scheduler('scheduler_command'))}\n\nmain(dict({called}))\n"
 
 
 def about_scheduler(name: str) -> str:
-    """The text of one of these programs, with the way to run a scheduler's."""
+    """Return the text of one of these programs, including the functions that run a scheduler's commands."""
     files = [paths.NODE / "scheduler_programs.py", paths.NODE / f"{name}.py"]
     return "\n\n".join(_OURS.sub("", file.read_text(encoding="utf-8")) for file in files)
 
 
 def text_for(facts: Collection[str]) -> str:
-    """The program that knows these facts, without the call of its `main`. Only what is needed is in it."""
+    """Return the program that reads these facts, with only the code it needs, without a call of `main`."""
     return _text(_families_in(facts))
 
 
@@ -105,7 +104,7 @@ def _text(wanted: frozenset[str]) -> str:
 
 
 def _families_of(name: str) -> frozenset[str]:
-    """The other families a family's file is built on."""
+    """Return the other families that a family's file imports, directly or indirectly."""
     named = frozenset(found["file"] for found in _OURS.finditer(_source(name))) & families()
     return named.union(*map(_families_of, named))
 

@@ -1,5 +1,4 @@
-"""What comes back from a node: the parser of its output, which is untrusted until it has passed here (pure),
-and the error of one node that could not be reached or read."""
+"""Parser of a node's output, which is untrusted until parsed here (pure), and the error of a node."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ KINDS = (
 
 
 class NodeError(GpuprovError):
-    """One node's trouble: `kind` is one of KINDS, `what` the cause, `fix` the next step."""
+    """An error of one node: `kind` is one of KINDS, `what` the cause, `fix` the next step."""
 
     def __init__(self, kind: str, what: str, fix: str) -> None:
         assert kind in KINDS  # noqa: S101
@@ -36,21 +35,21 @@ class NodeError(GpuprovError):
         self.kind = kind
 
     def __reduce__(self) -> tuple[type[NodeError], tuple[str, str, str]]:
-        return type(self), (self.kind, self.what, self.fix)  # else pickle knows no kind
+        return type(self), (self.kind, self.what, self.fix)  # otherwise pickle loses the kind
 
     @property
     def line(self) -> str:
-        """Cause and next step in one line."""
+        """Return cause and next step in one line."""
         return f"{self.what} → {self.fix}" if self.fix else self.what
 
     @property
     def unreachable(self) -> bool:
-        """The node was silent, or would not have us: nothing ran on it."""
+        """Return whether nothing ran on the node: it was silent, or refused the connection."""
         return self.kind in ("unreachable", "host key", "auth", "hung")
 
 
 def state_word(unreachable: bool) -> str:
-    """The state of a node that gave no answer, or none that can be used, as every verb says it."""
+    """Return the state of a node without a usable answer, as all verbs print it."""
     return "unreachable" if unreachable else "unreadable"
 
 
@@ -65,7 +64,7 @@ def hung(what: str) -> NodeError:
 
 
 class Clock:
-    """The time left for one node."""
+    """Timer for one node."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -73,19 +72,19 @@ class Clock:
 
     @property
     def overdue(self) -> float:
-        """Seconds since the time was up; negative while there is some."""
+        """Return seconds since the deadline; negative before it."""
         return time.monotonic() - self._end
 
     def left(self, at_most: float = 3600.0) -> float:
-        """Seconds left, at most `at_most`. Raises NodeError when there are none."""
+        """Return the seconds left, at most `at_most`. Raises NodeError after the deadline."""
         if self.overdue >= 0:
             raise hung(f"no answer within {self.seconds:g} s")
         return min(-self.overdue, at_most)
 
 
-BEGIN = b"@gpuprov-facts 1 "  # as provision/node/observe/answer.py prints them
+BEGIN = b"@gpuprov-facts 1 "  # as printed by provision/node/observe/answer.py
 END = b"@gpuprov-end"
-ANSWER_LIMIT = 4 * 1024 * 1024  # bytes of all a node may print
+ANSWER_LIMIT = 4 * 1024 * 1024  # bytes of a node's whole output
 TEXT_LIMIT = 300 * 1024  # characters of one value
 PROBLEM_LIMIT = 400
 BASE_FACTS = frozenset(
@@ -95,24 +94,24 @@ BASE_FACTS = frozenset(
         *("boot.id", "boot.required", "boot.reason", "gpu.count", "gpu.pci", "gpu.nvswitch_count"),
     }
 )
-KERNEL = "{kernel.release}"  # in the name of an asked fact; the node answers under its own kernel's release
+KERNEL = "{kernel.release}"  # in a requested fact's name; the node inserts its kernel's release
 
 
 class AnswerError(Exception):
-    """The node's output is not a whole, well-formed answer; the text says in what way."""
+    """The node's output is not a complete, well-formed answer, as described in the text."""
 
 
 class CutError(AnswerError):
-    """The answer began and did not end."""
+    """The answer is truncated."""
 
 
 def is_whole(output: bytes | bytearray) -> bool:
-    """Whether `output` holds a complete answer already; what follows it does not matter."""
+    """Return whether `output` contains a complete answer, ignoring what follows it."""
     return _frame(output) is not None
 
 
 def unframed(output: bytes | bytearray) -> bytes:
-    """The JSON between the markers, whatever a login banner put around it. Raises AnswerError."""
+    """Return the JSON between the markers, ignoring login banners around it. Raises AnswerError."""
     body = _frame(output)
     if body is not None:
         return body
@@ -131,50 +130,50 @@ def _frame(output: bytes | bytearray) -> bytes | None:
         length = bytes(output[start + len(BEGIN) : max(line_end, 0)]).strip()
         if length.isdigit() and len(length) < 9:
             body_end = line_end + 1 + int(length)
-            # The marker stands on the next line, with or without a carriage return.
+            # the marker is on the next line, with or without a carriage return
             if output[body_end : body_end + 2 + len(END)].lstrip(b"\r\n").startswith(END):
                 return bytes(output[line_end + 1 : body_end])
         start = output.find(BEGIN, start + 1)
     return None
 
 
-ALIVE = b"@gpuprov-alive"  # a line of a node that has nothing new to tell (provision/node/health_result.py)
-_LINE = 4096  # bytes of a line that may become something
+ALIVE = b"@gpuprov-alive"  # heartbeat line of a node without news (provision/node/health_result.py)
+_LINE = 4096  # longest line in bytes that may still become an answer
 
 
 class Frames:
-    """Answers in the output of a program that prints one after the other, and signs of life between them.
+    """Parser of a stream of answers with heartbeats in between.
 
-    Raises AnswerError for an answer of more than `limit` bytes. What is neither is passed over: it holds at
-    most one answer in memory."""
+    Raises AnswerError for an answer of more than `limit` bytes. Other output is skipped, so at most one
+    answer is held in memory."""
 
     def __init__(self, limit: int = ANSWER_LIMIT) -> None:
         self._limit = limit
         self._rest = bytearray()
 
     def newest(self, data: bytes) -> tuple[bytes, bool]:
-        """More output → the newest answer that is whole now, framed (empty: none), and whether there was one
-        or a sign of life."""
+        """Consume output; return the newest complete answer, framed, and whether the node is alive.
+        (The answer is empty if none is complete. Answers and heartbeats are signs of life.)"""
         rest = self._rest
         rest += data
         newest, alive, at = b"", False, 0
         while (end := rest.find(b"\n", at)) >= 0:
             after = self._answer_end(at, end)
             if after is None:
-                break  # not all of it is here yet
+                break  # incomplete so far
             if after:
                 newest, alive = bytes(rest[at:after]), True
             else:
                 alive = alive or rest[at:end].rstrip(b"\r") == ALIVE
             at = after or end + 1
         else:
-            if len(rest) - at > _LINE:  # of no use, whatever follows
+            if len(rest) - at > _LINE:  # useless, whatever follows
                 at = len(rest)
         del rest[:at]
         return newest, alive
 
     def _answer_end(self, start: int, line_end: int) -> int | None:
-        """Where the answer that begins at `start` ends: 0 where none begins there, None where it goes on."""
+        """Return the end of the answer at `start`: 0 if no answer begins there, None if it is incomplete."""
         length = bytes(self._rest[start + len(BEGIN) : line_end]).strip()
         if not self._rest.startswith(BEGIN, start) or not length.isdigit() or len(length) > 9:
             return 0
@@ -190,10 +189,10 @@ class Frames:
 def facts_of(
     body: bytes, asked: Collection[str], pool: Pool | None = None
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """The facts and problems in an answer's JSON. Raises AnswerError on anything a node should not say.
+    """Return the facts and problems in an answer's JSON. Raises AnswerError for invalid content.
 
-    Only facts that were asked, or are always given, may be in it; one that is in neither part is a problem.
-    `pool`: the facts of other nodes; a value that one of them has is kept, and looked at, once.
+    Only requested and base facts may occur; a fact that is missing from both parts is a problem. `pool`:
+    facts of other nodes; a value that another node has too is stored and checked once.
     """
     document = _decoded(body)
     if not isinstance(document, dict) or set(document) != {"uid", "facts", "problems"}:
@@ -234,7 +233,7 @@ def _decoded(body: bytes) -> Any:
     try:
         document = foreign_json.read(body)
         if b"\\u" in body:
-            # An escaped half of a surrogate pair would be an error wherever the fact is written.
+            # A lone surrogate, which JSON can escape, would fail wherever the fact is written.
             json.dumps(document, ensure_ascii=False).encode("utf-8")
     except ValueError:
         raise AnswerError("its answer is not JSON as expected") from None
@@ -250,7 +249,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_fact(value: Any) -> bool:
-    """A scalar, a list of scalars or of flat dictionaries, or a flat dictionary."""
+    """Return whether it is a scalar, a list of scalars or flat dictionaries, or a flat dictionary."""
     if isinstance(value, list):
         return all(_is_scalar(item) or (isinstance(item, dict) and _is_flat(item)) for item in value)
     return _is_flat(value) if isinstance(value, dict) else _is_scalar(value)
@@ -261,6 +260,6 @@ def _is_flat(value: Mapping[Any, Any]) -> bool:
 
 
 def one_line(text: str, limit: int = PROBLEM_LIMIT) -> str:
-    """A node's words as one printable line."""
+    """Return a node's text as one printable line."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= limit else words[: limit - 1] + "…"

@@ -1,1 +1,1 @@
-"""Ansible as a library: the only home of ansible_runner."""
+"""Ansible as a library; the only package that imports ansible_runner."""

@@ -1,1 +1,1 @@
-"""Reaching nodes whichever way: over SSH, by Ansible, or by a worker machine that has them."""
+"""Access to nodes by any route: over SSH, through Ansible, or by a worker."""

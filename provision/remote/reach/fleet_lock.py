@@ -1,12 +1,12 @@
-"""Advisory lock on the nodes: only one `up` at a time changes a node, and nobody measures it meanwhile.
+"""Advisory lock on nodes: only one `up` at a time changes a node, and nothing measures it meanwhile.
 
-`up` and `validate` hold it while they work, `burnin` while it starts; a burn-in counts as a lock for as long
-as it runs. Two controllers exclude each other that way, and runs on disjoint parts of a fleet do not wait.
+`up` and `validate` hold the lock while they work, `burnin` while it starts; a running burn-in counts as a
+lock. That is how two controllers exclude each other, while runs on disjoint parts of a fleet do not wait.
 
-A lock lasts LEASE seconds after it was last confirmed; while a run works it confirms its locks every RENEW
-seconds. A worker confirms the locks of the nodes it works on as well: they are the run's for as long as
-anything of it is at work there, whatever became of its controller. What was killed therefore blocks nobody
-for longer than LEASE, and nobody at all who resumes its run. The program on the node is node/lock.py.
+A lock expires LEASE seconds after its last renewal; a working run renews its locks every RENEW seconds. A
+worker renews the locks of its nodes as well, so they belong to the run for as long as any part of it works
+there, even if its controller has died. A killed run therefore blocks others for LEASE at most, and never the
+run that resumes it. The program on the node is node/lock.py.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from provision.remote.protocol import AnswerError, NodeError, one_line, unframed
 from provision.remote.reach.observe import Reach, run_programs
 from provision.text import now
 
-# A renewal is one connection to every node: of 10,000 in ten minutes it is 17 a second.
+# A renewal is one connection per node: 10,000 nodes in ten minutes are 17 per second.
 RENEW = 600.0
 LEASE = 3 * RENEW
-RETRY = 3.0  # about so many seconds after a refusal the locks are tried once more
-_LATEST = 1e11  # seconds: no clock and no age is beyond this
-# A run: `2026-11-28T14:12:40Z root@ctl (process 9)`. That of a burn-in is pasted: one word, no option.
+RETRY = 3.0  # average seconds between a refusal and the second try
+_LATEST = 1e11  # seconds; upper bound of valid clocks and ages
+# A run: `2026-11-28T14:12:40Z root@ctl (process 9)`. A burn-in's id is pasted: one word, not an option.
 _RUN, _BURNIN = re.compile(r"[^\s-][^\x00-\x1f]{0,199}"), re.compile(r"[^\s-]\S{0,199}")
-# How a call ends whose program may have run on the node all the same: a login that prints without end.
+# Errors of a call whose program may have run on the node anyway: a login that prints endlessly.
 _MAY_HAVE_RUN = {"hung", "cut", "too large"}
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
-Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node → program; node → what it printed
+Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node → program; returns node → output
 
 
 class LockedError(GpuprovError):
-    """Nodes are in the hands of another run."""
+    """Another run holds nodes."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one node said. `busy`: programs of an earlier run that still run there. `skew`: seconds its clock
-    is ahead of ours. `maybe`: no answer could be read, and yet the program may have done its work."""
+    """Lock state of one node; `maybe`: unreadable, though the program may have run.
+    `busy`: programs of an earlier run that still run there. `skew`: seconds by which its clock is ahead."""
 
     node: str
     state: str = ""
@@ -68,7 +68,7 @@ class Answer:
 
 
 def me() -> str:
-    """Who holds a lock, for people: `alice@controller-1 (process 4711)`."""
+    """Return the name of a lock's holder: `alice@controller-1 (process 4711)`."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -77,7 +77,7 @@ def me() -> str:
 
 
 def on_fleet(fleet: Fleet, *, timeout: float, connections: int, over: Reach | None = None) -> Run:
-    """Programs run on the nodes of `fleet`, reached as they are looked at, or `over` a way that is open."""
+    """Return a runner of programs on the nodes of `fleet`, by default over new connections."""
 
     def run(programs: Mapping[str, str]) -> Mapping[str, bytes | NodeError]:
         return run_programs(
@@ -93,9 +93,9 @@ def on_fleet(fleet: Fleet, *, timeout: float, connections: int, over: Reach | No
 
 
 class FleetLock:
-    """The locks of one run. `run` is its id, `before` the ids of the runs it goes on with, whose locks it
-    takes over; `force` takes locks from anybody, and ignores burn-ins. `fleet`: named in what is proposed.
-    `who` holds them; `on_lost` is told of each that is no longer ours, and why."""
+    """The locks of the run with the id `run`.
+    `before`: runs it resumes, whose locks it takes over; `force`: take any lock and ignore burn-ins; `fleet`:
+    named in advice; `who`: holder of the locks; `on_lost`: gets each lost node and why."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class FleetLock:
         who: str = "",
         on_lost: Callable[[str, str], None] = lambda _node, _why: None,
     ) -> None:
-        self.lost = ""  # why the locks are no longer ours; then nothing more may be begun
-        # Nodes that could not be told of the end: their locks end by themselves.
+        self.lost = ""  # why the locks are lost; then no further work may start
+        # Nodes that did not confirm the release: their locks expire.
         self.left: tuple[str, ...] = ()
         self.running: dict[str, tuple[str, ...]] = {}  # node → programs that outlived the run
         self._run = run
@@ -124,19 +124,19 @@ class FleetLock:
         self._who = who or me()
         self._on_lost = on_lost
         self._held: dict[str, None] = {}
-        self._maybe: dict[str, None] = {}  # nodes whose lock may be ours: it is given back as the others
+        self._maybe: dict[str, None] = {}  # nodes whose lock may be ours; released like the others
         self._ended = threading.Event()
-        self._asking = threading.RLock()  # a lock that is confirmed after its release would be nobody's
+        self._asking = threading.RLock()  # a renewal after the release would leave a lock behind
         self._thread: threading.Thread | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes whose lock is ours."""
+        """Return the nodes whose lock this run holds."""
         return tuple(self._held)
 
     def take(self, nodes: Collection[str]) -> dict[str, Answer]:
-        """Lock all of `nodes`, or none: raises LockedError naming holders and nodes when one is another's,
-        or is one of the others under a second name. Nodes that could not be asked have an `error`."""
+        """Lock all of `nodes` or none; return each node's answer, with an `error` if it could not be queried.
+        Raises LockedError if another run holds one, or if two names lead to the same node."""
         answers = self._ask("take", nodes)
         self._held.update(
             dict.fromkeys(node for node, said in answers.items() if said.state in ("taken", "mine"))
@@ -146,13 +146,13 @@ class FleetLock:
             _refuse_twins(answers.values())
             _refuse_held(answers.values(), self._fleet)
         except LockedError:
-            self.release(self.nodes)  # it may be tried again
+            self.release(self.nodes)  # they may be tried again
             raise
         return answers
 
     def renew(self, nodes: Collection[str] = ()) -> None:
-        """Confirm our locks (of `nodes`, or all); one that a reboot cleared is taken again. One that somebody
-        else has by now is said in `lost`. A node that does not answer keeps what it has."""
+        """Renew our locks (of `nodes`, or all), and take those again that a reboot cleared.
+        Locks taken by other runs are reported in `lost`. A node that does not answer keeps its lock."""
         with self._asking:
             chosen = [node for node in list(nodes or self._held) if node in self._held]
             for said in self._ask("renew", chosen).values() if chosen else ():
@@ -163,7 +163,7 @@ class FleetLock:
                     self._on_lost(said.node, why)
 
     def release(self, nodes: Collection[str] | None = None) -> tuple[str, ...]:
-        """Give back the locks of `nodes`, or all and end; returns `left`, the nodes that did not answer."""
+        """Release the locks of `nodes`, or all for good; return `left`, the nodes without an answer."""
         if nodes is None:
             self._stop()
         with self._asking:
@@ -178,13 +178,13 @@ class FleetLock:
         return self.left
 
     def keep(self, first: float | None = None) -> None:
-        """Confirm the locks in the background until `release`: in `first` seconds, then every RENEW."""
+        """Renew the locks in the background until `release`: after `first` seconds, then every RENEW."""
         wait = RENEW if first is None else first
         self._thread = threading.Thread(target=self._confirm, args=(wait,), name="fleet-lock", daemon=True)
         self._thread.start()
 
     def lend(self, nodes: Collection[str]) -> dict[str, Any]:
-        """What a worker needs to confirm our locks of these nodes: see `borrowed`."""
+        """Return the data with which a worker renews our locks of these nodes; see `borrowed`."""
         held = [node for node in nodes if node in self._held]
         return {"run": self._run, "verb": self._verb, "who": self._who, "since": self._since, "nodes": held}
 
@@ -193,22 +193,22 @@ class FleetLock:
     def borrowed(
         cls, lent: Mapping[str, Any], programs: Run, on_lost: Callable[[str, str], None]
     ) -> Iterator[None]:
-        """Confirm in this block what the controller has lent. Nothing is taken from another holder, and
-        nothing released: that is for the run, or for whoever resumes it."""
+        """Renew locks that the controller has lent, within the context.
+        No lock is taken from another holder or released: that is up to the run or its resumption."""
         told = {name: lent[name] for name in ("verb", "who", "since")}
         lock = cls(lent["run"], programs, **told, on_lost=on_lost)
         lock._held = dict.fromkeys(lent["nodes"])
-        # The controller's own last one was up to RENEW ago; one more that fails shall not end the lease.
+        # The controller's last renewal is up to RENEW old; one failed renewal must not end the lease.
         lock.keep(RENEW / 2)
         try:
             yield
         finally:
-            lock._stop()  # who confirmed after the run has released would take the lock for nobody
+            lock._stop()  # a renewal after the run's release would leave a lock without a holder
 
     def _confirm(self, wait: float) -> None:
         while not self._ended.wait(wait):
             wait = RENEW
-            with contextlib.suppress(Exception):  # the next one makes up for it: a lease is three of them
+            with contextlib.suppress(Exception):  # the next renewal makes up for it: a lease is three of them
                 self.renew()
 
     def _stop(self) -> None:
@@ -226,12 +226,12 @@ class FleetLock:
 def _program(request: Mapping[str, Any]) -> str:
     text = (paths.NODE / "lock.py").read_text(encoding="utf-8")
     values = ", ".join(f"{name}={value!a}" for name, value in request.items())
-    literals = values.replace("{", "\\x7b")  # Ansible shall find no template in a node's name
+    literals = values.replace("{", "\\x7b")  # a node's name must not contain a template for Ansible
     return f"{text}\n\nmain(dict({literals}))\n"
 
 
 def _understood(node: str, output: bytes | NodeError) -> Answer:
-    """A node's answer, which is not to be trusted."""
+    """Parse a node's untrusted answer."""
     if isinstance(output, NodeError):
         why = f"its lock could not be read: {output.line}"
         return Answer(node, error=why, unreachable=output.unreachable, maybe=output.kind in _MAY_HAVE_RUN)
@@ -268,7 +268,7 @@ def _refuse_twins(answers: Iterable[Answer]) -> None:
         )
 
 
-# What a node is in the hands of, and how that ends.
+# The work of a lock's holder, and how it ends.
 _WORK = {
     "up": "gpuprov up",
     "validate": "gpuprov validate",
@@ -281,7 +281,7 @@ _ENDS = {
     "start": "wait for it",
     "burnin": "`gpuprov burnin stop {run}{source}` ends it",
 }
-_NAMED = 3  # runs whose end is told
+_NAMED = 3  # maximum number of runs listed with their end
 
 
 def _refuse_held(answers: Collection[Answer], fleet: Fleet | None) -> None:
@@ -307,16 +307,16 @@ def _refuse_held(answers: Collection[Answer], fleet: Fleet | None) -> None:
 
 
 def _without(taken: Sequence[Answer], fleet: Fleet | None) -> str:
-    """The nodes of this run without those, as a pattern for a shell."""
+    """Return a host pattern, quoted for a shell, of this run's nodes without these."""
     chosen = fleet.pattern if fleet else "all"
-    comma = "," if "," in chosen else ":"  # a pattern has one of the two throughout
-    # Names are not folded: Ansible may read that as something else.
+    comma = "," if "," in chosen else ":"  # a pattern uses one of the two throughout
+    # Names are not folded, which Ansible might parse differently.
     others = "".join(f"{comma}!{said.node}" for said in taken)
     return shlex.quote(chosen + others)
 
 
 def _holder(said: Answer) -> str:
-    """`gpuprov up by alice@controller-1 (process 4711), since 10:00`"""
+    """Return the holder: `gpuprov up by alice@controller-1 (process 4711), since 10:00`."""
     holder = said.holder or {}
     work = _worded(_WORK, said)
     return f"{work} by {holder.get('who', 'somebody')}, since {holder.get('since', 'some time')}"
@@ -335,10 +335,10 @@ def held(
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[dict[str, Answer]]:
-    """Hold the locks of `nodes`, confirmed until the end. Raises LockedError when another run has one.
+    """Hold the locks of `nodes`, renewed until the end. Raises LockedError if another run has one.
 
-    They are tried twice: who is refused holds some for a moment, and two who begin at the same time refuse
-    each other. To be terminated is to be interrupted: the locks are released."""
+    The locks are tried twice, because a refused run briefly holds some, and two runs that start together
+    refuse each other. Termination is handled like an interrupt: the locks are released."""
     from provision.remote.ansible.runner import ended_as_interrupted
 
     try:
@@ -354,7 +354,7 @@ def held(
     finally:
         try:
             lock.release()
-        finally:  # a further Ctrl-C may have ended the release
+        finally:  # a further Ctrl-C may have interrupted the release
             if left := (*lock.left, *lock.nodes):
                 when = f"{round(LEASE / 60)} min of the last work there"
                 say(f"{fold(left)}: the lock could not be released; it ends by itself within {when}")
@@ -363,7 +363,7 @@ def held(
 
 
 def fresh_name() -> str:
-    """A name for a run that has no folder yet."""
+    """Return a name for a run that has no folder yet."""
     return f"{now()} {me()}"
 
 
@@ -380,13 +380,12 @@ def alone(
     over: Reach | None = None,
     broken: bool = False,
 ) -> Iterator[None]:
-    """The nodes of `fleet` for the `run` of this `verb` alone, as `held`; `broken`: whoever has them. `say`
-    is told of a lost lock, and of nodes that cannot be locked: whether they can be reached, the verb finds
-    out."""
+    """Lock the nodes of `fleet` for this `run` of `verb` within the context; `broken` skips the locks.
+    `say` reports lost locks, and nodes that cannot be locked; the verb itself detects unreachable nodes."""
     if broken:
         from provision.remote.ansible.runner import ended_as_interrupted
 
-        with ended_as_interrupted():  # as where they are held
+        with ended_as_interrupted():  # same handling as with locks
             yield
         return
     programs = on_fleet(fleet, timeout=timeout, connections=connections, over=over)

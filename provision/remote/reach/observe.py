@@ -1,5 +1,4 @@
-"""Observation of many nodes at once, one round trip each, that returns their facts. The program on the node
-is node/observe/."""
+"""Concurrent observation of many nodes, one round trip each. The program on the node is node/observe/."""
 
 from __future__ import annotations
 
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROBE_SECONDS = 8.0
-RESERVE = 0.3  # part of a node's time kept for the connection: the program answers within the rest
-ANSIBLE_BYTES = 180 * 1024  # of all values: Ansible's events keep 256 KiB of what a task printed
+RESERVE = 0.3  # share of a node's time reserved for the connection; the program gets the rest
+ANSIBLE_BYTES = 180 * 1024  # of all values: Ansible's events keep 256 KiB of a task's output
 ANSIBLE_FORKS = 25
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one node answered.
+    """One node's answer.
 
-    `facts`: dotted name → value, for all that could be read. `problems`: dotted name → why it could not.
-    `error`: the node as a whole could not be asked (unreachable, wrong key, sudo refused, cut answer): one
-    line with cause and next step; then `facts` is empty. `unreachable` tells a silent node from one that
-    answered badly.
+    `facts`: dotted name → value. `problems`: dotted name → why the fact could not be read. `error`: the node
+    as a whole could not be observed (unreachable, wrong key, sudo refused, truncated answer): one line with
+    cause and next step; then `facts` is empty. `unreachable` separates a silent node from one with a bad
+    answer.
     """
 
     node: str
@@ -51,7 +50,7 @@ class Observation:
 
     @property
     def trouble(self) -> str:
-        """`unreachable: cause → next step`, or `unreadable: …`; empty when it answered."""
+        """Return `unreachable: cause → next step`, or `unreadable: …`; empty if the node answered."""
         return f"{state_word(self.unreachable)}: {self.error}" if self.error is not None else ""
 
 
@@ -66,12 +65,12 @@ def observe(
     vault_password_files: Sequence[Path] = (),
     over: Reach | None = None,
 ) -> dict[str, Observation]:
-    """Observe `nodes` concurrently; `ask` maps node name → fact names (base facts are always returned too).
+    """Observe `nodes` concurrently; `ask` maps node name → fact names, in addition to the base facts.
 
-    Never raises for a node: its trouble is in its Observation. Always returns one per node, within `timeout`
-    seconds for each. `on_done` is called in this thread, and `say` with lines for people: whom it still waits
-    for, what this machine does not allow. Nodes that only Ansible can reach go through playbooks/observe.yml.
-    `over`: a way to them that is open already, whose time limit, connections and `say` count then.
+    Returns one Observation per node, within `timeout` seconds each, and never raises for a node: its error is
+    in the Observation. `on_done` is called in this thread, and `say` with progress and warnings for people.
+    Nodes that only Ansible can reach go through playbooks/observe.yml. `over`: an open Reach, whose timeout,
+    connections and `say` then apply.
     """
     answers = _Answers(ask, timeout, on_done)
     if over is not None:
@@ -90,10 +89,10 @@ def run_programs(
     vault_password_files: Sequence[Path] = (),
     over: Reach | None = None,
 ) -> dict[str, bytes | NodeError]:
-    """Run a program of ours on each node (name → its text, in ASCII), reached as `observe` does, or `over` a
-    way that is open already (which has a timeout of its own).
+    """Run a program on each node (name → its ASCII text); return node → framed output, or its error.
 
-    What each printed, framed as answer.py wants it, or why there is nothing. Never raises for a node."""
+    Nodes are reached as in `observe`, or `over` an open Reach with its own timeout. Never raises for a
+    node."""
     outputs = _Outputs(programs)
     if over is not None:
         over.put(outputs, programs)
@@ -110,17 +109,16 @@ def put_to(
     vault_password_files: Sequence[Path],
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
-    there, and by one of the node's workers where it has some."""
+    """Run `asked` on each node and deliver the results: over SSH, through Ansible, or by a worker."""
     with Reach(nodes, timeout, connections, vault_password_files, say) as reach:
         reach.put(asked)
 
 
 class Reach(contextlib.AbstractContextManager["Reach"]):
-    """The ways to nodes: what `put_to` uses once, and others several times.
+    """Routes to nodes, for one or several calls of `put`.
 
-    `persistent`: connections to nodes that are reached directly stay open from one `put` to the next, until
-    `close`; Ansible and workers log in each time. Safe to use from several threads, one after the other."""
+    `persistent`: SSH connections stay open between calls until `close`; Ansible and workers log in each time.
+    Safe to use from several threads, which take turns."""
 
     def __init__(
         self,
@@ -146,7 +144,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         self.close()
 
     def close(self) -> None:
-        """End the connections that are open; another `put` logs in again."""
+        """Close open connections; another `put` logs in again."""
         with self._turn:
             self._hang_up()
 
@@ -156,11 +154,11 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
             direct.__exit__()
 
     def put(self, asked: Asked, nodes: Collection[str] | None = None) -> None:
-        """Run on each node, or each of these, what it is `asked`, and have all of it taken."""
+        """Run `asked` on each node, or on `nodes`, and deliver all results."""
         with self._turn:
             try:
                 self._put(asked, nodes)
-            except BaseException:  # nobody waits for the answers that are still to come
+            except BaseException:  # nothing waits for the remaining answers
                 self._hang_up()
                 raise
 
@@ -181,7 +179,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
             if direct is not None:
                 gathered.append(direct.gather)
 
-            # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.
+            # run_playbook blocks this thread; SSH answers are collected between its events
             def meanwhile() -> None:
                 for gather in gathered:
                     gather()
@@ -194,7 +192,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
                 others.finish()
 
     def _workers(self, away: Mapping[str, Mapping[str, Any]], asked: Asked) -> Away:
-        from provision.remote.workers.worker_asks import Away  # a worker itself has no use for it
+        from provision.remote.workers.worker_asks import Away  # imported here, since workers do not use it
 
         return Away(
             away,
@@ -221,7 +219,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
 def _by_worker(
     nodes: Collection[Node],
 ) -> tuple[list[Node], dict[str, Link], dict[str, Mapping[str, Any]]]:
-    """The nodes that are asked from here; the workers of each other one, and its variables."""
+    """Return the nodes observed from here, the Link of each other node, and its variables."""
     here, links, away = split({node.name: node.variables for node in nodes})
     return (
         [
@@ -235,13 +233,13 @@ def _by_worker(
 
 
 def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
-    """Which nodes we reach ourselves, and which only Ansible can."""
+    """Split nodes into those reached over SSH, and those that only Ansible can reach."""
     routes, why = _routes(nodes)
     return routes, {node.name: node for node in nodes if node.name in why}
 
 
 def _routes(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
-    """The routes of the nodes we reach ourselves, and why Ansible has to reach the others."""
+    """Return the routes of nodes reached over SSH, and why Ansible must reach the others."""
     configs = ConfigFiles()
     routes: dict[str, Route] = {}
     why: dict[str, str] = {}
@@ -254,7 +252,7 @@ def _routes(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
 
 
 def routed(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
-    """The routes of the nodes that we reach ourselves from here, and why the others are not among them."""
+    """Return the routes of nodes reached over SSH from here, and why other nodes have none."""
     here, links, _ = _by_worker(nodes)
     routes, for_ansible = _routes(here)
     why = {name: f"only Ansible reaches it ({one_line(words)})" for name, words in for_ansible.items()}
@@ -264,7 +262,7 @@ def routed(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
 
 
 class _Outputs:
-    """Programs as they are, and what they printed as it is."""
+    """Programs and their raw output."""
 
     def __init__(self, programs: Mapping[str, str]) -> None:
         self.found: dict[str, bytes | NodeError] = {}
@@ -278,7 +276,7 @@ class _Outputs:
 
 
 class _Answers:
-    """What nodes are asked, and what became of it."""
+    """Requested facts and the resulting observations."""
 
     def __init__(
         self,
@@ -294,7 +292,7 @@ class _Answers:
         self._pool = Pool()
 
     def program(self, node: str, limit: int | None = None) -> str:
-        """The text to run on a node: the program and a call of it, in ASCII; one for all asked the same."""
+        """Return the program for a node with its call, in ASCII; nodes with the same request share it."""
         key = (frozenset(self._ask.get(node, ())), limit)
         if key not in self._programs:
             request: dict[str, Any] = {
@@ -304,16 +302,16 @@ class _Answers:
             }
             if limit:
                 request["bytes"] = limit
-            # Literals of plain values: whatever a fact is called is escaped, and no brace is left for
-            # Ansible to find a template in.
+            # Literals of plain values: names of facts are escaped, and no brace is left for Ansible to
+            # expand.
             values = ", ".join(f"{name}={value!a}" for name, value in request.items())
             literals = values.replace("{", "\\x7b")
             self._programs[key] = f"{node_program.packed_for(key[0])}\n\nmain(dict({literals}))\n"
         return self._programs[key]
 
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:
-        """A node's output, or why there is none, becomes its Observation."""
-        if node in self.found:  # the first answer counts: after its run Ansible offers each node once more
+        """Convert a node's output, or its error, to its Observation."""
+        if node in self.found:  # the first answer counts; after its run Ansible delivers each node again
             return
         observation = self.found[node] = self._understood(node, output, seconds)
         if self._on_done is not None:
@@ -336,7 +334,7 @@ def _through_ansible(
     meanwhile: Callable[[], None],
     vault_password_files: Sequence[Path],
 ) -> None:
-    """Ask nodes through playbooks/observe.yml, which runs the program it finds in a host variable."""
+    """Run programs through playbooks/observe.yml, which takes them from a host variable."""
     from provision.errors import GpuprovError
     from provision.remote.ansible.runner import Event, run_playbook
 
@@ -355,9 +353,7 @@ def _through_ansible(
         meanwhile()
 
     fix = "correct the cause; the node's connection variables are in the inventory"
-    rounds = -(
-        -len(nodes) // ANSIBLE_FORKS
-    )  # the limit is per node, and only so many have their turn at once
+    rounds = -(-len(nodes) // ANSIBLE_FORKS)  # the timeout is per node, and forks limit concurrency
     try:
         outcomes = run_playbook(
             paths.PLAYBOOKS / "observe.yml",

@@ -1,8 +1,8 @@
-"""One playbook on many hosts, divided over several ansible-playbook processes.
+"""One playbook on many hosts, partitioned over several ansible-playbook processes.
 
-One of them does about 150 tasks a second whatever the cores, and each thing it does costs more the more hosts
-it has. Playbooks whose hosts wait for one another (playbooks/launch.yml and the programs of a pair) are not
-divided: a host may be played long before another one is begun. Workers do their own nodes (remote/workers).
+One process runs about 150 tasks a second on any number of cores, and its cost per task grows with the number
+of hosts. Playbooks whose hosts wait for each other (playbooks/launch.yml and the programs of a pair) are not
+partitioned, as one host may finish before another starts. Workers play their own nodes (remote/workers).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from provision.remote.ansible.runner import Interrupts
 from provision.remote.workers import mesh, split, worker_runs
 from provision.remote.workers.mesh import Share
 
-FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
-_WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
-_POLL = 1.0  # seconds after which somebody who waits looks up
+FEWEST = 50  # hosts that justify the start of one more ansible-playbook
+_WAITING = 1000  # queued events; a slow consumer then slows Ansible down instead of filling the memory
+_POLL = 1.0  # seconds between checks of a waiting thread
 
 VARIABLE = "GPUPROV_PROCESSES"
 
-Run = runner.Play  # at a place; None stands for runner.run_playbook, on this machine
+Run = runner.Play  # runs a playbook in one place; None stands for runner.run_playbook on this machine
 
 
 def worth(hosts: int, fewest: int) -> int:
-    """As many processes as this many hosts are worth, 1 at least: GPUPROV_PROCESSES says how many, else as
-    many as there are cores for us and each has `fewest` hosts.
+    """Return the number of processes for this many hosts, at least 1.
 
-    Raises UsageError when that variable is no number."""
+    GPUPROV_PROCESSES sets it; otherwise there is one for each available core and each `fewest` hosts. Raises
+    UsageError if that variable is not a number."""
     chosen = os.environ.get(VARIABLE)
     if chosen is None:
         return max(1, min(len(os.sched_getaffinity(0)), hosts // fewest))
@@ -49,13 +49,12 @@ def worth(hosts: int, fewest: int) -> int:
 
 
 def local_places(hosts: int) -> list[Run | None]:
-    """As many places on this machine as `hosts` are worth. Raises UsageError when GPUPROV_PROCESSES is no
-    number."""
+    """Return the local places for `hosts`. Raises UsageError if GPUPROV_PROCESSES is not a number."""
     return [None] * worth(hosts, FEWEST)
 
 
 def width(hosts: Mapping[str, Mapping[str, Any]]) -> int:
-    """How many ansible-playbook processes `run_sharded` has for these hosts, the workers' among them."""
+    """Return the number of ansible-playbook processes that `run_sharded` starts, including the workers'."""
     local, links, _ = split(hosts)
     workers = {worker.name for link in links.values() for worker in link.workers}
     return (worth(len(local), FEWEST) if local else 0) + len(workers)
@@ -70,15 +69,13 @@ def run_sharded(
     waiting: int = 0,
     **options: Unpack[runner.PlayOptions],
 ) -> dict[str, Outcome]:
-    """`runner.run_playbook` at all `places` at once (default: `here`), hosts and forks divided among them;
-    hosts that have a worker are played by it. `waiting`: so many hosts, as they stand together, wait for one
-    another: there is one place here, each worker has all the forks, and who waits has a turn with whom it
-    waits for (`turns`).
+    """Run a playbook at all `places` concurrently (default: local ones), dividing hosts and forks.
 
-    `on_event` is called in this thread, for each host in order. What fails at one place is told for its hosts
-    and costs the others nothing; GpuprovError is raised when it failed at all of them. `timeout` is for all:
-    a place whose forks have more rounds to go gets as much longer. A signal, or a mistake in `on_event`,
-    stops every place.
+    Workers play their own hosts. If `waiting` is set, groups of that many consecutive hosts wait for each
+    other: there is one local place, each worker has all the forks, and `in_batches` keeps groups together.
+    `on_event` is called in this thread, in order for each host. A failure at one place is reported for its
+    hosts only; GpuprovError is raised if every place failed. `timeout` is scaled for a place whose forks need
+    more rounds. A signal, or an exception in `on_event`, stops every place.
     """
     local, links, away = split(hosts)
     shares, stranded = mesh.assigned(away, links) if away else ([], {})
@@ -136,16 +133,15 @@ def _divided(
 
 
 def partition(hosts: Mapping[str, Mapping[str, Any]], places: int) -> list[dict[str, Mapping[str, Any]]]:
-    """The hosts of each place, dealt like cards: what stands together in an inventory is alike, and takes
-    alike."""
+    """Deal hosts to places in turn, since neighbours in an inventory are alike and take equally long."""
     return [{name: hosts[name] for name in list(hosts)[place::places]} for place in range(places)]
 
 
 def in_batches(places: Mapping[str, str], forks: int, together: int) -> list[set[str]]:
-    """The hosts (each with its place: a worker, or "" for here) in batches to play one after the other:
-    none has more of them for a place than its `forks`, and each `together` that stand together stay so.
-    Else one would wait at its worker for its turn while the other, at another worker, waits for it until
-    its time is up."""
+    """Split hosts (each with its place: a worker, or "" for local) into batches to play in sequence.
+
+    A batch has at most `forks` hosts per place and keeps each `together` consecutive hosts together.
+    Otherwise one host could wait for its turn at its worker until its partner at another worker times out."""
     names = list(places)
     batches: list[set[str]] = [set()]
     busy: Counter[str] = Counter()
@@ -161,7 +157,7 @@ def in_batches(places: Mapping[str, str], forks: int, together: int) -> list[set
 
 
 def _forks(forks: int, dealt: Sequence[Mapping[str, Any]]) -> list[int]:
-    """`forks` divided as the hosts are, none left over; at least one each."""
+    """Divide `forks` in proportion to the hosts, without remainder and with at least one each."""
     total, before, widths = sum(map(len, dealt)), 0, []
     for some in dealt:
         after = before + len(some)
@@ -172,7 +168,7 @@ def _forks(forks: int, dealt: Sequence[Mapping[str, Any]]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """What became of one place: outcomes, or why there are none."""
+    """The result of one place: outcomes or an error."""
 
     hosts: Mapping[str, Any]
     outcomes: Mapping[str, Outcome] | None = None
@@ -186,7 +182,7 @@ class _Ended:
 
 
 class _Work:
-    """The places at work, a thread each; what they say is heard in the thread that calls `finish`."""
+    """Places at work in one thread each; their events are handled in the thread that calls `finish`."""
 
     def __init__(
         self, playbook: Path, options: runner.PlayOptions, on_event: Callable[[Event], None] | None
@@ -201,8 +197,9 @@ class _Work:
     def begin(
         self, place: Run | None, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
     ) -> None:
-        """Have `place` play on these hosts once `finish` is called."""
-        # The thread that starts Ansible must live as long: the kernel ends Ansible with it (handover.py).
+        """Prepare `place` to play on these hosts once `finish` is called."""
+        # The thread that starts Ansible must outlive it: the kernel ends Ansible with the thread
+        # (handover.py).
         thread = threading.Thread(
             target=self._play, args=(place, hosts, forks, timeout), name="shard", daemon=True
         )
@@ -216,13 +213,13 @@ class _Work:
         try:
             options: runner.PlayOptions = {**self._options, "forks": forks, "timeout": timeout}
             outcomes = run(self._playbook, hosts, on_event=hear, **options)
-        except BaseException as error:  # it is raised in the thread that waits
+        except BaseException as error:  # re-raised in the waiting thread
             self._said.put(_Ended(hosts, error=error))
         else:
             self._said.put(_Ended(hosts, outcomes))
 
     def finish(self) -> dict[str, Outcome]:
-        """Start all, hear all, wait for all. Whatever is raised, Ansible has ended everywhere by then."""
+        """Start all places, handle events, and wait until Ansible has ended everywhere, even on errors."""
         ended: list[_Ended] = []
         mistake: BaseException | None = None
         with self._interrupts.noted():
@@ -238,7 +235,8 @@ class _Work:
                         wrong = self._heard(said) if mistake is None else None
                     if wrong is not None and mistake is None:
                         mistake = wrong
-                        # A place that was interrupted says so: once more would kill the others at once.
+                        # An interrupted place has counted it; a second interrupt would kill the other places
+                        # at once.
                         self._interrupts.count = max(1, self._interrupts.count)
         if mistake is not None:
             raise mistake
@@ -250,7 +248,7 @@ class _Work:
         return {name: outcome for one in ended for name, outcome in one.told().items()}
 
     def _heard(self, event: Event) -> BaseException | None:
-        """What went wrong while it was heard: raised from here it would leave Ansible running."""
+        """Call `on_event`; return its exception, which would leave Ansible running if raised here."""
         try:
             if self._on_event is not None:
                 self._on_event(event)

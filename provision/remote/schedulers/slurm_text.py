@@ -1,11 +1,10 @@
 """Parsers for the output of Slurm's commands (pure): nodes, jobs, partitions, host lists, errors.
 
 `scontrol show node` and `show partition` print blocks of lines with `Name=value` words; a text that may have
-blanks (`Reason=…`) has a line of its own (Slurm's src/api/node_info.c, slurm_sprint_node_table, and
-partition_info.c). The format is the same from 20.11 to 24.11, unlike JSON: `--json` came with 21.08 and needs
-a plugin. States and flags are joined by `+` (node_states and node_state_flags in
-src/common/slurm_protocol_defs.c); up to 20.02, `*` after the state meant a node that does not respond. Slurm
-24.11 is observed in tests/lab/test_slurm.py.
+blanks (`Reason=…`) has its own line (src/api/node_info.c, slurm_sprint_node_table, and partition_info.c). The
+format is the same from 20.11 to 24.11; `--json` came with 21.08 and needs a plugin. States and flags are
+joined by `+` (node_states, node_state_flags in src/common/slurm_protocol_defs.c); up to 20.02, `*` after the
+state meant that the node does not respond. Slurm 24.11 was observed in tests/lab/test_slurm.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""SSH connections of our own: the only home of paramiko."""
+"""Our own SSH connections; the only package that imports paramiko."""

@@ -1,1 +1,1 @@
-"""What a worker machine runs."""
+"""Program that runs on a worker machine."""

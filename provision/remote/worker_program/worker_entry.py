@@ -1,12 +1,12 @@
-"""The process on a worker: does what one unit of its Receptor says, and reports the events.
+"""The process on a worker that does the work of one Receptor unit and reports its events.
 
 Receptor starts it as the command of its work type gpuprov-worker (`python -P -m
-provision.remote.worker_program.worker_entry`). Nothing of the unit is written in clear but into a 0700 folder
-in memory, which is removed. It outlives the connection to its controller, and its controller; it confirms the
-run's locks on its nodes meanwhile. It ends in order when its time is up, when the lock of one of its nodes is
-another run's, and, where others can do its nodes, when the mesh has no way to the controller for too long.
+provision.remote.worker_program.worker_entry`). Clear text of the unit is written only to a 0700 folder in
+memory, which is removed. The process outlives its controller and the connection to it, and renews the run's
+locks on its nodes meanwhile. It ends cleanly at its deadline, when another run has locked one of its nodes,
+and, if others can do its nodes, when the mesh has had no route to the controller for too long.
 
-A unit that greets, or that looks, imports what it needs: on a worker, imports are most of what it costs.
+Modules are imported only where needed, as imports are most of the cost of a short unit.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from provision.remote.protocol import NodeError
 from provision.remote.workers import sealed, worker_stream
 from provision.remote.workers.control import Control
 
-_END = 30.0  # seconds to end in order
-_FLUSH = 1.0  # seconds that events are gathered: Receptor writes its file through to the disk each time
-_GATHERED = 256 * 1024  # bytes of them
-_LOOK = 10.0  # seconds between two looks whether the mesh has a way to the controller
-_NO_DISK = 74  # the exit status when answers cannot be written (EX_IOERR of sysexits.h)
+_END = 30.0  # seconds for a clean end
+_FLUSH = 1.0  # seconds between writes: Receptor syncs its file to disk for each
+_GATHERED = 256 * 1024  # bytes buffered until a write
+_LOOK = 10.0  # seconds between checks for a route to the controller
+_NO_DISK = 74  # exit status if answers cannot be written (EX_IOERR of sysexits.h)
 
 
 class _Output:
-    """Standard output as it was, in sealed frames: what else prints here goes to stderr."""
+    """The original standard output, in sealed frames; other prints of this process go to stderr."""
 
     def __init__(self, key: bytes) -> None:
         self._file = os.dup(1)
@@ -57,7 +57,7 @@ class _Output:
                 self._send()
 
     def close(self) -> None:
-        """Send what is gathered, which else goes within _FLUSH."""
+        """Send buffered data now instead of within _FLUSH."""
         with self._lock:
             self._send()
 
@@ -82,7 +82,7 @@ class _Output:
 
 
 def _end_soon(status: int) -> None:
-    """Ask this process to end in order, and see to it that it does. (The kernel ends Ansible with it.)"""
+    """Interrupt this process, and force its exit after _END. (The kernel ends Ansible with it.)"""
 
     def end() -> None:
         time.sleep(_END)
@@ -95,12 +95,12 @@ def _end_soon(status: int) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-_ending: list[int] = []  # the exit status, once it was asked to end
+_ending: list[int] = []  # the exit status, once the end was requested
 
 
 class _Stream:
-    """Lines as `ansible-runner worker` writes them, a sign of life where nothing was said for a while. (Its
-    own class would do it, and cost half of the start of a unit: its imports.)"""
+    """Writer of lines as in `ansible-runner worker`, with a heartbeat when idle.
+    (ansible-runner's own class needs imports that would double the start time of a unit.)"""
 
     def __init__(self, output: _Output) -> None:
         self._output = output
@@ -124,7 +124,7 @@ class _Stream:
 
 
 class _Speaker(_Stream):
-    """What a unit says: events, signs of life, the end."""
+    """Writer of a unit's messages: events, heartbeats, and the end."""
 
     def __init__(self, output: _Output) -> None:
         super().__init__(output)
@@ -132,17 +132,17 @@ class _Speaker(_Stream):
         self._answers = worker_stream.Answers()
 
     def begin(self) -> None:
-        """Say that work begins, and wait until that is written: what says nothing has done nothing."""
+        """Report the start and wait until it is written, so that a silent unit has done nothing."""
         self.event_handler({"event": "keepalive", "counter": 0, "uuid": 0})
         self._output.close()
 
     def event(self, raw: Mapping[str, Any]) -> None:
-        """Send an event, without what nobody there reads."""
+        """Send an event, reduced to the fields that the controller uses."""
         self._events += 1
         self.event_handler(worker_stream.slim(raw))
 
     def output(self, node: str, said: bytes | bytearray | NodeError, seconds: float) -> None:
-        """Send what a program of ours printed on a node."""
+        """Send the output of one of gpuprov's programs on a node."""
         data: dict[str, Any] = {"host": node, "seconds": round(seconds, 3)}
         if isinstance(said, NodeError):
             data["error"] = [said.kind, said.what, said.fix]
@@ -153,21 +153,21 @@ class _Speaker(_Stream):
         self.event_handler({**about, "event_data": data})
 
     def lost(self, node: str, why: str) -> None:
-        """Say that work on a node was ended because its lock is another's."""
+        """Report that work on a node was ended because another run has its lock."""
         data = {"host": node, "task": "Keep the lock of the node", "res": {"msg": why}}
         number = self._events + 1
         about = {"event": "runner_on_failed", "counter": number, "uuid": f"lock-{number}"}
         self.event({**about, "event_data": data})
 
     def end(self, trouble: str = "") -> None:
-        """Say how it ended, with the number of events, so that a cut stream is known for one."""
+        """Report the end, with the number of events, so that a truncated stream is detected."""
         status = {"status": "error", "job_explanation": trouble} if trouble else {"status": "successful"}
         self.event_handler({**status, "gpuprov_events": self._events})
         self.event_handler({"eof": True})
 
 
 def _keep_limits(about: Mapping[str, Any]) -> None:
-    """End when the time is up, or the controller cannot be reached for longer than the lease."""
+    """End the process at its deadline, or if the controller is unreachable for longer than the lease."""
     end = time.monotonic() + float(about["seconds"])
     lease, mesh = about["lease"], Control(str(about["socket"]))
     reached = time.monotonic()
@@ -184,7 +184,7 @@ def _keep_limits(about: Mapping[str, Any]) -> None:
 
 
 def main() -> int:
-    """Exit status 0 when the unit was done and told, whatever became of its nodes."""
+    """Do the unit's work; exit status 0 if it was done and reported, even if its nodes failed."""
     keep = {name: os.environ[name] for name in (*handover.KEPT, "PATH") if name in os.environ}
     os.environ.clear()
     os.environ.update(keep)
@@ -208,11 +208,11 @@ def main() -> int:
     return _work(about, share["kwargs"])
 
 
-_LINE = 64 * 1024  # bytes of a header
+_LINE = 64 * 1024  # limit of a header, in bytes
 
 
 def _greet(question: Mapping[str, Any]) -> None:
-    """Say who this worker is."""
+    """Report this worker's versions and key."""
     said: dict[str, Any] = {**worker_stream.versions(), "key": sealed.worker_public_key()}
     try:
         Control(str(question.get("socket"))).status()
@@ -304,7 +304,7 @@ def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: lis
 
 @contextlib.contextmanager
 def _lost_said(lost: Mapping[str, str], speaker: _Speaker) -> Iterator[None]:
-    """Work that was ended for lost locks has failed on these nodes, and was stopped on the others."""
+    """Report nodes with lost locks as failed when the work is ended; the other nodes count as stopped."""
     try:
         yield
     except KeyboardInterrupt:
@@ -316,7 +316,7 @@ def _lost_said(lost: Mapping[str, str], speaker: _Speaker) -> Iterator[None]:
 
 
 class _Relay:
-    """Programs as the controller sent them; what they print goes back to it."""
+    """Sends the controller's programs to nodes and their output back."""
 
     def __init__(self, share: Mapping[str, Any], speaker: _Speaker) -> None:
         self._share = share

@@ -1,9 +1,9 @@
-"""The client of Receptor's control socket: lines of text over a Unix socket, as Receptor 1.5.5 speaks them.
+"""Client of Receptor's control socket: lines of text over a Unix socket, as in Receptor 1.5.5.
 
-The texts are those of pkg/controlsvc/controlsvc.go and pkg/workceptor/controlsvc.go of
-github.com/ansible/receptor, compared with what Debian 13's 1.5.5 answers. Its own Python client
-(receptorctl) is not used: none of its waits has an end, the greeting included, so a Receptor that hangs
-would hang gpuprov; and it reads lines of any length.
+The protocol is from pkg/controlsvc/controlsvc.go and pkg/workceptor/controlsvc.go of
+github.com/ansible/receptor, compared with the answers of Debian 13's 1.5.5. Receptor's Python client
+(receptorctl) is not used: none of its reads has a timeout, not even the greeting, so a hanging Receptor would
+block gpuprov; and it reads lines of unlimited length.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from provision.errors import GpuprovError
 from provision.remote.protocol import one_line
 
 SOCKET = "/run/receptor/receptor.sock"
-ANSWER = 15.0  # seconds for an answer that Receptor has at hand
-START = 120.0  # seconds in which Receptor hands a unit to a worker, or says that it will try on
-_LINE = 32 * 1024 * 1024  # bytes of an answer: `work list` and `status` of a mesh of thousands
+ANSWER = 15.0  # seconds for an answer that Receptor has ready
+START = 120.0  # seconds for Receptor to hand a unit to a worker, or to announce retries
+_LINE = 32 * 1024 * 1024  # bytes of an answer: `work list` and `status` in a mesh of thousands
 _CHUNK = 1 << 16
 _GREETING = re.compile(r"Receptor Control, node (\S+)")
 _CREATED = re.compile(r"Work unit created with ID (\w{1,128})\. Send stdin data and EOF\.")
@@ -33,31 +33,30 @@ COMPLETE = ("Succeeded", "Failed", "Canceled")
 
 
 class ControlError(GpuprovError):
-    """This machine's Receptor is not there, or does not answer as Receptor does."""
+    """This machine's Receptor is unreachable or answers incorrectly."""
 
 
 class RefusedError(GpuprovError):
-    """Receptor refused a command; `what` is its own text."""
+    """Receptor rejected a command; `what` is its own message."""
 
 
 class Control:
-    """This machine's Receptor. Each command has a connection of its own, so it can be used from many
-    threads."""
+    """This machine's Receptor; thread-safe, since each command has its own connection."""
 
     def __init__(self, path: str = SOCKET) -> None:
         self.path = path
 
     def status(self) -> dict[str, Any]:
-        """What it knows of the mesh: NodeID, RoutingTable, Advertisements. Raises ControlError."""
+        """Return the state of the mesh: NodeID, RoutingTable, Advertisements. Raises ControlError."""
         fields = ["NodeID", "RoutingTable", "Advertisements"]
         return self._asked(json.dumps({"command": "status", "requested_fields": fields}))
 
     def units(self) -> dict[str, Any]:
-        """Every unit it knows, by its id, with its state. Raises ControlError."""
+        """Return the state of every known unit by id. Raises ControlError."""
         return self._asked("work list")
 
     def unit(self, unit: str) -> dict[str, Any] | None:
-        """The state of one unit; None when it knows no such unit. Raises ControlError."""
+        """Return the state of one unit, or None if it is unknown. Raises ControlError."""
         try:
             return self._asked(f"work status {unit}")
         except RefusedError as error:
@@ -66,16 +65,16 @@ class Control:
             raise
 
     def cancel(self, unit: str) -> bool:
-        """End a unit: whether its worker has been told; if not, Receptor tries on. Raises ControlError."""
+        """End a unit; return whether its worker was notified (else Receptor retries). Raises ControlError."""
         try:
             return "cancelled" in self._asked(f"work cancel {unit}", START)
         except RefusedError as error:
-            return _UNKNOWN in error.what  # here or there: nothing of it is left to end
+            return _UNKNOWN in error.what  # on either side: no unit is left to end
 
     def release(self, unit: str) -> None:
-        """End a unit and remove its files, here and on its worker: as soon as that can be reached, where it
-        cannot now. Raises ControlError."""
-        for command in ("release", "force-release"):  # the second where the worker does not know it any more
+        """End a unit and remove its files on both sides; raise ControlError if that fails here.
+        An unreachable worker removes them once it is reachable."""
+        for command in ("release", "force-release"):  # the second if the worker no longer knows the unit
             with contextlib.suppress(RefusedError):
                 self._asked(f"work {command} {unit}", START)
                 return
@@ -91,10 +90,9 @@ class Control:
         ttl: float,
         named: Callable[[str], None],
     ) -> None:
-        """Have `node` begin a signed unit with `payload` on its standard input. `named` is told its id before
-        the payload is sent. `label` can be read again in the unit's parameters. A unit that could
-        not be begun within `ttl` seconds has failed. Raises RefusedError (it was not begun) and
-        ControlError."""
+        """Start a signed unit on `node` with `payload` as its standard input.
+        `named` gets its id before the payload is sent. `label` is kept in the unit's parameters. A unit that
+        does not start within `ttl` seconds fails. Raises RefusedError (not started) and ControlError."""
         command = {
             **{"command": "work", "subcommand": "submit", "node": node, "worktype": work_type},
             **{"tlsclient": tls_client, "signwork": "true", "ttl": f"{ttl:.0f}s", LABEL: label},
@@ -109,7 +107,7 @@ class Control:
             session.answer(START)
 
     def results(self, unit: str, start: int) -> Results:
-        """What a unit prints, from byte `start` on. Raises RefusedError and ControlError."""
+        """Return a unit's output from byte `start` on. Raises RefusedError and ControlError."""
         session = _Session(self.path)
         try:
             if not _STREAMING.fullmatch(session.ask(f"work results {unit} {start}")):
@@ -139,17 +137,17 @@ class Control:
         )
 
 
-LABEL = "gpuprov_unit"  # a unit's parameter; Receptor hands it on, and its command workers ignore it
+LABEL = "gpuprov_unit"  # parameter of a unit, which Receptor passes on and its command workers ignore
 
 
 class Results:
-    """The growing output of a unit."""
+    """Output of a running unit, which grows."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
 
     def read(self, seconds: float) -> bytes | None:
-        """More of it: b"" when it has ended (or Receptor has), None when nothing came in time."""
+        """Return more output, b"" at its end (or Receptor's), or None after a timeout."""
         return self._session.more(seconds)
 
     def close(self) -> None:
@@ -157,7 +155,7 @@ class Results:
 
 
 class _Session:
-    """One connection. Raises ControlError when it breaks or is silent, RefusedError for what it refuses."""
+    """One connection; raises ControlError if it breaks or times out, RefusedError for a rejected command."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -194,7 +192,7 @@ class _Session:
             self._socket.shutdown(socket.SHUT_WR)
 
     def answer(self, seconds: float) -> str:
-        """One line, without its end."""
+        """Return one line, without its newline."""
         end = time.monotonic() + seconds
         while (at := self._said.find(b"\n")) < 0:
             data = self._received(end - time.monotonic())
@@ -214,7 +212,7 @@ class _Session:
         return text
 
     def more(self, seconds: float) -> bytes | None:
-        if self._said:  # it came with the first line
+        if self._said:  # received together with the first line
             data = bytes(self._said)
             self._said.clear()
             return data
@@ -251,7 +249,7 @@ class _Session:
 
 
 def labelled(units: Mapping[str, Any], label: str) -> str | None:
-    """The id of the unit with this label among those that `Control.units` gave."""
+    """Return the id of the unit with this label in the result of `Control.units`."""
     for unit, state in units.items():
         extra = state.get("ExtraData") if isinstance(state, Mapping) else None
         params = extra.get("RemoteParams") if isinstance(extra, Mapping) else None

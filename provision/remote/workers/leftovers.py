@@ -1,4 +1,4 @@
-"""What crashed controllers left in a mesh: found in the register, and removed."""
+"""Removal of units that crashed controllers left in a mesh, according to the register."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _swept: set[Path] = set()
 
 
 def sweep() -> None:
-    """Once in a process: end and remove the units of processes that are gone and had no run folder: nobody
-    will ask for them. What cannot be removed now stays for the next time."""
+    """End and remove, once per process, the units of dead processes that had no run folder.
+    Nothing else would collect them. A unit that cannot be removed now is left for the next time."""
     folder = register.state_folder() / register.FOLDER
     if folder in _swept:
         return
@@ -24,7 +24,7 @@ def sweep() -> None:
 
 
 def remove(folder: Path, record: register.Record) -> str:
-    """End and remove one unit, and forget it. Why that could not be done; empty when it was."""
+    """End, remove and unregister one unit; return the error, or "" on success."""
     try:
         units.removed(Control(record.socket), record)
     except ControlError as error:

@@ -1,7 +1,7 @@
-"""The mesh as this process knows it: which workers can be used now, and who gets which nodes.
+"""The mesh as seen by this process: which workers are usable, and which nodes each of them gets.
 
-A worker can be used when the mesh has a way to it, its Receptor allows our work, and it consists of what we
-do: all that is asked before anything is sent to one, of all workers at the same time, and remembered.
+A worker is usable if the mesh has a route to it, its Receptor allows our work type, and its versions match
+the controller's. All workers are checked concurrently before any work is sent, and the results are cached.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from provision.remote.workers import (
 from provision.remote.workers.control import Control, ControlError
 from provision.remote.workers.units import Way
 
-HELLO = 60.0  # seconds for a worker to say who it is
-_KEPT = 600.0  # seconds a hello counts; a unit compares versions once more
-_REFUSED = 30.0  # seconds after which a worker that could not be used is asked again
-_AVOIDED = 600.0  # seconds in which a worker that was lost gets no nodes that others can do
-_ROUTE = 3.0  # seconds a routing table counts
-_NEW = 15.0  # seconds for a Receptor that has just started to find its way
-_AT_ONCE = 64  # hellos
+HELLO = 60.0  # seconds for a worker to answer a greeting
+_KEPT = 600.0  # seconds until a greeting expires; each unit compares versions again
+_REFUSED = 30.0  # seconds until an unusable worker is tried again
+_AVOIDED = 600.0  # seconds in which a lost worker gets no nodes that others can do
+_ROUTE = 3.0  # seconds until a routing table expires
+_NEW = 15.0  # seconds for a newly started Receptor to find its routes
+_AT_ONCE = 64  # concurrent greetings
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker does: its hosts, with their variables, and each one's Link."""
+    """The work of one worker: its hosts with their variables, and the Link of each."""
 
     way: Way
     hosts: dict[str, Mapping[str, Any]]
@@ -52,7 +52,7 @@ class Share:
 
     @property
     def alone(self) -> bool:
-        """No other worker can do any of it."""
+        """Return whether no other worker can do any of the hosts."""
         return all(len(link.workers) == 1 for link in self.links.values())
 
     @property
@@ -60,12 +60,12 @@ class Share:
         return mesh_of(next(iter(self.links.values())))
 
 
-# What a worker left undone, and why: others may do it.
+# Hosts that a worker left undone, and why; other workers may do them.
 Left = Mapping[str, NodeError]
 
 
 class Mesh:
-    """The workers behind one Receptor of ours. Safe to use from many threads."""
+    """The workers behind one Receptor of this machine. Thread-safe."""
 
     def __init__(self, socket: str, tls_client: str) -> None:
         self._control = Control(socket)
@@ -76,7 +76,7 @@ class Mesh:
         self._controller = ""
         self._lock = threading.Lock()
         self._busy: Counter[str] = Counter()
-        self._counting = threading.Lock()  # the other one is held for as long as workers are asked
+        self._counting = threading.Lock()  # separate, since the other lock is held while workers are greeted
 
     def assign(
         self,
@@ -84,7 +84,7 @@ class Mesh:
         links: Mapping[str, Link],
         without: Collection[str] = (),
     ) -> tuple[list[Share], dict[str, NodeError]]:
-        """Who does which of these hosts, and why nobody does the others. `without`: not these workers."""
+        """Assign hosts to usable workers except `without`; return shares, and host → error for the rest."""
         candidates = {name: found for name in hosts if (found := self._preferred(links[name], without))}
         ways = self._usable({worker.name: worker for found in candidates.values() for worker in found})
         unusable = {worker: said for worker, said in ways.items() if isinstance(said, NodeError)}
@@ -101,12 +101,12 @@ class Mesh:
         return shares, {name: unusable[worker] for name, worker in stranded.items()}
 
     def busy(self, worker: str, nodes: int) -> None:
-        """It has so many nodes more to do; fewer, where the number is negative."""
+        """Add `nodes`, which may be negative, to the number of nodes assigned to this worker."""
         with self._counting:
             self._busy[worker] += nodes
 
     def avoid(self, worker: str) -> None:
-        """It was lost: what others can do is theirs for a while, and it is asked again who it is."""
+        """Prefer other workers to this lost worker for a while, and greet it again before its next use."""
         with self._lock:
             self._avoided[worker] = time.monotonic() + _AVOIDED
             _, said = self._greeted.pop(worker, (0.0, None))
@@ -119,13 +119,13 @@ class Mesh:
         return [worker for worker in allowed if self._avoided.get(worker.name, 0.0) < now] or allowed
 
     def _usable(self, wanted: Mapping[str, Worker]) -> dict[str, Way | NodeError]:
-        """For each worker how to reach it, or why it cannot be used. They are asked at the same time."""
+        """Return how to reach each worker, or why it is unusable; greet workers concurrently."""
         with self._lock:
             now = time.monotonic()
             known = {
                 w: self._greeted[w][1] for w in wanted if w in self._greeted and self._greeted[w][0] > now
             }
-            # A unit for one that was cut off since would wait for its whole TTL.
+            # A unit for a worker that has become unreachable would wait for its whole TTL.
             known = {w: said for w, said in known.items() if isinstance(said, NodeError) or self.has_route(w)}
             asked = [worker for worker in wanted if worker not in known]
             if not asked:
@@ -155,7 +155,7 @@ class Mesh:
         return self._ask(worker, way) if key is None else replace(way, public_key=key)
 
     def _ask(self, worker: Worker, way: Way) -> Way | NodeError:
-        """Greet it, whatever is remembered."""
+        """Greet a worker, bypassing the cache."""
         name = worker.name
         said, trouble = units.hello(way, HELLO)
         if said is None or trouble is not None:
@@ -171,7 +171,7 @@ class Mesh:
         return way
 
     def _not_in_mesh(self, worker: str) -> NodeError | None:
-        """Why nothing can be sent to it, as far as our Receptor knows. Raises ControlError."""
+        """Return why this machine's Receptor cannot send work to a worker. Raises ControlError."""
         end = time.monotonic() + _NEW
         while True:
             status = self._control.status()
@@ -196,13 +196,13 @@ class Mesh:
         return None
 
     def has_route(self, worker: str) -> bool:
-        """Whether the mesh has a way to this worker now, as our Receptor sees it."""
+        """Return whether this machine's Receptor has a route to the worker now."""
         with_time, routes = self._routes
         if time.monotonic() - with_time > _ROUTE:
             try:
                 table = self._control.status().get("RoutingTable")
             except ControlError:
-                table = {}  # our own Receptor is away: so are all of them
+                table = {}  # without this machine's Receptor no worker is reachable
             routes = frozenset(table) if isinstance(table, Mapping) else frozenset()
             self._routes = (time.monotonic(), routes)
         return worker in routes
@@ -217,7 +217,7 @@ _lock = threading.Lock()
 
 
 def mesh_of(link: Link) -> Mesh:
-    """The mesh that this Link is about: one for all that use the same Receptor."""
+    """Return the mesh of a Link; there is one per Receptor and tls-client."""
     with _lock:
         key = (link.socket, link.tls_client)
         if key not in _meshes:
@@ -228,7 +228,7 @@ def mesh_of(link: Link) -> Mesh:
 def assigned(
     hosts: Mapping[str, Mapping[str, Any]], links: Mapping[str, Link], without: Collection[str] = ()
 ) -> tuple[list[Share], dict[str, NodeError]]:
-    """`Mesh.assign`, each host by the mesh it belongs to."""
+    """Run `Mesh.assign` for each mesh of these hosts."""
     shares: list[Share] = []
     stranded: dict[str, NodeError] = {}
     meshes: dict[Mesh, list[str]] = {}
@@ -242,8 +242,8 @@ def assigned(
 
 
 def worked(shares: Collection[Share], work: Callable[[Share], Left]) -> dict[str, NodeError]:
-    """Have each share done, in a thread of its own. What a worker leaves is done by others of its hosts'
-    workers as long as there are some: which are left in the end, and why."""
+    """Run `work` for each share in its own thread; return host → error for hosts left undone.
+    Hosts that a worker leaves undone are passed on to other workers of theirs while there are any."""
     return _worked(shares, work, frozenset())
 
 
@@ -268,7 +268,7 @@ def _worked(
             done = {name for other in more for name in other.hosts}
             failed.update({name: none.get(name, left[name]) for name in names if name not in done})
             failed.update(_worked(more, work, tried))
-        except BaseException as error:  # raised in the thread that waits
+        except BaseException as error:  # re-raised in the waiting thread
             raised.append(error)
 
     for share in shares:

@@ -1,13 +1,12 @@
-"""The encryption of what a unit is given and what it answers.
+"""Encryption of the input and the answers of a unit.
 
-Receptor keeps the input and the output of a unit as files in its data folder, on the controller and on the
-worker, for as long as the unit exists. So it is given only what its worker can read: a payload for a key
-(X25519) that the worker keeps in memory until it boots again, and its answers are for a key that the
-payload brings along and the controller keeps in memory. (AES-256-GCM; both keys by HKDF-SHA256.) What is on
-disk is of no use to whoever has the disk, a backup of it, or the Receptor between the two; root of the
-worker or of the controller can read either, as before.
+Receptor stores the input and output of a unit as files in its data folder, on the controller and on the
+worker, while the unit exists. Therefore the payload is encrypted for a key (X25519) that the worker keeps in
+memory until its next boot, and the answers with a key that the payload contains and the controller keeps in
+memory (AES-256-GCM; both keys derived by HKDF-SHA256). Files on disk are useless to anyone with access to the
+disk, a backup of it, or the Receptors in between; root on the worker or the controller can still read both.
 
-Both are compressed before, the frames of an answer as one stream: each byte goes through two Receptors.
+Both are compressed first, the frames of an answer as one stream, since each byte passes two Receptors.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from provision import foreign_json
 from provision.errors import GpuprovError
 from provision.remote.ansible import handover
 
-FRAME = b"@gpuprov "  # begins a line of an answer; all else a unit prints is somebody else's
+FRAME = b"@gpuprov "  # prefix of an answer line; all other output of a unit has another source
 KEY_BYTES = 32
-PAYLOAD_LIMIT = 512 * 1024 * 1024  # bytes of a payload: the variables of a share's hosts, most of it
-FRAME_LIMIT = 80 * 1024 * 1024  # bytes of what a frame holds: the longest line, and what came before it
-_PIECE = 1024 * 1024  # bytes that are unpacked at once
-_NO_NONCE = bytes(12)  # each payload has a key of its own
+PAYLOAD_LIMIT = 512 * 1024 * 1024  # bytes of a payload, mostly the variables of a share's hosts
+FRAME_LIMIT = 80 * 1024 * 1024  # decompressed bytes of a frame: the longest line, and the bytes before it
+_PIECE = 1024 * 1024  # bytes decompressed at once
+_NO_NONCE = bytes(12)  # safe, since each payload has its own key
 
 
 class SealError(Exception):
-    """What was to be opened is not what was sealed; the text says in what way."""
+    """The sealed data is damaged or invalid, as described in the text."""
 
 
 class MissingKeyError(Exception):
-    """The key that would open it is not here: this machine was started anew since."""
+    """The decryption key is missing: this machine has rebooted since."""
 
 
 # --- keys, in memory
 
 
 def folder() -> Path:
-    """This user's folder for keys: 0700, on a memory file system where there is one. Raises GpuprovError."""
+    """Return this user's key folder (0700), in memory if possible. Raises GpuprovError."""
     path = handover.memory_folder() / f"gpuprovkeys-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -65,13 +64,13 @@ def folder() -> Path:
 
 
 def keep(name: str, key: bytes) -> bytes:
-    """The key of this name: this one, unless there is one."""
+    """Store a key unless one with this name exists; return the stored key."""
     file = folder() / name
     beside = folder() / f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
         made.write(key)
     try:
-        os.link(beside, file)  # whole or not at all, and the first one stays
+        os.link(beside, file)  # atomic, and an existing key stays
     except FileExistsError:
         return kept(name)
     finally:
@@ -80,7 +79,7 @@ def keep(name: str, key: bytes) -> bytes:
 
 
 def kept(name: str) -> bytes:
-    """Raises MissingKeyError."""
+    """Return a stored key. Raises MissingKeyError."""
     try:
         key = (folder() / name).read_bytes()
     except FileNotFoundError:
@@ -99,17 +98,17 @@ _WORKER = "worker"
 
 
 def worker_public_key() -> str:
-    """The public half of this machine's key as a worker, made at the first call after it booted."""
+    """Return the public half of this machine's worker key, which is created at first use after a boot."""
     private = X25519PrivateKey.from_private_bytes(keep(_WORKER, os.urandom(KEY_BYTES)))
     return base64.b64encode(private.public_key().public_bytes_raw()).decode()
 
 
-# --- the payload: a line of JSON in clear, then one encrypted message
+# --- the payload: one line of JSON in clear, then one encrypted message
 
 
 def sealed(header: Mapping[str, Any], payload: bytes, public_key: str) -> bytes:
-    """`payload` for the worker with this public key. `header` can be read by anybody, and changed by nobody.
-    Raises SealError for what is no key, and for more than a payload may be."""
+    """Encrypt `payload` for the worker with this public key; `header` is readable but tamper-proof.
+    Raises SealError for an invalid key and for an oversized payload."""
     if len(payload) > PAYLOAD_LIMIT:
         raise SealError(f"what it is to do is more than {PAYLOAD_LIMIT // _PIECE} MiB")
     try:
@@ -127,7 +126,7 @@ def sealed(header: Mapping[str, Any], payload: bytes, public_key: str) -> bytes:
 
 
 def opened(message: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the payload of a message for this worker. Raises MissingKeyError and SealError."""
+    """Decrypt a message for this worker into header and payload. Raises MissingKeyError and SealError."""
     line, _, body = message.partition(b"\n")
     header = header_of(line)
     private = X25519PrivateKey.from_private_bytes(kept(_WORKER))
@@ -147,7 +146,7 @@ def opened(message: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def header_of(line: bytes) -> dict[str, Any]:
-    """Raises SealError."""
+    """Parse the header line. Raises SealError."""
     try:
         header = foreign_json.read(line)
     except ValueError:
@@ -165,11 +164,11 @@ def _derived(secret: bytes, salt: bytes) -> bytes:
     return HKDF(hashes.SHA256(), KEY_BYTES, salt, b"gpuprov payload 1").derive(secret)
 
 
-# --- the answers: numbered frames, each a line; what they hold is compressed as one stream
+# --- the answers: numbered frames, one per line, with contents compressed as one stream
 
 
 class Sealer:
-    """Compresses and encrypts frames, in this order."""
+    """Compresses and encrypts frames in order."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
@@ -184,7 +183,7 @@ class Sealer:
 
 
 class Opener:
-    """Decrypts them in the same order: none is lost, repeated or anybody else's."""
+    """Decrypts frames in order; a lost, repeated or foreign frame is an error."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
@@ -192,7 +191,7 @@ class Opener:
         self._number = 0
 
     def data(self, line: bytes) -> Iterator[bytes]:
-        """What a frame holds, piece by piece: what it would come to is not known before. Raises SealError."""
+        """Yield the contents of a frame in pieces, as its size is unknown before. Raises SealError."""
         try:
             sealed_data = base64.b64decode(line.removeprefix(FRAME).strip(), validate=True)
             packed = self._cipher.decrypt(self._number.to_bytes(12, "big"), sealed_data, None)
@@ -212,5 +211,5 @@ class Opener:
             packed = self._inflate.unconsumed_tail
             if not packed and len(piece) < _PIECE:
                 break
-        if self._inflate.eof:  # the stream has no end: what came after it would be lost
+        if self._inflate.eof:  # the stream must not end, or later data would be lost
             raise SealError(f"frame {self._number} cannot be unpacked")

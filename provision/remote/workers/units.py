@@ -147,7 +147,7 @@ def hello(way: Way, seconds: float) -> tuple[Mapping[str, Any] | None, NodeError
 
 
 class Unit:
-    """One unit of this controller."""
+    """A unit of this controller, from its start or from a later collection to its end."""
 
     def __init__(
         self,

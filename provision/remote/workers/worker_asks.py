@@ -1,4 +1,4 @@
-"""Observation of nodes through workers: sends programs to them, and returns their output."""
+"""Observation of nodes through workers: sends programs to run, and returns their output."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from provision.remote.workers.mesh import Left, Share
 from provision.remote.workers.units import Job
 from provision.remote.workers.worker_runs import Stop, passwords, transmitted
 
-_SPARE = 60.0  # seconds for a worker's start, beyond those its nodes have
-_REMOVAL = 60.0  # seconds to end and remove what was begun
-_ANSIBLE_FORKS = 25  # of the nodes that only Ansible reaches
+_SPARE = 60.0  # seconds for a worker's start, on top of its nodes' time
+_REMOVAL = 60.0  # seconds to end and remove units
+_ANSIBLE_FORKS = 25  # for nodes that only Ansible reaches
 Take = Callable[[str, bytes | NodeError, float], None]
 Programs = Mapping[str, tuple[str, str]]
 
 
 class Away:
-    """The nodes that workers ask, each to be run its programs: the text for a connection of its own, and
-    the one for nodes that only Ansible reaches. What workers say is taken in the thread that calls `gather`
-    and `finish`, once for every node, and `say` is told there of one that falls silent; what a lost worker
-    left, another one asks."""
+    """Background observation of nodes by workers; nodes of a lost worker pass to another one.
+    `programs`: node → two texts, for a direct connection and for a node that only Ansible reaches. Results go
+    to `take`, once per node, and notices of silent workers to `say`, both in the thread that calls `gather`
+    and `finish`."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Away:
 
     def __exit__(self, *_: object) -> None:
         if self._left:
-            self._interrupts.note()  # workers that have not ended are told to
-        self._thread.join(_REMOVAL)  # and nothing of their units is left
+            self._interrupts.note()  # end workers that are still running
+        self._thread.join(_REMOVAL)  # until their units are removed
 
     def gather(self, wait: float = 0.0) -> None:
         self._speak()
@@ -115,8 +115,8 @@ def ask(
     vault_password_files: Sequence[Path] = (),
     interrupts: Interrupts | None = None,
 ) -> Left:
-    """Have a worker run a program on each of its nodes. `take` is given what each printed (or why there is
-    nothing) and the seconds it took; the nodes it said nothing of, and why, are returned."""
+    """Run programs on each node of a share through its worker; return unobserved nodes → error.
+    `take` gets each node's output, or its error, and the seconds it took."""
     hosts = share.hosts
     texts = list(dict.fromkeys(text for name in hosts for text in programs[name]))
     number = {text: position for position, text in enumerate(texts)}
@@ -136,7 +136,7 @@ def ask(
         if raw["event"] == worker_stream.OUTPUT:
             data = raw.get("event_data") or {}
             name = data.get("host")
-            output, seconds = _output(data, answers)  # the next ones may be like it, whosesoever it is
+            output, seconds = _output(data, answers)  # decoded in any case: later answers may refer to it
             if name in left:
                 left.discard(name)
                 take(name, output, seconds)
@@ -149,8 +149,8 @@ def ask(
 
 
 def _output(data: Mapping[str, Any], answers: worker_stream.Answers) -> tuple[bytes | NodeError, float]:
-    """What a worker says that a node printed: what is odd is that node's error. Raises BadStreamError where
-    it names what it never said."""
+    """Return a node's output as its worker sent it, or the node's error if that is malformed.
+    Raises BadStreamError for a reference to an unknown answer."""
     seconds = data.get("seconds")
     took = float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 1e6 else 0.0
     error = data.get("error")

@@ -1,10 +1,8 @@
-"""The protocol between controller and worker: ansible-runner's streaming lines in a unit of Receptor,
-validated.
+"""Protocol between controller and worker: ansible-runner's lines in a Receptor unit, validated.
 
-A first unit asks a worker who it is. A unit that works is given one line of `kwargs` and `{"eof": true}`;
-back come events, a status with their number, and `{"eof": true}`, all of it encrypted (sealed.py). A
-worker's words are checked before they are believed: it speaks of its own share alone, in the shapes that
-Ansible's events have.
+A first unit greets a worker. A working unit gets one line of `kwargs` and `{"eof": true}`, and returns
+events, a status with their number, and `{"eof": true}`, all encrypted (sealed.py). Output of a worker is
+validated before use: it may concern only hosts of its own share, in the shapes of Ansible's events.
 """
 
 from __future__ import annotations
@@ -24,30 +22,30 @@ from provision import __version__, foreign_json, paths
 from provision.remote.protocol import ANSWER_LIMIT, one_line
 from provision.remote.workers import sealed
 
-HELLO = "@gpuprov-worker "  # then a JSON object: what the worker consists of
+HELLO = "@gpuprov-worker "  # followed by a JSON object: the worker's versions
 LINE_LIMIT = 72 * 1024 * 1024  # bytes; an event's result has at most 64 MB (ansible_handover.environment)
-REFUSED = "@gpuprov-refused "  # then a JSON object: why a unit was not begun
-STOPPED = "it was stopped"  # how the explanation of a unit that was ended begins
-BEAT = 10.0  # seconds between two signs of life of a unit
-_NOISE = 8 * 1024  # bytes kept of what else it prints: standard error is in the same stream
-OUTPUT = "gpuprov_output"  # an event of ours: what a program of ours printed on a node
+REFUSED = "@gpuprov-refused "  # followed by a JSON object: why a unit was rejected
+STOPPED = "it was stopped"  # prefix of the explanation for a unit that was ended
+BEAT = 10.0  # seconds between heartbeats of a unit
+_NOISE = 8 * 1024  # bytes kept of other output: standard error is in the same stream
+OUTPUT = "gpuprov_output"  # gpuprov's own event: output of one of its programs on a node
 _ANSIBLE = ("ansible-core", "ansible-runner")
 _KEPT = ("host", "role", "task", "task_path", "ignore_errors", "res")
 
 
 class BadStreamError(Exception):
-    """A worker said what no worker says; the text says what."""
+    """A worker sent invalid output, described in the text."""
 
 
 def versions() -> dict[str, str]:
-    """What decides how a share is done: equal on both sides, or it is not begun."""
+    """Return the versions that must be equal on both sides before work starts."""
     found = {name: importlib.metadata.version(name) for name in _ANSIBLE}
     return {"gpuprov": __version__, **found, "contents": _contents()}
 
 
 @functools.cache
 def _contents() -> str:
-    """A digest of the playbooks, roles, modules and programs of this installation, and of this protocol."""
+    """Return a digest of this installation's playbooks, roles, modules and programs, and of this protocol."""
     digest = hashlib.sha256()
     for name, file in sorted(_files()):
         digest.update(f"{name}\0".encode() + hashlib.sha256(Path(file).read_bytes()).digest())
@@ -55,8 +53,7 @@ def _contents() -> str:
 
 
 def _files() -> Iterator[tuple[str, str]]:
-    """The name of each file in the digest, and its path. (pathlib's patterns take three times as long, in
-    each unit.)"""
+    """Yield name and path of each file in the digest; pathlib's globs would take three times as long."""
     for label, top, suffixes in (
         ("playbooks", paths.PLAYBOOKS, (".yml",)),
         ("roles", paths.ROLES, (".yml", ".j2", ".py")),
@@ -76,13 +73,12 @@ def _files() -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def digest() -> str:
-    """One word for `versions`: a unit names it in clear, and its worker compares it before it opens the
-    unit."""
+    """Return a digest of `versions`, sent in clear, which a worker compares before it opens a unit."""
     return hashlib.sha256(json.dumps(versions(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
-    """What keeps a worker from doing as we would, and what to do about it; two empty texts when nothing."""
+    """Compare a worker's versions with ours; return the difference and its fix, or two empty texts."""
     ours = versions()
     for name in ("gpuprov", *_ANSIBLE):
         if theirs.get(name) != ours[name]:
@@ -100,19 +96,18 @@ def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
 
 
 class OddAnswerError(Exception):
-    """What was said of one node is no answer of a node; of the others it says nothing."""
+    """The answer for one node is malformed; those of other nodes are not affected."""
 
 
 class Answers:
-    """What the nodes of one stream printed, each as little as need be: of an answer that is like an earlier
-    one, the parts that differ. For the side that sends and for the one that receives: in the same order
-    both keep the same answers to compare with, a few short ones."""
+    """Compression of the nodes' output in a stream, sending only parts that differ from an earlier answer.
+    Sender and receiver see answers in the same order, so both keep the same few short ones for comparison."""
 
     def __init__(self) -> None:
-        self._kinds: list[tuple[str, ...]] = []  # the parts of an answer of each kind of nodes
+        self._kinds: list[tuple[str, ...]] = []  # parts of one answer of each kind of node
 
     def packed(self, output: bytes | bytearray) -> dict[str, Any]:
-        """What a node printed, as data of an event."""
+        """Encode a node's output as data of an event."""
         try:
             text = output.decode("utf-8") if len(output) <= _TEXT else None
         except UnicodeDecodeError:
@@ -134,8 +129,8 @@ class Answers:
         return {"like": like, "parts": own}
 
     def unpacked(self, data: Mapping[str, Any]) -> bytes:
-        """The same again. Raises OddAnswerError for what is none and for more than a node may print, and
-        BadStreamError where it names what this stream never had."""
+        """Decode a node's output.
+        Raises OddAnswerError for malformed or oversized data, BadStreamError for a reference to no answer."""
         try:
             if "bytes" in data:
                 output = base64.b64decode(data["bytes"], validate=True)
@@ -173,25 +168,25 @@ class Answers:
             self._kinds.append(tuple(parts))
 
 
-_TEXT = 1024 * 1024  # bytes: longer ones go as they are, for escaped they would be six times as long
-# The facts of an answer, and its problems, are members of JSON objects (node/observe/answer.py).
+_TEXT = 1024 * 1024  # bytes; longer output is sent as base64, since escaping may take six times its size
+# Facts and problems of an answer are members of JSON objects (node/observe/answer.py).
 _BETWEEN = ',"'
-_ALIKE = 2  # of so many parts at least one is the same, or it is of another kind
+_ALIKE = 2  # one in so many parts must be equal, else the answer is of another kind
 _KINDS = 8
 _KIND_TEXT = 64 * 1024  # characters
-_KIND_PARTS = 1000  # each costs some 60 bytes of memory
+_KIND_PARTS = 1000  # each takes about 60 bytes of memory
 
 
 class Reader:
-    """What a unit prints, piece by piece: `take` gets each event, or what a hello says (then there is no
-    `opener`). Raises BadStreamError, and sealed.SealError, for what may not be said."""
+    """Incremental parser of a unit's output; raises BadStreamError and sealed.SealError if it is invalid.
+    `take` gets each event, or the versions in a greeting (without `opener`)."""
 
     def __init__(
         self, hosts: Collection[str], opener: sealed.Opener | None, take: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self.position = 0  # bytes read
-        self.begun = False  # it has read what to do
-        self.whole = False  # it has said all it has to say
+        self.begun = False  # the unit has read its input
+        self.whole = False  # the output is complete
         self.refusal: Mapping[str, Any] | None = None
         self.noise = b""
         self._hosts = frozenset(hosts)
@@ -199,13 +194,13 @@ class Reader:
         self._take = take
         self._printed = _Lines(LINE_LIMIT * 2)  # base64 adds a third
         self._inside = _Lines(LINE_LIMIT)
-        self._held = 0  # bytes that frames held
+        self._held = 0  # decrypted bytes so far
         self._count = 0
         self._status: Mapping[str, Any] = {}
 
     @property
     def size(self) -> int:
-        """Bytes of all it said: what it printed or, where that is more, what the frames of it held."""
+        """Return the total output in bytes: as printed or as decrypted, whichever is larger."""
         return max(self.position, self._held)
 
     def feed(self, data: bytes) -> None:
@@ -229,7 +224,7 @@ class Reader:
                 self.noise = (self.noise + line)[-_NOISE:]
 
     def trouble(self) -> str:
-        """Why what it said does not count as done, once it is whole. Raises BadStreamError."""
+        """Return why complete output counts as a failure, or "". Raises BadStreamError."""
         if self._status.get("status") == "error":
             return one_line(str(self._status.get("job_explanation") or "it gave no reason"), 300)
         if self._opener is not None and self._status.get("gpuprov_events") != self._count:
@@ -250,7 +245,7 @@ class Reader:
 
 
 class _Lines:
-    """Whole lines of what comes in pieces."""
+    """Splitter of incoming pieces into whole lines."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -270,7 +265,7 @@ class _Lines:
 
 
 def slim(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a raw event that is worth sending: no task arguments, no environment."""
+    """Return the parts of a raw event that are sent: no task arguments, no environment."""
     data = raw.get("event_data")
     if isinstance(data, Mapping) and raw.get("event") != "playbook_on_stats":
         data = {key: data[key] for key in _KEPT if key in data}
@@ -283,7 +278,7 @@ def slim(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message(line: bytes, hosts: Collection[str]) -> dict[str, Any]:
-    """One line of a worker that may speak of `hosts`. Raises BadStreamError."""
+    """Parse one line of a worker that may only report on `hosts`. Raises BadStreamError."""
     said = _object(line.decode("utf-8", "replace"))
     if "zipfile" in said:
         raise BadStreamError("it sent files that were not requested")

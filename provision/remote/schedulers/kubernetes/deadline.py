@@ -1,5 +1,5 @@
-"""Timeout for the whole answer of an API server, which urllib3 applies only to each piece of it:
-a server that sends a byte every few seconds could block a request forever."""
+"""Timeout for the whole answer of an API server.
+urllib3's timeout is per piece, so a server that sends single bytes could block a request forever."""
 
 from __future__ import annotations
 
