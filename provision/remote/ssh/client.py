@@ -1,7 +1,7 @@
-"""SSH connections to nodes without Ansible: byte stream (TCP or a ProxyCommand), handshake, jump hosts.
+"""SSH connections to nodes without Ansible: TCP or a ProxyCommand, handshake, and jump hosts.
 
-With login.py the only module that imports paramiko. A host's key is checked before anything is said to it, on
-every hop. Every wait has an end. What goes wrong is a NodeError: cause and next step.
+This and login.py are the only modules that import paramiko. On every hop, the host's key is verified before
+anything else is sent. Every wait has a timeout. Failures are raised as NodeError with cause and next step.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     import paramiko
 
 
-HANDSHAKE_TIMEOUT = 20.0  # seconds, for the banner and for the key exchange
-_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds at most before another try; the last one from then on
-# What ssh as a ProxyCommand says of a jump host that closes the connection before its banner. Of all else, a
-# key or a password that is refused among it, another try makes nothing better.
+HANDSHAKE_TIMEOUT = 20.0  # seconds, each for the banner and for the key exchange
+_PAUSES = (0.5, 1.0, 2.0, 4.0)  # longest waits before a retry, in seconds; the last one repeats
+# Error of ssh as a ProxyCommand if a jump host closes the connection before its banner. A retry cannot help
+# with any other error, such as a rejected key or password.
 _CLOSED = "exchange_identification"
-_FOR_THE_ANSWER = 1.0  # seconds that must be left for one more try to be worth it
-_AGAIN = 5.0  # seconds for a kept connection to take another program, before a new one is made
+_FOR_THE_ANSWER = 1.0  # seconds that must be left for another try
+_AGAIN = 5.0  # seconds for a kept connection to accept another program, before a new one is opened
 
 
 class Ssh:
-    """Asks nodes over SSH; keys, known hosts and jump hosts are shared. Safe to use from many threads.
+    """SSH client for programs on many nodes, with shared keys, known hosts and jump hosts. Thread-safe.
 
-    `persistent`: so many connections stay open for the next program on the same node."""
+    `persistent`: number of connections that stay open for the next program on the same node."""
 
     def __init__(self, *, persistent: int = 0) -> None:
         self._paramiko = _PARAMIKO
-        logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its threads print tracebacks otherwise
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # otherwise its threads print tracebacks
         self._host_keys = HostKeys()
         self._keys: dict[tuple[str, str | None], paramiko.PKey | str] = {}
         self._jumps: dict[tuple[Hop, ...], tuple[threading.Lock, list[Any]]] = {}
@@ -58,30 +58,30 @@ class Ssh:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End the connections that were kept, and the shared ones to jump hosts."""
+        """Close kept connections and shared ones to jump hosts."""
         self._kept.close()
         self._shared.close()
 
     def forget_dead_jump_hosts(self) -> None:
-        """Try them once more: within one round, a dead jump host is waited for once."""
+        """Allow another try of dead jump hosts, each of which is waited for once per round."""
         for lock, held in list(self._jumps.values()):
             with lock:
                 if held and isinstance(held[0], NodeError):
                     held.clear()
 
     def expire(self) -> None:
-        """Cut connections whose time is up: paramiko has waits without an end. Call it now and then."""
+        """Close connections past their deadline, as paramiko may wait forever; to be called often."""
         for clock, transport in list(self._open.values()):
             if clock.overdue > 0:
                 transport.close()
 
     def ask(self, route: Route, program: bytes, seconds: float) -> bytes:
-        """Run `program` with the node's Python; all it printed, up to a whole answer. Raises NodeError."""
+        """Run `program` with the node's Python; return its output up to an answer. Raises NodeError."""
         clock = Clock(seconds)
         if (kept := self._kept.take(route)) is not None:
             with contextlib.suppress(self._paramiko.SSHException, OSError, EOFError), kept.stack:
                 return self._again(kept, route, program, clock)
-            # It had ended without our knowing: the node was started anew, or something between dropped it.
+            # The kept connection was dead: the node rebooted, or something in between dropped it.
         with contextlib.ExitStack() as stack:
             try:
                 transport = self._connect(route.target, route.jumps, clock, stack)
@@ -91,7 +91,7 @@ class Ssh:
                     self._keep(route, Kept(transport, stack), channel)
                 return answer
             except (self._paramiko.SSHException, OSError, EOFError) as error:
-                clock.left()  # `hung` when `expire` cut the connection: its time was up
+                clock.left()  # raises `hung` if `expire` closed the connection at its deadline
                 cause = one_line(str(error)) or type(error).__name__
                 raise unreachable(
                     f"the connection to {route.target.address} broke: {cause}", "run again"
@@ -99,26 +99,26 @@ class Ssh:
 
     def _keep(self, route: Route, kept: Kept, channel: paramiko.Channel) -> None:
         channel.close()
-        self._open.pop(id(kept.transport), None)  # its time is its next program's
+        self._open.pop(id(kept.transport), None)  # its next program brings its own deadline
         self._kept.keep(route, kept)
 
     def _again(self, kept: Kept, route: Route, program: bytes, clock: Clock) -> bytes:
-        """One more program over a kept connection. Raises NodeError, and what `ask` takes for a connection
-        that is gone."""
+        """Run another program over a kept connection.
+        Raises NodeError, and the errors that `ask` handles as a dead connection."""
         self._open[id(kept.transport)] = (clock, kept.transport)
         channel = kept.transport.open_session(timeout=clock.left(_AGAIN))
         try:
             answer = RemoteExecution(channel, route, program, clock).answer()
         except NodeError as error:
-            if error.kind in ("cut", "garbage"):  # so it looks when the connection ends meanwhile
+            if error.kind in ("cut", "garbage"):  # the symptoms of a connection that ends meanwhile
                 raise EOFError from error
             raise
         self._keep(route, kept, channel)
         return answer
 
     def follow(self, route: Route, program: bytes, seconds: float) -> Followed:
-        """`program` begun on `route`, its first answer there within `seconds`; what it goes on to print is
-        read from the connection, which stays open. Raises NodeError."""
+        """Start `program` on `route` and return its open connection, for reading further output.
+        Its first answer must arrive within `seconds`. Raises NodeError."""
         clock, broken = Clock(seconds), (self._paramiko.SSHException, OSError, EOFError)
         with contextlib.ExitStack() as stack:
             try:
@@ -130,14 +130,14 @@ class Ssh:
                 clock.left()
                 cause = one_line(str(error)) or type(error).__name__
                 raise unreachable(f"the connection to {route.target.address} broke: {cause}") from None
-            self._open.pop(id(transport), None)  # from here on its time is its user's
+            self._open.pop(id(transport), None)  # from here on its user limits its time
             return Followed(channel, transport, route.target.address, first, stack.pop_all(), broken)
 
     def _connect(
         self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
     ) -> paramiko.Transport:
-        """Logged in on `hop`. An sshd that has too many connections at the moment (MaxStartups) closes new
-        ones before its banner: it is tried again, at times drawn so that not all come back together."""
+        """Connect and log in to `hop`, retrying after random pauses while it refuses new connections.
+        (An sshd with too many connections, MaxStartups, closes new ones before its banner.)"""
         began = time.monotonic()
         for tries, pause in enumerate(itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])), start=1):
             with contextlib.ExitStack() as attempt:
@@ -157,7 +157,7 @@ class Ssh:
     def _reached(
         self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
     ) -> paramiko.Transport:
-        """A connection to `hop`, whose key has been checked."""
+        """Connect to `hop` and verify its host key."""
         complaint = None
         if jumps:
             stream = self._through(hop, jumps, clock)
@@ -183,11 +183,11 @@ class Ssh:
         return transport
 
     def _shake_hands(self, transport: paramiko.Transport, hop: Hop, clock: Clock, *, direct: bool) -> None:
-        """Agree on keys with a host whose own key we know. Nothing else has been said to it."""
+        """Exchange keys and verify the host's key before anything else is sent."""
         entries = self._host_keys.entries(hop)
         known = {entry.key_type for entry in entries if not entry.marker}
         options = transport.get_security_options()
-        # Ask for a type we know, or a host with several keys would look changed.
+        # Request a known type, or a host with several keys would appear to have changed its key.
         kinds = sorted(options.key_types, key=lambda kind: _type_of_key(kind) not in known)
         options.key_types = tuple(kinds)
         limit = transport.banner_timeout = transport.handshake_timeout = clock.left(HANDSHAKE_TIMEOUT)
@@ -197,14 +197,14 @@ class Ssh:
             key = transport.get_remote_server_key()
         except (self._paramiko.SSHException, OSError, EOFError) as error:
             clock.left()
-            # paramiko says of a server that is silent the same as of one that hangs up.
+            # paramiko reports the same error for a silent server and one that hangs up.
             silent = time.monotonic() - began >= 0.9 * limit
             greeted = bool(transport.remote_version)
             raise _handshake_error(hop, str(error), silent=silent, greeted=greeted) from None
         self._host_keys.check(hop, entries, key.get_name(), key.asbytes(), direct=direct)
 
     def _through(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> Any:
-        """A channel to `hop` over the last jump host, whose connection all nodes behind it share."""
+        """Open a channel to `hop` over the last jump host, whose connection all nodes behind it share."""
         last = jumps[-1]
         with self._lock:
             lock, held = self._jumps.setdefault(jumps, (threading.Lock(), []))
@@ -224,21 +224,21 @@ class Ssh:
             raise unreachable(f"jump host {last.address} opened no connection to {hop.address}") from None
 
     def _jump_host(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> paramiko.Transport | NodeError:
-        """A connection that stays, or why there is none: a dead jump host is waited for once."""
+        """Open a shared connection to a jump host, or return its error: a dead one is waited for once."""
         with contextlib.ExitStack() as stack:
             try:
                 transport = self._connect(hop, jumps, clock, stack)
             except NodeError as error:
                 return NodeError(error.kind, f"jump host {hop.address}: {error.what}", error.fix)
-            self._open.pop(id(transport), None)  # it outlives the node that needed it first
+            self._open.pop(id(transport), None)  # it outlives the node that first needed it
             with self._lock:
                 self._shared.push(stack.pop_all())
             return transport
 
 
 def _imported() -> Any:
-    """paramiko without `invoke`, which it can do without and which is a third of its import: it runs the
-    commands of `Match exec` in paramiko's own reader of ssh_config, which is not the one used here."""
+    """Import paramiko without `invoke`, an optional module that takes a third of the import time.
+    `invoke` runs `Match exec` commands in paramiko's own ssh_config parser, which is not used here."""
     absent = "paramiko" not in sys.modules and "invoke" not in sys.modules
     if absent:
         sys.modules["invoke"] = None  # type: ignore[assignment]
@@ -258,14 +258,14 @@ def _type_of_key(algorithm: str) -> str:
 
 
 def _disabled(transport: type[paramiko.Transport], hop: Hop) -> dict[str, list[str]]:
-    """What the ssh options of `hop` leave out, in paramiko's terms. Only plain lists restrict."""
+    """Return the algorithms that `hop`'s ssh options exclude, by paramiko's kinds ("+" and "^" do not)."""
     disabled = {}
     for kind, text in hop.algorithms:
         if text[:1] in "+^":
             continue
         ours = getattr(transport, f"_preferred_{kind}")
         named = set(text.lstrip("-").split(","))
-        # ssh knows one algorithm under two names.
+        # ssh accepts two names for one algorithm.
         named |= {f"{name}@libssh.org" for name in named if name == "curve25519-sha256"}
         disabled[kind] = [name for name in ours if (name in named) == text.startswith("-")]
     return disabled
@@ -285,7 +285,7 @@ def _handshake_error(hop: Hop, said: str, *, silent: bool, greeted: bool) -> Nod
 
 
 class _ClosedError(NodeError):
-    """A server hung up before its SSH banner."""
+    """A server closed the connection before its SSH banner."""
 
     def __init__(self, hop: Hop, tries: int = 1, seconds: float = 0.0) -> None:
         who = f"the jump host of the ProxyCommand to {hop.address}" if hop.proxy_command else hop.address
@@ -298,7 +298,7 @@ class _ClosedError(NodeError):
 
 
 def tcp(hop: Hop, clock: Clock) -> socket.socket:
-    """A TCP connection to `hop`. Raises NodeError."""
+    """Open a TCP connection to `hop`. Raises NodeError."""
     limit = clock.left(hop.connect_timeout)
     try:
         return socket.create_connection((hop.host, hop.port), timeout=limit)
@@ -330,7 +330,7 @@ def _network_error(hop: Hop, error: OSError) -> NodeError:
 
 
 def proxy(hop: Hop, stack: contextlib.ExitStack) -> tuple[socket.socket, Callable[[], str]]:
-    """A stream through `hop`'s ProxyCommand, started without a shell, and what that complained of so far;
+    """Start `hop`'s ProxyCommand without a shell; return its stream and a reader of its errors so far.
     `stack` ends it. Raises NodeError."""
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)

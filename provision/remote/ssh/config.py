@@ -1,6 +1,6 @@
-"""OpenSSH client options: from ssh_config files and from arguments such as ansible_ssh_common_args.
+"""Parser of OpenSSH client options in ssh_config files and arguments (ansible_ssh_common_args).
 
-Only reads; what the options mean is connection.py. The first value of an option wins, as in ssh_config(5).
+connection.py interprets the options. The first value of an option wins, as in ssh_config(5).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ OFF = ("no", "off", "false")  # values of StrictHostKeyChecking
 
 
 class NotUnderstoodError(Exception):
-    """Options only ssh itself can be trusted with; the text says which."""
+    """Options that only ssh itself can handle, as named in the text."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One option and the Host and Match lines it stands under: all must hold."""
+    """One option and the Host and Match lines above it, all of which must match."""
 
     keyword: str
     value: str
@@ -45,25 +45,25 @@ Options = dict[str, list[str]]
 
 @functools.lru_cache(maxsize=1)
 def login() -> tuple[str, str]:
-    """Whoever runs this, and the home, as ssh takes both: from the list of users. In a container HOME and
-    USER often say something else."""
+    """Return this user's name and home from the user database, as ssh does.
+    In a container HOME and USER often differ from it."""
     try:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:  # ssh itself would not start
-        home = str(paths.home())  # without one there is often no name either, and HOME is the nearer mend
+        home = str(paths.home())  # first, since a missing HOME is easier to correct than a missing name
         return paths.user(), home
     return entry.pw_name, entry.pw_dir
 
 
 def expanded(path: str) -> Path:
-    """A path as ssh takes it: ~ is the home in the list of users, whatever HOME says."""
+    """Expand ~ in a path as ssh does, from the user database instead of HOME."""
     if path == "~" or path.startswith("~/"):
         return Path(login()[1] + path[1:])
     return Path(path).expanduser()  # ~user
 
 
 def take(options: Options, keyword: str, value: str) -> None:
-    """Note an option unless it is already set; identity files add up."""
+    """Store an option unless it is already set; identity files accumulate."""
     if keyword in ACCUMULATE:
         if value not in options.setdefault(keyword, []):
             options[keyword].append(value)
@@ -72,12 +72,12 @@ def take(options: Options, keyword: str, value: str) -> None:
 
 
 def from_arguments(text: str, options: Options) -> None:
-    """The options in an ssh argument string (`-o A=b -J jump`), noted in `options`."""
+    """Store the options of an ssh argument string (`-o A=b -J jump`) in `options`."""
     for keyword, value in _arguments(text):
         take(options, keyword, value)
 
 
-@functools.lru_cache(maxsize=256)  # as a rule the same for every node
+@functools.lru_cache(maxsize=256)  # usually the same for every node
 def _arguments(text: str) -> tuple[tuple[str, str], ...]:
     found: list[tuple[str, str]] = []
     try:
@@ -104,7 +104,7 @@ def _arguments(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _pair(line: str) -> tuple[str, str]:
-    """`Keyword value`, `Keyword=value`, `Keyword = "value"` → (keyword in lower case, value)."""
+    """Parse `Keyword value`, `Keyword=value` or `Keyword = "value"` into (lower-case keyword, value)."""
     stripped = line.strip()
     end = next((i for i, c in enumerate(stripped) if c in " \t="), len(stripped))
     value = stripped[end:].strip()
@@ -153,13 +153,13 @@ def _included(path: Path, patterns: Sequence[str]) -> Iterator[Path]:
 
 
 class ConfigFiles:
-    """The ssh_config files of one invocation, read once: the user's and the system's, or the one of `-F`."""
+    """The ssh_config files of one invocation, each read once: user's and system's, or the one of `-F`."""
 
     def __init__(self) -> None:
         self._read: dict[str, list[_Line] | NotUnderstoodError] = {}
 
     def add(self, options: Options, name: str) -> None:
-        """Add to `options` what the files say of `name`. Raises NotUnderstoodError."""
+        """Add the files' options for `name` to `options`. Raises NotUnderstoodError."""
         chosen = options.pop("configfile", None)
         files = chosen if chosen else [USER_CONFIG, SYSTEM_CONFIG]
         if files == ["none"]:
@@ -170,7 +170,7 @@ class ConfigFiles:
                     take(options, line.keyword, line.value)
 
     def switches_off(self, file: str) -> bool:
-        """Whether this file, or one that it includes, switches the checking of host keys off."""
+        """Return whether this file, or one that it includes, switches host key checking off."""
         try:
             lines = self._of(file)
         except NotUnderstoodError:
@@ -216,10 +216,10 @@ def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
-    """Whether one of these patterns (* and ?) is for `name`, and none with ! is, as in ssh_config(5)."""
+    """Return whether `name` matches a pattern (* and ?) and no negated one (!), as in ssh_config(5)."""
     hit = False
     for pattern in patterns:
-        # fnmatch gives [ ] a meaning OpenSSH does not: [host]:port is literal.
+        # fnmatch would give [ ] a meaning that OpenSSH does not: [host]:port is literal.
         if fnmatch.fnmatchcase(name.lower(), pattern.lstrip("!").lower().replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False

@@ -1,8 +1,7 @@
-"""The route to a node outside Ansible: its SSH server and the jump hosts before it, from its connection
-variables and ssh options (pure).
+"""The route to a node outside Ansible (pure): jump hosts and SSH server, from variables and options.
 
-Means the same as Ansible's own ssh connection plugin would; what only Ansible or ssh can be trusted with is
-left to them (NotUnderstoodError), never guessed.
+Equivalent to Ansible's own ssh connection plugin; settings that only Ansible or ssh can handle are left to
+them (NotUnderstoodError), never guessed.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-# A user who keeps keys nowhere (/dev/null) has them kept here, or every changed key would be a new one.
+# Store of keys for users without one (/dev/null), as otherwise every changed key would count as new.
 KEPT_KEYS = str(expanded("~/.ssh/known_hosts_gpuprov"))
 CONNECT_TIMEOUT = 10  # seconds, as Ansible's default
 
-# ssh's name for a list of algorithms -> paramiko's.
+# Maps ssh's name for a list of algorithms to paramiko's.
 ALGORITHMS = {
     "kexalgorithms": "kex",
     "ciphers": "ciphers",
@@ -53,7 +52,7 @@ _HONOURED = {
     *("connecttimeout", "hostkeyalias", "pubkeyauthentication"),
     *ALGORITHMS,
 }
-# How the connection feels, or features an observation does not use: leaving them out changes no answer and
+# Options for comfort, or for features that observations do not use: ignoring them changes no answer and
 # weakens nothing.
 _WITHOUT_EFFECT_HERE = {
     *("addkeystoagent", "batchmode", "casignaturealgorithms", "challengeresponseauthentication"),
@@ -75,19 +74,19 @@ _SHELL_CHARACTERS = set("|&;<>()$`*?~#!\n\\{}")
 
 @dataclass(frozen=True)
 class Hop:
-    """One SSH server on the way to a node, the node itself being the last."""
+    """One SSH server on the route to a node; the node itself is the last."""
 
     host: str
     port: int
     user: str
     key_files: tuple[str, ...] = ()
-    default_keys: bool = True  # key_files are the usual ones, which need not exist
+    default_keys: bool = True  # key_files are ssh's defaults, which need not exist
     identities_only: bool = False
     use_keys: bool = True
     agent: str | None = None  # the agent's socket; None: no agent
     password: str | None = field(default=None, repr=False)
     key_passphrase: str | None = field(default=None, repr=False)
-    known_as: str = ""  # the name its key is known under
+    known_as: str = ""  # the name under which its key is stored
     user_known_hosts: tuple[str, ...] = ()
     global_known_hosts: tuple[str, ...] = ()
     accept_new: bool = False
@@ -109,7 +108,7 @@ def hop(
     password: str | None = None,
     key_passphrase: str | None = None,
 ) -> Hop:
-    """One server, from what is already known of it in `options` (completed in place from ssh_config)."""
+    """Return one server from `options`, which are completed in place from ssh_config."""
     configs.add(options, name)
     foreign = set(options) - _HONOURED - _WITHOUT_EFFECT_HERE
     if foreign:
@@ -153,10 +152,10 @@ def hop(
 def jumps(
     options: Options, configs: ConfigFiles, config_file: Sequence[str], depth: int = 0
 ) -> tuple[Hop, ...]:
-    """The jump hosts of `options`, first one first. As in ssh, arguments for the node are not theirs."""
+    """Return the jump hosts of `options` in order; as in ssh, the node's arguments do not apply to them."""
     text = options.get("proxyjump", ["none"])[0]
     command = options.get("proxycommand")
-    # Whichever ssh reads first counts; dictionaries keep the order.
+    # The option that ssh reads first counts; dictionaries keep the order.
     if text.lower() == "none" or (
         command and list(options).index("proxycommand") < list(options).index("proxyjump")
     ):
@@ -187,7 +186,7 @@ def _proxy_command(options: Options, tokens: Mapping[str, str]) -> tuple[str, ..
         "proxyjump" in options and order.index("proxyjump") < order.index("proxycommand")
     ):
         return ()
-    # ssh gives it to a shell; we start it without one, so it must not need one.
+    # ssh runs it in a shell; we do not, so it must not need one.
     if set(text) & _SHELL_CHARACTERS:
         raise NotUnderstoodError("ProxyCommand needs a shell")
     words = shlex.split(text.removeprefix("exec "))
@@ -226,7 +225,7 @@ def _paths(text: str, tokens: Mapping[str, str]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(shlex.split(text))  # as a rule the same for every node
+    return tuple(shlex.split(text))  # usually the same for every node
 
 
 def _number(text: str, what: str) -> int:
@@ -250,7 +249,7 @@ CHECKING = ("ansible_ssh_host_key_checking", "ansible_host_key_checking")  # the
 
 @dataclass(frozen=True)
 class Route:
-    """The way to a node, and how the program is started there."""
+    """The route to a node, and the start of programs there."""
 
     target: Hop
     jumps: tuple[Hop, ...] = ()
@@ -260,7 +259,7 @@ class Route:
 
 
 def route_of(node: Node, configs: ConfigFiles) -> Route:
-    """The route to `node`. Raises NotUnderstoodError (why it must go through Ansible)."""
+    """Return the route to `node`. Raises NotUnderstoodError with the reason to use Ansible instead."""
     values = _Variables(node.variables)
     connection = values.text("ansible_connection") or "ssh"
     if connection not in CONNECTIONS:
@@ -273,7 +272,7 @@ def route_of(node: Node, configs: ConfigFiles) -> Route:
     for keyword, names in _OPTION_VARIABLES:
         value = values.text(*names)
         if value:
-            # A key of the inventory is Ansible's to expand, by HOME; what ssh is told itself is not.
+            # Ansible expands key files of the inventory by HOME; ssh does not.
             take(options, keyword, os.path.expanduser(value) if keyword == "identityfile" else value)  # noqa: PTH111
     from_arguments(values.text("ansible_ssh_common_args") or "", options)
     from_arguments(values.text("ansible_ssh_extra_args") or "", options)
@@ -286,7 +285,7 @@ def route_of(node: Node, configs: ConfigFiles) -> Route:
         password=values.text("ansible_ssh_password", "ansible_ssh_pass", "ansible_password"),
         key_passphrase=values.text("ansible_ssh_private_key_passphrase", "ansible_private_key_passphrase"),
     )
-    # As in our playbooks: with become, unless the inventory says no.
+    # As in our playbooks: become is the default.
     become = values.flag("ansible_become", default=True) and target.user != "root"
     return Route(
         target=target,
@@ -299,7 +298,7 @@ def route_of(node: Node, configs: ConfigFiles) -> Route:
     )
 
 
-# Of several names for one thing, Ansible takes the last that it documents: it stands first here.
+# Of several names for one option, Ansible uses the last documented one, which is first here.
 _OPTION_VARIABLES = (
     ("port", ("ansible_ssh_port", "ansible_port")),
     ("user", ("ansible_ssh_user", "ansible_user")),
@@ -309,13 +308,13 @@ _OPTION_VARIABLES = (
 
 
 def checking_is_off(variables: Mapping[str, Any]) -> bool:
-    """Whether Ansible's variables switch the checking of host keys off."""
+    """Return whether Ansible's variables switch host key checking off."""
     values = [str(variables[name]) for name in CHECKING if variables.get(name) not in (None, "")]
     return bool(values) and values[0].lower() in _FALSE
 
 
 class _Variables:
-    """A node's variables, read with care: a template or a vaulted value is Ansible's to resolve."""
+    """A node's variables; templates and vaulted values are rejected, since only Ansible can resolve them."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -358,7 +357,7 @@ def _python(values: _Variables) -> str:
     chosen = values.text("ansible_python_interpreter") or "auto"
     if chosen.startswith("auto"):
         return "python3"
-    # It becomes part of a command line on the node: a plain path, or Ansible's business.
+    # It becomes part of a command line on the node, so anything but a plain path is left to Ansible.
     if not re.fullmatch(r"[A-Za-z0-9_./+-]+", chosen):
         raise NotUnderstoodError("ansible_python_interpreter is not a plain path")
     return chosen

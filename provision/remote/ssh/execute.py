@@ -1,5 +1,5 @@
-"""Execution of one program on one node over an open channel: the command line, what is sent and received, and
-the cause when it ends without an answer. Connections that stay open for the next program."""
+"""Execution of a program on a node over an open channel, and the pool of connections for reuse.
+This includes the command line, the exchange of data, and the cause if there is no answer."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from provision.remote.protocol import (
 )
 from provision.remote.ssh.connection import Route
 
-MOST_PROGRAMS = 1000  # of one connection: paramiko remembers each channel it ever opened
-# Seconds between looks of a connection's thread at its end while nothing comes: with paramiko's own 0.1 the
-# looks at idle connections would cost more than the programs.
+MOST_PROGRAMS = 1000  # per connection, since paramiko remembers every channel it opened
+# Seconds between polls of an idle connection by its thread; with paramiko's own 0.1, idle connections would
+# cost more CPU than the programs.
 IDLE = 60.0
-READY = "@gpuprov-ready"  # printed when sudo has let us in: the program may be sent
+READY = "@gpuprov-ready"  # printed once sudo has succeeded and the program may be sent
 
 
 def command(python: str, *, become: bool, prompt: str | None) -> str:
-    """The command line that runs a program from standard input: the same for all nodes but for `python`.
+    """Return the command line that runs a program from standard input; nodes differ only in `python`.
 
-    `prompt`: sudo asks for a password with these words, on standard error. The password is sent only when it
-    has asked, the program only when READY was printed: neither can be taken for the other.
+    `prompt`: sudo's password prompt, on standard error. The password is sent only after the prompt, the
+    program only after READY, so that neither is taken for the other.
     """
     start = f"{shlex.quote(python)} -I -S -"
     if not become:
         return start
-    # LC_ALL: sudo's messages are matched below. Through env, since a login shell may be csh or fish.
+    # LC_ALL: sudo's messages are matched below. `env`, because a login shell may be csh or fish.
     if prompt is None:
         return f"env LC_ALL=C sudo -n -- {start}"
     inner = shlex.quote(f"echo {READY}; exec {start}")
@@ -74,7 +74,7 @@ _SUDO = (
 def why_no_answer(
     output: bytes, errors: bytes, status: int | None, *, python: str, become: bool
 ) -> NodeError:
-    """The cause of an `output` that is not an answer, from everything the node printed."""
+    """Determine why `output` is not an answer, from everything the node printed."""
     said = errors.decode("utf-8", "replace")
     lines = [line for line in said.splitlines() if line.strip()]
     last = one_line(lines[-1]) if lines else ""
@@ -113,12 +113,12 @@ def why_no_answer(
 
 
 CHUNK = 1 << 16
-ERROR_LIMIT = 64 * 1024  # bytes of standard error kept
-POLL = 0.5  # seconds between looks at the clock
+ERROR_LIMIT = 64 * 1024  # bytes kept of standard error
+POLL = 0.5  # seconds between checks of the deadline
 
 
 class Channel(Protocol):
-    """What we need of the channel of an SSH session to run a command, and learn how it ended."""
+    """The subset of an SSH session's channel that is needed to run a command and learn its exit status."""
 
     status_event: threading.Event
     exit_status: int
@@ -134,7 +134,7 @@ class Channel(Protocol):
 
 
 class RemoteExecution:
-    """One program run on one node, over a connection that is logged in."""
+    """One run of a program on a node, over an authenticated connection."""
 
     def __init__(self, channel: Channel, route: Route, program: bytes, clock: Clock) -> None:
         self._route = route
@@ -148,7 +148,7 @@ class RemoteExecution:
         self._channel.settimeout(POLL)
 
     def answer(self) -> bytes:
-        """All the node printed, up to a whole answer. Raises NodeError."""
+        """Return all output of the node up to a complete answer. Raises NodeError."""
         route = self._route
         asks_password = route.become and route.become_password is not None
         prompt = f"[gpuprov {secrets.token_hex(8)}] " if asks_password else None
@@ -163,7 +163,7 @@ class RemoteExecution:
                 self._receive()
         if is_whole(self._output):
             return bytes(self._output)
-        self._clock.left()  # who is cut because its time is up did not answer badly
+        self._clock.left()  # a run that hit its deadline did not give a bad answer
         errors = bytes(self._output if prompt else self._errors)
         raise why_no_answer(
             bytes(self._output), errors, self._status(), python=route.python, become=route.become
@@ -177,7 +177,7 @@ class RemoteExecution:
                 return True
             if self._output.count(prompt) > asked:
                 asked += 1
-                if asked > 1:  # one attempt only: accounts get locked
+                if asked > 1:  # one attempt only, since accounts get locked
                     fix = "correct ansible_become_password"
                     raise NodeError("sudo", "sudo refused the password", fix)
                 self._send((self._route.become_password or "").encode() + b"\n")
@@ -192,10 +192,10 @@ class RemoteExecution:
             except TimeoutError:
                 continue
             except (OSError, EOFError):
-                return  # it ended before it read all; what it printed says why
+                return  # it ended before reading all input; its output explains why
 
     def _receive(self) -> None:
-        """Wait a moment for more of the answer."""
+        """Wait a moment for more output."""
         self._clock.left()
         data = b""
         with contextlib.suppress(TimeoutError):
@@ -224,15 +224,15 @@ class RemoteExecution:
 
 @dataclass(frozen=True)
 class Kept:
-    """An open connection, what is to be closed with it, and how many programs it has run."""
+    """An open connection, the resources to close with it, and its number of programs."""
 
-    transport: Any  # paramiko's
+    transport: Any  # paramiko.Transport
     stack: contextlib.ExitStack
     programs: int = 0
 
 
 class KeptConnections:
-    """Open connections by their routes, at most `limit`. Safe to use from many threads."""
+    """Open connections by route, at most `limit`. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -241,15 +241,15 @@ class KeptConnections:
         self._lock = threading.Lock()
 
     def take(self, route: Route) -> Kept | None:
-        """An open connection, which is the caller's from here on; the caller closes its stack."""
+        """Return an open connection, or None; the caller then owns it and closes its stack."""
         with self._lock:
             kept = self._idle.get(route)
             self._count -= bool(kept)
             return kept.pop() if kept else None
 
     def keep(self, route: Route, kept: Kept) -> None:
-        """Take over a connection that has run one more program, unless there are enough or it is worn: what
-        is left in its stack is the caller's to close."""
+        """Store a connection after one more program, unless there are enough or it is worn out.
+        The caller closes what is left in its stack."""
         kept = replace(kept, programs=kept.programs + 1)
         with self._lock:
             if self._count >= self.limit or kept.programs >= MOST_PROGRAMS:
@@ -271,6 +271,6 @@ class KeptConnections:
 
 
 def _wake(stream: Any) -> None:
-    """End the wait of a connection's thread, which would go on for up to IDLE seconds after its end."""
+    """Wake a connection's thread at its end, which it would otherwise notice up to IDLE seconds later."""
     with contextlib.suppress(OSError, EOFError):
         stream.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,9 @@
-"""SSH fan-out for nodes that are reachable without Ansible, within the limits of this machine.
+"""SSH fan-out to nodes that are reachable without Ansible, within the limits of this machine.
 
-A program is run on each node, from threads of one process (pool.py).
+A program runs on each node, from threads of one process (pool.py).
 
-Open files for connections, and entries in the kernel's neighbour table, fail in words that blame the node
-("too many open files", "no route to host"): they are looked at before the first node is asked.
+Exhausted limits for open files and the kernel's neighbour table cause errors that seem to blame the node
+("too many open files", "no route to host"), so they are checked before the first connection.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from provision.remote.ssh.connection import Route
 from provision.remote.ssh.pool import SshThreads
 from provision.text import many
 
-MOST = 512  # connections at once, where nobody says another number
-THROUGH_PROGRAMS = 64  # where each connection starts a ProxyCommand, mostly to one and the same host
-SPARE = 64  # files for all the rest: standard streams, run folder, libraries
-FILES = 2  # of one connection: its socket and the agent's
-FILES_WITH_PROGRAM = 7  # a ProxyCommand's, while it is started; what it complains of among them
+MOST = 512  # default number of concurrent connections
+THROUGH_PROGRAMS = 64  # limit with ProxyCommands, which mostly connect to one and the same host
+SPARE = 64  # files for everything else: standard streams, run folder, libraries
+FILES = 2  # per connection: its socket and the agent's
+FILES_WITH_PROGRAM = 7  # with a ProxyCommand while it starts, including its error output
 PROC = Path("/proc")
-_GATEWAY, _UP = 0x2, 0x1  # flags of a route, as <linux/route.h> has them
+_GATEWAY, _UP = 0x2, 0x1  # flags of a route in <linux/route.h>
 
 
 @dataclass(frozen=True)
 class Room:
-    """How many connections there is room for, and what a person should know about it (a line, or nothing)."""
+    """The possible number of connections, and a line for people about it (or "")."""
 
     connections: int
     note: str = ""
@@ -48,10 +48,7 @@ def room(
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit,
     raise_to: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
 ) -> Room:
-    """Room for `wanted` connections. The soft limit of open files is raised as far as it goes.
-
-    `programs`: each connection starts a ProxyCommand.
-    """
+    """Return room for `wanted` connections, after raising the soft limit of open files if needed."""
     each = FILES_WITH_PROGRAM if programs else FILES
     soft, hard = limits(resource.RLIMIT_NOFILE)
     needed = wanted * each + SPARE
@@ -63,7 +60,7 @@ def room(
             raise_to(resource.RLIMIT_NOFILE, (reachable, hard))
             soft = reachable
         except (OSError, ValueError):
-            pass  # a container may refuse even that
+            pass  # a container may forbid even that
     fitting = max(1, (soft - SPARE) // each)
     if fitting >= wanted:
         return Room(wanted)
@@ -76,15 +73,14 @@ def room(
 
 
 def fitting(routes: Collection[Route], connections: int, say: Callable[[str], None]) -> int:
-    """How many connections there may be over these routes; says what this machine does not allow."""
+    """Return the possible number of connections over these routes; report limits of this machine."""
     programs = _start_programs(routes)
     wanted = min(connections, len(routes), THROUGH_PROGRAMS if programs else connections)
     return _said_room(routes, wanted, say)
 
 
 def keepable(routes: Collection[Route], connections: int, say: Callable[[str], None]) -> int:
-    """How many connections over these routes may stay open beside `connections` in use; says what this
-    machine does not allow."""
+    """Return how many connections may stay open besides `connections` in use; report limits."""
     wanted = len(routes) + connections
     found = room(wanted, programs=_start_programs(routes))
     if found.note:
@@ -93,8 +89,7 @@ def keepable(routes: Collection[Route], connections: int, say: Callable[[str], N
 
 
 def follow_room(routes: Collection[Route], logins: int, say: Callable[[str], None]) -> None:
-    """Room for an open connection over each of these routes, and for `logins` beside them; says what this
-    machine does not allow."""
+    """Make room for one open connection per route and for `logins`; report limits of this machine."""
     _said_room(routes, len(routes) + logins, say)
 
 
@@ -112,15 +107,15 @@ def _start_programs(routes: Collection[Route]) -> bool:
 
 
 def neighbours(hosts: Collection[str], proc: Path = PROC) -> str:
-    """A line when more of these hosts are on this machine's own networks than its kernel remembers, else "".
+    """Return a warning if more of these hosts are on own networks than the kernel remembers, else "".
 
-    Only hosts given as IPv4 addresses are counted: names would have to be looked up for it.
+    Only hosts given as IPv4 addresses are counted, since names would need lookups.
     """
     try:
         most = int((proc / "sys/net/ipv4/neigh/default/gc_thresh3").read_text())
         table = (proc / "net/route").read_text()
     except (OSError, ValueError):
-        return ""  # not Linux, or a container that does not show it
+        return ""  # not Linux, or a container that hides it
     if len(hosts) < most:
         return ""
     networks = list(_own_networks(table.splitlines()[1:]))
@@ -143,7 +138,7 @@ def _numbers(hosts: Iterable[str]) -> Iterable[int]:
 
 
 def _own_networks(lines: Iterable[str]) -> Iterable[tuple[int, int]]:
-    """(network, mask) of the routes that need no gateway. The kernel prints each number as it lies in memory.
+    """Yield (network, mask) of the routes without a gateway; the kernel prints numbers in memory order.
 
     `eth0 0000010A 00000000 0001 0 0 0 0000FFFF 0 0 0` is 10.1.0.0/16 on eth0.
     """
@@ -160,21 +155,20 @@ def _host_order(number: int) -> int:
     return socket.ntohl(number) if struct.pack("=H", 1) == struct.pack("<H", 1) else number
 
 
-QUIET = 5.0  # seconds between two lines about the nodes that have not answered yet
+QUIET = 5.0  # seconds between two progress lines about unanswered nodes
 
 
 class Asked(Protocol):
-    """The program of each node, and the receiver of what it prints."""
+    """The program of each node, and the receiver of its output."""
 
     def program(self, node: str, limit: int | None = None) -> str: ...
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None: ...
 
 
 class Fanout:
-    """Runs on each of the nodes `names` what it is `asked`, in the background; `gather` and `finish` hand
-    results over.
+    """Background run of `asked` on the nodes `names`; `gather` and `finish` deliver results.
 
-    `persistent`: so many connections stay open, for `ask_again`."""
+    `persistent`: number of connections that stay open for `ask_again`."""
 
     def __init__(
         self,
@@ -198,7 +192,7 @@ class Fanout:
         self._asked = asked
 
     def ask_again(self, names: Collection[str], asked: Asked) -> None:
-        """Run on each of these nodes what it is `asked` now, once all results have been handed over."""
+        """Run another `asked` on these nodes, once all results have been delivered."""
         self._begin(asked)
         self._pool.ask_again({name: asked.program(name) for name in names})
 
@@ -220,7 +214,7 @@ class Fanout:
                 meanwhile()
 
     def _say_who_is_awaited(self) -> None:
-        """Now and then, once no other node waits for its turn, and the same nodes once."""
+        """Report unanswered nodes at intervals, if none is queued and they have changed since."""
         awaited = sorted(self._pool.awaited)
         if awaited and awaited != self._awaited and time.monotonic() - self._said > QUIET:
             self._awaited, self._said = awaited, time.monotonic()

@@ -1,10 +1,10 @@
-"""A program on each of many nodes that goes on printing answers: one connection a node, one reader for all.
+"""Programs that keep printing answers on many nodes: one connection per node, one reader for all.
 
-The connections' own threads (paramiko has one each) put a connection into a queue when something has come,
-and a single thread reads. Logins, the expensive part, run in a few threads, and so a rack that comes back is
-let in a few at a time. A node that is lost is tried again, at times drawn so that not all come back together.
+The connections' own threads (one each, by paramiko) queue a connection when it has data, and a single thread
+reads. Logins, the expensive part, run in a few threads, which limits the load when a whole rack returns. A
+lost node is retried after random pauses, so that not all retries coincide.
 
-Nodes are not trusted: what one prints is bounded, and who prints without an end is cut, whoever else waits.
+Nodes are not trusted: their output is limited, and a node that prints endlessly is disconnected.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.connection import Route
 from provision.remote.ssh.followed import Followed
 
-LOGINS = 64  # at once
-SILENT = 45.0  # seconds without an answer or a sign of life after which a connection is given up
-UNANSWERED = 180.0  # seconds without an answer: even what does not change is told once a minute
-LOOK = 1.0  # seconds between looks at the clock
-STEP = 2.0  # seconds that count as silence between two looks: this process may have been stopped itself
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a node is tried again, doubled each time
-SETTLED = 60.0  # seconds after which a connection is a good one: the next pause is the first again
-# Seconds for what a person must mend first: half of it twice is more than the 15 minutes in which
-# pam_faillock, as it is shipped, locks an account after three failures.
+LOGINS = 64  # concurrent logins
+SILENT = 45.0  # seconds without an answer or heartbeat until a connection is given up
+UNANSWERED = 180.0  # seconds without an answer; even an unchanged one is repeated once a minute
+LOOK = 1.0  # seconds between checks of the clock
+STEP = 2.0  # longest interval that counts as silence, since this process may have been suspended
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a retry, doubled each time
+SETTLED = 60.0  # seconds until a connection counts as stable, which resets the pause
+# Pause after failures that a person must fix: two halves of it exceed the 15 minutes in which pam_faillock,
+# by default, locks an account after three failures.
 REFUSED_PAUSE = 1000.0
 REFUSED = ("auth", "sudo", "host key", "too large")
 LARGEST = 512 * 1024  # bytes of one answer
 PER_MINUTE = ANSWER_LIMIT  # bytes that one node may print
-PIECE = 4096  # bytes that each piece counts at least: many small ones cost as much as a large one
-JUMPS_AGAIN = 30.0  # seconds after which a dead jump host is tried once more
+PIECE = 4096  # bytes charged per piece at least, since many small pieces cost as much as a large one
+JUMPS_AGAIN = 30.0  # seconds until a dead jump host is tried again
 
 Take = Callable[[str, "bytes | NodeError"], None]
 
 
 @dataclass
 class _Line:
-    """An open connection, and what its node has printed lately."""
+    """An open connection and the recent output of its node."""
 
     name: str
     connection: Followed
@@ -57,7 +57,7 @@ class _Line:
     allowance: float = PER_MINUTE
 
     def newest(self, data: bytes, size: int) -> bytes:
-        """The newest whole answer; empty where there is none. Raises NodeError for a flood."""
+        """Return the newest complete answer or b""; raise NodeError if the node prints too much."""
         now = time.monotonic()
         self.allowance = min(PER_MINUTE, self.allowance + (now - self.looked) / 60 * PER_MINUTE)
         self.allowance -= max(size, PIECE)
@@ -77,11 +77,11 @@ class _Line:
 
 
 class Follow(contextlib.AbstractContextManager["Follow"]):
-    """Keeps `program` (ASCII) running on each node of `routes`, from now until `close`.
+    """Runs `program` (ASCII) on each node of `routes` until `close`, with reconnections.
 
-    `take(node, …)` gets each answer, framed, and the NodeError of a node that cannot be reached, is lost or
-    does not keep to the form; of several answers at once the newest only. It is called in one thread, the
-    reader's: while it runs, nothing is read. `timeout`: seconds of a login and its first answer."""
+    `take(node, …)` gets each answer, framed, or the NodeError of a node that is unreachable, lost or
+    malformed; of several pending answers, only the newest. It is called in the reader's thread, and nothing
+    is read meanwhile. `timeout`: seconds for a login and the first answer."""
 
     def __init__(
         self, routes: Mapping[str, Route], program: str, take: Take, *, timeout: float, logins: int = LOGINS
@@ -98,7 +98,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
         self._broken: Exception | None = None
-        self._handover = threading.Lock()  # of a new connection to the reader, or to nobody once closed
+        self._handover = threading.Lock()  # of a new connection to the reader, unless closed
         self._jumps_tried = time.monotonic()
         self._workers = [
             threading.Thread(target=self._serve, daemon=True) for _ in range(min(logins, len(routes)))
@@ -111,12 +111,12 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self.close()
 
     def check(self) -> None:
-        """Raises RuntimeError when nothing is read any more, a bug: the last answers would look fresh."""
+        """Raise RuntimeError if the reader has died, a bug after which stale answers would appear fresh."""
         if self._broken is not None:
             raise RuntimeError("the reader of health results has ended") from self._broken
 
     def close(self) -> None:
-        """End all connections, and with them the programs. Who is logging in is not waited for."""
+        """End all connections, and with them the programs, without waiting for logins."""
         with self._handover:
             self._closed = True
         self._events.put(lambda: None)
@@ -131,7 +131,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         self._ssh.close()
 
     def _serve(self) -> None:
-        """A thread for what may take long: logins, and the end of connections."""
+        """Run slow work: logins, and the closing of connections."""
         while (work := self._work.get()) is not None:
             work()
 
@@ -144,7 +144,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             found = self._ssh.follow(self._routes[name], self._program, self._timeout)
         except NodeError as error:
             found = error
-        except Exception as error:  # one node's trouble never becomes another's
+        except Exception as error:  # an error of one node must not affect others
             what = f"{type(error).__name__}: {error}"
             found = NodeError("garbage", what, bug_file.report(error))
         with self._handover:
@@ -159,7 +159,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
             self._jumps_tried = time.monotonic()
             self._ssh.forget_dead_jump_hosts()
 
-    # From here on all is done in the reader's thread.
+    # Everything below runs in the reader's thread.
 
     def _run(self) -> None:
         try:
@@ -178,7 +178,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
                 looked, look = now, now + LOOK
 
     def _look(self, now: float, passed: float) -> None:
-        """What the clock asks for: logins that are due, and connections that have been silent too long."""
+        """Start logins that are due, and drop connections that have been silent too long."""
         self._ssh.expire()
         while self._due and self._due[0][0] <= now:
             name = heapq.heappop(self._due)[2]
@@ -186,7 +186,7 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         for line in list(self._lines.values()):
             line.silent += passed
             line.unanswered += passed
-            # A node is not silent because this machine has no time to read what it said.
+            # A node is not silent if this machine is too busy to read its output.
             if line.silent > SILENT and not line.connection.waiting:
                 cut = f"nothing came from {line.connection.address} for {SILENT:.0f} s"
                 self._lose(line, unreachable(cut))

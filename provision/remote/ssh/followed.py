@@ -1,4 +1,4 @@
-"""A program that goes on printing over an SSH connection, read without waiting."""
+"""Non-blocking reader of a program that keeps printing over an SSH connection."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from provision.remote.protocol import NodeError, unreachable
 from provision.remote.ssh.execute import IDLE
 
 WINDOW = 128 * 1024  # bytes that a node may be ahead of its reader
-CHUNK = 64 * 1024  # bytes of one `read`
-# Seconds that sending may wait for a node that negotiates new keys: the reader of all nodes sends, too.
+CHUNK = 64 * 1024  # bytes per `read`
+# Seconds that sending may wait for a node's key renegotiation, since the reader of all nodes sends too.
 _REKEY = 2.0
 
 
 class Followed:
-    """An open connection and the program on it. `first`: what it has printed, up to a whole answer.
+    """An open connection and its program; `first`: its output up to the first complete answer.
 
-    paramiko wakes whoever waits for output by an event that it sets and clears. Here it calls `notify`
-    instead, from the connection's thread, once for each `read` that is due."""
+    paramiko signals new output through an event that it sets and clears. This class takes the event's place
+    and calls `notify`, in the connection's thread, once for each `read` that is due."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Followed:
         self._channel = channel
         self._transport = transport
         self._stack = stack
-        self._broken = broken  # what paramiko raises when a connection is of no use any more
+        self._broken = broken  # exceptions of paramiko for a dead connection
         self._notify: Callable[[], None] = lambda: None
         self._due = False
         stack.callback(self.wake)
@@ -46,29 +46,29 @@ class Followed:
         transport.clear_to_send_timeout = _REKEY
 
     def begin(self, notify: Callable[[], None]) -> None:
-        """Call `notify` from now on, and at once where there is something to read already."""
+        """Call `notify` from now on, and immediately if there is unread output."""
         self._notify = notify
         self._channel.in_buffer.set_event(self)
         self._channel.in_stderr_buffer.set_event(self)
 
     def set(self) -> None:
-        """As of threading.Event, for paramiko: there is something to read, or the connection has ended."""
+        """Implement threading.Event for paramiko: there is output, or the connection has ended."""
         if not self._due:
             self._due = True
             self._notify()
 
     def clear(self) -> None:
-        """As of threading.Event, for paramiko."""
+        """Implement threading.Event for paramiko."""
 
     def read(self) -> tuple[bytes, int]:
-        """Some output, and how many bytes came, those of standard error among them; nothing where all has
-        been read. Another `notify` follows where there is more. Raises NodeError once it has ended."""
+        """Return some output and the number of bytes received with standard error; empty if none is left.
+        If there is more, another `notify` follows. Raises NodeError after the end."""
         self._due = False
         channel = self._channel
         said = data = b""
         try:
             with contextlib.suppress(TimeoutError):
-                said = channel.recv_stderr(CHUNK)  # nobody wants it, but it fills the window
+                said = channel.recv_stderr(CHUNK)  # unused, but it fills the window
             with contextlib.suppress(TimeoutError):
                 data = channel.recv(CHUNK)
                 if not data:
@@ -81,7 +81,7 @@ class Followed:
 
     @property
     def waiting(self) -> bool:
-        """Whether something has come that was not read yet: then it is this process that is late."""
+        """Return whether unread data has arrived, which means that this process is late."""
         poll = select.poll()
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile
             poll.register(self._transport.sock, select.POLLIN)
@@ -95,7 +95,7 @@ class Followed:
         return NodeError("cut", "the program that follows the health result there has ended", fix)
 
     def wake(self) -> None:
-        """End the connection's thread, which would wait up to IDLE seconds for its end."""
+        """Wake the connection's thread at its end, instead of up to IDLE seconds later."""
         with contextlib.suppress(OSError, EOFError):
             self._transport.sock.shutdown(socket.SHUT_RDWR)
 

@@ -1,9 +1,9 @@
-"""Host key verification against OpenSSH's known_hosts files (sshd(8)); a refusal names the next step.
+"""Verification of host keys against OpenSSH's known_hosts files (sshd(8)), with advice on failures.
 
-Understands hashed names, `[host]:port`, wildcards and negation, and the markers @revoked and @cert-authority.
+Supports hashed names, `[host]:port`, wildcards and negation, and the markers @revoked and @cert-authority.
 
-Where a user switched checking off, an unknown key is accepted and kept, and a changed one is refused:
-Ansible's ssh would log in to anyone who shows a changed key, and send the sudo password there.
+If a user switched checking off, an unknown key is accepted and stored, and a changed one is rejected:
+Ansible's ssh would log in to anything that shows a changed key, and send the sudo password there.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from provision.remote.ssh.connection import CHECKING, CONNECTIONS, KEPT_KEYS, Ho
 
 _ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 VARIABLES = (*_ARGUMENTS, *CHECKING)
-# Where ssh is to try a hundred times, a node that is off costs the time limit, and is not called unreachable.
+# With many attempts, a node that is off would hit the timeout instead of being reported unreachable.
 ONE_ATTEMPT = "-o ConnectionAttempts=1"
 _OFF = re.compile(rf"(?i)StrictHostKeyChecking[\s=\"']+({'|'.join(OFF)})\b")
 
 
 def fingerprint(blob: bytes) -> str:
-    """A public key's fingerprint as ssh prints it: `SHA256:…`."""
+    """Return a public key's fingerprint as ssh prints it: `SHA256:…`."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of one line. `marker` is empty, `@revoked` or `@cert-authority`."""
+    """One key of one line; `marker` is empty, `@revoked` or `@cert-authority`."""
 
     file: str
     line: int
@@ -66,7 +66,7 @@ class Entry:
 
 
 class Standing(enum.Enum):
-    """What known_hosts says of a key a node presents."""
+    """The status of a presented key in known_hosts."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -76,10 +76,10 @@ class Standing(enum.Enum):
 
 @dataclass
 class _File:
-    """A parsed file, indexed so that a fleet of 10,000 is not 10,000 times 10,000 comparisons."""
+    """A parsed file, indexed to avoid 10,000 times 10,000 comparisons in a fleet of 10,000."""
 
     path: str = ""
-    read: int = 0  # bytes so far, and lines
+    read: int = 0  # bytes and lines read so far
     lines: int = 0
     exact: dict[str, list[Entry]] = field(default_factory=dict)
     patterns: list[tuple[list[str], Entry]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class _File:
                 self.exact.setdefault(part, []).append(entry)
 
     def read_on(self, file: BinaryIO) -> None:
-        """Take in what was added to the file since it was read."""
+        """Parse lines added to the file since it was last read."""
         file.seek(self.read)
         added = file.read()
         self.read += len(added)
@@ -124,14 +124,14 @@ class _File:
 
 
 class KnownHosts:
-    """The known_hosts files of one invocation; each is read once. Safe to use from many threads."""
+    """The known_hosts files of one invocation, each read once. Thread-safe."""
 
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
         self._lock = threading.Lock()
 
     def entries(self, files: Sequence[str], name: str) -> list[Entry]:
-        """Every line of `files` that is about `name` (`host`, or `[host]:port`)."""
+        """Return every line of `files` that matches `name` (`host` or `[host]:port`)."""
         return [entry for path in files for entry in self._file(path).of(name.lower())]
 
     def _file(self, path: str) -> _File:
@@ -139,14 +139,14 @@ class KnownHosts:
             if path not in self._files:
                 self._files[path] = found = _File(path)
                 with contextlib.suppress(OSError), Path(path).open("rb") as file:
-                    found.read_on(file)  # as for ssh, a file that cannot be read knows nobody
+                    found.read_on(file)  # as in ssh, an unreadable file has no keys
             return self._files[path]
 
     def learn(self, path: str, name: str, key_type: str, blob: bytes) -> list[Entry]:
-        """Add a line, as `StrictHostKeyChecking accept-new` asks, unless the file knows a key of `name` by
-        now: another process of ours may have learned it. Returns what it knows then, or nothing.
+        """Add a key, as for `StrictHostKeyChecking accept-new`, unless the file has one for `name` by now.
 
-        Raises OSError."""
+        Another process of ours may have added it; then the known keys are returned, otherwise nothing. Raises
+        OSError."""
         line = f"{name} {key_type} {base64.b64encode(blob).decode()}\n"
         known = self._file(path)
         with self._lock:
@@ -164,12 +164,12 @@ class KnownHosts:
 
 
 def host_name(host: str, port: int) -> str:
-    """How known_hosts names a host: `host`, or `[host]:port` when the port is not 22."""
+    """Return a host's name in known_hosts: `host`, or `[host]:port` if the port is not 22."""
     return host.lower() if port == SSH_PORT else f"[{host.lower()}]:{port}"
 
 
 def judge(entries: Sequence[Entry], key_type: str, blob: bytes) -> tuple[Standing, Entry | None]:
-    """What `entries` say of a key, and the line that says it (of the same type, where there is one)."""
+    """Return the status of a key and the entry that decides it, of the same type if possible."""
     plain = [entry for entry in entries if not entry.marker]
     for entry in entries:
         if entry.marker == "@revoked" and entry.blob == blob:
@@ -178,7 +178,7 @@ def judge(entries: Sequence[Entry], key_type: str, blob: bytes) -> tuple[Standin
         if entry.blob == blob:
             return Standing.KNOWN, entry
     for entry in sorted(plain, key=lambda entry: entry.key_type != key_type):
-        # Known under another type of key only: a machine in the middle would offer just that.
+        # Known with another type only: a man in the middle would offer just that.
         return Standing.CHANGED, entry
     return Standing.UNKNOWN, None
 
@@ -187,13 +187,13 @@ _NAMES = {"ssh-ed25519": "ED25519", "ssh-rsa": "RSA", "ecdsa-sha2-nistp256": "EC
 
 
 class HostKeys:
-    """The host keys of one invocation. Safe to use from many threads."""
+    """The host keys of one invocation. Thread-safe."""
 
     def __init__(self) -> None:
         self._known = KnownHosts()
 
     def entries(self, hop: Hop) -> list[Entry]:
-        """The lines about `hop`; under its bare name when none names its port, as ssh does."""
+        """Return the entries for `hop`; without one for its port, those of its bare name, as ssh does."""
         files = (*hop.user_known_hosts, *hop.global_known_hosts)
         found = self._known.entries(files, _name(hop))
         if not hop.known_as and hop.port != SSH_PORT and not any(not entry.marker for entry in found):
@@ -201,7 +201,7 @@ class HostKeys:
         return found
 
     def check(self, hop: Hop, entries: Sequence[Entry], key_type: str, blob: bytes, *, direct: bool) -> None:
-        """Raise NodeError unless `hop` may be trusted to be itself. `direct`: no jump host is on the way."""
+        """Raise NodeError unless the key of `hop` is trusted; `direct`: the route has no jump host."""
         standing, entry = judge(entries, key_type, blob)
         if standing is Standing.KNOWN:
             return
@@ -229,7 +229,7 @@ class HostKeys:
             )
 
     def _learn(self, hop: Hop, key_type: str, blob: bytes) -> list[Entry]:
-        """Note the key of `hop`, or what somebody else has noted of it meanwhile."""
+        """Store the key of `hop`, or return the keys that another process has stored meanwhile."""
         file = hop.user_known_hosts[0]
         try:
             return self._known.learn(file, _name(hop), key_type, blob)
@@ -276,18 +276,18 @@ def _line_to_run(hop: Hop, key_type: str, direct: bool) -> str:
     return f"ssh {shlex.quote(hop.user + '@' + hop.host)} (by hand, once, with the same options)"
 
 
-# --- checking that a user switched off
+# --- host key checking that a user switched off
 
 
 def for_ansible(hosts: Mapping[str, Mapping[str, Any]], usual: str) -> dict[str, dict[str, Any]]:
-    """The variables of these hosts by which Ansible's ssh accepts no changed key. `usual`: the arguments of a
-    host without any."""
+    """Return these hosts' variables, changed so that Ansible's ssh accepts no changed key.
+    `usual`: the ssh arguments of a host that sets none."""
     configs, keys = ConfigFiles(), HostKeys()
     changed = {}
     for name, variables in hosts.items():
         changed[name] = found = dict(variables)
         if options := _options(Node(name, (), variables), configs, keys):
-            # Of several values ssh takes the first one.
+            # ssh uses the first of several values.
             found["ansible_ssh_args"] = f"{options} {variables.get(_ARGUMENTS[0]) or usual}"
             found.update(dict.fromkeys(CHECKING, True))
         if own := found.get(_ARGUMENTS[0]):
@@ -296,11 +296,11 @@ def for_ansible(hosts: Mapping[str, Mapping[str, Any]], usual: str) -> dict[str,
 
 
 def _options(node: Node, configs: ConfigFiles, keys: HostKeys) -> str:
-    """The options of ssh that come before those of this node; empty if it accepts no unknown key."""
+    """Return ssh options to prepend for this node; empty if it accepts no unknown key."""
     try:
         hop = route_of(node, configs).target
         accepts, forgets = hop.accept_new, KEPT_KEYS in hop.user_known_hosts
-        # By accept-new, ssh takes a key of a new type for a new key, also from a host that it knows.
+        # With accept-new, ssh accepts a key of another type as a new one, even from a known host.
         known = accepts and any(not entry.marker for entry in keys.entries(hop))
     except NotUnderstoodError:
         if (node.variables.get("ansible_connection") or "ssh") not in CONNECTIONS:
@@ -308,18 +308,18 @@ def _options(node: Node, configs: ConfigFiles, keys: HostKeys) -> str:
         options = _as_ssh_takes_them(node)
         accepts = options.get("stricthostkeychecking") in (None, "false", "accept-new")
         forgets = options.get("userknownhostsfile") in ("/dev/null", "none")
-        known = not options  # ssh could not tell: strict, then
+        known = not options  # ssh could not parse its options: be strict
     kept = f" -o UserKnownHostsFile={KEPT_KEYS}" if forgets else ""
     return f"-o StrictHostKeyChecking={'yes' if known else 'accept-new'}{kept}" if accepts else ""
 
 
 def _as_ssh_takes_them(node: Node) -> dict[str, str]:
-    """ssh's own reading of its options and files for this node; nothing if it refuses them."""
+    """Return ssh's own interpretation of its options and files for this node; empty if it rejects them."""
     host = str(node.variables.get("ansible_host") or node.name)
     try:
         texts = [str(node.variables.get(name) or "") for name in _ARGUMENTS]
         if checking_is_off(node.variables):
-            texts.insert(1, "-o StrictHostKeyChecking=accept-new")  # where Ansible has its own option
+            texts.insert(1, "-o StrictHostKeyChecking=accept-new")  # the position of Ansible's own option
         words = shlex.split(" ".join(texts))
         done = subprocess.run(
             ["ssh", "-G", *words, "--", host], capture_output=True, text=True, timeout=10, check=True
@@ -330,7 +330,7 @@ def _as_ssh_takes_them(node: Node) -> dict[str, str]:
 
 
 def note(nodes: Iterable[Node]) -> str:
-    """The line for people if checking is off for some of these nodes; else empty."""
+    """Return a line for people if checking is off for some of these nodes, else ""."""
     names, files = [], set[str]()
     for node in nodes:
         text = " ".join(str(node.variables.get(name) or "") for name in _ARGUMENTS)

@@ -17,7 +17,7 @@ AUTH_TIMEOUT = 20.0  # seconds
 
 
 class Login:
-    """Proves to one host who we are: key files, the agent's keys, a password, in ssh's order."""
+    """Authentication to one host with key files, the agent's keys, or a password, in ssh's order."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Login:
         raise self._refused("the node wants more than that" if partial else "")
 
     def _look(self, said: str) -> None:
-        """After a refusal: may we go on?"""
+        """Raise NodeError if authentication cannot continue after a refusal."""
         self._clock.left()
         if "imeout" in said:
             raise hung(f"{self._hop.address} did not answer the login within {AUTH_TIMEOUT:g} s")
@@ -102,14 +102,14 @@ class Login:
             agent.close()
 
     def _load(self, path: str) -> paramiko.PKey | str:
-        """The private key in a file, or why it cannot be used; read once for all nodes."""
+        """Return the private key in a file, or why it is unusable; each file is read once for all nodes."""
         passphrase = self._hop.key_passphrase
         if (path, passphrase) not in self._keys:
             self._keys[path, passphrase] = self._read_key(path, passphrase)
         return self._keys[path, passphrase]
 
     def _read_key(self, path: str, passphrase: str | None) -> paramiko.PKey | str:
-        # It is called `password` in paramiko 5 and `passphrase` before: by position.
+        # paramiko 5 renamed `passphrase` to `password`, so it is passed by position.
         secret: Any = passphrase.encode() if passphrase else None
         try:
             key: paramiko.PKey = self._paramiko.PKey.from_path(path, secret)

@@ -1,8 +1,8 @@
-"""A thread pool that does one task per node, with a time limit for each, and the SSH fan-out on top of it.
+"""Thread pool that runs one task per node, each with a timeout, and the SSH fan-out built on it.
 
-The number of nodes in progress grows while that helps, up to a limit. Waiting for a distant node costs
-nothing here: with time on the way, many must be on their way. Once our own processor is busy, or twice as
-many were not faster, more would only wait in another place.
+The number of nodes in progress grows while that increases throughput, up to a limit. Waiting for a distant
+node costs nothing here, so high latency needs many nodes in progress. Once our own processor is busy, or
+doubling the number was not faster, more nodes would only wait in another place.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from provision.remote.protocol import NodeError, hung
 from provision.remote.ssh.connection import Route
 
 START = 64
-BUSY = 0.85  # of one core: more than that Python's threads cannot use
-FASTER = 1.1  # a rise is worth it from here on
-SLOW = 4.0  # times what nodes usually take: such a node holds no place
+BUSY = 0.85  # of one core; Python's threads cannot use more than that
+FASTER = 1.1  # smallest speedup that justifies an increase
+SLOW = 4.0  # times the median duration: a slower node does not count against the limit
 
 
 class Concurrency:
-    """Adaptive concurrency: `now` is how many nodes may be in progress, `limit` the maximum."""
+    """Adaptive concurrency: `now` is the allowed number of nodes in progress, `limit` its maximum."""
 
     def __init__(self, limit: int, start: int = START) -> None:
         self.limit = limit
         self.now = min(start, limit)
         self._before = self.now
-        self._best = 0.0  # nodes per second with the number before this one
+        self._best = 0.0  # nodes per second at the previous number
         self._settled = self.now == limit
 
     def observe(self, seconds: float, done: int, cpu: float) -> None:
-        """Adapt to a measured interval: its seconds, nodes finished, and CPU seconds of this process.
+        """Adapt to a measured interval: its seconds, finished nodes, and CPU seconds of this process.
 
-        Doubles the number while this process has CPU time left, and goes back when that was not faster."""
+        Doubles the number while this process has CPU time left, and reverts if that was not faster."""
         if self._settled or seconds <= 0:
             return
         rate = done / seconds
@@ -52,18 +52,18 @@ class Concurrency:
             self.now = min(self.limit, self.now * 2)
 
 
-STACK = 512 * 1024  # bytes per thread: enough for OpenSSL, a sixteenth of the usual
-PAUSE = 0.1  # seconds between looks at how many threads there should be
-AT_FIRST = 2.0  # seconds a node is thought to take while none has answered
-AT_LEAST = 2.0  # seconds after which a node may be called slow
-LATE = 5.0  # seconds over time after which a thread (stuck in a name lookup) is left behind
+STACK = 512 * 1024  # bytes per thread: enough for OpenSSL, a sixteenth of the default
+PAUSE = 0.1  # seconds between adjustments of the number of threads
+AT_FIRST = 2.0  # assumed seconds per node until one has answered
+AT_LEAST = 2.0  # seconds until a node can count as slow
+LATE = 5.0  # seconds past its timeout until a thread (stuck in a name lookup) is abandoned
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Done(Generic[Result]):
-    """What became of one node: a result, or why there is none."""
+    """The outcome for one node: a result or an error."""
 
     name: str
     result: Result | NodeError
@@ -71,10 +71,10 @@ class Done(Generic[Result]):
 
 
 class HostPool(Generic[Result]):
-    """Runs `work(name)` for every name, each about `seconds` long at most, never more than `threads` at once.
+    """Pool that runs `work(name)` for every name, at most about `seconds` each and `threads` at once.
 
-    The number in use adapts (Concurrency); a node much slower than the others does not count against it.
-    SshThreads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
+    The number of threads adapts (Concurrency); a node much slower than the others does not count against it.
+    Threads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
     the caller's thread.
     """
 
@@ -96,14 +96,14 @@ class HostPool(Generic[Result]):
         self._running = 0  # threads in use
         self._wanted = self._concurrency.now
         self._lock = threading.Lock()
-        self._usual: deque[float] = deque(maxlen=64)  # seconds that the last nodes took
+        self._usual: deque[float] = deque(maxlen=64)  # seconds that the latest nodes took
         self._since = (time.monotonic(), time.process_time())
         self._count = 0
         self._again = 0.0
         self.again(names)
 
     def again(self, names: Collection[str]) -> None:
-        """Begin the work of these names, once all that was begun is done."""
+        """Start work on these names, once all earlier work is done."""
         assert not self._left, "some are at work"  # noqa: S101
         for name in names:
             self._waiting.put(name)
@@ -113,19 +113,19 @@ class HostPool(Generic[Result]):
 
     @property
     def unfinished(self) -> int:
-        """How many nodes have no result yet."""
+        """Return the number of nodes without a result."""
         return len(self._left)
 
     @property
     def awaited(self) -> list[str]:
-        """The nodes still at work, longest first, when no other waits for its turn; else none."""
+        """Return the nodes in progress, longest first, or none while others are still queued."""
         if not self._waiting.empty():
             return []
         started = sorted(self._busy.copy().items(), key=lambda item: item[1])
         return [name for name, _ in started if name in self._left]
 
     def stop(self) -> None:
-        """Start nothing more; nodes in progress are not waited for."""
+        """Clear the queue; nodes in progress are not waited for."""
         while True:
             try:
                 self._waiting.get_nowait()
@@ -133,7 +133,7 @@ class HostPool(Generic[Result]):
                 return
 
     def gather(self, wait: float = 0.0) -> Iterator[Done[Result]]:
-        """What is done by now; waits up to `wait` seconds for the first."""
+        """Yield the results so far; wait up to `wait` seconds for the first."""
         timeout = wait
         while self._left:
             try:
@@ -141,7 +141,7 @@ class HostPool(Generic[Result]):
             except queue.Empty:
                 break
             timeout = 0.0
-            if done.name in self._left:  # or it was given up, and came after all
+            if done.name in self._left:  # otherwise it was given up and finished late
                 self._left.discard(done.name)
                 self._usual.append(done.seconds)
                 self._count += 1
@@ -151,7 +151,7 @@ class HostPool(Generic[Result]):
 
     def _given_up(self) -> Iterator[Done[Result]]:
         now = time.monotonic()
-        # A list of its pairs may collect garbage; then finalizers let other threads change it meanwhile.
+        # A copy, which is atomic: while a list is built, finalizers may let other threads change it.
         for name, started in self._busy.copy().items():
             if now - started > self._seconds + LATE and name in self._left:
                 self._left.discard(name)
@@ -160,7 +160,7 @@ class HostPool(Generic[Result]):
                 yield Done(name, hung(f"no answer within {self._seconds:g} s"), now - started)
 
     def _adjust(self) -> None:
-        """Start as many threads as Concurrency allows, and one more for each much slower node."""
+        """Start as many threads as Concurrency allows, plus one for each much slower node."""
         now = time.monotonic()
         if now < self._again:
             return
@@ -190,7 +190,7 @@ class HostPool(Generic[Result]):
             self._running -= 1
 
     def _too_many(self) -> bool:
-        """Whether this thread is one more than wanted, and goes."""
+        """Return whether this thread is superfluous and must end; if so, stop counting it."""
         with self._lock:
             if self._running <= self._wanted:
                 return False
@@ -218,16 +218,16 @@ class HostPool(Generic[Result]):
                 result = self._work(name)
             except NodeError as error:
                 result = error
-            except Exception as error:  # one node's trouble never becomes another's
+            except Exception as error:  # an error of one node must not affect others
                 result = NodeError("garbage", f"{type(error).__name__}: {error}", bug_file.report(error))
             if self._busy.pop(name, None) is None:
-                return  # given up: another thread took its place
+                return  # given up: another thread has taken its place
             self._done.put(Done(name, result, time.monotonic() - started))
 
 
 class SshThreads(HostPool[bytes]):
-    """Runs a program (its text, in ASCII) on each node that has one. `persistent`: so many connections stay
-    open until `close`, for `ask_again`."""
+    """Pool that runs each node's program (ASCII text) over SSH.
+    `persistent`: number of connections that stay open until `close`, for `ask_again`."""
 
     def __init__(
         self,
@@ -254,11 +254,11 @@ class SshThreads(HostPool[bytes]):
         self.again(programs)
 
     def gather(self, wait: float = 0.0) -> Iterator[Done[bytes]]:
-        """What is done by now; waits up to `wait` seconds for the first."""
+        """Yield the results so far; wait up to `wait` seconds for the first."""
         yield from super().gather(wait)
         self._ssh.expire()
 
     def close(self) -> None:
-        """Ask no further node; who is at work is not waited for."""
+        """Start no further node, without waiting for nodes in progress."""
         self.stop()
         self._ssh.close()
