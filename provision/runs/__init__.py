@@ -1,1 +1,1 @@
-"""The run folder: what a run stores, who reads it, and what earlier runs have shown."""
+"""Run folders: the data that a run stores, its readers, and the results of earlier runs."""

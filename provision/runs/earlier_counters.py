@@ -1,4 +1,4 @@
-"""Find RDMA port counters in earlier validate runs, for nodes without a health program that stores them."""
+"""RDMA port counters of earlier validate runs, for nodes without a health program that stores them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from provision.runs.node_facts import read_node_facts
 from provision.runs.store import RunFolder
 
 _DAMAGED = (GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
-_RUNS = 3  # earlier runs that are read: facts of a large fleet are large
+_RUNS = 3  # number of earlier runs to read, since facts of a large fleet are large
 
 
 def earlier_counters(
     folder: RunFolder, seen: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Node → what its fact `hca.earlier` would be, of nodes without that fact. `seen`: the facts of this run.
+    """Return node → its value for the fact `hca.earlier`, for nodes without it; `seen`: facts of this run.
 
-    The newest run that is a day old, else the oldest of those read, within the same boot of the node. Damaged
-    runs are skipped.
+    The counters come from the newest run that is at least a day old, or else from the oldest of those read,
+    within the same boot of the node. Damaged runs are skipped.
     """
     wanted = {
         name for name, facts in seen.items() if facts.get("hca.counters") and not facts.get("hca.earlier")

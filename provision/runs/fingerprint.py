@@ -1,6 +1,6 @@
-"""The parts that a validation result depends on (pure): when one changes, an earlier pass is no longer valid.
+"""Fingerprint of the parts that a validation result depends on (pure): if one changes, a pass expires.
 
-A check that ran with another driver, firmware, GPU or link width was run on another machine.
+A check with another driver, firmware, GPU or link width effectively ran on another machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from provision.desired.vendors import SILENT_GPUS
 
-# part -> (the observed fact, the key of its entries). These are all the parts there are.
+# part → (the observed fact, the key of its entries); the complete list of parts
 PARTS: Mapping[str, tuple[str, str | None]] = {
     "driver.loaded_version": ("driver.loaded_version", None),
     "driver.userspace_version": ("driver.userspace_version", None),
@@ -37,15 +37,15 @@ PARTS: Mapping[str, tuple[str, str | None]] = {
     "nccl.version (rpm)": ("package.libnccl.version", None),
 }
 FACTS = frozenset(fact for fact, _ in PARTS.values())
-# Besides, of nodes with one vendor's GPUs, where they were asked for it: what nobody asked is not compared.
+# Parts of one vendor's GPUs, compared only if both observations requested them.
 OF_VENDORS: Mapping[str, tuple[str, str | None]] = {
     "amdgpu.loaded_version": ("amdgpu.loaded_version", None),
     "amdgpu.rocm": ("amdgpu.rocm", None),
     "amdgpu.unique_id": ("amdgpu.devices", "unique_id"),
     "amdgpu.vbios": ("amdgpu.devices", "vbios"),
 }
-# GPUs that do not answer the driver. Compared with nothing of the past: a result that counts was measured on
-# GPUs that answered, whether the version that recorded it knew this part or not.
+# GPUs that do not respond to the driver. They are not compared with the past: a valid result was measured on
+# GPUs that responded, whether its version recorded this part or not.
 SILENT = frozenset(SILENT_GPUS.values())
 _WITHOUT_GPUS = frozenset({"network_ports", "disk_speed"})
 
@@ -58,7 +58,7 @@ _GPUS = frozenset(
 _PATHS = frozenset({"gpu.nvswitch_count", "firmware.bios_version", "firmware.cpu_microcode"})
 _CARDS = frozenset({"rdma.boards", "rdma.firmware", "rdma.link_width"})
 
-# check -> the parts it depends on. A check that is not named here depends on all of them.
+# check → the parts it depends on; a check that is not listed depends on all.
 DEPENDS: Mapping[str, frozenset[str]] = {
     "gpu_inventory": _SOFTWARE | _GPUS,
     "gpu_burn": _SOFTWARE | _GPUS,
@@ -75,38 +75,38 @@ DEPENDS: Mapping[str, frozenset[str]] = {
 
 
 def depends(check: str) -> frozenset[str]:
-    """The parts a check's result depends on."""
+    """Return the parts that a check's result depends on."""
     return DEPENDS.get(check, frozenset(PARTS))
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What was observed of a node: part → value, and for those that could not be read the reason."""
+    """The observed state of a node: part → value, and part → why it could not be read."""
 
     values: Mapping[str, Any]
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
-        """A short name for it: equal for equal fingerprints."""
+        """Return a short digest, equal for equal fingerprints."""
         text = json.dumps([self.values, self.unknown], sort_keys=True, default=str)
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
     def record(self) -> dict[str, Any]:
-        """As it is kept in JSON."""
+        """Return the fingerprint as JSON data."""
         return {"values": dict(self.values), "unknown": dict(self.unknown)}
 
 
 def from_record(record: Mapping[str, Any]) -> Fingerprint:
-    """The inverse of `record`. Raises KeyError, TypeError or ValueError on what is none."""
+    """Parse the result of `record`. Raises KeyError, TypeError or ValueError for malformed data."""
     return Fingerprint(
         dict(record["values"]), {str(part): str(why) for part, why in record["unknown"].items()}
     )
 
 
 def of(facts: Mapping[str, Any], problems: Mapping[str, str]) -> Fingerprint:
-    """The fingerprint in what a node answered. A fact that is in neither mapping was not answered; one of a
-    vendor's was not asked for."""
+    """Return the fingerprint in a node's facts and problems.
+    A fact that is in neither mapping counts as unanswered; a vendor's fact may not have been requested."""
     values: dict[str, Any] = {}
     unknown: dict[str, str] = {}
     asked = {
@@ -130,7 +130,7 @@ def of(facts: Mapping[str, Any], problems: Mapping[str, str]) -> Fingerprint:
 
 @dataclass(frozen=True)
 class Change:
-    """One part that is not what it was. `unknown`: it cannot be compared, and why."""
+    """A part that has changed; `unknown`: why it cannot be compared."""
 
     part: str
     then: Any
@@ -138,7 +138,7 @@ class Change:
     unknown: str = ""
 
     def __str__(self) -> str:
-        """`driver.loaded_version 570.124.06 → 580.126.09`, or where in a list: `gpu.link_width[5] 16 → 8`."""
+        """Format the change: `driver.loaded_version 570.124.06 → 580.126.09`, `gpu.link_width[5] 16 → 8`."""
         if self.unknown:
             return f"{self.part} {self.unknown}"
         if isinstance(self.then, list) and isinstance(self.now, list):
@@ -162,9 +162,9 @@ def _word(value: Any) -> str:
 
 
 def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
-    """Why a check's earlier result no longer speaks for the node; empty while it does.
+    """Return why a check's earlier result no longer applies to the node; empty while it does.
 
-    What could not be read then or cannot be read now is a reason too: nobody knows that it is the same.
+    A part that was or is unreadable counts as changed, since its equality is unknown.
     """
     found = []
     known = [{*one.values, *one.unknown} for one in (then, now)]
@@ -191,8 +191,8 @@ def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
 
 @dataclass(frozen=True)
 class Result:
-    """The newest result of one check on one node. `at`: when it was measured, ISO 8601 UTC; `run`: the name
-    of the run folder; `known`: the fingerprint of the node then."""
+    """The newest result of one check on one node, with the node's fingerprint then (`known`).
+    `at`: time of the measurement, ISO 8601 UTC; `run`: name of the run folder."""
 
     check: str
     verdict: str
@@ -202,15 +202,15 @@ class Result:
 
     @property
     def vouches(self) -> bool:
-        """Whether it speaks for the node: a warning asks for a look and not for a repair."""
+        """Return whether the result clears the node: a warning asks for attention, not for repair."""
         return self.verdict in ("pass", "warn")
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one check says of one node now. `result` is None when it never ran there; `changes`: why a result
-    no longer counts; `judged`: whether any check judged the node: then one that did not apply is not missed.
-    """
+    """Current value of one check for one node.
+    `result`: None if the check never ran there; `changes`: why the result expired; `judged`: whether any
+    check judged the node, in which case a check that did not apply is not missing."""
 
     node: str
     check: str
@@ -225,7 +225,7 @@ class Standing:
         return self.result.vouches or (self.result.verdict == "skip" and self.judged)
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON data."""
         result = self.result
         return {
             "node": self.node,
@@ -241,7 +241,7 @@ class Standing:
 def standings(
     node: str, checks: Sequence[str], results: Mapping[str, Result], now: Fingerprint
 ) -> list[Standing]:
-    """What the results of a node are worth now (pure): one for each of `checks` and of those that ran."""
+    """Return the current value of a node's results: one for each of `checks` and of those that ran (pure)."""
     found = []
     judged = any(result.verdict != "skip" for result in results.values())
     for check in dict.fromkeys([*checks, *results]):

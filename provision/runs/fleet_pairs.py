@@ -1,7 +1,7 @@
-"""Judging of a run's pairs: findings about nodes and about the network between them, from the run folder.
+"""Judging of a run's pairs from its run folder: findings about nodes and their network.
 
-run.json has who took part in each check (`pairs`: its nodes, and the others with the reason), pairs.jsonl
-each measurement.
+run.json lists the participants of each check (`pairs`: its nodes, and the others with a reason), pairs.jsonl
+the measurements.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from provision.text import many, one_line
 
 
 def topology(nodes: Iterable[str], seen: Mapping[str, NodeFacts]) -> Topology:
-    """These nodes with their racks. Raises InventoryError."""
+    """Return these nodes with their racks. Raises InventoryError."""
     return pairing.topology({node: seen[node].variables for node in nodes})
 
 
-# Why a node takes no part where it is the only one of its vendor.
+# Why a node is left out if it is the only one of its vendor.
 ALONE = "no other node of the run has GPUs of its vendor, and it is measured with such nodes alone"
 
 
 @dataclass(frozen=True)
 class Team:
-    """Nodes that are measured among themselves, with `check`: as their vendor's GPUs take it."""
+    """Nodes measured with each other by `check`, the program for their vendor's GPUs."""
 
     check: CheckBetween
     nodes: tuple[str, ...]
@@ -43,14 +43,14 @@ class Team:
 
     @property
     def name(self) -> str:
-        """How many there are, and whose GPUs they have."""
+        """Return the number of nodes and their GPUs' vendor."""
         whose = vendors.NAMES.get(self.vendor, "other")
         return f"{many(len(self.nodes), 'node')} with {whose} GPUs"
 
 
 def teams(check: str, nodes: Iterable[str], seen: Mapping[str, NodeFacts]) -> list[Team]:
-    """These nodes as they are measured together: all of them, or, where each vendor's GPUs have a program of
-    their own, those of each vendor. Nodes for whose GPUs nothing was built are in none."""
+    """Group nodes into teams that are measured together, one per program that their GPUs need.
+    Nodes without a program for their GPUs are in no team."""
     found: dict[int, Team] = {}
     for node in nodes:
         vendor = seen[node].gpuprov_node["gpu"].get("vendor")
@@ -62,31 +62,31 @@ def teams(check: str, nodes: Iterable[str], seen: Mapping[str, NodeFacts]) -> li
 
 
 def apart(found: Sequence[Team]) -> str:
-    """What is said of nodes that are not all measured together; empty where they are."""
+    """Return a line about teams that are measured separately; empty if there is only one."""
     if len(found) < 2:
         return ""
     return f"{' and '.join(team.name for team in found)} are measured apart, each kind among itself"
 
 
 def of_team(results: Iterable[Result], found: Sequence[Team], place: int) -> list[Result]:
-    """The results of the team at this place; the first one has those of strangers as well."""
+    """Return the results of the team at index `place`; the first team also gets those of unknown nodes."""
     where = {node: at for at, team in enumerate(found) for node in team.nodes}
     return [one for one in results if next((where[n] for n in one.nodes if n in where), 0) == place]
 
 
 def note(folder: RunFolder, check: str, took: Mapping[str, Any]) -> None:
-    """Say in run.json who takes part in a check of pairs."""
+    """Record the participants of a check of pairs in run.json."""
     folder.note(pairs={**noted(folder), check: took})
 
 
 def keep(folder: RunFolder, check: str, results: Iterable[Result]) -> None:
-    """Store a check's measurements of pairs, a line each."""
+    """Store a check's measurements of pairs, one line each."""
     for result in results:
         folder.append("pairs", {"check": check, **asdict(result)})
 
 
 def kept(folder: RunFolder, check: str) -> list[Result]:
-    """A check's measurements in a run so far. Raises RunFolderError."""
+    """Return a check's measurements of the run so far. Raises RunFolderError."""
     try:
         rows = [(row.pop("check"), row) for row in folder.read("pairs")]
         return [_result(row) for of, row in rows if of == check]
@@ -113,22 +113,22 @@ def _result(row: Mapping[str, Any]) -> Result:
 
 @dataclass(frozen=True)
 class Between:
-    """What the pairs of a run say: of each node in `checks` (None: the run ended before), and of the fabric;
-    `told`: lines on what no measurement could tell."""
+    """Results of a run's pairs; `checks`: of each node (None: the run ended before).
+    `fabric`: findings about the network; `told`: lines about faults that no measurement shows."""
 
     checks: tuple[Mapping[str, CheckResult] | None, ...] = ()
     fabric: tuple[Finding, ...] = ()
     told: tuple[str, ...] = ()
 
     def extended(self, node: NodeHealth) -> NodeHealth:
-        """The node with what its pairs say of it."""
+        """Return the node with the results of its pairs."""
         for checks in self.checks:
             node = _with(node, None if checks is None else checks.get(node.node))
         return node
 
 
 def between(folder: RunFolder, seen: Mapping[str, NodeFacts]) -> Between:
-    """What the run folder's pairs say; nothing of a run without pairs. Raises RunFolderError."""
+    """Return the results of the run folder's pairs; empty without pairs. Raises RunFolderError."""
     found = Between()
     meta = folder.meta()
     for check, of_pairs in PAIRS.items():
@@ -143,14 +143,14 @@ def between(folder: RunFolder, seen: Mapping[str, NodeFacts]) -> Between:
 def judge(
     folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, NodeFacts]
 ) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
-    """The nodes with what their pairs say of them, the findings of the fabric, and lines on what no
-    measurement could tell. Nothing changes in a run without pairs."""
+    """Return nodes with their pairs' results, findings of the fabric, and lines about unmeasurable faults.
+    Nothing changes in a run without pairs."""
     found = between(folder, seen)
     return tuple(map(found.extended, nodes)), found.fabric, found.told
 
 
 def noted(folder: RunFolder) -> Mapping[str, Any]:
-    """What run.json says of each check of pairs. Raises RunFolderError."""
+    """Return the participants of each check of pairs from run.json. Raises RunFolderError."""
     found = folder.meta().get("pairs", {})
     if not isinstance(found, Mapping):
         raise _not_said(folder, f"a {type(found).__name__}")
@@ -165,7 +165,7 @@ def _not_said(folder: RunFolder, why: str) -> RunFolderError:
 
 
 def _judged(folder: RunFolder, metric: Metric, took: Any, seen: Mapping[str, NodeFacts]) -> Between:
-    """What one check's pairs say. `took`: who took part; None when the run ended before."""
+    """Return the results of one check's pairs; `took`: the participants, or None if the run ended before."""
     if took is None:
         return Between((None,))
     able, left_out = took_part(folder, took)
@@ -197,7 +197,7 @@ def _of_team(
 
 
 def _several_versions(metric: Metric, versions: Mapping[Any, Any]) -> Iterator[str]:
-    """Both ends should be of one version."""
+    """Yield a warning if the nodes have different versions of the program."""
     nodes: dict[str, list[str]] = {}
     for node, version in versions.items():
         if version:
@@ -209,7 +209,7 @@ def _several_versions(metric: Metric, versions: Mapping[Any, Any]) -> Iterator[s
 
 
 def _not_met(check: str, members: Sequence[str], rounds: int, seconds: Any) -> Iterator[str]:
-    """What the pairs that were not measured would cost."""
+    """Yield a line about the cost of measuring the remaining pairs."""
     every = pairing.exhaustive_rounds(len(members))
     if rounds and rounds < every and isinstance(seconds, int | float):
         cost = pairing.minutes(every, seconds)
@@ -220,7 +220,7 @@ def _not_met(check: str, members: Sequence[str], rounds: int, seconds: Any) -> I
 
 
 def took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]:
-    """Who was to be measured, and the others with the reason. Raises RunFolderError."""
+    """Return the nodes to be measured, and the others with a reason. Raises RunFolderError."""
     try:
         left_out = {str(node): str(why) for node, why in noted["left_out"].items()}
         return [str(node) for node in noted["nodes"]], left_out
@@ -237,7 +237,7 @@ def _left_out(metric: Metric, why: str) -> CheckResult:
 def _with(node: NodeHealth, check: CheckResult | None) -> NodeHealth:
     if node.error:
         return node
-    if check is None:  # the run ended before: a check that was asked for is missing
+    if check is None:  # the run ended before: a requested check is missing
         return replace(node, verdict=worst([node.verdict, Verdict.ERROR]))
-    alone = [node.verdict] if node.checks else []  # one that was asked for pairs only has no verdict yet
+    alone = [node.verdict] if node.checks else []  # without its own checks a node has no verdict yet
     return replace(node, checks=(*node.checks, check), verdict=worst([*alone, check.verdict]))

@@ -1,4 +1,4 @@
-"""The nodes of a stored run, as its facts.jsonl has them."""
+"""Reader of a stored run's facts.jsonl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.runs.store import RunFolder
 
 
 class StoredFacts(Mapping[str, NodeFacts]):
-    """The nodes of a stored run; each is read from facts.jsonl when asked for, the last one is at hand."""
+    """The nodes of a stored run, read from facts.jsonl on access; the latest one is cached."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class StoredFacts(Mapping[str, NodeFacts]):
 
 
 def read_node_facts(folder: RunFolder) -> Mapping[str, NodeFacts]:
-    """The nodes of a stored run; the last word on each counts. Raises RunFolderError."""
+    """Return the nodes of a stored run, each from its last record. Raises RunFolderError."""
     return StoredFacts(folder)
 
 

@@ -1,12 +1,12 @@
-"""The history of the nodes: their newest result of each check, their last runs, and every run's verdicts.
+"""History of nodes: their newest result of each check, their last runs, and every run's verdicts.
 
-Two files hold it. `verdicts.json` in a run folder has the run's verdicts, and goes with the folder.
-`validated/<node>.json` beside the run folders outlives them: the node's newest results, each with the
-fingerprint it depends on, and which devices were bad in its last runs. One lock guards these files.
+It consists of two files. `verdicts.json` in a run folder has the run's verdicts, and is deleted with the
+folder. `validated/<node>.json` next to the run folders outlives them: the node's newest results, each with
+the fingerprint it depends on, and the bad devices of its last runs. One lock guards these files.
 
-What a run knew of earlier ones is kept in its own folder (earlier_runs.jsonl), so that judging it again gives
-the same report. Damage costs a comparison or an escalation, never a report; only `read` names it, since
-whoever asks for results must not take "damaged" for "never validated".
+A run's view of earlier runs is stored in its own folder (earlier_runs.jsonl), so that judging it again gives
+the same report. Damaged files cost a comparison or an escalation, never a report; only `read` reports them,
+because "damaged" must not be taken for "never validated".
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ from provision.runs import fingerprint
 from provision.runs.fingerprint import Fingerprint, Result
 from provision.runs.store import RunFolder, runs_home
 
-FORMAT = 1  # of both files; a newer one is refused politely
+FORMAT = 1  # of both files; a newer one is rejected with advice
 FOLDER = "validated"
-FOLDER_OF_OLD = "offenders"  # where older versions kept the last runs: <node>.jsonl, a line for each run
+FOLDER_OF_OLD = "offenders"  # folder of older versions: <node>.jsonl, a line for each run
 VERDICTS = "verdicts.json"
-BAD = (Verdict.FAIL, Verdict.ERROR)  # not knowing is not healthy
+BAD = (Verdict.FAIL, Verdict.ERROR)  # unknown is not healthy
 _EARLIER_RUNS = "earlier_runs"
-_RUNS = 20  # runs kept of a node: more than data/offenders.yml looks at
+_RUNS = 20  # runs kept per node: more than data/offenders.yml uses
 _LOOKED = 100  # earlier runs whose run.json is read
-_READ = 5  # of these, how many are read: a run of some nodes hides the others' last verdict
+_READ = 5  # earlier runs that are loaded, since a run of some nodes hides the others' last verdict
 _DAMAGED = (GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
-# --- what one run adds
+# --- records of one run
 
 
 def note_look(folder: RunFolder, node: str, known: Fingerprint) -> None:
-    """Keep, in the run folder, what a node was like when a run looked at it."""
+    """Record the observed state of a node in the run folder."""
     folder.append("fingerprints", {"node": node, "digest": known.digest, **known.record()})
 
 
 def note_result(folder: RunFolder, node: str, check: str, known: Fingerprint, at: str) -> None:
-    """Keep, in the run folder, which fingerprint a check's measurements belong to."""
+    """Record in the run folder which fingerprint a check's measurements belong to."""
     folder.append("fingerprints", {"node": node, "check": check, "digest": known.digest, "at": at})
 
 
 def record(
     folder: RunFolder, verdicts: Mapping[tuple[str, str], str], fleet: FleetHealth | None = None
 ) -> None:
-    """Add a run to the history of its nodes. Raises RunFolderError where it cannot be written.
+    """Add a run to the history of its nodes. Raises RunFolderError if it cannot be written.
 
-    `verdicts`: (node, check) → verdict; what was measured becomes the newest result, unless a newer one is
-    known (a run that was resumed late). `fleet`: the report, once the run is over.
+    `verdicts`: (node, check) → verdict; a measured result becomes the newest unless a newer one is stored
+    (after a late resumption). `fleet`: the report, once the run is over.
     """
     looked: dict[str, dict[str, Any]] = {}
     fresh: dict[str, dict[str, Any]] = {}
@@ -128,7 +128,7 @@ def _merge(
         "runs": runs[-_RUNS:],
     }
     text = json.dumps(document, separators=(",", ":"), default=str)
-    atomic_file.write(path, text, sync=False)  # ten thousand nodes, one after the other
+    atomic_file.write(path, text, sync=False)  # not synced: up to ten thousand files
 
 
 def _names(node: NodeHealth) -> list[str]:
@@ -140,7 +140,7 @@ def _file(home: Path, node: str) -> Path:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A node's file; nothing when there is none that can be read."""
+    """Return a node's file; empty if missing or unreadable."""
     with contextlib.suppress(*_DAMAGED):
         return dict(json.loads(path.read_text(encoding="utf-8")))
     return {}
@@ -150,7 +150,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def read(nodes: Collection[str], runs: Path | None = None) -> dict[str, dict[str, Result]]:
-    """Node → check → newest result; a node that was never validated has none. Raises RunFolderError."""
+    """Return node → check → newest result; empty for a node never validated. Raises RunFolderError."""
     home = runs or runs_home()
     return {node: _results(_file(home, node)) for node in nodes}
 
@@ -175,25 +175,25 @@ def _results(path: Path) -> dict[str, Result]:
         ) from None
 
 
-# --- the last runs of each node, for the devices that are bad again
+# --- the last runs of each node, to find devices that fail repeatedly
 
 
 def recall(folder: RunFolder, nodes: Iterable[str]) -> None:
-    """Keep in the run folder what earlier runs found on these nodes: all of it or, after a kill, nothing."""
+    """Store earlier runs' findings on these nodes in the run folder, atomically."""
     if (folder.path / f"{_EARLIER_RUNS}.jsonl").exists():
-        return  # a run that goes on: what it knew at first still holds
+        return  # a resumed run keeps its first view
     home, few = folder.path.parent, offenders.rules().runs - 1
     rows: list[dict[str, Any]] = []
     for node in nodes:
         past = [one for one in _past(home, node, _document(_file(home, node))) if one.run != folder.path.name]
-        wanted = _RUNS if any(one.bad for one in past) else few  # what was never bad is not raised
+        wanted = _RUNS if any(one.bad for one in past) else few  # a node that was never bad is not escalated
         rows += ({"node": node, **one.record()} for one in past[-wanted:])
     if rows:
         folder.write(f"{_EARLIER_RUNS}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def recalled(folder: RunFolder) -> dict[str, list[Past]]:
-    """Node → its earlier runs as `recall` kept them, oldest first."""
+    """Return node → earlier runs as stored by `recall`, oldest first."""
     found: dict[str, list[Past]] = {}
     with contextlib.suppress(GpuprovError, KeyError, TypeError):
         for row in folder.read(_EARLIER_RUNS):
@@ -202,8 +202,7 @@ def recalled(folder: RunFolder) -> dict[str, list[Past]]:
 
 
 def _past(home: Path, node: str, document: Mapping[str, Any], more: Sequence[Any] = ()) -> list[Past]:
-    """The runs kept in a node's `document` and `more`, oldest first; of a run that was resumed, its last
-    word."""
+    """Return the runs in a node's `document` and in `more`, oldest first; a resumed run counts once."""
     rows = document.get("runs")
     if not isinstance(rows, list):
         rows = _old_rows(home / FOLDER_OF_OLD / f"{file_name(node)}.jsonl")
@@ -217,7 +216,7 @@ def _past(home: Path, node: str, document: Mapping[str, Any], more: Sequence[Any
 
 
 def _old_rows(path: Path) -> Iterator[Any]:
-    """What an older version kept, until the node is written for the first time by this one."""
+    """Yield rows of an older version, until this version first writes the node's file."""
     with contextlib.suppress(OSError):
         for line in path.read_bytes().split(b"\n"):
             with contextlib.suppress(ValueError, RecursionError):
@@ -229,11 +228,11 @@ def _old_rows(path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What earlier runs of the same checks on the same inventory said.
+    """Results of earlier runs of the same checks on the same inventory.
 
-    `fleet`: each node as the last of them judged it, with the findings that were no pass only; `run_id` and
-    `started` are those of the newest. `names`: the nodes of the newest. `since`: bad node → the start
-    (ISO 8601 UTC) of the first of the runs that found it bad without a break.
+    `fleet`: each node as last judged, with its non-passing findings only; `run_id` and `started` are those of
+    the newest run. `names`: the nodes of the newest run. `since`: bad node → start (ISO 8601 UTC) of the
+    first of the consecutive runs that found it bad.
     """
 
     fleet: FleetHealth
@@ -242,7 +241,7 @@ class Earlier:
 
 
 def _keep_verdicts(folder: RunFolder, fleet: FleetHealth) -> None:
-    """A report of ten thousand nodes takes a while to read; what the next run wants of it is kept apart."""
+    """Store the verdicts for the next run, since loading a whole report of ten thousand nodes is slow."""
     before = earlier(folder, fleet)
     known = before.since if before else {}
     since = {node.node: known.get(node.node, fleet.started) for node in fleet.nodes if node.verdict in BAD}
@@ -251,19 +250,19 @@ def _keep_verdicts(folder: RunFolder, fleet: FleetHealth) -> None:
 
 
 def _short(node: NodeHealth) -> NodeHealth:
-    """A node with what was wrong with it, and nothing else."""
+    """Return a node reduced to its non-passing findings."""
     checks = []
     for check in node.checks:
         wrong = [replace(f, evidence=()) for f in check.wrong]
         if wrong:
             checks.append(replace(check, findings=tuple(wrong), measurements=()))
-    # Which device it was, and in which boot, in the runs after.
+    # Later runs compare which device it was, and in which boot.
     gpus, kept = (node.gpus, {"boot"} & node.facts.keys()) if checks else ((), set())
     return replace(node, checks=tuple(checks), gpus=gpus, facts={key: node.facts[key] for key in kept})
 
 
 def earlier(folder: RunFolder, fleet: FleetHealth) -> Earlier | None:
-    """What the runs before this one said of its nodes; None when there is none to compare with."""
+    """Return the results of earlier runs for these nodes; None if there is no comparable run."""
     missing = {node.node for node in fleet.nodes}
     newest: Earlier | None = None
     nodes: dict[str, NodeHealth] = {}
@@ -284,7 +283,7 @@ def earlier(folder: RunFolder, fleet: FleetHealth) -> Earlier | None:
 
 
 def _before(folder: RunFolder, fleet: FleetHealth) -> Iterator[Earlier]:
-    """Each earlier run of the same checks on the same inventory, newest first."""
+    """Yield earlier runs of the same checks on the same inventory, newest first."""
     verb = folder.path.name.partition("Z-")[2]
     earlier = [path for path in _runs(folder.path.parent, verb) if path.name < folder.path.name]
     for path in reversed(earlier[-_LOOKED:]):
@@ -310,12 +309,12 @@ def _verdicts(path: Path) -> dict[str, Any]:
     return document
 
 
-# --- all runs at once
+# --- all runs together
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """What one run said of a node. `started`: ISO 8601 UTC."""
+    """One run's result for a node. `started`: ISO 8601 UTC."""
 
     run: str
     started: str
@@ -325,7 +324,7 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A fault (check.metric) of a device that appeared `times` times in `runs` runs that looked for it."""
+    """A device's fault (check.metric) that appeared `times` times in `runs` runs that measured it."""
 
     node: str
     device: str
@@ -335,7 +334,7 @@ class Repeat:
 
 
 def node_runs(home: Path | None = None) -> dict[str, list[NodeRun]]:
-    """Node → what each run that came to its end said of it, oldest first."""
+    """Return node → results of each completed run, oldest first."""
     found: dict[str, list[NodeRun]] = {}
     for path in _runs(home or runs_home()):
         with contextlib.suppress(*_DAMAGED):
@@ -356,13 +355,13 @@ def node_runs(home: Path | None = None) -> dict[str, list[NodeRun]]:
 
 
 def flips(runs: Sequence[NodeRun]) -> int:
-    """How often a node's verdict was another one than the run before; a run that skipped it gave none."""
+    """Count the changes of a node's verdict from run to run; skipped runs do not count."""
     verdicts = [run.verdict for run in runs if run.verdict != Verdict.SKIP]
     return sum(one != other for one, other in itertools.pairwise(verdicts))
 
 
 def repeats(node: str, runs: Sequence[NodeRun]) -> list[Repeat]:
-    """The faults that came back often enough after a repair to ask for more than a look, most often first."""
+    """Return faults that recurred often enough after a repair to be investigated, most frequent first."""
     use = offenders.rules()
     past = [run.past for run in runs[-_RUNS:]]
     found = []

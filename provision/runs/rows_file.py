@@ -1,5 +1,5 @@
-"""Where the rows of a large fleet are until its report is written: in a file, for they are most of what is
-known of it, and a report shows few of them. The file has no name, and goes with whoever holds rows of it."""
+"""Temporary file for a large fleet's rows, which are most of its data, until its report is written.
+A report shows few of them. The file is unlinked, so it disappears with the owners of its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision.shared_facts import Pool
 
 
 class RowsFile:
-    """A file in `folder`; where that cannot be written to, a temporary one. Raises OSError."""
+    """An unlinked file in `folder`, or in the temporary folder if that is read-only. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         here = folder if os.access(folder, os.W_OK) else None
@@ -24,12 +24,12 @@ class RowsFile:
         weakref.finalize(self, os.close, self._descriptor)
         Path(name).unlink()
         self._end = 0
-        self._read = self._rows  # one for all rows
-        self._words: dict[str, str] = {}  # those that many nodes have, each kept once
+        self._read = self._rows  # one bound method for all rows
+        self._words: dict[str, str] = {}  # strings shared by many nodes, each stored once
         self._facts = Pool()
 
     def kept(self, node: NodeHealth) -> NodeHealth:
-        """The same node with its rows in the file. Raises OSError."""
+        """Return the node with its rows moved to the file. Raises OSError."""
         gpus = (
             replace(gpu, name=self._word(gpu.name), pci_address=self._word(gpu.pci_address))
             for gpu in node.gpus
@@ -47,7 +47,7 @@ class RowsFile:
     def _put(self, rows: Any) -> Any:
         data = rows.packed
         if data is None:
-            return rows  # they are there already
+            return rows  # already stored
         place = self._end << 32 | len(data)
         while data:
             written = os.pwrite(self._descriptor, data, self._end)

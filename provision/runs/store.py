@@ -1,6 +1,6 @@
-"""The run folder and the history index: plain files and append-only JSON lines, flushed per record.
+"""Run folders and the history index: plain files and append-only JSON lines, flushed per record.
 
-A kill -9 costs at most the record being written. Nothing but JSON and text is ever read back.
+A kill -9 loses at most the record being written. Only JSON and text are ever read back.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from provision.secrets_mask import HIDDEN, is_secret_name
 if TYPE_CHECKING:
     from provision.checks.check import Raw
 
-FORMAT = 1  # written into run.json; a newer one is refused politely
+FORMAT = 1  # format in run.json; a newer one is rejected with advice
 
 HISTORY = "history.jsonl"
 _HISTORY_FIELDS = ("verb", "started", "finished", "exit_code", "inventory", "counts")
 
 
 def runs_home() -> Path:
-    """Where run folders are: GPUPROV_RUNS, else `runs` in the state folder."""
+    """Return the folder of run folders: GPUPROV_RUNS, else `runs` in the state folder."""
     chosen = os.environ.get("GPUPROV_RUNS")
     return Path(chosen) if chosen else paths.state_home() / "runs"
 
@@ -49,12 +49,12 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """The name a run has on nodes and for hooks: two controllers may begin in the same millisecond."""
+        """Return the run's name on nodes and for hooks, unique even if two controllers start together."""
         return f"{self.path.name}@{self.meta().get('controller', '')}"
 
     @classmethod
     def create(cls, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
-        """A new folder below `runs` (default: GPUPROV_RUNS, else the state folder), mode 0700."""
+        """Create a folder below `runs` (default: GPUPROV_RUNS, else the state folder), mode 0700."""
         home = runs or runs_home()
         with _folders_of(home):
             _make_folder(home)
@@ -65,8 +65,8 @@ class RunFolder:
 
     @classmethod
     def adopt(cls, name: str, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
-        """The folder here for a run that another machine began, under that run's name; made when there is
-        none. The caller answers for the name."""
+        """Return the local folder for a run that another machine started under `name`; create it if missing.
+        The caller must ensure that the name is safe."""
         home = runs or runs_home()
         with _folders_of(home):
             _make_folder(home / name)
@@ -77,7 +77,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing one. Raises RunFolderError when unreadable or of a newer format."""
+        """Open an existing folder. Raises RunFolderError if it is unreadable or of a newer format."""
         folder = cls(Path(path))
         written = folder.meta().get("format")
         if not isinstance(written, int):
@@ -90,7 +90,7 @@ class RunFolder:
         return folder
 
     def meta(self) -> dict[str, Any]:
-        """What run.json says: format, verb, arguments, started, finished, exit_code, and what was noted."""
+        """Return run.json: format, verb, arguments, started, finished, exit_code, and noted fields."""
         try:
             document = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -102,33 +102,32 @@ class RunFolder:
         return document
 
     def note(self, **fields: Any) -> None:
-        """Add fields to run.json (the inventory, the nodes, where it stopped): this is the run at work."""
+        """Add fields to run.json (the inventory, the nodes, where it stopped) of the current run."""
         bug_file.keep_in(self.path)
         self._write_meta({**self.meta(), **fields})
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """One line to `<name>.jsonl`, flushed to the kernel before returning."""
+        """Append one line to `<name>.jsonl`, flushed to the kernel before returning."""
         self.append_all(name, [record])
 
     def append_all(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """A line for each record, of which none has lines of another process in between. To open and lock the
-        file costs several times what a line does: a check has a hundred measurements."""
+        """Append a line per record, without lines of other processes in between.
+        Opening and locking the file costs several times as much as a line; a check has a hundred."""
         with self.lines(name) as lines:
             lines.append(without_secrets(record) for record in records)
 
     def lines(self, name: str) -> Lines:
-        """`<name>.jsonl`, to be kept open for many records. They go through `without_secrets` first."""
+        """Open `<name>.jsonl` for many records, which must have passed `without_secrets`."""
         path = self._inside(f"{name}.jsonl")
         _make_folder(path.parent)
         return Lines(path)
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
-        """The records of `<name>.jsonl`; a last line cut by a kill is passed over. Nothing when there is no
-        file."""
+        """Yield the records of `<name>.jsonl`, without a truncated last line; nothing if it is missing."""
         return (record for _, record in self.placed(name))
 
     def placed(self, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The records as `read` gives them, each with the byte it begins at, where `record_at` finds it."""
+        """Yield records as `read` does, each with its byte offset for `record_at`."""
         path = self._inside(f"{name}.jsonl")
         try:
             with path.open("rb") as lines:
@@ -139,7 +138,7 @@ class RunFolder:
             raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
 
     def record_at(self, name: str, place: int) -> dict[str, Any]:
-        """One record of `<name>.jsonl`, by its place. Raises RunFolderError."""
+        """Return the record of `<name>.jsonl` at a byte offset. Raises RunFolderError."""
         path = self._inside(f"{name}.jsonl")
         try:
             with path.open("rb") as lines:
@@ -149,18 +148,17 @@ class RunFolder:
             raise RunFolderError(f"{path} was changed while it was read: {error}") from error
 
     def write(self, name: str, text: str | Iterable[str]) -> Path:
-        """A whole file at once (written beside, then renamed), from its text or the pieces of it. `name` may
-        hold a subfolder."""
+        """Write a whole file atomically, from its text or pieces of it; `name` may contain a subfolder."""
         path = self._inside(name)
         _make_folder(path.parent)
         return atomic_file.write(path, text)
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> Path:
-        """A whole JSON file at once; values of keys named like secrets are left out."""
+        """Write a whole JSON file atomically; values of keys named like secrets are hidden."""
         return self.write(name, json.dumps(without_secrets(document), indent=1, default=str) + "\n")
 
     def finish(self, exit_code: int) -> None:
-        """Note the end in run.json and one row in the history index."""
+        """Record the end in run.json and add a row to the history index."""
         meta = {**self.meta(), "finished": wording.now(), "exit_code": int(exit_code)}
         self._write_meta(meta)
         row = {key: meta.get(key) for key in _HISTORY_FIELDS}
@@ -176,8 +174,8 @@ class RunFolder:
         self.write_json("run.json", meta)
 
     def _inside(self, name: str) -> Path:
-        """`name` below this folder. A name with `..` in it is a bug of the caller: node names go through
-        file_name."""
+        """Return the path of `name` below this folder.
+        A name with `..` is a bug of the caller, since node names pass through file_name."""
         parts = Path(name).parts
         if not parts or Path(name).is_absolute() or ".." in parts:
             raise ValueError(f"not a name inside a run folder: {name!r}")
@@ -185,7 +183,7 @@ class RunFolder:
 
 
 def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
-    """The newest run (of `verb`). Raises RunFolderError when there is none."""
+    """Return the newest run (of `verb`). Raises RunFolderError if there is none."""
     home = runs or runs_home()
     found = sorted((path for path in home.glob("*Z-*") if (path / "run.json").is_file()), reverse=True)
     for path in found:
@@ -215,24 +213,23 @@ def _new_folder(home: Path, verb: str) -> Path:
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
-            time.sleep(0.001)  # the name has milliseconds; names sort by time
+            time.sleep(0.001)  # the name has milliseconds, and names sort by time
             continue
         return path
 
 
 def _make_folder(path: Path) -> None:
-    """As `mkdir -p`, but what is made is closed to others at every level."""
+    """Create a folder like `mkdir -p`, but with mode 0700 at every level."""
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
-_SCALARS = frozenset((str, int, bool, float, type(None)))  # most of a record: 10,000 nodes have millions
+_SCALARS = frozenset((str, int, bool, float, type(None)))  # most values: 10,000 nodes have millions
 
 
 def without_secrets(value: Any) -> Any:
-    """`value` with the values of keys named like secrets replaced: the last line of defence, not the
-    first."""
+    """Return `value` with the values of keys named like secrets hidden; a last line of defence."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
@@ -249,12 +246,12 @@ def without_secrets(value: Any) -> Any:
     return value
 
 
-# --- files of JSON lines: appended a whole line at a time, read back line by line. A kill -9 costs at most
-# the line being written, and several processes may append to one file.
+# --- files of JSON lines: whole lines are appended, and read back line by line. A kill -9 loses at most the
+# line being written, and several processes may append to one file.
 
 
 class Lines:
-    """A file that records are appended to, for as long as it is open. It is made with the first record."""
+    """An append-only file of records, kept open for several appends and created with the first record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -271,8 +268,8 @@ class Lines:
             self._file = None
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """A line for each, none of another process in between, handed to the kernel before it returns: a kill
-        costs at most the one being written."""
+        """Append a line per record, without lines of other processes in between.
+        The lines are in the kernel before it returns, so a kill loses at most the one being written."""
         text = "".join(json.dumps(record, separators=(",", ":"), default=str) + "\n" for record in records)
         if not text:
             return
@@ -289,7 +286,7 @@ class Lines:
 
 
 def _drop_torn_tail(file: int) -> None:
-    """Cut off a last line that a kill left unfinished, so that the next one does not become part of it."""
+    """Remove a last line that a kill left unfinished, so that the next line does not become part of it."""
     end = os.fstat(file).st_size
     if end == 0 or os.pread(file, 1, end - 1) == b"\n":
         return
@@ -305,9 +302,9 @@ def _drop_torn_tail(file: int) -> None:
 
 
 def records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each record of an open file with the byte it begins at; a last line cut by a kill is passed over.
+    """Yield each record of an open file with its byte offset, without a truncated last line.
 
-    Raises RunFolderError for a line in the middle that is not JSON.
+    Raises RunFolderError for an earlier line that is not JSON.
     """
     torn: int | None = None
     place = 0
@@ -318,24 +315,24 @@ def records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str,
         try:
             record = json.loads(line.decode(errors="replace"))
         except (ValueError, RecursionError):
-            torn = number  # the last line may be cut; one in the middle may not
+            torn = number  # only the last line may be truncated
             continue
         if isinstance(record, dict):
             yield begin, record
 
 
-# --- the raw output of checks: stored before anything judges it, and read again
+# --- the raw output of checks: stored before it is judged, and read again
 
 
 def keep_raw(folder: RunFolder, raw: Raw) -> None:
-    """Store what came back, before anybody judges it."""
+    """Store raw output before it is judged."""
     folder.write_json(raw.path, {"format": 1, **asdict(raw)})
 
 
 def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
-    """What an earlier run stored; None when it did not come that far; of a damaged file, an `error` that
-    names it. Raises RunFolderError for a file of a newer gpuprov."""
-    from provision.checks.check import (  # here, for `up` keeps runs and starts without any check
+    """Return raw output stored by an earlier run; None if it is missing.
+    For a damaged file the result has an `error`. Raises RunFolderError for a file of a newer gpuprov."""
+    from provision.checks.check import (  # imported here, because `up` stores runs without any check
         Output,
         Raw,
         raw_path,

@@ -1,7 +1,7 @@
-"""Reader of a stored report, one node at a time; memory holds only what every report shows.
+"""Reader of a stored report, one node at a time, with low memory use.
 
-report.json has one line for each node (report/json.py). Verdicts and what is no pass are kept; passed
-findings and measurements, nearly all of it, are read from the line again where something shows them. A
+report.json has one line for each node (report/json.py). Verdicts and non-passing findings are kept in memory;
+passed findings and measurements, nearly all of the data, are read from the line again on access. A
 report.json of another layout is left to `health.from_json`, which needs all of it in memory at once.
 """
 
@@ -26,25 +26,25 @@ from provision.errors import RunFolderError
 from provision.runs.store import RunFolder
 
 _METRIC = itemgetter("metric")
-_BUFFER = 1 << 20  # bytes: lines have tens of thousands
+_BUFFER = 1 << 20  # bytes; a line has tens of thousands
 _HEAD, _TAIL = b'"nodes": [', b"]}"
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 _VERDICTS: Mapping[str, Verdict] = {verdict.value: verdict for verdict in Verdict}
 
 
 class StoredNodes(tuple[NodeHealth, ...]):
-    """The nodes of a stored report, with the lines they were read from."""
+    """The nodes of a stored report, with the lines they come from."""
 
     lines: Lines
 
     def records(self) -> Iterator[Mapping[str, Any]]:
-        """Each node as it is written. Raises RunFolderError."""
+        """Return each node as written. Raises RunFolderError."""
         return map(self.lines.node, range(len(self)))
 
 
 class Lines:
-    """The lines of an open report.json, by node. The file stays open: what replaces it meanwhile, as the same
-    report written again, is another file."""
+    """The lines of an open report.json, by node.
+    The file stays open: a report that is rewritten meanwhile is another file."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._descriptor = path, descriptor
@@ -67,7 +67,7 @@ class Lines:
         return text
 
     def _node(self, node: int) -> Mapping[str, Any]:
-        """One node's record."""
+        """Return one node's record."""
         try:
             found: Mapping[str, Any] = json.loads(self._text(node))
         except (ValueError, RecursionError) as error:
@@ -77,7 +77,7 @@ class Lines:
     def _rows(
         self, name: str, made: Callable[[Mapping[str, Any]], Any], place: tuple[int, int]
     ) -> tuple[Any, ...]:
-        """One list of one check of one node, both by their places in the report, as objects."""
+        """Return one list of a node's check as objects; `place`: indices of node and check in the report."""
         node, check = place
         try:
             return tuple(made(row) for row in self.node(node)["checks"][check][name])
@@ -85,13 +85,13 @@ class Lines:
             raise self.strange(node, error) from error
 
     def strange(self, node: int, error: Exception) -> RunFolderError:
-        """What to raise for a node that does not fit the schema."""
+        """Return the error for a node that does not fit the schema."""
         what = f"{self.path}: not a health report: node {node + 1}: {type(error).__name__}: {error}"
         return RunFolderError(what, "add --rejudge to create it again")
 
 
 def read(path: Path) -> FleetHealth:
-    """The report in this file. Raises RunFolderError, OSError, or ValueError when it is no JSON."""
+    """Return the report in a file. Raises RunFolderError, OSError, or ValueError if it is not JSON."""
     try:
         return _streamed(path) or health.from_json(json.loads(path.read_text(encoding="utf-8")))
     except RecursionError:
@@ -99,7 +99,7 @@ def read(path: Path) -> FleetHealth:
 
 
 def _streamed(path: Path) -> FleetHealth | None:
-    """The report, if it has a line for each node."""
+    """Return the report if it has one line for each node, else None."""
     with path.open("rb", buffering=_BUFFER) as file:
         return _from(path, file)
 
@@ -124,7 +124,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError):
-            return None  # another layout, or damaged: whoever reads it whole says which
+            return None  # another layout, or damaged: reading it as a whole tells which
         lines.add(place, len(text))
         place += len(line)
         nodes.append(builder.node(record))
@@ -132,7 +132,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
 
 
 class _Builder:
-    """Makes the nodes; texts that many nodes share are kept once."""
+    """Builder of nodes; strings shared by many nodes are stored once."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -177,7 +177,7 @@ class _Builder:
 
 
 def of_run(folder: RunFolder) -> FleetHealth:
-    """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
+    """Return the report of a run. Raises RunFolderError if it is missing or unreadable."""
     path = folder.path / "report.json"
     try:
         return read(path)

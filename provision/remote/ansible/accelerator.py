@@ -1,5 +1,5 @@
-"""Mitogen, which takes Ansible to nodes faster, where the inventory asks for it. It is no dependency of ours:
-nothing here imports it."""
+"""Optional acceleration of Ansible by Mitogen, as the inventory requests.
+Mitogen is no dependency, so nothing here imports it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 from provision.errors import GpuprovError
 
-VARIABLE = "gpuprov_accelerator"  # of the inventory
-ASKED = "gpuprov_strategy"  # in a playbook's extra variables
-FREE = "mitogen_free"  # of its strategies the one that is Ansible's `free`
-_PACKAGE = "ansible_mitogen"  # the part of mitogen that Ansible loads
+VARIABLE = "gpuprov_accelerator"  # inventory variable
+ASKED = "gpuprov_strategy"  # extra variable of a playbook
+FREE = "mitogen_free"  # Mitogen's equivalent of Ansible's strategy `free`
+_PACKAGE = "ansible_mitogen"  # the part of Mitogen that Ansible loads
 
 
 def check(asked: Collection[object]) -> None:
-    """`asked`: what each node of a run has for the variable. Raises GpuprovError when they differ, and when
-    this Python has no mitogen, or one that does not load with its ansible-core."""
+    """Check that the nodes' values `asked` agree and that mitogen loads with this ansible-core.
+    Raises GpuprovError otherwise, or if this Python has no mitogen."""
     if len(set(map(repr, asked))) > 1:
         raise GpuprovError(
             f"{VARIABLE} is not the same for all nodes of this run", "set it for all, under all: vars:"
@@ -45,7 +45,7 @@ def check(asked: Collection[object]) -> None:
 
 
 def environment(extra_vars: Mapping[str, Any]) -> dict[str, str]:
-    """What a playbook needs beside `extra_vars`: where the strategy is, if they name it."""
+    """Return the environment for a playbook with these variables: the strategy's folder, if used."""
     found = importlib.util.find_spec(_PACKAGE) if ASKED in extra_vars else None
     places = found.submodule_search_locations if found else None
     return {"ANSIBLE_STRATEGY_PLUGINS": str(Path(places[0], "plugins", "strategy"))} if places else {}

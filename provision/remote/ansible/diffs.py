@@ -1,8 +1,8 @@
-"""Text of what a task changed, from the `diff` of its result, as Ansible's --diff prints it (pure).
+"""Formatter of a task's changes from the `diff` of its result, as Ansible's --diff prints them (pure).
 
 `{"before": "a\\n", "after": "b\\n", "before_header": "/etc/x", "after_header": "/etc/x"}`, or a list of such;
-`before` and `after` may be mappings (what `file` changed of modes and owners). `{"prepared": "…"}` is printed
-as it is (apt). Instead of contents: `dst_binary`, `src_binary`, `dst_larger`, `src_larger`.
+`before` and `after` may be mappings (modes and owners changed by `file`). `{"prepared": "…"}` is printed as
+is (apt). Instead of contents: `dst_binary`, `src_binary`, `dst_larger`, `src_larger`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LEFT_OUT = {
     "dst_larger": "the file that is there is too large",
     "src_larger": "the new file is too large",
 }
-_SHORTEST = 8  # characters from which a line of a secret (a key in a file) is one by itself
+_SHORTEST = 8  # minimum length of a line of a multi-line secret (a key in a file) to be masked alone
 
 
 def text(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
-    """Empty when nothing differs. Secrets are masked before lines get their signs, then once more by line."""
+    """Return the diff, or "". Secrets are masked before lines get their signs, then again line by line."""
     diff = result.get("diff")
     parts = [part for part in (diff if isinstance(diff, list) else [diff]) if isinstance(part, Mapping)]
     file = str(result.get("dest") or result.get("path") or "")
@@ -40,7 +40,7 @@ def _lines(part: Mapping[str, Any], file: str) -> Iterator[str]:
     if "before" in part and "after" in part:
         after = _whole(part["after"])
         before = _as_hidden(_whole(part["before"]), after)
-        # Ansible names the file that was rendered, which is a temporary one, and another for each node.
+        # Ansible names the rendered file, which is temporary and different on each node.
         rendered = PurePath(str(part.get("after_header") or "")).name.removesuffix(".j2")
         name = part.get("before_header") or file or rendered
         named = f": {name}" if name else ""
@@ -62,8 +62,8 @@ def _whole(side: Any) -> list[str]:
 
 
 def _as_hidden(before: list[str], after: list[str]) -> list[str]:
-    """A secret that is replaced is one too, and known to no inventory any more: lines that are like a line
-    with a masked value but for that value are masked like it."""
+    """Mask old secrets, which no inventory contains any longer.
+    A line that differs from a line with a masked value only by that value is masked like it."""
     hidden = {line.partition("\n")[0] for line in after if HIDDEN in line}
     forms = [(re.compile(".+".join(map(re.escape, line.split(HIDDEN)))), line) for line in hidden]
 

@@ -1,7 +1,7 @@
-"""Parser for ansible-runner's events: typed events, and one outcome per host (pure).
+"""Parser of ansible-runner's events: typed events, and one outcome per host (pure).
 
-Raw events carry task arguments and whole results; only the fields named here leave this file, secrets masked.
-A raw event: `{"event": "runner_on_failed", "pid": 7, "event_data": {"host": "gpu-01", "role":
+Raw events contain task arguments and whole results; only the fields named here leave this module, with
+secrets masked. A raw event: `{"event": "runner_on_failed", "pid": 7, "event_data": {"host": "gpu-01", "role":
 "nvidia_driver", "task": "Install", "task_path": "/…/roles/nvidia_driver/tasks/main.yml:9", "ignore_errors":
 null, "res": {"msg": "…", "rc": 100, "stderr": "…", "invocation": {…}}}}`.
 """
@@ -20,7 +20,7 @@ from provision.remote.ansible import diffs
 from provision.remote.ansible.messages import message_of
 from provision.secrets_mask import masked as masked
 
-STDOUT_LIMIT = 256 * 1024  # characters kept of a task's stdout; the end is kept
+STDOUT_LIMIT = 256 * 1024  # characters kept of a task's stdout, from its end
 STDERR_LIMIT = 64 * 1024
 
 _KINDS = {
@@ -39,13 +39,13 @@ _OF_A_ROLE = re.compile(r"/roles/([^/]+)/(?:tasks|handlers)/[^/]")
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to one node. `kind`: ok, changed, failed, unreachable, skipped, started; or
-    said, by Ansible and of no node (`-vvv`: its connections).
+    """One event of a node.
 
-    `result` holds named fields only: `msg`, `rc`, `stdout` and `stderr` (their ends; `truncated` says when
-    cut), `item` (the label, for one turn of a loop), and what a module of ours returned under `gpuprov`;
-    with `--diff` also `diff`, and with `-v` `detail`: the whole result as text. Task arguments are in that
-    alone, and only with `-vvv`. `message`: why a task failed, as an Outcome has it, of a loop at its end."""
+    `kind`: ok, changed, failed, unreachable, skipped, started; or said: output of Ansible itself, without a
+    node (`-vvv`: its connections). `result` holds named fields only: `msg`, `rc`, `stdout` and `stderr`
+    (their ends; `truncated` if cut), `item` (label of one loop iteration), and the `gpuprov` field of our
+    modules; with `--diff` also `diff`, and with `-v` `detail`, the whole result as text, which contains task
+    arguments only with `-vvv`. `message`: why a task failed, as in an Outcome; for a loop at its end."""
 
     kind: str
     node: str
@@ -53,14 +53,14 @@ class Event:
     task: str
     result: Mapping[str, Any] = field(default_factory=dict)
     ignored: bool = False
-    origin: str = field(default="", compare=False)  # of a worker's unit: its label and the event's number
+    origin: str = field(default="", compare=False)  # of a worker's unit: label and event number
     message: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the playbook went for one node. `status`: ok, failed, unreachable; `message`: the failing task's
-    words; `lost`: the worker that did it was, so that only a look at the node says what became of it."""
+    """Outcome of a playbook for one node: ok, failed or unreachable, and why.
+    `lost`: its worker was lost, so that only an observation can show the node's state."""
 
     node: str
     status: str
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
-    """The part of a task's result that may leave this file."""
+    """Return the part of a task's result that may leave this module."""
     kept: dict[str, Any] = {}
     if result.get("censored"):
         kept["msg"] = "the task hides its output (no_log)"
@@ -80,7 +80,7 @@ def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> di
         text = result.get(name)
         if isinstance(text, Mapping) and name == "msg":
             kept[name] = (
-                text  # `debug: msg={…}` answers a question of ours (playbooks/resolve.yml): not masked
+                text  # `debug: msg={…}` is our own query's answer (playbooks/resolve.yml): not masked
             )
             continue
         if text is not None and not isinstance(text, str):
@@ -102,22 +102,22 @@ def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> di
 
 @dataclass
 class _Host:
-    """What is known of one host so far."""
+    """The state of one host so far."""
 
     started: bool = False
     changed: int = 0
     role: str = ""
     task: str = ""
-    item: str = ""  # the first failed turn of the loop that is running
+    item: str = ""  # the first failed iteration of the current loop
     failure: Outcome | None = None
     unreachable: Outcome | None = None
 
 
 def role_of(data: Mapping[str, Any]) -> str:
-    """The role whose file a task stands in; "" for one of the playbook's own.
+    """Return the role that contains a task; "" for a task of the playbook itself.
 
-    Where hosts go at their own pace ansible-runner says of a task without a role the role another host is in
-    (its context is that of the task that began last, anywhere): its word counts where the file agrees."""
+    If hosts run at their own pace, ansible-runner may attribute a task without a role to another host's role
+    (its context is the last task that started anywhere), so the role counts only if the path agrees."""
     said, path = str(data.get("role") or ""), str(data.get("task_path") or "")
     if not path:
         return said
@@ -126,7 +126,7 @@ def role_of(data: Mapping[str, Any]) -> str:
 
 
 class Tally:
-    """Takes raw events one by one; gives typed ones, and in the end one Outcome per host."""
+    """Converts raw events to typed ones, and counts one Outcome per host."""
 
     def __init__(
         self, secrets: Mapping[str, tuple[str, ...]], *, diff: bool = False, verbosity: int = 0
@@ -141,7 +141,7 @@ class Tally:
 
     @property
     def last_words(self) -> str:
-        """The last lines Ansible printed outside of any task: why a playbook could not be run."""
+        """Return the last lines that Ansible printed outside of tasks: why a playbook could not run."""
         lines = [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).strip() for line in self._said]
         errors = [number for number, line in enumerate(lines) if "ERROR" in line]
         lines = lines[errors[-1] :][:8] if errors else lines[-8:]
@@ -149,12 +149,12 @@ class Tally:
 
     @functools.cached_property
     def _every_secret(self) -> tuple[str, ...]:
-        """The longest first, as in each node's own."""
+        """Return all nodes' secrets, longest first as in each node's own."""
         every = {secret for secrets in self._secrets.values() for secret in secrets}
         return tuple(sorted(every, key=lambda text: (-len(text), text)))
 
     def take(self, raw: Mapping[str, Any]) -> Event | None:
-        """One raw event; a typed one comes back when it is about a host."""
+        """Process a raw event; return a typed one if it concerns a host."""
         name = str(raw.get("event", ""))
         data = raw.get("event_data") or {}
         if name == "playbook_on_stats":
@@ -222,8 +222,8 @@ class Tally:
         return message
 
     def outcomes(self, unfinished: str, *, whole: bool = True, lost: bool = False) -> dict[str, Outcome]:
-        """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped; not
-        `whole`: what was heard is not all, so that no host has. `lost`: nothing says that these failed."""
+        """Return one outcome per host; `unfinished` is the message of hosts that had not finished.
+        Without `whole`, events are missing, so all count as unfinished. `lost`: unreachable, not failed."""
         if not whole:
             self._stats = None
         status = "unreachable" if lost else "failed"

@@ -1,9 +1,9 @@
-"""The input of one Ansible run: a private folder in memory, an inventory of its hosts, a clean environment.
+"""Input of one Ansible run: a private folder in memory, an inventory, and a clean environment.
 
-The folder holds passwords, so it is 0700, on a memory file system where there is one, and removed whatever
-happens; one that a killed controller left behind is removed by the next run. Connection settings of a user's
-ansible.cfg and ANSIBLE_* variables are among the hosts' variables by now (ansible_settings.py). Of the rest
-only a file that ANSIBLE_CONFIG names is given to Ansible: what stands in the inventory is what happens.
+The folder holds passwords, so it has mode 0700, is kept in memory if possible, and is always removed; the
+next run removes a folder that a killed controller left behind. Connection settings in a user's ansible.cfg
+and ANSIBLE_* variables have already become host variables (ansible_settings.py). Apart from these, Ansible
+gets only a file named by ANSIBLE_CONFIG, so that the inventory decides what happens.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from provision import paths
 
 _PREFIX = "gpuprov-"
 _LOCK = "lock"
-# As a tag to skip: Ansible's own comparison of roles' variables with their argument specs, where that was
-# done before. It costs 0.1 s of CPU a role and node, and no tag of Ansible's leaves it out.
+# Skip tag for Ansible's validation of roles' variables against their argument specs, if it was done earlier.
+# It costs 0.1 s of CPU per role and node, and no tag of Ansible's own skips it.
 ARGUMENT_SPECS = "argument_specs"
-_ORPHAN_AGE = 3600.0  # seconds after which a folder without a lock file is nobody's
+_ORPHAN_AGE = 3600.0  # seconds until a folder without a lock file counts as orphaned
 
-# All that Ansible sees of our environment. LD_LIBRARY_PATH: a Python from environment modules needs it to
-# start.
+# The variables of our environment that Ansible gets. LD_LIBRARY_PATH: a Python from environment modules
+# needs it to start.
 KEPT = ("HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KRB5CCNAME", "LD_LIBRARY_PATH", "TZ")
 
-# ssh asks a silent node for a sign of life: else a node that dies in the middle is noticed after 15 minutes.
+# Keepalives of ssh detect a dead node, which would otherwise take 15 minutes.
 SSH_ARGS = (
     "-C -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=15 -o ServerAliveCountMax=4 "
     "-o ConnectionAttempts=1"
 )
 
-# Ansible's main process goes through all hosts a thousand times a second to see who is ready: a fifth of a
-# core for 20 nodes that build a driver, half a one for 100. There is no variable of the environment for it.
+# Interval at which Ansible's main process polls all hosts; its default of a thousand times a second takes a
+# fifth of a core for 20 nodes that build a driver, half a core for 100. No environment variable sets it.
 _SETTINGS = "[defaults]\ninternal_poll_interval = 0.02\n"
 
 
-# In front of Ansible's command line. A controller that is killed takes its Ansible with it: else that would
-# go on changing nodes, and nobody would hear what became of them. (1 is PR_SET_PDEATHSIG; Linux has it.)
-# Ansible forks a process for each task: there, collecting garbage only copies the memory that is shared until
-# it is written to. In Ansible itself, which keeps nearly all that it makes, it is a tenth of its time.
+# Runs before Ansible's command line. A killed controller takes its Ansible with it, which would otherwise go
+# on changing nodes unobserved (1 is PR_SET_PDEATHSIG, on Linux). Ansible forks a process per task, in which
+# garbage collection would only copy shared memory; in Ansible itself, which keeps nearly all objects,
+# collection takes a tenth of its time.
 ANSIBLE = (
     sys.executable,
     *("-P", "-c"),
@@ -71,7 +71,7 @@ ANSIBLE = (
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A 0700 folder, gone afterwards. Its path is short: ssh's control sockets must fit into 108 bytes."""
+    """Create a temporary 0700 folder, with a path short enough for ssh's control sockets (108 bytes)."""
     base = memory_folder()
     remove_orphans(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
@@ -79,15 +79,14 @@ def private_folder() -> Iterator[Path]:
         making = folder / f"{_LOCK}.new"
         with making.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            making.rename(folder / _LOCK)  # who finds it finds it held: several runs begin at once
+            making.rename(folder / _LOCK)  # atomic, so that concurrent runs always find it locked
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def memory_folder() -> Path:
-    """Where what is never written to a disk can be kept: /dev/shm; a folder for temporary files without
-    one."""
+    """Return a folder that is never written to disk: /dev/shm, or else the temporary folder."""
     for candidate in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 (mkdtemp below makes it private)
         if candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK):
             return candidate
@@ -95,8 +94,8 @@ def memory_folder() -> Path:
 
 
 def remove_orphans(base: Path | None = None) -> None:
-    """Remove folders of ours whose owner was killed (nobody holds their lock any more), and end what still
-    runs with them: workers of a killed Ansible may be in the middle of a task."""
+    """Remove folders whose owner was killed, which nothing locks any longer, and end their processes.
+    Workers of a killed Ansible may be in the middle of a task."""
     for folder in (base or memory_folder()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
@@ -113,11 +112,11 @@ def remove_orphans(base: Path | None = None) -> None:
 
 
 def _end_processes(folder: Path) -> None:
-    """Kill Ansible's own processes that were given this folder. Programs of tasks that run here (a package
-    manager, where the controller provisions itself) are not in it: they end by themselves."""
+    """Kill Ansible's own processes that use this folder.
+    Programs that tasks run here (a package manager, if the controller provisions itself) end on their own."""
     mark = f"ANSIBLE_HOME={folder}/home".encode()
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # of another user, or gone meanwhile
+        with contextlib.suppress(OSError):  # of another user, or already gone
             ours = mark in (entry / "environ").read_bytes().split(b"\0")
             if ours and f"{folder}/".encode() in (entry / "cmdline").read_bytes():
                 os.kill(int(entry.name), signal.SIGKILL)
@@ -125,16 +124,15 @@ def _end_processes(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Around:
-    """The inventory around the hosts that are played, of which templates may speak: every host's variables,
-    and the hosts of each group."""
+    """The inventory around the played hosts, for templates: all hosts' variables, and groups."""
 
     hosts: Mapping[str, Mapping[str, Any]]
     groups: Mapping[str, Sequence[str]]
 
 
 def inert(value: Any) -> Any:
-    """`value` with texts that look like templates marked as data: facts come from nodes, which are not
-    trusted, and what was rendered is not rendered again."""
+    """Mark texts that look like templates as data, since facts from nodes must not be rendered.
+    Rendered values are not rendered again either."""
     if isinstance(value, str):
         return {"__ansible_unsafe": value} if "{{" in value or "{%" in value or "{#" in value else value
     if isinstance(value, Mapping):
@@ -147,7 +145,7 @@ def inert(value: Any) -> Any:
 def write_inventory(
     folder: Path, hosts: Mapping[str, Mapping[str, Any]], around: Around | None = None
 ) -> Path:
-    """The hosts as an inventory. Variables named `gpuprov_…` are ours: never templates."""
+    """Write the hosts as an inventory, in which variables named `gpuprov_…` are never templates."""
     whole = {**around.hosts, **hosts} if around else hosts
     entries = {
         name: {key: inert(value) if key.startswith("gpuprov_") else value for key, value in variables.items()}
@@ -162,21 +160,22 @@ def write_inventory(
 
 
 def write_limit(folder: Path, hosts: Collection[str]) -> Path:
-    """A file for `--limit @FILE`: of all that the inventory names, these hosts are played."""
+    """Write a file for `--limit @FILE` with the hosts to play."""
     file = folder / "limit"
     file.write_text("".join(f"{name}\n" for name in hosts), encoding="utf-8")
     return file
 
 
 def write_playbook(folder: Path, playbook: Path, skip_tags: Collection[str]) -> Path:
-    """The playbook without what `skip_tags` leave out, which Ansible would load before it skips it: 70 ms a
-    role, a second for an `up` that needs one role. Files and roles must not be relative to its place.
+    """Write the playbook without the parts that `skip_tags` exclude, and return its path.
 
-    With ARGUMENT_SPECS among them roles are imported by tasks, which alone can ask for that."""
+    Ansible would load a role before skipping it: 70 ms each, a second for an `up` that needs one role. The
+    playbook's files and roles must not be relative. With ARGUMENT_SPECS, roles are imported by tasks, the
+    only way to skip that validation."""
     skip = set(skip_tags)
     if not skip:
         return playbook
-    from provision import yamlfile  # a worker that only looks has no use for it
+    from provision import yamlfile  # imported here, since a worker that only observes does not need it
 
     plays = yamlfile.load(playbook)
     for play in plays:
@@ -186,12 +185,12 @@ def write_playbook(folder: Path, playbook: Path, skip_tags: Collection[str]) -> 
             roles = [_imported(entry) for entry in play.pop("roles", [])]
             play["tasks"] = [*roles, *play.get("tasks", [])]
     file = folder / playbook.name
-    file.write_text(json.dumps(plays), encoding="utf-8")  # which is YAML as well
+    file.write_text(json.dumps(plays), encoding="utf-8")  # JSON is also valid YAML
     return file
 
 
 def _imported(role: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of a play's `roles` as a task, without Ansible's comparison with the argument specs."""
+    """Convert an entry of a play's `roles` to a task without validation of argument specs."""
     rest = {key: value for key, value in role.items() if key != "role"}
     return {
         "name": f"Apply {role['role']}",
@@ -206,7 +205,7 @@ def _tags(entry: Mapping[str, Any]) -> list[str]:
 
 
 def write_extra_vars(folder: Path, extra_vars: Mapping[str, Any]) -> None:
-    """As a file, where ansible-runner finds it: an argument list can be read by everybody on this machine."""
+    """Write the variables to ansible-runner's file, since any local user can read an argument list."""
     _write(folder / "env" / "extravars", extra_vars)
 
 
@@ -218,11 +217,11 @@ def _write(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def environment(folder: Path, forks: int) -> dict[str, str]:
-    """Everything Ansible gets to see; ansible-runner writes it into a file, so nothing else may be in it."""
+    """Return Ansible's whole environment, which ansible-runner also writes to a file."""
     config = folder / "ansible.cfg"
     config.touch(mode=0o600)
     config.write_text(_SETTINGS)
-    scripts = str(Path(sys.executable).parent)  # ansible-playbook is there, activated or not
+    scripts = str(Path(sys.executable).parent)  # has ansible-playbook, even if the venv is not activated
     chosen = os.environ.get("ANSIBLE_CONFIG")
     wanted = {
         "PATH": os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]),
@@ -238,7 +237,7 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
         "ANSIBLE_PIPELINING": "True",
-        "ANSIBLE_TIMEOUT": "30",  # the usual 10 s is short for sudo on a node under load
+        "ANSIBLE_TIMEOUT": "30",  # the default of 10 s is too short for sudo on a busy node
         "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
@@ -247,7 +246,7 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
         "ANSIBLE_DISPLAY_ARGS_TO_STDOUT": "False",
         "ANSIBLE_DISPLAY_OK_HOSTS": "False",
         "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "False",
-        # ansible-runner drops whole results above this size without a word; ours are capped on the node.
+        # ansible-runner silently drops larger results; ours are limited on the node.
         "MAX_EVENT_RES": "64000000",
     }
     return {name: os.environ[name] for name in KEPT if name in os.environ} | wanted

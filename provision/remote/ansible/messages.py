@@ -1,7 +1,7 @@
 """Formatter of failed Ansible tasks: one line with the cause and the next step (pure).
 
-Samples of what is matched stand beside each pattern. A cause is told with what to look at; what was said
-originally stays behind it, for nobody should have to believe a translation.
+Samples of matched text stand above each pattern. The original output follows the explained cause, so that
+readers can check the explanation.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _clock(match: re.Match[str]) -> str:
     )
 
 
-# The first that is found counts.
+# The first match counts.
 _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     # E: Release file for http://10.0.0.1/cuda/InRelease is expired (invalid since 400d 3h 2min 1s). Updates …
     # E: Release file for http://… is not valid yet (invalid for another 399d 20h 1min 2s). Updates …
@@ -179,7 +179,8 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
         ),
         _unsigned,
     ),
-    # E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch (our module; apt's words follow)
+    # E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch (our module; apt's output
+    # follows)
     (
         re.compile(
             r"Somebody keeps back: (?P<names>[^\n]{1,300}?)\. "
@@ -215,7 +216,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
             f"{match['url']}: correct or remove one, in {match['files'].strip()}"
         ),
     ),
-    # E: Failed to fetch http://m/x.deb  404  Not Found [IP: 10.0.0.1 80] (the words are the server's)
+    # E: Failed to fetch http://m/x.deb  404  Not Found [IP: 10.0.0.1 80] (the text is the server's)
     (
         re.compile(
             r"Failed to fetch \w+://(?P<host>[^/\s]+)/(?:\S{0,500}/)?(?P<file>[^/\s]+\.deb)\s{1,20}"
@@ -303,7 +304,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
 
 
 def cause_of(said: str) -> str:
-    """The cause in plain words, with what to look at; empty when none is known."""
+    """Return the cause in plain words with advice; empty if it is unknown."""
     for pattern, words in _CAUSES:
         match = pattern.search(said)
         if match:
@@ -313,8 +314,8 @@ def cause_of(said: str) -> str:
 
 MESSAGE_LIMIT = 600
 _SAID = ("stdout", "module_stdout", "stderr", "module_stderr", "msg")
-_LOGIN = re.compile(r"(https?://)[^\s/@]{1,400}@")  # apt 2.6 prints it when two sources disagree
-_SEARCHED = 64 * 1024  # characters, from the end, in which a cause is looked for
+_LOGIN = re.compile(r"(https?://)[^\s/@]{1,400}@")  # apt 2.6 prints it if two sources disagree
+_SEARCHED = 64 * 1024  # characters at the end that are searched for a cause
 
 _NOISE = (
     re.compile(r"^(Task failed: |Module failed: |Action failed: )+"),
@@ -322,7 +323,7 @@ _NOISE = (
         r'^Data could not be sent to remote host "[^"]*"\. Make sure this host can be reached over ssh: '
     ),
     re.compile(r"^Failed to connect to the host via ssh: "),
-    # The whole command line of apt-get, in front of what apt-get said.
+    # The whole command line of apt-get, before its output.
     re.compile(r"^'?/usr/bin/apt-get .*?' failed: ", re.DOTALL),
 )
 
@@ -347,12 +348,12 @@ def _last_lines(text: Any, count: int = 3) -> list[str]:
     errors = [line for line in lines if line.startswith(("E: ", "Error: ", "error: ", "fatal: "))]
     errors = [
         line for line in errors if not line.endswith("may provide additional context:")
-    ]  # apt 3.0: of what follows
+    ]  # apt 3.0: introduces the lines after it
     return (errors or lines)[-count:]
 
 
-# The first line in which a compiler or linker says why, in the midst of notes, carets and the end of make.
-# Seen of nvcc 13.5, g++ 14.2 and GNU ld 2.44: `nvcc fatal   : Unsupported gpu architecture 'compute_50'`,
+# The first line with a compiler's or linker's reason, among notes, carets and the end of make.
+# Observed with nvcc 13.5, g++ 14.2 and GNU ld 2.44: `nvcc fatal   : Unsupported gpu architecture 'compute_50'`,
 # `compare.cu(12): error: identifier "x" is undefined`, `/usr/bin/ld: cannot find -lcuda: No such file or …`,
 # `gpu_burn-drv.cpp:113:31: error: too few …`, `a.cpp:1:10: fatal error: cublas_v2.h: No such file or …`.
 _COMPILER = re.compile(
@@ -365,13 +366,13 @@ _COMPILER = re.compile(
 
 
 def _compiler_line(*texts: Any) -> list[str]:
-    """Why a build failed, in the compiler's own words; empty when no compiler spoke."""
+    """Return the compiler's reason for a failed build; empty if there is none."""
     found = (_COMPILER.search(str(text or "")[:_SEARCHED]) for text in texts)
     return next(([match[0].strip()] for match in found if match), [])
 
 
 def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
-    """One line a person can act on: what the module said, and the last lines of what the program said."""
+    """Return one actionable line: the module's message and the last lines of the program's output."""
     if result.get("censored"):
         return "it failed, and the task hides its output (no_log)"
     said = result.get("msg") or result.get("reason") or ""

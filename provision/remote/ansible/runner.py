@@ -1,7 +1,7 @@
 """Runner of playbooks that yields typed events; the only module that imports ansible_runner.
 
-What may run in several threads imports ansible-runner as a whole (`import ansible_runner`), here and in
-worker_runs.py: its modules can be had before it knows its plugins, without which none of them runs.
+Code that may run in several threads imports ansible-runner as a whole (`import ansible_runner`), here and in
+worker_runs.py: if its modules are imported alone, its plugins are not registered and none of them works.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from provision.secrets_mask import secrets_of
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], signals: Collection[int]) -> Iterator[None]:
-    """`handler` handles these signals in this block. Python delivers them to the main thread alone: in any
-    other nothing is changed."""
+    """Handle these signals with `handler` in the context.
+    Python delivers signals to the main thread only, so nothing changes in any other thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -43,12 +43,12 @@ def handled(handler: Callable[[int, FrameType | None], None], signals: Collectio
 
 
 def heeded(*signals: int) -> list[int]:
-    """Those of these signals that are not ignored: nohup is respected."""
+    """Return the signals that are not ignored, so that nohup is respected."""
     return [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def ended_as_interrupted() -> contextlib.AbstractContextManager[None]:
-    """To be terminated is to be interrupted, in this block: SIGTERM and SIGHUP raise KeyboardInterrupt."""
+    """Treat termination as an interrupt: SIGTERM and SIGHUP raise KeyboardInterrupt in the context."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -57,7 +57,7 @@ def ended_as_interrupted() -> contextlib.AbstractContextManager[None]:
 
 
 class Interrupts:
-    """How often a stop was requested, by a signal or by us: once means in order, more often means now."""
+    """Counter of stop requests by signals or by us: one ends Ansible cleanly, another kills it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -66,14 +66,14 @@ class Interrupts:
         self.count += 1
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
-        """Note SIGINT, SIGTERM and SIGHUP in this block."""
+        """Count SIGINT, SIGTERM and SIGHUP in the context."""
         return handled(
             lambda _number, _frame: self.note(), [signal.SIGINT, signal.SIGTERM, *heeded(signal.SIGHUP)]
         )
 
 
-GRACE = 4.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
-POLL = 0.5  # seconds between looks at the clock while nothing is printed
+GRACE = 4.0  # seconds for Ansible to end its workers after a stop request, before it is killed
+POLL = 0.5  # seconds between checks of the deadline while there is no output
 
 _RUNNERS_OWN = (
     "ANSIBLE_CALLBACK_PLUGINS",
@@ -90,7 +90,7 @@ OnEvent = Callable[[Event], None] | None
 
 
 class PlayOptions(TypedDict, total=False):
-    """The options of `run_playbook` that every place where a playbook may run takes."""
+    """Options of `run_playbook` that any place of execution accepts."""
 
     extra_vars: Mapping[str, Any] | None
     forks: int
@@ -106,7 +106,7 @@ class PlayOptions(TypedDict, total=False):
 
 
 class Play(Protocol):
-    """Runs a playbook as `run_playbook` does, here or on a worker."""
+    """Runs a playbook as `run_playbook` does, locally or on a worker."""
 
     def __call__(
         self, playbook: Path, hosts: Hosts, /, *, on_event: OnEvent = None, **options: Unpack[PlayOptions]
@@ -131,19 +131,18 @@ def run_playbook(
     interrupts: Interrupts | None = None,
     around: handover.Around | None = None,
 ) -> dict[str, Outcome]:
-    """Run `playbook` on `hosts` (name → variables; secrets among them never reach the disk outside a 0700
-    folder that is removed). One Outcome per host, from events; a host without any is `failed` ("nothing was
-    run on it").
+    """Run `playbook` on `hosts` (name → variables) and return one Outcome per host.
 
-    `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
-    finished are failed. `diff`, `verbosity`: as Ansible's --diff and -v; what they add is in the events.
-    `tags`: only what has one of these tags (or `always`) and none of `skip_tags` is run; none stands for all.
-    `secrets` are texts to mask in what comes back, beside the values of variables named like secrets.
-    `around`: what templates may speak of beside these hosts, which alone are played. `interrupts`: noted by a
-    caller that runs several playbooks at once in threads; without it signals are noted here.
+    Secrets among the variables reach the disk only in a 0700 folder that is removed. A host without events is
+    `failed` ("nothing was run on it"). `on_event` is called in this thread. After `timeout` seconds Ansible
+    is stopped, and unfinished hosts are failed. `diff`, `verbosity`: as Ansible's --diff and -v, with the
+    additional output in events. `tags`, `skip_tags`: as Ansible's; without `tags` all tasks run. `secrets`:
+    texts to mask, in addition to values of variables named like secrets. `around`: an inventory for
+    templates; only `hosts` are played. `interrupts`: counted by a caller that runs several playbooks in
+    threads; otherwise signals are counted here.
 
-    Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
-    stopped on SIGINT, SIGTERM or SIGHUP.
+    Raises GpuprovError if the playbook could not run at all, and KeyboardInterrupt after Ansible was stopped
+    by SIGINT, SIGTERM or SIGHUP.
     """
     if not hosts:
         return {}
@@ -204,9 +203,9 @@ def play(
     vault_password_files: Sequence[Path],
     around: handover.Around | None = None,
 ) -> Any:
-    """Have Ansible play it; `take` is given each raw event. Returns its exit status, which means little.
+    """Run the playbook, passing each raw event to `take`; return Ansible's (unreliable) exit status.
 
-    Raises what `take` raises, and KeyboardInterrupt where `stop` was interrupted, once Ansible has ended."""
+    Raises the errors of `take`, and KeyboardInterrupt if `stop` was interrupted, once Ansible has ended."""
     import ansible_runner
 
     def handle(raw: Mapping[str, Any]) -> bool:
@@ -214,7 +213,7 @@ def play(
         try:
             take(raw)
         except BaseException as error:
-            # Raised through ansible-runner it would leave Ansible running.
+            # Raised through ansible-runner, it would leave Ansible running.
             stop.error = stop.error or error
         return False  # no event file
 
@@ -228,7 +227,7 @@ def play(
             arguments += ["--skip-tags", ",".join(sorted(skip_tags))]
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
-        # Extra variables would win over those of the hosts.
+        # Extra variables would override those of hosts.
         moved = {name: extra_vars[name] for name in known_hosts.VARIABLES if name in extra_vars}
         extra_vars = {name: value for name, value in extra_vars.items() if name not in moved}
         own = {name: {**variables, **moved} for name, variables in hosts.items()}
@@ -241,7 +240,7 @@ def play(
         wanted = handover.environment(folder, forks) | accelerator.environment(extra_vars)
         config = ansible_runner.RunnerConfig(
             private_data_dir=str(folder),
-            # Relative key files in an inventory are relative to where gpuprov was started.
+            # Relative key files in an inventory are relative to gpuprov's working directory.
             project_dir=str(Path.cwd()),
             playbook=str(handover.write_playbook(folder, Path(playbook).absolute(), skip_tags)),
             inventory=str(inventory),
@@ -257,15 +256,14 @@ def play(
             quiet=True,
         )
         config.prepare()
-        # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what
-        # it added.
+        # ansible-runner copies all of os.environ into a file: keep only our variables and its own.
         kept = (*wanted, *_RUNNERS_OWN)
         config.env = {name: value for name, value in config.env.items() if name in kept}
         config.command = [*handover.ANSIBLE, str(os.getpid()), *config.command]
         config.suppress_output_file = True
         config.pexpect_timeout = POLL
-        # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks
-        # at `cancel` only when nothing is printed for a while.
+        # A pattern that always matches; otherwise ansible-runner keeps all output in memory, and checks
+        # `cancel` only after a pause in the output.
         config.expect_passwords[re.compile(r"(?s).+")] = None
         runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=stop.cancel)
         runner.run()
@@ -278,7 +276,7 @@ def play(
 
 
 class Stop:
-    """When and how Ansible is stopped: first asked, so that it ends its workers, then killed."""
+    """The stopping of Ansible: requested first, so that it ends its workers, then forced."""
 
     def __init__(self, deadline: float | None, interrupts: Interrupts) -> None:
         self.pid: int | None = None
@@ -291,11 +289,11 @@ class Stop:
 
     @property
     def interrupted(self) -> bool:
-        """Ansible is in a session of its own, so a Ctrl-C reaches us alone."""
+        """Return whether a stop was requested; Ansible has its own session, so Ctrl-C reaches only us."""
         return self._interrupts.count > 0
 
     def cancel(self) -> bool:
-        """Called by ansible-runner all the time; True makes it kill Ansible."""
+        """Return True to make ansible-runner kill Ansible; called by it continuously."""
         now = time.monotonic()
         if self._deadline is not None and now > self._deadline:
             self.timed_out = True
@@ -309,10 +307,10 @@ class Stop:
                 os.kill(self.pid, signal.SIGINT)
         if self.pid is not None:
             self._seen.update(_descendants(self.pid))
-        return now > self._kill_at or self._interrupts.count > 1  # a second Ctrl-C does not wait
+        return now > self._kill_at or self._interrupts.count > 1  # a second Ctrl-C skips the grace period
 
     def end_strays(self) -> None:
-        """Kill what Ansible had started and did not end: its workers have sessions of their own."""
+        """Kill Ansible's leftover workers, which have their own sessions."""
         for pid, started in self._seen:
             with contextlib.suppress(OSError):
                 if _stat(pid)[1] == started:
@@ -320,7 +318,7 @@ class Stop:
 
 
 def _stat(pid: int) -> tuple[int, str]:
-    """(parent, start time) of a process; the start time tells it from a later one with the same number."""
+    """Return (parent, start time) of a process; the start time detects a reused process id."""
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return int(fields[1]), fields[19]
 
@@ -332,7 +330,7 @@ def _descendants(root: int) -> Iterator[tuple[int, str]]:
             with contextlib.suppress(OSError, IndexError):
                 processes[int(entry.name)] = _stat(int(entry.name))
     family = {root}
-    # Parents are not always older by number: go round until nothing is added.
+    # A parent may have a higher id: repeat until nothing is added.
     while grown := {pid for pid, (parent, _) in processes.items() if parent in family} - family:
         family |= grown
     for pid in family - {root}:
