@@ -1,4 +1,4 @@
-"""gpuprov from Python: what docs/python.md describes, and nothing else, is promised to stay."""
+"""Public Python API of gpuprov; only what docs/python.md describes is stable."""
 
 from provision import __version__
 from provision.api.drifts import DriftResult, drift

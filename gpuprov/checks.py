@@ -1,4 +1,4 @@
-"""What a check of your own is made of: docs/own-checks.md describes it, and it is promised to stay."""
+"""The public API for checks of your own, as documented in docs/own-checks.md; it is stable."""
 
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.judge import ACTIONS, Finding, Verdict, by_threshold

@@ -1,4 +1,4 @@
-"""The pytest plug-in that turns a fleet's expectations into tests: `pytest -p gpuprov.pytest_plugin`."""
+"""Pytest plug-in that turns a fleet's expectations into tests: `pytest -p gpuprov.pytest_plugin`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each node and fact. The nodes are asked here what they are, once."""
+    """Generate one test for each node and fact; the nodes' properties are observed here, once."""
     if "gpuprov_case" in metafunc.fixturenames:
         cases = _suite(metafunc.config).cases
         metafunc.parametrize("gpuprov_case", cases, ids=_names(cases))
@@ -49,7 +49,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _names(cases: list[Case]) -> list[str]:
-    """A fact that several items of one role are about has as many tests; their names differ by a number."""
+    """Return unique test names: several items of a role may concern one fact, and get numbers."""
     seen: Counter[str] = Counter()
     names = []
     for case in cases:
@@ -84,7 +84,7 @@ def _suite(config: pytest.Config) -> Suite:
 
 @pytest.fixture
 def gpuprov_check(gpuprov_case: Case, pytestconfig: pytest.Config) -> Any:
-    """Reads the fact of a case and judges it: a call that fails or skips the test."""
+    """Return a function that reads and judges a case's fact, failing or skipping the test."""
     from provision.drift.testinfra.readers import Unreadable
     from provision.secrets_mask import masked
     from provision.terminal import printable
@@ -99,7 +99,7 @@ def gpuprov_check(gpuprov_case: Case, pytestconfig: pytest.Config) -> Any:
         except Unreadable as why:
             pytest.skip(f"{_UNREAD}{one_line(str(why), 200)}")
         if not wanted.holds(found):
-            # A template is long: `gpuprov drift` shows the line in which a file differs.
+            # Templates are long; `gpuprov drift` shows the differing line of a file.
             values = "" if wanted.operator == "template" else f" {wanted.value!r:.200}, found {found!r:.200}"
             reason = f"({wanted.role}: {wanted.why})"
             words = f"{gpuprov_case.node}: {wanted.fact}: expected {wanted.operator}{values} {reason}"
@@ -109,7 +109,7 @@ def gpuprov_check(gpuprov_case: Case, pytestconfig: pytest.Config) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many facts had no second reader, and why: what was not read is not fine."""
+    """Report how many facts had no second reader, and why, since unread facts are not verified."""
     skipped: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all: beside, then renamed, so that no reader and no kill sees half of it."""
+"""Atomic replacement of files through a temporary file and a rename, safe against readers and kills."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def write(
 ) -> Path:
     """Replace `path` by `content`: bytes, or UTF-8 text in one or many pieces.
 
-    `private`: mode 0600; else what the umask gives, for what is passed on. `sync`: wait until
-    the disk has it; without, a power cut may leave an empty file. Raises OSError.
+    `private`: mode 0600, otherwise the umask's default, for files to be passed on. `sync`: wait until the
+    data is on disk; otherwise a power cut may leave an empty file. Raises OSError.
     """
     pieces: Iterable[str | bytes] = [content] if isinstance(content, (str, bytes)) else content
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)  # mkstemp: mode 0600
@@ -39,9 +39,8 @@ def write(
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[Path]:
-    """A path of this absolute `folder` that stays the same whatever becomes of its name: for root's files in
-    another user's folder. A link on the way is followed only where nobody but root, or whoever runs this,
-    could have put it. Raises OSError."""
+    """Yield a path to the absolute `folder` that survives renames, for root's files in users' folders.
+    A link on the way is followed only if just root, or this user, could have created it. Raises OSError."""
     at = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for part in folder.parts[1:]:
@@ -59,7 +58,7 @@ def held(folder: Path) -> Iterator[Path]:
 
 
 def _umask() -> int:
-    """The process's umask; reading it is only possible by setting it."""
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

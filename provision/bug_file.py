@@ -1,4 +1,4 @@
-"""Keeps the traceback of a bug, which often is the error of one node alone, so that it can be reported."""
+"""Storage of a bug's traceback, often from the error of a single node, so that it can be reported."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from pathlib import Path
 from provision import __version__
 from provision.errors import BugError, GpuprovError
 
-MOST = 20  # files in one folder: a bug may strike every node, or every minute
+MOST = 20  # files per folder: a bug may affect every node, or recur every minute
 
 _folder: Path | None = None
 
 
 def keep_in(folder: Path) -> None:
-    """Keep tracebacks in this folder from now on: that of the run. Without one they go where temporary files
-    are."""
+    """Store further tracebacks in `folder`, that of the run; by default they are temporary files."""
     global _folder
     _folder = folder
 
 
 def named(error: Exception) -> GpuprovError:
-    """Why the program ends, as an error with a name; the traceback is kept where that is a bug. A full disk
-    of this machine is none."""
+    """Convert an unexpected exception to an error, storing its traceback if it is a bug.
+    A full disk of this machine is no bug."""
     from provision.paths import state_home
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -37,8 +36,7 @@ def named(error: Exception) -> GpuprovError:
 
 
 def report(error: BaseException) -> str:
-    """Keep the traceback of an exception; returns `please report it with FILE`. The same traceback is kept
-    once."""
+    """Store an exception's traceback once; return `please report it with FILE`."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     text = "".join(lines).encode("utf-8", "backslashreplace")
     name = f"bug-{hashlib.sha256(text).hexdigest()[:12]}.txt"
@@ -54,8 +52,8 @@ def report(error: BaseException) -> str:
 
 
 def versions() -> str:
-    """What a bug was seen with: `gpuprov 0.1.0, Python 3.11.2, ansible-core 2.18.1, Debian GNU/Linux 12
-    (bookworm), Linux 6.1.0 x86_64`, on one line."""
+    """Return the versions for a bug report on one line.
+    `gpuprov 0.1.0, Python 3.11.2, ansible-core 2.18.1, Debian GNU/Linux 12 (bookworm), Linux 6.1.0 x86_64`"""
     import platform
     from importlib import metadata
 
@@ -65,7 +63,7 @@ def versions() -> str:
         ansible = "not installed"
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (AttributeError, OSError, KeyError):  # Python 3.9, on nodes, cannot read it
+    except (AttributeError, OSError, KeyError):  # Python 3.9, used on nodes, lacks this function
         system = "unknown system"
     kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
     python = platform.python_version()

@@ -1,4 +1,4 @@
-"""The command table: parses arguments and maps exceptions to exit codes; imports a command only to run it."""
+"""Command line: parse arguments, import the command's module, map exceptions to exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
     from types import ModuleType
 
-# Group -> verb -> what `gpuprov --help` says. The module of a verb is provision/commands/<verb>.py.
+# Group → verb → its line in `gpuprov --help`. The module of a verb is provision/commands/<verb>.py.
 GROUPS = {
     "bring nodes up": {
         "init": "write a commented starter inventory",
@@ -49,7 +49,7 @@ GROUPS = {
 }
 COMMANDS = {verb: what for group in GROUPS.values() for verb, what in group.items()}
 
-# Verbs of other distributions, which name their module in the entry point group GROUP -> how one gets them.
+# Verbs of other distributions, whose modules are entry points of GROUP → distribution, how to install it.
 ELSEWHERE = {"lab": ("gpuprov-lab", "in a checkout of gpuprov: pip install ./lab")}
 GROUP = "gpuprov.commands"
 
@@ -84,10 +84,10 @@ def _top_parser() -> Parser:
 
 
 def _command_module(verb: str) -> ModuleType:
-    """The module of a verb. Raises GpuprovError where its distribution is not installed."""
+    """Return the module of a verb. Raises GpuprovError if its distribution is not installed."""
     if verb in ELSEWHERE:
         return _installed(verb)
-    # `return` is no name that a module of Python's may have.
+    # `return` is a keyword of Python, so its module's name differs.
     return importlib.import_module(f"provision.commands.{verb}{'_' * keyword.iskeyword(verb)}")
 
 
@@ -96,7 +96,7 @@ def _installed(verb: str) -> ModuleType:
     for entry in _entry_points(verb):
         try:
             module: ModuleType = entry.load()
-        except ImportError as error:  # an editable installation whose checkout has gone
+        except ImportError as error:  # an editable installation whose checkout is gone
             raise GpuprovError(f"{distribution} is damaged: {error}", f"install it again, {how}") from error
         return module
     raise GpuprovError(f"gpuprov {verb} comes with {distribution}, which is not installed", how)
@@ -109,13 +109,13 @@ def _entry_points(verb: str) -> EntryPoints:
 
 
 def build_parser(verbs: Sequence[str] = tuple(COMMANDS), *, complete: bool = False) -> Parser:
-    """The parser with the arguments of `verbs` filled in; the others are listed only. `complete`: for a
-    shell, which offers the options of a verb that is left out as well."""
+    """Return the parser with the arguments of `verbs`; other verbs are only listed.
+    `complete`: for shell completion, which also offers the options of the default verb."""
     parser = _top_parser()
     subparsers = parser.add_subparsers(
         dest="verb",
         help="" if complete else argparse.SUPPRESS,
-        prog="gpuprov",  # the help groups them
+        prog="gpuprov",  # its help lists verbs in groups
     )
     for verb, summary in COMMANDS.items():
         subparser = subparsers.add_parser(verb, help=summary, description=sentence(summary))
@@ -123,18 +123,18 @@ def build_parser(verbs: Sequence[str] = tuple(COMMANDS), *, complete: bool = Fal
             _command_module(verb).add_arguments(subparser)
             if complete and subparser.usual:
                 usual = subparser.verbs[subparser.usual]
-                for action in usual._get_optional_actions()[1:]:  # the first is --help
+                for action in usual._get_optional_actions()[1:]:  # except the first, --help
                     subparser._add_action(action)
     return parser
 
 
 def _wanted_verb(argv: Sequence[str]) -> list[str]:
-    """The verb on the command line: only its module is imported."""
+    """Return the verb on the command line, whose module alone is imported."""
     return [word for word in argv if word in COMMANDS][:1]
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line. Raises UsageError; SystemExit after help, and where a parser refuses."""
+    """Parse a command line. Raises UsageError; SystemExit after help and on errors of a parser."""
     verbs = _wanted_verb(arguments)
     parser = build_parser(verbs)
     if verbs and arguments[0].startswith("-"):
@@ -160,7 +160,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _refuse_late_verb(options: argparse.Namespace, innermost: Parser, command: Parser) -> None:
-    """Raises UsageError for a verb behind options, which the usual verb took for an inventory or a run."""
+    """Raise UsageError for a verb after options, which was parsed as an inventory or a run."""
     from pathlib import Path
 
     for action in innermost._get_positional_actions():
@@ -170,7 +170,7 @@ def _refuse_late_verb(options: argparse.Namespace, innermost: Parser, command: P
 
 
 def _with_usual(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], Parser]:
-    """The command line with the verb that was left out, and the innermost parser on its way."""
+    """Return the command line with omitted default verbs inserted, and the innermost parser."""
     words, place = list(arguments), 0
     while parser.verbs:
         word = words[place] if place < len(words) else ""
@@ -184,7 +184,7 @@ def _with_usual(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], Pa
 
 
 def _refuse_mistyped(parser: Parser, word: str) -> None:
-    """Raises UsageError for a word that is more likely a mistyped verb than what the usual verb takes."""
+    """Raise UsageError for a word that is more likely a mistyped verb than an argument."""
     if word and not word.startswith("-") and (meant := hint(word, [*parser.verbs])):
         from pathlib import Path
 
@@ -207,22 +207,22 @@ def _command(arguments: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Raises SystemExit where argparse ends it."""
+    """Run one command; return the exit code. Raises SystemExit if argparse exits."""
     try:
         if argv is None:
             from provision import terminal
 
             terminal.take_streams()
-        os.umask(os.umask(0o022) | 0o022)  # with a umask of 000 everyone could change what a run keeps
+        os.umask(os.umask(0o022) | 0o022)  # with a umask of 000 every user could change the files of a run
         gc.set_threshold(
             5_000, 10, 10
-        )  # Python's own, 700, costs drift 5% more CPU; 20,000 would cost memory
+        )  # the default of 700 costs drift 5% more CPU; 20,000 would cost memory
         try:
             return _command(sys.argv[1:] if argv is None else argv)
         finally:
-            sys.stdout.flush()  # while a failure can still be told
+            sys.stdout.flush()  # while a failure can still be reported
     except OutputError as error:
-        if error.exit_code is not ExitCode.CLOSED_PIPE:  # the reader has what it wanted
+        if error.exit_code is not ExitCode.CLOSED_PIPE:  # the reader has enough
             _complain(error)
         return error.exit_code
     except GpuprovError as error:

@@ -1,15 +1,15 @@
-"""The exception family and the exit codes.
+"""The exception hierarchy and the exit codes.
 
 GpuprovError                 stopped by a named error                     exit 1
 ├── UsageError               the command line is wrong                    exit 2
 ├── InventoryError           the inventory cannot be read or used         exit 1
 ├── StackError               unknown stack or variable, bad stack file    exit 1
-├── CompatibilityError       versions that cannot live together           exit 1
+├── CompatibilityError       incompatible versions                        exit 1
 ├── RunFolderError           a run folder is unreadable or too new        exit 1
-├── IncompleteError          no node could be reached, or none be measured exit 5
-├── OutputError              standard output cannot be written to         exit 1, 141 when its reader has gone
-├── BugError                 a mistake of ours; the traceback is kept     exit 70
-├── ParseError               tool output that was not understood (checks turn it into the verdict `error`)
+├── IncompleteError          no node could be reached or measured         exit 5
+├── OutputError              standard output cannot be written to         exit 1, 141 if its reader is gone
+├── BugError                 our mistake; the traceback is stored         exit 70
+├── ParseError               unparseable output of a tool (checks turn it into the verdict `error`)
 └── LabError                 the lab cannot be built on this machine      exit 1
 """
 
@@ -19,21 +19,21 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """What the shell sees. `up`, `validate` and `drift` report the worst that happened."""
+    """Exit status of a command; `up`, `validate` and `drift` report the worst event."""
 
     OK = 0
     ERROR = 1  # stopped by a named error
     USAGE = 2  # wrong command line
     UNHEALTHY = 3  # a node is unhealthy, or a role failed on it
     DRIFT = 4  # the fleet differs from what was declared
-    INCOMPLETE = 5  # something was unreachable or could not be measured, and nothing worse
-    BUG = 70  # our mistake; the traceback is kept
+    INCOMPLETE = 5  # something was unreachable or unmeasured, and nothing worse happened
+    BUG = 70  # our mistake; the traceback is stored
     INTERRUPTED = 130
-    CLOSED_PIPE = 141  # the reader of the output has gone; 128 + SIGPIPE, as the shell has it for other tools
+    CLOSED_PIPE = 141  # the reader of the output is gone; 128 + SIGPIPE, as shells report it
 
 
 class GpuprovError(Exception):
-    """A problem a user can act on: `what` went wrong (with where), and what to do about it (`fix`)."""
+    """A problem that a user can solve: `what` went wrong (and where), and how to `fix` it."""
 
     exit_code = ExitCode.ERROR
 
@@ -76,7 +76,7 @@ class IncompleteError(GpuprovError):
 
 
 class OutputError(GpuprovError):
-    """`cause`: what the system said."""
+    """Standard output cannot be written to; `cause` is the system's error."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f"standard output cannot be written to: {cause.strerror}")

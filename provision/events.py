@@ -1,4 +1,4 @@
-"""What a use case reports while it works."""
+"""Events that a use case reports while it works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Began:
-    """Work of so many parts begins; it lasts until `Ended`."""
+    """Work in `total` parts has begun; it lasts until `Ended`."""
 
     title: str
     total: int
@@ -25,33 +25,33 @@ class Began:
 
 @dataclass(frozen=True)
 class Ended:
-    """The work that began last has ended."""
+    """The most recently begun work has ended."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is being done now."""
+    """Description of the current step."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class PartEnded:
-    """One part of the work has ended; `text` says how, or is empty."""
+    """One part of the work has ended; `text` is its outcome, or empty."""
 
     text: str = ""
 
 
 @dataclass(frozen=True)
 class RunBegan:
-    """A run folder was made; what is found is written to it as it comes."""
+    """A run folder was created; results are written to it as they arrive."""
 
     folder: Path
 
 
 @dataclass(frozen=True)
 class NodeAnswered:
-    """A node answered, or will not. `trouble` says why nothing, or not all, is known about it; else empty."""
+    """A node has answered or failed; `trouble`: why its facts are missing or incomplete, or empty."""
 
     node: str
     trouble: str = ""
@@ -59,8 +59,8 @@ class NodeAnswered:
 
 @dataclass(frozen=True)
 class ChecksChosen:
-    """Which checks are about to be run on which nodes, and about how long those on single nodes take.
-    `between`: some measure between nodes, for which no time is known."""
+    """The checks to run, their nodes, and the approximate minutes for those on single nodes.
+    `between`: some checks measure between nodes, whose duration is unknown."""
 
     nodes: tuple[str, ...]
     checks: tuple[str, ...]
@@ -70,7 +70,7 @@ class ChecksChosen:
 
 @dataclass(frozen=True)
 class NodeLeftOut:
-    """None of the checks is run on a node; `checks` says how many that are."""
+    """A node runs none of the checks; `checks` is the number of checks of the run."""
 
     node: str
     why: str
@@ -79,7 +79,7 @@ class NodeLeftOut:
 
 @dataclass(frozen=True)
 class CheckBegan:
-    """A check begins on a node; each node goes through its own, one after the other."""
+    """A check has begun on a node; each node runs its checks one by one."""
 
     node: str
     check: str
@@ -87,8 +87,7 @@ class CheckBegan:
 
 @dataclass(frozen=True)
 class CheckEnded:
-    """A check is over on a node. `verdict` is empty where it is judged later, or was not run; then `note`
-    says so."""
+    """A check has ended on a node; `verdict` is empty if it is judged later or was not run (see `note`)."""
 
     node: str
     check: str
@@ -98,8 +97,8 @@ class CheckEnded:
 
 @dataclass(frozen=True)
 class UpPlanned:
-    """What `up` is about to change. `stacks`: those declared for the nodes; `intent`: what it means, in a few
-    lines; `source`: the inventory."""
+    """The changes that `up` is about to make.
+    `source`: the inventory; `stacks`: those declared for the nodes; `intent`: a summary in a few lines."""
 
     source: str
     nodes: tuple[str, ...]
@@ -109,7 +108,7 @@ class UpPlanned:
 
 @dataclass(frozen=True)
 class TaskBegan:
-    """A task of a role begins on a node; of a large fleet the node that comes first. `role` may be empty."""
+    """A task of a role has begun on a node (in a large fleet, on the first node); `role` may be empty."""
 
     node: str
     role: str
@@ -118,7 +117,7 @@ class TaskBegan:
 
 @dataclass(frozen=True)
 class NodeEnded:
-    """How `up` ended for a node; `message` says why, in its first line."""
+    """`up` has ended for a node; the first line of `message` is the reason."""
 
     node: str
     status: str
@@ -127,14 +126,14 @@ class NodeEnded:
 
 @dataclass(frozen=True)
 class BurninPlanned:
-    """What a burn-in is about to load, and when, in lines for people."""
+    """The nodes that a burn-in is about to load, and when, in lines for people."""
 
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class BurninBegan:
-    """A burn-in runs on these of so many nodes. `between`: its checks between nodes need whoever attends."""
+    """A burn-in runs on `nodes`, out of `of`; `between`: checks between nodes need an attached command."""
 
     run: str
     nodes: tuple[str, ...]
@@ -144,7 +143,7 @@ class BurninBegan:
 
 @dataclass(frozen=True)
 class NodeBurns:
-    """How a node stands in its burn-in; told whenever it changes."""
+    """State of a node in its burn-in, reported at every change."""
 
     node: str
     words: str
@@ -152,7 +151,7 @@ class NodeBurns:
 
 @dataclass(frozen=True)
 class NodeStopped:
-    """What became of the end of a node's burn-in."""
+    """Outcome of ending a node's burn-in."""
 
     node: str
     words: str
@@ -183,17 +182,17 @@ Confirm = Callable[[UpPlanned], bool]
 
 
 def agree(_planned: UpPlanned) -> bool:
-    """Confirm whatever is planned."""
+    """Confirm any plan."""
     return True
 
 
 def ignore(_event: Event) -> None:
-    """Take an event, and do nothing with it."""
+    """Ignore an event."""
 
 
 @contextlib.contextmanager
 def work(title: str, total: int, on_event: OnEvent) -> Iterator[None]:
-    """Report the begin and the end of some work, whatever becomes of it."""
+    """Report the begin of some work and its end, even after an exception."""
     on_event(Began(title, total))
     try:
         yield

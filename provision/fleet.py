@@ -1,4 +1,4 @@
-"""The machines of one inventory: `Node` and `Fleet`."""
+"""Machines of one inventory: `Node` and `Fleet`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class Kind(Flag):
-    """What a host is for. One host may be of several kinds that serve; a GPU node is of none of them."""
+    """Purpose of a host, which may serve several purposes; a GPU node serves none."""
 
     GPU = auto()
     MONITORING = auto()  # runs Prometheus and Grafana
-    WORKER = auto()  # a member of the mesh, which does a part of the fleet
-    SLURM = auto()  # slurmctld or a login: Slurm is asked there, and no verb changes the host
+    WORKER = auto()  # member of the mesh, which handles a part of the fleet
+    SLURM = auto()  # slurmctld or a login node: runs Slurm's commands, and no verb changes it
 
 
-# Members of the first two are provisioned, and not measured.
+# Members of the first two are provisioned but not measured.
 GROUPS = {
     Kind.MONITORING: "gpuprov_monitoring",
     Kind.WORKER: "gpuprov_workers",
@@ -28,7 +28,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the inventory, with the variables Ansible would give it (groups and host merged)."""
+    """One machine of the inventory, with its merged Ansible variables (groups and host)."""
 
     name: str
     groups: tuple[str, ...]
@@ -36,8 +36,8 @@ class Node:
 
     @property
     def kind(self) -> Kind:
-        """What its groups make of it. One of Slurm's hosts that is in another group as well is a GPU node.
-        (Ansible has every host in `all`, and none in `ungrouped` that is in another.)"""
+        """Return the kind by its groups; a Slurm host that is in another group as well is a GPU node.
+        (In Ansible, every host is in `all`, and hosts in other groups are not in `ungrouped`.)"""
         serves = Kind(0)
         for kind in (Kind.MONITORING, Kind.WORKER):
             if GROUPS[kind] in self.groups:
@@ -49,12 +49,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The machines of one inventory, in inventory order. `groups` maps each group to its node names.
+    """Machines of one inventory, in inventory order.
 
-    `source` holds several inventories joined with commas: `sources`.
-
-    `others` are those of the inventory that were not selected by `pattern`: templates may speak of them.
-    `vault_password_files` are those it was read with: who hands its variables to Ansible needs them too.
+    `groups` maps each group to its nodes' names. `source` may join several inventories with commas
+    (`sources`). `others` are hosts not selected by `pattern`, to which templates may refer.
+    `vault_password_files`: used to read the inventory, and needed by anyone who passes its variables to
+    Ansible.
     """
 
     source: Path
@@ -65,25 +65,25 @@ class Fleet:
     pattern: str = "all"
 
     def where(self, kind: Kind) -> dict[str, Node]:
-        """Its nodes that are of one of these kinds."""
+        """Return the nodes of any of these kinds."""
         return {name: node for name, node in self.nodes.items() if node.kind & kind}
 
     def without(self, kind: Kind) -> dict[str, Node]:
-        """Its nodes that are of none of these kinds."""
+        """Return the nodes of none of these kinds."""
         return {name: node for name, node in self.nodes.items() if not node.kind & kind}
 
     @property
     def place(self) -> str:
-        """The inventory as every folder can name it: its absolute path; a list of hosts (`a,b,`) as it is."""
+        """Return the inventory's name valid in any folder: absolute paths, or a list of hosts (`a,b,`)."""
         files = sources(self.source)
         listed = "," in str(files[0]) and not files[0].exists()
         return ",".join(str(file if listed else file.absolute()) for file in files)
 
 
 def sources(source: Path) -> tuple[Path, ...]:
-    """The inventories that `source` joins with commas; the later one wins, as in Ansible.
+    """Return the inventories joined with commas in `source`; the last one wins, as in Ansible.
 
-    A list of hosts (`a,b,`) is one inventory: its parts are no paths.
+    A list of hosts (`a,b,`) is one inventory, since its parts are not paths.
     """
     parts = [Path(part) for part in str(source).split(",") if part]
     files = any(len(part.parts) > 1 or part.is_file() for part in parts) or all(
@@ -93,7 +93,7 @@ def sources(source: Path) -> tuple[Path, ...]:
 
 
 def folder_of(source: Path, holds: str | Path = "") -> Path:
-    """The folder of an inventory, absolute. Of several: the first folder that has the file `holds`, else the
-    first one."""
+    """Return the absolute folder of an inventory.
+    Of several, the first with the file `holds`, or else the first."""
     folders = [file if file.is_dir() else file.parent for file in sources(source)]
     return next((folder for folder in folders if holds and (folder / holds).exists()), folders[0]).absolute()

@@ -1,7 +1,7 @@
-"""The only reader of JSON from nodes, workers, schedulers and tools, which may be malicious or damaged.
+"""The only parser of JSON from nodes, workers, schedulers and tools, which may be bad or malicious.
 
-Python's own decoder accepts NaN, Infinity and 1e999, keeps the last value of a repeated name, raises
-RecursionError for deep nesting and a bare ValueError for long integers. This one raises JsonError alone.
+Python's decoder accepts NaN, Infinity and 1e999, keeps the last value of a duplicate key, raises
+RecursionError for deep nesting and a bare ValueError for long integers. This one only raises JsonError.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from math import isfinite
 from typing import Any
 
 LARGEST = 64 * 1024 * 1024  # bytes or characters
-DEEPEST = 100  # lists and objects within each other
-_DIGITS = 40  # of an integer: 64 bits have 20, and float() of a longer one may overflow
+DEEPEST = 100  # nesting levels of lists and objects
+_DIGITS = 40  # digits of an integer: 64 bits need 20, and float() of a longer one may overflow
 
 
 class JsonError(ValueError):
-    """The text cannot be used; the message is one short line."""
+    """The text is not acceptable JSON; the message is one short line."""
 
 
 def read(data: bytes | str, *, largest: int = LARGEST, unique: bool = False) -> Any:
-    """The value of a whole document. `unique`: refuse an object with two values of one name."""
+    """Parse a whole document; `unique`: reject duplicate keys in an object."""
     text = _text(data, largest)
     value, end = first(text, len(text) - len(text.lstrip(" \t\r\n")), unique=unique)
     if text[end:].strip(" \t\r\n"):
@@ -29,14 +29,14 @@ def read(data: bytes | str, *, largest: int = LARGEST, unique: bool = False) -> 
 
 
 def first(text: str, begin: int = 0, *, unique: bool = False) -> tuple[Any, int]:
-    """The value that begins at that character, and where it ends. `unique`: as for `read`."""
+    """Parse the value at a character offset; return it and the offset of its end. `unique`: as in `read`."""
     try:
         value, end = (_UNIQUE if unique else _DECODER).raw_decode(text, begin)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise JsonError(_DEEP) from None
-    # Never fewer brackets than levels, so most documents need no closer look.
+    # There are at least as many brackets as levels, so most documents need no further check.
     if text.count("[", begin, end) + text.count("{", begin, end) > DEEPEST:
         _refuse_depth(value)
     return value, end

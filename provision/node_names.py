@@ -1,4 +1,4 @@
-"""Folding of many node names into ranges, and back: `gpu-[01-03,07]`."""
+"""Folding of node names into ranges such as `gpu-[01-03,07]`, and unfolding."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ADDRESS = re.compile(r"^[\d.]+$|:")
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key that puts gpu-9 before gpu-10.
+    """Return a sort key that puts gpu-9 before gpu-10.
 
     >>> sorted(["gpu-10", "gpu-9"], key=natural)
     ['gpu-9', 'gpu-10']
     """
-    # isdecimal() holds for digits of every script, as int() reads them; huge runs of digits are no numbers.
+    # isdecimal() accepts digits of every script, as int() does; very long runs of digits are not numbers.
     return [
         (0, int(part), part) if part.isdecimal() and len(part) < 20 else (1, 0, part)
         for part in re.split(r"(\d+)", name)
@@ -29,7 +29,7 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def fold(names: Iterable[str], limit: int = 400) -> str:
-    """Node names as ranges, cut at about `limit` characters (then it says how many more).
+    """Fold node names into ranges, truncated at about `limit` characters with the number of the rest.
 
     >>> fold(["gpu-01", "gpu-02", "gpu-03", "gpu-07", "login.example"])
     'gpu-[01-03,07], login.example'
@@ -47,8 +47,7 @@ def fold(names: Iterable[str], limit: int = 400) -> str:
 
 
 def label(name: str) -> str:
-    """A name as one printable line that still stands for this node alone: one that cannot be shown as it is
-    gets a checksum.
+    """Return a name as one printable line, with a checksum if it cannot be shown as is.
 
     >>> label("gpu-01"), label("gpu\x1b[2J")
     ('gpu-01', 'gpu�[2J#75e5225b')
@@ -58,7 +57,7 @@ def label(name: str) -> str:
 
 
 def unfold(text: str) -> list[str]:
-    """The names that one folded text stands for; none when it is not one, or stands for too many.
+    """Return the names in one folded text; empty if it is malformed or has too many.
 
     >>> unfold("gpu-[08-10,12].pod3")
     ['gpu-08.pod3', 'gpu-09.pod3', 'gpu-10.pod3', 'gpu-12.pod3']
@@ -78,7 +77,7 @@ def unfold(text: str) -> list[str]:
 
 
 def _folded(names: list[str], limit: int) -> Iterable[tuple[str, int]]:
-    """Ranges and single names, in the order of their first member, with how many names each stands for."""
+    """Yield ranges and single names with their number of nodes, in the order of their first member."""
     groups: dict[tuple[str, str, int], list[tuple[int, str]]] = defaultdict(list)
     for name in names:
         before, digits, after = _split(name)
@@ -98,7 +97,7 @@ def _folded(names: list[str], limit: int) -> Iterable[tuple[str, int]]:
 def _with_padded_joined(
     groups: dict[tuple[str, str, int], list[tuple[int, str]]],
 ) -> dict[tuple[str, str, int], list[tuple[int, str]]]:
-    """`09` is padded and `10` looks unpadded: numbers as long as the padded ones belong to them."""
+    """Merge numbers like `10`, which look unpadded, with padded ones of the same length like `09`."""
     for before, after, width in [key for key in groups if key[2]]:
         rest = groups.get((before, after, 0), [])
         same = [item for item in rest if len(item[1]) == width]
@@ -109,7 +108,7 @@ def _with_padded_joined(
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """The number that counts nodes: the last of the first label, so that gpu-01.pod3 and gpu-02.pod3 fold."""
+    """Split at the last number of the first label, so that gpu-01.pod3 and gpu-02.pod3 fold."""
     if _ADDRESS.search(name):
         match = _LAST_NUMBER.match(name)
         return (match[1], match[2], match[3]) if match and ":" not in name else (name, "", "")
@@ -119,7 +118,7 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _ranges(numbers: list[int], width: int, limit: int) -> str:
-    """Sorted numbers as `01-03,07`; beyond `limit` characters it says how many more."""
+    """Format sorted numbers as `01-03,07`, with the number of the rest beyond `limit` characters."""
     starts = [numbers[0]] + [b for a, b in zip(numbers, numbers[1:]) if b != a + 1]
     ends = [a for a, b in zip(numbers, numbers[1:]) if b != a + 1] + [numbers[-1]]
     pieces: list[str] = []
@@ -135,17 +134,17 @@ def _ranges(numbers: list[int], width: int, limit: int) -> str:
 
 
 def file_name(name: str) -> str:
-    """A node's name as a file name: unchanged when harmless, else percent-quoted; never a path.
+    """Return a node's name as a file name: unchanged if harmless, else percent-quoted; never a path.
 
     >>> file_name("gpu-01"), file_name("rack1/gpu"), file_name("..")
     ('gpu-01', 'rack1%2Fgpu', '%2E%2E')
     """
-    import urllib.parse  # here: most who name nodes name no file by them
+    import urllib.parse  # imported here, because few users of this module name files
 
     quoted = urllib.parse.quote(name, safe="")
     if quoted.startswith("."):
         quoted = quoted.replace(".", "%2E")
-    if len(quoted) > 200:  # file names end at 255 bytes; the digest keeps two long names apart
+    if len(quoted) > 200:  # file names are limited to 255 bytes; the digest distinguishes long names
         import hashlib
 
         quoted = f"{quoted[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"

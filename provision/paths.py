@@ -1,4 +1,4 @@
-"""Paths of playbooks, roles, documents and data: beside the package in a checkout, inside it in a wheel."""
+"""Paths of playbooks, roles, documents and data, next to the package or, in a wheel, inside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent
 _PACKED = PACKAGE / "_packed"
 
-# A checkout wins over a stray packed copy, which an editable install leaves behind.
+# A checkout takes precedence over a stray packed copy from an editable install.
 _HOME = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "roles").is_dir() else _PACKED
 
 PLAYBOOKS = _HOME / "playbooks"
@@ -27,13 +27,13 @@ MODULES = NODE / "modules"  # our own Ansible modules
 
 
 def own_command(module: str = "provision.cli") -> list[str]:
-    """The start of a command line of this gpuprov, or of another module of ours that is a program. -P: no
-    module is imported from the current folder."""
+    """Return the start of a command line of this gpuprov, or of another program module.
+    -P: modules are not imported from the current folder."""
     return [sys.executable, "-P", "-m", module]
 
 
 def own_environment() -> dict[str, str]:
-    """Our environment for such a command. An empty or relative entry of PYTHONPATH is the current folder."""
+    """Return our environment for such a command; empty and relative entries of PYTHONPATH are dropped."""
     absolute = [
         entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry.startswith("/")
     ]
@@ -41,13 +41,13 @@ def own_environment() -> dict[str, str]:
 
 
 def state_home() -> Path:
-    """The folder for what gpuprov remembers between invocations (never inside the user's project)."""
+    """Return the folder of gpuprov's state between invocations (never inside the user's project)."""
     chosen = os.environ.get("XDG_STATE_HOME")
     return Path(chosen) / "gpuprov" if chosen else home() / ".local" / "state" / "gpuprov"
 
 
 def home() -> Path:
-    """The user's home folder. Raises GpuprovError where there is none, as in some containers."""
+    """Return the user's home folder. Raises GpuprovError if there is none, as in some containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -55,7 +55,7 @@ def home() -> Path:
 
 
 def user() -> str:
-    """The user's name. Raises GpuprovError where there is none, as in some containers."""
+    """Return the user's name. Raises GpuprovError if there is none, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

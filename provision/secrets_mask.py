@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-HIDDEN = "********"  # stands for a value that is not shown
+HIDDEN = "********"  # replaces a hidden value
 
 _SECRET_NAME = re.compile(
     r"passw(or)?d|passphrase|_pass$|_pass_|key_pass|private_key$|secret|token|^vault_", re.IGNORECASE
@@ -16,14 +16,14 @@ _SECRET_NAME = re.compile(
 _REFERENCE = re.compile(r"^\s*\{\{\s*(\w+)\s*\}\}\s*$")
 
 
-@functools.lru_cache(maxsize=4096)  # a fleet has few names, and each many times
+@functools.lru_cache(maxsize=4096)  # a fleet has few names, each many times
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret, as people name them."""
+    """Return whether a variable's name suggests a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
 def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
-    """The values that must never be shown: of variables named like secrets, also through `{{ another }}`."""
+    """Return the values to hide: of variables named like secrets, and those they refer to by `{{ name }}`."""
     found: set[str] = set()
     referred: list[str] = []
 
@@ -45,25 +45,25 @@ def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
     for source in sources:
         collect(source, False)
     followed: set[str] = set()
-    while names := set(referred) - followed:  # each once: all nodes' variables may refer to the same one
+    while names := set(referred) - followed:  # each once: all nodes' variables may refer to one
         followed |= names
         for source in sources:
             for name in names & source.keys():
                 collect(source[name], True)
-    # The longest first, so that a secret inside another one does not leave its rest behind.
+    # Longest first, so that masking a secret inside another one leaves no remainder.
     return tuple(sorted(found, key=lambda text: (-len(text), text)))
 
 
 def occurring(value: Any, secrets: Collection[str]) -> tuple[str, ...]:
-    """Those secrets that stand somewhere in `value`: each text is searched for these alone, where a fleet has
-    a password for each node."""
+    """Return the secrets that occur in `value`.
+    Each of its texts is then searched for these only, in a fleet with one password per node."""
     whole = json.dumps(value, ensure_ascii=False, default=str)
     inside = ((secret, json.dumps(secret, ensure_ascii=False)[1:-1]) for secret in secrets)
     return tuple(secret for secret, said in inside if said in whole or _begins_at_a_cut(whole, said))
 
 
 def masked(value: Any, secrets: Collection[str]) -> Any:
-    """`value` with every secret in its texts replaced."""
+    """Return `value` with every secret in its texts hidden."""
     if not secrets:
         return value
     if isinstance(value, str):
@@ -79,12 +79,12 @@ def masked(value: Any, secrets: Collection[str]) -> Any:
     return value
 
 
-_CUT = "…"  # ends a text that was too long to be shown whole
-_LEAST = 3  # characters of a secret that tell something
+_CUT = "…"  # ends a truncated text
+_LEAST = 3  # shortest part of a secret worth hiding, in characters
 
 
 def _begins_at_a_cut(text: str, secret: str) -> str:
-    """As much of the secret's beginning as is left of it where a text was cut; empty when nothing is."""
+    """Return the part of a secret's beginning that remains before a truncation; empty if none does."""
     for place in (match.start() for match in re.finditer(_CUT, text)):
         for length in range(min(len(secret) - 1, place), _LEAST - 1, -1):
             if text.endswith(secret[:length], 0, place):

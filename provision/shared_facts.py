@@ -1,15 +1,15 @@
-"""The facts of many nodes in little memory: most nodes of a fleet have most facts in common."""
+"""Compact storage for the facts of many nodes, most of which are equal across a fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping
 from typing import Any
 
-_BASES = 32  # kinds of nodes; of further ones every fact is kept
+_BASES = 32  # kinds of nodes; facts of further kinds are stored in full
 
 
 class SharedFacts(Mapping[str, Any]):
-    """One node's facts: those of the first node of its kind, but for its own."""
+    """One node's facts: those of the first node of its kind, overridden by its own."""
 
     __slots__ = ("base", "own")
 
@@ -43,7 +43,7 @@ class SharedFacts(Mapping[str, Any]):
 
 
 class Pool:
-    """Where facts are kept together. What is put in is not to be changed any more."""
+    """Shared storage of facts, which must not be modified after they are added."""
 
     def __init__(self) -> None:
         self._bases: list[dict[str, Any]] = []
@@ -53,11 +53,11 @@ class Pool:
     def of(
         self, facts: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None] = lambda _: None
     ) -> Mapping[str, Any]:
-        """The same facts, sharing equal values of earlier nodes. `check` is given those that no earlier node
-        had, before they are kept; what it raises is raised."""
+        """Store facts, sharing equal values with earlier nodes.
+        `check` is called with the new values before they are stored; its exceptions propagate."""
         for base in self._bases:
             if base.keys() == facts.keys():
-                # Most are texts, to which only texts are equal. A call for each would cost most.
+                # Most values are texts, which equal only texts; a call for each would take most of the time.
                 own = {
                     name: value
                     for name, value in facts.items()
@@ -72,7 +72,7 @@ class Pool:
         return kept
 
     def of_with(self, facts: Mapping[str, Any], name: str, value: Any) -> Mapping[str, Any]:
-        """The same facts and one more, `name`, which they do not have yet."""
+        """Store the facts plus a new one, `name`."""
         if not isinstance(facts, SharedFacts) or name in facts:
             return self.of({**facts, name: value})
         if id(facts.base) not in self._longer:
@@ -85,7 +85,7 @@ class Pool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal in type and value, all the way down: in Python alone, 1 and true would be equal."""
+    """Return whether values are deeply equal including their types; in Python, 1 == True."""
     if type(one) is not type(other) or one != other:
         return False
     return not isinstance(one, list | dict) or repr(one) == repr(other)

@@ -1,4 +1,4 @@
-"""The data that gpuprov ships, provision/data/: YAML, but for the copy on nodes, which is JSON."""
+"""Data files shipped in provision/data/: YAML, except for the copy on nodes, which is JSON."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from provision.paths import DATA
 
 
 def names(folder: str) -> list[str]:
-    """The data files of a folder, without their endings, sorted: `skus` → ["a10", …]."""
+    """Return the sorted names of a folder's data files without suffix: `skus` → ["a10", …]."""
     return sorted({path.stem for path in (DATA / folder).iterdir() if path.suffix in (".yml", ".json")})
 
 
 def file_of(name: str) -> Path:
-    """Where a data file lies: `skus/a10` → …/skus/a10.yml."""
+    """Return the path of a data file: `skus/a10` → …/skus/a10.yml."""
     written = DATA / f"{name}.yml"
     return written if written.is_file() else DATA / f"{name}.json"
 
 
 def load(name: str, error: type[GpuprovError] = GpuprovError) -> Any:
-    """The content of a data file. Raises `error` when it is absent or damaged."""
+    """Load a data file. Raises `error` if it is missing or damaged."""
     path = file_of(name)
     if path.suffix == ".yml":
         from provision import yamlfile
@@ -35,7 +35,7 @@ def load(name: str, error: type[GpuprovError] = GpuprovError) -> Any:
 
 
 def load_mapping(name: str, error: type[GpuprovError] = GpuprovError) -> dict[str, Any]:
-    """A data file that holds a mapping. Raises `error` otherwise."""
+    """Load a data file that holds a mapping. Raises `error` otherwise."""
     found = load(name, error)
     if not isinstance(found, dict):
         raise error(f"{file_of(name)}: must be a mapping", "install gpuprov again")

@@ -1,7 +1,7 @@
-"""Standard output and error, and the progress of a running command; the only module that imports rich.
+"""Standard output, standard error and progress of a command; the only module that imports rich.
 
-On a terminal a live table of what each node is doing; elsewhere (CI, a pipe) plain lines, one per change.
-Everything that came from a node passes through `printable` first: its answers are untrusted input.
+A terminal shows a live table of each node's current work; otherwise (CI, a pipe) each change is a plain line.
+All text from nodes passes through `printable`, since it is untrusted input.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 
 def printable(text: str, limit: int = 2000) -> str:
-    """`text` without control characters (a node must not move our cursor), newlines kept, cut to `limit`."""
+    """Return `text` without control characters, which could move our cursor, truncated to `limit`."""
     safe = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
 def say(line: str) -> None:
-    """Write a line for people on standard error, outside of any progress that is shown."""
+    """Write a line for people to standard error, not as part of a progress display."""
     sys.stderr.write(f"{printable(line)}\n")
 
 
 def complain(error: GpuprovError) -> None:
-    """Write an error, and what to do about it, on standard error."""
+    """Write an error and its fix to standard error."""
     sys.stderr.write(f"gpuprov: {printable(error.what)}\n")
     if error.fix:
         sys.stderr.write(f"  → {printable(error.fix)}\n")
 
 
 class _Stream(io.TextIOWrapper):
-    """Standard output or error, from its first failure on /dev/null: neither a later write nor the end of the
-    interpreter fails once more."""
+    """A standard stream that switches to /dev/null at its first failure.
+    Neither later writes nor the interpreter's exit fail again."""
 
     def write(self, text: str) -> int:
         try:
@@ -68,7 +68,7 @@ class _Stream(io.TextIOWrapper):
 
 
 class _Output(_Stream):
-    """Standard output: what nobody can read is an error."""
+    """Standard output, where an output that cannot be read is an error."""
 
     def _failed(self, cause: OSError) -> None:
         super()._failed(cause)
@@ -78,26 +78,25 @@ class _Output(_Stream):
 
 
 def take_streams() -> None:
-    """Make standard output raise OutputError where it cannot be written to, and standard error never fail: a
-    message that nobody can read must not end an `up` half-way.
+    """Make standard output raise OutputError on failure, and standard error never fail.
 
-    A stream that is closed (`>&-`) is opened on /dev/null, so that no other file gets its number; standard
-    output in such a way that writing to it fails.
+    A message that cannot be read must not abort an `up`. A closed stream (`>&-`) is opened on /dev/null, so
+    that no other file gets its number; standard output is opened such that writing fails.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # takes the lowest number that is free
-    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - as long as the process
+            os.open(os.devnull, mode)  # takes the lowest free number
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - open as long as the process
     sys.stdout = _taken(sys.stdout, 1, _Output)
     sys.stderr = _taken(sys.stderr, 2, _Stream)
 
 
 def _taken(stream: TextIO | None, number: int, kind: type[_Stream]) -> _Stream:
     if not isinstance(stream, io.TextIOWrapper):
-        stream = open(number, "w", closefd=False)  # noqa: SIM115 - as long as the process
-    # Python's own handler in the POSIX locale, surrogateescape, fails on our arrows and dots.
+        stream = open(number, "w", closefd=False)  # noqa: SIM115 - open as long as the process
+    # Python's default error handler in the POSIX locale, surrogateescape, fails on our arrows and dots.
     utf8 = codecs.lookup(stream.encoding).name == "utf-8"
     errors = stream.errors if utf8 and stream.errors != "strict" else _ASCII
     how = (stream.encoding, errors, None, stream.line_buffering, stream.write_through)
@@ -112,7 +111,7 @@ _SPELLED = {
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Error handler of streams: the symbols in ASCII that a locale has no characters for, else `?`."""
+    """Handle encoding errors of a stream with an ASCII form of our symbols, or `?`."""
     return _SPELLED.get(error.object[error.start], "?"), error.start + 1  # type: ignore[attr-defined]
 
 
@@ -120,10 +119,10 @@ codecs.register_error(_ASCII, _in_ascii)
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether to write colours to `stream`: on a terminal that has any, unless NO_COLOR is set.
+    """Return whether to colour `stream`: on a terminal with colours, unless NO_COLOR is set.
 
-    FORCE_COLOR and CLICOLOR_FORCE ask for them elsewhere, too (a CI's log). As with other tools, a variable
-    that is empty counts as not set, and NO_COLOR is stronger (no-color.org, force-color.org)."""
+    FORCE_COLOR and CLICOLOR_FORCE request colours elsewhere, such as in a CI log. As in other tools, an empty
+    variable counts as unset, and NO_COLOR takes precedence (no-color.org, force-color.org)."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
@@ -132,7 +131,7 @@ def coloured(stream: TextIO) -> bool:
 
 
 def live(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that can move its cursor."""
+    """Return whether `stream` is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -141,8 +140,7 @@ _LINE = re.compile(r"^( *)(?:([+~?!-])(?![+-]))?(.*?)((?:  \[[^\]]*\])?)$", re.M
 
 
 def painted(text: str) -> str:
-    """`text` with each line that begins with a sign (`+ ~ - ? !`) in that sign's colour, and what stands in
-    brackets at a line's end dimmed. It must be printable already."""
+    """Colour each line of a printable text by its leading sign (`+ ~ - ? !`), and dim brackets at its end."""
 
     def paint(line: re.Match[str]) -> str:
         space, sign, words, more = line.groups()
@@ -202,19 +200,19 @@ class Progress:
             self._rich = None
 
     def step(self, text: str) -> None:
-        """Say what is happening now. Replaces the last step on a terminal; is a line elsewhere."""
+        """Show the current step: in place of the last one on a terminal, else as a line."""
         if not self.detail(text):
             self._line(printable(text))
 
     def detail(self, text: str) -> bool:
-        """Replace the last step on a terminal; a log has no use for it. Returns whether it is shown."""
+        """Replace the last step on a terminal only, not in a log; return whether it is shown."""
         if self._rich is None or self._task is None:
             return False
         self._rich.update(self._task, description=printable(text))
         return True
 
     def at(self, node: str, what: str) -> None:
-        """Note the current work of a node ("": none). A terminal shows the three longest at work."""
+        """Record the current work of a node ("": none); a terminal shows the three that work longest."""
         self._at.pop(node, None)
         if what:
             self._at[node] = what
@@ -223,7 +221,7 @@ class Progress:
         self.detail(", ".join(first) + (f" and {more} more" if more else ""))
 
     def done(self, text: str = "", count: int = 1) -> None:
-        """`count` units are finished; `text`, if any, stays visible."""
+        """Mark `count` units as finished; `text`, if any, stays visible."""
         self.finished += count
         if text:
             self.say(text)
@@ -231,7 +229,7 @@ class Progress:
             self._rich.update(self._task, advance=count)
 
     def say(self, text: str) -> None:
-        """A line that stays visible."""
+        """Print a line that stays visible."""
         text = printable(text)
         if self._rich is not None:
             self._rich.console.print(text, markup=False, highlight=False)
@@ -245,8 +243,8 @@ class Progress:
 
 
 class Redrawn:
-    """A text on standard output that is shown again and again, as a context manager: on a terminal in one
-    place, elsewhere as a block of its own whenever it means something else.
+    """Repeated display of a text on standard output, as a context manager.
+    A terminal shows it in one place; elsewhere a new block is printed if its meaning has changed.
 
     >>> with Redrawn() as screen:
     ...     screen.show("all nodes healthy, at 10:00:00", "healthy")
@@ -264,7 +262,8 @@ class Redrawn:
             from rich.console import Console
             from rich.live import Live
 
-            # Cut at the height of the terminal while it is redrawn; the last one is left whole at the end.
+            # Truncated to the terminal's height while it is redrawn; the last one is shown in full at the
+            # end.
             self._live = Live(
                 console=Console(file=self._stream), auto_refresh=False, vertical_overflow="ellipsis"
             )
@@ -277,7 +276,7 @@ class Redrawn:
             self._live = None
 
     def show(self, text: str, meaning: object) -> None:
-        """`text` must be printable but for colours; `meaning`: what a later text has to differ in."""
+        """Show a printable text, which may have colours; `meaning`: what must differ for a new block."""
         if self._live is not None:
             from rich.text import Text
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from provision.terminal import printable
 
-LONGEST = 600  # characters of one message in a table or a line; the run folder keeps the whole
+LONGEST = 600  # characters of a message in a table or a line; the run folder has the whole
 
-# C0 and C1 controls, lone surrogates, zero-width and bidirectional controls, and what XML 1.0 forbids. A node
-# must not move our cursor, reverse our lines, or make a document invalid.
+# C0 and C1 controls, lone surrogates, zero-width and bidirectional controls, and characters that XML 1.0
+# forbids. A node must not move our cursor, reverse our lines, or make a document invalid.
 _UNSHOWABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
 )
@@ -21,7 +21,7 @@ _SPACES = re.compile(r"\s+")
 
 
 def clean(text: str) -> str:
-    """`text` with everything that is not shown as itself replaced by �; newlines and tabs stay.
+    """Replace all characters that do not display as themselves by �; newlines and tabs stay.
 
     >>> clean("gpu\\x1b[2J")
     'gpu�[2J'
@@ -30,19 +30,19 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str, limit: int = LONGEST) -> str:
-    """`clean`, on one line, cut to `limit` characters."""
+    """Clean a text and put it on one line of at most `limit` characters."""
     line = _SPACES.sub(" ", clean(text[: 4 * limit])).strip()
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def columns(text: str, limit: int = 500) -> str:
-    """A line of raw output: spaces kept, for a table's columns must stay columns."""
+    """Clean a line of raw output, keeping spaces so that columns stay aligned."""
     line = clean(text[: limit + 1]).replace("\n", " ").expandtabs()
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def quantity(value: float | int | str | bool | None, unit: str = "") -> str:
-    """A value with its unit: `61.3 GB/s`, `yes`, and nothing for None.
+    """Format a value with its unit: `61.3 GB/s`, `yes`; empty for None.
 
     >>> quantity(61.31234, "GB/s")
     '61.31 GB/s'
@@ -59,7 +59,7 @@ def quantity(value: float | int | str | bool | None, unit: str = "") -> str:
 
 
 def duration(started: str, finished: str) -> str:
-    """The time between two ISO 8601 moments: `4 min 12 s`; nothing when one cannot be read."""
+    """Format the time between two ISO 8601 timestamps as `4 min 12 s`; empty if one is invalid."""
     try:
         seconds = (
             datetime.datetime.fromisoformat(finished) - datetime.datetime.fromisoformat(started)
@@ -70,7 +70,7 @@ def duration(started: str, finished: str) -> str:
 
 
 def spelled(seconds: int) -> str:
-    """Seconds as a person says them: `45 s`, `4 min 12 s`, `26 h 5 min`."""
+    """Format seconds for people: `45 s`, `4 min 12 s`, `26 h 5 min`."""
     if seconds < 60:
         return f"{seconds} s"
     if seconds < 3600:
@@ -79,7 +79,7 @@ def spelled(seconds: int) -> str:
 
 
 def moment(iso: str) -> str:
-    """An ISO 8601 moment as `2026-05-04 10:00:00 UTC`; as it came when it cannot be read."""
+    """Format an ISO 8601 timestamp as `2026-05-04 10:00:00 UTC`; an invalid one is returned as is."""
     try:
         when = datetime.datetime.fromisoformat(iso)
     except ValueError:
@@ -90,26 +90,26 @@ def moment(iso: str) -> str:
 
 
 def now(timespec: str = "milliseconds") -> str:
-    """This moment in UTC as records have it: `2026-05-04T10:00:00.000Z`."""
+    """Return the current UTC time as in records: `2026-05-04T10:00:00.000Z`."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def iso(seconds: float) -> str:
-    """A moment (seconds since 1970) as programs read it: `2026-05-04T10:00:00Z`."""
+    """Format seconds since 1970 for programs: `2026-05-04T10:00:00Z`."""
     when = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
     return when.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def many(count: int, word: str, plural: str = "") -> str:
-    """A count with its word: `1 node`, `3 nodes`."""
+    """Format a count with its noun: `1 node`, `3 nodes`."""
     return f"{count:,} {word if count == 1 else plural or word + 's'}"
 
 
-WIDTH = 60  # characters of a value that are shown
+WIDTH = 60  # displayed characters of a value
 
 
 def value_text(what: Any, width: int = WIDTH) -> str:
-    """A value on one line: quoted where it would be unclear, cut when long; null is `nothing`."""
+    """Format a value on one line: quoted if ambiguous, truncated if long; null is `nothing`."""
     if what is None:
         return "nothing"
     if isinstance(what, str):

@@ -1,4 +1,4 @@
-"""Reader of YAML files whose errors name file, line and column."""
+"""Reader of YAML files with errors that name file, line and column."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import yaml
 
 from provision.errors import GpuprovError
 
-# libyaml's loader is about five times faster; without it PyYAML's own does the same.
+# libyaml's loader is about five times faster than PyYAML's, with the same result.
 Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path, error: type[GpuprovError]) -> str:
-    """The text of a file. Raises `error` when it is absent, unreadable or not UTF-8."""
+    """Return the text of a file. Raises `error` if it is missing, unreadable or not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as trouble:
@@ -25,7 +25,7 @@ def read_text(path: Path, error: type[GpuprovError]) -> str:
 
 
 def parse(text: str, where: str, error: type[GpuprovError] = GpuprovError) -> Any:
-    """The value of a YAML text. Raises `error` naming `where`, line and column."""
+    """Parse a YAML text. Raises `error` naming `where`, line and column."""
     try:
         return yaml.load(text, Loader=Loader)  # noqa: S506 - both are safe loaders
     except yaml.YAMLError as trouble:
@@ -33,12 +33,12 @@ def parse(text: str, where: str, error: type[GpuprovError] = GpuprovError) -> An
 
 
 def load(path: Path, error: type[GpuprovError] = GpuprovError) -> Any:
-    """The value of a YAML file. Raises `error` (file, line, column, what is wrong)."""
+    """Load a YAML file. Raises `error` with file, line, column and problem."""
     return parse(read_text(path, error), str(path), error)
 
 
 def load_mapping(path: Path, error: type[GpuprovError] = GpuprovError) -> dict[str, Any]:
-    """A YAML file that must hold a mapping with text keys; an empty file is an empty mapping."""
+    """Load a YAML file that must hold a mapping with text keys; an empty file is an empty mapping."""
     value = load(path, error)
     if value is None:
         return {}
@@ -50,7 +50,7 @@ def load_mapping(path: Path, error: type[GpuprovError] = GpuprovError) -> dict[s
 
 
 def check_syntax(text: str, where: str, error: type[GpuprovError]) -> None:
-    """Raise `error` when the text is not YAML. Nothing is built, so tags (`!vault`) do not matter."""
+    """Raise `error` if the text is not YAML. Nothing is constructed, so tags (`!vault`) do not matter."""
     try:
         for _event in yaml.parse(text, Loader=Loader):
             pass
@@ -69,9 +69,9 @@ def _named(trouble: yaml.YAMLError, where: str, error: type[GpuprovError]) -> Gp
 
 
 def lines_of(text: str, where: str, error: type[GpuprovError]) -> dict[tuple[str, ...], int]:
-    """The line of every key and list item, by the way to it: `("groups", "0", "packages", "libnccl2")` → 17.
+    """Return the line of each key and list item: `("groups", "0", "packages", "libnccl2")` → 17.
 
-    Raises `error` for a key that stands there twice: YAML would silently take the last."""
+    Raises `error` for a duplicate key, of which YAML would silently use the last."""
     try:
         root = yaml.compose(text, Loader=Loader)
     except yaml.YAMLError as trouble:

@@ -1,4 +1,4 @@
-"""The use cases of gpuprov as functions: the command line calls them, and so can any program.
+"""Use cases of gpuprov as functions, for the command line and for any other program.
 
-They take dataclasses, report events, and return results with documents; they print nothing, ask nobody and
+They take dataclasses, report events, and return results with documents; they neither print nor prompt, and
 choose no exit code."""

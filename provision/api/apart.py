@@ -1,6 +1,6 @@
-"""Jobs in a process of their own, each with a deadline: how a program that runs for months measures a node.
+"""Jobs in separate processes with deadlines, with which a program that runs for months measures nodes.
 
-docs/architecture.md says why they are no threads.
+docs/architecture.md explains why they are not threads.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from provision import bug_file, paths
 from provision.errors import ExitCode, GpuprovError
 from provision.remote.ansible.runner import ended_as_interrupted
 
-GRACE = 10.0  # seconds between asking a job to end and killing it
+GRACE = 10.0  # seconds between a job's termination request and its kill
 
 
 class Job(Protocol):
-    """What is to be done; pickle has to know it."""
+    """Work for a separate process; must be picklable."""
 
     def run(self) -> Mapping[str, Any]:
-        """Do it, and return what JSON knows. To be terminated is a KeyboardInterrupt."""
+        """Do the work and return JSON data. Termination raises KeyboardInterrupt."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """`found`: what a job returned; None where it returned nothing, and `error` says why. `code`: that of the
-    error. `late`: it had to be ended, and what it found is what it found by then."""
+    """The outcome of a job: its result in `found`, or None with an `error` and its exit `code`.
+    `late`: the job was ended at its deadline; `found` is then what it had by that time."""
 
     found: Mapping[str, Any] | None = None
     error: str = ""
@@ -42,21 +42,21 @@ class Done:
 
 
 def command() -> list[str]:
-    """Python, with the program below. Nothing is imported from the current folder."""
+    """Return the command of this module's program; nothing is imported from the current folder."""
     return paths.own_command("provision.api.apart")
 
 
 class Apart:
-    """Runs jobs, from several threads at once, until it is stopped. `program`: what runs them."""
+    """Runner of jobs from several threads, until it is stopped; `program`: command that runs one job."""
 
     def __init__(self, program: Sequence[str] = ()) -> None:
         self.stopped = False
         self._program = list(program) or command()
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._guard = threading.RLock()  # `stop` is called by a signal handler, too
+        self._guard = threading.RLock()  # re-entrant, because a signal handler may call `stop`
 
     def run(self, job: Job, seconds: float) -> Done:
-        """Do this job, and end it after so many seconds."""
+        """Run a job, and end it after `seconds`."""
         with self._guard:
             if self.stopped:
                 return Done(late=True)
@@ -68,7 +68,7 @@ class Apart:
                     env=paths.own_environment(),
                     start_new_session=True,
                 )
-            except OSError as error:  # no memory or files are left here
+            except OSError as error:  # this machine has no memory or files left
                 return Done(error=f"no process could be started: {error.strerror}")
             self._running.add(process)
         try:
@@ -83,7 +83,7 @@ class Apart:
             return Done(error=nothing, late=late)
 
     def stop(self) -> None:
-        """End what runs, in order, and begin nothing more."""
+        """End running jobs cleanly, and start no more."""
         with self._guard:
             self.stopped = True
             running = list(self._running)
@@ -92,7 +92,7 @@ class Apart:
 
 
 def _communicated(process: subprocess.Popen[bytes], job: bytes, seconds: float) -> tuple[bytes, bool]:
-    """What it printed, and whether it had to be ended."""
+    """Return the process's output, and whether it had to be ended."""
     try:
         return process.communicate(job, seconds)[0], False
     except subprocess.TimeoutExpired:
@@ -109,11 +109,11 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def main() -> None:
-    """Do the job on standard input, and write what it found on standard output, which is its alone."""
+    """Run the job on standard input and write its result to standard output, which only the result uses."""
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answer:
         os.dup2(2, 1)
         with os.fdopen(0, "rb", closefd=False) as asked:
-            job: Job = pickle.load(asked)  # noqa: S301 - of the process that started this one
+            job: Job = pickle.load(asked)  # noqa: S301 - from the parent process
         json.dump(_done(job), answer)
 
 

@@ -1,4 +1,4 @@
-"""The archive of what a vendor asks for of a node, without secrets and the names of others."""
+"""Archive of the data that a vendor needs about a node, without secrets and other machines' names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from provision.secrets_mask import secrets_of
 
 @dataclass(frozen=True)
 class Packed:
-    """An archive, what is in it, and what could not be."""
+    """An archive, its contents, and notes about missing parts."""
 
     node: str
     path: Path
@@ -29,8 +29,8 @@ class Packed:
 def pack(
     folder: RunFolder, health: FleetHealth, name: str, target: Path, source: Source | None = None
 ) -> Packed:
-    """Pack what a run has of a node into an archive below `target`. `source`: where the node's secrets and
-    the names of others are read; the run's inventory where none is given. Raises GpuprovError."""
+    """Pack a run's data about a node into an archive below `target`. Raises GpuprovError.
+    `source`: inventory with the node's secrets and other machines' names; by default the run's inventory."""
     node = bundle.find_node(health, name)
     secrets, others, unread = _declared(source, health.inventory, node.node)
     made = bundle.make(folder, health, node, secrets, others)
@@ -40,8 +40,8 @@ def pack(
 def _declared(
     source: Source | None, inventory: str, node: str
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The secret values that the inventory and the caller give the node, its other machines' names and
-    addresses, and why there are none."""
+    """Return the node's secret values, other machines' names and addresses, and why these are unknown.
+    The secrets come from the inventory and the caller."""
     unread = "secrets were searched by name and shape only"
     if source is None:
         files = sources(Path(inventory)) if inventory else ()

@@ -1,4 +1,4 @@
-"""A burn-in: looked at, planned, begun, attended and judged. docs/python.md does not promise it yet."""
+"""Burn-ins: observe, plan, start, attend and judge. docs/python.md does not promise this API yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from provision.runs.store import RunFolder
 
 @dataclass(frozen=True)
 class Planned:
-    """What was seen of the nodes, who burns in which turn, and why a node cannot."""
+    """Observations of the nodes, the turn of each, and why a node cannot be burned in."""
 
     looked: Looked
     plan: Plan
@@ -35,11 +35,11 @@ class Planned:
 def plan(
     loaded: LoadedFleet, profile: Profile, limits: Limits, on_event: OnEvent, *, with_jobs: bool = False
 ) -> Planned:
-    """Look at the nodes, and say what a burn-in by this profile would load when. `with_jobs`: also nodes on
-    which jobs of their scheduler run. Raises IncompleteError where no node can burn."""
+    """Observe the nodes and plan which are loaded when by this profile.
+    `with_jobs`: also load nodes on which scheduler jobs run. Raises IncompleteError if no node can burn."""
     fleet, overrides = loaded.fleet, loaded.overrides
     variables.check(fleet, overrides, lambda line: on_event(Note(line)))
-    known = schedulers.load(fleet, overrides)  # also where it will not be asked: contradictions are refused
+    known = schedulers.load(fleet, overrides)  # loaded even if unused, to reject contradictory settings
     looked = campaign.look(
         fleet,
         overrides,
@@ -72,7 +72,7 @@ def start(
     *,
     broken: bool = False,
 ) -> Outcome:
-    """Begin what is planned; unless detached, attend it to its end. `broken`: whoever has the nodes."""
+    """Start a planned burn-in and, unless detached, attend it to its end. `broken`: ignore locks."""
     alone = _alone(loaded, limits, on_event, broken)
     parts = planned.looked, planned.plan, planned.unable
     return actions.start(loaded.fleet, loaded.overrides, profile, *parts, alone, options, on_event)
@@ -89,8 +89,7 @@ def act(
     *,
     broken: bool = False,
 ) -> Outcome:
-    """One of status, attach, stop, collect and resume, of the burn-in in `folder`, or of that name on the
-    nodes."""
+    """Perform status, attach, stop, collect or resume on the burn-in in `folder`, or `named` on the nodes."""
     alone = _alone(loaded, limits, on_event, broken)
     return actions.run(action, named, folder, loaded.fleet, loaded.overrides, alone, options, on_event)
 

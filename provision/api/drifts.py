@@ -1,4 +1,4 @@
-"""The fleet compared with its declared state and with itself; changes nothing."""
+"""Comparison of the fleet with its declared state and with itself; changes nothing."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from provision.runs.store import RunFolder
 
 @dataclass(frozen=True)
 class DriftResult:
-    """How nodes differ from their declared state and from each other, and what their validation is worth."""
+    """How nodes differ from their declared state and each other, and whether their validation holds."""
 
     report: DriftReport = field(repr=False)
 
     @property
     def findings(self) -> list[Finding]:
-        """Everything there is to say, with secrets masked; the worst kind first."""
+        """Return all findings with secrets masked, the most severe kind first."""
         return self.report.findings
 
     def document(self) -> dict[str, Any]:
-        """The document of `gpuprov drift --json` (data/schemas/drift.schema.json), with secrets masked."""
+        """Return the document of `gpuprov drift --json` (data/schemas/drift.schema.json), secrets masked."""
         return json.document(self.report)
 
 
@@ -46,11 +46,11 @@ def drift(
     arguments: Mapping[str, Any] | None = None,
     on_event: OnEvent = ignore,
 ) -> DriftResult:
-    """Compare the nodes with what is declared and, with `compare`, with each other.
+    """Compare the nodes with their declared state and, with `compare`, with each other.
 
-    What each node answers is written to a run folder as it comes, which names `arguments` as those of this
-    run. `require_validated`: a node without a current pass is an error or a warning instead of a note. Raises
-    GpuprovError; a node in trouble is named in the result."""
+    Answers are written to a run folder as they arrive; it records `arguments` as those of this run.
+    `require_validated`: a node without a current pass is an error or a warning instead of a note. Raises
+    GpuprovError; errors of a single node are in the result."""
     folder = RunFolder.create("drift", dict(arguments or {}))
     on_event(RunBegan(folder.path))
     try:
@@ -69,7 +69,7 @@ def drift(
 
 
 class _Seen(contextlib.ExitStack):
-    """What was seen and found on each node, written down as it comes: an interrupted run leaves that much."""
+    """Writer of observations and findings as they arrive, so that an interrupted run keeps them."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Seen(contextlib.ExitStack):
 
 
 def _keep(folder: RunFolder, report: DriftReport) -> None:
-    """What is odd in the fleet, line by line, for who looks at the run later."""
+    """Record outliers and ties of the fleet, one per line, for later readers of the run."""
     secrets = report.seen.secrets
     odd = report.odd
     for one in [*map(dataclasses.asdict, odd.outliers), *map(dataclasses.asdict, odd.ties)] if odd else ():

@@ -1,8 +1,8 @@
-"""From a `Source` to the nodes that a use case works on.
+"""Loading of the nodes for a use case, as a `Source` specifies.
 
-Nodes are logged in to as the inventory says, then as the caller does, then by Ansible's settings. Passwords
-become variables of the nodes, as those of a vaulted inventory are: they are masked in all output, and go to
-Ansible, workers and further processes as those do.
+Login settings come from the inventory, then the caller, then Ansible's settings. Passwords become node
+variables, like those of a vaulted inventory: they are masked in all output, and passed to Ansible, workers
+and child processes in the same way.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 class AskPassword(Protocol):
-    """Asks a person for a password.
+    """Prompts a person for a password.
 
-    `wanted_by` is the flag or setting that wants it, `variable` the one that it fills. `may_be_empty`:
-    nothing typed is an answer. Raises UsageError where nobody can answer."""
+    `wanted_by`: flag or setting that requires it; `variable`: the variable to fill. `may_be_empty`: an empty
+    password is accepted. Raises UsageError if nobody can answer."""
 
     def __call__(self, prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = False) -> str: ...
 
 
 def refuse(prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = False) -> str:  # noqa: ARG001
-    """Ask nobody: for a program without a person in front of it. Raises UsageError."""
+    """Reject the prompt, for programs without a user. Raises UsageError."""
     raise UsageError(
         f"{wanted_by}: a password is wanted, and there is nobody to ask",
         f"give password or become_password, or set {variable}, vaulted, in the inventory",
@@ -44,15 +44,15 @@ def refuse(prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = F
 
 
 def several(given: str | Path | Sequence[str | Path]) -> list[str]:
-    """The paths that are given: a text is one path, not a sequence of letters."""
+    """Return the given paths as a list; a single string is one path, not a sequence of letters."""
     return list(map(str, [given] if isinstance(given, str | Path) else given))
 
 
 @dataclass(frozen=True)
 class LoadedFleet:
-    """The chosen nodes, held to their lock file, with their connection variables rendered.
+    """The selected nodes, restricted by their lock file, with rendered connection variables.
 
-    `overrides` are those of the source that are left to apply. Neither is printed: both may hold secrets.
+    `overrides`: the source's variables left to apply. Both may hold secrets, so neither is printed.
     """
 
     fleet: Fleet = field(repr=False)
@@ -60,28 +60,28 @@ class LoadedFleet:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of the chosen nodes, in the order of the inventory."""
+        """Return the names of the selected nodes in inventory order."""
         return tuple(self.fleet.nodes)
 
 
 def vault_password_files(source: Source) -> tuple[Path, ...]:
-    """Those given, or the one that Ansible's environment variable or ansible.cfg names."""
+    """Return the given files, or the one in Ansible's environment variable or ansible.cfg."""
     named = several(source.vault_password_files) or [ansible_settings.read().vault_password_file or ""]
     return tuple(Path(name).expanduser() for name in named if name)
 
 
 def whole(source: Source) -> Fleet:
-    """All hosts of the inventory, with the variables that it gives them."""
+    """Return all hosts of the inventory with their inventory variables."""
     first, *more = several(source.inventories) or [""]
     place = inventory.find(first or None, more, last_used=source.last_used)
     return variable_types.typed(inventory.load(place, vault_password_files(source)))
 
 
 def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refuse) -> LoadedFleet:
-    """Read the inventory and choose the nodes. No node is reached.
+    """Read the inventory and select the nodes, without contacting any.
 
-    Notes are reported of hosts that are left out, and of settings without effect. `ask` is called where a
-    password is to be typed. Raises GpuprovError for any mistake in the source or the inventory."""
+    Notes are reported about excluded hosts and ineffective settings. `ask` prompts for passwords. Raises
+    GpuprovError for any mistake in the source or the inventory."""
 
     def note(line: str) -> None:
         on_event(Note(line))
@@ -112,7 +112,7 @@ def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refus
     overrides = variable_types.without_early_templates(overrides)
     if line := known_hosts.note(fleet.nodes.values()):
         note(line)
-    # A member of the mesh is reached by the controller itself.
+    # The controller itself reaches the members of the mesh.
     linked = workers.linked(
         replace(fleet, nodes=fleet.without(Kind.WORKER)), _reachable(others, {}), overrides
     )
@@ -125,10 +125,10 @@ def _is_early(name: str) -> bool:
 
 
 def _reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
-    """The fleet with the variables rendered that are read before any node is looked at (resolve.reachable).
+    """Render the variables that are needed before nodes are observed (resolve.reachable).
 
-    Where no node has a template among them, there is nothing to render, and neither stacks, roles nor the
-    template engine are loaded. A stack of the user's own may have templates, too."""
+    Without templates in them, nothing is rendered, and neither stacks, roles nor the template engine are
+    loaded. A user's own stack may contain templates, too."""
     distinct = {id(node.variables): node.variables for node in fleet.nodes.values()}
     if not any(map(_is_early, overrides)) and not any(
         name == "gpuprov_stack" or variable_types.is_dynamic(variables[name])
@@ -144,7 +144,7 @@ def _reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
 def look(
     loaded: LoadedFleet, limits: Limits | None, on_event: OnEvent, **more: Unpack[LookOptions]
 ) -> Assessment:
-    """Observe the nodes and compare them with what is declared. The report names nodes in trouble."""
+    """Observe the nodes and compare them with their declared state; node errors are in the result."""
     from provision.drift import assess
 
     limits = limits or Limits()
@@ -155,7 +155,7 @@ def look(
 
 
 def _chosen(without_workers: Fleet, everyone: Fleet, source: Source, note: Callable[[str], None]) -> Fleet:
-    """The hosts that the source's pattern names and that a verb may work on."""
+    """Return the hosts that match the source's pattern and that a verb may handle."""
     if everyone.where(Kind.WORKER):
         from provision.desired import receptor
 
@@ -167,7 +167,7 @@ def _chosen(without_workers: Fleet, everyone: Fleet, source: Source, note: Calla
 
 
 def settled(source: Source, ask: AskPassword) -> Source:
-    """The source with the passwords that are wanted, asked for now: it may be loaded again and again."""
+    """Return the source with all required passwords, prompting now, so that it can be loaded repeatedly."""
     found = _passwords(source, ansible_settings.read(), ask)
     login, become = found.get("ansible_password"), found.get("ansible_become_password")
     asked = replace(source, password=login, become_password=become)
@@ -175,11 +175,10 @@ def settled(source: Source, ask: AskPassword) -> Source:
 
 
 def completed(fleet: Fleet, source: Source, note: Callable[[str], None], ask: AskPassword) -> Fleet:
-    """Fill in the connection variables that the inventory leaves open. `note` gets a line for each setting of
-    Ansible's that changes nothing here.
+    """Fill in connection variables that the inventory leaves open.
 
-    Raises UsageError when a password is wanted and cannot be asked for or used, InventoryError for a mistake
-    in ansible.cfg."""
+    `note` gets a line for each setting of Ansible that has no effect here. Raises UsageError if a required
+    password cannot be prompted for or used, InventoryError for a mistake in ansible.cfg."""
     settings = ansible_settings.read()
     for line in settings.notes:
         note(line)
@@ -190,7 +189,7 @@ def completed(fleet: Fleet, source: Source, note: Callable[[str], None], ask: As
 
 
 def _passwords(source: Source, settings: Settings, ask: AskPassword) -> dict[str, Any]:
-    """The passwords, by the variables they fill; those that are wanted and not given are asked for."""
+    """Return passwords by the variables that they fill, prompting for required ones that are missing."""
     login = "-k" if source.ask_password else "ask_pass" if settings.ask_pass else ""
     become = "-K" if source.ask_become_password else "become_ask_pass" if settings.ask_become_pass else ""
     found: dict[str, Any] = {}
@@ -209,7 +208,7 @@ def _passwords(source: Source, settings: Settings, ask: AskPassword) -> dict[str
 
 
 def _usable(password: str, given_by: str) -> str:
-    """Raises UsageError for one that would be a template among variables."""
+    """Return the password; raise UsageError if it looks like a template."""
     if "{{" in password or "{%" in password:
         raise UsageError(
             f"{given_by}: a password with {{{{ or {{% in it looks like a template", "log in with a key"

@@ -1,4 +1,4 @@
-"""The health gate between waves: the quick checks of validate on the nodes of a wave (`up --gate quick`)."""
+"""Health gate between waves: validate's quick checks on the nodes of a wave (`up --gate quick`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from provision.report.causes import silence
 from provision.up.options import QUICK, UpOptions
 from provision.validate import validation
 
-_SHOWN = 3  # findings named for one node; the report has all
+_SHOWN = 3  # findings listed per node; the report has all
 
 
 def quick(
@@ -27,9 +27,9 @@ def quick(
     options: UpOptions,
     on_event: OnEvent,
 ) -> dict[str, str]:
-    """Run the quick stage of `validate` on these nodes, which `up` has locked, as a run of its own.
+    """Run the quick stage of `validate` as a separate run on these nodes, which `up` has locked.
 
-    Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
+    Returns node → finding for nodes that failed or could not be measured, since unknown is not healthy.
     Raises KeyboardInterrupt after an interrupt."""
     part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
     part = replace(part, nodes=part.where(Kind.GPU))

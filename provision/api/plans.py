@@ -1,4 +1,4 @@
-"""What `up` would do to each node, and why; changes nothing."""
+"""Plan of what `up` would do to each node, and why; changes nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from provision.up.plan import Plan
 
 @dataclass(frozen=True)
 class PlanResult:
-    """What `up` would do. `seen`: what is declared and what was found; `plan`: what follows from it."""
+    """Result of `plan`: declared and observed states in `seen`, and the resulting `plan` of `up`."""
 
     seen: Assessment = field(repr=False)
     plan: Plan = field(repr=False)
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The nodes that `up` would change, in the order of its waves."""
+        """Return the nodes that `up` would change, in the order of its waves."""
         return tuple(node for wave in self.plan.waves for node in wave)
 
     def document(self) -> dict[str, Any]:
-        """The document of `gpuprov plan --json` (data/schemas/plan.schema.json), with secrets masked."""
+        """Return the document of `gpuprov plan --json` (data/schemas/plan.schema.json), secrets masked."""
         masked: dict[str, Any] = drift_text.without(
             plan_report.document(self.seen, self.plan), self.seen.secrets
         )
@@ -47,11 +47,11 @@ def plan(
     canary: bool = True,
     on_event: OnEvent = ignore,
 ) -> PlanResult:
-    """Compare the nodes with what is declared, and say what `up` would do.
+    """Compare the nodes with their declared state and plan what `up` would do.
 
-    `full`: every role of each node, whether it differs or not. `remove`: the roles to take off instead.
-    `wave`, `canary`: how `up` would divide the nodes. Raises GpuprovError for what no node can be asked for;
-    a node in trouble is named in the result."""
+    `full`: every role of each node, even without a difference. `remove`: roles to remove instead. `wave`,
+    `canary`: how `up` would divide the nodes. Raises GpuprovError for invalid requests; errors of a single
+    node are in the result."""
     seen = look(loaded, limits, on_event, remove=remove)
     made = planning.make(
         seen.drifts,

@@ -1,4 +1,4 @@
-"""What a caller chooses: the inventory, the nodes, the overrides, and how to log in."""
+"""Choices of a caller: inventory, nodes, variable overrides, and login settings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a fleet comes from, and which of its nodes are meant.
+    """A fleet's inventory, and the selection of its nodes.
 
-    `inventories`: one, or several, of any kind that Ansible reads; the last one wins. Without one, the usual
-    places are searched, as every command does. `nodes` is an Ansible host pattern. `variables` override those
-    of all nodes, in the types that the variables have. Vault password files default to what Ansible's
-    settings name.
+    `inventories`: one or several, of any kind that Ansible reads; the last one wins. By default the usual
+    places are searched, as by every command. `nodes` is an Ansible host pattern. `variables` override those
+    of all nodes and are converted to the variables' types. Vault password files default to Ansible's
+    settings.
 
-    `lock` is a lock file for package versions (default: gpuprov.lock.yml beside the inventory, if there is
-    one), and `use_lock=False` ignores any. `gpu_nodes_only` leaves out hosts that are no GPU nodes.
-    `last_used` also accepts the inventory last used in this folder, which suits readers only.
+    `lock` is a lock file for package versions (default: gpuprov.lock.yml next to the inventory, if present);
+    `use_lock=False` ignores any. `gpu_nodes_only` excludes hosts that are not GPU nodes. `last_used` also
+    accepts the inventory last used in this folder, for read-only use cases.
 
-    Passwords are variables of the nodes afterwards, and are never printed. `ask_password` and
-    `ask_become_password` have a person asked for them (`fleets.load`).
+    Passwords become node variables and are never printed. `ask_password` and `ask_become_password` prompt a
+    person for them (`fleets.load`).
     """
 
     inventories: str | Path | Sequence[str | Path] = ()
@@ -42,16 +42,16 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a node has to answer, in seconds, and how many connections may be open at the same time."""
+    """Limits of observations: seconds for a node to answer, and concurrent connections."""
 
     timeout: float = 60.0
     connections: int = 512
 
 
 def overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Texts `KEY=VALUE` as a mapping; values are YAML, except that text variables take the text as it stands.
+    """Parse `KEY=VALUE` texts into a mapping; values are YAML, except those of text variables.
 
-    (`cuda_toolkit_version=12.9` means the version, not a number.) Raises UsageError for anything else."""
+    (`cuda_toolkit_version=12.9` is a version, not a number.) Raises UsageError for anything else."""
     from provision import yamlfile
     from provision.desired import variable_types, variables
     from provision.errors import UsageError

@@ -1,4 +1,4 @@
-"""What the watch runs: the quick checks of a spare, and of a failed node for the evidence."""
+"""Jobs of the watch: quick checks of a spare, and of a failed node as evidence."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EVIDENCE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class QuickChecks:
-    """A job: the quick stage of `validate` on one node of the inventory as it is then."""
+    """Job that runs the quick stage of `validate` on one node of the current inventory."""
 
     source: Source
     with_jobs: bool = False
 
     def run(self) -> Mapping[str, Any]:
-        """The run's folder and code, and the worst that was found."""
+        """Return the run's folder and exit code, and the worst finding."""
         from provision.api import fleets, validations
 
         campaign = validations.Campaign(stage="quick", with_jobs=self.with_jobs)
@@ -40,14 +40,14 @@ class QuickChecks:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A job: what a vendor asks for of a failed node, packed from the run that measured it."""
+    """Job that packs the data a vendor needs about a failed node, from the run that measured it."""
 
     source: Source
     run_folder: str
     target: Path
 
     def run(self) -> Mapping[str, Any]:
-        """The archive."""
+        """Return the path of the archive."""
         from provision.api import bundles
         from provision.runs import stored_health
         from provision.runs.store import RunFolder
@@ -60,8 +60,8 @@ class Evidence:
 
 
 class SpareChecks:
-    """Checks nodes of one inventory, each in a process of its own, with its own run folder and its own locks,
-    and a deadline after which it is ended. `folder`: of the watch."""
+    """Checker of single nodes in separate processes, each with a run folder, locks and a deadline.
+    `folder`: of the watch."""
 
     def __init__(
         self, source: Source, verify_seconds: float, folder: Path, apart: Apart | None = None
@@ -71,7 +71,7 @@ class SpareChecks:
         self._apart = apart or Apart()
 
     def verify(self, spare: str) -> Checked:
-        """Whether a spare may go into service."""
+        """Check whether a spare may go into service."""
         done = self._apart.run(QuickChecks(replace(self._source, nodes=spare)), self._seconds)
         found = done.found or {}
         run, code = Path(found.get("run", "")).name, found.get("code", done.code)
@@ -85,11 +85,11 @@ class SpareChecks:
         why = one_line(found.get("why", done.error), 300)
         if run and code == ExitCode.UNHEALTHY:
             return Checked(False, why, run)
-        # A lock, a full disk, a network that is down: not the spare's fault.
+        # A lock, a full disk or a network failure: not the spare's fault.
         return Checked(False, why, run, again=True, elsewhere=code == ExitCode.INCOMPLETE)
 
     def evidence(self, incident: Incident) -> str:
-        """Measure the failed node as it is now, and pack what a vendor asks for. Why that did not work."""
+        """Measure the failed node and pack the data for its vendor; return the error, or ""."""
         source = replace(self._source, nodes=incident.node)
         done = self._apart.run(QuickChecks(source, with_jobs=True), EVIDENCE_SECONDS)
         if done.found is None:
@@ -101,5 +101,5 @@ class SpareChecks:
         return ""
 
     def stop(self) -> None:
-        """End what runs."""
+        """End running checks."""
         self._apart.stop()

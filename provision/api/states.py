@@ -1,4 +1,4 @@
-"""The state of each node in service, from what its own health program found last."""
+"""State of each node in service, from the latest result of its own health program."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from provision.validate.status.status import FleetStatus
 
 
 def status(loaded: LoadedFleet, *, limits: Limits | None = None, on_event: OnEvent = ignore) -> FleetStatus:
-    """The state of each node by the newest result of its own health program, and what the watch of this
-    inventory did with it. Never raises for a node."""
+    """Return each node's state by its health program's newest result, with the watch's actions.
+    Never raises for a node."""
     limits = limits or Limits(timeout=20.0)
 
     def say(line: str) -> None:
@@ -28,7 +28,7 @@ def status(loaded: LoadedFleet, *, limits: Limits | None = None, on_event: OnEve
 
 
 def with_watched(found: FleetStatus, on_event: OnEvent) -> FleetStatus:
-    """The same, with what the watch of this inventory did with its nodes."""
+    """Add what the watch of this inventory did with its nodes."""
     try:
         known = incidents.Store(incidents.place_of(found.fleet)).incidents()
     except (RunFolderError, OSError) as error:
@@ -36,6 +36,6 @@ def with_watched(found: FleetStatus, on_event: OnEvent) -> FleetStatus:
         return found
     if not known and SPARES not in found.fleet.groups:
         return found
-    from provision.up.watch import standing  # only a fleet with a watch needs it
+    from provision.up.watch import standing  # imported here, as only a fleet with a watch needs it
 
     return dataclasses.replace(found, watched=standing.of(found.fleet, known))

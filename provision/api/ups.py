@@ -1,4 +1,4 @@
-"""The declared stack on the nodes: planned, confirmed, carried out in waves, and verified."""
+"""Installation of the declared stack: planned, confirmed, executed in waves, and verified."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def up(
     on_event: OnEvent = ignore,
     confirm: Confirm = agree,
 ) -> UpResult:
-    """Bring the nodes to what is declared for them, and look at each again.
+    """Bring the nodes to their declared state and observe each again.
 
-    `confirm` is asked once, before anything is changed, with what is planned; where it returns False a
-    GpuprovError is raised. `resume`: the folder or name of an `up` to go on with, "" for the last one.
-    `arguments`: what the run folder names as those of this run, for whoever resumes it on the command line.
+    `confirm` is called once with the plan before any change; if it returns False, GpuprovError is raised.
+    `resume`: folder or name of an `up` to resume, "" for the last one. `arguments`: recorded in the run
+    folder as those of this run, for resumption on the command line.
 
-    An interrupt (Ctrl-C, SIGTERM) ends what was begun in order, and the result says so; run it in the main
-    thread, where alone Python delivers signals. Raises GpuprovError, after noting it in the run folder; a
-    node in trouble is named in the result."""
+    An interrupt (Ctrl-C, SIGTERM) ends running work cleanly and is reported in the result; call this in the
+    main thread, the only one that gets signals from Python. Raises GpuprovError after recording it in the run
+    folder; errors of a single node are in the result."""
     options = options or UpOptions()
     before = resuming.to_go_on_with(str(resume)) if resume is not None else None
     folder = RunFolder.create("up", dict(arguments or {"nodes": loaded.fleet.pattern}))
@@ -49,6 +49,6 @@ def up(
 def _quick(
     fleet: Fleet, overrides: Mapping[str, Any], nodes: Sequence[str], options: UpOptions, on_event: OnEvent
 ) -> dict[str, str]:
-    from provision.api import health_gate  # it imports every check
+    from provision.api import health_gate  # imported here, because it imports every check
 
     return health_gate.quick(fleet, overrides, nodes, options, on_event)

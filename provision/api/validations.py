@@ -1,4 +1,4 @@
-"""The hardware checks on many nodes at once, judged: one run, one health report."""
+"""Hardware checks on many nodes at once: one run, one health report."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ STANDARD = "standard"
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """Which checks are run, and how.
+    """Selection and settings of the checks to run.
 
-    `checks`: these alone, else those of the `stage` (quick, standard, burnin). `pairs`: also measure between
-    pairs of nodes, "suspects" in a few rounds or "all". `group`: also run NCCL over all nodes at once.
+    `checks`: only these; otherwise those of the `stage` (quick, standard, burnin). `pairs`: also measure
+    between pairs of nodes, "suspects" in a few rounds or "all". `group`: also run NCCL over all nodes.
 
-    `burn_seconds` is the duration of gpu_burn, `timeout` the seconds that a node has to answer and a program
-    beyond its load (None: each check has its own), `forks` how many nodes are checked at the same time.
-    `thresholds`: a file that overrides or extends the shipped ones. `formats`: the reports to write.
+    `burn_seconds`: duration of gpu_burn; `timeout`: seconds for a node's answer and for a program beyond its
+    load (None: each check's own); `forks`: concurrent nodes. `thresholds`: a file that overrides or extends
+    the shipped ones. `formats`: the reports to write.
 
-    `resume`: the folder or name of a run to go on with, "" for the last one; its checks are run where neither
-    `stage` nor `checks` is given. `break_lock`: also measure nodes that another run has; `with_jobs`: also
-    load nodes on which jobs of their scheduler run."""
+    `resume`: folder or name of a run to resume, "" for the last one; it also sets the checks if neither
+    `stage` nor `checks` is given. `break_lock`: also measure nodes that another run has locked; `with_jobs`:
+    also load nodes on which scheduler jobs run."""
 
     checks: str | Sequence[str] = ()
     stage: str = ""
@@ -65,8 +65,8 @@ class Campaign:
 
 @dataclass(frozen=True)
 class ValidateResult:
-    """The health of each node. `folder`: the run folder; `files`: format → the report that was written;
-    `code`: what `gpuprov validate` exits with. `context`: what reports tell beyond the run's own health."""
+    """The health of each node; `folder`: the run folder; `files`: format → written report.
+    `code`: exit status of `gpuprov validate`. `context`: data in reports beyond the run's own health."""
 
     folder: Path
     health: FleetHealth = field(repr=False)
@@ -75,14 +75,14 @@ class ValidateResult:
     context: Context = field(repr=False)
 
     def document(self) -> dict[str, Any]:
-        """The document of `gpuprov validate --json` (data/schemas/report.schema.json)."""
+        """Return the document of `gpuprov validate --json` (data/schemas/report.schema.json)."""
         found: dict[str, Any] = json.loads("".join(json_report.render(self.health)))
         return found
 
 
 def asked(campaign: Campaign) -> tuple[str, ...]:
-    """The checks of a campaign, in the order they are run. Raises GpuprovError for one that does not exist, a
-    run that cannot be resumed, thresholds that cannot be used, and any other value that is none."""
+    """Return the checks of a campaign in execution order.
+    Raises GpuprovError for unknown checks, a run that cannot be resumed, and other unusable values."""
     _refuse_unknown(campaign)
     checks = several(campaign.checks)
     if campaign.resume is not None and not campaign.stage and not checks:
@@ -96,7 +96,7 @@ def asked(campaign: Campaign) -> tuple[str, ...]:
 
 
 def _refuse_unknown(campaign: Campaign) -> None:
-    """Raises UsageError for what would be found out after the nodes were measured."""
+    """Raise UsageError for values that would otherwise be rejected only after the measurements."""
     words: list[tuple[str, list[str], Sequence[str]]] = [
         ("stage", [campaign.stage or STANDARD], STAGES),
         ("choice of pairs", [campaign.pairs or "all"], ("suspects", "all")),
@@ -122,12 +122,12 @@ def validate(
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> ValidateResult:
-    """Run the checks on the nodes, judge what they measured, and write the reports into a run folder.
-    `arguments`: what the folder names as those of this run, for whoever resumes it on the command line.
+    """Run the checks on the nodes, judge the measurements, and write reports into a run folder.
+    `arguments`: recorded in the folder as those of this run, for resumption on the command line.
 
-    What is measured is stored as it comes. An interrupt (Ctrl-C, SIGTERM) ends the measuring in order, and
-    the result says so; run it in the main thread, where alone Python delivers signals. Raises GpuprovError,
-    LockedError among them where another run has a node; a node in trouble is named in the result."""
+    Measurements are stored as they arrive. An interrupt (Ctrl-C, SIGTERM) ends them cleanly and is reported
+    in the result; call this in the main thread, the only one that gets signals. Raises GpuprovError,
+    including LockedError if another run has locked a node; errors of a single node are in the result."""
     campaign = campaign or Campaign()
     checks = asked(campaign)
     before = validation.to_go_on_with(campaign.resume) if campaign.resume is not None else None
@@ -155,7 +155,7 @@ def validate(
     timeout, connections = campaign.timeout or 60.0, campaign.connections
     limits = timeout, connections, fleet.vault_password_files
     with (
-        Reach(fleet.nodes.values(), *limits, persistent=True) as over,  # a login is what a quick run costs
+        Reach(fleet.nodes.values(), *limits, persistent=True) as over,  # logins cost most of a quick run
         fleet_lock.alone(
             "validate",
             held_as,
@@ -177,7 +177,7 @@ def validate(
 def reported(
     folder: RunFolder, health: FleetHealth, code: ExitCode, formats: Sequence[str]
 ) -> ValidateResult:
-    """Write the reports of a run, and finish it, whether they can be written or not."""
+    """Write the reports of a run and finish it, even if they cannot be written."""
     try:
         told = context.of_run(folder, health)
         if files := report.write_all(health, folder, formats, told):
@@ -188,18 +188,18 @@ def reported(
     return ValidateResult(folder.path, health, code, files, told)
 
 
-# Checks that measure nothing where their variable is not set.
+# Checks that measure nothing unless their variable is set.
 _OPTIONAL = {"dcgm_diag": "validation_tools_dcgm_level", "disk_speed": "validation_tools_scratch_dir"}
 
 
 def _minutes(asked: Sequence[str], loaded: LoadedFleet, settings: Settings) -> int:
-    """About how long it takes: on a node one check after the other, on as many at a time as `forks` says."""
+    """Estimate the duration in minutes: checks run one by one on each node, on `forks` nodes at a time."""
     from provision.burnin.plan import cost
 
     nodes = loaded.fleet.nodes.values()
     declared = {*loaded.overrides, *(name for node in nodes for name in node.variables)}
     checks = [one for one in registry.of_nodes(asked) if one not in _OPTIONAL or _OPTIONAL[one] in declared]
-    quick = registry.select("quick")  # they only read state, all of them about as long
+    quick = registry.select("quick")  # these only read state and take about equally long
     seconds = sum(cost("gpu_inventory" if one in quick else one) for one in checks) + max(
         0, settings.burn_seconds - 60
     ) * ("gpu_burn" in checks)

@@ -179,8 +179,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
         ),
         _unsigned,
     ),
-    # E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch (our module; apt's output
-    # follows)
+    # E: Somebody keeps back: sitewatch. Release: apt-mark unhold sitewatch (our module; then apt's text)
     (
         re.compile(
             r"Somebody keeps back: (?P<names>[^\n]{1,300}?)\. "
@@ -353,7 +352,7 @@ def _last_lines(text: Any, count: int = 3) -> list[str]:
 
 
 # The first line with a compiler's or linker's reason, among notes, carets and the end of make.
-# Observed with nvcc 13.5, g++ 14.2 and GNU ld 2.44: `nvcc fatal   : Unsupported gpu architecture 'compute_50'`,
+# Seen with nvcc 13.5, g++ 14.2 and GNU ld 2.44: `nvcc fatal   : Unsupported gpu architecture 'compute_50'`,
 # `compare.cu(12): error: identifier "x" is undefined`, `/usr/bin/ld: cannot find -lcuda: No such file or …`,
 # `gpu_burn-drv.cpp:113:31: error: too few …`, `a.cpp:1:10: fatal error: cublas_v2.h: No such file or …`.
 _COMPILER = re.compile(
