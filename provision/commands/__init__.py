@@ -1,1 +1,1 @@
-"""One file per verb of the command line."""
+"""Verbs of the command line, one module each."""

@@ -1,4 +1,4 @@
-"""gpuprov baseline learn: derives a thresholds file from the stored runs of one's own fleet."""
+"""gpuprov baseline learn: derive a thresholds file from stored runs of one's own fleet."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     target = Path(options.file).expanduser()
     _write(target, baseline.render(learnt, newest[:10]))
     for sku in learnt.limits:
-        thresholds.for_sku(sku, target)  # what we write must pass where it will be read
+        thresholds.for_sku(sku, target)  # a file that we write must pass the checks of its readers
     _say(learnt)
     sys.stdout.write(f"\nwritten  {target}\ntry it   gpuprov report --rejudge --thresholds {target}\n")
     return ExitCode.OK
 
 
 def _runs(options: argparse.Namespace) -> list[FleetHealth]:
-    """The runs' reports, each once; one that was cut off before its report is judged from what it kept."""
+    """Return the runs' reports, each once; a run that ended before its report is judged again."""
     from provision.commands import report
     from provision.runs import stored_health
     from provision.validate import campaign
@@ -117,7 +117,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _certainty(learnt: Baseline, sku: str, limit: Threshold) -> str:
-    """How far the limit can be trusted, in one line; empty for a count, which has no noise."""
+    """Return one line on how trustworthy the limit is; empty for a count, which has no noise."""
     from provision.checks.judging.threshold_evidence import share_failed, share_text
     from provision.text import many
 

@@ -1,4 +1,4 @@
-"""gpuprov burnin: hours of load before production, that need no controller, and the record of acceptance."""
+"""gpuprov burnin: load nodes for hours without a controller, and write a record of acceptance."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def carried_out(
     with_jobs: bool = False,
     broken: bool = False,
 ) -> Outcome:
-    """Burn the nodes in, and draw how it goes until it is over, unless it is to go on alone."""
+    """Burn the nodes in and show progress until the end, or until they run unattended."""
     from provision.api import burnins
 
     planned = _planned(loaded, chosen, limits, with_jobs)
@@ -179,7 +179,7 @@ def _act(options: argparse.Namespace) -> ExitCode:
 
 
 def printed(done: Outcome, as_json: bool) -> ExitCode:
-    """On stdout where each node stands, or the record's summary; or the document of either."""
+    """Print each node's state, or the record's summary, or the JSON document of either."""
     import json
 
     if done.record is not None:
@@ -205,7 +205,7 @@ def _say(*lines: str) -> None:
 
 
 class _Drawn(fleet_options.Drawn):
-    """Prints how a burn-in goes: it lasts for hours, so its lines are the output."""
+    """Prints the progress of a burn-in as output, since it takes hours."""
 
     def __init__(self, detached: bool = False) -> None:
         super().__init__()

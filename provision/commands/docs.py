@@ -1,4 +1,4 @@
-"""gpuprov docs: prints a page of the documentation, or what is known of a role or check."""
+"""gpuprov docs: print a page of the documentation, or the description of a role or check."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def pages() -> dict[str, Path]:
-    """Every page by name: the documents, then the roles' README."""
+    """Return all pages by name: documents, then the roles' READMEs."""
     from provision import paths
 
     documents = {file.stem: file for file in sorted(paths.DOCS.glob("*.md"))}
@@ -47,7 +47,7 @@ def pages() -> dict[str, Path]:
 
 
 def _about(name: str) -> Iterator[str]:
-    """The lines about what is called so. Raises UsageError with the nearest names."""
+    """Return the lines about a page, role or check. Raises UsageError with similar names."""
     from provision.checks.judging import registry
 
     wanted = name.removeprefix("docs/").removesuffix(".md")
@@ -113,7 +113,7 @@ def _what_a_role_is(role: Path) -> str:
 
 
 def _show(text: str) -> None:
-    """On standard output; through $PAGER where that is a terminal."""
+    """Print the text, through $PAGER on a terminal."""
     import shlex
     import signal
     import subprocess
@@ -130,7 +130,7 @@ def _show(text: str) -> None:
         raise UsageError(
             f"PAGER: {pager[0]} cannot be started: {trouble.strerror}", "correct PAGER, or unset it"
         ) from None
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pager handles Ctrl-C
     try:
         process.communicate(text)
     finally:

@@ -1,4 +1,4 @@
-"""gpuprov drift: compares the fleet with its declared state and with itself; made for CI."""
+"""gpuprov drift: compare the fleet with its declared state and with itself; made for CI."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The command line for the run folder; values of `--set` may be secrets: only their names are kept."""
+    """Return the command line for the run folder, without values of `--set`, which may be secrets."""
     kept = {name: given for name, given in vars(options).items() if name not in ("set", "print_completion")}
     return {**kept, "set": [text.partition("=")[0] for text in options.set]}
 
 
 class _Kept:
-    """Where the nodes' answers are written, for the last words of a run that is interrupted."""
+    """The folder and number of stored answers, reported when a run is interrupted."""
 
     def __init__(self) -> None:
         self._folder = ""
@@ -117,9 +117,9 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
 
     names = [name for name, _ in wanted]
     for name, file in wanted:
-        # Only the formats that are wanted are imported.
+        # Only requested formats are imported.
         form = importlib.import_module(f"provision.drift.formats.{name}")
-        if name == "github" and "markdown" not in names:  # who asks for that puts it where it belongs
+        if name == "github" and "markdown" not in names:  # otherwise the user publishes the Markdown
             form.summarize(report)
         text = form.render(report)
         if file == "-":

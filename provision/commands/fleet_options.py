@@ -1,4 +1,4 @@
-"""The options of every command that works on a fleet, and its first steps: load the fleet, observe it."""
+"""Options of every command that works on a fleet, and its first steps: load and observe the fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision.commands.parser import SHARED
 from provision.errors import UsageError
-from provision.terminal import say as say  # the verbs take it from here
+from provision.terminal import say as say  # re-exported for the verbs
 
 if TYPE_CHECKING:
     from provision.api.fleets import LoadedFleet
@@ -29,10 +29,11 @@ def add_arguments(
     word: bool = True,
     json: bool = True,
 ) -> None:
-    """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
-    used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node; `gpu_only`:
-    whether it leaves hosts out that are no GPU nodes; `word`: whether the inventory may be given as a word;
-    `json`: whether there is a document to print."""
+    """Add the options of a verb that works on a fleet.
+
+    `lock`: the verb uses a lock file; `last_used`: it accepts the inventory last used, as only verbs that
+    neither change nor load nodes do; `timeout`: seconds for a node; `gpu_only`: it excludes hosts that are
+    not GPU nodes; `word`: the inventory may be a positional argument; `json`: it can print a document."""
     default = "$GPUPROV_INVENTORY, " + (
         "./inventory.yml, or the inventory last used in this folder" if last_used else "or ./inventory.yml"
     )
@@ -68,7 +69,7 @@ def add_arguments(
         "file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE, then "
         "ansible.cfg's)",
     )
-    # How nodes are logged in to where the inventory does not say it, as Ansible has these flags.
+    # Login settings for nodes without such settings in the inventory, named as in Ansible.
     add = rare.add_argument
     add("-u", "--user", metavar="NAME", help="log in as this user where the inventory names none")
     add("-k", "--ask-pass", action="store_true", help="ask for the SSH password on the terminal")
@@ -95,7 +96,7 @@ def add_arguments(
 
 
 def add_variables(parser: argparse._ActionsContainer, what: str) -> None:
-    """`--set`, and `-e` as Ansible has it; both fill `set`, in the order of the command line."""
+    """Add `--set`, and Ansible's `-e`; both append to `set`, in the order of the command line."""
     add_repeatable(parser, "--set", "KEY=VALUE", what)
     parser.add_argument(
         "-e",
@@ -109,11 +110,11 @@ def add_variables(parser: argparse._ActionsContainer, what: str) -> None:
 
 
 def extra_vars(text: str) -> list[str]:
-    """The variables of one `-e TEXT`, as `--set` takes them: KEY=VALUE with a value in YAML.
+    """Convert one `-e TEXT` to the form of `--set`: KEY=VALUE with a YAML value.
 
-    As in Ansible: `@FILE` and `{…}` are YAML, else the text is words KEY=VALUE, quoted as in a shell. In
-    those a number, true, false and null are what they look like, lists and mappings too, and anything else is
-    text. Raises UsageError, which names the file but repeats no value.
+    As in Ansible, `@FILE` and `{…}` are YAML; other text is words KEY=VALUE, quoted as in a shell. In these,
+    numbers, true, false, null, lists and mappings keep their types, and anything else is text. Raises
+    UsageError, which names the file but never a value.
     """
     import json
     import shlex
@@ -158,15 +159,15 @@ def _yaml_of(value: str) -> str:
         return value
     try:
         meant = yamlfile.parse(value, "-e", UsageError) if value else ""
-    except UsageError:  # `@file`, `%h`: text to Ansible
+    except UsageError:  # `@file` and `%h` are text for Ansible
         meant = ""
-    # `0644` and `12.90` would lose digits.
+    # `0644` and `12.90` would lose digits as numbers.
     number = isinstance(meant, int | float) and json.dumps(meant) == value
     return value if isinstance(meant, bool | None) or number else json.dumps(value, ensure_ascii=False)
 
 
 def add_count(parser: argparse._ActionsContainer, name: str, default: int, what: str, *short: str) -> None:
-    """An option that takes a whole number above 0."""
+    """Add an option that takes a positive integer."""
     parser.add_argument(
         *short, name, type=count, default=default, metavar="N", help=f"{what} (default {default})"
     )
@@ -182,18 +183,18 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_resume(parser: argparse.ArgumentParser, what: str) -> None:
-    """`what`: what of the earlier run is taken over."""
+    """Add --resume; `what`: the parts of the earlier run that are reused."""
     about = f"continue a run (its folder or name; default: the last run), with its {what}"
     parser.add_argument("--resume", nargs="?", const="", metavar="RUN", help=about)
 
 
 def add_repeatable(parser: argparse._ActionsContainer, name: str, metavar: str, what: str) -> None:
-    """An option that may be given several times."""
+    """Add an option that may be repeated."""
     parser.add_argument(name, action="append", default=[], metavar=metavar, help=what)
 
 
 def seconds(text: str) -> float:
-    """A number of seconds above 0, for argparse."""
+    """Parse a positive number of seconds, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -204,14 +205,14 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number above 0, for argparse."""
+    """Parse a positive integer, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return int(text)
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """`--set` as a mapping (api.source.overrides)."""
+    """Return `--set` as a mapping (api.source.overrides)."""
     if not options.set:
         return {}
     from provision.api import source as sources
@@ -220,13 +221,13 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def source(options: argparse.Namespace) -> Source:
-    """What the command line chooses. Raises UsageError for a mistake in --set."""
+    """Return the source that the command line selects. Raises UsageError for a mistake in --set."""
     from pathlib import Path
 
     from provision.api.source import Source
 
     if options.lock:
-        options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
+        options.lock = str(Path(options.lock).expanduser().absolute())  # for resumption elsewhere
     return Source(
         inventories=(*filter(None, [options.inventory]), *(options.inventory_option or ())),
         nodes=options.nodes,
@@ -243,23 +244,22 @@ def source(options: argparse.Namespace) -> Source:
 
 
 def loaded(options: argparse.Namespace) -> LoadedFleet:
-    """The chosen nodes, and the overrides that are left to apply."""
+    """Load the selected nodes, and the overrides left to apply."""
     return loaded_from(source(options))
 
 
 def loaded_from(chosen: Source) -> LoadedFleet:
-    """The same of a source."""
+    """Load a source's nodes, and the overrides left to apply."""
     from provision import paths
     from provision.api import fleets
     from provision.commands import passwords
 
-    paths.home()  # raises here, in one line, where there is none
+    paths.home()  # fails early, with one line, if there is none
     return fleets.load(chosen, on_event=Drawn(), ask=passwords.typed)
 
 
 def settled(options: argparse.Namespace) -> Source:
-    """What the command line chooses, for a verb that reads the inventory several times; passwords are asked
-    for now."""
+    """Return the source for a verb that loads it repeatedly, after prompting for passwords."""
     from provision.api import fleets
     from provision.commands import passwords
 
@@ -267,28 +267,28 @@ def settled(options: argparse.Namespace) -> Source:
 
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
-    """The same as a pair."""
+    """Load the selected nodes as a pair of fleet and overrides."""
     found = loaded(options)
     return found.fleet, found.overrides
 
 
 def limits(options: argparse.Namespace) -> Limits:
-    """How long a node has to answer, and how many connections may be open."""
+    """Return the limits for observations on the command line."""
     from provision.api.source import Limits
 
     return Limits(timeout=options.timeout, connections=options.connections)
 
 
 class Drawn(contextlib.AbstractContextManager["Drawn"]):
-    """Draws the events of a use case on standard error: a progress while work lasts, lines before and after.
-    Work inside of other work is drawn in its place."""
+    """Shows a use case's events on standard error: progress during work, and lines before and after.
+    Work nested in other work takes its place."""
 
     def __init__(self) -> None:
         self._works: list[Progress] = []
 
     @property
     def total(self) -> int:
-        """The parts of the work that is drawn."""
+        """Return the number of parts of the displayed work."""
         return self._works[-1].total if self._works else 0
 
     def __exit__(self, *_: object) -> None:
@@ -337,8 +337,8 @@ def _draw(event: Event, drawn: Progress) -> None:
 
 @contextlib.contextmanager
 def progress(title: str, total: int, also: OnEvent = lambda _event: None) -> Iterator[OnEvent]:
-    """Draw the events of a use case: notes, and how many of `total` nodes have answered. `also` gets them as
-    well."""
+    """Show a use case's events: notes, and how many of `total` nodes have answered.
+    `also` gets the events as well."""
     from provision.events import Began, Ended
 
     with Drawn() as draw:
@@ -353,14 +353,14 @@ def progress(title: str, total: int, also: OnEvent = lambda _event: None) -> Ite
 
 
 def add_break_lock(parser: argparse.ArgumentParser, what: str) -> None:
-    """`what`: what a verb does all the same with nodes that another run has."""
+    """Add --break-lock; `what`: the action on nodes that another run has locked."""
     parser.add_argument(
         "--break-lock", action="store_true", help=f"{what} nodes that another up, validate or burn-in has"
     )
 
 
 def add_with_jobs(parser: argparse.ArgumentParser) -> None:
-    """For verbs that load nodes."""
+    """Add --with-jobs, for verbs that load nodes."""
     parser.add_argument(
         "--with-jobs",
         action="store_true",
@@ -369,7 +369,7 @@ def add_with_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def say_what(fleet: Fleet, *more: str) -> None:
-    """What a verb is about to work on, before it does, on standard error: inventory, nodes, and `more`."""
+    """Print what a verb is about to work on to standard error: inventory, nodes, and `more`."""
     from provision.node_names import fold
     from provision.text import many
 

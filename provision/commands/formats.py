@@ -1,4 +1,4 @@
-"""`--format A,B`, of every verb that has it: names, of some with the file that each is written to."""
+"""The option `--format A,B`: names of formats, optionally with the file that each is written to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.errors import UsageError
 
 
 class Names:
-    """A type for argparse: known names, by commas. `none`: whether that word means no format."""
+    """Argparse type of comma-separated known names; `none`: that word means no format."""
 
     def __init__(self, known: Sequence[str], *, none: bool = False) -> None:
         self.known = known
@@ -32,7 +32,7 @@ class Names:
 
 
 class Files:
-    """The same with a file for each, NAME=FILE; "-" (standard output) where none is given."""
+    """Argparse type of comma-separated NAME=FILE; the file defaults to "-", standard output."""
 
     def __init__(self, known: Sequence[str]) -> None:
         self.known = known
@@ -44,8 +44,8 @@ class Files:
 
 
 def outputs(chosen: Sequence[tuple[str, str]], as_json: bool) -> list[tuple[str, str]]:
-    """Which format goes to which file; text to standard output where nothing else does. Raises UsageError,
-    before any node is asked."""
+    """Return (format, file) pairs, with text on standard output if nothing else goes there.
+    Raises UsageError, before any node is observed."""
     wanted = [*chosen, *([("json", "-")] if as_json else [])]
     if "-" not in [file for _, file in wanted]:
         wanted.append(("text", "-"))
@@ -62,8 +62,8 @@ def outputs(chosen: Sequence[tuple[str, str]], as_json: bool) -> list[tuple[str,
 
 
 def write(file: str, text: str) -> None:
-    """A file whole or not at all, for who reads it now and then (a node exporter); a pipe or a device, and
-    what a link leads to, as it is. Raises UsageError."""
+    """Write a file atomically for periodic readers (a node exporter), unless it is a link, pipe or device.
+    Raises UsageError if it cannot be written."""
     from provision import atomic_file
 
     path = Path(file)

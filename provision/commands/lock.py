@@ -1,4 +1,4 @@
-"""gpuprov lock: records the exact package set of good nodes, which plan, up and drift then require."""
+"""gpuprov lock: record the exact packages of good nodes, which plan, up and drift then require."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     lock = _lock(seen, sources, found.groups)
     target = Path(options.file).expanduser() if options.file else lockfile.beside(seen.fleet.source)
     _write(target, lockfile.render(lock))
-    lockfile.read(target)  # what we cannot read back must not wait for the next run to be noticed
+    lockfile.read(target)  # an unreadable file must be noticed now, not in the next run
     loose = _loose(seen, sources)
     _say(options, lock, target, found, unfit, loose)
     if not options.json and seen.fleet.others and len(loose) < len(sources):
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _loose(seen: Assessment, sources: Sequence[str]) -> list[str]:
-    """The nodes that no lock holds, since their gpuprov_roles leaves out the role that does."""
+    """Return the nodes that no lock applies to, as their gpuprov_roles lacks the role for it."""
     from provision.desired import lockfile
     from provision.desired.role import roles_of
 
@@ -130,7 +130,7 @@ def _lock(seen: Assessment, sources: list[str], groups: tuple[Group, ...]) -> Lo
 
 
 def _write(target: Path, text: str) -> None:
-    """An interrupted run leaves the old file whole."""
+    """Write the file atomically, so that an interrupted run leaves the old one intact."""
     from provision import atomic_file
 
     try:

@@ -1,4 +1,4 @@
-"""What earlier command lines are called now: each is answered with one line."""
+"""Advice for command lines of earlier versions, in one line each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-# Verb -> what it took -> the command that does it now.
+# verb → earlier option → current command
 _MOVED = {
     "report": {
         "--compare": "report compare A B",
@@ -34,12 +34,12 @@ _MOVED = {
     "baseline": {"--output": "baseline learn --file FILE"},
 }
 
-# Options before a word that is then their value, though a verb may have that name.
+# Options followed by a value, which may equal a verb.
 _WITH_VALUE = ("-i", "--inventory", "-l", "--limit", "--nodes", "--runs", "--profile")
 
 
 def answer(words: Sequence[str], verbs: Collection[str] = ()) -> str:
-    """What to tell somebody whose command line is refused, where it has an earlier form; otherwise \"\".
+    """Return advice for a rejected command line in an earlier form, or "".
     `verbs`: those of the command's verb."""
     verb, *rest = words or ("",)
     for word in rest:
@@ -52,7 +52,7 @@ def answer(words: Sequence[str], verbs: Collection[str] = ()) -> str:
             return f"the verb comes first: `gpuprov {verb} {word} {rest[0].partition('=')[0]} …`"
     if any(word == "--become" or (word[:2] == "-b" and word[2:3] in ("", *"kKulei")) for word in rest):
         return "there is no -b, --become: gpuprov becomes root on the nodes without it"
-    first = rest[0] if rest else "-"  # without a word it began one as well
+    first = rest[0] if rest else "-"  # `gpuprov burnin` alone started one as well
     if verb == "burnin" and (first.startswith("-") or "." in first or (first and Path(first).exists())):
         return "`gpuprov burnin` is now `gpuprov burnin start`"
     return ""

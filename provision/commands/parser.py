@@ -1,4 +1,4 @@
-"""What every command line is parsed with: short help, verbs of verbs, and the nearest of what is mistyped."""
+"""Parsers of all command lines, with short help, nested verbs, and suggestions for mistyped words."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
 
-# The title of the options that most verbs share: `--help` names them, `--help all` explains them.
+# Title of the options that most verbs share: `--help` lists them, `--help all` explains them.
 SHARED = "connection and selection"
 
 
 class RefusedError(Exception):
-    """A command line that a parser does not take."""
+    """A command line that a parser rejects."""
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Fills paragraphs to the width of the terminal, but for those with indented lines: examples, tables."""
+    """Wraps paragraphs to the terminal's width, except those with indented lines (examples, tables)."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         import textwrap
@@ -36,21 +36,21 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses what it does not know itself, with its own usage and the nearest that it knows: argparse leaves
-    a verb's unknown options to the parser of the program."""
+    """Parser that reports unknown options itself, with its own usage and suggestions.
+    (argparse leaves a verb's unknown options to the parser of the program.)"""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": Formatter, "allow_abbrev": False, **settings})
 
     @property
     def verbs(self) -> dict[str, Parser]:
-        """The parsers below this one."""
+        """Return the parsers of nested verbs."""
         found = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return dict(found[0].choices) if found else {}
 
     @property
     def usual(self) -> str:
-        """The verb of this verb that may be left out."""
+        """Return the default verb, which may be omitted."""
         return next((str(one.default or "") for one in self._actions if one.dest == "act"), "")
 
     def parse_known_args(  # type: ignore[override]
@@ -81,11 +81,11 @@ class Parser(argparse.ArgumentParser):
         return self._short(super().format_help)
 
     def whole_help(self) -> str:
-        """The help that explains the shared options as well."""
+        """Return the help including explanations of the shared options."""
         return super().format_help()
 
     def _short(self, form: Callable[[], str]) -> str:
-        """A text in which the shared options are only named."""
+        """Format a text in which shared options are listed without explanation."""
         shared = next((group for group in self._action_groups if group.title == SHARED), None)
         if shared is None:
             return form()
@@ -105,8 +105,8 @@ class Parser(argparse.ArgumentParser):
 def add_verbs(
     parser: argparse.ArgumentParser, verbs: Mapping[str, str], usual: str = ""
 ) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of a verb's own verbs, from what each does. `usual`: the one that may be left out; its
-    help, which is that of the verb, names the others."""
+    """Add nested verbs with their descriptions; return their parsers.
+    `usual`: the default verb, whose help doubles as that of the parent and lists the others."""
     group = parser.add_subparsers(dest="act", metavar="VERB", title="verbs", required=True)
     group.default = usual
     found: dict[str, argparse.ArgumentParser] = {}
@@ -123,12 +123,12 @@ def add_verbs(
 
 
 def sentence(summary: str) -> str:
-    """What the help of one verb begins with."""
+    """Return the first sentence of a verb's help."""
     return f"{summary[0].upper()}{summary[1:]}."
 
 
 def hint(wrong: str, known: Sequence[str]) -> str:
-    """The known that are nearest to a mistyped word, on a line of their own; "" where none is."""
+    """Return a line with the known words closest to a mistyped one, or ""."""
     from provision.nearest import did_you_mean
 
     meant = did_you_mean(wrong, known)

@@ -1,4 +1,4 @@
-"""Passwords that a person types on the terminal."""
+"""Password prompts on the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from provision.errors import UsageError
 
 
 def typed(prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = False) -> str:
-    """Read a password from the terminal, unseen. Raises UsageError where there is no terminal, or nothing was
-    typed."""
+    """Read a password from the terminal without echo.
+    Raises UsageError if there is no terminal, or nothing was typed."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

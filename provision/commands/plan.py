@@ -1,4 +1,4 @@
-"""gpuprov plan: what `up` would do to each node, and why; changes nothing."""
+"""gpuprov plan: show what `up` would do to each node, and why; changes nothing."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _rendered(name: str, result: PlanResult, options: argparse.Namespace) -> str
 
 
 def _offline(options: argparse.Namespace, remove: tuple[str, ...]) -> ExitCode:
-    """Check what can be checked without a node; whatever is wrong is raised."""
+    """Check everything that needs no node; mistakes are raised."""
     from provision.desired.expectations import facts_to_ask
     from provision.drift import assess
     from provision.remote.schedulers import chosen
@@ -154,7 +154,7 @@ def add_removal(parser: argparse.ArgumentParser) -> None:
 
 
 def removed(options: argparse.Namespace) -> tuple[str, ...]:
-    """The roles to be removed, in that order. Raises UsageError."""
+    """Return the roles to remove, in order. Raises UsageError."""
     from provision.desired import removal
 
     if options.remove and options.full:
@@ -181,7 +181,7 @@ def add_wave_options(parser: argparse.ArgumentParser) -> None:
 
 
 def share(text: str) -> Share:
-    """A number of nodes or a percentage of them, for argparse."""
+    """Parse a number or percentage of nodes, for argparse."""
     from provision.up import waves
 
     try:
@@ -191,7 +191,7 @@ def share(text: str) -> Share:
 
 
 def some_nodes(text: str) -> Share:
-    """The same, but not none."""
+    """Parse a number or percentage of nodes above zero, for argparse."""
     found = share(text)
     if not found.number:
         raise argparse.ArgumentTypeError("must be 1 or more, or a percentage above 0%")

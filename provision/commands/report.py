@@ -1,4 +1,4 @@
-"""gpuprov report: renders a stored run, judges it again, compares it with another, packs it for a vendor."""
+"""gpuprov report: render a stored run, judge it again, compare it with another, pack it for a vendor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from provision.runs.store import RunFolder
 
 
-FORMATS = ("json", "html", "md", "junit", "nodes")  # written where none is named
+FORMATS = ("json", "html", "md", "junit", "nodes")  # the default
 NAMED = (*FORMATS, "prometheus")
 EPILOG = """\
 report reads stored runs and connects to no node. --rejudge judges the stored raw output again: with new
@@ -154,7 +154,7 @@ def _show(folder: RunFolder, options: argparse.Namespace) -> ExitCode:
 
 
 def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> Context:
-    """What is told beyond the run's own health: only the page has plots, of many samples."""
+    """Return a report's data beyond the run's own health; only HTML has plots, which need many samples."""
     if "html" in formats:
         from provision.report.context import of_run
 
@@ -166,7 +166,7 @@ def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> 
 
 
 def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, Diff | None]:
-    """The run judged again, and what that changed; None when there is no report from before."""
+    """Judge the run again; return its health, and the changes, or None without an earlier report."""
     from provision.report.diff import diff
     from provision.runs import stored_health
     from provision.validate import campaign
@@ -190,7 +190,7 @@ def _write_changes(changed: Diff, target: Path) -> None:
     text = json.dumps(diff_text.changes_document(changed), indent=1, ensure_ascii=False, default=str)
     path = target / "changes.json"
     try:
-        target.mkdir(parents=True, exist_ok=True)  # the one file written with --format none
+        target.mkdir(parents=True, exist_ok=True)  # even with --format none, this file is written
         atomic_file.write(path, text + "\n", private=False)
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}", "name another --output") from None
@@ -236,9 +236,9 @@ def _print(
 
 
 def find_run(name: str | None, runs: Path | None) -> RunFolder:
-    """The run a user means: a folder, a name below `runs`, or the newest validate run.
+    """Find the requested run: a folder, a name below `runs`, or the newest validate run.
 
-    Raises RunFolderError when there is none, or it is not a validate run.
+    Raises RunFolderError if it does not exist or is not a validate run.
     """
     from provision.nearest import did_you_mean
     from provision.runs import store
@@ -269,7 +269,7 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
 
 
 def _compare(options: argparse.Namespace) -> ExitCode:
-    """Print the comparison; the exit code says whether the later run is worse."""
+    """Print the comparison; the exit code reflects whether the later run is worse."""
     from provision.report import diff_text
     from provision.report.diff import diff
 
@@ -287,7 +287,7 @@ def _compare(options: argparse.Namespace) -> ExitCode:
 
 
 def _health(name: str, options: argparse.Namespace) -> FleetHealth:
-    """A run's report; one that was cut off before its report is judged from what it kept."""
+    """Return a run's report; a run that ended before its report is judged again."""
     from provision.runs import stored_health
 
     folder = find_run(name, Path(options.runs) if options.runs else None)
@@ -299,7 +299,7 @@ def _health(name: str, options: argparse.Namespace) -> FleetHealth:
 
 
 def _bundle(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> ExitCode:
-    """Write the archive beside the run's report, or into --output, and print what it holds and what not."""
+    """Write the archive next to the run's report or into --output, and print its contents and gaps."""
     from provision.api import bundles
 
     target = Path(options.output).expanduser() if options.output else folder.path

@@ -1,4 +1,4 @@
-"""gpuprov report history: the verdicts of all runs together."""
+"""gpuprov report history: summarise the verdicts of all runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from provision.runs.node_history import NodeRun
 
-_SHOWN = 20  # of each list; --json has all
+_SHOWN = 20  # entries per list; --json has all
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -79,7 +79,7 @@ def _record(run: NodeRun) -> dict[str, str]:
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
-    """Each list worst first, and how much of it is not shown."""
+    """Return each list, worst first, with the number of omitted entries."""
     from provision.node_names import fold
     from provision.text import many, one_line
 
@@ -100,7 +100,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
 
 
 def _node_lines(document: dict[str, Any]) -> list[str]:
-    """Newest first, as a person asks."""
+    """Return the runs of a node, newest first."""
     from provision.text import many, moment, one_line
 
     said = [f"{one['verdict']:<5}  {moment(one['started'])}  {one['run']}" for one in document["runs"]]

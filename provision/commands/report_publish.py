@@ -1,4 +1,4 @@
-"""gpuprov report publish: shows a run's verdicts in the scheduler, on the nodes that Kubernetes has."""
+"""gpuprov report publish: show a run's verdicts on the nodes in Kubernetes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from provision.text import many, one_line
 
 
 def run(health: FleetHealth, options: argparse.Namespace) -> ExitCode:
-    """Publish what the run found of each node with `gpuprov_scheduler: kubernetes`, and print how that went.
+    """Publish the results of nodes with `gpuprov_scheduler: kubernetes`, and print the outcome.
 
-    Raises InventoryError where the run's inventory cannot be read, UsageError where it has no such node.
+    Raises InventoryError if the run's inventory cannot be read, UsageError if it has no such node.
     """
     fleet = inventory.load(Path(health.inventory))
     of = chosen.load(fleet, {}).of
@@ -54,13 +54,13 @@ def run(health: FleetHealth, options: argparse.Namespace) -> ExitCode:
 
 
 def result(fleet: FleetHealth, node: NodeHealth, declared: Node) -> kubernetes.Result:
-    """What Kubernetes is told of a node. One that was not measured whole is no healthy one."""
+    """Return a node's result for Kubernetes; an incompletely measured node is not healthy."""
     verdict = node.verdict
     absent = missing(fleet, node)
     if verdict in (Verdict.PASS, Verdict.WARN, Verdict.SKIP) and (absent or node.error or node.unreachable):
         verdict = Verdict.ERROR
     sku = str(node.facts.get("sku") or "")
-    seen = {"gpuprov_sku": sku} if sku else {}  # by which a node without a stack of its own has its vendor's
+    seen = {"gpuprov_sku": sku} if sku else {}  # a node without its own stack gets its vendor's by SKU
     return kubernetes.Result(
         verdict=verdict.value,
         sku=sku,
@@ -71,7 +71,7 @@ def result(fleet: FleetHealth, node: NodeHealth, declared: Node) -> kubernetes.R
 
 
 def _found(node: NodeHealth, verdict: Verdict, absent: tuple[str, ...]) -> str:
-    """`GPU 3: memory 2 % slower than its peers (and 1 more)`, or how much was measured."""
+    """Describe the worst finding (`GPU 3: memory 2 % slower than its peers (and 1 more)`) or the checks."""
     if node.error:
         return one_line(node.error, 300)
     worst = [finding for check in node.checks for finding in check.wrong if finding.verdict is verdict]

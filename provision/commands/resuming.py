@@ -1,4 +1,4 @@
-"""What a run that goes on takes over from the run before, where its command line says nothing else."""
+"""Settings that a resumed run takes over from the earlier run unless given on the command line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from provision.commands import fleet_options
 from provision.errors import UsageError
 from provision.secrets_mask import HIDDEN
 
-# The options that choose nodes and how to log in to them, with what they are where nobody gave them.
+# Options for nodes and logins, with their defaults.
 _FLEET: Mapping[str, Any] = {
     **{"nodes": "all", "vault_password_file": [], "lock": None, "no_lock": False},
-    **{"user": None, "ask_pass": False, "ask_become_pass": False},  # a password is asked for again
+    **{"user": None, "ask_pass": False, "ask_become_pass": False},  # passwords are prompted for again
 }
 
 
 def remembered(options: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run folder keeps of the command line. `defaults`: the verb's own options that are kept."""
+    """Return the command line for the run folder; `defaults`: the verb's own options to store."""
     files = [str(Path(file).expanduser().absolute()) for file in options.vault_password_file]
     kept = {name: getattr(options, name) for name in (*_FLEET, *defaults)}
     given = fleet_options.overrides(options)
@@ -30,7 +30,7 @@ def remembered(options: argparse.Namespace, defaults: Mapping[str, Any]) -> dict
 
 
 def _without_secrets(value: Any) -> Any:
-    """`value` with whatever has a secret's name replaced, numbers and lists as well: 123456 is a password."""
+    """Hide all values with a secret's name, including numbers and lists: 123456 may be a password."""
     if isinstance(value, Mapping):
         return {
             key: HIDDEN
@@ -42,11 +42,11 @@ def _without_secrets(value: Any) -> Any:
 
 
 def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Fill into `options` what run.json (`meta`) has of the run before. Raises UsageError for a value of
-    --set that was not stored, or not all of it."""
+    """Fill the earlier run's settings in run.json (`meta`) into `options`.
+    Raises UsageError for a value of --set that was not stored completely."""
     asked = meta.get("arguments") or {}
     pattern = {"nodes": meta["pattern"]} if meta.get("pattern") else {}
-    locked = options.lock or options.no_lock  # either, given now, is instead of both
+    locked = options.lock or options.no_lock  # giving either one now replaces both
     for name, default in {**_FLEET, **defaults}.items():
         before = {**asked, **pattern}.get(name)
         if getattr(options, name) == default and before and not (locked and name in ("lock", "no_lock")):

@@ -52,13 +52,13 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     node = options.node
     if options.nodes != "all" and options.inventory is None and (node is None or Path(node).exists()):
-        # As with every other verb: an inventory, and its node behind --nodes.
+        # As with every other verb: an inventory, and the node in --nodes.
         options.inventory, node, options.nodes = node, options.nodes, "all"
     if node is None:
         raise UsageError(
             "no node given", "gpuprov return gpu-03; gpuprov watch state lists the nodes in repair"
         )
-    profile.load(options.profile)  # a mistake is told before a password is typed, and hours before its turn
+    profile.load(options.profile)  # fails now instead of after a password prompt, or hours later
     source = fleet_options.settled(options)
     loaded = fleet_options.loaded_from(source)
     fleet, overrides = loaded.fleet, loaded.overrides
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _part(part: str, source: Source, profile_name: str) -> int:
-    """Do one part, on the inventory as it is now, and print what its verb prints; its exit code."""
+    """Run one part on the current inventory and print its verb's output; return its exit code."""
     from provision import bug_file
     from provision.terminal import complain
 

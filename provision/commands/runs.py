@@ -1,4 +1,4 @@
-"""gpuprov runs: the runs that are stored, and the work that runs have given to workers."""
+"""gpuprov runs: list stored runs, and the work of runs at workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VERBS = {
     "units": "list the work that runs have given to workers of a mesh",
     "cancel": "end such work, and remove what is left of it",
 }
-_SHOWN = 20  # of the list; --json has all
+_SHOWN = 20  # entries of the list; --json has all
 _FIELDS = ("started", "finished", "exit_code", "inventory", "counts")
 
 
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _stored(home: Path) -> list[dict[str, Any]]:
-    """Each run, newest first. One whose run.json cannot be read is named all the same."""
+    """Return all runs, newest first, including those with an unreadable run.json."""
     from provision.runs.store import RunFolder
 
     rows = []
@@ -116,8 +116,7 @@ def _stored_line(row: dict[str, Any]) -> str:
 
 
 def _found(home: Path) -> Iterator[tuple[Path, str, Record, bool]]:
-    """Each unit: its folder, its run (empty: of a command without a run folder), and whether its controller
-    lives."""
+    """Yield the folder, run ("" without a run folder), record, and controller's liveness of each unit."""
     from provision.remote.workers import register
 
     folders = [(register.state_folder() / register.FOLDER, "")]

@@ -1,4 +1,4 @@
-"""gpuprov selftest: proves the checks on the real machine it runs on, and keeps the tools' output."""
+"""gpuprov selftest: prove the checks on the real machine it runs on, and store the tools' output."""
 
 from __future__ import annotations
 

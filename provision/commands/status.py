@@ -1,4 +1,4 @@
-"""gpuprov status: the state of the fleet now, from what the nodes' own health programs found last."""
+"""gpuprov status: show the current state of the fleet from the nodes' own health programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from provision.validate.status.rounds import Rounds
     from provision.validate.status.status import FleetStatus
 
-EVERY = 10.0  # seconds between two rounds of --watch
+EVERY = 10.0  # seconds between rounds of --watch
 
 EPILOG = """\
 status measures nothing and changes nothing. It reads the newest result of each node's own health program
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     loaded = fleet_options.loaded(options)
     if options.watch is not None:
-        say = functools.lru_cache(maxsize=256)(fleet_options.say)  # the same line once, not in each round
+        say = functools.lru_cache(maxsize=256)(fleet_options.say)  # prints each line once, not in every round
         limits = {"timeout": options.timeout, "connections": options.connections}
         with Rounds(loaded.fleet, say=say, persistent=True, **limits) as rounds:
             _watch(rounds, options.watch, options.json)
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _watch(rounds: Rounds, seconds: float, as_json: bool) -> NoReturn:
-    """Show the fleet every so many seconds, until an interrupt."""
+    """Show the fleet every `seconds`, until an interrupt."""
     from provision.api import states
     from provision.terminal import Redrawn
 

@@ -1,4 +1,4 @@
-"""gpuprov up: installs the declared stack on the nodes, wave by wave, and verifies the result."""
+"""gpuprov up: install the declared stack on the nodes, wave by wave, and verify the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from provision.up.options import UpOptions
     from provision.up.result import UpResult
 
-_FEW = 32  # nodes whose every role is worth a line where there is no terminal
+_FEW = 32  # up to this many nodes, each role of each node gets a line outside a terminal
 
 EPILOG = """\
 A node is done when a second observation shows that every expectation of its roles holds, not when the
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     resumed = _resumed(options) if options.resume is not None else None
     remove = plan.removed(options)
     loaded = fleet_options.loaded(options)
-    if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
+    if "@" in options.nodes:  # a resumed run uses the same nodes, even if the file has changed
         options.nodes = ",".join(loaded.nodes)
     asking = _at_a_terminal() and not (options.yes or options.check)
     result = carried_out(loaded, _options(options, remove), _remembered(options), resumed, asking=asking)
@@ -123,7 +123,7 @@ def carried_out(
     *,
     asking: bool = False,
 ) -> UpResult:
-    """Change the nodes, and draw how it goes. `arguments`: what a run that resumes this one takes over."""
+    """Change the nodes and show progress; `arguments`: settings for a run that resumes this one."""
     from provision.api import ups
     from provision.events import agree
 
@@ -139,7 +139,7 @@ def carried_out(
 
 
 def _asked(planned: UpPlanned) -> bool:
-    """Ask whoever sits at the terminal."""
+    """Prompt the person at the terminal."""
     from provision.node_names import fold
     from provision.text import many
 
@@ -150,8 +150,8 @@ def _asked(planned: UpPlanned) -> bool:
 
 
 class _Drawn(fleet_options.Drawn):
-    """Draws every task on a terminal, and every role elsewhere; of a large fleet those of the node that comes
-    first."""
+    """Shows every task on a terminal, and otherwise every role.
+    In a large fleet, only those of the first node are shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class _Drawn(fleet_options.Drawn):
                 self._task(node, role, task)
             case events.NodeEnded(node, status, message):
                 detail = f": {message.splitlines()[0]}" if message else ""
-                # One line has named all nodes that were not attempted.
+                # Nodes that were not attempted are listed together in one line.
                 said = "" if status == "not attempted" else f"{node}: {status}{detail}"
                 super().__call__(events.PartEnded(said))
             case _:
@@ -215,7 +215,7 @@ def _at_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-# What a resumed run takes over beside nodes and logins, with what it is where nobody gave it.
+# Settings that a resumed run takes over besides nodes and logins, with their defaults.
 _TAKEN_OVER: Mapping[str, Any] = {
     **{"wave": None, "no_canary": False, "full": False, "max_failures": None, "gate": None},
     **{"no_reboot": False, "reboots_at_once": None, "remove": []},
@@ -232,7 +232,7 @@ def _remembered(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resumed(options: argparse.Namespace) -> RunFolder:
-    """The run to go on with; what it was asked for is filled into `options`."""
+    """Return the run to resume, after filling its settings into `options`."""
     from provision.commands import resuming
     from provision.up import resume
 

@@ -1,4 +1,4 @@
-"""gpuprov validate: run the hardware checks on many nodes at once, judge them, write one health report."""
+"""gpuprov validate: run hardware checks on many nodes at once, and write one health report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from provision.api.fleets import LoadedFleet
     from provision.api.validations import Campaign, ValidateResult
 
-FORMATS = ("html", "md", "junit", "json", "nodes")  # written where none is named
+FORMATS = ("html", "md", "junit", "json", "nodes")  # the default
 NAMED = (*FORMATS, "prometheus")
 
 EPILOG = """\
@@ -41,9 +41,7 @@ def _checks(text: str) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser, last_used=False, gpu_only=True)
-    parser.set_defaults(
-        timeout=None
-    )  # checks have limits of their own; one that was typed holds for them too
+    parser.set_defaults(timeout=None)  # default: each check's own limit; a given one applies to all
     parser.add_argument(
         "--checks",
         type=_checks,
@@ -92,7 +90,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.api import validations
 
     chosen = campaign(options)
-    validations.asked(chosen)  # a mistake is told before an inventory is read, or a password typed
+    validations.asked(chosen)  # reports mistakes before an inventory is read or a password is typed
     loaded = fleet_options.loaded(options)
     result = carried_out(loaded, chosen, _remembered(options))
     printed(result, options.json)
@@ -100,7 +98,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def campaign(options: argparse.Namespace) -> Campaign:
-    """What the command line chooses, or the run that it resumes."""
+    """Return the campaign that the command line selects, or that of the run it resumes."""
     from pathlib import Path
 
     from provision.api.validations import Campaign
@@ -126,7 +124,7 @@ def campaign(options: argparse.Namespace) -> Campaign:
 def carried_out(
     loaded: LoadedFleet, chosen: Campaign, arguments: Mapping[str, Any] | None = None
 ) -> ValidateResult:
-    """Run the checks, and draw how they go. `arguments`: what a run that resumes this one takes over."""
+    """Run the checks and show progress; `arguments`: settings for a run that resumes this one."""
     from provision.api import validations
     from provision.events import ChecksChosen, Event
     from provision.text import many
@@ -143,7 +141,7 @@ def carried_out(
         return validations.validate(loaded, chosen, on_event, arguments=arguments)
 
 
-# What a resumed run takes over beside nodes, logins and checks, with what it is where nobody gave it.
+# Settings that a resumed run takes over besides nodes, logins and checks, with their defaults.
 _TAKEN_OVER: Mapping[str, Any] = {"burn_seconds": 60, "timeout": None, "thresholds": None, "pairs": None}
 
 
@@ -158,20 +156,20 @@ def _remembered(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resumed(options: argparse.Namespace) -> str:
-    """The run to go on with; what it was asked for is filled into `options`."""
+    """Return the path of the run to resume, after filling its settings into `options`."""
     from provision.commands import resuming
     from provision.validate import validation
 
     before = validation.to_go_on_with(options.resume)
     names = dict(_TAKEN_OVER)
-    if options.checks or options.stage:  # other checks than those of that run
+    if options.checks or options.stage:  # not the same checks as in that run
         del names["pairs"]
     resuming.take_over(options, before.meta(), names)
     return str(before.path)
 
 
 def printed(result: ValidateResult, as_json: bool) -> None:
-    """On stdout the summary (or the JSON) with where the report's files are."""
+    """Print the summary, or JSON, and the paths of the report's files."""
     import shutil
 
     from provision.report import json as json_report

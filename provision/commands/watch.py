@@ -1,4 +1,4 @@
-"""gpuprov watch: take failed nodes out of service, and put proven spares in their place."""
+"""gpuprov watch: take failed nodes out of service, and replace them with proven spares."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _for_unit(options: argparse.Namespace) -> list[str]:
-    """The options that the unit's command line needs as well. Raises UsageError for those that it cannot
-    have: everyone may read a unit, and nobody is there to type a password."""
+    """Return the options that the unit's command line needs as well.
+    Raises UsageError for variables and passwords: all users can read a unit, and nobody can type there."""
     if options.set or options.ask_pass or options.ask_become_pass:
         raise UsageError(
             "everyone may read a unit, so it has no variables and no passwords",
@@ -163,7 +163,7 @@ def _watch(
         _say(f"{fold(without, 200)}: no scheduler that gpuprov can ask, so they are reported, never drained")
     to, post = receivers(fleet, overrides), alertmanager(fleet, overrides)
     store = Store(place)
-    # A watch that hangs gets SIGABRT from systemd: then the journal has the line that it hangs at.
+    # On a hang, systemd sends SIGABRT, and the journal then shows the current line.
     faulthandler.enable(file=2, all_threads=False)
     ended: list[int] = []
     with (
@@ -225,7 +225,7 @@ def _take_over(fleet: Fleet, overrides: dict[str, Any], place: Path, folder: str
 
 
 def _leases(fleet: Fleet, overrides: dict[str, Any]) -> tuple[Leases, frozenset[str]]:
-    """The fleet's scheduler, and its nodes without one. Raises GpuprovError for one without leases."""
+    """Return the fleet's scheduler, and its nodes without one. Raises GpuprovError if it has no leases."""
     from provision.remote.schedulers import Leases, chosen
 
     scheduler, without = chosen.only(fleet, overrides)
@@ -235,7 +235,7 @@ def _leases(fleet: Fleet, overrides: dict[str, Any]) -> tuple[Leases, frozenset[
 
 
 def _breaker(fleet: Fleet, overrides: dict[str, Any], close: bool) -> ExitCode:
-    """Print whether the breaker of all drains is open, or close it: in the scheduler, whoever watches."""
+    """Print whether the scheduler's breaker of all drains is open, or close it, independent of any watch."""
     from provision.remote.schedulers import BreakerError, Breaks, chosen
 
     scheduler = chosen.only(fleet, overrides)[0]
@@ -254,7 +254,7 @@ def _breaker(fleet: Fleet, overrides: dict[str, Any], close: bool) -> ExitCode:
 
 
 def _say(line: str) -> None:
-    """A line with the time, UTC; the journal has its own, a terminal has none."""
+    """Print a line with the UTC time, which a terminal, unlike the journal, does not add."""
     from provision.text import one_line
 
     sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {one_line(line, 1000)}\n")
@@ -294,7 +294,7 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
         fleet_options.say(f"{other[0]}: another watch has them: gpuprov watch state {options}")
         word = "elsewhere"
     if beat and fleet.pattern == "all":
-        with contextlib.suppress(InventoryError):  # as the watch counts
+        with contextlib.suppress(InventoryError):  # the same count as the watch's
             fleet = inventory.select(fleet, beat["nodes"])
     found = state.document(fleet, store.incidents(), store.validated(), now)
     if store.damaged and word == "work":
@@ -310,7 +310,7 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
 
 
 def _of_service(word: str, elsewhere: str, fleet: Fleet) -> str:
-    """What to type next where the watch is not at work."""
+    """Return the command to run next if the watch is not at work."""
     from provision.desired import inventory
     from provision.up.watch import unit
 
