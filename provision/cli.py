@@ -49,7 +49,7 @@ GROUPS = {
 }
 COMMANDS = {verb: what for group in GROUPS.values() for verb, what in group.items()}
 
-# Verbs of other distributions, whose modules are entry points of GROUP → distribution, how to install it.
+# Verbs of other distributions, with modules as entry points of GROUP → distribution, how to install it.
 ELSEWHERE = {"lab": ("gpuprov-lab", "in a checkout of gpuprov: pip install ./lab")}
 GROUP = "gpuprov.commands"
 
@@ -96,7 +96,7 @@ def _installed(verb: str) -> ModuleType:
     for entry in _entry_points(verb):
         try:
             module: ModuleType = entry.load()
-        except ImportError as error:  # an editable installation whose checkout is gone
+        except ImportError as error:  # an editable installation without its checkout
             raise GpuprovError(f"{distribution} is damaged: {error}", f"install it again, {how}") from error
         return module
     raise GpuprovError(f"gpuprov {verb} comes with {distribution}, which is not installed", how)
@@ -129,7 +129,7 @@ def build_parser(verbs: Sequence[str] = tuple(COMMANDS), *, complete: bool = Fal
 
 
 def _wanted_verb(argv: Sequence[str]) -> list[str]:
-    """Return the verb on the command line, whose module alone is imported."""
+    """Return the verb on the command line; no other verb's module is imported."""
     return [word for word in argv if word in COMMANDS][:1]
 
 

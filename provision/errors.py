@@ -25,7 +25,7 @@ class ExitCode(enum.IntEnum):
     ERROR = 1  # stopped by a named error
     USAGE = 2  # wrong command line
     UNHEALTHY = 3  # a node is unhealthy, or a role failed on it
-    DRIFT = 4  # the fleet differs from what was declared
+    DRIFT = 4  # the fleet differs from its declared state
     INCOMPLETE = 5  # something was unreachable or unmeasured, and nothing worse happened
     BUG = 70  # our mistake; the traceback is stored
     INTERRUPTED = 130

@@ -60,7 +60,7 @@ class NodeAnswered:
 @dataclass(frozen=True)
 class ChecksChosen:
     """The checks to run, their nodes, and the approximate minutes for those on single nodes.
-    `between`: some checks measure between nodes, whose duration is unknown."""
+    `between`: some checks measure between nodes, for an unknown time."""
 
     nodes: tuple[str, ...]
     checks: tuple[str, ...]

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 
 def did_you_mean(wrong: str, known: Collection[str], otherwise: str = "", limit: int = 3) -> str:
-    """Return a question that suggests close matches, or `otherwise` if there is none.
+    """Return a question that suggests close matches; `otherwise` without any.
 
     >>> did_you_mean("nccl_verison", ["nccl_version", "rdma_hosts"])
     'did you mean nccl_version?'

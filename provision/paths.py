@@ -47,7 +47,7 @@ def state_home() -> Path:
 
 
 def home() -> Path:
-    """Return the user's home folder. Raises GpuprovError if there is none, as in some containers."""
+    """Return the user's home folder. Raises GpuprovError without one, as in some containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -55,7 +55,7 @@ def home() -> Path:
 
 
 def user() -> str:
-    """Return the user's name. Raises GpuprovError if there is none, as in some containers."""
+    """Return the user's name. Raises GpuprovError without one, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

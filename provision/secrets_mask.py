@@ -50,7 +50,7 @@ def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
         for source in sources:
             for name in names & source.keys():
                 collect(source[name], True)
-    # Longest first, so that masking a secret inside another one leaves no remainder.
+    # Longest first, so that masking a secret inside a longer one leaves no remainder.
     return tuple(sorted(found, key=lambda text: (-len(text), text)))
 
 

@@ -9,7 +9,7 @@ _BASES = 32  # kinds of nodes; facts of further kinds are stored in full
 
 
 class SharedFacts(Mapping[str, Any]):
-    """One node's facts: those of the first node of its kind, overridden by its own."""
+    """One node's facts, stored as differences from the first node of its kind."""
 
     __slots__ = ("base", "own")
 

@@ -33,7 +33,7 @@ class Job(Protocol):
 @dataclass(frozen=True)
 class Done:
     """The outcome of a job: its result in `found`, or None with an `error` and its exit `code`.
-    `late`: the job was ended at its deadline; `found` is then what it had by that time."""
+    `late`: the job was ended at its deadline, and its result may be partial."""
 
     found: Mapping[str, Any] | None = None
     error: str = ""

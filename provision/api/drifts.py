@@ -48,9 +48,9 @@ def drift(
 ) -> DriftResult:
     """Compare the nodes with their declared state and, with `compare`, with each other.
 
-    Answers are written to a run folder as they arrive; it records `arguments` as those of this run.
-    `require_validated`: a node without a current pass is an error or a warning instead of a note. Raises
-    GpuprovError; errors of a single node are in the result."""
+    Answers are written to a run folder as they arrive; `arguments` are recorded there. `require_validated`: a
+    node without a current pass is an error or a warning instead of a note. Raises GpuprovError; errors of a
+    single node are in the result."""
     folder = RunFolder.create("drift", dict(arguments or {}))
     on_event(RunBegan(folder.path))
     try:

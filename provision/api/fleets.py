@@ -1,8 +1,8 @@
 """Loading of the nodes for a use case, as a `Source` specifies.
 
 Login settings come from the inventory, then the caller, then Ansible's settings. Passwords become node
-variables, like those of a vaulted inventory: they are masked in all output, and passed to Ansible, workers
-and child processes in the same way.
+variables, like passwords of a vaulted inventory: they are masked in all output, and passed to Ansible,
+workers and child processes in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AskPassword(Protocol):
     """Prompts a person for a password.
 
     `wanted_by`: flag or setting that requires it; `variable`: the variable to fill. `may_be_empty`: an empty
-    password is accepted. Raises UsageError if nobody can answer."""
+    password is accepted. Raises UsageError without a person to prompt."""
 
     def __call__(self, prompt: str, wanted_by: str, variable: str, *, may_be_empty: bool = False) -> str: ...
 

@@ -49,7 +49,7 @@ class Limits:
 
 
 def overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse `KEY=VALUE` texts into a mapping; values are YAML, except those of text variables.
+    """Parse `KEY=VALUE` texts into a mapping; values are YAML, except for text variables.
 
     (`cuda_toolkit_version=12.9` is a version, not a number.) Raises UsageError for anything else."""
     from provision import yamlfile

@@ -1,4 +1,4 @@
-"""State of each node in service, from the latest result of its own health program."""
+"""State of each node in service, from the latest result of the node's health program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status(loaded: LoadedFleet, *, limits: Limits | None = None, on_event: OnEve
 
 
 def with_watched(found: FleetStatus, on_event: OnEvent) -> FleetStatus:
-    """Add what the watch of this inventory did with its nodes."""
+    """Add the actions of this inventory's watch to the status of its nodes."""
     try:
         known = incidents.Store(incidents.place_of(found.fleet)).incidents()
     except (RunFolderError, OSError) as error:

@@ -254,7 +254,7 @@ def loaded_from(chosen: Source) -> LoadedFleet:
     from provision.api import fleets
     from provision.commands import passwords
 
-    paths.home()  # fails early, with one line, if there is none
+    paths.home()  # fails early, with one line, without a home
     return fleets.load(chosen, on_event=Drawn(), ask=passwords.typed)
 
 
@@ -369,7 +369,7 @@ def add_with_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def say_what(fleet: Fleet, *more: str) -> None:
-    """Print what a verb is about to work on to standard error: inventory, nodes, and `more`."""
+    """Print the inventory, the nodes and `more` to standard error, before a verb starts its work."""
     from provision.node_names import fold
     from provision.text import many
 

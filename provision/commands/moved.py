@@ -40,7 +40,7 @@ _WITH_VALUE = ("-i", "--inventory", "-l", "--limit", "--nodes", "--runs", "--pro
 
 def answer(words: Sequence[str], verbs: Collection[str] = ()) -> str:
     """Return advice for a rejected command line in an earlier form, or "".
-    `verbs`: those of the command's verb."""
+    `verbs`: the nested verbs of the command."""
     verb, *rest = words or ("",)
     for word in rest:
         option = word.partition("=")[0] if word.startswith("--") else word[:2]  # -oFILE is -o FILE

@@ -106,7 +106,7 @@ def add_verbs(
     parser: argparse.ArgumentParser, verbs: Mapping[str, str], usual: str = ""
 ) -> dict[str, argparse.ArgumentParser]:
     """Add nested verbs with their descriptions; return their parsers.
-    `usual`: the default verb, whose help doubles as that of the parent and lists the others."""
+    `usual`: the default verb, with a help that is also the parent's and lists the other verbs."""
     group = parser.add_subparsers(dest="act", metavar="VERB", title="verbs", required=True)
     group.default = usual
     found: dict[str, argparse.ArgumentParser] = {}

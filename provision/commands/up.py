@@ -151,7 +151,7 @@ def _asked(planned: UpPlanned) -> bool:
 
 class _Drawn(fleet_options.Drawn):
     """Shows every task on a terminal, and otherwise every role.
-    In a large fleet, only those of the first node are shown."""
+    In a large fleet, only the first node's tasks are shown."""
 
     def __init__(self) -> None:
         super().__init__()

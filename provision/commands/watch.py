@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _for_unit(options: argparse.Namespace) -> list[str]:
     """Return the options that the unit's command line needs as well.
-    Raises UsageError for variables and passwords: all users can read a unit, and nobody can type there."""
+    Raises UsageError for variables and passwords: all users can read a unit, and it has no terminal."""
     if options.set or options.ask_pass or options.ask_become_pass:
         raise UsageError(
             "everyone may read a unit, so it has no variables and no passwords",

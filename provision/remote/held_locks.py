@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-# Takes nodes; returns those whose lock is held (`nodes`), with the holder's data.
+# Takes nodes; returns their held locks (`nodes`) with the holder's data.
 Lend = Callable[[Collection[str]], Mapping[str, Any]]
 _holders: list[Lend] = []
 

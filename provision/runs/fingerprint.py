@@ -202,7 +202,7 @@ class Result:
 
     @property
     def vouches(self) -> bool:
-        """Return whether the result clears the node: a warning asks for attention, not for repair."""
+        """Return whether the result clears the node: a warning needs attention, not a repair."""
         return self.verdict in ("pass", "warn")
 
 
@@ -241,7 +241,7 @@ class Standing:
 def standings(
     node: str, checks: Sequence[str], results: Mapping[str, Result], now: Fingerprint
 ) -> list[Standing]:
-    """Return the current value of a node's results: one for each of `checks` and of those that ran (pure)."""
+    """Return the current value of a node's results, for each of `checks` and each check that ran (pure)."""
     found = []
     judged = any(result.verdict != "skip" for result in results.values())
     for check in dict.fromkeys([*checks, *results]):

@@ -69,7 +69,7 @@ def apart(found: Sequence[Team]) -> str:
 
 
 def of_team(results: Iterable[Result], found: Sequence[Team], place: int) -> list[Result]:
-    """Return the results of the team at index `place`; the first team also gets those of unknown nodes."""
+    """Return the results of the team at index `place`; results of unknown nodes go to the first team."""
     where = {node: at for at, team in enumerate(found) for node in team.nodes}
     return [one for one in results if next((where[n] for n in one.nodes if n in where), 0) == place]
 

@@ -40,7 +40,7 @@ VERDICTS = "verdicts.json"
 BAD = (Verdict.FAIL, Verdict.ERROR)  # unknown is not healthy
 _EARLIER_RUNS = "earlier_runs"
 _RUNS = 20  # runs kept per node: more than data/offenders.yml uses
-_LOOKED = 100  # earlier runs whose run.json is read
+_LOOKED = 100  # earlier runs to search by their run.json
 _READ = 5  # earlier runs that are loaded, since a run of some nodes hides the others' last verdict
 _DAMAGED = (GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -230,9 +230,9 @@ def _old_rows(path: Path) -> Iterator[Any]:
 class Earlier:
     """Results of earlier runs of the same checks on the same inventory.
 
-    `fleet`: each node as last judged, with its non-passing findings only; `run_id` and `started` are those of
-    the newest run. `names`: the nodes of the newest run. `since`: bad node → start (ISO 8601 UTC) of the
-    first of the consecutive runs that found it bad.
+    `fleet`: each node as last judged, with its non-passing findings only; `run_id` and `started` are from the
+    newest run. `names`: the nodes of the newest run. `since`: bad node → start (ISO 8601 UTC) of the first of
+    the consecutive runs that found it bad.
     """
 
     fleet: FleetHealth

@@ -102,7 +102,7 @@ class RunFolder:
         return document
 
     def note(self, **fields: Any) -> None:
-        """Add fields to run.json (the inventory, the nodes, where it stopped) of the current run."""
+        """Add fields to run.json (the inventory, the nodes, the point of failure) of the current run."""
         bug_file.keep_in(self.path)
         self._write_meta({**self.meta(), **fields})
 
@@ -183,7 +183,7 @@ class RunFolder:
 
 
 def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
-    """Return the newest run (of `verb`). Raises RunFolderError if there is none."""
+    """Return the newest run (of `verb`). Raises RunFolderError if none is stored."""
     home = runs or runs_home()
     found = sorted((path for path in home.glob("*Z-*") if (path / "run.json").is_file()), reverse=True)
     for path in found:

@@ -19,8 +19,8 @@ _PACKAGE = "ansible_mitogen"  # the part of Mitogen that Ansible loads
 
 
 def check(asked: Collection[object]) -> None:
-    """Check that the nodes' values `asked` agree and that mitogen loads with this ansible-core.
-    Raises GpuprovError otherwise, or if this Python has no mitogen."""
+    """Check that all nodes request the same acceleration and that mitogen loads with this ansible-core.
+    Raises GpuprovError otherwise, or if this Python has no mitogen. `asked`: each node's setting."""
     if len(set(map(repr, asked))) > 1:
         raise GpuprovError(
             f"{VARIABLE} is not the same for all nodes of this run", "set it for all, under all: vars:"

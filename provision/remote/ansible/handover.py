@@ -94,7 +94,7 @@ def memory_folder() -> Path:
 
 
 def remove_orphans(base: Path | None = None) -> None:
-    """Remove folders whose owner was killed, which nothing locks any longer, and end their processes.
+    """Remove unlocked folders of killed controllers, and end their processes.
     Workers of a killed Ansible may be in the middle of a task."""
     for folder in (base or memory_folder()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):

@@ -365,7 +365,7 @@ _COMPILER = re.compile(
 
 
 def _compiler_line(*texts: Any) -> list[str]:
-    """Return the compiler's reason for a failed build; empty if there is none."""
+    """Return the compiler's reason for a failed build; empty without a compiler's message."""
     found = (_COMPILER.search(str(text or "")[:_SEARCHED]) for text in texts)
     return next(([match[0].strip()] for match in found if match), [])
 

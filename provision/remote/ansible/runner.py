@@ -227,7 +227,7 @@ def play(
             arguments += ["--skip-tags", ",".join(sorted(skip_tags))]
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
-        # Extra variables would override those of hosts.
+        # Extra variables would override host variables.
         moved = {name: extra_vars[name] for name in known_hosts.VARIABLES if name in extra_vars}
         extra_vars = {name: value for name, value in extra_vars.items() if name not in moved}
         own = {name: {**variables, **moved} for name, variables in hosts.items()}

@@ -40,7 +40,7 @@ RETRY = 3.0  # average seconds between a refusal and the second try
 _LATEST = 1e11  # seconds; upper bound of valid clocks and ages
 # A run: `2026-11-28T14:12:40Z root@ctl (process 9)`. A burn-in's id is pasted: one word, not an option.
 _RUN, _BURNIN = re.compile(r"[^\s-][^\x00-\x1f]{0,199}"), re.compile(r"[^\s-]\S{0,199}")
-# Errors of a call whose program may have run on the node anyway: a login that prints endlessly.
+# Errors of a call after which the program may have run on the node anyway: a login that prints endlessly.
 _MAY_HAVE_RUN = {"hung", "cut", "too large"}
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
@@ -94,8 +94,8 @@ def on_fleet(fleet: Fleet, *, timeout: float, connections: int, over: Reach | No
 
 class FleetLock:
     """The locks of the run with the id `run`.
-    `before`: runs it resumes, whose locks it takes over; `force`: take any lock and ignore burn-ins; `fleet`:
-    named in advice; `who`: holder of the locks; `on_lost`: gets each lost node and why."""
+    `before`: earlier runs that it resumes, to take over their locks; `force`: take any lock and ignore
+    burn-ins; `fleet`: named in advice; `who`: holder of the locks; `on_lost`: gets each lost node and why."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class FleetLock:
         self._who = who or me()
         self._on_lost = on_lost
         self._held: dict[str, None] = {}
-        self._maybe: dict[str, None] = {}  # nodes whose lock may be ours; released like the others
+        self._maybe: dict[str, None] = {}  # nodes that may be locked by us; released like the others
         self._ended = threading.Event()
         self._asking = threading.RLock()  # a renewal after the release would leave a lock behind
         self._thread: threading.Thread | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the nodes whose lock this run holds."""
+        """Return the nodes that are locked by this run."""
         return tuple(self._held)
 
     def take(self, nodes: Collection[str]) -> dict[str, Answer]:

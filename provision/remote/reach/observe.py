@@ -69,8 +69,8 @@ def observe(
 
     Returns one Observation per node, within `timeout` seconds each, and never raises for a node: its error is
     in the Observation. `on_done` is called in this thread, and `say` with progress and warnings for people.
-    Nodes that only Ansible can reach go through playbooks/observe.yml. `over`: an open Reach, whose timeout,
-    connections and `say` then apply.
+    Nodes that only Ansible can reach go through playbooks/observe.yml. `over`: an open Reach, which has its
+    own timeout, connections and `say`.
     """
     answers = _Answers(ask, timeout, on_done)
     if over is not None:
@@ -109,7 +109,7 @@ def put_to(
     vault_password_files: Sequence[Path],
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Run `asked` on each node and deliver the results: over SSH, through Ansible, or by a worker."""
+    """Run each node's program and deliver the results: over SSH, through Ansible, or by a worker."""
     with Reach(nodes, timeout, connections, vault_password_files, say) as reach:
         reach.put(asked)
 
@@ -154,7 +154,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
             direct.__exit__()
 
     def put(self, asked: Asked, nodes: Collection[str] | None = None) -> None:
-        """Run `asked` on each node, or on `nodes`, and deliver all results."""
+        """Run each node's program, on all nodes or on `nodes`, and deliver all results."""
         with self._turn:
             try:
                 self._put(asked, nodes)
@@ -233,7 +233,7 @@ def _by_worker(
 
 
 def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
-    """Split nodes into those reached over SSH, and those that only Ansible can reach."""
+    """Split nodes into SSH routes and nodes that only Ansible can reach."""
     routes, why = _routes(nodes)
     return routes, {node.name: node for node in nodes if node.name in why}
 

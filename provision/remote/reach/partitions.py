@@ -1,8 +1,8 @@
 """One playbook on many hosts, partitioned over several ansible-playbook processes.
 
 One process runs about 150 tasks a second on any number of cores, and its cost per task grows with the number
-of hosts. Playbooks whose hosts wait for each other (playbooks/launch.yml and the programs of a pair) are not
-partitioned, as one host may finish before another starts. Workers play their own nodes (remote/workers).
+of hosts. Playbooks with hosts that wait for each other (playbooks/launch.yml and the programs of a pair) are
+not partitioned, as one host may finish before another starts. Workers play their own nodes (remote/workers).
 """
 
 from __future__ import annotations

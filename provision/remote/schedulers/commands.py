@@ -33,7 +33,7 @@ class CommandsError(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of one command; `status` is None if it did not finish, and `problem` holds the reason."""
+    """The outcome of one command; `problem` tells why it did not finish, and `status` is then None."""
 
     status: int | None
     out: str = ""

@@ -1,7 +1,7 @@
-"""The lease of a node: which watch may act on it, as its scheduler keeps it beside the node (pure).
+"""Lease of a node: which watch may act on it, stored with the node in its scheduler (pure).
 
-It is one text, `[gpuprov watch: fleet=… holder=…]`, so that people can read it and it can stand behind other
-words: a site's own comment on a node stays.
+It is a single text, `[gpuprov watch: fleet=… holder=…]`, which people can read and which can follow other
+text, so that a site's own comment on a node stays.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from urllib.parse import quote, unquote
 from provision.text import one_line
 
 _TEXT = re.compile(r" ?\[gpuprov watch: ([^\[\]]{0,4000})\]")
-_ID = re.compile("[0-9A-Za-z-]{1,64}")  # part of the names of files
-_PLAIN = "/:.,_-+@"  # characters of values that stand as they are
+_ID = re.compile("[0-9A-Za-z-]{1,64}")  # part of file names
+_PLAIN = "/:.,_-+@"  # characters that are not quoted in values
 
 
 @dataclass(frozen=True)
 class Lease:
-    """`fleet`: a random id that is handed on with the lease; `holder`: the id of a watch's folder, "" where
-    the text cannot be read; `count`: how often the lease was taken; `at`: machine and folder of the watch,
-    for people; `placed`: the last replacement that the node had a part in, as `INCIDENT NODE SPARE`, or
-    `spare` for a node that was repaired since."""
+    """The lease of a node, which names one watch.
+    `fleet`: a random id that is handed on with the lease; `holder`: the id of a watch's folder, "" if
+    unreadable; `count`: how often the lease was taken; `at`: machine and folder of the watch, for people;
+    `placed`: the node's last replacement, `INCIDENT NODE SPARE`, or `spare` if it was repaired since."""
 
     fleet: str
     holder: str
@@ -32,7 +32,7 @@ class Lease:
 
 
 def read(text: str) -> Lease | None:
-    """The lease in a text; None where there is none. One that cannot be read belongs to somebody unknown.
+    """Parse the lease in a text, or return None. An unreadable lease belongs to an unknown watch.
 
     >>> read("rack moved [gpuprov watch: fleet=f1 holder=h1 count=2 at=ctl-1:/var]").at
     'ctl-1:/var'
@@ -51,7 +51,7 @@ def read(text: str) -> Lease | None:
 
 
 def put(text: str, lease: Lease | None) -> str:
-    """A text with this lease instead of the one that it had; without any for None."""
+    """Return the text with its lease replaced, or removed for None."""
     others = _TEXT.sub("", text).strip()
     if lease is None:
         return others

@@ -288,7 +288,7 @@ class Slurm:
 
 
 class _Way:
-    """Wrapper of `asked` that fails at once after a CommandsError, as any further call would wait as long."""
+    """Runs commands until the first CommandsError, then fails at once: further calls would wait as long."""
 
     def __init__(self, asked: Ask) -> None:
         self._asked, self._error = asked, ""

@@ -1,14 +1,14 @@
-"""The circuit breaker of all drains for a fault in a Slurm cluster: reservations, which slurmctld keeps.
+"""Circuit breaker of all drains for a fault in a Slurm cluster, stored as reservations in slurmctld.
 
 A drain needs a permit in each partition of its node: the reservation `gpuprov-drain.PARTITION.NUMBER`, with
-numbers up to the partition's limit. It reserves no node, and slurmctld ends it after an hour. slurmctld makes
-one name once, so however many nodes fail at the same moment, never more than the limit are drained within an
-hour. Whoever finds all permits taken opens the breaker, the reservation `gpuprov-breaker`: from then on
-nothing is drained for a fault until a person deletes it. Reservations outlive a restart of slurmctld; what
-`scontrol update` writes to nodes and partitions need not.
+numbers up to the partition's limit. It reserves no node, and slurmctld ends it after an hour. Names of
+reservations are unique, so even if many nodes fail at the same moment, no more than the limit are drained
+within an hour. A caller that finds all permits taken opens the breaker, the reservation `gpuprov-breaker`:
+from then on nothing is drained for a fault until a person deletes it. Reservations outlive a restart of
+slurmctld, which is not guaranteed for what `scontrol update` writes to nodes and partitions.
 
-`run` runs scontrol with arguments, and returns its exit status and all that it printed. Used by a node's own
-health program and by the controller; standard library only.
+`run` runs scontrol with arguments, and returns its exit status and output. Used by each node's health program
+and by the controller; standard library only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 OPEN = "gpuprov-breaker"
 PERMIT = "gpuprov-drain"
-SHARE, LEAST = 10.0, 3  # percent of a partition, and nodes at least, that may be drained within an hour
-MINUTES = 60  # for which a drain counts
-TRIES = 50  # permits that others took in the moment in which we wanted them
+SHARE, LEAST = 10.0, 3  # hourly limit: percentage of a partition, minimum number of nodes
+MINUTES = 60  # during which a drain counts
+TRIES = 50  # retries if others take the chosen permits at the same moment
 CLOSE = "close it with `gpuprov watch breaker --close`, or as docs/watch.md says"
-# A reservation without nodes: scontrol wants to be given something, and a byte of a burst buffer is nothing.
+# A reservation without nodes: scontrol requires some resource, and a byte of burst buffer costs nothing.
 _NO_NODES = ("StartTime=now", "Users=root", "Flags=ANY_NODES", "BurstBuffer=1")
 _TAKEN = "Duplicate reservation name"
-_STRANGE = "Unknown parameter Comment"  # up to 22.05
+_STRANGE = "Unknown parameter Comment"  # Slurm up to 22.05
 _NONE = "No reservations in the system"
 _RESERVATION = re.compile(r"^ReservationName=(\S{1,300}) (.*)$", re.MULTILINE)
 _NODES = re.compile(r"\bTotalNodes=(\d{1,9})\b")
@@ -38,16 +38,16 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 
 class UnknownError(Exception):
-    """Why the breaker cannot be read or a permit be taken: one line. Nothing may be drained then."""
+    """The breaker cannot be read or a permit not be taken (one line); no node may be drained."""
 
 
 def limit(nodes: int, share: float, least: int) -> int:
-    """How many of a partition's nodes may be drained for a fault within an hour."""
+    """Return how many of a partition's nodes may be drained for a fault within an hour."""
     return max(least, int(nodes * share / 100))
 
 
 def opened(run: Run) -> str | None:
-    """Why the breaker is open; None while it is closed. Raises UnknownError."""
+    """Return why the breaker is open; None while it is closed. Raises UnknownError."""
     return _reservations(run).get(OPEN)
 
 
@@ -58,14 +58,14 @@ def permit(
     least: int = LEAST,
     taken_now: list[str] | None = None,
 ) -> str:
-    """Take a permit for one drain in each of these partitions. Why nothing may be drained, or "".
-    `taken_now` gets the permits, for `give_back`. Raises UnknownError."""
+    """Take a permit for one drain in each of these partitions; return why draining is forbidden, or "".
+    `taken_now` receives the permits, for `give_back`. Raises UnknownError."""
     mine: list[str] = [] if taken_now is None else taken_now
     try:
         if (why := opened(run)) is not None:
             return held(why)
         sizes = {partition: _size(run, partition) for partition in dict.fromkeys(partitions)}
-        for partition in sorted(sizes, key=lambda name: sizes[name]):  # the smallest is full first
+        for partition in sorted(sizes, key=lambda name: sizes[name]):  # the smallest runs out first
             most = limit(sizes[partition], share, least)
             taken = _taken(run, partition, most)
             if not taken:
@@ -84,19 +84,18 @@ def permit(
 
 
 def held(why: str) -> str:
-    """Why nothing may be drained, with what ends that."""
+    """Return the reason why draining is forbidden, with advice."""
     return f"the breaker of all drains is open ({why}): {CLOSE}"
 
 
 def open_it(run: Run, why: str) -> None:
-    """Let nothing be drained for a fault until a person closes the breaker. Idempotent. Raises
-    UnknownError."""
+    """Forbid draining for a fault until a person closes the breaker. Idempotent. Raises UnknownError."""
     _created(run, OPEN, "UNLIMITED", f"Comment={why}")
 
 
 def close(run: Run) -> None:
-    """Let nodes be drained again, as many as if none had been in the last hour. Raises UnknownError."""
-    # The breaker is the last to go: until then nobody takes a permit.
+    """Allow drains again and restart their count. Raises UnknownError."""
+    # The breaker is deleted last, so that no permit is taken before.
     for name in sorted(_reservations(run), reverse=True):
         if name == OPEN or name.startswith(f"{PERMIT}."):
             status, text = run(("delete", f"ReservationName={name}"))
@@ -105,7 +104,7 @@ def close(run: Run) -> None:
 
 
 def _taken(run: Run, partition: str, most: int) -> str:
-    """The permit that we have taken; OPEN where the breaker is open, "" where all are taken."""
+    """Take a permit and return it; OPEN if the breaker is open, "" if no permit is left."""
     every = [f"{PERMIT}.{partition}.{number}" for number in range(1, most + 1)]
     for _ in range(TRIES):
         known = _reservations(run)
@@ -114,21 +113,21 @@ def _taken(run: Run, partition: str, most: int) -> str:
         free = [name for name in every if name not in known]
         if not free:
             return ""
-        name = random.choice(free)  # noqa: S311 - so that not all who fail now want the same one
+        name = random.choice(free)  # noqa: S311 - spreads nodes that fail at the same moment
         if _created(run, name, str(MINUTES)):
             return name
     raise UnknownError(f"{TRIES} permits were taken by others in the same moment")
 
 
 def give_back(run: Run, mine: Iterable[str]) -> None:
-    """Let others have these permits. Never raises."""
+    """Release these permits. Never raises."""
     for name in mine:
         with contextlib.suppress(UnknownError):
-            run(("delete", f"ReservationName={name}"))  # what is left ends within the hour
+            run(("delete", f"ReservationName={name}"))  # a remaining permit ends within the hour
 
 
 def _created(run: Run, name: str, duration: str, *comment: str) -> bool:
-    """Whether this reservation is ours; False where there is one of that name."""
+    """Create a reservation; return False if its name exists."""
     words = ("create", "reservation", f"ReservationName={name}", f"Duration={duration}", *_NO_NODES)
     status, text = run((*words, *comment))
     if comment and _STRANGE in text:
@@ -139,7 +138,7 @@ def _created(run: Run, name: str, duration: str, *comment: str) -> bool:
 
 
 def _reservations(run: Run) -> dict[str, str]:
-    """Name → comment, of all reservations."""
+    """Return name → comment of all reservations."""
     status, text = run(("show", "reservation", "-o"))
     known = {name: _comment(rest) for name, rest in _RESERVATION.findall(text)}
     if status or (not known and _NONE not in text):

@@ -60,7 +60,7 @@ class NodeText:
     @property
     def holder(self) -> Holder:
         """Return who keeps jobs away, judged by the reason of a drain or of a DOWN state.
-        slurmctld's own handling of a lost node counts as nobody's decision."""
+        If slurmctld itself set a lost node DOWN, the holder is NOBODY."""
         base, flags = self.words
         ours = self.why.startswith(PREFIX)
         if flags & _TAKEN_OUT:

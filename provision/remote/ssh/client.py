@@ -204,7 +204,7 @@ class Ssh:
         self._host_keys.check(hop, entries, key.get_name(), key.asbytes(), direct=direct)
 
     def _through(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> Any:
-        """Open a channel to `hop` over the last jump host, whose connection all nodes behind it share."""
+        """Open a channel to `hop` over the connection to the last jump host, which all its nodes share."""
         last = jumps[-1]
         with self._lock:
             lock, held = self._jumps.setdefault(jumps, (threading.Lock(), []))

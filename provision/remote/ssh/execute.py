@@ -249,7 +249,7 @@ class KeptConnections:
 
     def keep(self, route: Route, kept: Kept) -> None:
         """Store a connection after one more program, unless there are enough or it is worn out.
-        The caller closes what is left in its stack."""
+        Resources that remain in its stack must be closed by the caller."""
         kept = replace(kept, programs=kept.programs + 1)
         with self._lock:
             if self._count >= self.limit or kept.programs >= MOST_PROGRAMS:

@@ -166,7 +166,7 @@ class Asked(Protocol):
 
 
 class Fanout:
-    """Background run of `asked` on the nodes `names`; `gather` and `finish` deliver results.
+    """Background run of programs on the nodes `names`; `gather` and `finish` deliver results.
 
     `persistent`: number of connections that stay open for `ask_again`."""
 
@@ -192,7 +192,7 @@ class Fanout:
         self._asked = asked
 
     def ask_again(self, names: Collection[str], asked: Asked) -> None:
-        """Run another `asked` on these nodes, once all results have been delivered."""
+        """Run further programs on these nodes, once all results have been delivered."""
         self._begin(asked)
         self._pool.ask_again({name: asked.program(name) for name in names})
 

@@ -145,8 +145,7 @@ class KnownHosts:
     def learn(self, path: str, name: str, key_type: str, blob: bytes) -> list[Entry]:
         """Add a key, as for `StrictHostKeyChecking accept-new`, unless the file has one for `name` by now.
 
-        Another process of ours may have added it; then the known keys are returned, otherwise nothing. Raises
-        OSError."""
+        Returns the known keys if another gpuprov process has added one, otherwise nothing. Raises OSError."""
         line = f"{name} {key_type} {base64.b64encode(blob).decode()}\n"
         known = self._file(path)
         with self._lock:
@@ -193,7 +192,7 @@ class HostKeys:
         self._known = KnownHosts()
 
     def entries(self, hop: Hop) -> list[Entry]:
-        """Return the entries for `hop`; without one for its port, those of its bare name, as ssh does."""
+        """Return the entries for `hop`; if its port has none, the entries of its bare name, as ssh does."""
         files = (*hop.user_known_hosts, *hop.global_known_hosts)
         found = self._known.entries(files, _name(hop))
         if not hop.known_as and hop.port != SSH_PORT and not any(not entry.marker for entry in found):

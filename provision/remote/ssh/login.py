@@ -1,4 +1,4 @@
-"""Authentication to an SSH server whose host key has been verified."""
+"""Authentication to an SSH server after its host key was verified."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _last(noise: bytes, detail: str) -> str:
 
 
 def left(worker: str, silent: float, deadline: float) -> NodeError:
-    """Report a unreachable worker whose nodes no other worker can do."""
+    """Report an unreachable worker that no other worker can stand in for."""
     what = f"it was not heard from for {silent:.0f} s, and may be at work until {iso(deadline)}"
     return _error(
         "unreachable", worker, what, "mend the way to it: up --resume collects what it did meanwhile"

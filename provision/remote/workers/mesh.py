@@ -243,7 +243,7 @@ def assigned(
 
 def worked(shares: Collection[Share], work: Callable[[Share], Left]) -> dict[str, NodeError]:
     """Run `work` for each share in its own thread; return host → error for hosts left undone.
-    Hosts that a worker leaves undone are passed on to other workers of theirs while there are any."""
+    Hosts that a worker leaves undone are passed on to their other workers, while there are any."""
     return _worked(shares, work, frozenset())
 
 

@@ -27,7 +27,7 @@ Programs = Mapping[str, tuple[str, str]]
 
 
 class Away:
-    """Background observation of nodes by workers; nodes of a lost worker pass to another one.
+    """Background observation of nodes by workers; nodes of a lost worker pass to other workers.
     `programs`: node → two texts, for a direct connection and for a node that only Ansible reaches. Results go
     to `take`, once per node, and notices of silent workers to `say`, both in the thread that calls `gather`
     and `finish`."""

@@ -39,8 +39,8 @@ def run_playbook(
     **options: Unpack[PlayOptions],
 ) -> dict[str, Outcome]:
     """Run `runner.run_playbook` on this share's worker, or on another of its workers if it does not start.
-    Hosts of a worker that is lost midway become `unreachable`, with its name, and what was done on them must
-    be checked. A host is `ok` only if its worker finished completely. `hosts` are those of the share."""
+    If a worker is lost midway, its `hosts` become `unreachable`, with its name, and must be checked. A host
+    is `ok` only if its worker finished completely. `hosts` belong to the share."""
     name = _shipped(playbook)
     diff, verbosity = options.get("diff", False), options.get("verbosity", 0)
     extra_vars = options.get("extra_vars") or {}

@@ -2,7 +2,7 @@
 
 A first unit greets a worker. A working unit gets one line of `kwargs` and `{"eof": true}`, and returns
 events, a status with their number, and `{"eof": true}`, all encrypted (sealed.py). Output of a worker is
-validated before use: it may concern only hosts of its own share, in the shapes of Ansible's events.
+validated before use: it may concern only hosts of the worker's share, in the shapes of Ansible's events.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
 
 
 class OddAnswerError(Exception):
-    """The answer for one node is malformed; those of other nodes are not affected."""
+    """The answer for one node is malformed; answers for other nodes are not affected."""
 
 
 class Answers:

@@ -1,9 +1,8 @@
-"""The breaker of all drains for a fault in Kubernetes: an annotation of nodes, which needs no more
-rights than a drain. Open while any node of the cluster has it; the reason is its value.
+"""Breaker of all drains for a fault in Kubernetes: an annotation of nodes, set with a drain's rights.
 
-Only a watch drains for a fault here. Drains are counted by the nodes that stand drained: the API server has
-no number that two could only raise one after the other, so watches that drain at the same moment may exceed
-the limit, each by its incidents under way.
+It is open while any node of the cluster has the annotation, which holds the reason. Only a watch drains for a
+fault here. Drains are counted by drained nodes, as the API server has no counter that two writers could only
+increase in turn, so watches that drain at once may exceed the limit by their open incidents.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from provision.remote.schedulers.slurm_breaker import held, limit
 from provision.text import one_line
 
 NOTE = f"{DOMAIN}/breaker"
-ON = 3  # nodes that are annotated: one of them may be deleted
+ON = 3  # annotated nodes; more than one, since a node may be deleted
 _HOUR = 3600.0
 _PLANNED = re.compile(re.escape(PREFIX) + r"(?:\([^)]*\) )?(?:up |burn-in |spare\b)")
 
 
 class Breaker:
-    """The breaker of these clusters: `names` has each cluster's nodes. All methods raise BreakerError."""
+    """Breaker of these clusters; `names` lists each cluster's nodes. All methods raise BreakerError."""
 
     def __init__(self, names: Mapping[Cluster, Sequence[str]], timeout: float) -> None:
         self._names, self._timeout = names, timeout
 
     def read(self) -> str | None:
-        """Why it is open; None while it is closed."""
+        """Return why the breaker is open; None while it is closed."""
         return next((why for cluster in self._names for why in _reasons(self._nodes(cluster))), None)
 
     def permit(self, cluster: Cluster, name: str, labels: Sequence[str], share: float, least: int) -> str:
-        """Why this node may not be drained now, or "": of each label's nodes, or of all where it has none."""
+        """Return why this node may not be drained now, or ""; the limit is per pool, or for all nodes."""
         nodes = {text(node, "metadata", "name"): node for node in self._nodes(cluster)}
         if name not in nodes:
             raise BreakerError(f"{cluster.place} has no node {name}")
@@ -64,8 +63,8 @@ class Breaker:
                 self._annotate(cluster, sorted(names)[:ON], one_line(why, 200))
 
     def close(self) -> None:
-        """Take the annotation from every node. Idempotent; what was drained within the hour still counts,
-        for these nodes stand drained."""
+        """Remove the annotation from every node. Idempotent.
+        Drains within the last hour still count, since their nodes remain drained."""
         for cluster in self._names:
             has = [text(node, "metadata", "name") for node in self._nodes(cluster) if _has(node)]
             self._annotate(cluster, has, None)
@@ -102,7 +101,7 @@ def _reasons(nodes: Iterable[Object]) -> Iterator[str]:
 def _pools(
     node: Object, members: Sequence[Object], labels: Sequence[str]
 ) -> list[tuple[str, Sequence[Object]]]:
-    """Each pool of the node with its nodes; all of them where it is in none."""
+    """Return the node's pools with their nodes, or all nodes if it is in no pool."""
     of = objects.pool_labels_of(node, labels)
     found: list[tuple[str, Sequence[Object]]] = [
         (f"{key}={value}", [one for one in members if objects.pool_labels_of(one, labels).get(key) == value])
@@ -112,7 +111,7 @@ def _pools(
 
 
 def _counts(node: Object) -> bool:
-    """Whether we drained it for a fault within the last hour."""
+    """Return whether gpuprov drained the node for a fault within the last hour."""
     if not objects.is_marked(node) or _PLANNED.match(objects.note(node)):
         return False
     since = text(node, "metadata", "annotations", objects.DRAINED_AT)
