@@ -95,15 +95,15 @@ def gpuprov_check(gpuprov_case: Case, pytestconfig: pytest.Config) -> Any:
             pytest.fail(f"{gpuprov_case.node}: {gpuprov_case.trouble}", pytrace=False)
         wanted = gpuprov_case.expectation
         try:
-            found = _suite(pytestconfig).readers[gpuprov_case.node].read(wanted.fact)
+            value = _suite(pytestconfig).readers[gpuprov_case.node].read(wanted.fact)
         except Unreadable as why:
             pytest.skip(f"{_UNREAD}{one_line(str(why), 200)}")
-        if not wanted.holds(found):
+        if not wanted.holds(value):
             # Templates are long; `gpuprov drift` shows the differing line of a file.
-            values = "" if wanted.operator == "template" else f" {wanted.value!r:.200}, found {found!r:.200}"
+            values = "" if wanted.operator == "template" else f" {wanted.value!r:.200}, found {value!r:.200}"
             reason = f"({wanted.role}: {wanted.why})"
-            words = f"{gpuprov_case.node}: {wanted.fact}: expected {wanted.operator}{values} {reason}"
-            pytest.fail(str(masked(printable(words), _suite(pytestconfig).secrets)), pytrace=False)
+            message = f"{gpuprov_case.node}: {wanted.fact}: expected {wanted.operator}{values} {reason}"
+            pytest.fail(str(masked(printable(message), _suite(pytestconfig).secrets)), pytrace=False)
 
     return check
 

@@ -44,9 +44,9 @@ def held(folder: Path) -> Iterator[Path]:
     at = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for part in folder.parts[1:]:
-            around, found = os.fstat(at), os.stat(part, dir_fd=at, follow_symlinks=False)
+            around, entry = os.fstat(at), os.stat(part, dir_fd=at, follow_symlinks=False)
             others = around.st_uid not in (0, os.geteuid()) or around.st_mode & 0o022
-            if stat.S_ISLNK(found.st_mode) and others:
+            if stat.S_ISLNK(entry.st_mode) and others:
                 raise OSError(errno.ELOOP, f"{part} is a link in a folder of others", str(folder))
             flags = os.O_PATH | os.O_DIRECTORY | (os.O_NOFOLLOW if others else 0)
             below = os.open(part, flags, dir_fd=at)

@@ -150,8 +150,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     except RefusedError as refused:
         from provision.commands import moved
 
-        if told := moved.answer(arguments, parser.verbs[verbs[0]].verbs if verbs else ()):
-            raise UsageError(told) from None
+        if advice := moved.answer(arguments, parser.verbs[verbs[0]].verbs if verbs else ()):
+            raise UsageError(advice) from None
         sys.stderr.write(str(refused))
         raise SystemExit(ExitCode.USAGE) from None
     if words != list(arguments):

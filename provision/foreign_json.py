@@ -72,12 +72,12 @@ def _integer(text: str) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise JsonError(f"{name[:60]!r} stands twice in one object")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _refuse_depth(value: Any) -> None:

@@ -59,7 +59,7 @@ def occurring(value: Any, secrets: Collection[str]) -> tuple[str, ...]:
     Each of its texts is then searched for these only, in a fleet with one password per node."""
     whole = json.dumps(value, ensure_ascii=False, default=str)
     inside = ((secret, json.dumps(secret, ensure_ascii=False)[1:-1]) for secret in secrets)
-    return tuple(secret for secret, said in inside if said in whole or _begins_at_a_cut(whole, said))
+    return tuple(secret for secret, quoted in inside if quoted in whole or _begins_at_a_cut(whole, quoted))
 
 
 def masked(value: Any, secrets: Collection[str]) -> Any:
@@ -85,8 +85,8 @@ _LEAST = 3  # shortest part of a secret worth hiding, in characters
 
 def _begins_at_a_cut(text: str, secret: str) -> str:
     """Return the part of a secret's beginning that remains before a truncation; empty if none does."""
-    for place in (match.start() for match in re.finditer(_CUT, text)):
-        for length in range(min(len(secret) - 1, place), _LEAST - 1, -1):
-            if text.endswith(secret[:length], 0, place):
+    for position in (match.start() for match in re.finditer(_CUT, text)):
+        for length in range(min(len(secret) - 1, position), _LEAST - 1, -1):
+            if text.endswith(secret[:length], 0, position):
                 return secret[:length]
     return ""

@@ -36,7 +36,7 @@ def load(name: str, error: type[GpuprovError] = GpuprovError) -> Any:
 
 def load_mapping(name: str, error: type[GpuprovError] = GpuprovError) -> dict[str, Any]:
     """Load a data file that holds a mapping. Raises `error` otherwise."""
-    found = load(name, error)
-    if not isinstance(found, dict):
+    content = load(name, error)
+    if not isinstance(content, dict):
         raise error(f"{file_of(name)}: must be a mapping", "install gpuprov again")
-    return found
+    return content

@@ -143,9 +143,9 @@ def painted(text: str) -> str:
     """Colour each line of a printable text by its leading sign (`+ ~ - ? !`), and dim brackets at its end."""
 
     def paint(line: re.Match[str]) -> str:
-        space, sign, words, more = line.groups()
-        shown = f"\033[{_COLORS[sign]}m{sign}{words}\033[0m" if sign else words
-        return space + shown + (f"\033[2m{more}\033[0m" if more else "")
+        space, sign, rest, bracket = line.groups()
+        shown = f"\033[{_COLORS[sign]}m{sign}{rest}\033[0m" if sign else rest
+        return space + shown + (f"\033[2m{bracket}\033[0m" if bracket else "")
 
     return _LINE.sub(paint, text)
 
@@ -217,8 +217,8 @@ class Progress:
         if what:
             self._at[node] = what
         first = [f"{name}: {at}" for name, at in itertools.islice(self._at.items(), 3)]
-        more = len(self._at) - len(first)
-        self.detail(", ".join(first) + (f" and {more} more" if more else ""))
+        hidden = len(self._at) - len(first)
+        self.detail(", ".join(first) + (f" and {hidden} more" if hidden else ""))
 
     def done(self, text: str = "", count: int = 1) -> None:
         """Mark `count` units as finished; `text`, if any, stays visible."""

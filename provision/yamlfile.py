@@ -61,9 +61,9 @@ def check_syntax(text: str, where: str, error: type[GpuprovError]) -> None:
 def _named(trouble: yaml.YAMLError, where: str, error: type[GpuprovError]) -> GpuprovError:
     mark = getattr(trouble, "problem_mark", None)
     problem = getattr(trouble, "problem", None) or str(trouble).splitlines()[0]
-    place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark is not None else where
+    location = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark is not None else where
     return error(
-        f"{place}: not valid YAML: {problem}",
+        f"{location}: not valid YAML: {problem}",
         "look at that line and the one above: indentation, quotes, colons",
     )
 
@@ -76,7 +76,7 @@ def lines_of(text: str, where: str, error: type[GpuprovError]) -> dict[tuple[str
         root = yaml.compose(text, Loader=Loader)
     except yaml.YAMLError as trouble:
         raise _named(trouble, where, error) from None
-    found: dict[tuple[str, ...], int] = {}
+    lines: dict[tuple[str, ...], int] = {}
 
     def walk(node: Any, way: tuple[str, ...]) -> None:
         if isinstance(node, yaml.MappingNode):
@@ -86,11 +86,11 @@ def lines_of(text: str, where: str, error: type[GpuprovError]) -> dict[tuple[str
         else:
             return
         for name, line, value in inside:
-            if (*way, name) in found:
+            if (*way, name) in lines:
                 raise error(f"{where}:{line}: {name} is there twice", "keep one of them")
-            found[*way, name] = line
+            lines[*way, name] = line
             walk(value, (*way, name))
 
     if root is not None:
         walk(root, ())
-    return found
+    return lines

@@ -72,12 +72,12 @@ class Apart:
                 return Done(error=f"no process could be started: {error.strerror}")
             self._running.add(process)
         try:
-            said, late = _communicated(process, pickle.dumps(job), seconds)
+            output, late = _communicated(process, pickle.dumps(job), seconds)
         finally:
             with self._guard:
                 self._running.discard(process)
         try:
-            return Done(**json.loads(said), late=late)
+            return Done(**json.loads(output), late=late)
         except (ValueError, TypeError):
             nothing = f"its process ended with status {process.returncode}, and told nothing"
             return Done(error=nothing, late=late)
@@ -112,8 +112,8 @@ def main() -> None:
     """Run the job on standard input and write its result to standard output, which only the result uses."""
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answer:
         os.dup2(2, 1)
-        with os.fdopen(0, "rb", closefd=False) as asked:
-            job: Job = pickle.load(asked)  # noqa: S301 - from the parent process
+        with os.fdopen(0, "rb", closefd=False) as stdin:
+            job: Job = pickle.load(stdin)  # noqa: S301 - from the parent process
         json.dump(_done(job), answer)
 
 

@@ -39,14 +39,14 @@ def plan(
     `with_jobs`: also load nodes on which scheduler jobs run. Raises IncompleteError if no node can burn."""
     fleet, overrides = loaded.fleet, loaded.overrides
     variables.check(fleet, overrides, lambda line: on_event(Note(line)))
-    known = schedulers.load(fleet, overrides)  # loaded even if unused, to reject contradictory settings
+    declared = schedulers.load(fleet, overrides)  # loaded even if unused, to reject contradictory settings
     looked = campaign.look(
         fleet,
         overrides,
         profile,
         timeout=limits.timeout,
         connections=limits.connections,
-        schedulers=None if with_jobs else known,
+        schedulers=None if with_jobs else declared,
         on_event=on_event,
     )
     unable = {name: node.trouble for name, node in looked.seen.items() if node.error}

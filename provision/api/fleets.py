@@ -72,9 +72,9 @@ def vault_password_files(source: Source) -> tuple[Path, ...]:
 
 def whole(source: Source) -> Fleet:
     """Return all hosts of the inventory with their inventory variables."""
-    first, *more = several(source.inventories) or [""]
-    place = inventory.find(first or None, more, last_used=source.last_used)
-    return variable_types.typed(inventory.load(place, vault_password_files(source)))
+    first, *others = several(source.inventories) or [""]
+    path = inventory.find(first or None, others, last_used=source.last_used)
+    return variable_types.typed(inventory.load(path, vault_password_files(source)))
 
 
 def load(source: Source, *, on_event: OnEvent = ignore, ask: AskPassword = refuse) -> LoadedFleet:
@@ -168,10 +168,10 @@ def _chosen(without_workers: Fleet, everyone: Fleet, source: Source, note: Calla
 
 def settled(source: Source, ask: AskPassword) -> Source:
     """Return the source with all required passwords, prompting now, so that it can be loaded repeatedly."""
-    found = _passwords(source, ansible_settings.read(), ask)
-    login, become = found.get("ansible_password"), found.get("ansible_become_password")
-    asked = replace(source, password=login, become_password=become)
-    return replace(asked, ask_password=False, ask_become_password=False)
+    passwords = _passwords(source, ansible_settings.read(), ask)
+    login, become = passwords.get("ansible_password"), passwords.get("ansible_become_password")
+    prompted = replace(source, password=login, become_password=become)
+    return replace(prompted, ask_password=False, ask_become_password=False)
 
 
 def completed(fleet: Fleet, source: Source, note: Callable[[str], None], ask: AskPassword) -> Fleet:
@@ -192,19 +192,19 @@ def _passwords(source: Source, settings: Settings, ask: AskPassword) -> dict[str
     """Return passwords by the variables that they fill, prompting for required ones that are missing."""
     login = "-k" if source.ask_password else "ask_pass" if settings.ask_pass else ""
     become = "-K" if source.ask_become_password else "become_ask_pass" if settings.ask_become_pass else ""
-    found: dict[str, Any] = {}
+    passwords: dict[str, Any] = {}
     if source.password is not None:
-        found["ansible_password"] = _usable(source.password, "password")
+        passwords["ansible_password"] = _usable(source.password, "password")
     elif login:
-        found["ansible_password"] = _usable(ask("SSH password: ", login, "ansible_password"), login)
+        passwords["ansible_password"] = _usable(ask("SSH password: ", login, "ansible_password"), login)
     if source.become_password is not None:
-        found["ansible_become_password"] = _usable(source.become_password, "become_password")
+        passwords["ansible_become_password"] = _usable(source.become_password, "become_password")
     elif become:
-        same = "ansible_password" in found
+        same = "ansible_password" in passwords
         prompt = "sudo password [the SSH password]: " if same else "sudo password: "
         typed = _usable(ask(prompt, become, "ansible_become_password", may_be_empty=same), become)
-        found["ansible_become_password"] = typed or found["ansible_password"]
-    return found
+        passwords["ansible_become_password"] = typed or passwords["ansible_password"]
+    return passwords
 
 
 def _usable(password: str, given_by: str) -> str:

@@ -40,18 +40,18 @@ def quick(
         forks=options.forks,
         vault_password_files=fleet.vault_password_files,
     )
-    asked = registry.select(QUICK)
-    folder = validation.open_folder(None, part, asked, settings)
+    checks = registry.select(QUICK)
+    folder = validation.open_folder(None, part, checks, settings)
     on_event(RunBegan(folder.path))
     limits = (options.timeout, options.connections, fleet.vault_password_files)
     with Reach(part.nodes.values(), *limits, persistent=True) as over:
-        health, code = validation.validate(folder, part, overrides, asked, settings, over, on_event)
+        health, code = validation.validate(folder, part, overrides, checks, settings, over, on_event)
     validations.reported(folder, health, code, ["html", "json"])
     if health.interrupted:
         raise KeyboardInterrupt
-    found = {node.node: _why(node) for node in health.nodes if node.verdict in (Verdict.FAIL, Verdict.ERROR)}
+    bad = {node.node: _why(node) for node in health.nodes if node.verdict in (Verdict.FAIL, Verdict.ERROR)}
     silent = set(nodes) - {node.node for node in health.nodes}
-    return found | dict.fromkeys(silent, "the quick checks have no result for it")
+    return bad | dict.fromkeys(silent, "the quick checks have no result for it")
 
 
 def _why(node: NodeHealth) -> str:
@@ -63,6 +63,6 @@ def _why(node: NodeHealth) -> str:
         for finding in check.findings
         if finding.verdict in (Verdict.FAIL, Verdict.ERROR)
     ]
-    told = [f"{finding.device}: {finding.message}" for finding in bad[:_SHOWN]]
-    more = f", and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return f"the quick checks found: {'; '.join(told)}{more}" if bad else "the quick checks are not complete"
+    shown = [f"{finding.device}: {finding.message}" for finding in bad[:_SHOWN]]
+    rest = f", and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return f"the quick checks found: {'; '.join(shown)}{rest}" if bad else "the quick checks are not complete"

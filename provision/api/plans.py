@@ -64,5 +64,5 @@ def plan(
     )
     busy = [node for wave in made.waves for node in wave]
     looked = chosen.load(seen.fleet, seen.overrides).look(busy)
-    scheduler = {node: said.error for node, said in looked.items() if said.error}
+    scheduler = {node: state.error for node, state in looked.items() if state.error}
     return PlanResult(seen, dataclasses.replace(made, scheduler=scheduler))

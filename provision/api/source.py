@@ -56,7 +56,7 @@ def overrides(texts: Iterable[str]) -> dict[str, Any]:
     from provision.desired import variable_types, variables
     from provision.errors import UsageError
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key.isidentifier():
@@ -65,8 +65,8 @@ def overrides(texts: Iterable[str]) -> dict[str, Any]:
             raise UsageError(
                 f"--set {text}: no value", f"for empty text: --set {key}='\"\"', for nothing: {key}=null"
             )
-        found[key] = yamlfile.parse(value, f"--set {key}", UsageError)
-        if variables.is_text(key) and found[key] is not None and not isinstance(found[key], str):
-            found[key] = value
-        found[key] = variable_types.typed_override(key, found[key])
-    return found
+        values[key] = yamlfile.parse(value, f"--set {key}", UsageError)
+        if variables.is_text(key) and values[key] is not None and not isinstance(values[key], str):
+            values[key] = value
+        values[key] = variable_types.typed_override(key, values[key])
+    return values

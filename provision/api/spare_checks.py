@@ -31,8 +31,8 @@ class QuickChecks:
         campaign = validations.Campaign(stage="quick", with_jobs=self.with_jobs)
         result = validations.validate(fleets.load(self.source), campaign)
         (node,) = result.health.nodes
-        found = [(check.check, finding) for check in node.checks for finding in check.findings]
-        bad = [one for one in found if one[1].verdict in ("fail", "error")]
+        findings = [(check.check, finding) for check in node.checks for finding in check.findings]
+        bad = [one for one in findings if one[1].verdict in ("fail", "error")]
         first = next((one for one in bad if one[1].verdict == "fail"), bad[0] if bad else None)
         why = f"{first[0]}: {first[1].message}" if first else node.error or f"it is {node.verdict}"
         return {"run": str(result.folder), "code": result.code, "why": why}
@@ -73,8 +73,8 @@ class SpareChecks:
     def verify(self, spare: str) -> Checked:
         """Check whether a spare may go into service."""
         done = self._apart.run(QuickChecks(replace(self._source, nodes=spare)), self._seconds)
-        found = done.found or {}
-        run, code = Path(found.get("run", "")).name, found.get("code", done.code)
+        result = done.found or {}
+        run, code = Path(result.get("run", "")).name, result.get("code", done.code)
         if code == ExitCode.OK and not done.late:
             return Checked(True, run=run)
         if self._apart.stopped:
@@ -82,7 +82,7 @@ class SpareChecks:
         if done.late:
             late = f"the check did not end within {self._seconds:g} s"
             return Checked(False, late, run, again=True, elsewhere=True)
-        why = one_line(found.get("why", done.error), 300)
+        why = one_line(result.get("why", done.error), 300)
         if run and code == ExitCode.UNHEALTHY:
             return Checked(False, why, run)
         # A lock, a full disk or a network failure: not the spare's fault.

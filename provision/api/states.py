@@ -23,19 +23,19 @@ def status(loaded: LoadedFleet, *, limits: Limits | None = None, on_event: OnEve
         on_event(Note(line))
 
     with Rounds(loaded.fleet, timeout=limits.timeout, connections=limits.connections, say=say) as rounds:
-        found = rounds.ask(lambda one: on_event(NodeAnswered(one.node)))
-    return with_watched(found, on_event)
+        observed = rounds.ask(lambda one: on_event(NodeAnswered(one.node)))
+    return with_watched(observed, on_event)
 
 
 def with_watched(found: FleetStatus, on_event: OnEvent) -> FleetStatus:
     """Add the actions of this inventory's watch to the status of its nodes."""
     try:
-        known = incidents.Store(incidents.place_of(found.fleet)).incidents()
+        stored = incidents.Store(incidents.place_of(found.fleet)).incidents()
     except (RunFolderError, OSError) as error:
         on_event(Note(f"the state of gpuprov watch cannot be read: {error}"))
         return found
-    if not known and SPARES not in found.fleet.groups:
+    if not stored and SPARES not in found.fleet.groups:
         return found
     from provision.up.watch import standing  # imported here, as only a fleet with a watch needs it
 
-    return dataclasses.replace(found, watched=standing.of(found.fleet, known))
+    return dataclasses.replace(found, watched=standing.of(found.fleet, stored))

@@ -88,23 +88,23 @@ def asked(campaign: Campaign) -> tuple[str, ...]:
     if campaign.resume is not None and not campaign.stage and not checks:
         meta = validation.to_go_on_with(campaign.resume).meta()
         checks = [str(name) for name in meta.get("asked", ())]
-    found = registry.select(campaign.stage or STANDARD, checks)
-    more = {"pairs": campaign.pairs and not registry.of_pairs(found), "group": campaign.group}
-    added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
+    selected = registry.select(campaign.stage or STANDARD, checks)
+    stages = {"pairs": campaign.pairs and not registry.of_pairs(selected), "group": campaign.group}
+    added = [name for name, one in PAIRS.entries.items() if stages.get(one.stage)]
     thresholds.for_sku(None, _override(campaign))
-    return tuple(dict.fromkeys((*found, *added)))
+    return tuple(dict.fromkeys((*selected, *added)))
 
 
 def _refuse_unknown(campaign: Campaign) -> None:
     """Raise UsageError for values that would otherwise be rejected only after the measurements."""
-    words: list[tuple[str, list[str], Sequence[str]]] = [
+    choices: list[tuple[str, list[str], Sequence[str]]] = [
         ("stage", [campaign.stage or STANDARD], STAGES),
         ("choice of pairs", [campaign.pairs or "all"], ("suspects", "all")),
         ("report format", several(campaign.formats), tuple(report.FORMATS)),
     ]
-    for what, given, known in words:
-        if unknown := [word for word in given if word not in known]:
-            raise UsageError(f"unknown {what} {unknown[0]!r}", f"give one of {', '.join(known)}")
+    for what, given, valid in choices:
+        if unknown := [value for value in given if value not in valid]:
+            raise UsageError(f"unknown {what} {unknown[0]!r}", f"give one of {', '.join(valid)}")
     for name in ("burn_seconds", "timeout", "connections", "forks"):
         number = getattr(campaign, name)
         if number is not None and number <= 0:
@@ -179,13 +179,13 @@ def reported(
 ) -> ValidateResult:
     """Write the reports of a run and finish it, even if they cannot be written."""
     try:
-        told = context.of_run(folder, health)
-        if files := report.write_all(health, folder, formats, told):
-            told = replace(told, folder=str(folder.path.absolute()))
+        extra = context.of_run(folder, health)
+        if files := report.write_all(health, folder, formats, extra):
+            extra = replace(extra, folder=str(folder.path.absolute()))
     finally:
         folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
         folder.finish(code)
-    return ValidateResult(folder.path, health, code, files, told)
+    return ValidateResult(folder.path, health, code, files, extra)
 
 
 # Checks that measure nothing unless their variable is set.

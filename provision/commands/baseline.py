@@ -70,16 +70,16 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.checks import thresholds
     from provision.checks.judging import baseline
 
-    found = _runs(options)
+    reports = _runs(options)
     use = baseline.rules()
     if options.margin is not None:
         use = dataclasses.replace(use, margin=options.margin)
-    newest = max(run.started for run in found)
-    learnt = baseline.learn((sample for run in found for sample in baseline.samples(run)), newest[:7], use)
+    newest = max(run.started for run in reports)
+    learnt = baseline.learn((sample for run in reports for sample in baseline.samples(run)), newest[:7], use)
     if not learnt.limits:
         _say(learnt)
         raise GpuprovError(
-            f"no limit could be derived from {', '.join(run.run_id for run in found)}",
+            f"no limit could be derived from {', '.join(run.run_id for run in reports)}",
             f"give runs of at least {use.nodes} nodes of one GPU product, with checks that measure speed",
         )
     target = Path(options.file).expanduser()
@@ -97,16 +97,16 @@ def _runs(options: argparse.Namespace) -> list[FleetHealth]:
     from provision.runs import stored_health
     from provision.validate import campaign
 
-    found = {}
+    reports = {}
     for name in options.run or [None]:
         folder = report.find_run(name, Path(options.runs) if options.runs else None)
         try:
-            found[folder.path.name] = stored_health.of_run(folder)
+            reports[folder.path.name] = stored_health.of_run(folder)
         except RunFolderError:
-            found[folder.path.name] = campaign.rejudge(folder)
-    if undated := [run.run_id for run in found.values() if not run.started[:7]]:
+            reports[folder.path.name] = campaign.rejudge(folder)
+    if undated := [run.run_id for run in reports.values() if not run.started[:7]]:
         raise RunFolderError(f"{undated[0]} has no start time", "leave it out")
-    return list(found.values())
+    return list(reports.values())
 
 
 def _write(path: Path, text: str) -> None:
@@ -137,8 +137,8 @@ def _say(learnt: Baseline) -> None:
         sys.stdout.write(f"{sku}\n")
         for limit in limits:
             sign = "≥" if limit.direction == "at_least" else "≤"
-            said = limit.source.partition(": ")[2].partition("; runs")[0]
-            sys.stdout.write(f"  {limit.metric:<34} {sign} {limit.limit:g} {limit.unit}  ({said})\n")
+            basis = limit.source.partition(": ")[2].partition("; runs")[0]
+            sys.stdout.write(f"  {limit.metric:<34} {sign} {limit.limit:g} {limit.unit}  ({basis})\n")
             sys.stdout.write(_certainty(learnt, sku, limit))
     if learnt.unlearnt:
         sys.stdout.write("not learnt\n")

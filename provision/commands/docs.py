@@ -50,22 +50,22 @@ def _about(name: str) -> Iterator[str]:
     """Return the lines about a page, role or check. Raises UsageError with similar names."""
     from provision.checks.judging import registry
 
-    wanted = name.removeprefix("docs/").removesuffix(".md")
+    page_name = name.removeprefix("docs/").removesuffix(".md")
     files = pages()
-    for page in (wanted, wanted.lower()):
+    for page in (page_name, page_name.lower()):
         if page in files:
             return iter(files[page].read_text(encoding="utf-8").splitlines())
-    if wanted == "checks":
+    if page_name == "checks":
         return _checks()
-    if wanted in registry.table():
+    if page_name in registry.table():
         from provision.checks.judging import checks_reference
 
-        return checks_reference.explained(wanted)
+        return checks_reference.explained(page_name)
     from provision.nearest import did_you_mean
 
-    known = [*files, *registry.table()]
+    names = [*files, *registry.table()]
     raise UsageError(
-        f"no page, role or check is called {name!r}", did_you_mean(name, known, "gpuprov docs lists them")
+        f"no page, role or check is called {name!r}", did_you_mean(name, names, "gpuprov docs lists them")
     )
 
 

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    wanted = formats.outputs(options.format, options.json)
+    outputs = formats.outputs(options.format, options.json)
 
     from provision.api import drifts
 
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     except KeyboardInterrupt:
         sys.stderr.write(kept.line)
         raise
-    _publish(result.report, wanted)
+    _publish(result.report, outputs)
     return result.report.code
 
 

@@ -268,8 +268,8 @@ def settled(options: argparse.Namespace) -> Source:
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     """Load the selected nodes as a pair of fleet and overrides."""
-    found = loaded(options)
-    return found.fleet, found.overrides
+    result = loaded(options)
+    return result.fleet, result.overrides
 
 
 def limits(options: argparse.Namespace) -> Limits:
@@ -330,9 +330,9 @@ def _draw(event: Event, drawn: Progress) -> None:
         case events.CheckBegan(node, check):
             drawn.at(node, check)
         case events.CheckEnded(node, check, verdict, note):
-            said = f"{verdict} ({note})" if verdict and note else verdict or note
+            outcome = f"{verdict} ({note})" if verdict and note else verdict or note
             drawn.at(node, "")
-            drawn.done(f"{node}: {check}: {said}")
+            drawn.done(f"{node}: {check}: {outcome}")
 
 
 @contextlib.contextmanager

@@ -18,17 +18,17 @@ class Names:
         self._none = none
 
     def __call__(self, text: str) -> list[str]:
-        found = [name.strip() for name in text.split(",") if name.strip()]
-        if self._none and found == ["none"]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if self._none and names == ["none"]:
             return []
-        odd = [name for name in found if name not in self.known]
-        if odd or not found:
+        odd = [name for name in names if name not in self.known]
+        if odd or not names:
             from provision.nearest import did_you_mean
 
             near = did_you_mean(odd[0], self.known) if odd else ""
-            there = f"choose among {','.join(self.known)}{', or none' * self._none}"
-            raise argparse.ArgumentTypeError(f"{there}\n  → {near}" if near else there)
-        return found
+            choices = f"choose among {','.join(self.known)}{', or none' * self._none}"
+            raise argparse.ArgumentTypeError(f"{choices}\n  → {near}" if near else choices)
+        return names
 
 
 class Files:
@@ -38,27 +38,27 @@ class Files:
         self.known = known
 
     def __call__(self, text: str) -> list[tuple[str, str]]:
-        found = [one.strip().partition("=") for one in text.split(",") if one.strip()]
-        Names(self.known)(",".join(name for name, _, _ in found))
-        return [(name, file or "-") for name, _, file in found]
+        pairs = [one.strip().partition("=") for one in text.split(",") if one.strip()]
+        Names(self.known)(",".join(name for name, _, _ in pairs))
+        return [(name, file or "-") for name, _, file in pairs]
 
 
 def outputs(chosen: Sequence[tuple[str, str]], as_json: bool) -> list[tuple[str, str]]:
     """Return (format, file) pairs, with text on standard output if nothing else goes there.
     Raises UsageError, before any node is observed."""
-    wanted = [*chosen, *([("json", "-")] if as_json else [])]
-    if "-" not in [file for _, file in wanted]:
-        wanted.append(("text", "-"))
-    if [file for _, file in wanted].count("-") > 1:
+    targets = [*chosen, *([("json", "-")] if as_json else [])]
+    if "-" not in [file for _, file in targets]:
+        targets.append(("text", "-"))
+    if [file for _, file in targets].count("-") > 1:
         raise UsageError(
             "two formats would go to standard output", "give all but one of them a file: --format NAME=FILE"
         )
-    for _, file in wanted:
-        place = Path(file)
-        if file != "-" and (place.is_dir() or not place.absolute().parent.is_dir()):
-            why = "is a folder" if place.is_dir() else "is in a folder that does not exist"
+    for _, file in targets:
+        path = Path(file)
+        if file != "-" and (path.is_dir() or not path.absolute().parent.is_dir()):
+            why = "is a folder" if path.is_dir() else "is in a folder that does not exist"
             raise UsageError(f"{file}: cannot be written: it {why}", "choose another file")
-    return wanted
+    return targets
 
 
 def write(file: str, text: str) -> None:

@@ -59,13 +59,13 @@ def run(options: argparse.Namespace) -> ExitCode:
     sources = [node for node in seen.described if node in seen.expected]
     if not sources:
         raise GpuprovError("no node could be read", "gpuprov plan shows the reason for each node")
-    found = lock_sources.groups(seen, sources, majority=options.majority)
-    lock = _lock(seen, sources, found.groups)
+    result = lock_sources.groups(seen, sources, majority=options.majority)
+    lock = _lock(seen, sources, result.groups)
     target = Path(options.file).expanduser() if options.file else lockfile.beside(seen.fleet.source)
     _write(target, lockfile.render(lock))
     lockfile.read(target)  # an unreadable file must be noticed now, not in the next run
     loose = _loose(seen, sources)
-    _say(options, lock, target, found, unfit, loose)
+    _say(options, lock, target, result, unfit, loose)
     if not options.json and seen.fleet.others and len(loose) < len(sources):
         sys.stdout.write(
             "plan and up refuse nodes of any other operating system, architecture or GPU from now on: to "

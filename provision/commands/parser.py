@@ -45,8 +45,8 @@ class Parser(argparse.ArgumentParser):
     @property
     def verbs(self) -> dict[str, Parser]:
         """Return the parsers of nested verbs."""
-        found = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return dict(found[0].choices) if found else {}
+        groups = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return dict(groups[0].choices) if groups else {}
 
     @property
     def usual(self) -> str:
@@ -58,9 +58,9 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
+            option_names = [name for action in self._actions for name in action.option_strings]
             flag = next((word for word in unknown if word.startswith("-")), "")
-            near = hint(flag.partition("=")[0], known)
+            near = hint(flag.partition("=")[0], option_names)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return options, unknown
 
@@ -109,17 +109,17 @@ def add_verbs(
     `usual`: the default verb, with a help that is also the parent's and lists the other verbs."""
     group = parser.add_subparsers(dest="act", metavar="VERB", title="verbs", required=True)
     group.default = usual
-    found: dict[str, argparse.ArgumentParser] = {}
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for name, what in verbs.items():
-        found[name] = group.add_parser(name, help=what, description=sentence(what))
+        parsers[name] = group.add_parser(name, help=what, description=sentence(what))
     if usual:
-        found[usual].prog = parser.prog
+        parsers[usual].prog = parser.prog
         width = max(map(len, verbs))
         listed = "".join(
             f"\n  {name:<{width}}  {what}{' (default)' * (name == usual)}" for name, what in verbs.items()
         )
-        found[usual].description = f"{parser.description}\n\nverbs:{listed}"
-    return found
+        parsers[usual].description = f"{parser.description}\n\nverbs:{listed}"
+    return parsers
 
 
 def sentence(summary: str) -> str:

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     remove = removed(options)
-    wanted = formats.outputs(options.format, options.json)
+    outputs = formats.outputs(options.format, options.json)
     if options.offline:
         return _offline(options, remove)
 
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             canary=not options.no_canary,
             on_event=on_event,
         )
-    for name, file in wanted:
+    for name, file in outputs:
         text = _rendered(name, result, options)
         if file == "-":
             sys.stdout.write(painted(text) if name == "text" and coloured(sys.stdout) else text)
@@ -192,7 +192,7 @@ def share(text: str) -> Share:
 
 def some_nodes(text: str) -> Share:
     """Parse a number or percentage of nodes above zero, for argparse."""
-    found = share(text)
-    if not found.number:
+    parsed = share(text)
+    if not parsed.number:
         raise argparse.ArgumentTypeError("must be 1 or more, or a percentage above 0%")
-    return found
+    return parsed

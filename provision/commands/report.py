@@ -141,9 +141,9 @@ def _show(folder: RunFolder, options: argparse.Namespace) -> ExitCode:
 
     health, changed = _judged(folder, options) if options.rejudge else (stored_health.of_run(folder), None)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
-    wanted = FORMATS if options.format is None else options.format
-    context = _context(folder, health, wanted)
-    files = report.write_all(health, target, wanted, context)
+    chosen = FORMATS if options.format is None else options.format
+    context = _context(folder, health, chosen)
+    files = report.write_all(health, target, chosen, context)
     if files:
         context = replace(context, folder=str(target.absolute()))
     if changed is not None:
@@ -209,17 +209,17 @@ def _print(
     from provision.report import json as json_report
     from provision.terminal import coloured
 
-    if "nodes" in files and (said := nodes.left_out(health)):
-        sys.stderr.write(f"{said}\n")
+    if "nodes" in files and (note := nodes.left_out(health)):
+        sys.stderr.write(f"{note}\n")
     if changed is None:
-        lines, more = ["there is no earlier report to compare with"], []
+        lines, details = ["there is no earlier report to compare with"], []
     else:
         lines = diff_text.verdict_lines(changed.verdicts)
-        more = list(diff_text.finding_lines(changed.verdicts))
+        details = list(diff_text.finding_lines(changed.verdicts))
     if changed and options.changes:
-        told = [*(lines or ["no verdict changed"]), *more]
+        shown = [*(lines or ["no verdict changed"]), *details]
         document = json.dumps(diff_text.changes_document(changed), indent=1, default=str)
-        sys.stdout.write(document + "\n" if options.json else "".join(f"{line}\n" for line in told))
+        sys.stdout.write(document + "\n" if options.json else "".join(f"{line}\n" for line in shown))
         return
     if options.json:
         sys.stdout.writelines(json_report.render(health))
@@ -229,8 +229,8 @@ def _print(
     width = shutil.get_terminal_size((100, 24)).columns
     sys.stdout.write(terminal.summary(health, width=width, color=coloured(sys.stdout), context=context))
     if options.rejudge:
-        told = [*(lines or ["no verdict changed"]), *(f"  {line}" for line in more)]
-        sys.stdout.write("\njudged again:\n" + "".join(f"  {line}\n" for line in told))
+        shown = [*(lines or ["no verdict changed"]), *(f"  {line}" for line in details)]
+        sys.stdout.write("\njudged again:\n" + "".join(f"  {line}\n" for line in shown))
     if files:
         sys.stdout.write("\n" + "".join(f"{name:<6} {path}\n" for name, path in files.items()))
 
@@ -254,11 +254,11 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
     here = Path(name).parent if Path(name).name == "report.json" else Path(name)
     path = next((path for path in (here, home / name) if (path / "run.json").is_file()), None)
     if path is None:
-        known = sorted((folder.name for folder in home.glob("*Z-validate")), reverse=True)
+        names = sorted((folder.name for folder in home.glob("*Z-validate")), reverse=True)
         raise RunFolderError(
             f"there is no run {name}: it is not a run folder, and no run in {home} has this name",
             did_you_mean(
-                name, known, f"there are: {', '.join(known[:3])}" if known else "gpuprov validate creates one"
+                name, names, f"there are: {', '.join(names[:3])}" if names else "gpuprov validate creates one"
             ),
         )
     folder = store.RunFolder.open(path)
@@ -276,14 +276,14 @@ def _compare(options: argparse.Namespace) -> ExitCode:
     before, after = (_health(name, options) for name in (options.before, options.after))
     if before.run_id == after.run_id:
         raise UsageError(f"{options.before} and {options.after} are the same run", "name two runs")
-    found = diff(before, after)
+    comparison = diff(before, after)
     if options.json:
-        sys.stdout.write(json.dumps(diff_text.comparison_document(found), indent=1) + "\n")
+        sys.stdout.write(json.dumps(diff_text.comparison_document(comparison), indent=1) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in diff_text.comparison(found))
-    if found.worse:
+        sys.stdout.writelines(f"{line}\n" for line in diff_text.comparison(comparison))
+    if comparison.worse:
         return ExitCode.UNHEALTHY
-    return ExitCode.INCOMPLETE if found.less_known else ExitCode.OK
+    return ExitCode.INCOMPLETE if comparison.less_known else ExitCode.OK
 
 
 def _health(name: str, options: argparse.Namespace) -> FleetHealth:

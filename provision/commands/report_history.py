@@ -86,28 +86,28 @@ def _lines(document: dict[str, Any]) -> list[str]:
     by_verdict: dict[str, list[str]] = {}
     for node, past in document["nodes"].items():
         by_verdict.setdefault(past["verdict"], []).append(one_line(node, 80))
-    told = [f"last verdict of {many(len(document['nodes']), 'node')}:"]
+    shown = [f"last verdict of {many(len(document['nodes']), 'node')}:"]
     for verdict in ("fail", "error", "warn", "skip", "pass"):
         if names := by_verdict.get(verdict):
-            told.append(f"  {verdict:<5} {len(names):>6,}  {fold(names, 200)}")
+            shown.append(f"  {verdict:<5} {len(names):>6,}  {fold(names, 200)}")
     flips = [f"{one_line(node, 80)}: {many(times, 'time')}" for node, times in document["flips"].items()]
     repeats = [f"{one_line(one['node'], 80)} {_repeat(one)}" for one in document["repeat_offenders"]]
     for title, lines in (("verdict changed from run to run", flips), ("repeated faults", repeats)):
-        told += [f"{title}:", *(f"  {line}" for line in lines[:_SHOWN] or ["none"])]
+        shown += [f"{title}:", *(f"  {line}" for line in lines[:_SHOWN] or ["none"])]
         if len(lines) > _SHOWN:
-            told.append(f"  … and {len(lines) - _SHOWN:,} more; --json has all")
-    return told
+            shown.append(f"  … and {len(lines) - _SHOWN:,} more; --json has all")
+    return shown
 
 
 def _node_lines(document: dict[str, Any]) -> list[str]:
     """Return the runs of a node, newest first."""
     from provision.text import many, moment, one_line
 
-    said = [f"{one['verdict']:<5}  {moment(one['started'])}  {one['run']}" for one in document["runs"]]
-    told = [f"{one_line(document['node'], 80)}: {many(len(said), 'run')}, newest first", *reversed(said)]
-    told.append(f"the verdict changed {many(document['flips'], 'time')}")
-    told += [f"repeated fault: {_repeat(one)}" for one in document["repeat_offenders"]]
-    return told
+    runs = [f"{one['verdict']:<5}  {moment(one['started'])}  {one['run']}" for one in document["runs"]]
+    shown = [f"{one_line(document['node'], 80)}: {many(len(runs), 'run')}, newest first", *reversed(runs)]
+    shown.append(f"the verdict changed {many(document['flips'], 'time')}")
+    shown += [f"repeated fault: {_repeat(one)}" for one in document["repeat_offenders"]]
+    return shown
 
 
 def _repeat(one: dict[str, Any]) -> str:

@@ -76,8 +76,8 @@ def _found(node: NodeHealth, verdict: Verdict, absent: tuple[str, ...]) -> str:
         return one_line(node.error, 300)
     worst = [finding for check in node.checks for finding in check.wrong if finding.verdict is verdict]
     if worst:
-        more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
-        return one_line(_line(worst[0]), 300) + more
+        rest = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
+        return one_line(_line(worst[0]), 300) + rest
     if absent:
         return f"not measured: {', '.join(absent)}"
     return f"{many(len(node.checks), 'check')} passed: {', '.join(check.check for check in node.checks)}"

@@ -44,17 +44,17 @@ def _without_secrets(value: Any) -> Any:
 def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Fill the earlier run's settings in run.json (`meta`) into `options`.
     Raises UsageError for a value of --set that was not stored completely."""
-    asked = meta.get("arguments") or {}
+    arguments = meta.get("arguments") or {}
     pattern = {"nodes": meta["pattern"]} if meta.get("pattern") else {}
     locked = options.lock or options.no_lock  # giving either one now replaces both
     for name, default in {**_FLEET, **defaults}.items():
-        before = {**asked, **pattern}.get(name)
+        before = {**arguments, **pattern}.get(name)
         if getattr(options, name) == default and before and not (locked and name in ("lock", "no_lock")):
             setattr(options, name, before)
     if not (options.inventory or options.inventory_option):
         options.inventory = meta.get("inventory") or None
     given = {text.partition("=")[0] for text in options.set}
-    for key, value in (asked.get("set") or {}).items():
+    for key, value in (arguments.get("set") or {}).items():
         if key in given:
             continue
         if HIDDEN in json.dumps(value):

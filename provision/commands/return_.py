@@ -68,12 +68,12 @@ def run(options: argparse.Namespace) -> ExitCode:
     alone = replace(fleet, nodes={name: one for name, one in fleet.nodes.items() if name == node})
     if (other := incidents.elsewhere(store.path, alone))[0]:
         raise UsageError(f"{other[0]}: another watch has it", f"gpuprov return {node} {other[1]}")
-    known = store.incidents()
+    stored = store.incidents()
     for why in store.damaged.values():
         fleet_options.say(why)
-    incident = returning.incident_of(node, fleet, known)
+    incident = returning.incident_of(node, fleet, stored)
     returning.refuse_unfinished(incident)
-    returning.refuse_early(incident, known, rules, time.time(), options.now)
+    returning.refuse_early(incident, stored, rules, time.time(), options.now)
 
     def one(part: str) -> int:
         return _part(part, replace(source, nodes=node), options.profile)

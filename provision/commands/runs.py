@@ -61,10 +61,10 @@ def run(options: argparse.Namespace) -> ExitCode:
         return _cancel(list(_found(home)), options.which)
     if options.act == "units":
         rows, lines = _rows(list(_found(home))), _line
-        told = "no run has work at a worker\n"
+        empty = "no run has work at a worker\n"
     else:
         rows, lines = _stored(home), _stored_line
-        told = f"there is no run in {home}\n"
+        empty = f"there is no run in {home}\n"
     if options.json:
         import json
 
@@ -72,9 +72,9 @@ def run(options: argparse.Namespace) -> ExitCode:
         sys.stdout.write(json.dumps({"format": 1, key: rows}, indent=1) + "\n")
         return ExitCode.OK
     shown = rows if options.act == "units" else rows[:_SHOWN]
-    sys.stdout.write("".join(f"{lines(row)}\n" for row in shown) or told)
-    if more := len(rows) - len(shown):
-        sys.stdout.write(f"… and {more:,} more; --json has all\n")
+    sys.stdout.write("".join(f"{lines(row)}\n" for row in shown) or empty)
+    if hidden := len(rows) - len(shown):
+        sys.stdout.write(f"… and {hidden:,} more; --json has all\n")
     return ExitCode.OK
 
 
@@ -90,8 +90,8 @@ def _stored(home: Path) -> list[dict[str, Any]]:
         except RunFolderError as error:
             rows.append({**row, "error": error.what})
             continue
-        asked = meta.get("arguments")
-        nodes = meta.get("nodes") or (asked.get("nodes") if isinstance(asked, dict) else None)
+        arguments = meta.get("arguments")
+        nodes = meta.get("nodes") or (arguments.get("nodes") if isinstance(arguments, dict) else None)
         row["nodes"] = len(nodes) if isinstance(nodes, list) else None
         rows.append(row | {key: meta.get(key) for key in _FIELDS})
     return rows
@@ -132,10 +132,10 @@ def _rows(found: list[tuple[Path, str, Record, bool]]) -> list[dict[str, Any]]:
 
     def state(record: Record) -> str:
         try:
-            known = Control(record.socket).unit(record.unit) if record.unit else None
+            unit = Control(record.socket).unit(record.unit) if record.unit else None
         except (ControlError, RefusedError) as error:
             return f"unknown: {error.what}"
-        return str(known.get("StateName")).lower() if known else "gone"
+        return str(unit.get("StateName")).lower() if unit else "gone"
 
     return [
         {

@@ -74,6 +74,6 @@ def run(options: argparse.Namespace) -> ExitCode:
         declared=fleet_options.overrides(options),
     )
     with fleet_options.Drawn() as draw:
-        found = selftest.run(settings, draw)
-    sys.stdout.write(summary(found, output))
-    return found.code
+        result = selftest.run(settings, draw)
+    sys.stdout.write(summary(result, output))
+    return result.code

@@ -169,8 +169,8 @@ class _Drawn(fleet_options.Drawn):
             case events.NodeEnded(node, status, message):
                 detail = f": {message.splitlines()[0]}" if message else ""
                 # Nodes that were not attempted are listed together in one line.
-                said = "" if status == "not attempted" else f"{node}: {status}{detail}"
-                super().__call__(events.PartEnded(said))
+                text = "" if status == "not attempted" else f"{node}: {status}{detail}"
+                super().__call__(events.PartEnded(text))
             case _:
                 super().__call__(event)
 
@@ -181,9 +181,9 @@ class _Drawn(fleet_options.Drawn):
         if live(sys.stderr):
             super().__call__(Step(f"{node}: {role + ' · ' if role else ''}{task}"))
             return
-        whose = node if self.total <= _FEW else "all"
-        if role and self._roles.get(whose) != role:
-            self._roles[whose] = role
+        scope = node if self.total <= _FEW else "all"
+        if role and self._roles.get(scope) != role:
+            self._roles[scope] = role
             super().__call__(Step(f"{node}: {role}"))
 
 

@@ -177,8 +177,8 @@ def printed(result: ValidateResult, as_json: bool) -> None:
     from provision.terminal import coloured
 
     health, files = result.health, result.files
-    if "nodes" in files and (said := nodes.left_out(health)):
-        sys.stderr.write(f"{said}\n")
+    if "nodes" in files and (note := nodes.left_out(health)):
+        sys.stderr.write(f"{note}\n")
     if as_json:
         sys.stdout.writelines(json_report.render(health))
         return

@@ -105,24 +105,24 @@ def run(options: argparse.Namespace) -> ExitCode:
     fleet, overrides = loaded.fleet, loaded.overrides
     variables.check(fleet, overrides, fleet_options.say)
     rules = policy.of(fleet, overrides)
-    place = incidents.place_of(fleet)
+    folder = incidents.place_of(fleet)
     if options.act == "replay":
-        return _replay(fleet, rules, options.history, place)
+        return _replay(fleet, rules, options.history, folder)
     if options.act == "spare":
-        return _spare(fleet, overrides, place)
+        return _spare(fleet, overrides, folder)
     if options.act == "take-over":
-        return _take_over(fleet, overrides, place, options.folder)
+        return _take_over(fleet, overrides, folder, options.folder)
     if options.act == "breaker":
         return _breaker(fleet, overrides, options.close)
     if options.act == "state":
-        return _state(fleet, place, options.json)
+        return _state(fleet, folder, options.json)
     if options.act == "install":
         from provision.up.watch import unit
 
         nodes = [] if fleet.pattern == "all" else ["--nodes", fleet.pattern]
         sys.stdout.write(unit.install(fleet, [*passed_on, *nodes]))
         return ExitCode.OK
-    return _watch(fleet, overrides, rules, place, source, options)
+    return _watch(fleet, overrides, rules, folder, source, options)
 
 
 def _for_unit(options: argparse.Namespace) -> list[str]:
@@ -136,8 +136,8 @@ def _for_unit(options: argparse.Namespace) -> list[str]:
     from provision.api import fleets
 
     files = map(str, (file.absolute() for file in fleets.vault_password_files(fleet_options.source(options))))
-    found = [word for file in files for word in ("--vault-password-file", file)]
-    return [*found, "--user", options.user] if options.user else found
+    arguments = [argument for file in files for argument in ("--vault-password-file", file)]
+    return [*arguments, "--user", options.user] if options.user else arguments
 
 
 def _watch(
@@ -267,13 +267,13 @@ def _replay(fleet: Fleet, rules: Policy, named: str | None, place: Path) -> Exit
     from provision.up.watch import replay
 
     paths = [Path(named)] if named else [place / "history.1.jsonl", place / "history.jsonl"]
-    found = replay.history([path for path in paths if named or path.exists()])
-    if not found:
+    records = replay.history([path for path in paths if named or path.exists()])
+    if not records:
         where = named or str(place)
         raise UsageError(
             f"no health history in {where} yet", "start gpuprov watch, or name one with --history"
         )
-    lines = list(replay.Replay(fleet, rules).lines(replay.last_day(found)))
+    lines = list(replay.Replay(fleet, rules).lines(replay.last_day(records)))
     sys.stdout.writelines(f"{line}\n" for line in lines or ["it would have done nothing"])
     return ExitCode.OK
 
@@ -296,14 +296,14 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
     if beat and fleet.pattern == "all":
         with contextlib.suppress(InventoryError):  # the same count as the watch's
             fleet = inventory.select(fleet, beat["nodes"])
-    found = state.document(fleet, store.incidents(), store.validated(), now)
+    status = state.document(fleet, store.incidents(), store.validated(), now)
     if store.damaged and word == "work":
         word = "held"
-    found |= {"watch": beat, "damaged": store.damaged, "state": word, "follows": follows}
+    status |= {"watch": beat, "damaged": store.damaged, "state": word, "follows": follows}
     stopped = breaker.KIND in beat.get("held", ()) and word == "held"
-    found["next"] = _of_service("follows" if follows else "breaker" if stopped else word, options, fleet)
+    status["next"] = _of_service("follows" if follows else "breaker" if stopped else word, options, fleet)
     line = heartbeat.line(beat, now, running)
-    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else state.text(found, place, line))
+    sys.stdout.write(json.dumps(status, indent=1) + "\n" if as_json else state.text(status, place, line))
     return {"work": ExitCode.OK, "follows": ExitCode.OK, "held": ExitCode.UNHEALTHY}.get(
         word, ExitCode.INCOMPLETE
     )

@@ -105,7 +105,7 @@ def _text(wanted: frozenset[str]) -> str:
 
 def _families_of(name: str) -> frozenset[str]:
     """Return the other families that a family's file imports, directly or indirectly."""
-    named = frozenset(found["file"] for found in _OURS.finditer(_source(name))) & families()
+    named = frozenset(match["file"] for match in _OURS.finditer(_source(name))) & families()
     return named.union(*map(_families_of, named))
 
 

@@ -117,9 +117,9 @@ def unframed(output: bytes | bytearray) -> bytes:
         return body
     if BEGIN in output:
         raise CutError(f"the answer was cut after {len(output)} bytes")
-    said = bytes(output[-4096:]).decode("utf-8", "replace").strip().splitlines()
+    lines = bytes(output[-4096:]).decode("utf-8", "replace").strip().splitlines()
     raise AnswerError(
-        f"it answered something else: {one_line(said[-1])!r}" if said else "it answered nothing"
+        f"it answered something else: {one_line(lines[-1])!r}" if lines else "it answered nothing"
     )
 
 
@@ -261,5 +261,5 @@ def _is_flat(value: Mapping[Any, Any]) -> bool:
 
 def one_line(text: str, limit: int = PROBLEM_LIMIT) -> str:
     """Return a node's text as one printable line."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return words if len(words) <= limit else words[: limit - 1] + "…"
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -23,24 +23,24 @@ def earlier_counters(
     The counters come from the newest run that is at least a day old, or else from the oldest of those read,
     within the same boot of the node. Damaged runs are skipped.
     """
-    wanted = {
+    missing = {
         name for name, facts in seen.items() if facts.get("hca.counters") and not facts.get("hca.earlier")
     }
-    found: dict[str, list[dict[str, Any]]] = {}
+    counters: dict[str, list[dict[str, Any]]] = {}
     runs = sorted(path for path in folder.path.parent.glob("*-validate") if path.name < folder.path.name)
-    for path in reversed(runs[-_RUNS:] if wanted else []):
+    for path in reversed(runs[-_RUNS:] if missing else []):
         try:
             stored = read_node_facts(RunFolder(path))
         except _DAMAGED:
             continue
-        for name in wanted & set(stored):
+        for name in missing & set(stored):
             with contextlib.suppress(*_DAMAGED):  # a bad answer of one node must not affect the others
                 now, then = seen[name], stored[name].facts
-                known, uptime = found.get(name), int(now["clock.uptime_s"])
+                rows_so_far, uptime = counters.get(name), int(now["clock.uptime_s"])
                 if not now["boot.id"] or now["boot.id"] != then["boot.id"]:
                     continue
-                if known and uptime - known[0]["uptime"] >= ports.WINDOW:
+                if rows_so_far and uptime - rows_so_far[0]["uptime"] >= ports.WINDOW:
                     continue
                 if rows := ports.rows(then):
-                    found[name] = [{**row, "uptime": int(then["clock.uptime_s"])} for row in rows]
-    return found
+                    counters[name] = [{**row, "uptime": int(then["clock.uptime_s"])} for row in rows]
+    return counters

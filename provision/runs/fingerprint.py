@@ -109,17 +109,17 @@ def of(facts: Mapping[str, Any], problems: Mapping[str, str]) -> Fingerprint:
     A fact that is in neither mapping counts as unanswered; a vendor's fact may not have been requested."""
     values: dict[str, Any] = {}
     unknown: dict[str, str] = {}
-    asked = {
-        part: place
-        for part, place in {**OF_VENDORS, **{fact: (fact, None) for fact in SILENT}}.items()
-        if place[0] in facts or place[0] in problems or place[0].partition(".")[0] in problems
+    optional = {
+        part: source
+        for part, source in {**OF_VENDORS, **{fact: (fact, None) for fact in SILENT}}.items()
+        if source[0] in facts or source[0] in problems or source[0].partition(".")[0] in problems
     }
-    for part, (fact, key) in {**PARTS, **asked}.items():
+    for part, (fact, key) in {**PARTS, **optional}.items():
         if fact in facts:
-            found = facts[fact]
-            if key is not None and isinstance(found, list):
-                found = [entry.get(key) if isinstance(entry, dict) else None for entry in found]
-            values[part] = found
+            value = facts[fact]
+            if key is not None and isinstance(value, list):
+                value = [entry.get(key) if isinstance(entry, dict) else None for entry in value]
+            values[part] = value
         else:
             probe = problems.get(fact) or problems.get(fact.rpartition(".")[0])
             unknown[part] = (
@@ -166,27 +166,27 @@ def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
 
     A part that was or is unreadable counts as changed, since its equality is unknown.
     """
-    found = []
-    known = [{*one.values, *one.unknown} for one in (then, now)]
+    changed = []
+    parts = [{*one.values, *one.unknown} for one in (then, now)]
     both = (
-        () if check in _WITHOUT_GPUS else [part for part in OF_VENDORS if all(part in one for one in known)]
+        () if check in _WITHOUT_GPUS else [part for part in OF_VENDORS if all(part in one for one in parts)]
     )
     for part in (*PARTS, *both):
         if part in PARTS and part not in depends(check):
             continue
         if part in now.unknown:
-            found.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))
+            changed.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))
         elif part in then.unknown or part not in then.values:
             why = then.unknown.get(part, "it was not observed")
-            found.append(Change(part, None, now.values.get(part), f"was not known then: {why}"))
+            changed.append(Change(part, None, now.values.get(part), f"was not known then: {why}"))
         elif then.values[part] != now.values.get(part):
-            found.append(Change(part, then.values[part], now.values.get(part)))
+            changed.append(Change(part, then.values[part], now.values.get(part)))
     for part in () if check in _WITHOUT_GPUS else sorted(SILENT):
         if part in now.unknown:
-            found.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))
+            changed.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))
         elif silent := now.values.get(part):
-            found.append(Change("gpu.silent", None, silent, _word(silent)))
-    return found
+            changed.append(Change("gpu.silent", None, silent, _word(silent)))
+    return changed
 
 
 @dataclass(frozen=True)
@@ -242,10 +242,10 @@ def standings(
     node: str, checks: Sequence[str], results: Mapping[str, Result], now: Fingerprint
 ) -> list[Standing]:
     """Return the current value of a node's results, for each of `checks` and each check that ran (pure)."""
-    found = []
+    current = []
     judged = any(result.verdict != "skip" for result in results.values())
     for check in dict.fromkeys([*checks, *results]):
         result = results.get(check)
         gone = changes(check, result.known, now) if result else ()
-        found.append(Standing(node, check, result, tuple(gone), judged))
-    return found
+        current.append(Standing(node, check, result, tuple(gone), judged))
+    return current

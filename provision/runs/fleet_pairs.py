@@ -44,21 +44,21 @@ class Team:
     @property
     def name(self) -> str:
         """Return the number of nodes and their GPUs' vendor."""
-        whose = vendors.NAMES.get(self.vendor, "other")
-        return f"{many(len(self.nodes), 'node')} with {whose} GPUs"
+        vendor = vendors.NAMES.get(self.vendor, "other")
+        return f"{many(len(self.nodes), 'node')} with {vendor} GPUs"
 
 
 def teams(check: str, nodes: Iterable[str], seen: Mapping[str, NodeFacts]) -> list[Team]:
     """Group nodes into teams that are measured together, one per program that their GPUs need.
     Nodes without a program for their GPUs are in no team."""
-    found: dict[int, Team] = {}
+    teams_by_module: dict[int, Team] = {}
     for node in nodes:
         vendor = seen[node].gpuprov_node["gpu"].get("vendor")
         module = PAIRS.of_vendor(check, vendor)
         if module is not None:
-            team = found.get(id(module), Team(module, (), str(vendor)))
-            found[id(module)] = replace(team, nodes=(*team.nodes, node))
-    return list(found.values())
+            team = teams_by_module.get(id(module), Team(module, (), str(vendor)))
+            teams_by_module[id(module)] = replace(team, nodes=(*team.nodes, node))
+    return list(teams_by_module.values())
 
 
 def apart(found: Sequence[Team]) -> str:
@@ -129,15 +129,15 @@ class Between:
 
 def between(folder: RunFolder, seen: Mapping[str, NodeFacts]) -> Between:
     """Return the results of the run folder's pairs; empty without pairs. Raises RunFolderError."""
-    found = Between()
+    combined = Between()
     meta = folder.meta()
     for check, of_pairs in PAIRS.items():
         if check in meta.get("asked", ()):
             one = _judged(folder, of_pairs.METRIC, noted(folder).get(check), seen)
-            found = Between(
-                (*found.checks, *one.checks), (*found.fabric, *one.fabric), (*found.told, *one.told)
+            combined = Between(
+                (*combined.checks, *one.checks), (*combined.fabric, *one.fabric), (*combined.told, *one.told)
             )
-    return found
+    return combined
 
 
 def judge(
@@ -145,16 +145,16 @@ def judge(
 ) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
     """Return nodes with their pairs' results, findings of the fabric, and lines about unmeasurable faults.
     Nothing changes in a run without pairs."""
-    found = between(folder, seen)
-    return tuple(map(found.extended, nodes)), found.fabric, found.told
+    results = between(folder, seen)
+    return tuple(map(results.extended, nodes)), results.fabric, results.told
 
 
 def noted(folder: RunFolder) -> Mapping[str, Any]:
     """Return the participants of each check of pairs from run.json. Raises RunFolderError."""
-    found = folder.meta().get("pairs", {})
-    if not isinstance(found, Mapping):
-        raise _not_said(folder, f"a {type(found).__name__}")
-    return found
+    participants = folder.meta().get("pairs", {})
+    if not isinstance(participants, Mapping):
+        raise _not_said(folder, f"a {type(participants).__name__}")
+    return participants
 
 
 def _not_said(folder: RunFolder, why: str) -> RunFolderError:
@@ -169,15 +169,15 @@ def _judged(folder: RunFolder, metric: Metric, took: Any, seen: Mapping[str, Nod
     if took is None:
         return Between((None,))
     able, left_out = took_part(folder, took)
-    found = teams(metric.check, [node for node in able if node in seen], seen)
+    found_teams = teams(metric.check, [node for node in able if node in seen], seen)
     results = kept(folder, metric.check)
     checks = {node: _left_out(metric, why) for node, why in left_out.items()}
     fabric: tuple[Finding, ...] = ()
-    told = (f"{metric.check}: {line}",) if (line := apart(found)) else ()
-    for place, team in enumerate(found):
-        own, between_them, lines = _of_team(team, of_team(results, found, place), took, seen)
-        checks, fabric, told = {**checks, **own}, (*fabric, *between_them), (*told, *lines)
-    return Between((checks,), fabric, told)
+    lines_told = (f"{metric.check}: {line}",) if (line := apart(found_teams)) else ()
+    for index, team in enumerate(found_teams):
+        own, between_them, lines = _of_team(team, of_team(results, found_teams, index), took, seen)
+        checks, fabric, lines_told = {**checks, **own}, (*fabric, *between_them), (*lines_told, *lines)
+    return Between((checks,), fabric, lines_told)
 
 
 def _of_team(
@@ -188,12 +188,12 @@ def _of_team(
     checks, fabric, untold = groups.judged(topology(team.nodes, seen), results, metric)
     versions = took.get("versions")
     own = (
-        {node: said for node, said in versions.items() if node in team.nodes}
+        {node: version for node, version in versions.items() if node in team.nodes}
         if isinstance(versions, Mapping)
         else {}
     )
-    told = (*_several_versions(metric, own), *untold)
-    return checks, fabric, (*told, *_not_met(metric.check, team.nodes, rounds, took.get("round_seconds")))
+    lines = (*_several_versions(metric, own), *untold)
+    return checks, fabric, (*lines, *_not_met(metric.check, team.nodes, rounds, took.get("round_seconds")))
 
 
 def _several_versions(metric: Metric, versions: Mapping[Any, Any]) -> Iterator[str]:
@@ -210,12 +210,12 @@ def _several_versions(metric: Metric, versions: Mapping[Any, Any]) -> Iterator[s
 
 def _not_met(check: str, members: Sequence[str], rounds: int, seconds: Any) -> Iterator[str]:
     """Yield a line about the cost of measuring the remaining pairs."""
-    every = pairing.exhaustive_rounds(len(members))
-    if rounds and rounds < every and isinstance(seconds, int | float):
-        cost = pairing.minutes(every, seconds)
+    all_rounds = pairing.exhaustive_rounds(len(members))
+    if rounds and rounds < all_rounds and isinstance(seconds, int | float):
+        cost = pairing.minutes(all_rounds, seconds)
         yield (
             f"{check}: a link or a path that is bad for one pair alone shows only when that pair meets; "
-            f"all pairs take {every} rounds, about {max(1, round(cost))} min: --pairs all"
+            f"all pairs take {all_rounds} rounds, about {max(1, round(cost))} min: --pairs all"
         )
 
 
@@ -230,8 +230,8 @@ def took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]
 
 def _left_out(metric: Metric, why: str) -> CheckResult:
     skipped = Finding(metric.check, Verdict.SKIP, "node", why, "pairs")
-    found = skipped if why in (metric.no_part, ALONE) else unmeasured(metric.check, why)
-    return CheckResult(metric.check, found.verdict, (found,), (), 0.0)
+    finding = skipped if why in (metric.no_part, ALONE) else unmeasured(metric.check, why)
+    return CheckResult(metric.check, finding.verdict, (finding,), (), 0.0)
 
 
 def _with(node: NodeHealth, check: CheckResult | None) -> NodeHealth:

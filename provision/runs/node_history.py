@@ -160,10 +160,10 @@ def _results(path: Path) -> dict[str, Result]:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] > FORMAT:
             raise RunFolderError(f"{path} was written by a newer gpuprov", "upgrade gpuprov")
-        known = {name: fingerprint.from_record(one) for name, one in document["fingerprints"].items()}
+        fingerprints = {name: fingerprint.from_record(one) for name, one in document["fingerprints"].items()}
         return {
             str(check): Result(
-                str(check), str(one["verdict"]), str(one["at"]), str(one["run"]), known[one["digest"]]
+                str(check), str(one["verdict"]), str(one["at"]), str(one["run"]), fingerprints[one["digest"]]
             )
             for check, one in document["checks"].items()
         }
@@ -186,19 +186,19 @@ def recall(folder: RunFolder, nodes: Iterable[str]) -> None:
     rows: list[dict[str, Any]] = []
     for node in nodes:
         past = [one for one in _past(home, node, _document(_file(home, node))) if one.run != folder.path.name]
-        wanted = _RUNS if any(one.bad for one in past) else few  # a node that was never bad is not escalated
-        rows += ({"node": node, **one.record()} for one in past[-wanted:])
+        count = _RUNS if any(one.bad for one in past) else few  # a node that was never bad is not escalated
+        rows += ({"node": node, **one.record()} for one in past[-count:])
     if rows:
         folder.write(f"{_EARLIER_RUNS}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def recalled(folder: RunFolder) -> dict[str, list[Past]]:
     """Return node → earlier runs as stored by `recall`, oldest first."""
-    found: dict[str, list[Past]] = {}
+    pasts: dict[str, list[Past]] = {}
     with contextlib.suppress(GpuprovError, KeyError, TypeError):
         for row in folder.read(_EARLIER_RUNS):
-            found.setdefault(str(row["node"]), []).append(offenders.past_of(row))
-    return found
+            pasts.setdefault(str(row["node"]), []).append(offenders.past_of(row))
+    return pasts
 
 
 def _past(home: Path, node: str, document: Mapping[str, Any], more: Sequence[Any] = ()) -> list[Past]:
@@ -206,13 +206,13 @@ def _past(home: Path, node: str, document: Mapping[str, Any], more: Sequence[Any
     rows = document.get("runs")
     if not isinstance(rows, list):
         rows = _old_rows(home / FOLDER_OF_OLD / f"{file_name(node)}.jsonl")
-    found: dict[str, Past] = {}
+    by_run: dict[str, Past] = {}
     for row in (*rows, *more):
         with contextlib.suppress(KeyError, TypeError):
             past = offenders.past_of(row)
-            found.pop(past.run, None)
-            found[past.run] = past
-    return list(found.values())
+            by_run.pop(past.run, None)
+            by_run[past.run] = past
+    return list(by_run.values())
 
 
 def _old_rows(path: Path) -> Iterator[Any]:
@@ -267,14 +267,14 @@ def earlier(folder: RunFolder, fleet: FleetHealth) -> Earlier | None:
     newest: Earlier | None = None
     nodes: dict[str, NodeHealth] = {}
     since: dict[str, str] = {}
-    for _, found in zip(range(_READ), _before(folder, fleet), strict=False):
-        newest = newest or found
-        for node in found.fleet.nodes:
-            if node.node not in nodes and (node.node in missing or found is newest):
+    for _, earlier_run in zip(range(_READ), _before(folder, fleet), strict=False):
+        newest = newest or earlier_run
+        for node in earlier_run.fleet.nodes:
+            if node.node not in nodes and (node.node in missing or earlier_run is newest):
                 nodes[node.node] = node
-                if node.node in found.since:
-                    since[node.node] = found.since[node.node]
-        missing -= found.names
+                if node.node in earlier_run.since:
+                    since[node.node] = earlier_run.since[node.node]
+        missing -= earlier_run.names
         if not missing:
             break
     if newest is None:
@@ -335,23 +335,23 @@ class Repeat:
 
 def node_runs(home: Path | None = None) -> dict[str, list[NodeRun]]:
     """Return node → results of each completed run, oldest first."""
-    found: dict[str, list[NodeRun]] = {}
+    runs: dict[str, list[NodeRun]] = {}
     for path in _runs(home or runs_home()):
         with contextlib.suppress(*_DAMAGED):
             report = _verdicts(path)["report"]
-            started, asked = str(report["started"]), tuple(map(str, report["asked"]))
-            said = {
+            started, checks = str(report["started"]), tuple(map(str, report["asked"]))
+            results = {
                 str(node["node"]): NodeRun(
                     path.name,
                     started,
                     Verdict(node["verdict"]).value,
-                    offenders.past_from(path.name, health.node_from(node), asked),
+                    offenders.past_from(path.name, health.node_from(node), checks),
                 )
                 for node in report["nodes"]
             }
-            for name, one in said.items():
-                found.setdefault(name, []).append(one)
-    return found
+            for name, one in results.items():
+                runs.setdefault(name, []).append(one)
+    return runs
 
 
 def flips(runs: Sequence[NodeRun]) -> int:
@@ -364,12 +364,12 @@ def repeats(node: str, runs: Sequence[NodeRun]) -> list[Repeat]:
     """Return faults that recurred often enough after a repair to be investigated, most frequent first."""
     use = offenders.rules()
     past = [run.past for run in runs[-_RUNS:]]
-    found = []
+    repeated = []
     for name in {name for one in past for name in one.bad}:
         times = len(offenders.appearances(name, past, use))
         if times >= use.investigate:
             device, _, kind = name.rpartition(" ")
             check = kind.partition(".")[0]
             measured = sum(name in one.bad or check in one.measured for one in past)
-            found.append(Repeat(node, device, kind, times, measured))
-    return sorted(found, key=lambda one: (-one.times, one.device, one.fault))
+            repeated.append(Repeat(node, device, kind, times, measured))
+    return sorted(repeated, key=lambda one: (-one.times, one.device, one.fault))

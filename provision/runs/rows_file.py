@@ -48,11 +48,11 @@ class RowsFile:
         data = rows.packed
         if data is None:
             return rows  # already stored
-        place = self._end << 32 | len(data)
+        position = self._end << 32 | len(data)
         while data:
             written = os.pwrite(self._descriptor, data, self._end)
             self._end, data = self._end + written, data[written:]
-        return LazyRows(self._read, place, rows.wrong, rows.metrics)
+        return LazyRows(self._read, position, rows.wrong, rows.metrics)
 
     def _rows(self, place: int) -> tuple[Any, ...]:
         return health.unpacked(os.pread(self._descriptor, place & 0xFFFFFFFF, place >> 32))

@@ -185,8 +185,8 @@ class RunFolder:
 def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
     """Return the newest run (of `verb`). Raises RunFolderError if none is stored."""
     home = runs or runs_home()
-    found = sorted((path for path in home.glob("*Z-*") if (path / "run.json").is_file()), reverse=True)
-    for path in found:
+    folders = sorted((path for path in home.glob("*Z-*") if (path / "run.json").is_file()), reverse=True)
+    for path in folders:
         if verb is None or path.name.partition("Z-")[2] == verb:
             return RunFolder.open(path)
     raise RunFolderError(
@@ -307,9 +307,9 @@ def records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str,
     Raises RunFolderError for an earlier line that is not JSON.
     """
     torn: int | None = None
-    place = 0
+    offset = 0
     for number, line in enumerate(lines, 1):
-        begin, place = place, place + len(line)
+        begin, offset = offset, offset + len(line)
         if torn is not None:
             raise RunFolderError(f"{path}:{torn} is not JSON", "something else than gpuprov changed the file")
         try:

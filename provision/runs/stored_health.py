@@ -69,10 +69,10 @@ class Lines:
     def _node(self, node: int) -> Mapping[str, Any]:
         """Return one node's record."""
         try:
-            found: Mapping[str, Any] = json.loads(self._text(node))
+            record: Mapping[str, Any] = json.loads(self._text(node))
         except (ValueError, RecursionError) as error:
             raise self.strange(node, error) from error
-        return found
+        return record
 
     def _rows(
         self, name: str, made: Callable[[Mapping[str, Any]], Any], place: tuple[int, int]
@@ -114,7 +114,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
         return None
     lines = Lines(path, os.dup(file.fileno()))
     nodes: list[NodeHealth] = []
-    builder, place = _Builder(lines), file.tell()
+    builder, offset = _Builder(lines), file.tell()
     for line in file:
         text = line.rstrip(b" \r\n,")
         if text == _TAIL and not file.read(4096).strip():
@@ -125,8 +125,8 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
             record = json.loads(text)
         except (ValueError, RecursionError):
             return None  # another layout, or damaged: reading it as a whole tells which
-        lines.add(place, len(text))
-        place += len(line)
+        lines.add(offset, len(text))
+        offset += len(line)
         nodes.append(builder.node(record))
     return None
 
@@ -146,7 +146,7 @@ class _Builder:
             return NodeHealth(
                 record["node"],
                 _VERDICTS[record["verdict"]],
-                tuple(self._check(number, place, check) for place, check in enumerate(checks)),
+                tuple(self._check(number, index, check) for index, check in enumerate(checks)),
                 tuple(self._gpu(gpu) for gpu in record["gpus"]),
                 {self._word(key): self._word(value) for key, value in dict(record["facts"]).items()},
                 record["error"],

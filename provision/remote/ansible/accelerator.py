@@ -46,6 +46,6 @@ def check(asked: Collection[object]) -> None:
 
 def environment(extra_vars: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment for a playbook with these variables: the strategy's folder, if used."""
-    found = importlib.util.find_spec(_PACKAGE) if ASKED in extra_vars else None
-    places = found.submodule_search_locations if found else None
+    spec = importlib.util.find_spec(_PACKAGE) if ASKED in extra_vars else None
+    places = spec.submodule_search_locations if spec else None
     return {"ANSIBLE_STRATEGY_PLUGINS": str(Path(places[0], "plugins", "strategy"))} if places else {}

@@ -118,11 +118,11 @@ def role_of(data: Mapping[str, Any]) -> str:
 
     If hosts run at their own pace, ansible-runner may attribute a task without a role to another host's role
     (its context is the last task that started anywhere), so the role counts only if the path agrees."""
-    said, path = str(data.get("role") or ""), str(data.get("task_path") or "")
+    reported, path = str(data.get("role") or ""), str(data.get("task_path") or "")
     if not path:
-        return said
-    found = _OF_A_ROLE.findall(path)
-    return (said if said.rpartition(".")[2] == found[-1] else found[-1]) if found else ""
+        return reported
+    roles = _OF_A_ROLE.findall(path)
+    return (reported if reported.rpartition(".")[2] == roles[-1] else roles[-1]) if roles else ""
 
 
 class Tally:
@@ -231,8 +231,8 @@ class Tally:
 
     def _outcome(self, node: str, host: _Host, unfinished: str, status: str) -> Outcome:
         if self._stats is None:
-            known = host.unreachable or host.failure
-            return known or Outcome(node, status, host.changed, host.role, host.task, unfinished)
+            failure = host.unreachable or host.failure
+            return failure or Outcome(node, status, host.changed, host.role, host.task, unfinished)
         if node in self._stats.get("dark", {}):
             return host.unreachable or Outcome(node, "unreachable", message="Ansible could not reach it")
         if node in self._stats.get("failures", {}):

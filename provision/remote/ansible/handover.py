@@ -223,7 +223,7 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
     config.write_text(_SETTINGS)
     scripts = str(Path(sys.executable).parent)  # has ansible-playbook, even if the venv is not activated
     chosen = os.environ.get("ANSIBLE_CONFIG")
-    wanted = {
+    settings = {
         "PATH": os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]),
         "LC_ALL": "C.UTF-8",
         "TERM": "dumb",
@@ -249,4 +249,4 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
         # ansible-runner silently drops larger results; ours are limited on the node.
         "MAX_EVENT_RES": "64000000",
     }
-    return {name: os.environ[name] for name in KEPT if name in os.environ} | wanted
+    return {name: os.environ[name] for name in KEPT if name in os.environ} | settings

@@ -59,9 +59,9 @@ def _name(match: re.Match[str]) -> str:
 
 
 def _locked(match: re.Match[str]) -> str:
-    found = {name: value for name, value in match.groupdict().items() if value}
-    who = f"process {found['pid']}" if "pid" in found else "not named"
-    who += f", {found['name']}" if "name" in found else ""
+    holder = {name: value for name, value in match.groupdict().items() if value}
+    who = f"process {holder['pid']}" if "pid" in holder else "not named"
+    who += f", {holder['name']}" if "name" in holder else ""
     return f"another package manager is at work there ({who}): wait for it, or stop it; nothing was changed"
 
 
@@ -304,10 +304,10 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
 
 def cause_of(said: str) -> str:
     """Return the cause in plain words with advice; empty if it is unknown."""
-    for pattern, words in _CAUSES:
+    for pattern, explain in _CAUSES:
         match = pattern.search(said)
         if match:
-            return words(match)
+            return explain(match)
     return ""
 
 
@@ -366,21 +366,21 @@ _COMPILER = re.compile(
 
 def _compiler_line(*texts: Any) -> list[str]:
     """Return the compiler's reason for a failed build; empty without a compiler's message."""
-    found = (_COMPILER.search(str(text or "")[:_SEARCHED]) for text in texts)
-    return next(([match[0].strip()] for match in found if match), [])
+    matches = (_COMPILER.search(str(text or "")[:_SEARCHED]) for text in texts)
+    return next(([match[0].strip()] for match in matches if match), [])
 
 
 def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     """Return one actionable line: the module's message and the last lines of the program's output."""
     if result.get("censored"):
         return "it failed, and the task hides its output (no_log)"
-    said = result.get("msg") or result.get("reason") or ""
-    text = "\n".join(map(str, said)) if isinstance(said, list) else str(said)
+    message = result.get("msg") or result.get("reason") or ""
+    text = "\n".join(map(str, message)) if isinstance(message, list) else str(message)
     for noise in _NOISE:
         text = noise.sub("", text)
-    for pattern, words in _TRANSLATED:
+    for pattern, replacement in _TRANSLATED:
         if pattern.match(text):
-            return pattern.sub(words, text)
+            return pattern.sub(replacement, text)
     if text in ("", "non-zero return code") and isinstance(result.get("rc"), int):
         text = f"the command ended with status {result['rc']}"
     parts = _last_lines(text, 4) or ["it failed without a message"]

@@ -179,9 +179,9 @@ def run_playbook(
     if stop.timed_out:
         return tally.outcomes(f"did not finish in {timeout:.0f} s")
     if not tally.play_started:
-        said = tally.last_words or f"ansible-playbook ended with status {status}"
+        reason = tally.last_words or f"ansible-playbook ended with status {status}"
         raise GpuprovError(
-            f"Ansible could not run {playbook}: {said}",
+            f"Ansible could not run {playbook}: {reason}",
             "correct the cause, usually a variable in the inventory",
         )
     return tally.outcomes(f"Ansible ended early (status {status}): {tally.last_words or 'it said nothing'}")
@@ -237,7 +237,7 @@ def play(
             arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]
         if extra_vars:
             handover.write_extra_vars(folder, extra_vars)
-        wanted = handover.environment(folder, forks) | accelerator.environment(extra_vars)
+        environment = handover.environment(folder, forks) | accelerator.environment(extra_vars)
         config = ansible_runner.RunnerConfig(
             private_data_dir=str(folder),
             # Relative key files in an inventory are relative to gpuprov's working directory.
@@ -246,7 +246,7 @@ def play(
             inventory=str(inventory),
             cmdline=shlex.join(arguments) or None,
             envvars={
-                **wanted,
+                **environment,
                 "ANSIBLE_CALLBACK_PLUGINS": "",
                 "ANSIBLE_STDOUT_CALLBACK": "",
                 "AWX_LIB_DIRECTORY": "",
@@ -257,7 +257,7 @@ def play(
         )
         config.prepare()
         # ansible-runner copies all of os.environ into a file: keep only our variables and its own.
-        kept = (*wanted, *_RUNNERS_OWN)
+        kept = (*environment, *_RUNNERS_OWN)
         config.env = {name: value for name, value in config.env.items() if name in kept}
         config.command = [*handover.ANSIBLE, str(os.getpid()), *config.command]
         config.suppress_output_file = True

@@ -139,9 +139,9 @@ class FleetLock:
         Raises LockedError if another run holds one, or if two names lead to the same node."""
         answers = self._ask("take", nodes)
         self._held.update(
-            dict.fromkeys(node for node, said in answers.items() if said.state in ("taken", "mine"))
+            dict.fromkeys(node for node, answer in answers.items() if answer.state in ("taken", "mine"))
         )
-        self._maybe.update(dict.fromkeys(node for node, said in answers.items() if said.maybe))
+        self._maybe.update(dict.fromkeys(node for node, answer in answers.items() if answer.maybe))
         try:
             _refuse_twins(answers.values())
             _refuse_held(answers.values(), self._fleet)
@@ -155,12 +155,12 @@ class FleetLock:
         Locks taken by other runs are reported in `lost`. A node that does not answer keeps its lock."""
         with self._asking:
             chosen = [node for node in list(nodes or self._held) if node in self._held]
-            for said in self._ask("renew", chosen).values() if chosen else ():
-                if said.state in ("held", "twin"):
-                    self._held.pop(said.node, None)
-                    why = f"the lock of {said.node} was taken for {_holder(said)}"
+            for answer in self._ask("renew", chosen).values() if chosen else ():
+                if answer.state in ("held", "twin"):
+                    self._held.pop(answer.node, None)
+                    why = f"the lock of {answer.node} was taken for {_holder(answer)}"
                     self.lost = self.lost or why
-                    self._on_lost(said.node, why)
+                    self._on_lost(answer.node, why)
 
     def release(self, nodes: Collection[str] | None = None) -> tuple[str, ...]:
         """Release the locks of `nodes`, or all for good; return `left`, the nodes without an answer."""
@@ -170,11 +170,11 @@ class FleetLock:
             ours = self._held | self._maybe
             held = [node for node in ours if nodes is None or node in nodes]
             answers = self._ask("release", held) if held else {}
-            for node, said in answers.items():
+            for node, answer in answers.items():
                 self._held.pop(node, None)
                 self._maybe.pop(node, None)
-                self.left += (node,) * bool(said.error)
-                self.running |= {node: said.busy} if said.busy else {}
+                self.left += (node,) * bool(answer.error)
+                self.running |= {node: answer.busy} if answer.busy else {}
         return self.left
 
     def keep(self, first: float | None = None) -> None:
@@ -195,8 +195,8 @@ class FleetLock:
     ) -> Iterator[None]:
         """Renew locks that the controller has lent, within the context.
         No lock is taken from another holder or released: that is up to the run or its resumption."""
-        told = {name: lent[name] for name in ("verb", "who", "since")}
-        lock = cls(lent["run"], programs, **told, on_lost=on_lost)
+        fields = {name: lent[name] for name in ("verb", "who", "since")}
+        lock = cls(lent["run"], programs, **fields, on_lost=on_lost)
         lock._held = dict.fromkeys(lent["nodes"])
         # The controller's last renewal is up to RENEW old; one failed renewal must not end the lease.
         lock.keep(RENEW / 2)
@@ -236,32 +236,32 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
         why = f"its lock could not be read: {output.line}"
         return Answer(node, error=why, unreachable=output.unreachable, maybe=output.kind in _MAY_HAVE_RUN)
     try:
-        said = foreign_json.read(unframed(output))
-        if said["problem"]:
-            return Answer(node, error=f"it cannot be locked: {one_line(str(said['problem']))}")
-        holder = said["holder"]
-        busy = tuple(one_line(str(entry), 80) for entry in said["busy"][:20])
-        if said["state"] not in _STATES or not isinstance(holder, dict | None):
+        answer = foreign_json.read(unframed(output))
+        if answer["problem"]:
+            return Answer(node, error=f"it cannot be locked: {one_line(str(answer['problem']))}")
+        holder = answer["holder"]
+        busy = tuple(one_line(str(entry), 80) for entry in answer["busy"][:20])
+        if answer["state"] not in _STATES or not isinstance(holder, dict | None):
             raise ValueError("an unknown state")
-        if said["state"] in ("held", "twin") and not holder:
+        if answer["state"] in ("held", "twin") and not holder:
             raise ValueError("nobody holds it")
         names = ("run", "node", "who", "since", "verb")
-        told = holder and {name: one_line(str(holder[name]), 200) for name in names}
-        form = _BURNIN if told and told["verb"] == "burnin" else _RUN
-        if told and (told["verb"] not in _WORK or not form.fullmatch(told["run"])):
+        lock_holder = holder and {name: one_line(str(holder[name]), 200) for name in names}
+        form = _BURNIN if lock_holder and lock_holder["verb"] == "burnin" else _RUN
+        if lock_holder and (lock_holder["verb"] not in _WORK or not form.fullmatch(lock_holder["run"])):
             raise ValueError("an unknown verb, or a run's name that none has")
-        age, clock_there = said["age"] or 0, said["time"]
+        age, clock_there = answer["age"] or 0, answer["time"]
         if not all(type(value) in (int, float) and 0 <= value < _LATEST for value in (age, clock_there)):
             raise ValueError("a time that is none")
-        return Answer(node, said["state"], told, age, busy, clock_there - time.time())
+        return Answer(node, answer["state"], lock_holder, age, busy, clock_there - time.time())
     except (AnswerError, ValueError, TypeError, KeyError, AttributeError) as error:
         return Answer(node, error=f"it cannot be locked: its answer is not of the form expected ({error})")
 
 
 def _refuse_twins(answers: Iterable[Answer]) -> None:
-    twins = [said for said in answers if said.state == "twin" and said.holder]
+    twins = [answer for answer in answers if answer.state == "twin" and answer.holder]
     if twins:
-        pairs = ", ".join(f"{said.node} and {(said.holder or {})['node']}" for said in twins)
+        pairs = ", ".join(f"{answer.node} and {(answer.holder or {})['node']}" for answer in twins)
         raise LockedError(
             f"{pairs} are one machine under two names",
             "take one of the names out of the inventory, or correct its ansible_host",
@@ -286,22 +286,22 @@ _NAMED = 3  # maximum number of runs listed with their end
 
 def _refuse_held(answers: Collection[Answer], fleet: Fleet | None) -> None:
     holders: dict[str, list[Answer]] = {}
-    for said in answers:
-        if said.state == "held":
-            holders.setdefault(_holder(said), []).append(said)
+    for answer in answers:
+        if answer.state == "held":
+            holders.setdefault(_holder(answer), []).append(answer)
     if not holders:
         return
-    told = "; ".join(f"{fold(said.node for said in held)}: {who}" for who, held in holders.items())
-    taken = [said for held in holders.values() for said in held]
+    holdings = "; ".join(f"{fold(answer.node for answer in held)}: {who}" for who, held in holders.items())
+    taken = [answer for held in holders.values() for answer in held]
     source = f" -i {shlex.quote(fleet.place)}" if fleet else ""
     ends = [_worded(_ENDS, held[0], source) for held in holders.values()][:_NAMED]
-    leases = [LEASE - said.age for said in taken if (said.holder or {}).get("verb") != "burnin"]
+    leases = [LEASE - answer.age for answer in taken if (answer.holder or {}).get("verb") != "burnin"]
     if leases:
         ends.append(f"locks of a killed run end by themselves in {max(1, round(max(leases) / 60))} min")
-    if any(said.state in ("taken", "mine") for said in answers):
+    if any(answer.state in ("taken", "mine") for answer in answers):
         ends.append(f"--nodes {_without(taken, fleet)} leaves these nodes out")
     raise LockedError(
-        f"another gpuprov is at work on nodes of yours: {told}",
+        f"another gpuprov is at work on nodes of yours: {holdings}",
         f"{'; '.join(ends)}; --break-lock takes them all the same",
     )
 
@@ -311,7 +311,7 @@ def _without(taken: Sequence[Answer], fleet: Fleet | None) -> str:
     chosen = fleet.pattern if fleet else "all"
     comma = "," if "," in chosen else ":"  # a pattern uses one of the two throughout
     # Names are not folded, which Ansible might parse differently.
-    others = "".join(f"{comma}!{said.node}" for said in taken)
+    others = "".join(f"{comma}!{answer.node}" for answer in taken)
     return shlex.quote(chosen + others)
 
 

@@ -163,10 +163,10 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
                 raise
 
     def _put(self, asked: Asked, nodes: Collection[str] | None) -> None:
-        wanted = set(nodes) if nodes is not None else None
+        selected = set(nodes) if nodes is not None else None
 
         def chosen(ways: Mapping[str, T]) -> dict[str, T]:
-            return {name: way for name, way in ways.items() if wanted is None or name in wanted}
+            return {name: route for name, route in ways.items() if selected is None or name in selected}
 
         routes, for_ansible, away = chosen(self._routes), chosen(self._for_ansible), chosen(self._away)
         with contextlib.ExitStack() as stack:
@@ -255,7 +255,7 @@ def routed(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
     """Return the routes of nodes reached over SSH from here, and why other nodes have none."""
     here, links, _ = _by_worker(nodes)
     routes, for_ansible = _routes(here)
-    why = {name: f"only Ansible reaches it ({one_line(words)})" for name, words in for_ansible.items()}
+    why = {name: f"only Ansible reaches it ({one_line(reason)})" for name, reason in for_ansible.items()}
     return routes, why | {
         name: f"only its worker {link.workers[0].name} reaches it" for name, link in links.items()
     }

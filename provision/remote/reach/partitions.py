@@ -89,17 +89,17 @@ def run_sharded(
         )
     else:
         outcomes = {}
-        there = {name: share.worker for share in shares for name in share.hosts}
+        worker_of = {name: share.worker for share in shares for name in share.hosts}
         for names in in_batches(
-            {name: there.get(name, "") for name in hosts if name not in nobody}, forks, waiting
+            {name: worker_of.get(name, "") for name in hosts if name not in nobody}, forks, waiting
         ):
-            some = [
+            batch = [
                 replace(share, hosts={name: share.hosts[name] for name in share.hosts if name in names})
                 for share in shares
                 if not names.isdisjoint(share.hosts)
             ]
             mine = {name: local[name] for name in local if name in names}
-            outcomes |= _divided(playbook, mine, some, None, waiting, on_event, **options)
+            outcomes |= _divided(playbook, mine, batch, None, waiting, on_event, **options)
     outcomes |= nobody
     return {name: outcomes[name] for name in hosts if name in outcomes}
 
@@ -114,8 +114,8 @@ def _divided(
     **options: Unpack[runner.PlayOptions],
 ) -> dict[str, Outcome]:
     forks, timeout = options["forks"], options.get("timeout")
-    wanted = [None] if waiting else local_places(len(local)) if places is None else places
-    chosen = list(wanted)[: max(1, min(forks, len(local)))]
+    available = [None] if waiting else local_places(len(local)) if places is None else places
+    chosen = list(available)[: max(1, min(forks, len(local)))]
     if len(chosen) == 1 and not shares:
         run = chosen[0] or runner.run_playbook
         return run(playbook, local, on_event=on_event, **options)
@@ -124,11 +124,11 @@ def _divided(
         dealt += zip(chosen, partition(local, len(chosen)), strict=True)
     dealt += [(functools.partial(worker_runs.run_playbook, share), share.hosts) for share in shares]
     work = _Work(playbook, options, on_event)
-    rounds = math.ceil(sum(len(some) for _, some in dealt) / forks)
-    widths = [forks] * len(dealt) if waiting else _forks(forks, [some for _, some in dealt])
-    for (place, some), width in zip(dealt, widths, strict=True):
-        longer = max(1.0, math.ceil(len(some) / width) / rounds)
-        work.begin(place, some, width, timeout and timeout * longer)
+    rounds = math.ceil(sum(len(part) for _, part in dealt) / forks)
+    widths = [forks] * len(dealt) if waiting else _forks(forks, [part for _, part in dealt])
+    for (place, part), width in zip(dealt, widths, strict=True):
+        longer = max(1.0, math.ceil(len(part) / width) / rounds)
+        work.begin(place, part, width, timeout and timeout * longer)
     return work.finish()
 
 
@@ -159,8 +159,8 @@ def in_batches(places: Mapping[str, str], forks: int, together: int) -> list[set
 def _forks(forks: int, dealt: Sequence[Mapping[str, Any]]) -> list[int]:
     """Divide `forks` in proportion to the hosts, without remainder and with at least one each."""
     total, before, widths = sum(map(len, dealt)), 0, []
-    for some in dealt:
-        after = before + len(some)
+    for part in dealt:
+        after = before + len(part)
         widths.append(max(1, forks * after // total - forks * before // total))
         before = after
     return widths
@@ -227,12 +227,12 @@ class _Work:
                 thread.start()
             while len(ended) < len(self._waiting):
                 with contextlib.suppress(queue.Empty):
-                    said = self._said.get(timeout=_POLL)
-                    if isinstance(said, _Ended):
-                        ended.append(said)
-                        wrong = None if isinstance(said.error, GpuprovError) else said.error
+                    message = self._said.get(timeout=_POLL)
+                    if isinstance(message, _Ended):
+                        ended.append(message)
+                        wrong = None if isinstance(message.error, GpuprovError) else message.error
                     else:
-                        wrong = self._heard(said) if mistake is None else None
+                        wrong = self._heard(message) if mistake is None else None
                     if wrong is not None and mistake is None:
                         mistake = wrong
                         # An interrupted place has counted it; a second interrupt would kill the other places

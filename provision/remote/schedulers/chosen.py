@@ -69,8 +69,8 @@ def _slurm(fleet: Fleet, names: Mapping[str, str]) -> Scheduler:
 
 def _kubernetes(fleet: Fleet, names: Mapping[str, str]) -> Scheduler:
     # Loaded by entry point, so that only sites with Kubernetes import its dependencies.
-    for found in metadata.entry_points(group="gpuprov.schedulers", name=KUBERNETES):
-        made: Scheduler = found.load()(fleet, names)
+    for entry in metadata.entry_points(group="gpuprov.schedulers", name=KUBERNETES):
+        made: Scheduler = entry.load()(fleet, names)
         return made
     raise InventoryError(f"gpuprov_scheduler: {KUBERNETES} is not installed", "install gpuprov again")
 
@@ -109,14 +109,14 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
 def only(fleet: Fleet, overrides: Mapping[str, Any]) -> tuple[Scheduler, frozenset[str]]:
     """Return the only scheduler that gpuprov controls for these nodes, and the nodes without one.
     Raises InventoryError if there is no scheduler, or more than one."""
-    found = load(fleet, overrides)
-    without = frozenset(name for name in fleet.nodes if name not in found.of)
-    if without and not found.of:
+    configured = load(fleet, overrides)
+    without = frozenset(name for name in fleet.nodes if name not in configured.of)
+    if without and not configured.of:
         raise InventoryError(
             f"{fold(without)}: no scheduler that gpuprov can ask",
             f"set gpuprov_scheduler: {SLURM} or {KUBERNETES}",
         )
-    schedulers = found.grouped(list(fleet.nodes))
+    schedulers = configured.grouped(list(fleet.nodes))
     if len(schedulers) > 1:
         kinds = " and ".join(f"{scheduler.kind} ({fold(nodes)})" for scheduler, nodes in schedulers)
         raise InventoryError(f"two schedulers: {kinds}", "choose the nodes of one with --nodes")
@@ -162,10 +162,10 @@ def _refuse_twice(kind: str, named: Mapping[str, str]) -> None:
     nodes: dict[str, list[str]] = {}
     for node, name in named.items():
         nodes.setdefault(name, []).append(node)
-    for name, some in nodes.items():
-        if len(some) > 1:
+    for name, duplicates in nodes.items():
+        if len(duplicates) > 1:
             raise InventoryError(
-                f"{fold(some)} would all be {name} in {kind}",
+                f"{fold(duplicates)} would all be {name} in {kind}",
                 "give each its gpuprov_scheduler_name",
             )
 
@@ -174,13 +174,13 @@ def jobs_on(said: Scheduled) -> str:
     """Describe the jobs on a node (`job 123 of alice (4 min 2 s) runs on it`); empty if there are none."""
     if not said.jobs:
         return ""
-    first, more = said.jobs[0], len(said.jobs) - 1
+    first, rest = said.jobs[0], len(said.jobs) - 1
     if first.id == "?":
         return f"jobs run on it that {said.name} does not show to us ({said.state})"
-    whose = f" of {first.user}" if first.user else ""
+    owner = f" of {first.user}" if first.user else ""
     since = f" ({spelled(first.seconds)})" if first.seconds is not None else ""
-    others = f" and {more} more run on it" if more else " runs on it"
-    return f"job {first.id}{whose}{since}{others}"
+    others = f" and {rest} more run on it" if rest else " runs on it"
+    return f"job {first.id}{owner}{since}{others}"
 
 
 def loaded(schedulers: Schedulers, nodes: Sequence[str]) -> dict[str, str]:

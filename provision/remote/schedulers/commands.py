@@ -60,12 +60,12 @@ class Commands:
     def __init__(
         self, fleet: Fleet, group: str, elsewhere: Callable[[Done], bool], seconds: float = SECONDS
     ) -> None:
-        every = {**fleet.others, **fleet.nodes}
+        machines = {**fleet.others, **fleet.nodes}
         named = [
             *fleet.groups.get(group, ()),
-            *(name for name, node in every.items() if group in node.groups),
+            *(name for name, node in machines.items() if group in node.groups),
         ]
-        self._hosts = [every[name] for name in dict.fromkeys(named) if name in every]
+        self._hosts = [machines[name] for name in dict.fromkeys(named) if name in machines]
         self._files = fleet.vault_password_files
         self._elsewhere = elsewhere
         self._seconds = seconds

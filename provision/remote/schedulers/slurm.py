@@ -91,36 +91,36 @@ class Slurm:
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
         """Keep new jobs off these nodes; nodes that are held already stay unchanged."""
-        known, problems = self._known(list(reasons))
+        texts, problems = self._known(list(reasons))
         todo = {
             node: slurm_text.reason_for(reasons[node], text)
-            for node, text in known.items()
+            for node, text in texts.items()
             if text.holder is Holder.NOBODY
         }
         return problems | self._drained(todo)
 
     def mark(self, reasons: Mapping[str, str]) -> dict[str, str]:
         """Replace the reason of nodes that gpuprov holds."""
-        known, problems = self._known(list(reasons))
-        for node, text in known.items():
+        texts, problems = self._known(list(reasons))
+        for node, text in texts.items():
             if text.holder is not Holder.US:
-                whose = f"somebody else holds it ({text.reason})" if text.holder is Holder.OTHERS else ""
-                problems[node] = whose or f"gpuprov does not hold it ({text.state})"
+                holder = f"somebody else holds it ({text.reason})" if text.holder is Holder.OTHERS else ""
+                problems[node] = holder or f"gpuprov does not hold it ({text.state})"
         todo = {
             node: slurm_text.reason_for(reasons[node], text)
-            for node, text in known.items()
+            for node, text in texts.items()
             if node not in problems
         }
         return problems | self._drained(todo)
 
     def resume(self, nodes: Sequence[str]) -> dict[str, str]:
         """Return nodes that gpuprov holds to their earlier state; other nodes stay unchanged."""
-        known, problems = self._known(nodes)
-        todo = {node: slurm_text.put_back(text) for node, text in known.items() if text.holder is Holder.US}
+        texts, problems = self._known(nodes)
+        todo = {node: slurm_text.put_back(text) for node, text in texts.items() if text.holder is Holder.US}
         refused = self._updated(todo)
         # Slurm's state afterwards decides: an update of several nodes may have been applied in part.
-        again, more = self._known(list(todo))
-        problems |= more
+        again, errors = self._known(list(todo))
+        problems |= errors
         for node, text in again.items():
             if text.holder is Holder.US:
                 problems[node] = refused.get(node) or f"scontrol returned it, and Slurm says {text.state}"
@@ -153,12 +153,12 @@ class Slurm:
         self, leases: Mapping[str, lease.Lease | None], before: Mapping[str, lease.Lease | None]
     ) -> dict[str, str]:
         """Write leases into the nodes' comments, after the site's own text."""
-        known, problems = self._known(list(leases))
-        changed = {node for node, text in known.items() if lease.read(text.comment) != before.get(node)}
+        texts, problems = self._known(list(leases))
+        changed = {node for node, text in texts.items() if lease.read(text.comment) != before.get(node)}
         problems |= dict.fromkeys(changed, "another watch changed its lease just now")
         todo = {
             node: [f"Comment={lease.put(text.comment, leases[node])}"]
-            for node, text in known.items()
+            for node, text in texts.items()
             if node not in changed
         }
         return problems | self._updated(todo)
@@ -184,11 +184,11 @@ class Slurm:
         return None if why is None else one_line(why, 300)
 
     def permit(self, node: str, share: float, least: int) -> str:
-        known, problems = self._known([node])
+        texts, problems = self._known([node])
         if problems:
             raise BreakerError(problems[node])
         with _told():
-            return one_line(slurm_breaker.permit(self._scontrol, known[node].pools, share, least), 400)
+            return one_line(slurm_breaker.permit(self._scontrol, texts[node].pools, share, least), 400)
 
     def open_breaker(self, why: str) -> None:
         with _told():
@@ -207,7 +207,7 @@ class Slurm:
 
     def _known(self, nodes: Sequence[str]) -> tuple[dict[str, NodeText], dict[str, str]]:
         """Query nodes with scontrol; return node → parsed output, and node → error."""
-        known: dict[str, NodeText] = {}
+        texts: dict[str, NodeText] = {}
         problems: dict[str, str] = {}
         query = _Way(lambda commands: self._asked(*commands))
         for batch in _portions(nodes):
@@ -223,35 +223,35 @@ class Slurm:
             for node in batch:
                 name = self._name(node)
                 if name in parsed:
-                    known[node] = parsed[name]
+                    texts[node] = parsed[name]
                 else:
                     problems[node] = _unknown(name)
-        return known, problems
+        return texts, problems
 
     def _drained(self, reasons: Mapping[str, str]) -> dict[str, str]:
         """Drain nodes with these reasons and read them back; return node → error."""
         refused = self._updated({node: ["State=DRAIN", f"Reason={why}"] for node, why in reasons.items()})
-        known, problems = self._known(list(reasons))
-        for node, text in known.items():
+        texts, problems = self._known(list(reasons))
+        for node, text in texts.items():
             if text.holder is not Holder.US or text.why != reasons[node]:
-                said = f"scontrol drained it, and Slurm says {text.state} ({text.reason or 'no reason'})"
-                problems[node] = refused.get(node) or said
+                mismatch = f"scontrol drained it, and Slurm says {text.state} ({text.reason or 'no reason'})"
+                problems[node] = refused.get(node) or mismatch
         return problems
 
     def _updated(self, changes: Mapping[str, Sequence[str]]) -> dict[str, str]:
         """Apply scontrol updates; return node → error.
         Nodes with the same update share one command; if that fails, each is updated alone."""
         groups: dict[tuple[str, ...], list[str]] = {}
-        for node, words in changes.items():
-            groups.setdefault(tuple(words), []).append(node)
-        together = [(some, words) for words, every in groups.items() for some in _portions(every)]
+        for node, arguments in changes.items():
+            groups.setdefault(tuple(arguments), []).append(node)
+        together = [(batch, arguments) for arguments, nodes in groups.items() for batch in _portions(nodes)]
         problems: dict[str, str] = {}
         alone: list[tuple[Sequence[str], Sequence[str]]] = []
-        for (some, words), (why, for_all) in zip(together, self._updates(together), strict=True):
-            if why and len(some) > 1 and not for_all:
-                alone += (([node], words) for node in some)
+        for (batch, arguments), (why, for_all) in zip(together, self._updates(together), strict=True):
+            if why and len(batch) > 1 and not for_all:
+                alone += (([node], arguments) for node in batch)
             elif why:
-                problems |= dict.fromkeys(some, why)
+                problems |= dict.fromkeys(batch, why)
         for ((node,), _words), (why, _for_all) in zip(alone, self._updates(alone), strict=True):
             if why:
                 problems[node] = why
@@ -260,20 +260,20 @@ class Slurm:
     def _updates(self, changes: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[tuple[str, bool]]:
         """Run updates of groups of nodes; return (error or "", whether all nodes would fail so) for each.
         Many updates share one round trip, since comments differ from node to node."""
-        found: list[tuple[str, bool]] = []
+        results: list[tuple[str, bool]] = []
         for start in range(0, len(changes), UPDATES):
-            some = changes[start : start + UPDATES]
-            names = [",".join(map(self._name, nodes)) for nodes, _ in some]
+            batch = changes[start : start + UPDATES]
+            names = [",".join(map(self._name, nodes)) for nodes, _ in batch]
             commands = [
-                ["scontrol", "update", f"NodeName={name}", *words]
-                for name, (_, words) in zip(names, some, strict=True)
+                ["scontrol", "update", f"NodeName={name}", *arguments]
+                for name, (_, arguments) in zip(names, batch, strict=True)
             ]
             try:
                 done = self._asked(*commands)
             except CommandsError as error:
-                return found + [(str(error), True)] * (len(changes) - len(found))
-            found += [(_line(outcome) if outcome.error else "", _for_all(outcome)) for outcome in done]
-        return found
+                return results + [(str(error), True)] * (len(changes) - len(results))
+            results += [(_line(outcome) if outcome.error else "", _for_all(outcome)) for outcome in done]
+        return results
 
     def _asked(self, *commands: Sequence[str]) -> list[Done]:
         """Run commands and return outcome outcome each; raise CommandsError if outcome did not finish."""

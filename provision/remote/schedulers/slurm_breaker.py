@@ -105,12 +105,12 @@ def close(run: Run) -> None:
 
 def _taken(run: Run, partition: str, most: int) -> str:
     """Take a permit and return it; OPEN if the breaker is open, "" if no permit is left."""
-    every = [f"{PERMIT}.{partition}.{number}" for number in range(1, most + 1)]
+    permits = [f"{PERMIT}.{partition}.{number}" for number in range(1, most + 1)]
     for _ in range(TRIES):
-        known = _reservations(run)
-        if OPEN in known:
+        reservations = _reservations(run)
+        if OPEN in reservations:
             return OPEN
-        free = [name for name in every if name not in known]
+        free = [name for name in permits if name not in reservations]
         if not free:
             return ""
         name = random.choice(free)  # noqa: S311 - spreads nodes that fail at the same moment
@@ -140,15 +140,15 @@ def _created(run: Run, name: str, duration: str, *comment: str) -> bool:
 def _reservations(run: Run) -> dict[str, str]:
     """Return name → comment of all reservations."""
     status, text = run(("show", "reservation", "-o"))
-    known = {name: _comment(rest) for name, rest in _RESERVATION.findall(text)}
-    if status or (not known and _NONE not in text):
+    comments = {name: _comment(rest) for name, rest in _RESERVATION.findall(text)}
+    if status or (not comments and _NONE not in text):
         raise UnknownError(f"scontrol show reservation: {_last_line(text, status)}")
-    return known
+    return comments
 
 
 def _comment(rest: str) -> str:
-    found = _COMMENT.search(rest)
-    return found[1].strip()[:300] if found else "no reason is given"
+    match = _COMMENT.search(rest)
+    return match[1].strip()[:300] if match else "no reason is given"
 
 
 def _size(run: Run, partition: str) -> int:

@@ -84,7 +84,7 @@ class NodeText:
 
 def nodes(text: str) -> dict[str, NodeText]:
     """Parse nodes from `scontrol show node`; returns name → node."""
-    found = {}
+    parsed = {}
     for block in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE):
         name = re.match(r"NodeName=(\S+)", block)
         state = re.search(r"^ +State=(\S{1,200})", block, re.MULTILINE)
@@ -93,30 +93,30 @@ def nodes(text: str) -> dict[str, NodeText]:
         reason = re.search(r"^ +Reason=(.*)$", block, re.MULTILINE)
         pools = re.search(r"^ +Partitions=(\S+)", block, re.MULTILINE)
         comment = re.search(r"^ +Comment=(.*)$", block, re.MULTILINE)
-        found[name[1]] = NodeText(
+        parsed[name[1]] = NodeText(
             name[1],
             one_line(state[1]),
             one_line(reason[1], 2 * REASON) if reason else "",
             tuple(one_line(pools[1]).split(",")) if pools else (),
             clean(comment[1]) if comment else "",
         )
-    return found
+    return parsed
 
 
 def jobs(text: str, wanted: Collection[str]) -> dict[str, list[Job]]:
     """Parse squeue output in FORMAT into node → jobs. Raises ValueError for a malformed line."""
-    found: dict[str, list[Job]] = {}
+    result: dict[str, list[Job]] = {}
     for line in text.splitlines():
         if not line.strip():
             continue
-        words = line.strip().split("|")
-        if len(words) != 4:
+        fields = line.strip().split("|")
+        if len(fields) != 4:
             raise ValueError(f"squeue printed {one_line(line, 80)!r}")
-        job = Job(one_line(words[0], 40), one_line(words[1], 40), seconds(words[2]))
-        for name in hosts(words[3]):
+        job = Job(one_line(fields[0], 40), one_line(fields[1], 40), seconds(fields[2]))
+        for name in hosts(fields[3]):
             if name in wanted:
-                found.setdefault(name, []).append(job)
-    return found
+                result.setdefault(name, []).append(job)
+    return result
 
 
 def seconds(text: str) -> int | None:

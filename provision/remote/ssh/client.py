@@ -174,8 +174,8 @@ class Ssh:
         try:
             self._shake_hands(transport, hop, clock, direct=not jumps and not hop.proxy_command)
         except _ClosedError:
-            if complaint is not None and _CLOSED not in (said := complaint()):
-                reason = f": {said}" if said else ""
+            if complaint is not None and _CLOSED not in (errors := complaint()):
+                reason = f": {errors}" if errors else ""
                 raise unreachable(
                     f"the ProxyCommand to {hop.address} ended{reason}", "run it by hand; correct ProxyCommand"
                 ) from None
@@ -185,10 +185,10 @@ class Ssh:
     def _shake_hands(self, transport: paramiko.Transport, hop: Hop, clock: Clock, *, direct: bool) -> None:
         """Exchange keys and verify the host's key before anything else is sent."""
         entries = self._host_keys.entries(hop)
-        known = {entry.key_type for entry in entries if not entry.marker}
+        known_types = {entry.key_type for entry in entries if not entry.marker}
         options = transport.get_security_options()
         # Request a known type, or a host with several keys would appear to have changed its key.
-        kinds = sorted(options.key_types, key=lambda kind: _type_of_key(kind) not in known)
+        kinds = sorted(options.key_types, key=lambda kind: _type_of_key(kind) not in known_types)
         options.key_types = tuple(kinds)
         limit = transport.banner_timeout = transport.handshake_timeout = clock.left(HANDSHAKE_TIMEOUT)
         began = time.monotonic()

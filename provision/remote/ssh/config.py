@@ -79,7 +79,7 @@ def from_arguments(text: str, options: Options) -> None:
 
 @functools.lru_cache(maxsize=256)  # usually the same for every node
 def _arguments(text: str) -> tuple[tuple[str, str], ...]:
-    found: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -92,15 +92,15 @@ def _arguments(text: str) -> tuple[tuple[str, str], ...]:
         while letters:
             letter, letters = letters[0], letters[1:]
             if letter in _FLAGS:
-                found.append(_FLAGS[letter])
+                options.append(_FLAGS[letter])
             elif letter == "o" or letter in _FLAGS_WITH_VALUE:
                 if not letters and not words:
                     raise NotUnderstoodError(f"ssh argument -{letter} without a value")
                 value, letters = letters or words.pop(0), ""
-                found.append(_pair(value) if letter == "o" else (_FLAGS_WITH_VALUE[letter], value))
+                options.append(_pair(value) if letter == "o" else (_FLAGS_WITH_VALUE[letter], value))
             elif letter not in _FLAGS_WITHOUT_EFFECT_HERE:
                 raise NotUnderstoodError(f"ssh argument -{letter}")
-    return tuple(found)
+    return tuple(options)
 
 
 def _pair(line: str) -> tuple[str, str]:
@@ -183,10 +183,10 @@ class ConfigFiles:
                 self._read[file] = list(_lines(expanded(file), (), 0))
             except NotUnderstoodError as error:
                 self._read[file] = error
-        found = self._read[file]
-        if isinstance(found, NotUnderstoodError):
-            raise found
-        return found
+        lines = self._read[file]
+        if isinstance(lines, NotUnderstoodError):
+            raise lines
+        return lines
 
 
 def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final: bool) -> bool:

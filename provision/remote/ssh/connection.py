@@ -162,10 +162,10 @@ def jumps(
         return ()
     if depth > 8:
         raise NotUnderstoodError("ProxyJump goes in circles")
-    found: list[Hop] = []
+    hops: list[Hop] = []
     for position, spec in enumerate(text.split(",")):
-        user, _, place = spec.strip().removeprefix("ssh://").rpartition("@")
-        match = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:]+)(?::(\d+))?", place)
+        user, _, address = spec.strip().removeprefix("ssh://").rpartition("@")
+        match = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:]+)(?::(\d+))?", address)
         if not match or "%" in spec:
             raise NotUnderstoodError(f"ProxyJump {spec!r}")
         own: Options = {"configfile": list(config_file)} if config_file else {}
@@ -174,9 +174,9 @@ def jumps(
                 take(own, keyword, value)
         one = hop(match[1] or match[3], own, configs)
         if position == 0:
-            found += jumps(own, configs, config_file, depth + 1)
-        found.append(one)
-    return tuple(found)
+            hops += jumps(own, configs, config_file, depth + 1)
+        hops.append(one)
+    return tuple(hops)
 
 
 def _proxy_command(options: Options, tokens: Mapping[str, str]) -> tuple[str, ...]:

@@ -75,8 +75,8 @@ def why_no_answer(
     output: bytes, errors: bytes, status: int | None, *, python: str, become: bool
 ) -> NodeError:
     """Determine why `output` is not an answer, from everything the node printed."""
-    said = errors.decode("utf-8", "replace")
-    lines = [line for line in said.splitlines() if line.strip()]
+    stderr = errors.decode("utf-8", "replace")
+    lines = [line for line in stderr.splitlines() if line.strip()]
     last = one_line(lines[-1]) if lines else ""
     try:
         unframed(output)
@@ -87,8 +87,8 @@ def why_no_answer(
     except AnswerError as error:
         answered = str(error)
     if become:
-        for words, what, fix in _SUDO:
-            if words in said:
+        for pattern, what, fix in _SUDO:
+            if pattern in stderr:
                 return NodeError("sudo", what, fix)
         if any(
             line.startswith(("env: ", "sudo: ")) and "sudo: No such" in line.replace("'", "")
@@ -97,13 +97,13 @@ def why_no_answer(
             return NodeError(
                 "sudo", "sudo is not installed on the node", "install sudo there, or connect as root"
             )
-    if status == 127 or f"{python}: command not found" in said:
+    if status == 127 or f"{python}: command not found" in stderr:
         fix = "install python3 there, or set ansible_python_interpreter"
         return NodeError("python", f"{python} is not installed on the node", fix)
-    if "SyntaxError" in said or "unknown option -I" in said.lower():
+    if "SyntaxError" in stderr or "unknown option -I" in stderr.lower():
         fix = "set ansible_python_interpreter to a Python 3.6 or newer"
         return NodeError("python", f"{python} on the node is older than 3.6", fix)
-    if become and said.startswith("sudo: "):
+    if become and stderr.startswith("sudo: "):
         return NodeError("sudo", f"sudo reported: {last}", _NO_SUDO)
     fix = "log in by hand: the account's shell, forced command or start files print this"
     if not output.strip() and last:
@@ -171,13 +171,13 @@ class RemoteExecution:
 
     def _sudo_lets_in(self, prompt: bytes) -> bool:
         ready = READY.encode() + b"\n"
-        asked = 0
+        prompts = 0
         while not self._ended:
             if ready in self._output:
                 return True
-            if self._output.count(prompt) > asked:
-                asked += 1
-                if asked > 1:  # one attempt only, since accounts get locked
+            if self._output.count(prompt) > prompts:
+                prompts += 1
+                if prompts > 1:  # one attempt only, since accounts get locked
                     fix = "correct ansible_become_password"
                     raise NodeError("sudo", "sudo refused the password", fix)
                 self._send((self._route.become_password or "").encode() + b"\n")
@@ -203,11 +203,11 @@ class RemoteExecution:
             self._ended = not data
         self._output += data
         while self._size <= ANSWER_LIMIT and self._channel.recv_stderr_ready():
-            said = self._channel.recv_stderr(CHUNK)
-            if not said:
+            stderr = self._channel.recv_stderr(CHUNK)
+            if not stderr:
                 break
-            self._size += len(said)
-            self._errors += said[: max(0, ERROR_LIMIT - len(self._errors))]
+            self._size += len(stderr)
+            self._errors += stderr[: max(0, ERROR_LIMIT - len(self._errors))]
         self._size += len(data)
         if self._size > ANSWER_LIMIT:
             raise NodeError(

@@ -75,17 +75,17 @@ def room(
 def fitting(routes: Collection[Route], connections: int, say: Callable[[str], None]) -> int:
     """Return the possible number of connections over these routes; report limits of this machine."""
     programs = _start_programs(routes)
-    wanted = min(connections, len(routes), THROUGH_PROGRAMS if programs else connections)
-    return _said_room(routes, wanted, say)
+    requested = min(connections, len(routes), THROUGH_PROGRAMS if programs else connections)
+    return _said_room(routes, requested, say)
 
 
 def keepable(routes: Collection[Route], connections: int, say: Callable[[str], None]) -> int:
     """Return how many connections may stay open besides `connections` in use; report limits."""
-    wanted = len(routes) + connections
-    found = room(wanted, programs=_start_programs(routes))
-    if found.note:
-        say(f"{found.note}; the others are made anew each time")
-    return max(0, found.connections - connections)
+    requested = len(routes) + connections
+    available = room(requested, programs=_start_programs(routes))
+    if available.note:
+        say(f"{available.note}; the others are made anew each time")
+    return max(0, available.connections - connections)
 
 
 def follow_room(routes: Collection[Route], logins: int, say: Callable[[str], None]) -> None:
@@ -94,12 +94,12 @@ def follow_room(routes: Collection[Route], logins: int, say: Callable[[str], Non
 
 
 def _said_room(routes: Collection[Route], wanted: int, say: Callable[[str], None]) -> int:
-    found = room(wanted, programs=_start_programs(routes))
+    available = room(wanted, programs=_start_programs(routes))
     near = {route.target.host for route in routes if not route.jumps and not route.target.proxy_command}
-    for line in (found.note, neighbours(near)):
+    for line in (available.note, neighbours(near)):
         if line:
             say(line)
-    return found.connections
+    return available.connections
 
 
 def _start_programs(routes: Collection[Route]) -> bool:
@@ -143,10 +143,10 @@ def _own_networks(lines: Iterable[str]) -> Iterable[tuple[int, int]]:
     `eth0 0000010A 00000000 0001 0 0 0 0000FFFF 0 0 0` is 10.1.0.0/16 on eth0.
     """
     for line in lines:
-        words = line.split()
-        if len(words) < 8:
+        columns = line.split()
+        if len(columns) < 8:
             continue
-        network, flags, mask = (int(words[at], 16) for at in (1, 3, 7))
+        network, flags, mask = (int(columns[at], 16) for at in (1, 3, 7))
         if flags & _UP and not flags & _GATEWAY and mask:
             yield _host_order(network), _host_order(mask)
 

@@ -65,10 +65,10 @@ class Followed:
         If there is more, another `notify` follows. Raises NodeError after the end."""
         self._due = False
         channel = self._channel
-        said = data = b""
+        stderr = data = b""
         try:
             with contextlib.suppress(TimeoutError):
-                said = channel.recv_stderr(CHUNK)  # unused, but it fills the window
+                stderr = channel.recv_stderr(CHUNK)  # unused, but it fills the window
             with contextlib.suppress(TimeoutError):
                 data = channel.recv(CHUNK)
                 if not data:
@@ -77,7 +77,7 @@ class Followed:
             raise self._ended() from None
         if channel.recv_ready() or channel.recv_stderr_ready() or channel.closed:
             self.set()
-        return data, len(data) + len(said)
+        return data, len(data) + len(stderr)
 
     @property
     def waiting(self) -> bool:

@@ -103,24 +103,24 @@ class _File:
         self.read += len(added)
         for line in added.decode("utf-8", "replace").splitlines():
             self.lines += 1
-            words = line.split()
-            marker = words.pop(0) if words and words[0].startswith("@") else ""
-            if len(words) < 3 or words[0].startswith("#"):
+            fields = line.split()
+            marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+            if len(fields) < 3 or fields[0].startswith("#"):
                 continue
             try:
-                blob = base64.b64decode(words[2], validate=True)
-                self.add(words[0], Entry(self.path, self.lines, marker, words[1], blob))
+                blob = base64.b64decode(fields[2], validate=True)
+                self.add(fields[0], Entry(self.path, self.lines, marker, fields[1], blob))
             except (binascii.Error, ValueError):
                 continue
 
     def of(self, name: str) -> list[Entry]:
-        found = list(self.exact.get(name, ()))
-        found += [entry for patterns, entry in self.patterns if matches(patterns, name)]
+        entries = list(self.exact.get(name, ()))
+        entries += [entry for patterns, entry in self.patterns if matches(patterns, name)]
         encoded = name.encode()
-        found += [
+        entries += [
             entry for salt, digest, entry in self.hashed if hmac.digest(salt, encoded, "sha1") == digest
         ]
-        return sorted(found, key=lambda entry: entry.line)
+        return sorted(entries, key=lambda entry: entry.line)
 
 
 class KnownHosts:
@@ -137,9 +137,9 @@ class KnownHosts:
     def _file(self, path: str) -> _File:
         with self._lock:
             if path not in self._files:
-                self._files[path] = found = _File(path)
+                self._files[path] = parsed = _File(path)
                 with contextlib.suppress(OSError), Path(path).open("rb") as file:
-                    found.read_on(file)  # as in ssh, an unreadable file has no keys
+                    parsed.read_on(file)  # as in ssh, an unreadable file has no keys
             return self._files[path]
 
     def learn(self, path: str, name: str, key_type: str, blob: bytes) -> list[Entry]:
@@ -147,19 +147,19 @@ class KnownHosts:
 
         Returns the known keys if another gpuprov process has added one, otherwise nothing. Raises OSError."""
         line = f"{name} {key_type} {base64.b64encode(blob).decode()}\n"
-        known = self._file(path)
+        known_file = self._file(path)
         with self._lock:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with Path(path).open("a+b") as file:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(file, fcntl.LOCK_EX)
-                known.read_on(file)
-                found = [entry for entry in known.of(name.lower()) if not entry.marker]
-                if not found:
+                known_file.read_on(file)
+                entries = [entry for entry in known_file.of(name.lower()) if not entry.marker]
+                if not entries:
                     file.write(line.encode())
                     file.flush()
-                    known.read_on(file)
-        return found
+                    known_file.read_on(file)
+        return entries
 
 
 def host_name(host: str, port: int) -> str:
@@ -194,10 +194,10 @@ class HostKeys:
     def entries(self, hop: Hop) -> list[Entry]:
         """Return the entries for `hop`; if its port has none, the entries of its bare name, as ssh does."""
         files = (*hop.user_known_hosts, *hop.global_known_hosts)
-        found = self._known.entries(files, _name(hop))
-        if not hop.known_as and hop.port != SSH_PORT and not any(not entry.marker for entry in found):
-            found += self._known.entries(files, hop.host)
-        return found
+        known = self._known.entries(files, _name(hop))
+        if not hop.known_as and hop.port != SSH_PORT and not any(not entry.marker for entry in known):
+            known += self._known.entries(files, hop.host)
+        return known
 
     def check(self, hop: Hop, entries: Sequence[Entry], key_type: str, blob: bytes, *, direct: bool) -> None:
         """Raise NodeError unless the key of `hop` is trusted; `direct`: the route has no jump host."""
@@ -219,10 +219,10 @@ class HostKeys:
                 "do not log in; give the node a new host key",
             )
         else:
-            known = _shown(entry.key_type, entry.blob)
+            stored = _shown(entry.key_type, entry.blob)
             raise NodeError(
                 "host key",
-                f"the host key of {hop.address} CHANGED: it shows {shown}, {entry.place} says {known}",
+                f"the host key of {hop.address} CHANGED: it shows {shown}, {entry.place} says {stored}",
                 "this may be an attack; if the node was reinstalled, run: "
                 f"ssh-keygen -f {shlex.quote(entry.file)} -R {shlex.quote(_name(hop))}",
             )
@@ -284,13 +284,13 @@ def for_ansible(hosts: Mapping[str, Mapping[str, Any]], usual: str) -> dict[str,
     configs, keys = ConfigFiles(), HostKeys()
     changed = {}
     for name, variables in hosts.items():
-        changed[name] = found = dict(variables)
+        changed[name] = adapted = dict(variables)
         if options := _options(Node(name, (), variables), configs, keys):
             # ssh uses the first of several values.
-            found["ansible_ssh_args"] = f"{options} {variables.get(_ARGUMENTS[0]) or usual}"
-            found.update(dict.fromkeys(CHECKING, True))
-        if own := found.get(_ARGUMENTS[0]):
-            found[_ARGUMENTS[0]] = f"{ONE_ATTEMPT} {own}"
+            adapted["ansible_ssh_args"] = f"{options} {variables.get(_ARGUMENTS[0]) or usual}"
+            adapted.update(dict.fromkeys(CHECKING, True))
+        if own := adapted.get(_ARGUMENTS[0]):
+            adapted[_ARGUMENTS[0]] = f"{ONE_ATTEMPT} {own}"
     return changed
 
 
@@ -300,16 +300,16 @@ def _options(node: Node, configs: ConfigFiles, keys: HostKeys) -> str:
         hop = route_of(node, configs).target
         accepts, forgets = hop.accept_new, KEPT_KEYS in hop.user_known_hosts
         # With accept-new, ssh accepts a key of another type as a new one, even from a known host.
-        known = accepts and any(not entry.marker for entry in keys.entries(hop))
+        has_key = accepts and any(not entry.marker for entry in keys.entries(hop))
     except NotUnderstoodError:
         if (node.variables.get("ansible_connection") or "ssh") not in CONNECTIONS:
             return ""
         options = _as_ssh_takes_them(node)
         accepts = options.get("stricthostkeychecking") in (None, "false", "accept-new")
         forgets = options.get("userknownhostsfile") in ("/dev/null", "none")
-        known = not options  # ssh could not parse its options: be strict
+        has_key = not options  # ssh could not parse its options: be strict
     kept = f" -o UserKnownHostsFile={KEPT_KEYS}" if forgets else ""
-    return f"-o StrictHostKeyChecking={'yes' if known else 'accept-new'}{kept}" if accepts else ""
+    return f"-o StrictHostKeyChecking={'yes' if has_key else 'accept-new'}{kept}" if accepts else ""
 
 
 def _as_ssh_takes_them(node: Node) -> dict[str, str]:

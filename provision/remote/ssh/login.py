@@ -120,8 +120,8 @@ class Login:
         except self._paramiko.UnknownKeyType:
             return "a kind of key that only ssh can use"
         except (self._paramiko.SSHException, ValueError, TypeError) as error:
-            words = str(error).lower()
-            locked = "password" in words or "encrypted" in words or "passphrase" in words
+            message = str(error).lower()
+            locked = "password" in message or "encrypted" in message or "passphrase" in message
             return "needs its passphrase: ssh-add it" if locked else "not a private key"
         return key
 

@@ -213,12 +213,12 @@ _LINE = 64 * 1024  # limit of a header, in bytes
 
 def _greet(question: Mapping[str, Any]) -> None:
     """Report this worker's versions and key."""
-    said: dict[str, Any] = {**worker_stream.versions(), "key": sealed.worker_public_key()}
+    answer: dict[str, Any] = {**worker_stream.versions(), "key": sealed.worker_public_key()}
     try:
         Control(str(question.get("socket"))).status()
     except GpuprovError as error:
-        said["socket"] = error.what
-    _print(f"{worker_stream.HELLO}{json.dumps(said)}\n")
+        answer["socket"] = error.what
+    _print(f"{worker_stream.HELLO}{json.dumps(answer)}\n")
 
 
 def _refuse(kind: str, what: str, fix: str) -> int:

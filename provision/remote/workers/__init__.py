@@ -87,8 +87,8 @@ def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
         tls = _text(name, TLS_VARIABLE, of(TLS_VARIABLE), TLS_CLIENT)
         key = (names, socket, tls)
         if key not in links:
-            every = tuple(_worker(workers.nodes[worker]) for worker in names)
-            links[key] = Link(every, socket, tls).plain()
+            link_workers = tuple(_worker(workers.nodes[worker]) for worker in names)
+            links[key] = Link(link_workers, socket, tls).plain()
         nodes[name] = replace(node, variables={**node.variables, LINK: links[key]})
     if links and os.environ.get("ANSIBLE_CONFIG"):
         raise InventoryError(
@@ -106,9 +106,9 @@ def _names(node: str, chosen: Any, workers: Fleet) -> tuple[str, ...]:
         raise InventoryError(f"{node}: {VARIABLE}: {chosen!r} is neither a name nor a list of names", "")
     for one in names:
         if one not in workers.nodes:
-            known = ", ".join(sorted(workers.nodes)) or "it has no member"
+            members = ", ".join(sorted(workers.nodes)) or "it has no member"
             raise InventoryError(
-                f"{node}: {VARIABLE}: {one!r} is not in the group {GROUP} ({known})",
+                f"{node}: {VARIABLE}: {one!r} is not in the group {GROUP} ({members})",
                 f"add it to {GROUP}, by its name in the mesh",
             )
     return tuple(dict.fromkeys(names))
@@ -139,7 +139,7 @@ def split(
     here: dict[str, Mapping[str, Any]] = {}
     links: dict[str, Link] = {}
     away: dict[str, Mapping[str, Any]] = {}
-    known: dict[int, Link] = {}
+    parsed: dict[int, Link] = {}
     for name, variables in hosts.items():
         link = variables.get(LINK)
         if link is None:
@@ -149,8 +149,8 @@ def split(
         if variables.get("ansible_connection") in ("local", "ansible.builtin.local"):
             here[name] = plain
         else:
-            if id(link) not in known:
-                known[id(link)] = Link.of(link)
-            links[name] = known[id(link)]
+            if id(link) not in parsed:
+                parsed[id(link)] = Link.of(link)
+            links[name] = parsed[id(link)]
             away[name] = plain
     return here, links, away

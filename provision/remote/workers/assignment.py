@@ -38,8 +38,8 @@ def spread(
     usable = {node: [name for name in names if name not in unusable] for node, names in candidates.items()}
     chosen: dict[str, str] = {}
     for node in sorted(usable, key=lambda node: len(usable[node]) > 1):
-        if found := usable[node]:
-            chosen[node] = min(found, key=lambda name: (count[name], found.index(name)))
+        if reachable := usable[node]:
+            chosen[node] = min(reachable, key=lambda name: (count[name], reachable.index(name)))
             count[chosen[node]] += 1
     shares: dict[str, list[str]] = {}
     for node in candidates:

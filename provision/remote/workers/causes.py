@@ -84,8 +84,8 @@ _KNOWN: tuple[tuple[str, str, str, str], ...] = (
 
 def of_refusal(worker: str, said: str) -> NodeError:
     """Explain why Receptor did not start a unit, from its message."""
-    for words, kind, cause, fix in _KNOWN:
-        if words in said:
+    for pattern, kind, cause, fix in _KNOWN:
+        if pattern in said:
             return _error(kind, worker, f"{cause} ({_short(said)})", fix)
     return _error(
         "unreachable", worker, f"its unit was not begun: {_short(said) or 'no reason was given'}", _LOOK_THERE

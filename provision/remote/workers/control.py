@@ -119,13 +119,13 @@ class Control:
 
     def _asked(self, command: str, seconds: float = ANSWER) -> dict[str, Any]:
         with self._session() as session:
-            said = session.ask(command, seconds)
+            line = session.ask(command, seconds)
         try:
-            answer = foreign_json.read(said)
+            answer = foreign_json.read(line)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise self._strange(f"{one_line(said, 60)!r}")
+            raise self._strange(f"{one_line(line, 60)!r}")
         return answer
 
     def _session(self) -> contextlib.closing[_Session]:

@@ -24,23 +24,23 @@ _writing = threading.Lock()  # workers are greeted concurrently
 
 def recalled(*worker: str) -> str | None:
     """Return the cached public key of a worker with this gpuprov's version; `worker` identifies it."""
-    known = _read().get(_name(worker))
-    return str(known["key"]) if known is not None and known["versions"] == worker_stream.digest() else None
+    entry = _read().get(_name(worker))
+    return str(entry["key"]) if entry is not None and entry["versions"] == worker_stream.digest() else None
 
 
 def remember(key: str, *worker: str) -> None:
     """Cache a worker's public key; a failed write only costs another greeting."""
-    said = {"key": key, "versions": worker_stream.digest(), "until": time.time() + KEPT}
+    entry = {"key": key, "versions": worker_stream.digest(), "until": time.time() + KEPT}
     with _writing:
-        _write({**_read(), _name(worker): said})
+        _write({**_read(), _name(worker): entry})
 
 
 def forget(*worker: str) -> None:
     """Forget a lost worker, so that the next command greets it."""
     with _writing:
-        known = _read()
-        if known.pop(_name(worker), None) is not None:
-            _write(known)
+        entries = _read()
+        if entries.pop(_name(worker), None) is not None:
+            _write(entries)
 
 
 def _write(known: dict[str, Any]) -> None:
@@ -61,14 +61,14 @@ def _read() -> dict[str, Any]:
     """Return the entries that have not expired; empty if the file is malformed."""
     try:
         with _file().open("rb") as file:
-            known = foreign_json.read(file.read(_LIMIT))
+            entries = foreign_json.read(file.read(_LIMIT))
         now = time.time()
         return {
-            name: said
-            for name, said in known.items()
-            if isinstance(said["key"], str)
-            and isinstance(said["versions"], str)
-            and now < said["until"] <= now + KEPT
+            name: entry
+            for name, entry in entries.items()
+            if isinstance(entry["key"], str)
+            and isinstance(entry["versions"], str)
+            and now < entry["until"] <= now + KEPT
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}

@@ -87,7 +87,7 @@ class Mesh:
         """Assign hosts to usable workers except `without`; return shares, and host → error for the rest."""
         candidates = {name: found for name in hosts if (found := self._preferred(links[name], without))}
         ways = self._usable({worker.name: worker for found in candidates.values() for worker in found})
-        unusable = {worker: said for worker, said in ways.items() if isinstance(said, NodeError)}
+        unusable = {worker: state for worker, state in ways.items() if isinstance(state, NodeError)}
         with self._counting:
             busy = dict(self._busy)
         chosen, stranded = assignment.spread(
@@ -109,9 +109,9 @@ class Mesh:
         """Prefer other workers to this lost worker for a while, and greet it again before its next use."""
         with self._lock:
             self._avoided[worker] = time.monotonic() + _AVOIDED
-            _, said = self._greeted.pop(worker, (0.0, None))
-            if isinstance(said, Way):
-                greetings.forget(*_identity(said))
+            _, greeted = self._greeted.pop(worker, (0.0, None))
+            if isinstance(greeted, Way):
+                greetings.forget(*_identity(greeted))
 
     def _preferred(self, link: Link, without: Collection[str]) -> list[Worker]:
         now = time.monotonic()
@@ -127,13 +127,13 @@ class Mesh:
             }
             # A unit for a worker that has become unreachable would wait for its whole TTL.
             known = {w: said for w, said in known.items() if isinstance(said, NodeError) or self.has_route(w)}
-            asked = [worker for worker in wanted if worker not in known]
-            if not asked:
+            to_greet = [worker for worker in wanted if worker not in known]
+            if not to_greet:
                 return known
             leftovers.sweep()
-            with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as threads:
-                answers = threads.map(lambda worker: self._greet(wanted[worker]), asked)
-            for worker, said in zip(asked, answers, strict=True):
+            with ThreadPoolExecutor(min(_AT_ONCE, len(to_greet))) as threads:
+                answers = threads.map(lambda worker: self._greet(wanted[worker]), to_greet)
+            for worker, said in zip(to_greet, answers, strict=True):
                 kept = _REFUSED if isinstance(said, NodeError) else _KEPT
                 self._greeted[worker] = (time.monotonic() + kept, said)
                 known[worker] = said
@@ -157,15 +157,15 @@ class Mesh:
     def _ask(self, worker: Worker, way: Way) -> Way | NodeError:
         """Greet a worker, bypassing the cache."""
         name = worker.name
-        said, trouble = units.hello(way, HELLO)
-        if said is None or trouble is not None:
+        answer, trouble = units.hello(way, HELLO)
+        if answer is None or trouble is not None:
             return trouble or causes.of_words(name, b"")
-        what, fix = worker_stream.differences(said, worker.python)
+        what, fix = worker_stream.differences(answer, worker.python)
         if what:
             return NodeError("python", f"worker {name}: {what}", fix)
-        if said.get("socket"):
-            return causes.no_socket(name, str(said["socket"]))
-        way = replace(way, public_key=str(said.get("key")))
+        if answer.get("socket"):
+            return causes.no_socket(name, str(answer["socket"]))
+        way = replace(way, public_key=str(answer.get("key")))
         greetings.remember(way.public_key, *_identity(way))
         self._greeted[name] = (time.monotonic() + _KEPT, way)
         return way
@@ -235,8 +235,8 @@ def assigned(
     for name in hosts:
         meshes.setdefault(mesh_of(links[name]), []).append(name)
     for mesh, names in meshes.items():
-        some, none = mesh.assign({n: hosts[n] for n in names}, {n: links[n] for n in names}, without)
-        shares += some
+        mesh_shares, none = mesh.assign({n: hosts[n] for n in names}, {n: links[n] for n in names}, without)
+        shares += mesh_shares
         stranded |= none
     return shares, stranded
 
@@ -264,10 +264,10 @@ def _worked(
             share.mesh.avoid(share.worker)
             names = {name: share.hosts[name] for name in share.hosts if name in left}
             tried = without | {share.worker}
-            more, none = assigned(names, {name: share.links[name] for name in names}, tried)
-            done = {name for other in more for name in other.hosts}
+            passed_on, none = assigned(names, {name: share.links[name] for name in names}, tried)
+            done = {name for other in passed_on for name in other.hosts}
             failed.update({name: none.get(name, left[name]) for name in names if name not in done})
-            failed.update(_worked(more, work, tried))
+            failed.update(_worked(passed_on, work, tried))
         except BaseException as error:  # re-raised in the waiting thread
             raised.append(error)
 

@@ -78,10 +78,10 @@ class Register:
 
     def named(self, record: Record, unit: str) -> Record:
         """Record Receptor's id of a unit; failures are ignored, since the label also identifies the unit."""
-        known = replace(record, unit=unit)
+        identified = replace(record, unit=unit)
         with contextlib.suppress(OSError):
-            self._write(known)
-        return known
+            self._write(identified)
+        return identified
 
     def gone(self, record: Record) -> None:
         """Unregister a unit of which nothing is left."""

@@ -112,9 +112,9 @@ def sealed(header: Mapping[str, Any], payload: bytes, public_key: str) -> bytes:
     if len(payload) > PAYLOAD_LIMIT:
         raise SealError(f"what it is to do is more than {PAYLOAD_LIMIT // _PIECE} MiB")
     try:
-        there = X25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
+        recipient = X25519PublicKey.from_public_bytes(base64.b64decode(public_key, validate=True))
         ours = X25519PrivateKey.generate()
-        secret = ours.exchange(there)
+        secret = ours.exchange(recipient)
     except (ValueError, binascii.Error):
         raise SealError("what it gave as its public key is not one") from None
     from_key = ours.public_key().public_bytes_raw()

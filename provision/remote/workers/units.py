@@ -135,14 +135,14 @@ def hello(way: Way, seconds: float) -> tuple[Mapping[str, Any] | None, NodeError
         record, _ = book.begin(way.worker, way.control.path, "hello", (), seconds, alone=False)
     except GpuprovError as error:
         return None, NodeError("ansible", error.what, error.fix)
-    said: list[Mapping[str, Any]] = []
-    stream = worker_stream.Reader((), None, said.append)
+    answers: list[Mapping[str, Any]] = []
+    stream = worker_stream.Reader((), None, answers.append)
     end = time.monotonic() + seconds
     question = {"hello": {"controller": way.controller, "socket": way.socket}}
     unit = Unit(way, book, record, stream, lambda: time.monotonic() > end)
     ended = unit.carry(json.dumps(question).encode() + b"\n")
-    if said:
-        return said[0], None
+    if answers:
+        return answers[0], None
     return None, ended.error or causes.of_words(way.worker, stream.noise)
 
 
@@ -303,14 +303,14 @@ class Unit:
             return Ended(End.LOST, causes.hung(self._way.worker, "it did not stop in time"))
         left = self.record.deadline - time.time()
         lease, route = lease_of(self.record), self._way.route()
-        known = Known(self._heard, now + left, lease, route, self._confirmed, self._away)
-        fate = assignment.fate(known, now)
+        state = Known(self._heard, now + left, lease, route, self._confirmed, self._away)
+        fate = assignment.fate(state, now)
         if fate is Fate.STOP:
             self._end()
         if fate is Fate.LEFT:
             return Ended(End.LEFT, causes.left(self._way.worker, now - self._heard, self.record.deadline))
         if fate is not Fate.LOST:
-            self._say_it_is_silent(known, now)
+            self._say_it_is_silent(state, now)
             time.sleep(0.2)
             return None
         return Ended(End.LOST, self._silent())

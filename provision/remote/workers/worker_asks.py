@@ -121,7 +121,7 @@ def ask(
     texts = list(dict.fromkeys(text for name in hosts for text in programs[name]))
     number = {text: position for position, text in enumerate(texts)}
     rounds = math.ceil(len(hosts) / connections) + math.ceil(len(hosts) / _ANSIBLE_FORKS)
-    said = {
+    request = {
         "inventory": hosts,
         "programs": texts,
         "asked": {name: [number[text] for text in programs[name]] for name in hosts},
@@ -142,7 +142,7 @@ def ask(
                 take(name, output, seconds)
 
     stop = Stop(timeout * rounds + _SPARE, interrupts or Interrupts())
-    job = Job("look", transmitted(said), hosts, timeout * rounds + _SPARE, share.alone, say)
+    job = Job("look", transmitted(request), hosts, timeout * rounds + _SPARE, share.alone, say)
     ended = units.carry(share.way, job, answered, stop.wanted)
     why = ended.error or NodeError("hung", f"worker {share.worker}: it did not answer for this node", "")
     return {} if stop.interrupted else dict.fromkeys(sorted(left), why)

@@ -85,12 +85,12 @@ def run_playbook(
         job = Job(name, payload, share.hosts, (stop.left() or _LONGEST) + _AFTER, share.alone, say)
         ended = units.carry(share.way, job, take, stop.wanted)
         try:
-            some, left = _outcomes(share, tally, ended, stop, playbook)
+            finished, left = _outcomes(share, tally, ended, stop, playbook)
         except GpuprovError as error:
             refused.append(error)
-            some, left = {name: Outcome(name, "failed", message=error.what) for name in share.hosts}, {}
+            finished, left = {name: Outcome(name, "failed", message=error.what) for name in share.hosts}, {}
         with lock:
-            outcomes.update(some)
+            outcomes.update(finished)
         return left
 
     for node, trouble in mesh.worked([share], work).items():
@@ -183,12 +183,12 @@ def _shipped(playbook: Path) -> str:
 
 def passwords(files: Iterable[Path]) -> list[str]:
     """Read vault passwords from files; raise GpuprovError for a program, which workers cannot run."""
-    found = []
+    contents = []
     for file in files:
         if os.access(file, os.X_OK):
             raise GpuprovError(
                 f"{file}: a program cannot give a vault password to workers",
                 "write the password into a file that is not executable, on a memory file system",
             )
-        found.append(Path(file).read_text(encoding="utf-8"))
-    return found
+        contents.append(Path(file).read_text(encoding="utf-8"))
+    return contents

@@ -39,8 +39,8 @@ class BadStreamError(Exception):
 
 def versions() -> dict[str, str]:
     """Return the versions that must be equal on both sides before work starts."""
-    found = {name: importlib.metadata.version(name) for name in _ANSIBLE}
-    return {"gpuprov": __version__, **found, "contents": _contents()}
+    packages = {name: importlib.metadata.version(name) for name in _ANSIBLE}
+    return {"gpuprov": __version__, **packages, "contents": _contents()}
 
 
 @functools.cache
@@ -63,9 +63,9 @@ def _files() -> Iterator[tuple[str, str]]:
     ):
         for folder, _, names in os.walk(top):
             inside = folder.removeprefix(str(top))
-            every = "files" in inside.split("/")
+            all_files = "files" in inside.split("/")
             for name in names:
-                if name.endswith(suffixes) or (every and "__pycache__" not in inside):
+                if name.endswith(suffixes) or (all_files and "__pycache__" not in inside):
                     yield f"{label}{inside}/{name}", f"{folder}/{name}"
     for file in paths.PACKAGE.glob("*.py"):
         yield f"provision/{file.name}", str(file)
@@ -82,9 +82,9 @@ def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
     ours = versions()
     for name in ("gpuprov", *_ANSIBLE):
         if theirs.get(name) != ours[name]:
-            said = one_line(str(theirs.get(name) or "no"), 40)
+            theirs_version = one_line(str(theirs.get(name) or "no"), 40)
             return (
-                f"it has {name} {said}, and this controller has {ours[name]}",
+                f"it has {name} {theirs_version}, and this controller has {ours[name]}",
                 f"install the same version on it: {python} -m pip install {name}=={ours[name]}",
             )
     if theirs.get("contents") != ours["contents"]:
@@ -232,16 +232,16 @@ class Reader:
         return ""
 
     def _said(self, line: bytes) -> None:
-        said = message(line, self._hosts)
-        if self.whole or said.get("event") == "keepalive":
+        parsed = message(line, self._hosts)
+        if self.whole or parsed.get("event") == "keepalive":
             return
-        if "eof" in said:
+        if "eof" in parsed:
             self.whole = True
-        elif "status" in said:
-            self._status = said
+        elif "status" in parsed:
+            self._status = parsed
         else:
             self._count += 1
-            self._take(said)
+            self._take(parsed)
 
 
 class _Lines:
@@ -279,15 +279,15 @@ def slim(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def message(line: bytes, hosts: Collection[str]) -> dict[str, Any]:
     """Parse one line of a worker that may only report on `hosts`. Raises BadStreamError."""
-    said = _object(line.decode("utf-8", "replace"))
-    if "zipfile" in said:
+    parsed = _object(line.decode("utf-8", "replace"))
+    if "zipfile" in parsed:
         raise BadStreamError("it sent files that were not requested")
-    if "status" in said:
-        _want(said, "status", str)
-        _want(said, "gpuprov_events", int, None)
-    elif "eof" not in said and said.get("event") != "keepalive":
-        _event(said, hosts)
-    return said
+    if "status" in parsed:
+        _want(parsed, "status", str)
+        _want(parsed, "gpuprov_events", int, None)
+    elif "eof" not in parsed and parsed.get("event") != "keepalive":
+        _event(parsed, hosts)
+    return parsed
 
 
 def _event(said: Mapping[str, Any], hosts: Collection[str]) -> None:
@@ -329,16 +329,16 @@ def _want(said: Mapping[str, Any], name: str, *kinds: type | None) -> None:
     value = said.get(name)
     if value is None and None in kinds:
         return
-    wanted = tuple(kind for kind in kinds if kind is not None)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+    accepted = tuple(kind for kind in kinds if kind is not None)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
         raise BadStreamError(f"`{name}` is {one_line(repr(value), 60)}")
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        said = foreign_json.read(text)
+        parsed = foreign_json.read(text)
     except ValueError:
         raise BadStreamError(f"this is not JSON: {one_line(text[:200], 80)!r}") from None
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         raise BadStreamError(f"this is not an object: {one_line(text[:200], 80)!r}")
-    return said
+    return parsed

@@ -47,17 +47,17 @@ class Member:
 def members(fleet: Fleet, names: Mapping[str, str]) -> dict[str, Member]:
     """Map inventory names to Member, given `names` (inventory name → Kubernetes name).
     A relative kubeconfig path is resolved against the inventory's folder."""
-    found = {}
+    result = {}
     for node, name in names.items():
         given = fleet.nodes[node].variables
         path = given.get("gpuprov_kubeconfig")
-        found[node] = Member(
+        result[node] = Member(
             name,
             folder_of(fleet.source, str(path)) / Path(str(path)).expanduser() if path else None,
             str(given.get("gpuprov_kubernetes_context") or ""),
             tuple(str(label) for label in given.get("gpuprov_kubernetes_pool_labels") or ()),
         )
-    return found
+    return result
 
 
 class Kubernetes:
@@ -69,12 +69,12 @@ class Kubernetes:
 
     def __init__(self, fleet: Fleet, names: Mapping[str, str], *, timeout: float = TIMEOUT) -> None:
         self._members, self._timeout = members(fleet, names), timeout
-        places = dict.fromkeys((one.kubeconfig, one.context) for one in self._members.values())
-        self._clusters = {place: Cluster(*place) for place in places}
-        every: dict[Cluster, list[str]] = {}
+        locations = dict.fromkeys((one.kubeconfig, one.context) for one in self._members.values())
+        self._clusters = {location: Cluster(*location) for location in locations}
+        nodes_of: dict[Cluster, list[str]] = {}
         for node, one in self._members.items():
-            every.setdefault(self._cluster(node), []).append(one.name)
-        self._breaker = Breaker(every, timeout)
+            nodes_of.setdefault(self._cluster(node), []).append(one.name)
+        self._breaker = Breaker(nodes_of, timeout)
 
     def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
         """Return each node's state and its pods; see the protocol for methods without a docstring."""
@@ -83,13 +83,13 @@ class Kubernetes:
             read, failed = self._each(nodes, lambda node: self._read(node, end), end)
         else:
             read, failed = self._listed(nodes, end)
-        found = {
+        states = {
             node: objects.scheduled(one, pods, self._members[node].pool_labels, time.time())
             for node, (one, pods) in read.items()
         }
         for node, error in failed.items():
-            found[node] = Scheduled(self._members[node].name, error=error)
-        return {node: found[node] for node in nodes}
+            states[node] = Scheduled(self._members[node].name, error=error)
+        return {node: states[node] for node in nodes}
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
         return self._changed(reasons, lambda name, node: objects.drained(node, reasons[name], now("seconds")))
@@ -156,7 +156,7 @@ class Kubernetes:
             return ""
 
         done, failed = self._each(list(results), one, end)
-        return failed | {node: said for node, said in done.items() if said}
+        return failed | {node: problem for node, problem in done.items() if problem}
 
     def evict(self, nodes: Sequence[str], deadline: float) -> dict[str, str]:
         """Evict the pods of nodes that gpuprov holds, retrying refusals for up to `deadline` seconds.
@@ -171,9 +171,9 @@ class Kubernetes:
     def _emptied(self, node: str, end: float) -> None:
         """Evict pods until none is left to wait for. Raises ApiError that lists the rest at the end."""
         cluster, name = self._cluster(node), self._members[node].name
-        if objects.holder(found := cluster.node(name, end)) is not Holder.US:
+        if objects.holder(observed := cluster.node(name, end)) is not Holder.US:
             raise ApiError(
-                f"gpuprov does not hold it: {objects.why(found) or 'in service'}; no pod was evicted"
+                f"gpuprov does not hold it: {objects.why(observed) or 'in service'}; no pod was evicted"
             )
         problems: dict[str, str] = {}  # pod → why its eviction is pending
         next_try: dict[str, float] = {}
@@ -235,9 +235,9 @@ class Kubernetes:
             if not mine:
                 continue
             try:
-                for found in cluster.nodes(end):
-                    if (name := text(found, "metadata", "name")) in mine:
-                        read[mine[name]] = (found, [])
+                for observed in cluster.nodes(end):
+                    if (name := text(observed, "metadata", "name")) in mine:
+                        read[mine[name]] = (observed, [])
                 for pod in cluster.pods("", end):
                     if (node := mine.get(text(pod, "spec", "nodeName"), "")) in read:
                         read[node][1].append(pod)
@@ -311,17 +311,17 @@ def _left(pods: Sequence[Pod], problems: Mapping[str, str]) -> str:
     """Describe remaining pods: `2 pods left when the time was over: The disruption budget … : web-1`."""
     reasons = {pod.id: problems.get(pod.id) or "still ending" for pod in pods}
     count = Counter(reasons.values())
-    said = [
+    groups = [
         f"{why}: {_some(name for name, reason in reasons.items() if reason == why)}"
         for why, _ in count.most_common(3)
     ]
-    return one_line(f"{many(len(pods), 'pod')} left when the time was over: {'; '.join(said)}", 500)
+    return one_line(f"{many(len(pods), 'pod')} left when the time was over: {'; '.join(groups)}", 500)
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:
     listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(one_line(name, 120) for name in listed[:most]) + more
+    rest = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(one_line(name, 120) for name in listed[:most]) + rest
 
 
 __all__ = ["Kubernetes", "Member", "Result"]

@@ -103,11 +103,11 @@ def _pools(
 ) -> list[tuple[str, Sequence[Object]]]:
     """Return the node's pools with their nodes, or all nodes if it is in no pool."""
     of = objects.pool_labels_of(node, labels)
-    found: list[tuple[str, Sequence[Object]]] = [
+    pools: list[tuple[str, Sequence[Object]]] = [
         (f"{key}={value}", [one for one in members if objects.pool_labels_of(one, labels).get(key) == value])
         for key, value in of.items()
     ]
-    return found or [("", members)]
+    return pools or [("", members)]
 
 
 def _counts(node: Object) -> bool:

@@ -128,13 +128,13 @@ class Cluster:
     # --- sending requests
 
     def _pages(self, asked: _Asked, end: float, call: _Call) -> Iterator[dict[str, Any]]:
-        more = ""
+        next_page = ""
         while True:
-            how = {"limit": PAGE, **({"_continue": more} if more else {})}
+            how = {"limit": PAGE, **({"_continue": next_page} if next_page else {})}
             page = self._json(asked, end, call, how)
             yield from (dict(one) for one in rows(page, "items"))
-            more = text(page, "metadata", "continue")
-            if not more:
+            next_page = text(page, "metadata", "continue")
+            if not next_page:
                 return
 
     def _json(self, asked: _Asked, end: float, call: _Call, how: _How = _NONE) -> dict[str, Any]:
@@ -175,12 +175,12 @@ class Cluster:
         except HTTPError as error:
             raise self._silent(error) from None
         try:
-            found = foreign_json.read(data, largest=LARGEST)
+            document = foreign_json.read(data, largest=LARGEST)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise ApiError(f"{self.place} did not answer as one: is its address right?", everything=True)
-        return found
+        return document
 
     def _connected(self, *, again: bool = False) -> Any:
         with self._guard:
@@ -239,11 +239,11 @@ class Cluster:
 
     def _runs_a_program(self) -> bool:
         """Return whether credentials come from a program; the client only logs the failure of one."""
-        found: Any = {}
+        kubeconfig: Any = {}
         with contextlib.suppress(GpuprovError):  # YAML that only the client can parse
-            found = yamlfile.load(self._kubeconfig, GpuprovError) if self._kubeconfig else {}
-        context = _named(found, "contexts", self._context or text(found, "current-context"))
-        return "exec" in part(_named(found, "users", text(context, "context", "user")), "user")
+            kubeconfig = yamlfile.load(self._kubeconfig, GpuprovError) if self._kubeconfig else {}
+        context = _named(kubeconfig, "contexts", self._context or text(kubeconfig, "current-context"))
+        return "exec" in part(_named(kubeconfig, "users", text(context, "context", "user")), "user")
 
     def _unusable(self, error: Exception) -> str:
         if self._kubeconfig is None:
@@ -253,8 +253,8 @@ class Cluster:
             )
         if not self._kubeconfig.is_file():
             return f"gpuprov_kubeconfig: there is no {self._kubeconfig}"
-        said = one_line(str(error), 200)
-        return f"{self._kubeconfig} cannot be used: {said}: correct it, or gpuprov_kubernetes_context"
+        reason = one_line(str(error), 200)
+        return f"{self._kubeconfig} cannot be used: {reason}: correct it, or gpuprov_kubernetes_context"
 
     def _refuse_unsafe(self, settings: Any) -> None:
         """Raise ApiError if the token could be sent to an unverified server."""
@@ -279,20 +279,20 @@ class Cluster:
             body = foreign_json.read(error.body or "")
         except (ValueError, TypeError):
             body = {}
-        said = one_line(text(body, "message"), 300)
+        message = one_line(text(body, "message"), 300)
         what = f"{asked.verb} {asked.resource}"
         if status == 401:
             line = "does not accept the credentials (401): the token is wrong or has expired; renew it"
         elif status == 403:
-            line = f"does not allow {what} (403): {said or 'no reason given'}; {RIGHTS}"
+            line = f"does not allow {what} (403): {message or 'no reason given'}; {RIGHTS}"
         elif status == 404 and asked.resource.startswith("nodes"):
             line = f"has no node {one_line(asked.name, 80)} (404): set gpuprov_scheduler_name"
         elif status == 429:
-            line = f"has too many requests to take {what} (429): {said or 'try again later'}"
+            line = f"has too many requests to take {what} (429): {message or 'try again later'}"
         elif 300 <= status < 400:
             line = f"answers with a redirect ({status}): write the address it leads to into the kubeconfig"
         else:
-            line = f"answers {what} with {status}: {said or 'no reason given'}"
+            line = f"answers {what} with {status}: {message or 'no reason given'}"
         wait = _seconds(
             (error.headers or {}).get("Retry-After"), part(body, "details").get("retryAfterSeconds")
         )

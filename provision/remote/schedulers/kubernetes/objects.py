@@ -108,13 +108,13 @@ def note(node: Object) -> str:
 def cordoned_by(node: Object) -> tuple[str, str]:
     """Return (manager of spec.unschedulable, time) from the API server's record; ("", "") if not recorded.
     gpuprov comes first if there are several managers."""
-    found = [
+    entries = [
         (text(one, "manager"), text(one, "time"))
         for one in rows(node, "metadata", "managedFields")
         if "f:unschedulable" in part(one, "fieldsV1", "f:spec")
     ]
-    ours = [one for one in found if one[0] == MANAGER]
-    return next(iter(ours or found), ("", ""))
+    ours = [one for one in entries if one[0] == MANAGER]
+    return next(iter(ours or entries), ("", ""))
 
 
 def holder(node: Object) -> Holder:
@@ -142,14 +142,14 @@ def why(node: Object) -> str:
     if holder(node) is Holder.US:
         since = text(node, "metadata", "annotations", DRAINED_AT)
         return note(node) + (f" [{since}]" if since else "")
-    said = []
+    reasons = []
     if is_cordoned(node):
-        said.append("cordoned" + (f" by {by}" if by else "") + (f" [{when}]" if when else ""))
-    said += [taint_text(one) for one in taints(node) if text(one, "key") in _CLOSED]
+        reasons.append("cordoned" + (f" by {by}" if by else "") + (f" [{when}]" if when else ""))
+    reasons += [taint_text(one) for one in taints(node) if text(one, "key") in _CLOSED]
     ready = next((one for one in conditions(node) if one.get("type") == "Ready"), {})
     if not is_ready(node):
-        said.append(text(ready, "message") or "the node does not report to Kubernetes")
-    return one_line("; ".join(said), REASON + 100)
+        reasons.append(text(ready, "message") or "the node does not report to Kubernetes")
+    return one_line("; ".join(reasons), REASON + 100)
 
 
 def taint_text(taint: Object) -> str:
@@ -164,7 +164,7 @@ def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], 
         for one in taints(node)
     )
     ready = is_ready(node)
-    words = ["Ready" if ready else "NotReady", *(["SchedulingDisabled"] if is_cordoned(node) else [])]
+    states = ["Ready" if ready else "NotReady", *(["SchedulingDisabled"] if is_cordoned(node) else [])]
     labels = pool_labels_of(node, pool_labels)
     jobs = [
         Job(pod.id, pod.namespace, _age(pod.started, now))
@@ -172,7 +172,7 @@ def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], 
     ]
     return Scheduled(
         name=text(node, "metadata", "name"),
-        state=",".join(words),
+        state=",".join(states),
         reason=why(node),
         holder=holder(node),
         takes_jobs=ready and not closed,
@@ -196,7 +196,7 @@ def _age(started: str, now: float) -> int | None:
 def somebodys(pods: Iterable[Object]) -> list[Pod]:
     """Return the pods that are a user's jobs: unfinished, not static, and not of a DaemonSet.
     (A DaemonSet runs on every node and restarts at once; static pods come from files on the node.)"""
-    found = []
+    jobs = []
     for pod in pods:
         meta, spec = part(pod, "metadata"), part(pod, "spec")
         owner = next((one for one in rows(meta, "ownerReferences") if one.get("controller") is True), {})
@@ -204,7 +204,7 @@ def somebodys(pods: Iterable[Object]) -> list[Pod]:
             continue
         if _MIRROR in part(meta, "annotations"):
             continue
-        found.append(
+        jobs.append(
             Pod(
                 namespace=text(meta, "namespace"),
                 name=text(meta, "name"),
@@ -215,7 +215,7 @@ def somebodys(pods: Iterable[Object]) -> list[Pod]:
                 started=text(pod, "status", "startTime"),
             )
         )
-    return found
+    return jobs
 
 
 def _asks_for_gpus(spec: Object) -> bool:
@@ -302,8 +302,8 @@ def _patch(
 
 def pool_labels_of(node: Object, pool_labels: Sequence[str]) -> dict[str, str]:
     """Return the labels by which pods select its pool, current or removed by `left`."""
-    found = {**_left(node), **part(node, "metadata", "labels")}
-    return {key: str(found[key]) for key in pool_labels if key in found}
+    all_labels = {**_left(node), **part(node, "metadata", "labels")}
+    return {key: str(all_labels[key]) for key in pool_labels if key in all_labels}
 
 
 def joined(node: Object, pools: Sequence[str]) -> dict[str, Any] | None:
@@ -333,11 +333,11 @@ def rejoined(node: Object) -> dict[str, Any] | None:
 def _left(node: Object) -> dict[str, str]:
     """Return the labels recorded by `left`; empty if the annotation is malformed."""
     try:
-        found = foreign_json.read(part(node, "metadata", "annotations").get(POOLS) or "{}")
+        recorded = foreign_json.read(part(node, "metadata", "annotations").get(POOLS) or "{}")
     except (ValueError, TypeError, AttributeError):
         return {}
-    known = found.items() if isinstance(found, dict) else ()
-    return {key: value for key, value in known if isinstance(value, str)}
+    pairs = recorded.items() if isinstance(recorded, dict) else ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def _lost_labels(node: Object) -> dict[str, str]:

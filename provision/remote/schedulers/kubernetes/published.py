@@ -54,14 +54,14 @@ def label_time(moment: str) -> str | None:
 
 def labelled(node: Object, result: Result) -> dict[str, Any] | None:
     """Return the patch of the labels; None if they are up to date."""
-    wanted = {
+    labels = {
         LABELS["verdict"]: label_value(result.verdict),
         LABELS["sku"]: label_value(result.sku),
         LABELS["stack"]: label_value(result.stack),
         LABELS["validated-at"]: label_time(result.validated_at),
     }
     have = part(node, "metadata", "labels")
-    changed = {key: value for key, value in wanted.items() if have.get(key) != value}
+    changed = {key: value for key, value in labels.items() if have.get(key) != value}
     return {"metadata": {"labels": changed}} if changed else None
 
 
