@@ -227,7 +227,7 @@ def source(options: argparse.Namespace) -> Source:
     from provision.api.source import Source
 
     if options.lock:
-        options.lock = str(Path(options.lock).expanduser().absolute())  # for resumption elsewhere
+        options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
     return Source(
         inventories=(*filter(None, [options.inventory]), *(options.inventory_option or ())),
         nodes=options.nodes,

@@ -294,7 +294,7 @@ def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
         fleet_options.say(f"{other[0]}: another watch has them: gpuprov watch state {options}")
         word = "elsewhere"
     if beat and fleet.pattern == "all":
-        with contextlib.suppress(InventoryError):  # the same count as the watch's
+        with contextlib.suppress(InventoryError):  # the nodes that the watch counts
             fleet = inventory.select(fleet, beat["nodes"])
     status = state.document(fleet, store.incidents(), store.validated(), now)
     if store.damaged and word == "work":

@@ -16,7 +16,7 @@ _holders: list[Lend] = []
 
 @contextlib.contextmanager
 def lent(lend: Lend) -> Iterator[None]:
-    """Register `lend`, which describes held locks, within the context."""
+    """Register `lend`, which describes held locks, within the `with` block."""
     _holders.append(lend)
     try:
         yield

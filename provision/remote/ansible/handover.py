@@ -131,8 +131,8 @@ class Around:
 
 
 def inert(value: Any) -> Any:
-    """Mark texts that look like templates as data, since facts from nodes must not be rendered.
-    Rendered values are not rendered again either."""
+    """Mark texts that look like templates as data, since facts come from untrusted nodes.
+    Rendered values must not be rendered again."""
     if isinstance(value, str):
         return {"__ansible_unsafe": value} if "{{" in value or "{%" in value or "{#" in value else value
     if isinstance(value, Mapping):

@@ -29,7 +29,7 @@ from provision.secrets_mask import secrets_of
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], signals: Collection[int]) -> Iterator[None]:
-    """Handle these signals with `handler` in the context.
+    """Handle these signals with `handler` in the `with` block.
     Python delivers signals to the main thread only, so nothing changes in any other thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -48,7 +48,7 @@ def heeded(*signals: int) -> list[int]:
 
 
 def ended_as_interrupted() -> contextlib.AbstractContextManager[None]:
-    """Treat termination as an interrupt: SIGTERM and SIGHUP raise KeyboardInterrupt in the context."""
+    """Treat termination as an interrupt: SIGTERM and SIGHUP raise KeyboardInterrupt in the block."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -66,7 +66,7 @@ class Interrupts:
         self.count += 1
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
-        """Count SIGINT, SIGTERM and SIGHUP in the context."""
+        """Count SIGINT, SIGTERM and SIGHUP in the `with` block."""
         return handled(
             lambda _number, _frame: self.note(), [signal.SIGINT, signal.SIGTERM, *heeded(signal.SIGHUP)]
         )

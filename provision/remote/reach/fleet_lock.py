@@ -193,7 +193,7 @@ class FleetLock:
     def borrowed(
         cls, lent: Mapping[str, Any], programs: Run, on_lost: Callable[[str, str], None]
     ) -> Iterator[None]:
-        """Renew locks that the controller has lent, within the context.
+        """Renew locks that the controller has lent, within the `with` block.
         No lock is taken from another holder or released: that is up to the run or its resumption."""
         fields = {name: lent[name] for name in ("verb", "who", "since")}
         lock = cls(lent["run"], programs, **fields, on_lost=on_lost)
@@ -380,7 +380,7 @@ def alone(
     over: Reach | None = None,
     broken: bool = False,
 ) -> Iterator[None]:
-    """Lock the nodes of `fleet` for this `run` of `verb` within the context; `broken` skips the locks.
+    """Lock the nodes of `fleet` for this `run` of `verb` in the `with` block; `broken` skips the locks.
     `say` reports lost locks, and nodes that cannot be locked; the verb itself detects unreachable nodes."""
     if broken:
         from provision.remote.ansible.runner import ended_as_interrupted

@@ -38,7 +38,7 @@ Run = runner.Play  # runs a playbook in one place; None stands for runner.run_pl
 def worth(hosts: int, fewest: int) -> int:
     """Return the number of processes for this many hosts, at least 1.
 
-    GPUPROV_PROCESSES sets it; otherwise there is one for each available core and each `fewest` hosts. Raises
+    GPUPROV_PROCESSES sets it; otherwise there is one per available core, if each gets `fewest` hosts. Raises
     UsageError if that variable is not a number."""
     chosen = os.environ.get(VARIABLE)
     if chosen is None:

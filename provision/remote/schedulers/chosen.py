@@ -25,7 +25,7 @@ Made = Callable[[Fleet, Mapping[str, str]], Scheduler]  # arguments: fleet, node
 @dataclass(frozen=True)
 class Schedulers:
     """The schedulers of a fleet that gpuprov controls directly.
-    `of`: node → scheduler, if not hooks or none. `waits`: node → seconds for its jobs to end."""
+    `of`: node → scheduler, hooks excluded. `waits`: node → seconds for its jobs to end."""
 
     of: Mapping[str, Scheduler]
     waits: Mapping[str, int]

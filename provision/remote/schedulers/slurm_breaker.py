@@ -22,7 +22,7 @@ OPEN = "gpuprov-breaker"
 PERMIT = "gpuprov-drain"
 SHARE, LEAST = 10.0, 3  # hourly limit: percentage of a partition, minimum number of nodes
 MINUTES = 60  # during which a drain counts
-TRIES = 50  # retries if others take the chosen permits at the same moment
+TRIES = 50  # tries to take a permit while others take the chosen ones
 CLOSE = "close it with `gpuprov watch breaker --close`, or as docs/watch.md says"
 # A reservation without nodes: scontrol requires some resource, and a byte of burst buffer costs nothing.
 _NO_NODES = ("StartTime=now", "Users=root", "Flags=ANY_NODES", "BurstBuffer=1")

@@ -165,7 +165,7 @@ def _expanded(part: str) -> Iterator[str]:
 
 def reason_for(why: str, before: NodeText) -> str:
     """Return the reason to set: one line, bounded, without control characters.
-    For a DOWN node it also records who set it DOWN, so that any later run can restore that state."""
+    For a DOWN node it also records slurmctld's own reason, so that any later run can restore it."""
     was = ""
     if before.holder is Holder.US:
         kept = _BEFORE.match(before.why)

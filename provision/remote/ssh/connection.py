@@ -272,7 +272,7 @@ def route_of(node: Node, configs: ConfigFiles) -> Route:
     for keyword, names in _OPTION_VARIABLES:
         value = values.text(*names)
         if value:
-            # Ansible expands key files of the inventory by HOME; ssh does not.
+            # Ansible expands key files of the inventory with HOME; ssh does not.
             take(options, keyword, os.path.expanduser(value) if keyword == "identityfile" else value)  # noqa: PTH111
     from_arguments(values.text("ansible_ssh_common_args") or "", options)
     from_arguments(values.text("ansible_ssh_extra_args") or "", options)

@@ -31,8 +31,8 @@ LOOK = 1.0  # seconds between checks of the clock
 STEP = 2.0  # longest interval that counts as silence, since this process may have been suspended
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a retry, doubled each time
 SETTLED = 60.0  # seconds until a connection counts as stable, which resets the pause
-# Pause after failures that a person must fix: two halves of it exceed the 15 minutes in which pam_faillock,
-# by default, locks an account after three failures.
+# Pause after failures that a person must fix: even two halved pauses exceed the 15 minutes in which
+# pam_faillock, by default, locks an account after three failures.
 REFUSED_PAUSE = 1000.0
 REFUSED = ("auth", "sudo", "host key", "too large")
 LARGEST = 512 * 1024  # bytes of one answer

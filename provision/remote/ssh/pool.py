@@ -259,6 +259,6 @@ class SshThreads(HostPool[bytes]):
         self._ssh.expire()
 
     def close(self) -> None:
-        """Start no further node, without waiting for nodes in progress."""
+        """Start no further work, without waiting for nodes in progress."""
         self.stop()
         self._ssh.close()

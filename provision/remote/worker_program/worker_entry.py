@@ -4,7 +4,7 @@ Receptor starts it as the command of its work type gpuprov-worker (`python -P -m
 provision.remote.worker_program.worker_entry`). Clear text of the unit is written only to a 0700 folder in
 memory, which is removed. The process outlives its controller and the connection to it, and renews the run's
 locks on its nodes meanwhile. It ends cleanly at its deadline, when another run has locked one of its nodes,
-and, if others can do its nodes, when the mesh has had no route to the controller for too long.
+and, if others can take over, when the mesh has had no route to the controller for too long.
 
 Modules are imported only where needed, as imports are most of the cost of a short unit.
 """

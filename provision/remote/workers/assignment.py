@@ -22,7 +22,7 @@ MARGIN = 120.0
 # Seconds after a reconnection until a unit must be heard from again: by then Receptor retries once a minute
 # (MaxWorkSleep in pkg/workceptor/workunitbase.go), and may need time to connect.
 RETURN = 120.0
-PATIENCE = 600.0  # seconds to wait for an unreachable unit if no other worker can do its nodes
+PATIENCE = 600.0  # seconds to wait for an unreachable unit if no other worker can take over
 
 
 def spread(
@@ -63,7 +63,7 @@ class Known:
 
     heard: float  # time of its last output, or of its start
     deadline: float  # latest time at which it ends by itself
-    lease: float | None  # LEASE if others can do its nodes; None if only this unit can
+    lease: float | None  # LEASE if others can take over; None if only this unit can do the work
     route: bool  # the mesh has a route to its worker now
     ending: bool = False  # its worker has confirmed the request to end it
     away: float = -math.inf  # last time without a route to its worker

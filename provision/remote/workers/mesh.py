@@ -32,7 +32,7 @@ from provision.remote.workers.units import Way
 HELLO = 60.0  # seconds for a worker to answer a greeting
 _KEPT = 600.0  # seconds until a greeting expires; each unit compares versions again
 _REFUSED = 30.0  # seconds until an unusable worker is tried again
-_AVOIDED = 600.0  # seconds in which a lost worker gets no nodes that others can do
+_AVOIDED = 600.0  # seconds in which a lost worker gets no nodes that others can take
 _ROUTE = 3.0  # seconds until a routing table expires
 _NEW = 15.0  # seconds for a newly started Receptor to find its routes
 _AT_ONCE = 64  # concurrent greetings
@@ -52,7 +52,7 @@ class Share:
 
     @property
     def alone(self) -> bool:
-        """Return whether no other worker can do any of the hosts."""
+        """Return whether no other worker reaches any of the hosts."""
         return all(len(link.workers) == 1 for link in self.links.values())
 
     @property
@@ -60,7 +60,7 @@ class Share:
         return mesh_of(next(iter(self.links.values())))
 
 
-# Hosts that a worker left undone, and why; other workers may do them.
+# Hosts that a worker left undone, and why; other workers may take over.
 Left = Mapping[str, NodeError]
 
 

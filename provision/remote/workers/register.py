@@ -40,7 +40,7 @@ class Record:
     nodes: tuple[str, ...]
     begun: float
     deadline: float
-    alone: bool = True  # no other worker can do its nodes, so it continues while unreachable
+    alone: bool = True  # no other worker can take over, so it continues while unreachable
     unit: str = ""
 
 
@@ -166,7 +166,7 @@ def current() -> Register:
 
 @contextlib.contextmanager
 def use(folder: Path) -> Iterator[None]:
-    """Register units in this run's folder within the context."""
+    """Register units in this run's folder within the `with` block."""
     current()
     _current.append(Register(folder))
     try:

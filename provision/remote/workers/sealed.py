@@ -6,7 +6,7 @@ memory until its next boot, and the answers with a key that the payload contains
 memory (AES-256-GCM; both keys derived by HKDF-SHA256). Files on disk are useless to anyone with access to the
 disk, a backup of it, or the Receptors in between; root on the worker or the controller can still read both.
 
-Both are compressed first, the frames of an answer as one stream, since each byte passes two Receptors.
+Payload and answers are compressed first, the frames of an answer as one stream, since each byte passes two Receptors.
 """
 
 from __future__ import annotations

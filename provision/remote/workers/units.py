@@ -53,7 +53,7 @@ class Ended:
 class Job:
     """The work of a unit.
     `payload`: as `ansible-runner transmit` sends it, for `hosts` and at most `seconds`. `alone`: no other
-    worker can do it, so it continues while unreachable."""
+    worker can take over, so it continues while unreachable."""
 
     what: str
     payload: bytes

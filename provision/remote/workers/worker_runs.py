@@ -105,14 +105,14 @@ def run_playbook(
 
 
 def unreachable(node: str, trouble: NodeError) -> Outcome:
-    """Return the outcome of a node that none of its workers could do."""
+    """Return the outcome of a node when none of its workers is usable."""
     return Outcome(node, "unreachable", message=f"{trouble.what} → {causes.next_step(trouble)}")
 
 
 def _outcomes(
     share: Share, tally: Tally, ended: units.Ended, stop: Stop, playbook: Path
 ) -> tuple[dict[str, Outcome], Left]:
-    """Return the outcomes of a share's hosts, or the hosts that other workers may do.
+    """Return the outcomes of a share's hosts, or the hosts that are left to other workers.
     Raises GpuprovError if Ansible could not run the playbook at all."""
     if stop.error is not None or stop.interrupted:
         return {}, {}
@@ -140,7 +140,7 @@ def _outcomes(
 
 
 class Stop:
-    """Reasons for a worker to end early."""
+    """Stop condition of a worker: a timeout, an interrupt or an error."""
 
     def __init__(self, seconds: float | None, interrupts: Interrupts) -> None:
         self.seconds = seconds or 0.0

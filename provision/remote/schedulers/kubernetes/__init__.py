@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 TIMEOUT = 60.0  # seconds for one call, regardless of the number of nodes
 AT_ONCE = 8  # concurrent requests, limited to spare the API server
 FEW = 16  # up to this many nodes are queried one by one; for more, everything is listed
-CONFLICTS = 5  # retries of a change that conflicts with other changes of the node
+CONFLICTS = 5  # tries of a change that conflicts with other changes of the node
 POLL = 2.0  # seconds between polls of the remaining pods during an eviction
 BUDGET = "DisruptionBudget"  # cause in a 429 due to a PodDisruptionBudget (k8s.io/api/policy/v1)
 
