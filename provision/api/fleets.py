@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AskPassword(Protocol):
-    """Prompts a person for a password.
+    """Prompt for a password, which a person types.
 
     `wanted_by`: flag or setting that requires it; `variable`: the variable to fill. `may_be_empty`: an empty
     password is accepted. Raises UsageError without a person to prompt."""

@@ -205,7 +205,7 @@ def _say(*lines: str) -> None:
 
 
 class _Drawn(fleet_options.Drawn):
-    """Prints the progress of a burn-in as output, since it takes hours."""
+    """Display of a burn-in's progress on standard output, since it takes hours."""
 
     def __init__(self, detached: bool = False) -> None:
         super().__init__()

@@ -280,7 +280,7 @@ def limits(options: argparse.Namespace) -> Limits:
 
 
 class Drawn(contextlib.AbstractContextManager["Drawn"]):
-    """Shows a use case's events on standard error: progress during work, and lines before and after.
+    """Display of a use case's events on standard error: progress during work, lines before and after.
     Work nested in other work takes its place."""
 
     def __init__(self) -> None:

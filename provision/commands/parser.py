@@ -19,7 +19,7 @@ class RefusedError(Exception):
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps paragraphs to the terminal's width, except those with indented lines (examples, tables)."""
+    """Formatter that wraps paragraphs to the terminal's width, except indented ones (examples, tables)."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         import textwrap

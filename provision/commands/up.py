@@ -150,7 +150,7 @@ def _asked(planned: UpPlanned) -> bool:
 
 
 class _Drawn(fleet_options.Drawn):
-    """Shows every task on a terminal, and otherwise every role.
+    """Display of every task on a terminal, and otherwise of every role.
     In a large fleet, only the first node's tasks are shown."""
 
     def __init__(self) -> None:

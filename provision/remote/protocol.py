@@ -249,7 +249,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_fact(value: Any) -> bool:
-    """Return whether it is a scalar, a list of scalars or flat dictionaries, or a flat dictionary."""
+    """Return whether the value is a scalar, a list of scalars or flat dictionaries, or a flat dictionary."""
     if isinstance(value, list):
         return all(_is_scalar(item) or (isinstance(item, dict) and _is_flat(item)) for item in value)
     return _is_flat(value) if isinstance(value, dict) else _is_scalar(value)

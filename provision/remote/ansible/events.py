@@ -126,7 +126,7 @@ def role_of(data: Mapping[str, Any]) -> str:
 
 
 class Tally:
-    """Converts raw events to typed ones, and counts one Outcome per host."""
+    """Converter of raw events to typed ones and, in the end, to one Outcome per host."""
 
     def __init__(
         self, secrets: Mapping[str, tuple[str, ...]], *, diff: bool = False, verbosity: int = 0

@@ -106,7 +106,7 @@ class PlayOptions(TypedDict, total=False):
 
 
 class Play(Protocol):
-    """Runs a playbook as `run_playbook` does, locally or on a worker."""
+    """Function with the signature of `run_playbook`, for a local run or a worker."""
 
     def __call__(
         self, playbook: Path, hosts: Hosts, /, *, on_event: OnEvent = None, **options: Unpack[PlayOptions]
@@ -276,7 +276,7 @@ def play(
 
 
 class Stop:
-    """The stopping of Ansible: requested first, so that it ends its workers, then forced."""
+    """The end of an Ansible run: a request first, so that Ansible ends its workers, then a kill."""
 
     def __init__(self, deadline: float | None, interrupts: Interrupts) -> None:
         self.pid: int | None = None

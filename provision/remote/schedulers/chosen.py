@@ -1,4 +1,4 @@
-"""Select the scheduler of each node from the inventory's `gpuprov_scheduler`."""
+"""Selection of each node's scheduler by the inventory's `gpuprov_scheduler`."""
 
 from __future__ import annotations
 

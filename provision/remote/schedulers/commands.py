@@ -1,4 +1,4 @@
-"""Run a scheduler's commands locally, or on the first reachable host of a group.
+"""Execution of a scheduler's commands, locally or on the first reachable host of a group.
 
 Each call sends all its commands in one round trip. node/scheduler_command.py runs them, both locally and
 remotely.

@@ -276,7 +276,7 @@ class Slurm:
         return results
 
     def _asked(self, *commands: Sequence[str]) -> list[Done]:
-        """Run commands and return outcome outcome each; raise CommandsError if outcome did not finish."""
+        """Run commands and return their outcomes; raise CommandsError if any did not finish."""
         done = self._ask(commands)
         broken = next((outcome for outcome in done if outcome.problem), None)
         if broken is not None or len(done) != len(commands):
@@ -288,7 +288,7 @@ class Slurm:
 
 
 class _Way:
-    """Runs commands until the first CommandsError, then fails at once: further calls would wait as long."""
+    """Runner of commands that fails at once after a CommandsError, as other calls would wait as long."""
 
     def __init__(self, asked: Ask) -> None:
         self._asked, self._error = asked, ""

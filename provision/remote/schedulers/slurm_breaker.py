@@ -38,7 +38,7 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 
 class UnknownError(Exception):
-    """The breaker cannot be read or a permit not be taken (one line); no node may be drained."""
+    """The breaker is unreadable, or no permit can be taken (one line); no node may be drained."""
 
 
 def limit(nodes: int, share: float, least: int) -> int:

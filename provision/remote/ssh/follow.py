@@ -77,7 +77,7 @@ class _Line:
 
 
 class Follow(contextlib.AbstractContextManager["Follow"]):
-    """Runs `program` (ASCII) on each node of `routes` until `close`, with reconnections.
+    """Continuous run of `program` (ASCII) on each node of `routes` until `close`, with reconnections.
 
     `take(node, …)` gets each answer, framed, or the NodeError of a node that is unreachable, lost or
     malformed; of several pending answers, only the newest. It is called in the reader's thread, and nothing

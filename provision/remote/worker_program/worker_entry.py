@@ -316,7 +316,7 @@ def _lost_said(lost: Mapping[str, str], speaker: _Speaker) -> Iterator[None]:
 
 
 class _Relay:
-    """Sends the controller's programs to nodes and their output back."""
+    """Relay of the controller's programs to nodes, and of their output back."""
 
     def __init__(self, share: Mapping[str, Any], speaker: _Speaker) -> None:
         self._share = share

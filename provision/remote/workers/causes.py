@@ -118,7 +118,7 @@ def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
 
 
 def refused(worker: str, refusal: Mapping[str, Any]) -> NodeError:
-    """Convert a worker's own refusal to start."""
+    """Return the error for a worker's own refusal to start a unit."""
     kind = "python" if refusal.get("kind") == "python" else "garbage"
     return _error(kind, worker, one_line(str(refusal.get("what"))), one_line(str(refusal.get("fix") or "")))
 
@@ -133,12 +133,12 @@ def no_socket(worker: str, why: str) -> NodeError:
 
 
 def no_receptor(worker: str, error: GpuprovError) -> NodeError:
-    """Report that the controller's own Receptor is unreachable."""
+    """Return the error for an unreachable Receptor on the controller itself."""
     return _error("unreachable", worker, error.what, error.fix)
 
 
 def cut(worker: str, detail: str, noise: bytes) -> NodeError:
-    """Report that the worker's program ended prematurely."""
+    """Return the error for a worker's program that ended prematurely."""
     last = _last(noise, detail)
     if "No space left" in last or _NO_DISK in detail:
         return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK_THERE)
@@ -152,7 +152,7 @@ def _last(noise: bytes, detail: str) -> str:
 
 
 def left(worker: str, silent: float, deadline: float) -> NodeError:
-    """Report an unreachable worker that no other worker can stand in for."""
+    """Return the error for an unreachable worker that no other worker can stand in for."""
     what = f"it was not heard from for {silent:.0f} s, and may be at work until {iso(deadline)}"
     return _error(
         "unreachable", worker, what, "mend the way to it: up --resume collects what it did meanwhile"
@@ -169,7 +169,7 @@ def failed(worker: str, what: str) -> NodeError:
 
 
 def stopped(worker: str, what: str) -> NodeError:
-    """Report a unit that was ended deliberately: by a person, a timeout, its lease, or a lost lock."""
+    """Return the error for a unit ended deliberately: by a person, a timeout, a lease or a lost lock."""
     return _error("hung", worker, what, "")
 
 

@@ -141,7 +141,7 @@ LABEL = "gpuprov_unit"  # parameter of a unit, which Receptor passes on and its 
 
 
 class Results:
-    """Output of a running unit, which grows."""
+    """The growing output of a running unit."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session

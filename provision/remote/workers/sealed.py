@@ -6,7 +6,7 @@ memory until its next boot, and the answers with a key that the payload contains
 memory (AES-256-GCM; both keys derived by HKDF-SHA256). Files on disk are useless to anyone with access to the
 disk, a backup of it, or the Receptors in between; root on the worker or the controller can still read both.
 
-Payload and answers are compressed first, the frames of an answer as one stream, since each byte passes two Receptors.
+Payload and answers are compressed first, an answer's frames as one stream: each byte passes two Receptors.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _derived(secret: bytes, salt: bytes) -> bytes:
 
 
 class Sealer:
-    """Compresses and encrypts frames in order."""
+    """Compression and encryption of frames, in order."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
@@ -183,7 +183,7 @@ class Sealer:
 
 
 class Opener:
-    """Decrypts frames in order; a lost, repeated or foreign frame is an error."""
+    """Decryption of frames, in order; a lost, repeated or foreign frame is an error."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)

@@ -42,7 +42,7 @@ class End(enum.Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """Outcome of a unit, with the error if it did not finish; `changed`: not the worker that was greeted."""
+    """Outcome of a unit, with its error if any; `changed`: the worker has changed since its greeting."""
 
     end: End
     error: NodeError | None = None
