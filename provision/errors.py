@@ -19,7 +19,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """Exit status of a command; `up`, `validate` and `drift` report the worst event."""
+    """Exit status of a command; `up`, `validate` and `drift` report the worst outcome."""
 
     OK = 0
     ERROR = 1  # stopped by a named error

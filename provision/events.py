@@ -70,7 +70,7 @@ class ChecksChosen:
 
 @dataclass(frozen=True)
 class NodeLeftOut:
-    """A node runs none of the checks; `checks` is the number of checks of the run."""
+    """A node runs none of the checks; `checks` is the number of omitted checks."""
 
     node: str
     why: str

@@ -1,4 +1,4 @@
-"""The only parser of JSON from nodes, workers, schedulers and tools, which may be bad or malicious.
+"""The only parser of JSON from nodes, workers, schedulers and tools, which may be malformed or malicious.
 
 Python's decoder accepts NaN, Infinity and 1e999, keeps the last value of a duplicate key, raises
 RecursionError for deep nesting and a bare ValueError for long integers. This one only raises JsonError.

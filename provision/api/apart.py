@@ -109,7 +109,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def main() -> None:
-    """Run the job on standard input and write its result to standard output, which only the result uses."""
+    """Run the job on standard input and write its result to standard output, reserved for it."""
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answer:
         os.dup2(2, 1)
         with os.fdopen(0, "rb", closefd=False) as stdin:

@@ -154,7 +154,7 @@ def carried_out(
     with_jobs: bool = False,
     broken: bool = False,
 ) -> Outcome:
-    """Burn the nodes in and show progress until the end, or until they run unattended."""
+    """Burn the nodes in and show progress to the end, unless detached."""
     from provision.api import burnins
 
     planned = _planned(loaded, chosen, limits, with_jobs)

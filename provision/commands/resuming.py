@@ -42,7 +42,7 @@ def _without_secrets(value: Any) -> Any:
 
 
 def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Fill the earlier run's settings in run.json (`meta`) into `options`.
+    """Copy the earlier run's settings from run.json (`meta`) into `options`.
     Raises UsageError for a value of --set that was not stored completely."""
     arguments = meta.get("arguments") or {}
     pattern = {"nodes": meta["pattern"]} if meta.get("pattern") else {}

@@ -232,7 +232,7 @@ def _remembered(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resumed(options: argparse.Namespace) -> RunFolder:
-    """Return the run to resume, after filling its settings into `options`."""
+    """Return the run to resume, after copying its settings into `options`."""
     from provision.commands import resuming
     from provision.up import resume
 

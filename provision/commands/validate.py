@@ -156,7 +156,7 @@ def _remembered(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resumed(options: argparse.Namespace) -> str:
-    """Return the path of the run to resume, after filling its settings into `options`."""
+    """Return the path of the run to resume, after copying its settings into `options`."""
     from provision.commands import resuming
     from provision.validate import validation
 

@@ -254,7 +254,7 @@ def _breaker(fleet: Fleet, overrides: dict[str, Any], close: bool) -> ExitCode:
 
 
 def _say(line: str) -> None:
-    """Print a line with the UTC time, which a terminal, unlike the journal, does not add."""
+    """Print a line with the UTC time, which a terminal lacks; the journal adds its own."""
     from provision.text import one_line
 
     sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {one_line(line, 1000)}\n")

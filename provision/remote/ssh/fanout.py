@@ -107,7 +107,7 @@ def _start_programs(routes: Collection[Route]) -> bool:
 
 
 def neighbours(hosts: Collection[str], proc: Path = PROC) -> str:
-    """Return a warning if more of these hosts are on own networks than the kernel remembers, else "".
+    """Return a warning if more of these hosts are local than the kernel's neighbour table holds, else "".
 
     Only hosts given as IPv4 addresses are counted, since names would need lookups.
     """
