@@ -40,6 +40,7 @@ def write(
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[Path]:
     """Yield a path to the absolute `folder` that survives renames, for root's files in users' folders.
+
     A link on the way is followed only if just root, or this user, could have created it. Raises OSError."""
     at = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:

@@ -25,6 +25,7 @@ def keep_in(folder: Path) -> None:
 
 def named(error: Exception) -> GpuprovError:
     """Convert an unexpected exception to an error, storing its traceback if it is a bug.
+
     A full disk of this machine is no bug."""
     from provision.paths import state_home
 
@@ -53,6 +54,7 @@ def report(error: BaseException) -> str:
 
 def versions() -> str:
     """Return the versions for a bug report on one line.
+
     `gpuprov 0.1.0, Python 3.11.2, ansible-core 2.18.1, Debian GNU/Linux 12 (bookworm), Linux 6.1.0 x86_64`"""
     import platform
     from importlib import metadata

@@ -36,6 +36,7 @@ def plan(
     loaded: LoadedFleet, profile: Profile, limits: Limits, on_event: OnEvent, *, with_jobs: bool = False
 ) -> Planned:
     """Observe the nodes and plan when this profile loads each of them.
+
     `with_jobs`: also load nodes on which scheduler jobs run. Raises IncompleteError if no node can burn."""
     fleet, overrides = loaded.fleet, loaded.overrides
     variables.check(fleet, overrides, lambda line: on_event(Note(line)))

@@ -1,4 +1,5 @@
 """Builder of the program texts that are sent to a node and run once.
+
 These are the observer (provision/node/observe/), the reader of the health result, and the runner of scheduler
 commands. Programs that stay on a node are built by provision/checks/on_node/packed_program.py."""
 

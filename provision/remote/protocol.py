@@ -153,6 +153,7 @@ class Frames:
 
     def newest(self, data: bytes) -> tuple[bytes, bool]:
         """Consume output; return the newest complete answer, framed, and whether the node is alive.
+
         (The answer is empty if none is complete. Answers and heartbeats are signs of life.)"""
         rest = self._rest
         rest += data

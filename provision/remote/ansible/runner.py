@@ -30,6 +30,7 @@ from provision.secrets_mask import secrets_of
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], signals: Collection[int]) -> Iterator[None]:
     """Handle these signals with `handler` in the `with` block.
+
     Python delivers signals to the main thread only, so nothing changes in any other thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

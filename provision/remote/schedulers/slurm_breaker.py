@@ -59,6 +59,7 @@ def permit(
     taken_now: list[str] | None = None,
 ) -> str:
     """Take a permit for one drain in each of these partitions; return why draining is forbidden, or "".
+
     `taken_now` receives the permits, for `give_back`. Raises UnknownError."""
     mine: list[str] = [] if taken_now is None else taken_now
     try:

@@ -280,6 +280,7 @@ def _line_to_run(hop: Hop, key_type: str, direct: bool) -> str:
 
 def for_ansible(hosts: Mapping[str, Mapping[str, Any]], usual: str) -> dict[str, dict[str, Any]]:
     """Return these hosts' variables, changed so that Ansible's ssh accepts no changed key.
+
     `usual`: the ssh arguments of a host that sets none."""
     configs, keys = ConfigFiles(), HostKeys()
     changed = {}

@@ -73,6 +73,7 @@ class Control:
 
     def release(self, unit: str) -> None:
         """End a unit and remove its files on both sides; raise ControlError if that fails here.
+
         An unreachable worker removes them once it is reachable."""
         for command in ("release", "force-release"):  # the second if the worker no longer knows the unit
             with contextlib.suppress(RefusedError):
@@ -91,6 +92,7 @@ class Control:
         named: Callable[[str], None],
     ) -> None:
         """Start a signed unit on `node` with `payload` as its standard input.
+
         `named` gets its id before the payload is sent. `label` is kept in the unit's parameters. A unit that
         does not start within `ttl` seconds fails. Raises RefusedError (not started) and ControlError."""
         command = {

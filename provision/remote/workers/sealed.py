@@ -108,6 +108,7 @@ def worker_public_key() -> str:
 
 def sealed(header: Mapping[str, Any], payload: bytes, public_key: str) -> bytes:
     """Encrypt `payload` for the worker with this public key; `header` is readable but tamper-proof.
+
     Raises SealError for an invalid key and for an oversized payload."""
     if len(payload) > PAYLOAD_LIMIT:
         raise SealError(f"what it is to do is more than {PAYLOAD_LIMIT // _PIECE} MiB")

@@ -101,6 +101,7 @@ class OddAnswerError(Exception):
 
 class Answers:
     """Compression of the nodes' output in a stream, sending only parts that differ from an earlier answer.
+
     Sender and receiver see answers in the same order, so both keep the same few short ones for comparison."""
 
     def __init__(self) -> None:
@@ -130,6 +131,7 @@ class Answers:
 
     def unpacked(self, data: Mapping[str, Any]) -> bytes:
         """Decode a node's output.
+
         Raises OddAnswerError for malformed or oversized data, BadStreamError for a reference to no answer."""
         try:
             if "bytes" in data:
@@ -179,6 +181,7 @@ _KIND_PARTS = 1000  # each takes about 60 bytes of memory
 
 class Reader:
     """Incremental parser of a unit's output; raises BadStreamError and sealed.SealError if it is invalid.
+
     `take` gets each event, or the versions in a greeting (without `opener`)."""
 
     def __init__(

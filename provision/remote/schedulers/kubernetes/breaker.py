@@ -64,6 +64,7 @@ class Breaker:
 
     def close(self) -> None:
         """Remove the annotation from every node. Idempotent.
+
         Drains within the last hour still count, since their nodes remain drained."""
         for cluster in self._names:
             has = [text(node, "metadata", "name") for node in self._nodes(cluster) if _has(node)]

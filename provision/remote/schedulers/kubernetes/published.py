@@ -31,6 +31,7 @@ class Result:
 
 def label_value(value: str) -> str | None:
     """Return `value` as a valid label, or None, which removes the label, if nothing is left.
+
     At most 63 letters, digits, `-`, `_` and `.`, alphanumeric at both ends.
 
     >>> label_value("./stacks/our own.yml")
