@@ -1,6 +1,5 @@
-"""The node's health program, gpuprov-node-health: the passive checks of `validate`, run on the node by
-itself.
+"""The node's health program, gpuprov-node-health, which runs the passive checks of `validate`.
 
-It runs with Python 3.9 and the standard library alone; packed_program.py packs it. What it writes is
-described in docs/health.md.
+It runs on the node and needs only Python 3.9 and the standard library; packed_program.py packs it.
+docs/health.md describes its output.
 """

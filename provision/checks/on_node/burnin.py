@@ -1,4 +1,4 @@
-"""The burn-in whose spool is on the node, as far as metrics tell of it."""
+"""Progress of this node's newest burn-in, read from its spool for the metrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from provision.node.burnin.order import OrderError, read_order
 from provision.node.lock import BURNIN_HOME, BURNIN_UNIT
 from provision.node.modules import gpuprov_run
 
-_LARGEST = 16 * 1024 * 1024  # bytes of an order: its steps have their commands
+_LARGEST = 16 * 1024 * 1024  # bytes of an order file; an order holds the commands of all its steps
 
 
 def progress(home: Path = Path(BURNIN_HOME)) -> dict[str, float]:
-    """Of the newest burn-in: `running` (0 or 1), `progress` (0 to 1) and `end` (seconds since 1970, the
-    planned one while it runs). Empty without one, or when its spool cannot be read."""
+    """Return the newest burn-in's `running` (0 or 1), `progress` (0 to 1) and `end`; empty without one.
+
+    `end`: seconds since 1970, planned while it runs. Empty, too, if the spool cannot be read."""
     try:
         spools = [path for path in home.iterdir() if (path / "state.json").is_file()]
         spool = max(spools, key=lambda path: (path / "state.json").stat().st_mtime, default=None)
@@ -24,12 +25,12 @@ def progress(home: Path = Path(BURNIN_HOME)) -> dict[str, float]:
             order = read_order(source.read(_LARGEST))
         state = foreign_json.read((spool / "state.json").read_bytes())
         lengths = [segment["seconds"] or 0.0 for segment in order["segments"]]
-        total, place = sum(lengths), int(state["segment"])
-        passed = sum(lengths[:place]) + min(float(state["spent"]), *lengths[place : place + 1], total)
+        total, index = sum(lengths), int(state["segment"])
+        passed = sum(lengths[:index]) + min(float(state["spent"]), *lengths[index : index + 1], total)
         if state["finished"] is not None:
             return {"running": 0, "progress": passed / total if total else 1.0}
-        asked = {"name": "unit", "argv": ["systemctl", "is-active", "--quiet", BURNIN_UNIT], "deadline": 5.0}
-        running = int(gpuprov_run.run_one(asked, 1024)["rc"] == 0)
+        query = {"name": "unit", "argv": ["systemctl", "is-active", "--quiet", BURNIN_UNIT], "deadline": 5.0}
+        running = int(gpuprov_run.run_one(query, 1024)["rc"] == 0)
         return {
             "running": running,
             "progress": passed / total if total else 0.0,

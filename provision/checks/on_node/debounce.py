@@ -1,4 +1,4 @@
-"""When a finding counts, and when it is gone again: rules as data, provision/data/debounce.yml (pure)."""
+"""Debouncing (pure): when findings count and when they clear, by provision/data/debounce.yml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from provision import shipped
 from provision.checks.judge import Finding, Verdict
 from provision.errors import GpuprovError
 
-LONGEST = 60  # runs that a rule may look back
+LONGEST = 60  # most recent runs that a rule may consider
 _VERDICTS = ("fail", "warn", "error")
 _LISTS, _NUMBERS, _TEXTS = (
     ("checks", "metrics", "verdicts"),
@@ -24,10 +24,10 @@ _LISTS, _NUMBERS, _TEXTS = (
 
 @dataclass(frozen=True)
 class Rule:
-    """Findings of these checks, metrics and verdicts (patterns; empty: all) count once they were seen in
-    `needs` of the last `of` runs, and are gone after `clear_after` runs in a row without them.
+    """Debounce rule for findings; check, metric and verdict must match its patterns (empty: all).
 
-    `counts_as`: the verdict that they have in service; empty: their own."""
+    A finding counts once it was seen in `needs` of the last `of` runs, and clears after `clear_after` runs in
+    a row without it. `counts_as`: its verdict on a node in service; empty: its own."""
 
     name: str
     needs: int
@@ -41,11 +41,11 @@ class Rule:
     counts_as: str = ""
 
     def counted(self, finding: Finding) -> Finding:
-        """The finding with the verdict that counts on a node in service."""
+        """Return the finding with the verdict that counts on a node in service."""
         return replace(finding, verdict=Verdict(self.counts_as)) if self.counts_as else finding
 
     def fits(self, finding: Finding) -> bool:
-        """Whether it is the rule for this finding."""
+        """Return whether the rule applies to this finding."""
         wanted = (
             (self.checks, finding.check),
             (self.metrics, finding.metric),
@@ -58,30 +58,29 @@ class Rule:
 
 @dataclass(frozen=True)
 class Tracked:
-    """A finding over several runs. `seen`: for each of the last runs, the newest last, whether it was there.
-    `since`: when it was first seen, ISO 8601; `active`: it counts. `clean`: runs in a row without it."""
+    """A finding tracked over several runs."""
 
     finding: Finding
     rule: Rule
-    since: str
-    seen: tuple[bool, ...]
-    active: bool = False
-    clean: int = 0
+    since: str  # when it was first seen, ISO 8601
+    seen: tuple[bool, ...]  # presence in each of the last runs, newest last
+    active: bool = False  # it counts
+    clean: int = 0  # runs in a row without it
 
     @property
     def state(self) -> str:
-        """pending: seen, and not often enough yet; active; clearing: gone, and not for long enough yet."""
+        """`pending` (not seen often enough yet), `active` or `clearing` (not absent for long enough yet)."""
         return "pending" if not self.active else ("clearing" if self.clean else "active")
 
 
 @cache
 def shipped_rules() -> tuple[Rule, ...]:
-    """The rules of provision/data/debounce.yml; the last one fits every finding."""
+    """Load the rules of provision/data/debounce.yml; the last one matches every finding."""
     return tuple(rules(shipped.load("debounce"), str(shipped.file_of("debounce"))))
 
 
 def rules(rows: Any, where: str) -> list[Rule]:
-    """Rules as a file has them. Raises GpuprovError naming `where`, the rule and its key."""
+    """Parse the rules of a file. Raises GpuprovError that names `where`, the rule and its key."""
     if not isinstance(rows, list):
         raise GpuprovError(f"{where}: debounce must be a list of rules", "docs/health.md describes a rule")
     return [_rule(row, f"{where}: debounce rule {number}") for number, row in enumerate(rows, 1)]
@@ -119,26 +118,26 @@ def followed(
     rebooted: bool = False,
     early: bool = False,
 ) -> list[Tracked]:
-    """The findings of this run joined with those of the runs before, worst first.
+    """Merge this run's findings with the findings of earlier runs, worst first.
 
-    `before` is None where nothing is known of earlier runs (the first one, or its record is damaged): then
-    what is found counts at once, for nobody can say that it is new. `rebooted`: the node was, since the last
-    run; what the new boot does not show is gone. `early`: it is a run out of turn, one with the run before
-    it: rules count runs, and mean time.
+    `before`: None if earlier runs are unknown (first run, or a damaged record); every finding then counts at
+    once, since it may be old. `rebooted`: the node rebooted since the last run; findings that the new boot
+    does not show are dropped. `early`: an event started this run before its time. It then shares one slot
+    with the run before, since rules count runs to measure time.
     """
-    known = dict(_numbered(before or (), lambda one: one.finding))
+    unseen = dict(_numbered(before or (), lambda one: one.finding))
     tracked = []
     for key, finding in _numbered(found, lambda one: one):
         if finding.verdict.value not in _VERDICTS:
             continue
-        one = known.pop(key, None)
+        one = unseen.pop(key, None)
         rule = next(rule for rule in by if rule.fits(finding))
         earlier = one.seen[: -1 if early else None] if one else ()
         seen = (*earlier, True)[-rule.of :]
         active = (one is not None and one.active) or before is None or sum(seen) >= rule.needs
         tracked.append(Tracked(rule.counted(finding), rule, one.since if one else now, seen, active))
-    for one in () if rebooted else known.values():
-        # By its rule of today: who changed the rules means it.
+    for one in () if rebooted else unseen.values():
+        # By the current rules, since an administrator may have changed them.
         rule = next(rule for rule in by if rule.fits(one.finding))
         if early:
             tracked.append(replace(one, rule=rule))
@@ -155,8 +154,9 @@ T = TypeVar("T")
 
 
 def _numbered(rows: Iterable[T], finding_of: Callable[[T], Finding]) -> Iterator[tuple[tuple[Any, ...], T]]:
-    """Each with what it is known by from run to run: what is wrong where, however bad, and however it is
-    worded; and its number among those of which the same can be said."""
+    """Yield each row with its identity across runs: check, metric, device, number among equals.
+
+    Severity and wording are not part of it, since they may change from run to run."""
     count: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         finding = finding_of(row)
@@ -166,6 +166,6 @@ def _numbered(rows: Iterable[T], finding_of: Callable[[T], Finding]) -> Iterator
 
 
 def verdict(tracked: Iterable[Tracked], otherwise: Verdict) -> Verdict:
-    """The node's verdict by what counts; `otherwise` when nothing does."""
+    """Return the worst verdict of the active findings; `otherwise` without one."""
     active = [one.finding.verdict for one in tracked if one.active]
     return max(active, key=lambda one: one.badness, default=otherwise)

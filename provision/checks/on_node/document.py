@@ -1,5 +1,4 @@
-"""The document that the program prints and writes, /run/gpuprov/health.json: docs/health.md has its
-fields."""
+"""The JSON document that the program prints and writes to /run/gpuprov/health.json (docs/health.md)."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ from provision.checks.on_node.debounce import Rule, Tracked
 from provision.text import clean
 
 FORMAT = 1
-LARGEST = 256 * 1024  # bytes; who reads it refuses more
+LARGEST = 256 * 1024  # bytes; readers refuse larger files
 _LATE, _LEAST_LATE = 3, 180.0  # intervals, seconds
-_TOLD = Rule("skip", 1, 1, 1)  # of what was not looked at, and why: it is told, and counts for nothing
-_FINDINGS = 200  # of a node with hundreds of ports, each with its trouble, the worst
+_TOLD = Rule("skip", 1, 1, 1)  # for skipped checks, which are listed with their reason and never count
+_FINDINGS = 200  # the worst ones; a node with hundreds of bad ports has more
 
 
 def document(
@@ -29,16 +28,17 @@ def document(
     interval: int,
     known: Sequence[GpuIdentity] = (),
 ) -> dict[str, Any]:
-    """`run`: boot_id, uptime, started, finished, seconds of this run. `known`: the GPUs that there were since
-    boot: those that did not answer in this run are `lost`."""
+    """Build the document. `run`: boot_id, uptime, started, finished and seconds of this run.
+
+    `known`: the GPUs seen since boot; GPUs that did not answer in this run are marked `lost`."""
     gpus, lost = identified(health, known), _lost(health, known)
     found = [finding for check in health.checks for finding in check.findings]
-    told = [
+    skipped = [
         Tracked(finding, _TOLD, run["started"], (True,), active=True)
         for finding in found
         if finding.verdict is Verdict.SKIP
     ]
-    rows = [_followed(one) for one in (*tracked, *told)]
+    rows = [_followed(one) for one in (*tracked, *skipped)]
     made = {
         "format": FORMAT,
         "gpuprov": __version__,
@@ -47,7 +47,7 @@ def document(
         "interval": interval,
         "verdict": debounce.verdict(tracked, _otherwise(health)).value,
         "measured": health.verdict.value,
-        # With a check, a finding of it says what is wrong.
+        # Once a check ran, its findings carry the error.
         "error": "" if health.checks else health.error,
         "gpus": [{**asdict(gpu), "lost": gpu.index in lost} for gpu in gpus],
         "facts": {key: value for key, value in health.facts.items() if key not in ("pcie_width", "boot")},
@@ -62,14 +62,15 @@ def document(
 
 
 def identified(health: NodeHealth, known: Sequence[GpuIdentity]) -> list[GpuIdentity]:
-    """The GPUs that there were since boot. Of one that does not answer only a part may be listed still: it
-    keeps the name and the serial number that were `known`."""
+    """Return all GPUs seen since boot.
+
+    A GPU that does not answer may be listed in part; it keeps its `known` name and serial number."""
     every = {gpu.index: gpu for gpu in (*health.gpus, *known, *_answering(health))}
     return [every[index] for index in sorted(every)]
 
 
 def _silent(health: NodeHealth) -> set[str]:
-    """The devices that a finding says do not answer."""
+    """Return the devices that a finding reports as unanswered."""
     found = (one for check in health.checks for one in check.findings)
     return {one.device for one in found if one.metric == "unanswered" and one.verdict is Verdict.FAIL}
 
@@ -80,7 +81,7 @@ def _answering(health: NodeHealth) -> list[GpuIdentity]:
 
 
 def _lost(health: NodeHealth, known: Sequence[GpuIdentity]) -> set[int]:
-    """By index. For one GPU without a handle a tool may describe none of them, and say which one it is."""
+    """Return lost GPUs by index; for one without a handle, a tool may name it and describe no GPU at all."""
     every = {gpu.index for gpu in identified(health, known)}
     named = {index for index in every if f"gpu{index}" in _silent(health)}
     here = {gpu.index for gpu in _answering(health)}
@@ -88,12 +89,12 @@ def _lost(health: NodeHealth, known: Sequence[GpuIdentity]) -> set[int]:
 
 
 def stale(age: float, interval: float) -> bool:
-    """Whether a result of this age (seconds) says nothing of the node any more."""
+    """Return whether a result of this age (seconds) is too old to describe the node."""
     return age > max(_LATE * interval, _LEAST_LATE)
 
 
 def _shown(value: Any) -> Any:
-    """Without what a terminal does not show as itself: tools' own words are among the texts."""
+    """Remove control characters from all texts, since some quote foreign tools."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -102,7 +103,7 @@ def _shown(value: Any) -> Any:
 
 
 def _otherwise(health: NodeHealth) -> Verdict:
-    """What a node is without a finding that counts. One that no check could look at is never healthy."""
+    """Return the verdict of a node without active findings; a node no check could observe is not healthy."""
     if not health.checks or health.error:
         return health.verdict
     return Verdict.SKIP if all(check.verdict is Verdict.SKIP for check in health.checks) else Verdict.PASS
@@ -124,8 +125,7 @@ def _followed(one: Tracked) -> dict[str, Any]:
 
 
 def text(told: Mapping[str, Any]) -> str:
-    """As JSON of at most LARGEST bytes: of a longer one the evidence is left out, then the mildest
-    findings."""
+    """Serialise to JSON of at most LARGEST bytes, dropping first evidence, then the mildest findings."""
     made = json.dumps(told, default=str)
     if len(made) > LARGEST:
         told = {**told, "findings": [{**row, "evidence": []} for row in told["findings"]]}

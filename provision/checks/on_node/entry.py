@@ -1,17 +1,16 @@
-"""gpuprov-node-health: runs the passive checks on the node it is on, and says how the node is.
+"""gpuprov-node-health: runs the passive checks on this node and reports its health.
 
-    gpuprov-node-health             look, judge, and print the result as JSON
-    gpuprov-node-health write       the same for the timer: writes health.json and metrics, and prints nothing
-    gpuprov-node-health age         print how many seconds old the last result is; 1: stale
+    gpuprov-node-health             run the checks and print the result as JSON
+    gpuprov-node-health write       the same for the timer: write health.json and metrics, and print nothing
+    gpuprov-node-health age         print the age of the last result in seconds; exit status 1: stale
     gpuprov-node-health nagios      a line and a status for Nagios, Icinga, Checkmk (0, 1, 2, 3)
     gpuprov-node-health nhc         the reason to drain the node, for LBNL NHC or Slurm (0 or 1)
     gpuprov-node-health npd         a message and a status for Kubernetes' node-problem-detector (0, 1, 2)
     gpuprov-node-health slurm check|prolog|epilog
-                                    drain the node in Slurm, or refuse a job, by the timer's last run
+                                    drain the node in Slurm, or refuse a job, by the timer's last result
 
-With --last, json (the usual word), nagios, nhc and npd take the timer's last result, if it is fresh.
-
-Exit status: 0 healthy (with warnings, too), 3 unhealthy, 5 not to be measured, 1 another error, 2 wrong
+With --last, json (the default), nagios, nhc and npd use the timer's last result if it is fresh.
+Exit status: 0 healthy (also with warnings), 3 unhealthy, 5 could not be measured, 1 another error, 2 wrong
 options.
 """
 
@@ -55,7 +54,7 @@ from provision.remote.schedulers.slurm_breaker import LEAST, SHARE
 SETTINGS = Path("/etc/gpuprov/node-health.json")
 RUN = Path("/run/gpuprov")
 RESULT = "health.json"
-EARLY = "early"  # there: the next run is out of turn
+EARLY = "early"  # marker file: the next run was triggered by an event, not by the timer
 STATE = Path("/var/lib/gpuprov/node-health")
 TEXTFILE = "gpuprov.prom"
 _LOOK = "systemctl status gpuprov-node-health.timer"
@@ -63,7 +62,7 @@ _STATUS = {"fail": ExitCode.UNHEALTHY, "error": ExitCode.INCOMPLETE}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program; its exit status."""
+    """Run the program and return its exit status."""
     bug_file.keep_in(STATE)
     try:
         chosen = _options(sys.argv[1:] if argv is None else argv)
@@ -107,8 +106,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _worded(argv: Sequence[str]) -> list[str]:
-    """The arguments with their word first. Words were flags once (`--last --nhc`), and stand so in files that
-    are not ours: in NHC's, in node-problem-detector's."""
+    """Move the subcommand, a flag (`--last --nhc`) in older configurations of other programs, first."""
     given = [part for one in argv for part in (one.split("=", 1) if one.startswith("--slurm=") else [one])]
     behind = zip(given, ["", *given])
     words = [one for one in given if one[:2] == "--" and one[2:] in _WORDS]
@@ -120,7 +118,7 @@ def _worded(argv: Sequence[str]) -> list[str]:
 
 def _write_files(chosen: argparse.Namespace) -> int:
     fresh(settings.read(chosen.settings), write=True)
-    return 0  # a unit that fails for what its node is would be a second alarm for the same thing
+    return 0  # a failing unit would raise a second alarm for the same fault
 
 
 def _age(_: argparse.Namespace) -> int:
@@ -162,8 +160,9 @@ def _say(text: str, status: int) -> int:
 
 
 def _npd(chosen: argparse.Namespace) -> int:
-    """As node-problem-detector wants it: to it any status 1 is a problem of the GPUs, so whatever stops this
-    program is 2, not known, and is said where it reads."""
+    """Print the result for node-problem-detector, which takes exit status 1 as a GPU problem.
+
+    Any failure of this program therefore exits with 2 (unknown) and prints its reason to stdout."""
     try:
         text, status = styles.npd(_told(chosen))
     except Exception as error:
@@ -185,7 +184,7 @@ _WORDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 
 def last(path: Path) -> Mapping[str, Any]:
-    """The result of the timer's last run; of one that is too old, that it is. Raises GpuprovError."""
+    """Return the result of the timer's last run, as an `error` if it is too old. Raises GpuprovError."""
     told, age = _with_age(path)
     if not _late(told, age):
         return told
@@ -200,7 +199,7 @@ def _late(told: Mapping[str, Any], age: float | None) -> bool:
 
 
 def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
-    """The last result and its age in seconds; None when it is of another boot. Raises GpuprovError."""
+    """Return the last result and its age in seconds (None after a reboot). Raises GpuprovError."""
     try:
         told: dict[str, Any] = foreign_json.read(path.read_bytes()[: document.LARGEST + 1])
         age = since_boot() - told["uptime"]
@@ -212,13 +211,13 @@ def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
 
 
 def fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
-    """Look at the node and judge it; the document of this run. `write`: it counts as a run of the timer,
-    and its files are written. Raises GpuprovError when another run is under way, OSError when a file cannot
-    be written."""
+    """Run the checks and return this run's document; with `write`, for the timer and with its files.
+
+    Raises GpuprovError if another run is active, OSError if a file cannot be written."""
     if os.geteuid() != 0:
         raise GpuprovError("only root can run the checks", "run it as root; without root: --last")
     try:
-        # A user who can open a file can lock it, and so keep every later run from starting.
+        # Any user who can open the lock file could lock it and so block all later runs.
         private = Path(lock.private_folder(str(RUN)))
     except lock.LockError as error:
         raise GpuprovError(str(error), f"find out who made it, then remove {RUN}") from None
@@ -257,7 +256,7 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
 
 
 def _early() -> bool:
-    """Whether gpuprov-node-health-kernel started this run, out of the timer's turn; asked once a run."""
+    """Return whether gpuprov-node-health-kernel started this run, and remove its marker file."""
     try:
         (RUN / EARLY).unlink()
     except OSError:
@@ -266,14 +265,14 @@ def _early() -> bool:
 
 
 def _own(before: State) -> list[Finding]:
-    """What the program has to say of itself."""
+    """Findings about the health program itself."""
     if not before.trouble:
         return []
     return [Finding(run.ID, Verdict.WARN, "node", before.trouble, "state", action="investigate")]
 
 
 def _write(told: Mapping[str, Any], after: State, known: Settings, facts: Mapping[str, Any]) -> None:
-    """The files of a run. What cannot be kept for the next run is no reason not to tell of this one."""
+    """Write the files of a run. Failing to save state must not suppress this run's result."""
     os.umask(0o022)
     troubles = []
     try:
@@ -285,7 +284,7 @@ def _write(told: Mapping[str, Any], after: State, known: Settings, facts: Mappin
     atomic_file.write(RUN / RESULT, document.text(told), private=False, sync=False)
     if known.textfile:
         families = metrics.families(told, time.time(), burnin.progress())
-        # As a rule the folder is the node exporter's, an account without privileges.
+        # The folder usually belongs to the node exporter's unprivileged account.
         with atomic_file.held(Path(known.textfile)) as folder:
             atomic_file.write(folder / TEXTFILE, exposition.render(families), private=False, sync=False)
     if troubles:

@@ -1,8 +1,8 @@
-"""The kernel's messages since the last run: the journal from where the last run ended, joined with what of
-this boot concerns the GPUs and the machine around them.
+"""Kernel messages since the last run, read from the journal position at which that run ended.
 
-`journalctl --show-cursor` ends with the place that it has read to (seen of systemd 257 on Debian 13;
-`-- No entries --` comes before it where nothing is new, and alone where nothing ever was):
+They are joined with the earlier lines of this boot that concern the GPUs and their host. `journalctl
+--show-cursor` prints that position last (seen with systemd 257 on Debian 13); `-- No entries --` precedes it
+if nothing is new, and stands alone if the journal is empty:
 
 -- cursor: s=2f5a…;i=4b1;b=4c9e…;m=…;t=…;x=…
 """
@@ -21,16 +21,15 @@ from provision.checks.check import Command, Output
 from provision.checks.kernel import host_lines, kernel_log
 from provision.node.burnin.kernel_lines import whole_messages
 
-NAME = "journal"  # of the command in gpu_inventory
+NAME = "journal"  # name of the command in gpu_inventory
 _CURSOR = re.compile(r"^-- cursor: (s=[0-9a-f;=a-z]{20,300})$", re.MULTILINE)
 _NOTHING = "-- No entries --"
-_MOST = 4000  # lines that are kept: half the oldest, half the newest
+_MOST = 4000  # kept lines, half of them the oldest, half the newest
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """How far the journal of one boot was read, and its lines that checks judge (the first line of all
-    beside)."""
+    """Journal position of one boot, with the first line and the lines that checks judge."""
 
     boot_id: str
     cursor: str
@@ -38,15 +37,15 @@ class Remembered:
 
 
 def command(whole: Command, known: Remembered | None) -> Command:
-    """The command that reads on where `known` ended; the whole journal without it."""
+    """Return the command that reads on from `known`, or the whole journal without it."""
     more = ("--show-cursor", *(("--after-cursor", known.cursor) if known else ()))
     return replace(whole, argv=(*whole.argv, *more))
 
 
 def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Output, Remembered | None]:
-    """The output as the whole journal of this boot would have it, as far as checks go, and what to remember.
+    """Return the output as if the whole journal of this boot had been read, and what to remember.
 
-    None to remember where the answer was no good: the next run reads the whole journal again.
+    The second value becomes None after a failed read, so that the next run reads the whole journal again.
     """
     found = _CURSOR.findall(output.stdout)
     text = _CURSOR.sub("", output.stdout)
@@ -55,7 +54,7 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
         return replace(output, stdout=text), None
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("-- ")]
     fresh = whole_messages(lines)
-    lines = list(known.lines) if known else fresh[:1]  # one line shows that the log could be read
+    lines = list(known.lines) if known else fresh[:1]  # one line proves that the log was readable
     fresh = fresh[0 if known else 1 :]
     of_host = set(host_lines.kept(fresh, lines))
     lines += [line for line in fresh if line in of_host or kernel_log.concerns_gpus(line)]
@@ -69,8 +68,7 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
 
 
 def _without_flood(lines: list[str]) -> list[str]:
-    """Without those corrected PCIe errors, the first and last ones apart, for which there is no room: a link
-    that repeats itself writes so many that they would push out what else was logged."""
+    """Drop surplus corrected PCIe errors from the middle; a noisy link logs enough to push out the rest."""
     flood = [at for at, line in enumerate(lines) if "severity=Correct" in line]
     many = max(0, min(len(lines) - _MOST, len(flood)))
     begin = (len(flood) - many) // 2
@@ -79,7 +77,7 @@ def _without_flood(lines: list[str]) -> list[str]:
 
 
 def plain(known: Remembered | None) -> Mapping[str, Any] | None:
-    """For the state file."""
+    """Serialise for the state file."""
     if known is None:
         return None
     return {
@@ -92,14 +90,15 @@ def plain(known: Remembered | None) -> Mapping[str, Any] | None:
 
 @cache
 def _kept_by() -> str:
-    """The version of the rules which lines are kept: others may keep what these left out."""
+    """Version of the rules that select lines: other rules may keep lines that these dropped."""
     catalogues = [shipped.load(name) for name in ("amdgpu", "host_lines", "kernel_log")]
     return f"{__version__} {zlib.crc32(repr(catalogues).encode()):08x}"
 
 
 def read(document: Any, boot_id: str) -> Remembered | None:
-    """From the state file; None for another boot, or where other rules chose the lines: then the whole log
-    is read again. Raises KeyError, TypeError or ValueError when it is damaged."""
+    """Restore from the state file. Raises KeyError, TypeError or ValueError if it is damaged.
+
+    None after a reboot or if other rules selected the lines; the whole log is then read again."""
     if document is None or document["boot_id"] != boot_id or document.get("kept_by") != _kept_by():
         return None
     lines = tuple(document["lines"])

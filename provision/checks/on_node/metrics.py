@@ -1,5 +1,4 @@
-"""The node's health as metrics, for the node exporter's textfile folder (pure). docs/metrics.md lists
-them."""
+"""The node's health as metrics for the node exporter's textfile folder (pure); see docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -13,13 +12,14 @@ _FACTS = ("sku", "driver", "os", "kernel")
 
 
 def families(told: Mapping[str, Any], written: float, burnin: Mapping[str, float]) -> list[Family]:
-    """`told`: the document of a run. `written`: when it ended, seconds since 1970. `burnin`: of a burn-in
-    on the node, `running`, and where they are known `progress` (0 to 1) and `end` (seconds since 1970)."""
+    """Build the metric families of a run's document.
+
+    `written`: end of the run, seconds since 1970. `burnin`: see burnin.progress."""
     serials = {f"gpu{gpu['index']}": str(gpu["serial"]) for gpu in told["gpus"]}
     counted = [row for row in told["findings"] if row["state"] != "pending" and row["verdict"] != "skip"]
     pending = sum(row["state"] == "pending" for row in told["findings"])
     facts = {name: str(told["facts"].get(name, "")) for name in _FACTS}
-    found = [
+    result = [
         Family(
             "gpuprov_health_info",
             "gauge",
@@ -61,7 +61,7 @@ def families(told: Mapping[str, Any], written: float, burnin: Mapping[str, float
             "gpuprov_finding",
             "gauge",
             "1 for each finding that counts.",
-            # Two findings may differ in their words alone.
+            # Findings may differ only in their message, which is not a label.
             tuple(
                 {
                     tuple(labels.items()): Sample(1, labels)
@@ -92,8 +92,8 @@ def families(told: Mapping[str, Any], written: float, burnin: Mapping[str, float
     ]
     for key, name, words in _BURNIN:
         if key in burnin:
-            found.append(_number(name, words, burnin[key]))
-    return found
+            result.append(_number(name, words, burnin[key]))
+    return result
 
 
 _IDENTITY = ("name", "serial", "uuid", "pci_address")

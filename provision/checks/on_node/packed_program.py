@@ -1,10 +1,10 @@
-"""Builds the program that nodes keep: one file of the modules that its work consists of.
+"""Builds gpuprov-node-health, a single file with all modules that it needs.
 
-The role node_health installs it whole as gpuprov-node-health; a burn-in has the part it needs in its spool,
-where no update of the other changes it. The file is a zip archive that Python can run (zipapp). As a zip it
-would be compiled at each start, so what runs every minute unpacks itself once into a folder of root's, where
-Python keeps what it has compiled; `shiv` does the same. The bytes are the same for the same sources, so that
-a node with the right program is known by its checksum.
+The role node_health installs the whole program. A burn-in stores the part it needs in its spool, where
+updates do not change it. The file is a zip archive that Python can run (zipapp). Python would compile a zip's
+modules at each start, so the program, which runs every minute, unpacks itself once into a folder of root's,
+where Python caches the bytecode; `shiv` does the same. The build is reproducible, so that a checksum
+identifies the right program on a node.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _DATA = (
     "debounce",
     "thresholds/metrics",
 )
-_NOT_ON_NODES = ("provision.yamlfile",)  # its data is JSON
-_TIME = (1980, 1, 1, 0, 0, 0)  # of every member
+_NOT_ON_NODES = ("provision.yamlfile",)  # its data is shipped as JSON
+_TIME = (1980, 1, 1, 0, 0, 0)  # time stamp of every member, for reproducible builds
 _PYTHON = "#!/usr/bin/python3 -IS\n"
 
-# Unpacked beside, then renamed: a reader sees all of it or nothing. Where nothing can be written, a folder
-# in memory serves this one run.
+# The program unpacks itself next to its folder and renames it, so that readers see all of it or nothing. If
+# no disk is writable, a folder in memory serves this run.
 _MAIN = '''\
 """Runs the program from the folder it has unpacked itself to."""
 
@@ -116,12 +116,12 @@ sys.exit(main())
 
 
 def sha256() -> str:
-    """The checksum of the program, as `sha256sum` prints it."""
+    """Return the checksum of the program, as `sha256sum` prints it."""
     return hashlib.sha256(build()).hexdigest()
 
 
 def file() -> Path:
-    """The program as a file on this machine, written when it is not there yet. Raises OSError."""
+    """Return the program's path on this machine; build it if it is missing or stale. Raises OSError."""
     path = paths.state_home() / "node-health" / sha256()[:16] / "gpuprov-node-health"
     if not path.is_file() or path.read_bytes() != build():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +131,11 @@ def file() -> Path:
 
 @functools.cache
 def build(part: str = "") -> bytes:
-    """The program; `part`: only what its subcommand `burnin` needs."""
+    """Return the program's bytes; `part` "burnin" builds only what its subcommand `burnin` needs."""
     members = dict(_modules([_ENTRIES[part]] if part else _ENTRIES.values()))
     if part != "burnin":
         members.update(_data())
-    # An archive has no folders: Python finds in it only packages that have this file.
+    # Python imports from an archive only packages that have an __init__.py.
     folders = {folder for name in members if name.endswith(".py") for folder in Path(name).parents}
     members = {**{f"{folder.as_posix()}/__init__.py": "" for folder in folders if folder.name}, **members}
     digest = hashlib.sha256(
@@ -148,13 +148,13 @@ def build(part: str = "") -> bytes:
             about = zipfile.ZipInfo(name, _TIME)
             about.compress_type = zipfile.ZIP_DEFLATED
             about.external_attr = 0o644 << 16
-            about.create_system = 3  # Unix, wherever it is built
+            about.create_system = 3  # Unix, also when built elsewhere
             archive.writestr(about, members[name])
     return _PYTHON.encode() + packed.getvalue()
 
 
 def _modules(entries: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Every module that these need."""
+    """Yield path and text of every module that `entries` import, directly or not."""
     known: dict[str, str] = {}
     waiting = list(entries)
     while waiting:
@@ -164,9 +164,9 @@ def _modules(entries: Iterable[str]) -> Iterator[tuple[str, str]]:
         base = paths.PACKAGE.parent.joinpath(*name.split("."))
         path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
         if not path.is_file():
-            continue  # a name that is imported from a module
+            continue  # a name imported from a module, not a module
         known[name] = text = path.read_text(encoding="utf-8")
-        # Python 3.9 knows neither the slots of dataclasses nor zip's strict; a node's few findings need none.
+        # Python 3.9 has neither slots for dataclasses nor strict for zip; the program works without both.
         for newer in (", slots=True", ", strict=True)"):
             text = text.replace(newer, ")" if newer.endswith(")") else "")
         yield path.relative_to(paths.PACKAGE.parent).as_posix(), text
@@ -175,8 +175,7 @@ def _modules(entries: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _imported(text: str) -> Iterator[str]:
-    """The modules of ours that a module imports, with those it imports only when needed; not for type
-    checkers."""
+    """Yield gpuprov's modules that a module imports, also inside functions, but not for type checkers."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":

@@ -1,5 +1,4 @@
-"""What the program finds by name: its checks, and the probes of the facts that they read. They are named here
-so that who packs the program finds them."""
+"""Imports of checks and fact probes that the program looks up by name, so that packing includes them."""
 
 from __future__ import annotations
 
@@ -35,4 +34,4 @@ __all__ = [
     "amd_gpu_inventory",
     "amd_host_health",
     "amd_versions",
-]  # whose names are other checks' as well
+]  # their modules' names are used by other checks too

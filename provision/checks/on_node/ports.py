@@ -1,8 +1,4 @@
-"""The counters of RDMA ports over the last day, so that a rate is judged over that day and not since boot.
-
-/var/lib/gpuprov/node-health/ports.json, read by the fact `hca.earlier`:
-{"boot_id": ..., "samples": [{"uptime": seconds, "counters": [{"device": ..., "port": ..., ...}]}]}
-"""
+"""Counters of RDMA ports over the last day, so that rates are judged by the day and not since boot."""
 
 from __future__ import annotations
 
@@ -19,10 +15,10 @@ _EVERY = 3600.0
 
 
 def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) -> None:
-    """Store this run's counters, once an hour, and drop samples that are no longer needed for a day's window.
+    """Store this run's counters, at most once an hour. Raises OSError.
 
-    Raises OSError."""
-    # Readers subtract it from this fact, which begins later than `uptime` in a container.
+    Samples no longer needed for a window of one day are dropped."""
+    # Readers subtract it from this fact, which starts later than `uptime` in a container.
     known = facts.get("clock.uptime_s")
     uptime = known if isinstance(known, int) else uptime
     counters = rows(facts)
@@ -39,7 +35,7 @@ def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) ->
 
 
 def rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Counters of each port together with those of its interface; empty without ports."""
+    """Return each port's counters with its interface's carrier losses; empty without ports."""
     ports, counters = facts.get("hca.ports"), facts.get("hca.counters")
     if not isinstance(ports, list) or not isinstance(counters, list):
         return []
@@ -48,7 +44,7 @@ def rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, boot_id: str) -> list[dict[str, Any]]:
-    """The samples of this boot; none if the file is missing or damaged, since it is only a record."""
+    """Return the samples of this boot; none if the file is missing or damaged."""
     try:
         document = foreign_json.read(path.read_bytes())
         samples = document["samples"] if document["boot_id"] == boot_id else []

@@ -1,9 +1,8 @@
-"""Programs that hang on the node and cannot be killed: known from run to run, and never started once more.
+"""Programs that hang on the node, remembered between runs so that they are not started again.
 
-A program that waits in the kernel for a GPU outlives SIGKILL (state D). Each one more would wait beside it,
-hold memory and count into the load. So what outlives a run is noted, and while it is there its program is
-not started again; once it has ended, the next run starts it as ever. Their command lines are not read: that
-waits for the memory lock of the process, which a hung one may hold for ever.
+A program that waits in the kernel for a GPU survives SIGKILL (state D). A second one would wait next to it,
+use memory and raise the load, so what outlives a run is recorded and not started until it has ended. Its
+command line is not read: that takes the process's memory lock, which a hung process may hold for ever.
 """
 
 from __future__ import annotations
@@ -19,29 +18,28 @@ from dataclasses import dataclass, replace
 from provision.node.burnin.processes import all_pids, reap, stat_fields
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
-_GRACE = 2.0  # seconds that killed programs have to end
-_MOST = 50  # that are noted
+_GRACE = 2.0  # seconds for killed programs to end
+_MOST = 50  # hung programs recorded
 
 
 @dataclass(frozen=True)
 class Hung:
-    """A program that outlived its run. `started`: clock ticks since boot, which with the number makes a
-    process one of a kind. `since`: seconds since boot when it was first noted."""
+    """A program that outlived its run."""
 
     pid: int
-    started: int
+    started: int  # clock ticks since boot; with the pid it identifies a process
     program: str
-    since: float
+    since: float  # seconds since boot when it was first recorded
 
 
 def adopt_children() -> None:
-    """Become the parent of what children leave behind, so that `left` finds it."""
+    """Become the subreaper of orphaned descendants, so that `left` sees them."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def left(uptime: float) -> list[Hung]:
-    """Kill what this process's children have left behind, and give what does not end."""
+    """Kill the processes that children left behind, and return the ones that survive."""
     end = time.monotonic() + _GRACE
     while True:
         reap()
@@ -61,13 +59,12 @@ def _is_left(found: tuple[str, Sequence[str]]) -> bool:
 
 
 def named(found: Iterable[Hung], silent: Sequence[str]) -> list[Hung]:
-    """What was left, each as the program that was started: `silent` are those that did not end in time. A
-    script runs under the name of its interpreter, and what it started under another."""
+    """Name leftovers after the program that timed out; a script runs under its interpreter's name."""
     return [one if one.program in silent or not silent else replace(one, program=silent[0]) for one in found]
 
 
 def still(known: Iterable[Hung]) -> list[Hung]:
-    """Those that have not ended since they were noted."""
+    """Return the programs that still hang."""
     return [one for one in known if _is(one, stat_fields(one.pid))]
 
 

@@ -1,5 +1,4 @@
-"""One run on the node: look, run the programs of the checks, judge. The same code as `validate` judges
-with."""
+"""One run on the node: read its facts, run the checks' commands and judge, by the code of `validate`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from provision.checks.judge import Finding, Verdict, worst
 from provision.checks.judging import node_judge, registry
 from provision.checks.judging.node_facts import NodeFacts, node_facts_of
 from provision.checks.on_node import kernel_since
-from provision.checks.on_node import parts as parts  # what is found by name
+from provision.checks.on_node import parts as parts  # modules found by name
 from provision.checks.on_node.kernel_since import Remembered
 from provision.checks.on_node.processes import Hung
 from provision.checks.on_node.settings import Settings
@@ -24,58 +23,58 @@ from provision.node import description
 from provision.node.modules import gpuprov_run
 from provision.node.observe import answer
 
-ID = "node_health"  # the check that the program's own findings belong to
-CAP = 8 * 1024 * 1024  # bytes of one program's output
+ID = "node_health"  # check id of the program's own findings
+CAP = 8 * 1024 * 1024  # bytes of output per command
 _LOOK_SECONDS = 40.0
 _PROBE_SECONDS = 8.0
-# A program that hangs is known after this, whatever the check would wait: a run has to end before the next.
+# Longest wait for a command, even if its check allows more: a run must end before the next one starts.
 _LONGEST = 25.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run read, before any judging. `raws`: by check. `kernel`: how far the kernel log was read.
-    `silent`: the programs that did not end in time, in the order they were started."""
+    """Everything that one run read, not yet judged."""
 
     facts: Mapping[str, Any]
     problems: Mapping[str, str]
-    raws: Mapping[str, Raw]
-    kernel: Remembered | None = None
-    silent: tuple[str, ...] = ()
+    raws: Mapping[str, Raw]  # by check
+    kernel: Remembered | None = None  # position in the kernel log
+    silent: tuple[str, ...] = ()  # programs that timed out, in the order of their start
 
 
 def measure(
     name: str, settings: Settings, known: Remembered | None, hung: Collection[Hung], now: float
 ) -> Measured:
-    """Look at the node and run what its checks ask for. `known`: what earlier runs read of the kernel log.
-    `hung`: programs that are not to be started, for one of them hangs. `now`: seconds since boot."""
+    """Read the node's facts and run the commands of its checks.
+
+    `known`: kernel log read by earlier runs. `hung`: programs not to start. `now`: seconds since boot."""
     stuck = {one.program: one for one in hung}
     facts, problems = look(registry.facts_for(settings.checks), stuck, now)
-    if late := registry.facts_of_vendor(settings.checks, _vendor(facts)):
-        facts, problems = map(dict.__or__, (facts, problems), look(late, stuck, now))
+    if vendor_facts := registry.facts_of_vendor(settings.checks, _vendor(facts)):
+        facts, problems = map(dict.__or__, (facts, problems), look(vendor_facts, stuck, now))
     node = seen(name, facts, problems, settings)
     raws: dict[str, Raw] = {}
     boot_id, kernel = str(facts.get("boot.id") or ""), known
     if not node.error and not node.without_gpus:
         for check in settings.checks:
             commands = node_judge.commands_for(check, node.check_node, {"timeout": _LONGEST})
-            wanted = [
+            since_last = [
                 kernel_since.command(one, known) if one.name == kernel_since.NAME else one for one in commands
             ]
-            outputs = [_output(one, stuck, now) for one in wanted]
+            outputs = [_output(one, stuck, now) for one in since_last]
             raw = node_judge.raw_from_answer(
                 name,
                 check,
                 {"outputs": outputs, "boot_id": gpuprov_run.boot_id()},
                 boot_id,
-                [one.name for one in wanted],
+                [one.name for one in since_last],
             )
             raws[check], kernel = _with_journal(raw, known, kernel, boot_id)
     return Measured(facts, problems, raws, kernel, tuple(stuck))
 
 
 def _vendor(facts: Mapping[str, Any]) -> str | None:
-    """Whose GPUs the node has, as far as that is known."""
+    """Return the GPU vendor, or None if it is unknown."""
     if not isinstance(facts.get("gpu.count"), int):
         return None
     vendor: str | None = description.describe(facts, {})["gpu"]["vendor"]
@@ -83,19 +82,20 @@ def _vendor(facts: Mapping[str, Any]) -> str | None:
 
 
 def _output(command: Command, stuck: dict[str, Hung], now: float) -> dict[str, Any]:
-    """The fields of one program's Output; of one that hangs still, that it has not answered since. What hangs
-    now is added to `stuck`: the run's other commands do not wait for it once more."""
-    asked = {
+    """Run a command and return its Output fields; a program that still hangs is not started again.
+
+    If the program times out, it is added to `stuck`, so that no later command waits for it."""
+    request = {
         "name": command.name,
         "argv": list(command.argv),
         "deadline": command.deadline,
         "env": dict(command.env),
         "keep": list(command.keep),
     }
-    program = command.argv[0].rpartition("/")[2][:15]  # the kernel keeps 15 characters of a name
+    program = command.argv[0].rpartition("/")[2][:15]  # the kernel keeps 15 characters of a process name
     if program in stuck:
-        return {**gpuprov_run.nothing_yet(asked), "timed_out": True, "seconds": now - stuck[program].since}
-    output: dict[str, Any] = gpuprov_run.run_one(asked, CAP)
+        return {**gpuprov_run.nothing_yet(request), "timed_out": True, "seconds": now - stuck[program].since}
+    output: dict[str, Any] = gpuprov_run.run_one(request, CAP)
     if output["timed_out"]:
         stuck[program] = Hung(0, 0, program, now - output["seconds"])
     return output
@@ -115,7 +115,7 @@ def _with_journal(
 def look(
     names: Collection[str], stuck: Mapping[str, Hung], now: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Facts by name, and why one could not be read. Nothing that hangs is started."""
+    """Return facts by name, and the reason for each that could not be read; start nothing that hangs."""
     probes, unknown = answer.plan(names)
     observer = answer.Observer({"probe_seconds": _PROBE_SECONDS, "seconds": _LOOK_SECONDS})
     ready = []
@@ -132,7 +132,7 @@ def look(
 
 
 def seen(name: str, facts: Mapping[str, Any], problems: Mapping[str, str], settings: Settings) -> NodeFacts:
-    """What checks may know of the node; its `error` says why none can run."""
+    """Return the node as checks receive it; its `error` says why none can run."""
     if not isinstance(facts.get("gpu.count"), int):
         why = problems.get("gpu") or problems.get("gpu.count") or "no answer"
         return NodeFacts(name, facts, {}, {}, f"its PCI devices could not be read: {why}")
@@ -144,7 +144,7 @@ def seen(name: str, facts: Mapping[str, Any], problems: Mapping[str, str], setti
 
 
 def judged(name: str, measured: Measured, settings: Settings, own: Sequence[Finding] = ()) -> NodeHealth:
-    """The node's health by this run alone. `own`: findings of the program about itself. Pure."""
+    """Judge this run alone. `own`: findings of the program about itself. Pure."""
     node = seen(name, measured.facts, measured.problems, settings)
     results: dict[str, CheckResult] = {}
     if not node.error:
@@ -153,16 +153,16 @@ def judged(name: str, measured: Measured, settings: Settings, own: Sequence[Find
             raw = measured.raws.get(check) or Raw(name, check)
             results[check] = node_judge.judge_check(node, raw, limits)
     health = node_judge.judge_node(node, results, settings.checks)
-    found = [*own, *_of_another(node, settings)]
-    if not found:
+    extra = [*own, *_of_another(node, settings)]
+    if not extra:
         return health
-    verdict = worst(one.verdict for one in found)
-    checks = (*health.checks, CheckResult(ID, verdict, tuple(found), (), 0.0))
+    verdict = worst(one.verdict for one in extra)
+    checks = (*health.checks, CheckResult(ID, verdict, tuple(extra), (), 0.0))
     return replace(health, checks=checks, verdict=worst([health.verdict, verdict]))
 
 
 def _of_another(node: NodeFacts, settings: Settings) -> list[Finding]:
-    """Settings that were written for other GPUs: their limits and expectations are not this node's."""
+    """Report settings written for another SKU; their limits and expectations do not apply here."""
     sku = node.gpuprov_node.get("gpu", {}).get("sku") if node.gpuprov_node else None
     if not settings.sku or node.error or sku == settings.sku:
         return []

@@ -1,5 +1,4 @@
-"""What the program was told about its node: /etc/gpuprov/node-health.json. Without the file, what gpuprov
-ships holds."""
+"""Settings in /etc/gpuprov/node-health.json; without the file, gpuprov's defaults apply."""
 
 from __future__ import annotations
 
@@ -17,23 +16,24 @@ from provision.checks.thresholds import Threshold
 from provision.errors import GpuprovError
 
 FORMAT = 1
-CHECKS = ("gpu_inventory", "versions", "host_health", "network_ports")  # those that put no load on a node
+CHECKS = ("gpu_inventory", "versions", "host_health", "network_ports")  # checks that put no load on a node
 _KEYS = {"format", "gpuprov", "sku", "interval", "textfile", "checks", "variables", "limits", "debounce"}
 _FIX = "gpuprov up writes it"
 _LARGEST = 1024 * 1024  # bytes
-# A container with all GPUs is a load; `validate` starts it, nothing does every minute.
+# Running a container with all GPUs, as `validate` does, is too much load for every minute.
 _NOT_HERE = ("gpuprov_container_image",)
 
 
 class SettingsError(GpuprovError):
-    """A settings file that cannot be used."""
+    """An unusable settings file."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`sku`: the GPU that the file was written for; empty: any. `interval`: seconds between two runs.
-    `textfile`: the folder of the node exporter; empty: none. `limits`: by SKU (or `any`) and metric, over
-    those that are shipped. `rules`: when a finding counts, the first that fits."""
+    """The program's settings. `sku`: the GPU that the file was written for; empty: any.
+
+    `interval`: seconds between runs. `textfile`: folder of the node exporter; empty: none. `limits`: by SKU
+    (or `any`) and metric; they override the shipped ones. `rules`: debouncing; the first match applies."""
 
     sku: str = ""
     interval: int = 60
@@ -44,7 +44,7 @@ class Settings:
     rules: Sequence[Rule] = field(default_factory=debounce.shipped_rules)
 
     def limits_for(self, sku: str | None, lanes: int | None) -> dict[str, Threshold]:
-        """The limits that hold for a node with these GPUs, its slots of so many lanes."""
+        """Return the limits for a node with these GPUs and slots of so many PCIe lanes."""
         return {
             **thresholds.for_sku(sku, None, lanes),
             **self.limits.get("any", {}),
@@ -53,7 +53,7 @@ class Settings:
 
 
 def read(path: Path) -> Settings:
-    """The settings file. Raises SettingsError with file, key and what to do."""
+    """Read the settings file. Raises SettingsError that names file, key and remedy."""
     try:
         with path.open("rb") as source:
             text = source.read(_LARGEST + 1)

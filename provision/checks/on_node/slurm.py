@@ -1,17 +1,14 @@
-"""What Slurm's HealthCheckProgram, Prolog and Epilog do with the node's last result: drain the node, with the
-cause as the reason, and refuse a job.
+"""Slurm's HealthCheckProgram, Prolog and Epilog: drain a failed node for its cause, or refuse a job.
 
-Only the verdict `fail` does any of it: it is this node's hardware or settings, seen as often as the rules of
-docs/health.md want. A result that is old or missing, and one that could not be measured, drains nothing: a
-timer that stopped, an upgrade or a tool that prints something new does that to a whole fleet at once.
-Nothing here resumes a node, and a node that is out of service already keeps its reason, whoever gave it.
+Only the verdict `fail` does so: a fault of this node's hardware or settings, seen as often as the rules of
+docs/health.md require. A result that is old or missing, or that could not be measured, drains nothing, since
+a stopped timer, an upgrade or a tool's new output format would then drain a whole fleet at once. Nothing here
+resumes a node, and a node already out of service keeps its reason. A drain needs a permit of the breaker
+shared by all drains (provision/remote/schedulers/slurm_breaker.py), so that one cause does not drain a fleet.
+Without a permit the node stays in service and no program fails, since Slurm would then drain the node.
 
-A drain needs a permit of the breaker of all drains (provision/remote/schedulers/slurm_breaker.py), so that
-one cause does not drain a fleet. Without one the node stays in service, and no program fails: Slurm would
-drain it then.
-
-Slurm (prolog_epilog.html) wants no Slurm command in a Prolog or Epilog, for each of them asks slurmctld. A
-healthy node runs none: scontrol is asked only on a node that fails.
+Slurm (prolog_epilog.html) advises against Slurm commands in a Prolog or Epilog, since each one queries
+slurmctld. A healthy node runs none; scontrol runs only on a failed node.
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ from provision.remote.schedulers.slurm_breaker import LEAST, SHARE, UnknownError
 from provision.text import one_line
 
 WORDS = ("check", "prolog", "epilog")
-REFUSED = int(ExitCode.UNHEALTHY)  # the one status that the scripts of Slurm make a failure of their own
-REASON = 200  # characters of a reason; provision.remote.schedulers keeps as many
-_SECONDS = 4.0  # for one scontrol
-_IN_ALL = 9.0  # for all of them: a Prolog still ends within Slurm's MessageTimeout, 10 s
-_PERMIT = 6.0  # for those before the drain: permits must not be taken and left, or one node uses up all
-_NOT_RUN = 127  # the status of a scontrol that was not run to its end
+REFUSED = int(ExitCode.UNHEALTHY)  # the only exit status that the Slurm scripts pass on as a failure
+REASON = 200  # characters of a reason, as in provision.remote.schedulers
+_SECONDS = 4.0  # for one scontrol call
+_IN_ALL = 9.0  # for all calls: a Prolog must end within Slurm's MessageTimeout, 10 s
+_PERMIT = 6.0  # for calls before the drain: a run cut off in between would waste its permits
+_NOT_RUN = 127  # exit status of a scontrol that did not run to its end
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 # `State=IDLE+DRAIN`, in lines of `Name=value` words: src/api/node_info.c of Slurm. `DOWN*`: up to 20.02.
 _STATE = re.compile(r"^ *State=([^\s*]{1,200})", re.MULTILINE)
@@ -53,10 +50,10 @@ Run = Callable[[Sequence[str]], "tuple[int, str]"]
 
 @dataclass(frozen=True)
 class Answer:
-    """`status` for Slurm's script; `line`: what was done and why, for the log; empty: nothing to tell."""
+    """Outcome of a Slurm program."""
 
-    status: int
-    line: str = ""
+    status: int  # exit status of Slurm's script
+    line: str = ""  # action and reason for the log; empty: nothing to log
 
 
 def answer(
@@ -69,9 +66,10 @@ def answer(
     share: float = SHARE,
     least: int = LEAST,
 ) -> Answer:
-    """One run of Slurm's program `word` on the node that Slurm calls `name`. `last` reads the last result;
-    `run` runs scontrol with arguments: (exit status, what it printed). `share` percent of a partition, and
-    `least` nodes at least, may be drained within an hour. Never raises for what these say."""
+    """Answer Slurm's program `word` on the node that Slurm calls `name`. Never raises for bad results.
+
+    `last` reads the last result; `run` runs scontrol: (exit status, output). `share` percent of a partition,
+    and at least `least` nodes, may be drained per hour."""
     try:
         told = last()
         verdict, unknown = (
@@ -92,15 +90,15 @@ def answer(
     try:
         done = drain(name, reason, run, share, least)
     except UnknownError as error:
-        # A check that fails is logged by Slurm, and no more; of the others it would drain the node.
+        # Slurm only logs a failed health check; after a failed Prolog or Epilog it would drain the node.
         held = f"{name} is left in service, since {one_line(str(error), 400)}; it fails: {reason}"
         return Answer(REFUSED if word == "check" else 0, held)
     except _HeldError as error:
         return Answer(0, f"{name} is left in service: {one_line(str(error), 400)}; it fails: {reason}")
     except _DrainError as error:
-        if word == "check":  # it would take others at each run
+        if word == "check":  # a failed check is retried, and each retry would take more permits
             slurm_breaker.give_back(run, error.permits)
-        # Of a failed epilog Slurm drains the node itself; of a failed check it logs the line and tries again.
+        # After a failed epilog Slurm drains the node itself; a failed check is logged and retried.
         refused = (
             f"job refused: {reason}; {error}" if word == "prolog" else f"{error}; the reason was: {reason}"
         )
@@ -111,11 +109,11 @@ def answer(
 
 
 class _HeldError(Exception):
-    """The breaker keeps a node in service."""
+    """The breaker keeps the node in service."""
 
 
 class _DrainError(Exception):
-    """Why a node that may be drained is not. `permits`: those that nothing was done with."""
+    """Why draining failed. `permits`: the unused ones."""
 
     def __init__(self, why: str, permits: Sequence[str] = ()) -> None:
         super().__init__(why)
@@ -123,8 +121,9 @@ class _DrainError(Exception):
 
 
 def drain(name: str, reason: str, run: Run, share: float, least: int) -> bool:
-    """Drain the node; False where it is out of service already. Raises UnknownError where Slurm does not say
-    whether it may be drained."""
+    """Drain the node. False if it is already out of service.
+
+    Raises UnknownError if Slurm does not report whether it may be drained."""
     if not _NAME.fullmatch(name):
         raise UnknownError(f"{name!r:.80} is no name of a node")
     status, text = run(("show", "node", name))
@@ -140,7 +139,7 @@ def drain(name: str, reason: str, run: Run, share: float, least: int) -> bool:
     status, text = run(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"))
     if status:
         why = f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}"
-        # One that was not run to its end may come about all the same.
+        # If scontrol was cut off, the update may still take effect.
         raise _DrainError(why, () if status == _NOT_RUN else mine)
     return True
 
@@ -151,12 +150,13 @@ def _last_line(text: str, status: int) -> str:
 
 
 def scontrol(arguments: Sequence[str], until: float = math.inf) -> tuple[int, str]:
-    """Run scontrol: its exit status, and what it printed; _NOT_RUN and why, where it was not run to its end.
-    `until`: of the clock time.monotonic, when it has to be over."""
+    """Run scontrol and return its exit status and output, or _NOT_RUN and why it did not finish.
+
+    `until`: deadline on the clock time.monotonic."""
     seconds = min(_SECONDS, until - time.monotonic())
     if seconds <= 0:
         return _NOT_RUN, "Slurm is slow: not run, as the answers before took too long"
-    path = os.environ.get("PATH")  # Slurm gives its scripts none
+    path = os.environ.get("PATH")  # Slurm runs its scripts without PATH
     folders = path.split(":") if path else scheduler_programs.FOLDERS
     done = scheduler_programs.run(["scontrol", *arguments], folders, seconds)
     if done["problem"]:
@@ -167,7 +167,7 @@ def scontrol(arguments: Sequence[str], until: float = math.inf) -> tuple[int, st
 
 
 def timed(run: Callable[[Sequence[str], float], tuple[int, str]], clock: Callable[[], float]) -> Run:
-    """`run` with the moment when it has to be over, for one program of Slurm that begins now."""
+    """Add a deadline to `run`, for one Slurm program that starts now."""
     began = clock()
 
     def within(words: Sequence[str]) -> tuple[int, str]:
@@ -177,20 +177,21 @@ def timed(run: Callable[[Sequence[str], float], tuple[int, str]], clock: Callabl
 
 
 def node_name() -> str:
-    """What Slurm calls this node: it says so to its scripts, and else takes the short host name."""
+    """Return Slurm's name of this node: $SLURMD_NODENAME in Slurm's scripts, else the short host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
 
 
 def main(
     word: str, last: Callable[[], Mapping[str, Any]], *, refuse_unknown: bool, share: float, least: int
 ) -> int:
-    """The program's exit status; the line goes to the system's log, for Slurm keeps what a script prints only
-    where that failed."""
+    """Run the program and return its exit status.
+
+    The line goes to syslog, since Slurm keeps a script's output only if the script failed."""
     run = timed(scontrol, time.monotonic)
     found = answer(word, last, node_name(), run, refuse_unknown=refuse_unknown, share=share, least=least)
     if found.line:
         sys.stderr.write(f"gpuprov: {found.line}\n")
-        # A check that has nothing to tell would say so again and again.
+        # The health check repeats, and its no-op would be logged each time.
         if found.status or word == "prolog" or "nothing is drained" not in found.line:
             syslog.openlog(f"gpuprov-slurm-{word}")
             syslog.syslog(syslog.LOG_WARNING, found.line)

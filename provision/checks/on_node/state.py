@@ -1,5 +1,4 @@
-"""What the program keeps from run to run, in /var/lib/gpuprov/node-health: findings, the place in the
-kernel log, programs that hang; and a short history of verdicts."""
+"""State kept between runs in /var/lib/gpuprov/node-health, and a short history of verdicts."""
 
 from __future__ import annotations
 
@@ -19,27 +18,26 @@ from provision.checks.on_node.processes import Hung
 FORMAT = 1
 FILE, HISTORY = "state.json", "history.jsonl"
 _LARGEST = 4 * 1024 * 1024  # bytes
-_HISTORY_LINES = 1000  # changes of the verdict, and no line for a run without one
-_ANY = Rule("stored", 1, 1, 1)  # each run finds the rule of today
+_HISTORY_LINES = 1000  # one line per change of the verdict
+_ANY = Rule("stored", 1, 1, 1)  # placeholder: each run applies the current rules
 
 
 @dataclass(frozen=True)
 class State:
-    """`tracked` is None where nothing is known of earlier runs. `trouble`: why, if there should be
-    something. `rebooted`: the node was, since the last run. `gpus`: those that
-    were seen in this boot, for one that is lost cannot be asked for its serial number."""
+    """Findings, kernel log position, hung programs and GPUs after the last run."""
 
-    tracked: tuple[Tracked, ...] | None = None
+    tracked: tuple[Tracked, ...] | None = None  # None: no earlier run is known
     kernel: Remembered | None = None
     hung: tuple[Hung, ...] = ()
-    rebooted: bool = False
-    gpus: tuple[GpuIdentity, ...] = ()
-    trouble: str = ""
+    rebooted: bool = False  # since the last run
+    gpus: tuple[GpuIdentity, ...] = ()  # seen since boot: a lost GPU no longer reports its serial number
+    trouble: str = ""  # why the stored state is unusable
 
 
 def read(folder: Path, boot_id: str) -> State:
-    """The state after the last run. A damaged file is as good as none, and says so. Of another boot the
-    place in the kernel log and the programs that hang are forgotten; what was found is not."""
+    """Read the state after the last run; a damaged file counts as missing and sets `trouble`.
+
+    After a reboot, findings are kept; kernel log position, hung programs and GPUs are not."""
     path = folder / FILE
     try:
         with path.open("rb") as source:
@@ -73,7 +71,7 @@ def _tracked(row: Mapping[str, Any]) -> Tracked:
 
 
 def write(folder: Path, state: State, boot_id: str) -> None:
-    """Keep the state, whole or not at all. Raises OSError."""
+    """Save the state atomically. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     rows = [
         {
@@ -93,12 +91,12 @@ def write(folder: Path, state: State, boot_id: str) -> None:
         "hung": [asdict(one) for one in state.hung],
         "gpus": [asdict(one) for one in state.gpus],
     }
-    # Unsynchronised: after a power cut the state of the run before, or a damaged one, is good enough.
+    # No fsync: after a power cut an older or damaged state does no harm.
     atomic_file.write(folder / FILE, json.dumps(document, default=str), sync=False)
 
 
 def note(folder: Path, verdict: str, finished: str, causes: Sequence[str]) -> None:
-    """Add to the history when the verdict is another than the last one there. Raises OSError."""
+    """Append to the history if the verdict changed. Raises OSError."""
     path = folder / HISTORY
     try:
         lines = path.read_text("utf-8", "replace").splitlines()

@@ -1,5 +1,4 @@
-"""The node's health for other health checkers: a plugin of Nagios and its kin, a check of LBNL's NHC, and a
-plugin of Kubernetes' node-problem-detector (pure)."""
+"""The node's health in the formats of Nagios plugins, LBNL NHC and Kubernetes' node-problem-detector."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _NAGIOS = {
 
 
 def causes(told: Mapping[str, Any], verdicts: tuple[str, ...] = ("fail", "error", "warn")) -> list[str]:
-    """What counts, a line each: `gpu3: GPU has fallen off the bus (serial 1652…): power-cycle`."""
+    """List what counts, a line each: `gpu3: GPU has fallen off the bus (serial 1652…): power-cycle`."""
     if told["error"]:
         return [str(told["error"])]
     serials = {f"gpu{gpu['index']}": gpu["serial"] for gpu in told["gpus"] if gpu["serial"]}
@@ -31,21 +30,21 @@ def causes(told: Mapping[str, Any], verdicts: tuple[str, ...] = ("fail", "error"
 
 
 def nagios(told: Mapping[str, Any]) -> tuple[str, int]:
-    """(the plugin's text, its exit status): the first line with what is worst and numbers, the rest below
-    it."""
+    """Return the plugin's output (worst finding and metrics first) and its exit status."""
     status, word = _NAGIOS[told["verdict"]]
     found = causes(told)
     first = found[0] if found else f"{told['facts'].get('gpus', 0)} GPUs, {len(told['checks'])} checks"
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    # A bar begins the plugin's numbers, wherever it stands.
+    # Nagios parses everything after a bar as metrics.
     lines = [line.replace("|", "/") for line in (first, *found[1:])]
     numbers = f"findings={len(found)} seconds={told['seconds']}s"
     return "\n".join([f"GPUPROV {word} - {lines[0]}{more} | {numbers}", *lines[1:]]), status
 
 
 def nhc(told: Mapping[str, Any]) -> tuple[str, int]:
-    """(the reason in one line, 0 or 1), as `check_cmd_status -r 0` of NHC wants it: a node that fails, or
-    that nobody could look at, is to be drained; a warning drains nothing."""
+    """Return (reason in one line, 0 or 1) for NHC's `check_cmd_status -r 0`.
+
+    A node that fails or could not be measured should be drained; a warning drains nothing."""
     if told["verdict"] not in ("fail", "error"):
         return "", 0
     found = causes(told, ("fail",)) or causes(told, ("error",)) or [f"verdict {told['verdict']}"]
@@ -53,14 +52,14 @@ def nhc(told: Mapping[str, Any]) -> tuple[str, int]:
     return f"gpuprov: {found[0]}{more}", 1
 
 
-# node-problem-detector: exit 0 is no problem, 1 is one, all else is unknown, and a message is cut at byte 80
+# node-problem-detector: exit 0 is no problem, 1 is one, others are unknown; messages are cut at byte 80
 # (plugin/plugin.go and types/config.go in pkg/custompluginmonitor of kubernetes/node-problem-detector).
 _NPD = {"fail": 1, "error": 2}
 NPD_BYTES = 80
 
 
 def npd(told: Mapping[str, Any]) -> tuple[str, int]:
-    """(the message of the node's condition in at most 80 bytes, 0, 1 or 2)."""
+    """Return (the node condition's message in at most 80 bytes, 0, 1 or 2)."""
     status = _NPD.get(told["verdict"], 0)
     found = causes(told, ("fail",)) if status == 1 else causes(told, ("error",)) if status else []
     text = found[0] if found else "no GPU problem" if not status else f"verdict {told['verdict']}"
@@ -68,7 +67,7 @@ def npd(told: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def npd_text(text: str) -> str:
-    """One line of at most 80 bytes, cut between characters."""
+    """Return one line of at most 80 bytes, cut between characters."""
     line = " ".join(text.split())
     data = line.encode()
     if len(data) <= NPD_BYTES:
