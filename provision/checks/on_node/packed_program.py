@@ -40,8 +40,8 @@ _NOT_ON_NODES = ("provision.yamlfile",)  # its data is shipped as JSON
 _TIME = (1980, 1, 1, 0, 0, 0)  # time stamp of every member, for reproducible builds
 _PYTHON = "#!/usr/bin/python3 -IS\n"
 
-# The program unpacks itself next to its folder and renames it, so that readers see all of it or nothing. If
-# no disk is writable, a folder in memory serves this run.
+# The program is unpacked to a temporary folder that is then renamed, so that readers see all of it or
+# nothing. If no disk is writable, a folder in memory serves this run.
 _MAIN = '''\
 """Runs the program from the folder it has unpacked itself to."""
 

@@ -1,4 +1,8 @@
-"""Counters of RDMA ports over the last day, so that rates are judged by the day and not since boot."""
+"""Counters of RDMA ports over the last day, so that rates are judged by the day and not since boot.
+
+/var/lib/gpuprov/node-health/ports.json, read by the fact `hca.earlier`:
+{"boot_id": ..., "samples": [{"uptime": seconds, "counters": [{"device": ..., "port": ..., ...}]}]}
+"""
 
 from __future__ import annotations
 

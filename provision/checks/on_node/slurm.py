@@ -36,7 +36,7 @@ REFUSED = int(ExitCode.UNHEALTHY)  # the only exit status that the Slurm scripts
 REASON = 200  # characters of a reason, as in provision.remote.schedulers
 _SECONDS = 4.0  # for one scontrol call
 _IN_ALL = 9.0  # for all calls: a Prolog must end within Slurm's MessageTimeout, 10 s
-_PERMIT = 6.0  # for calls before the drain: a run cut off in between would waste its permits
+_PERMIT = 6.0  # for calls before the drain: runs cut off before it would use up permits for nothing
 _NOT_RUN = 127  # exit status of a scontrol that did not run to its end
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 # `State=IDLE+DRAIN`, in lines of `Name=value` words: src/api/node_info.c of Slurm. `DOWN*`: up to 20.02.
