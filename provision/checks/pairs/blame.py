@@ -1,11 +1,10 @@
-"""Attribution of bad pairs to parts: parts that passed are cleared, and the fewest culprits explain the rest
-(pure).
+"""Attribution of bad pairs to parts (pure): the fewest culprits that explain all bad measurements.
 
-A measurement passes through parts: its nodes, what joins them, their leaves and uplinks. One that passes
-clears all of them; one that does not has at least one bad part among those not cleared. Every part has a
-cost, the less likely the dearer, and so has chance, a disturbance of a single measurement. The cheapest
-explanation of all bad measurements names a culprit only if every explanation without it is dearer by
-`MARGIN`: that takes a second bad measurement, and leaves open what looks the same.
+A measurement passes through parts: its nodes, the link between them, their leaf switches and uplinks. A good
+measurement clears all of them; a bad one has at least one bad part among the parts not cleared. Every part
+has a cost, higher for less likely faults, and so has chance, a disturbance of a single measurement. The
+cheapest explanation of all bad measurements names a culprit only if every explanation without it costs at
+least `MARGIN` more: that takes a second bad measurement, and leaves indistinguishable parts open.
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ from provision.checks.pairs.pairing import Outcome, Result, Topology
 
 
 class Kind(enum.StrEnum):
-    """What can be to blame. Of a node: its cards, cables and leaf ports included. `bundle`: an uplink of
-    which only some paths are bad, so that a pair that passes does not clear it."""
+    """Kind of a cause."""
 
-    NODE = "node"
+    NODE = "node"  # with its cards, cables and leaf ports
     LINK = "link"
     LEAF = "leaf"
     UPLINK = "uplink"
     PATH = "path"
-    BUNDLE = "bundle"
+    BUNDLE = "bundle"  # an uplink with only some bad paths, so that a good pair does not clear it
     CHANCE = "chance"
 
 
-# Bad nodes are a tenth of a new fleet (SuperBench), leaf switches and single paths less than a thousandth: a
-# leaf explains what would take `pairing.ALIKE` nodes, a link what no node does.
+# A tenth of the nodes of a new fleet are bad (SuperBench), but fewer than a thousandth of leaf switches and
+# single paths: a leaf is blamed instead of `pairing.ALIKE` nodes, a link only if no node explains a result.
 COSTS = {
     Kind.NODE: 1,
     Kind.LINK: 2,
@@ -46,27 +44,26 @@ COSTS = {
     Kind.CHANCE: 2,
 }
 MARGIN = 2
-REFERENCE = 3  # bad pairs without a good one from which on what they share is in doubt, not they
+REFERENCE = 3  # bad pairs from which on, without a good one, a common cause is suspected and no part
 
 
 class Part(NamedTuple):
-    """Something a measurement passes through: nodes or racks by `names`, on one rail or, "", on all."""
+    """A part that measurements pass through."""
 
     kind: Kind
-    names: tuple[str, ...]
-    rail: str = ""
+    names: tuple[str, ...]  # nodes or racks
+    rail: str = ""  # "": all rails
 
 
 class Parts(NamedTuple):
-    """`sure`: passed through; `possible`: perhaps, so that it may explain a bad result and no good one clears
-    it."""
+    """Parts of a measurement."""
 
-    sure: frozenset[Part]
-    possible: frozenset[Part] = frozenset()
+    sure: frozenset[Part]  # passed through
+    possible: frozenset[Part] = frozenset()  # may explain a bad result, but a good one does not clear them
 
 
 def parts(fleet: Topology, nodes: Sequence[str], rail: str = "", round_: int = 0) -> Parts:
-    """What a measurement of these nodes passes through. A leaf with one node of this fleet is that node's."""
+    """Return the parts that a measurement passes through; a leaf with one node counts as that node."""
     sure = [Part(Kind.NODE, (node,)) for node in nodes]
     possible: list[Part] = []
     racks = dict.fromkeys(fleet.racks[node] for node in nodes if node in fleet.racks)
@@ -74,7 +71,7 @@ def parts(fleet: Topology, nodes: Sequence[str], rail: str = "", round_: int = 0
     spans = fleet.spans(nodes)
     sure += [Part(Kind.LEAF, (rack,)) for rack in shared]
     if spans is not False:
-        through = sure if len(racks) > 1 else possible  # with nodes of unknown racks: perhaps
+        through = sure if len(racks) > 1 else possible  # nodes of unknown racks may be in one rack
         through += [Part(Kind.UPLINK, (rack,)) for rack in shared]
         possible += [Part(Kind.BUNDLE, (rack,)) for rack in shared]
     if len(nodes) == 2:
@@ -91,36 +88,33 @@ def _with_rail(found: Iterable[Part], rail: str) -> frozenset[Part]:
 
 
 class Open(NamedTuple):
-    """Bad measurements not yet explained beyond doubt: what each may come from, the parts that appear in an
-    explanation close to the cheapest, and its cost."""
+    """Bad measurements not yet explained beyond doubt."""
 
-    rows: tuple[frozenset[Part], ...]
-    suspects: tuple[Part, ...]
-    cheapest: int
+    rows: tuple[frozenset[Part], ...]  # possible causes of each
+    suspects: tuple[Part, ...]  # parts of explanations close to the cheapest
+    cheapest: int  # its cost
 
 
 @dataclass(frozen=True)
 class Blame:
-    """`cleared`: parts that something passed through and did well. `culprits`: named beyond doubt. `open`:
-    the rest. `rows`: each bad measurement with its possible causes. `rails`: those each node was measured on.
-    `measured`: the nodes of each measurement that was made; `evidence`: whether any is good or bad."""
+    """Outcome of an attribution."""
 
     fleet: Topology
-    cleared: frozenset[Part]
-    culprits: tuple[Part, ...]
-    open: tuple[Open, ...]
-    rows: Mapping[Judged, frozenset[Part]]
-    rails: Mapping[str, tuple[str, ...]]
-    measured: frozenset[frozenset[str]]
-    evidence: bool
+    cleared: frozenset[Part]  # parts of good measurements
+    culprits: tuple[Part, ...]  # named beyond doubt
+    open: tuple[Open, ...]  # the rest
+    rows: Mapping[Judged, frozenset[Part]]  # each bad measurement with its possible causes
+    rails: Mapping[str, tuple[str, ...]]  # rails on which each node was measured
+    measured: frozenset[frozenset[str]]  # nodes of each completed measurement
+    evidence: bool  # any measurement is good or bad
 
     @cached_property
     def suspected(self) -> frozenset[Part]:
-        """Culprits and suspects."""
+        """All culprits and suspects."""
         return frozenset(self.culprits).union(*(one.suspects for one in self.open))
 
     def settled(self, node: str) -> bool:
-        """Whether a node is known to be good or bad as a whole, or on every rail it was to be measured on."""
+        """Return whether a node is known to be good or bad, as a whole or on each of its rails."""
         blamed = {part for part in self.culprits if part.names == (node,)}
         if Part(Kind.NODE, (node,)) in blamed:
             return True
@@ -130,7 +124,7 @@ class Blame:
         )
 
     def may_pass(self, through: Collection[Part]) -> bool:
-        """Whether some explanation close to the cheapest lets a measurement of these parts pass."""
+        """Return whether an explanation close to the cheapest lets a measurement of these parts pass."""
         if not frozenset(self.culprits).isdisjoint(through):
             return False
         return all(
@@ -141,7 +135,7 @@ class Blame:
 
 
 def blame(fleet: Topology, judged: Iterable[Judged]) -> Blame:
-    """The culprits of what was judged. Without any good measurement to compare with, nobody is one."""
+    """Find the culprits of graded measurements; none without a good measurement to compare with."""
     judged = _without_single_rail(judged)
     good = [one for one in judged if one.grade is Grade.OK]
     bad = [one for one in judged if one.grade is Grade.BAD]
@@ -170,7 +164,7 @@ def blame(fleet: Topology, judged: Iterable[Judged]) -> Blame:
 
 
 def _through(fleet: Topology, result: Result) -> Parts:
-    """A result's parts; of one whose own end is proved to have failed, that end."""
+    """Return a result's parts, or only the node that is proved to have failed."""
     if result.end:
         own = parts(fleet, (result.end,), result.rail, result.round).sure
         return Parts(frozenset(part for part in own if part.kind in (Kind.NODE, Kind.CHANCE)))
@@ -178,7 +172,7 @@ def _through(fleet: Topology, result: Result) -> Parts:
 
 
 def _without_single_rail(judged: Iterable[Judged]) -> list[Judged]:
-    """Where all results are of one rail, it cannot be told from the whole: then it is the whole."""
+    """Drop the rail if all results are of one rail, which then stands for the whole."""
     judged = list(judged)
     if len({one.result.rail for one in judged}) > 1:
         return judged
@@ -186,7 +180,7 @@ def _without_single_rail(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _narrowed(rows: Mapping[Judged, frozenset[Part]]) -> dict[Judged, frozenset[Part]]:
-    """Rows in which a part with all its rails gives way to one rail of it that is in the same rows."""
+    """Drop a part on all rails from the rows if one of its rails explains the same rows."""
     counts = Counter(part for row in rows.values() for part in row)
     wide = {
         part._replace(rail="")
@@ -201,8 +195,9 @@ def _costs(rows: Iterable[frozenset[Part]]) -> dict[Part, int]:
 
 
 def _certain(rows: Sequence[frozenset[Part]]) -> list[Part]:
-    """The culprits without whom the cheapest explanation is dearer by the margin. That each rail of a part is
-    bad by itself is no other explanation than the part."""
+    """Return the culprits without which the cheapest explanation costs more by the margin.
+
+    Blaming each rail of a part separately counts as blaming the part."""
     costs = _costs(rows)
     best = cheapest(rows, costs)
 
@@ -227,20 +222,20 @@ def _open(rows: Sequence[frozenset[Part]]) -> Open:
     return Open(tuple(rows), tuple(suspects), best.most)
 
 
-# --- the cheapest set of causes that explains every observation: a weighted hitting set, by branch and bound.
-# Observations that share no cause are solved apart, so the problems stay small. One that is not small is
-# bounded from both sides instead: `least` is then below `most`, and nobody is named on a guess.
+# --- The cheapest set of causes that explains every observation: a weighted hitting set, by branch and bound.
+# Observations without a common cause are solved separately, so the problems stay small. A large problem is
+# only bounded from both sides: `least` is then below `most`, and no culprit is named on a guess.
 
 
 C = TypeVar("C", bound=Hashable)
 
-IMPOSSIBLE = 10**6  # the cost of explaining what no cause is left for
-_STEPS = 400  # of one search; a dozen culprits that hide one another take some dozens
+IMPOSSIBLE = 10**6  # cost if an observation has no cause left
+_STEPS = 400  # of one search; a dozen culprits that hide one another take a few dozen
 
 
 @dataclass(frozen=True)
 class Cover(Generic[C]):
-    """`causes` explain everything and cost `most`; no other set costs less than `least`."""
+    """A set of causes that explains everything and costs `most`; no set costs less than `least`."""
 
     causes: tuple[C, ...]
     least: int
@@ -257,7 +252,7 @@ class _Search(Generic[C]):
 
 
 def components(rows: Collection[frozenset[C]]) -> list[list[frozenset[C]]]:
-    """The rows (each the possible causes of an observation) in groups that share no cause."""
+    """Group the rows (possible causes of one observation each) so that groups share no cause."""
     by_cause: dict[C, list[frozenset[C]]] = defaultdict(list)
     for row in rows:
         for cause in row:
@@ -284,7 +279,7 @@ def components(rows: Collection[frozenset[C]]) -> list[list[frozenset[C]]]:
 def cheapest(
     rows: Iterable[frozenset[C]], costs: Mapping[C, int], without: Collection[C] = frozenset()
 ) -> Cover[C]:
-    """The cheapest cover of `rows` that uses none of `without`.
+    """Return the cheapest cover of `rows` that uses none of `without`.
 
     >>> cheapest([frozenset("ab"), frozenset("bc")], {"a": 1, "b": 1, "c": 1}).causes
     ('b',)
@@ -299,7 +294,7 @@ def cheapest(
 
 
 def _worthwhile(rows: Sequence[frozenset[C]], costs: Mapping[C, int]) -> list[frozenset[C]]:
-    """The rows without causes that explain nothing that another one, no dearer, does not explain as well."""
+    """Drop causes that another cause can replace in every row at no higher cost."""
     masks: dict[C, int] = defaultdict(int)
     for place, row in enumerate(rows):
         for cause in row:
@@ -312,7 +307,7 @@ def _worthwhile(rows: Sequence[frozenset[C]], costs: Mapping[C, int]) -> list[fr
 
 
 def _minimal(rows: Sequence[frozenset[C]]) -> list[frozenset[C]]:
-    """Without rows that another one, having fewer causes, implies."""
+    """Drop rows that another row, with fewer causes, implies."""
     kept: list[frozenset[C]] = []
     for row in sorted(rows, key=len):
         if not any(other <= row for other in kept):
@@ -352,7 +347,7 @@ def _branch(search: _Search[C], rows: list[frozenset[C]], chosen: tuple[C, ...],
 
 
 def _bound(rows: Sequence[frozenset[C]], costs: Mapping[C, int]) -> int:
-    """A cost no cover is below: rows that share no cause need one each."""
+    """Return a lower bound for the cost of a cover: rows that share no cause need one each."""
     used: set[C] = set()
     total = 0
     for row in sorted(rows, key=lambda one: (len(one), sorted(map(str, one)))):

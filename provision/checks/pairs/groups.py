@@ -1,8 +1,7 @@
-"""Findings from a measurement of all nodes at once, with the pairs that were measured because of it (pure).
+"""Findings from a measurement of all nodes at once and of the pairs measured because of it (pure).
 
-A group that is as it should be clears everybody in it. One that is not is never the answer: pairs of its
-nodes are measured, and it is they that name somebody. Only where they name nobody is the group itself the
-finding.
+A good group clears all its nodes. A bad group is never the answer: pairs of its nodes are measured to name
+the culprits. Only if the pairs name none is the group itself the finding.
 """
 
 from __future__ import annotations
@@ -20,23 +19,24 @@ from provision.checks.pairs.suspects import Culprit, Diagnosis, Suspects, diagno
 from provision.node_names import fold
 from provision.text import many, one_line, quantity
 
-ROUND = 0  # of the group; pairs are measured from round 1 on
+ROUND = 0  # round of the group; pairs are measured from round 1 on
 
 
 def of_group(results: Sequence[Result]) -> Result | None:
-    """The result of the group, if it was measured."""
+    """Return the result of the group, if it was measured."""
     return next((result for result in results if result.round == ROUND), None)
 
 
 def pairs_of(results: Sequence[Result]) -> list[Result]:
-    """All but the group's."""
+    """Return all results except the group's."""
     return [result for result in results if result.round != ROUND]
 
 
 def neighbours(fleet: Topology, results: Sequence[Result], metric: Metric) -> tuple[Pair, ...]:
-    """The pairs to measure next when a group is bad and no pair so far is: those next to one another in the
-    order of the nodes, as NCCL's rings go, that have not met; in two rounds, for they must be disjoint. None
-    when there are none left, or somebody is suspected.
+    """Return the pairs to measure next if the group is bad and no pair so far is.
+
+    These are neighbours in the order of the nodes (as in NCCL's rings) that have not met, in two rounds of
+    disjoint pairs. None if no pair is left or a part is suspected.
     """
     if len(fleet.nodes) < 2:
         return ()
@@ -45,7 +45,7 @@ def neighbours(fleet: Topology, results: Sequence[Result], metric: Metric) -> tu
         return ()
     met = {frozenset(result.nodes) for result in results}
     ring = list(zip(fleet.nodes, (*fleet.nodes[1:], fleet.nodes[0]), strict=True))
-    if len(ring) % 2:  # of an odd number the last meets nobody new in its round
+    if len(ring) % 2:  # the last pair shares a node with the first one of its round
         ring, last = ring[:-1], ring[-1:]
     else:
         last = []
@@ -56,7 +56,7 @@ def neighbours(fleet: Topology, results: Sequence[Result], metric: Metric) -> tu
 
 
 def as_expected(results: Sequence[Result]) -> bool:
-    """Whether the group reached what is expected of it: what is not known to be right is not."""
+    """Return whether the group reached its expected value; False if either value is unknown."""
     group = of_group(results)
     return (
         group is not None
@@ -69,7 +69,7 @@ def as_expected(results: Sequence[Result]) -> bool:
 def judged(
     fleet: Topology, results: Sequence[Result], metric: Metric
 ) -> tuple[Mapping[str, CheckResult], tuple[Finding, ...], tuple[str, ...]]:
-    """As `findings.judged`, of results that may have a group's among them."""
+    """Judge results like `judged_pairs`, with the group's result among them if there is one."""
     group = of_group(results)
     if group is None:
         return judged_pairs(fleet, results, metric)
@@ -82,13 +82,13 @@ def judged(
         return checks, fabric, (f"{metric.check}: {said}", *lines)
     if group.outcome is Outcome.MEASURED and group.expected is None:
         return checks, fabric, (f"{metric.check}: {said}; there is no expected value to judge it by", *lines)
-    if group.outcome is Outcome.ERROR and group.end in checks:  # as the head of a pair it may have passed
+    if group.outcome is Outcome.ERROR and group.end in checks:  # as one end of a pair it may have passed
         return {**checks, group.end: _failed_at(metric, checks[group.end], said)}, (), lines
     return checks, (_itself(metric, group, said),), lines
 
 
 def _failed_at(metric: Metric, check: CheckResult, said: str) -> CheckResult:
-    """The check of the node whose own end kept the group from being measured."""
+    """Add an error to the check of a node that kept the group from being measured."""
     found = unmeasured(
         metric.check, f"it could not be measured with the others: {said}", action="investigate"
     )
@@ -104,7 +104,7 @@ def _said(group: Result) -> str:
 
 
 def _itself(metric: Metric, group: Result, said: str) -> Finding:
-    """The finding of a group that is bad while every pair in it passes."""
+    """Return the finding of a bad group in which every pair passes."""
     if group.outcome in (Outcome.NOT_RUN, Outcome.ERROR):
         return unmeasured(metric.check, said, device="group", action="investigate")
     why = "the cause is a part that only many nodes together load, or a path that no pair used"
@@ -122,21 +122,20 @@ def _passed(metric: Metric, group: Result) -> CheckResult:
     return CheckResult(metric.check, Verdict.PASS, (found,), (measured,), 0.0)
 
 
-# --- findings from pairs, about each node and about the network between the nodes. A node's own fault fails
-# that node, if something was measured with it: a program that is missing, or a node that does not answer,
-# is an error. A link, a leaf or an uplink is no node: it is a finding of the fabric, and the nodes behind
-# it get a warning that names it, for they may be fine and yet cannot be used together.
+# --- Findings from pairs, about each node and about the network between the nodes. A node's own fault fails
+# the node if anything was measured with it; a missing program or a silent node is an error. A link, a leaf or
+# an uplink is not a node: it is a finding of the fabric, and the nodes behind it get a warning that names it,
+# since they may be healthy and yet cannot be used together.
 
 
 _IS = {Outcome.HANG: "hangs", Outcome.ERROR: "fails"}
-_MOST = 12  # lines of evidence; the raw output has all
+_MOST = 12  # lines of evidence kept; the raw output has all
 
 
 def judged_pairs(
     fleet: Topology, results: Sequence[Result], metric: Metric
 ) -> tuple[Mapping[str, CheckResult], tuple[Finding, ...], tuple[str, ...]]:
-    """The check's result on each node of `fleet`, the findings of the fabric, and lines on what no
-    measurement could tell."""
+    """Return each node's result, the fabric's findings, and notes on the limits of the measurements."""
     found = diagnose(fleet, results, tolerance=metric.tolerance, direction=metric.direction)
     own: dict[str, list[Finding]] = {node: [] for node in fleet.nodes}
     fabric: list[Finding] = []
@@ -172,13 +171,13 @@ def _action(metric: Metric, outcome: Outcome) -> str:
     return metric.action if outcome is Outcome.MEASURED else "investigate"
 
 
-_Ends = Set[tuple[str, str]]  # (node, rail) where the node's own side failed before anything was measured
+_Ends = Set[tuple[str, str]]  # (node, rail) in which the node's own side failed before any measurement
 
 
 def _bad(
     metric: Metric, node: str, rail: str, outcome: Outcome, why: str, evidence: Sequence[str], failed: _Ends
 ) -> Finding:
-    """The finding of a node that is to blame, on one rail or, "", as a whole."""
+    """Return the finding of a culprit node, on one rail or, with "", as a whole."""
     what, device = (f"its rail {rail}", rail) if rail else ("it", "node")
     if outcome is Outcome.ERROR and any(end == node and rail in ("", on) for end, on in failed):
         message = f"{what} could not be measured between nodes: {why}"
@@ -215,12 +214,12 @@ def _blame(
         behind = f"it is connected to {culprit.device}, which {wrong}"
         if culprit.kind not in (Kind.LINK, Kind.LEAF):
             behind += "; the node itself is not to blame"
-        # Of the node as a whole: a device `link gpu1-gpu2` would be read as two of its GPUs.
+        # On the node as a whole: a device `link gpu1-gpu2` would be read as two of its GPUs.
         own[node].append(Finding(metric.check, Verdict.WARN, "node", behind, "fabric", action=action))
 
 
 def _rail_of(node: str, device: str) -> str | None:
-    """The rail in the name of a node's part, "" of the whole node; None when it is no part of this node."""
+    """Return the rail in the name of a node's part, "" for the whole node, None for other devices."""
     name = one_line(node, 80)
     if device == name:
         return ""
@@ -237,7 +236,7 @@ def _suspect(
 ) -> None:
     action, evidence = _action(metric, one.outcome), one.evidence[:_MOST]
     alone = len(one.nodes) == 1 and all(_rail_of(one.nodes[0], device) is not None for device in one.devices)
-    if alone:  # the whole node, or each of its rails: it is this node
+    if alone:  # all suspects are this node or its rails
         why = "on every rail that was measured"
         own[one.nodes[0]].append(_bad(metric, one.nodes[0], "", one.outcome, why, evidence, failed))
         return
@@ -261,7 +260,7 @@ def _passed_pairs(metric: Metric, measured: Sequence[Measurement]) -> Finding:
 
 
 def _measurements(metric: Metric, results: Iterable[Result]) -> dict[str, list[Measurement]]:
-    """What was measured with each node: device `mlx5_0->gpu-07 round 2`, its value or how it ended."""
+    """Return each node's measurements: device `mlx5_0->gpu-07 round 2`, with its value or outcome."""
     found: dict[str, list[Measurement]] = {}
     for result in results:
         value = result.value if result.value is not None else result.outcome.value

@@ -1,10 +1,10 @@
-"""Judging of results between nodes: which were slow or broken, and which pass (pure).
+"""Grading of results between nodes: slow or broken, good, or unknown (pure).
 
-A pair is compared with what it should reach, where that is given, and with the run's own pairs. A fault makes
-a pair slow and never fast, so what the fastest quarter agree on is what the fabric can do; where they do
-not agree, most of the pairs say it. Pairs across racks are compared with those within racks only if some of
-them come near, for an oversubscribed fabric is slower across by design. What all miss alike is nobody's fault
-here: it is said, nobody is named for it, and nobody passes by it, for a fault less bad than that is hidden.
+A pair is compared with its expected value, if there is one, and with the run's other pairs. A fault makes a
+pair slow and never fast, so the value on which the fastest quarter agree is the capability of the fabric; if
+they disagree, the typical value of most pairs is. Pairs across racks are compared with pairs within racks
+only if some of them come close, since an oversubscribed fabric is slower across racks by design. If all pairs
+miss the reference alike, that is reported, no node is named, and none passes, since a smaller fault may hide.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.text import many, one_line, quantity
 
 # SuperBench (ATC'24): IB loopback repeats within 0.04 %, collectives over it within 0.1 %; the noisiest pairs
-# seen differ by 2 %. One of eight cards, or a link at half its width, costs more than 10 %.
+# seen differ by 2 %. Losing one of eight cards, or half the width of a link, costs more than 10 %.
 TOLERANCE = 0.10
-_SMALLEST = 4  # results; of three, two that are slow in the same way outvote the one that is right
+_SMALLEST = 4  # results needed to compare; of three, two that are equally slow outvote the good one
 _QUARTER = 0.25
-_SURE = 3.5  # deviations; of normal noise one in four thousand is further below
-_SURER = 5  # for what less than half agree on
-_SOME = 0.1  # of a class: when fewer reach the reference, the class as a whole does not
+_SURE = 3.5  # standard deviations; of normal noise one value in four thousand is further below
+_SURER = 5  # if less than half of the results agree
+_SOME = 0.1  # of a class; if fewer reach the reference, the class as a whole misses it
 
 
 class Grade(enum.StrEnum):
-    """`unknown`: no evidence either way."""
+    """Grade of a result; `unknown` means no evidence either way."""
 
     OK = "ok"
     BAD = "bad"
@@ -42,17 +42,16 @@ class Grade(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Judged:
-    """A result with its grade; `usual` what such pairs reach and `limit` the bound it was held to, both in
-    its unit, None where there is none."""
+    """A result with its grade."""
 
     result: Result
     grade: Grade
-    usual: float | None = None
-    limit: float | None = None
+    usual: float | None = None  # reached by such pairs, in the result's unit
+    limit: float | None = None  # bound it was held to, in the result's unit
 
     @property
     def line(self) -> str:
-        """Evidence: `gpu-01 and gpu-07 in round 1: 24.1 GB/s, limit 43.2 GB/s, usual 48 GB/s`."""
+        """Evidence, such as `gpu-01 and gpu-07 in round 1: 24.1 GB/s, limit 43.2 GB/s, usual 48 GB/s`."""
         unit = self.result.unit
         shown = quantity(self.result.value, unit) if self.result.value is not None else self.result.outcome
         shown += f" ({one_line(self.result.said, 160)})" if self.result.said else ""
@@ -64,7 +63,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Every usable result graded, in the order given; `notes`: what was left out or could not be judged."""
+    """All usable results, graded, in the given order. `notes`: results left out or impossible to judge."""
 
     judged: tuple[Judged, ...]
     notes: tuple[str, ...]
@@ -72,8 +71,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Usual:
-    """What pairs reach, as rates (more is better): their `middle`; below `limit` one is bad, from `clear` on
-    it is good."""
+    """Rates that pairs reach (more is better): bad below `limit`, good from `clear` on."""
 
     middle: float
     limit: float
@@ -86,7 +84,7 @@ def judge(
     """Grade the results of one metric. `direction`: `at_least` (bandwidth) or `at_most` (latency)."""
     usable, notes = pair_results.usable(fleet, results)
 
-    def rate(value: float) -> float:  # more is better; its own inverse
+    def rate(value: float) -> float:  # more is better; this function is its own inverse
         return value if direction == "at_least" else 1 / value
 
     graded: dict[Result, Judged] = {}
@@ -109,7 +107,7 @@ def _grade(
     rate: Callable[[float], float],
     graded: dict[Result, Judged],
 ) -> Iterator[str]:
-    """Grade results of one size, all with an expected value or none; lines about what they miss."""
+    """Grade results of one size, all with an expected value or all without; yield notes on shortfalls."""
     expected = results[0].expected is not None
     rates = {r: rate(r.value or 0) / (rate(r.expected) if r.expected else 1) for r in results}
     pools = _pools(fleet, results)
@@ -140,7 +138,7 @@ def _grade(
 
 
 def _held(own: Usual | None, top: Usual | None, missed: bool, tolerance: float) -> Usual:
-    """What a pool is held to, as rates: nothing is good from infinity on, and nothing bad below 0."""
+    """Return a pool's bounds as rates: nothing is good at infinity, and nothing bad below 0."""
     bounds = [one for one in (own, None if missed else top) if one]
     hidden = missed and own and top and own.middle < top.middle * (1 - tolerance)
     clear = math.inf if hidden or not bounds else max(one.clear for one in bounds)
@@ -155,8 +153,10 @@ def _graded(result: Result, value: float, held: Usual, rate: Callable[[float], f
 
 
 def _pools(fleet: Topology, results: Sequence[Result]) -> Mapping[str, list[Result]]:
-    """What is compared with one another, by how it is called; a kind with few results joins all others, if
-    the same is expected of all: uplinks that carry less are not always full, and then reach far more."""
+    """Return the results that are compared with one another, by the pool's name.
+
+    A pool with few results joins the others if the same is expected of all: oversubscribed uplinks are not
+    always full, and then reach far more than expected."""
     kinds = {True: "across racks", False: "within racks", None: "of nodes whose racks are not all known"}
     pools: dict[str, list[Result]] = defaultdict(list)
     for result in results:
@@ -168,9 +168,10 @@ def _pools(fleet: Topology, results: Sequence[Result]) -> Mapping[str, list[Resu
 
 
 def reference(rates: Sequence[float], tolerance: float) -> Usual:
-    """What `rates` (more is better) show to be possible: what the fastest quarter agree on within the
-    tolerance, faster outliers left out; where they do not agree, what most are like, with their scatter.
-    Raises ValueError without rates.
+    """Return the rates that `rates` (more is better) show to be possible.
+
+    These are the rates on which the fastest quarter agree within the tolerance, faster outliers left out; if
+    they disagree, the typical rates of most, with their scatter. Raises ValueError without rates.
 
     >>> reference([48, 47.9, 48.1, 48, 24, 24.1, 23.9, 24, 24, 12], 0.1).middle
     48.0
@@ -192,8 +193,9 @@ def reference(rates: Sequence[float], tolerance: float) -> Usual:
 def _missed(
     where: str, members: Sequence[Result], rates: Mapping[Result, float], top: float, racks: int
 ) -> bool:
-    """Whether a pool as a whole misses the reference, so that no single pair does. Of two racks the uplinks
-    alone can be the reason, and of less than three pairs the pairs.
+    """Return whether a pool as a whole misses the reference, so that no single pair does.
+
+    With two racks, the uplinks alone can be the reason; with less than three pairs, the pairs can.
     """
     if len({frozenset(result.nodes) for result in members}) < 3:
         return False
@@ -217,29 +219,23 @@ def _said(where: str, members: Sequence[Result], rates: Mapping[Result, float], 
 
 @dataclass(frozen=True)
 class Metric:
-    """`check`: its id; `name`: the measurement's own word (`bandwidth`), in `unit`; `direction`: whether more
-    is better (`at_least`) or less (`at_most`). `tolerance`: by which part of what is usual a rate (more is
-    better) may fall short. `program`: what runs on the nodes; `installs`: the role that brings it; `no_part`:
-    why a node with nothing to measure takes no part. `group`: all nodes are measured at once first, and
-    pairs only when that is not as it should be. `bad`: what is said of who falls short, and `action`, one of
-    `judge.ACTIONS`, what to do then.
-    """
+    """A metric measured between nodes."""
 
-    check: str
-    name: str
+    check: str  # id of the check
+    name: str  # of the measurement (`bandwidth`)
     unit: str
-    program: str
-    installs: str
-    no_part: str
-    direction: str = "at_least"
-    tolerance: float = TOLERANCE
-    group: bool = False
-    bad: str = "is slow"
-    action: str = "reseat or check cable"
+    program: str  # runs on the nodes
+    installs: str  # role that installs the program
+    no_part: str  # why a node with nothing to measure takes no part
+    direction: str = "at_least"  # more is better; `at_most`: less is
+    tolerance: float = TOLERANCE  # accepted shortfall of a rate (more is better), as a fraction
+    group: bool = False  # measure all nodes at once first, and pairs only if that result is bad
+    bad: str = "is slow"  # message about a part that falls short
+    action: str = "reseat or check cable"  # what to do then, one of `judge.ACTIONS`
 
 
 class CheckBetween(Protocol):
-    """The shape of a check between nodes."""
+    """Protocol of a check between nodes."""
 
     @property
     def SUMMARY(self) -> str: ...  # noqa: N802

@@ -1,4 +1,4 @@
-"""NCCL's all-reduce over the GPUs of several nodes: commands, expected bandwidth, parsed result (pure)."""
+"""NCCL all-reduce over GPUs of several nodes: commands, expected bandwidth, parsed result (pure)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ NO_GPU = "it has no GPU"
 
 NET = "gpuprov_nccl_net"  # the inventory variable
 COLLECTIVE = Collective("nccl_group", "all_reduce_perf", "all-reduce between nodes", share=2.0)
-_ITERATIONS = "5"  # between nodes a tenth of the rate inside one is usual; twenty would take minutes
-_DEADLINE = 180.0  # seconds: MPI and NCCL come up, and two sizes of 16 GiB at most, at a tenth of the rate
-_A_NODE = 0.25  # seconds more for each node of a group: its daemon and its connections come up
+_ITERATIONS = "5"  # at the usual tenth of the rate inside a node, twenty iterations would take minutes
+_DEADLINE = 180.0  # seconds for MPI and NCCL to start, and two sizes of up to 16 GiB at a tenth of the rate
+_A_NODE = 0.25  # extra seconds for each node of a group, to start its daemon and its connections
 
-_BEGAN = "# Using devices"  # rank 0 says it once all ranks have found one another
+_BEGAN = "# Using devices"  # printed by rank 0 once all ranks have connected
 _NO_SSH = re.compile(r"^gpuprov: ssh to (\S{1,200}) ended with status", re.MULTILINE)
-# Why ssh ends with 255, in its own words. mpirun has a warning with "Permission denied" that means nothing.
+# Messages of ssh when it exits with 255. mpirun prints a harmless warning with "Permission denied".
 _SSH_SAYS = re.compile(
     r"Permission denied \(|Host key verification failed|^ssh: |^Connection (?:closed|reset|to .* timed out)"
 )
-# mpirun 5.0 (PRRTE) where a program is missing or not executable: two lines, in either order, in a box.
+# mpirun 5.0 (PRRTE) for a missing or non-executable program: two lines, in either order, in a box.
 _NOT_LAUNCHED = re.compile(
     r"^ *(?:Executable: +(?P<program>\S{1,200})\s+Node: +(?P<node>\S{1,200})"
     r"|Node: +(?P<node2>\S{1,200})\s+Executable: +(?P<program2>\S{1,200}))$",
@@ -45,7 +45,7 @@ _CUDA = re.compile(r"^[ \t]*(\S{1,80}): Test CUDA failure", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Between:
-    """A check between nodes: over pairs of them or, as a `group`, over all at once."""
+    """A check between nodes: over pairs of nodes or, as a `group`, over all nodes at once."""
 
     ID: str
     SUMMARY: str
@@ -76,8 +76,9 @@ NCCL_GROUP = Between(
 
 
 def program(node: CheckNode, others_have_ports: bool, collective: Collective = COLLECTIVE) -> Program:
-    """all_reduce_perf over a node's GPUs; each process of the launch has those of its own node. With RDMA
-    ports at all nodes NCCL must use them: over TCP it would only be slow."""
+    """Return all_reduce_perf over a node's GPUs; each process of the launch has its own node's GPUs.
+
+    If all nodes have RDMA ports, NCCL must use them instead of falling back to slow TCP."""
     (command,) = collective.commands(node, {})
     argv = list(command.argv)
     argv[argv.index("-n") + 1] = _ITERATIONS
@@ -87,16 +88,16 @@ def program(node: CheckNode, others_have_ports: bool, collective: Collective = C
 
 
 def deadline(nodes: int) -> float:
-    """Seconds after which it hangs."""
+    """Return the seconds after which a run on so many nodes counts as hung."""
     return _DEADLINE + _A_NODE * nodes
 
 
 def carries(node: CheckNode, known: Mapping[str, Threshold]) -> float | None:
-    """GB/s of bus bandwidth that this node should reach with others: a share of what its network cards carry
-    together, and no more than its GPUs reach among themselves. None when either is not known.
+    """Return the bus bandwidth in GB/s that this node should reach with others; None if unknown.
 
-    An all-reduce sends each byte out of the node about twice, as inside it; so the bus bandwidth is what all
-    cards carry. Raises ParseError.
+    It is a share of the combined rate of the node's network cards, and at most the rate among its GPUs. An
+    all-reduce sends each byte out of the node about twice, as inside it, so the bus bandwidth equals the
+    combined rate of the cards. Raises ParseError.
     """
     gbits = sum(float(port.rate or 0) for port in perftest_ends.rails(node))
     if not gbits:
@@ -122,9 +123,9 @@ def result(
     names: Mapping[str, str],
     suite: Suite = COLLECTIVE.suite,
 ) -> Result:
-    """What the program that was started on the first of these nodes says, in round `number`. `gpus`: of all
-    nodes; `names`: how the launcher and the nodes call themselves (address or host name → node); `suite`:
-    whose program it is."""
+    """Parse the output of `suite`'s program, which was started on the first node, in round `number`.
+
+    `gpus`: of all nodes; `names`: address or host name, as the launcher and nodes print it → node."""
 
     def ended(outcome: Outcome, said: str, end: str = "") -> Result:
         return Result(tuple(nodes), number, outcome, None, "", UNIT, expected, end, said=one_line(said, 300))
@@ -133,7 +134,7 @@ def result(
         return ended(Outcome.ERROR, "no answer", nodes[0])
     if output.not_started:
         return ended(Outcome.ERROR, output.not_started, nodes[0])
-    # mpirun writes a NUL where it ends a job early.
+    # mpirun prints a NUL when it ends a job early.
     output = replace(output, stdout=output.stdout.replace("\0", ""), stderr=output.stderr.replace("\0", ""))
     text = output.stdout
     if output.timed_out:
@@ -154,8 +155,8 @@ def result(
 
 
 def _never_began(ended: Any, output: Output, names: Mapping[str, str]) -> Result:
-    """It was not started everywhere: that is no measurement of anything between the nodes."""
-    # mpirun ends its daemons then, so that ssh to the other nodes fails, too: that is no fault of theirs.
+    """Return the result of a failed start: nothing between the nodes was measured."""
+    # mpirun then stops its daemons, so that ssh to healthy nodes fails, too.
     if missing := _NOT_LAUNCHED.search(output.stderr):
         program, host = missing["program"] or missing["program2"], missing["node"] or missing["node2"]
         reason = f"mpirun could not start {program}: it is not installed there, or not executable"
@@ -198,50 +199,49 @@ def _measured(
     return Result(tuple(nodes), number, Outcome.MEASURED, largest.busbw, "", UNIT, expected, size=len(nodes))
 
 
-# --- command lines that start one process of an MPI program on each of several nodes. OpenMPI reaches the
-# other nodes over their own ssh, with the key and the scripts that the module gpuprov_launch puts on each;
-# Slurm needs nothing of it. Nothing of the inventory becomes shell text.
+# --- Command lines that start one process of an MPI program on each of several nodes. OpenMPI reaches the
+# other nodes over their own ssh, with the key and the scripts that the module gpuprov_launch installs; Slurm
+# needs none of it. No inventory value becomes shell text.
 
 
-# What carries MPI's own few messages: NCCL carries the data. Anything cleverer than TCP has its own ways to
-# fail, and would be blamed on the fabric.
+# Transport of MPI's few own messages, since NCCL carries the data. Faster transports than TCP have failures
+# of their own kind, which would be blamed on the fabric.
 _MPI = {
     "pml": "ob1",
     "btl": "tcp,self",
     "coll_hcoll_enable": "0",
     "plm_rsh_no_tree_spawn": "1",  # only the first node has the others' host keys
 }
-# Slurm's other fence (tree, its default) lets some nodes go well before others, and OpenMPI 5 crashes in
-# MPI_Init when a peer that was let go speaks to it (open-mpi/ompi issue 12495): of launches on six busy nodes
-# one in eight did, of 144 with this one none.
+# Slurm's default fence (tree) releases some nodes well before others, and OpenMPI 5 crashes in MPI_Init when
+# a released peer contacts a waiting node (open-mpi/ompi issue 12495): one in eight launches on six busy nodes
+# crashed, and none of 144 with this fence.
 _FENCE = {"SLURM_PMIX_FENCE": "ring"}
-# One process on each node. OpenMPI 5 miscounts the slots of nodes that are named by an address, and calls
-# their number too small unless it need not heed it.
+# One process per node. OpenMPI 5 miscounts the slots of nodes named by address, and reports too few unless
+# oversubscription is allowed.
 _ONE_EACH = "ppr:1:node:OVERSUBSCRIBE"
 
 
 @dataclass(frozen=True)
 class Member:
-    """One node of a launch: where the others reach it, at which port of ssh, with which host keys, and what
-    Slurm calls it."""
+    """One node of a launch."""
 
     node: str
-    address: str
-    port: int
+    address: str  # reachable from the other nodes
+    port: int  # of ssh
     host_keys: tuple[str, ...]
-    slurm_node: str = ""
+    slurm_node: str = ""  # Slurm's name of the node
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to start: its words, and its environment."""
+    """A program to start, with its environment."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
 
 def known_hosts(members: Sequence[Member]) -> str:
-    """The lines of a known_hosts file for these nodes, one key of each: Ed25519 where there is one."""
+    """Return known_hosts lines for these nodes, one key each: Ed25519 if available."""
     lines = []
     for member in members:
         key = min(member.host_keys, key=lambda one: (not one.startswith("ssh-ed25519"), len(one)))
@@ -258,8 +258,10 @@ def openmpi(
     mark: tuple[str, str],
     networks: str,
 ) -> Program:
-    """mpirun on the first of the members. `folder`: the launch's, on each node; `mark`: a variable that all
-    it starts has; `networks`: where MPI's daemons talk (10.1.0.0/16,…); "" leaves it to OpenMPI."""
+    """Return the mpirun command, to be run on the first of the members.
+
+    `folder`: of the launch; `mark`: variable of its processes; `networks`: of MPI (10.1.0.0/16,…), "" for
+    any."""
     inherited = {**program.env, mark[0]: mark[1]}
     settings = {
         **_MPI,
@@ -271,7 +273,7 @@ def openmpi(
         **inherited,
         **{f"OMPI_MCA_{name}": value for name, value in settings.items()},
         "OMPI_MCA_plm_rsh_agent": agent,
-        # OpenMPI 5 has its daemons from PRRTE, whose settings have other names.
+        # OpenMPI 5 has PRRTE's daemons, and their settings have other names.
         "PRTE_MCA_plm_ssh_agent": agent,
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
         **({"PRTE_MCA_prte_if_include": networks} if networks else {}),
@@ -288,8 +290,7 @@ def openmpi(
 def slurm(
     program: Program, members: Sequence[Member], job: str, seconds: float, kind: str, options: Sequence[str]
 ) -> Program:
-    """srun on any node of the cluster. `kind`: of MPI (pmix); `options`: of the site (a partition, an
-    account)."""
+    """Return the srun command. `kind`: of MPI (pmix); `options`: of the site (a partition, an account)."""
     count = str(len(members))
     words = (
         *("srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),

@@ -1,10 +1,10 @@
 """Schedules of disjoint pairs and groups: which nodes are measured together (pure).
 
-Round 1 pairs nodes across racks, each rack with as many others as it can, so that a bad uplink is slow
-towards many and its partners are not. Round 2 pairs within racks, where no uplink takes part. A node is in
-one pair of a round at most: pairs measured at once must not share a cable. What two rounds leave open,
-`suspects.next_pairs` measures; the number of rounds does not grow with the fleet. Only the exhaustive
-schedule, the circle method, meets every pair, and its number of rounds does grow.
+Round 1 pairs nodes across racks, each rack with as many others as possible, so that a bad uplink is slow
+towards many racks and its partners are not. Round 2 pairs nodes within racks, without uplinks. A node is in
+at most one pair per round, since pairs measured at once must not share a cable. `suspects.next_pairs`
+measures whatever two rounds leave open; the number of rounds does not grow with the fleet. Only the
+exhaustive schedule, the circle method, covers every pair, and its number of rounds does grow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from provision.node_names import fold
 from provision.text import many, one_line
 
 RACK = "gpuprov_rack"  # the inventory variable
-ALIKE = 4  # nodes of a rack from which on "all of them are bad" is less likely than a bad leaf
+ALIKE = 4  # nodes of a rack from which on a bad leaf is more likely than "all of them are bad"
 
 Pair = tuple[str, str]
 Group = tuple[str, ...]
@@ -30,8 +30,9 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes to measure, in inventory order, and the rack of each that has a known one: nodes of a rack
-    share their leaf switch, or, where every rail has a leaf of its own, that set of leaf switches.
+    """The nodes to measure, in inventory order, and the known racks among theirs.
+
+    Nodes of a rack share their leaf switch or, if every rail has a separate leaf, that set of leaf switches.
     """
 
     nodes: tuple[str, ...]
@@ -39,7 +40,7 @@ class Topology:
 
     @cached_property
     def members(self) -> Mapping[str, tuple[str, ...]]:
-        """Rack → its nodes; racks in the order of their first node."""
+        """Rack → its nodes, with racks in the order of their first node."""
         found: dict[str, list[str]] = defaultdict(list)
         for node in self.nodes:
             if node in self.racks:
@@ -48,11 +49,11 @@ class Topology:
 
     @cached_property
     def order(self) -> Mapping[str, int]:
-        """Node → its place in the inventory."""
+        """Node → position in the inventory."""
         return {node: place for place, node in enumerate(self.nodes)}
 
     def spans(self, nodes: Collection[str]) -> bool | None:
-        """Whether these nodes are of more than one rack; None when that is not known."""
+        """Return whether these nodes are in more than one rack; None if unknown."""
         racks = {self.racks.get(node) for node in nodes}
         if len(racks - {None}) > 1:
             return True
@@ -60,7 +61,7 @@ class Topology:
 
 
 def topology(variables: Mapping[str, Mapping[str, Any]]) -> Topology:
-    """The topology that the resolved inventory variables of the nodes (name → variables) state.
+    """Build the topology from the nodes' resolved inventory variables (name → variables).
 
     Raises InventoryError for a rack that is neither a name nor a whole number.
     """
@@ -80,10 +81,11 @@ def topology(variables: Mapping[str, Mapping[str, Any]]) -> Topology:
 
 
 def across(fleet: Topology) -> tuple[Pair, ...]:
-    """Round 1: disjoint pairs, across racks as far as possible; of an odd number one node waits.
+    """Return round 1: disjoint pairs, across racks if possible; in an odd fleet one node waits.
 
-    The rack with most nodes left goes first and takes the rack it met least, then the one with most left:
-    no node of a large rack remains that a small one could have taken. Nodes without a rack are one more rack.
+    The rack with most nodes left goes first and takes the rack it met least, then the one with most left, so
+    that no node of a large rack remains that a small one could have taken. Nodes without a rack form one more
+    rack.
     """
     left = {rack: list(nodes) for rack, nodes in fleet.members.items()}
     if unknown := [node for node in fleet.nodes if node not in fleet.racks]:
@@ -108,8 +110,9 @@ def across(fleet: Topology) -> tuple[Pair, ...]:
 
 
 def within(fleet: Topology, first: Sequence[Pair]) -> tuple[Pair, ...]:
-    """Round 2: disjoint pairs within racks, none of them of the `first` round. Odd nodes of racks meet one
-    another; of an odd number of nodes another one waits than in the first round.
+    """Return round 2: disjoint pairs within racks, none of them from the `first` round.
+
+    Odd nodes of racks meet one another; in an odd fleet another node waits than in round 1.
     """
     before = {node: partner for pair in first for node, partner in (pair, pair[::-1])}
     waited = next((node for node in fleet.nodes if node not in before), None)
@@ -127,8 +130,9 @@ def within(fleet: Topology, first: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def _pair_neighbours(nodes: Sequence[str], before: Mapping[str, str], pairs: list[Pair]) -> list[str]:
-    """Add pairs of neighbours that have not met before to `pairs`; who remains: one of an odd number, or two
-    that have met and nobody to change partners with.
+    """Append pairs of neighbours that have not met to `pairs`, and return the remaining nodes.
+
+    They are the odd one, or two that have met and find no pair to swap partners with.
     """
     left = list(nodes)
     while len(left) > 1:
@@ -136,7 +140,7 @@ def _pair_neighbours(nodes: Sequence[str], before: Mapping[str, str], pairs: lis
         place = next((i for i, other in enumerate(left) if before.get(node) != other), None)
         if place is not None:
             pairs.append((node, left.pop(place)))
-        elif pairs:  # each has met one other only, so these two have not met the two of any pair made here
+        elif pairs:  # a node has met only one other so far, so neither of these two has met a pair made here
             one, other = pairs.pop()
             pairs += [(one, node), (other, left.pop(0))]
         else:
@@ -145,7 +149,7 @@ def _pair_neighbours(nodes: Sequence[str], before: Mapping[str, str], pairs: lis
 
 
 def exhaustive(nodes: Sequence[str]) -> Iterator[tuple[Pair, ...]]:
-    """Every pair once, in `exhaustive_rounds` rounds of disjoint pairs (the circle method of tournaments)."""
+    """Yield every pair once, in `exhaustive_rounds` rounds of disjoint pairs (the circle method)."""
     ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     half = len(ring) // 2
     for _ in range(exhaustive_rounds(len(nodes))):
@@ -158,17 +162,17 @@ def exhaustive(nodes: Sequence[str]) -> Iterator[tuple[Pair, ...]]:
 
 
 def exhaustive_rounds(nodes: int) -> int:
-    """How many rounds the exhaustive schedule has: one less than the nodes, one more if they are odd."""
+    """Return the rounds of the exhaustive schedule: one less than the nodes, one more if odd."""
     return 0 if nodes < 2 else nodes - 1 + nodes % 2
 
 
 def minutes(rounds: int, seconds: float) -> float:
-    """What rounds of `seconds` each cost, in minutes: pairs of a round run at once."""
+    """Return the minutes that `rounds` take at `seconds` each; the pairs of a round run at once."""
     return rounds * seconds / 60
 
 
 def limits(fleet: Topology) -> tuple[str, ...]:
-    """What cannot be told apart on this fleet whatever is measured, in sentences."""
+    """Return sentences on the parts of this fleet that no measurement can tell apart."""
     count = len(fleet.nodes)
     if count < 2:
         return (f"{many(count, 'node')}: there is no pair to measure",)
@@ -207,13 +211,13 @@ def _rack_limits(fleet: Topology) -> Iterator[str]:
         )
 
 
-# --- results of pairs and groups, and which of them are evidence. A result says what was measured, not
-# whether it is good. What contradicts itself or was not measured alone is no evidence: it is left out, and
-# said
+# --- Results of pairs and groups, and which of them are evidence. A result holds a measurement, not its
+# grade. Contradictory results, and measurements that were not alone on their nodes, are not evidence: they
+# are left out with a note.
 
 
 class Outcome(enum.StrEnum):
-    """How the measurement of a pair or group ended."""
+    """Outcome of measuring a pair or group."""
 
     MEASURED = "measured"
     HANG = "hang"
@@ -223,38 +227,32 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """One measurement: of a pair (two nodes) or a group, in a round (from 1), on one rail or, "", on all.
-
-    `value` in `unit`, and `expected` the least (of a latency the most) it should be. `end`: the node whose
-    own side failed, when the output proves it (no such device, wrong version); empty when either may have.
-    `size`: how many nodes the tool said took part. `said`: why it failed, in the tool's words,
-    or what it says beside the value.
-    """
+    """One measurement of a pair (two nodes) or a group."""
 
     nodes: tuple[str, ...]
-    round: int
+    round: int  # from 1; 0: the group of all nodes
     outcome: Outcome = Outcome.MEASURED
-    value: float | None = None
-    rail: str = ""
+    value: float | None = None  # in `unit`
+    rail: str = ""  # "": all rails
     unit: str = "GB/s"
-    expected: float | None = None
-    end: str = ""
-    size: int | None = None
-    said: str = ""
+    expected: float | None = None  # the least it should be; of a latency the most
+    end: str = ""  # failed node, if the output proves it (no such device, wrong version)
+    size: int | None = None  # number of participating nodes according to the tool
+    said: str = ""  # the tool's message about a failure, or its remark on the value
 
     @property
     def name(self) -> str:
-        """`gpu-01 and gpu-07 on rail 2 in round 1`."""
+        """Name for messages, such as `gpu-01 and gpu-07 on rail 2 in round 1`."""
         nodes = " and ".join(one_line(node, 80) for node in self.nodes)
         members = nodes if len(self.nodes) < 3 else fold(self.nodes, 120)
         return f"{members}{f' on rail {one_line(self.rail, 40)}' if self.rail else ''} in round {self.round}"
 
 
 def usable(fleet: Topology, results: Iterable[Result]) -> tuple[list[Result], list[str]]:
-    """The results that are evidence, and a line for each that is not."""
+    """Return the results that are evidence, and a line for each of the others."""
     kept: list[Result] = []
     notes: list[str] = []
-    for result in dict.fromkeys(results):  # the same line twice is one result
+    for result in dict.fromkeys(results):  # a repeated line is one result
         if why := _unusable(fleet, result):
             notes.append(f"{result.name}: left out, {why}")
         else:
@@ -282,7 +280,7 @@ def _place(result: Result) -> tuple[int, frozenset[str], str]:
 
 
 def _unusable(fleet: Topology, result: Result) -> str:
-    """Why a result is no evidence; "" when it is."""
+    """Return why a result is not evidence; "" if it is."""
     strangers = [node for node in result.nodes if node not in fleet.order]
     value = result.value
     if strangers:

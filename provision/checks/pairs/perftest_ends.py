@@ -1,8 +1,7 @@
-"""A perftest program between two nodes, rail after rail: the commands of each end, and which end is at fault
-when one fails (pure).
+"""A perftest program between two nodes, rail after rail: commands and the end at fault (pure).
 
-A rail is the port of one name on both nodes. The server's programs wait for the client's in turn; a client
-tries again while nobody listens yet, for connecting just to see would be the server's first client.
+A rail is the port of the same name on both nodes. The server's programs wait for the client's in turn. A
+client retries until the server listens, since a separate probe would be taken for the server's first client.
 """
 
 from __future__ import annotations
@@ -21,36 +20,36 @@ from provision.node_names import natural
 FACTS: tuple[str, ...] = ("hca.ports", "hca.counters", "hca.mtus")
 NO_PORT = "no RDMA port of it is up"
 OVERSUBSCRIBED = "gpuprov_oversubscription"  # the inventory variable
-NOBODY = "Couldn't connect to"  # what the client says when nobody listens
+NOBODY = "Couldn't connect to"  # the client's message if no server listens
 
 _FIRST_PORT = 18700
-_SETTLE = 10.0  # seconds that a client may take beside its transfer, and a server waits for it
-_SLOWEST = 4  # times as long as at the port's rate a transfer may take; what takes longer hangs
-_BY_CPU = 75.0  # seconds a driver in software may take: the rate it states is not what its CPU does
-_RETRY = 100.0  # seconds in which servers come up, and are done with rails that hang, all together
-# What a program says of its own machine, before the other one has a part in it.
+_SETTLE = 10.0  # seconds of a client in addition to its transfer, and of a server that waits for it
+_SLOWEST = 4  # times the transfer time at the port's rate; a slower transfer counts as hung
+_BY_CPU = 75.0  # seconds for a driver in software, since a CPU does not reach its stated rate
+_RETRY = 100.0  # total seconds for servers to start and to give up on hanging rails
+# Messages about a program's own machine, printed before the other one takes part.
 _OWN_FAULT = (
     *("not found", "Unable to find the Infiniband", "Port number", "Couldn't get context", "Couldn't listen"),
     *("Couldn't allocate", "Couldn't set the link layer", "Invalid Command or flag"),
 )
 
-Asked = Sequence[tuple[str, float | None]]  # each rail with what is expected on it
+Asked = Sequence[tuple[str, float | None]]  # each rail with its expected value
 _Read = Callable[[Output], tuple[float, str]]
 
 
 def version_command(program: str) -> Command:
-    """Asks for the program's version, and so whether it is there."""
+    """Return the command that prints the program's version, which also proves that it is installed."""
     return Command("version", (program, "--version"), 15.0)
 
 
 def version(output: Output) -> str:
-    """`6.24` of "Version: 6.24", which it says with exit status 1; "" when that is not what was said."""
+    """Parse `6.24` from "Version: 6.24", printed with exit status 1; "" for any other output."""
     match = re.match(r"\s*Version: *(\d+(?:\.\d+){1,3})\b", output.stdout)
     return match[1] if match else ""
 
 
 def rails(node: CheckNode) -> list[Port]:
-    """The ports of a node that join nodes and are up, in the order of their names. Raises ParseError."""
+    """Return the node's active ports that connect nodes, sorted by name. Raises ParseError."""
     stated = node.variables.get("gpuprov_expected_nics")
     named = [str(name) for name in stated] if isinstance(stated, list) else []
     ports = compute_ports(ports_of(node), named)
@@ -59,19 +58,18 @@ def rails(node: CheckNode) -> list[Port]:
 
 
 def shared(server: CheckNode, client: CheckNode) -> list[tuple[Port, Port]]:
-    """The rails that both have: (the server's port, the client's)."""
+    """Return the rails of both nodes as (server's port, client's port)."""
     theirs = {port.name: port for port in rails(client)}
     return [(port, theirs[port.name]) for port in rails(server) if port.name in theirs]
 
 
 def slower(ports: tuple[Port, Port]) -> float:
-    """Gb/s of the slower of two ports."""
+    """Return the rate of the slower of two ports, in Gb/s."""
     return min(float(port.rate or 0) for port in ports)
 
 
 def oversubscription(variables: Mapping[str, Any]) -> float:
-    """How many times more a node's rack sends than its uplinks carry, as the inventory says; 1 when it does
-    not. Between racks both uplinks are used: the larger of both counts."""
+    """Return a rack's oversubscription according to the inventory; between two, the larger one counts."""
     stated = variables.get(OVERSUBSCRIBED, 1)
     return float(stated) if isinstance(stated, int | float) and stated >= 1 else 1.0
 
@@ -83,9 +81,10 @@ def commands(
     argv: Callable[[CheckNode, Port, int, bool], tuple[str, ...]],
     seconds: Callable[[float], float],
 ) -> tuple[list[Command], list[Command]]:
-    """What the server runs, and the client, which reaches the server at `address`; by rail, in one order.
-    `argv`: the server's words on its port, at a TCP port, and whether a driver in software is at either end;
-    `seconds`: how long it takes a card at a rate in Gb/s."""
+    """Return the commands of the server and of the client, by rail and in the same order.
+
+    The client reaches the server at `address`. `argv`: arguments for a node, its port, a TCP port, and
+    whether either end has a driver in software; `seconds`: transfer time of a card at a rate in Gb/s."""
     serving, asking = [], []
     for number, (its, other) in enumerate(shared(server, client)):
         port = _FIRST_PORT + number
@@ -105,9 +104,10 @@ def results(
     outputs: Mapping[str, Mapping[str, Output]],
     read: _Read,
 ) -> list[Result]:
-    """One result per rail of `asked` (its name, what is expected), in round `number`. `outputs`: by node
-    and rail; the first of the pair is the server. `read`: a client's output → its value and what else
-    it says of it, or ParseError."""
+    """Return one result per requested rail (name, expected value), in round `number`.
+
+    `outputs`: by node and rail; the first of the pair is the server. `read`: parses a client's output into
+    its value and a remark, or raises ParseError."""
     served, asked_for = (outputs.get(node, {}) for node in pair)
     return [
         _result(metric, pair, number, one, served.get(one[0]), asked_for.get(one[0]), read) for one in asked
@@ -149,7 +149,7 @@ def _result(
 
 
 def _fault(pair: Pair, server: Output, client: Output) -> tuple[str, str]:
-    """The node at fault for the client's error ("" when unknown), and the program's own words."""
+    """Return the node at fault for the client's error ("" if unknown) and the program's message."""
     host, guest = pair
     said = last_words(client)
     if NOBODY in f"{client.stdout}{client.stderr}":

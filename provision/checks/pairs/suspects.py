@@ -1,10 +1,10 @@
 """Diagnosis across nodes: culprits, suspects, and the rounds of pairs that separate them (pure).
 
-`next_round` says which pairs to measure, until nothing is left to separate or `MOST_ROUNDS` are done: round
-1 across racks, round 2 within them (`pairing`), then suspects with partners that passed. A result is
-compared with what is expected and with the run's others (`judge`); what passed clears all it passed through,
-and the fewest culprits that explain the rest are named (`blame`). What cannot be told apart is one set of
-suspects with the reason, and a node about which nothing is known is said to be so: it did not pass.
+`next_round` selects the pairs to measure until nothing is left to separate or `MOST_ROUNDS` are done: round 1
+across racks, round 2 within them (`pairing`), then suspects with partners that passed. Results are compared
+with the expected value and with the run's other results (`judge`). A good result clears all its parts, and
+the fewest culprits that explain the rest are named (`blame`). Indistinguishable parts form one set of
+suspects with the reason. A node without evidence is reported as such: it did not pass.
 
     results = []
     while pairs := next_round(fleet, results):
@@ -29,9 +29,11 @@ MOST_ROUNDS = 4
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who explains bad measurements beyond doubt. `device`: `gpu-03`, `gpu-03/rail 2`, `link gpu-01-gpu-02`,
-    `leaf of rack a`, `uplink of rack a`, `path between racks a and b`. `nodes`: whom it concerns. `outcome`:
-    the worst of the measurements in `evidence` (a hang, an error, or `measured`: slow).
+    """A part that explains bad measurements beyond doubt.
+
+    `device`: `gpu-03`, `gpu-03/rail 2`, `link gpu-01-gpu-02`, `leaf of rack a`, `uplink of rack a`, `path
+    between racks a and b`. `nodes`: the affected ones. `outcome`: the worst of `evidence` (hang, error,
+    `measured`: slow).
     """
 
     device: str
@@ -44,8 +46,9 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Devices of which one or more are bad, and that the measurements do not tell apart; `why` not, and the
-    pairs that would (`next`, none when no pair would)."""
+    """Devices that the measurements cannot tell apart, at least one of them bad.
+
+    `why`: the reason; `next`: pairs that would separate them, none if no pair would."""
 
     devices: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -57,10 +60,11 @@ class Suspects:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that is known of a fleet after its pairs were measured. Every node is in `passed`, or named itself
-    or as an end of a link by culprits or suspects, or in `unjudged` with the reason (node → sentence).
-    `unsteady`: what was bad once and not again. `notes`: results that are no evidence, and comparisons that
-    were not possible. `limits`: what no measurement of this fleet could tell apart.
+    """Diagnosis of a fleet after its pairs were measured.
+
+    Every node is in `passed`, or named by culprits or suspects (itself or as an end of a link), or in
+    `unjudged` (node → reason). `unsteady`: bad once and good when repeated. `notes`: results that are not
+    evidence, and impossible comparisons. `limits`: parts that no measurement of this fleet could tell apart.
     """
 
     culprits: tuple[Culprit, ...]
@@ -80,10 +84,10 @@ def next_round(
     tolerance: float = TOLERANCE,
     direction: str = "at_least",
 ) -> tuple[Pair, ...]:
-    """The disjoint pairs to measure next, given the results of all rounds so far; none when it is done.
+    """Return the disjoint pairs to measure next, given the results of all rounds; none when done.
 
-    Each of its results carries the number of its round, from 1; a pair that did not run is NOT_RUN, so that
-    the round counts as done.
+    Each result carries the number of its round, from 1; a pair that did not run is NOT_RUN, so that the round
+    counts as done.
     """
     results = tuple(results)
     done = max((result.round for result in results), default=0)
@@ -104,7 +108,7 @@ def diagnose(
     tolerance: float = TOLERANCE,
     direction: str = "at_least",
 ) -> Diagnosis:
-    """Name who explains the bad results of one metric (see `judge.judge` for the parameters)."""
+    """Name the culprits of the bad results of one metric (see `judge.judge` for the parameters)."""
     judgement = judge(fleet, results, tolerance=tolerance, direction=direction)
     found = blame(fleet, judgement.judged)
     culprits = tuple(_culprit(found, part) for part in found.culprits)
@@ -129,7 +133,7 @@ def diagnose(
 
 
 def device(part: Part) -> str:
-    """The name of a part: `gpu-03/rail 2`."""
+    """Return the name of a part, such as `gpu-03/rail 2`."""
     names = [one_line(name, 80) for name in part.names]
     called = {
         Kind.NODE: names[0],
@@ -150,13 +154,13 @@ def _nodes(found: Blame, part: Part) -> tuple[str, ...]:
 
 
 def _evidence(found: Blame, suspects: Iterable[Part]) -> list[Judged]:
-    """The bad measurements that one of these parts may explain."""
+    """Return the bad measurements that one of these parts may explain."""
     wanted = frozenset(suspects)
     return [one for one, row in found.rows.items() if not row.isdisjoint(wanted)]
 
 
 def _worst(bad: Sequence[Judged]) -> Outcome:
-    """Hang before error before slow."""
+    """Return the worst outcome: hang before error before slow."""
     outcomes = {one.result.outcome for one in bad}
     return next((one for one in (Outcome.HANG, Outcome.ERROR) if one in outcomes), Outcome.MEASURED)
 
@@ -210,11 +214,11 @@ def _suspects(found: Blame, one: Open, following: Sequence[Pair]) -> Suspects:
     )
 
 
-_OWN = (Kind.NODE, Kind.LINK)  # named by nodes, not by racks
+_OWN = (Kind.NODE, Kind.LINK)  # kinds named after nodes, not after racks
 
 
 def _not_apart(one: Open, bad: Sequence[Judged]) -> str:
-    """Why suspects are no culprits."""
+    """Return why suspects are not culprits."""
     kinds = {part.kind for part in one.suspects}
     if len({(each.result.round, each.result.nodes) for each in bad}) == 1:
         return "only one measurement was bad, which may be a disturbance: a second one is needed"
@@ -236,7 +240,7 @@ def _passed(found: Blame, node: str) -> bool:
 
 
 def _unjudged(found: Blame, judged: Sequence[Judged], node: str) -> str:
-    """Why nothing is known about a node."""
+    """Return why nothing is known about a node."""
     own = [one for one in judged if node in one.result.nodes]
     if not any(one.result.outcome is not Outcome.NOT_RUN for one in own):
         return "it was not measured"
@@ -250,7 +254,7 @@ def _unjudged(found: Blame, judged: Sequence[Judged], node: str) -> str:
 
 
 def _unsteady(found: Blame) -> Iterable[str]:
-    """Bad measurements that chance explains best."""
+    """Yield bad measurements that chance explains best."""
     for one, row in found.rows.items():
         if row.isdisjoint(found.suspected):
             yield f"{one.line}; good when measured again"
@@ -265,18 +269,18 @@ def _no_reference(found: Blame, judged: Iterable[Judged]) -> Iterable[str]:
         )
 
 
-# --- the choice of the next pairs: they separate the remaining suspects, with partners that passed. A
-# suspect is measured with a node that is cleared, over a way nobody suspects, so that the result is about
-# the suspect alone; where there is no such partner, with one that is itself in doubt. A pair is measured
-# again where what joins it is suspected. No pair is proposed whose result all likely explanations agree on.
+# --- Choice of the next pairs: they separate the remaining suspects, with partners that passed. A suspect is
+# measured with a cleared node over a route without suspects, so that the result depends on the suspect alone;
+# without such a partner, with a node that is itself in doubt. A pair is repeated if its link is suspected. No
+# pair is proposed if all likely explanations predict the same result.
 
 
-_LOOKED_AT = 64  # partners of each sort; the first free ones are as good as any
-_NO_REFERENCE = 8  # pairs of which none passes, from which on one more teaches nothing
+_LOOKED_AT = 64  # partners considered of each sort; the first free ones are as good as any
+_NO_REFERENCE = 8  # measured pairs; if none of so many passes, another pair teaches nothing
 
 
 def next_pairs(blame: Blame) -> tuple[Pair, ...]:
-    """Disjoint pairs to measure next; none when nothing is left that a pair could separate."""
+    """Return disjoint pairs to measure next; none when no pair could separate anything further."""
     hopeless = len(blame.measured) >= _NO_REFERENCE or (blame.measured and not blame.evidence)
     if hopeless and not blame.cleared:
         return ()
@@ -317,7 +321,7 @@ class _Round:
         return tuple(self.pairs)
 
     def _take(self, candidates: Iterable[Pair]) -> None:
-        """Add the first free pair whose result adds information."""
+        """Add the first free pair that promises information."""
         for one, other in candidates:
             if one != other and self.taken.isdisjoint((one, other)) and self._tells((one, other)):
                 self.pairs.append((one, other))
@@ -331,13 +335,13 @@ class _Round:
         return frozenset(pair) not in self.blame.measured
 
     def _with_sound(self, node: str) -> Iterator[Pair]:
-        """The node with sound partners it has not met: of its rack, which cross nothing, before others."""
+        """Pair the node with sound partners it has not met, first in its rack, where no uplink takes part."""
         inside = self.sound_in.get(self.fleet.racks.get(node, ""), ())
         partners = chain(self._free(inside), self._free(self.sound))
         return ((node, other) for other in partners if self._new((node, other)))
 
     def _over(self, part: Part) -> Iterator[Pair]:
-        """Pairs of sound nodes that have not met and pass over an uplink, or the path between two racks."""
+        """Yield pairs of sound nodes that have not met and cross an uplink or the path between two racks."""
         for one in self._free(self.sound_in[part.names[0]]):
             others = self.sound if part.kind is Kind.UPLINK else self.sound_in[part.names[1]]
             for other in self._free(others):
@@ -349,10 +353,10 @@ class _Round:
         return (parts(self.fleet, pair, rail).sure for rail in dict.fromkeys(rails))
 
     def _clean(self, pair: Pair, kind: Kind, names: tuple[str, ...]) -> bool:
-        """Whether nothing in the way of a pair is suspected beside that one part."""
+        """Return whether a pair's route has no suspects other than this part."""
         suspected = self.blame.suspected.intersection(chain.from_iterable(self._through(pair)))
         return all((part.kind, part.names) == (kind, names) for part in suspected)
 
     def _tells(self, pair: Pair) -> bool:
-        """Whether a likely explanation lets the pair pass, on some rail."""
+        """Return whether a likely explanation lets the pair pass, on some rail."""
         return any(self.blame.may_pass(through) for through in self._through(pair))

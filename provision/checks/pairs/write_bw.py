@@ -1,5 +1,4 @@
-"""The check pair_bandwidth, ib_write_bw between two nodes: commands, expected bandwidth of a rail, parsed
-result (pure)."""
+"""The check pair_bandwidth, ib_write_bw between nodes: commands, expected bandwidth, parser (pure)."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ METRIC = Metric(ID, "bandwidth", "Gb/s", "ib_write_bw", "rdma", ends.NO_PORT)
 
 
 def program(node: CheckNode) -> str:
-    """Where it is."""
+    """Return the path of ib_write_bw."""
     return str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
 
 
@@ -33,8 +32,9 @@ def _argv(node: CheckNode, port: Port, number: int, software: bool) -> tuple[str
 
 
 def expected(fleet: Topology, pair: Pair, ports: tuple[Port, Port], oversubscription: float) -> float:
-    """Gb/s that this rail should carry at least: a share of the slower port's rate; between racks, where
-    the uplinks carry less than all nodes together can send, so much less."""
+    """Return the least Gb/s that this rail should carry: a share of the slower port's rate.
+
+    Between racks it is divided by the oversubscription of the uplinks."""
     least = ends.slower(ports) * float(limits("port_limits")["pair_share"]["limit"]) / 100
     return least / oversubscription if fleet.spans(pair) is not False else least
 
@@ -47,6 +47,6 @@ def _measured(client: Output) -> tuple[float, str]:
     return found.average[size], ""
 
 
-# What the server runs, and the client, by rail; and one result per rail: see `perftest_ends`.
+# Commands of the server and the client by rail, and one result per rail: see `perftest_ends`.
 commands = partial(ends.commands, argv=_argv, seconds=perftest.seconds)
 results = partial(ends.results, METRIC, read=_measured)

@@ -1,12 +1,12 @@
-"""The check pair_latency, ib_write_lat between two nodes: commands, latency limit, parsed result (pure).
+"""The check pair_latency, ib_write_lat between two nodes: commands, limit, parsed result (pure).
 
-In a fabric of two tiers a near pair passes one switch and a far one three, so of two healthy pairs one may
-well be later. Twice as late it is only where one switch costs more than the cards and hosts at both ends:
-those take most of 0.9 us (linux-rdma/perftest, issue 131), a switch 0.1 us (InfiniBand) to 0.6 us (Ethernet).
-So a rate, which is one by the latency, may be half of what is usual.
+In a fabric of two tiers a near pair passes one switch and a far one three, so healthy pairs differ. A far
+pair takes twice as long only if one switch costs more than the cards and hosts at both ends: those take most
+of 0.9 us (linux-rdma/perftest, issue 131), a switch 0.1 us (InfiniBand) to 0.6 us (Ethernet). So the rate,
+the inverse of the latency, may be half of the usual one.
 
-Each number of ib_write_lat is half of a round trip: from one node's memory into the other's. Tables of before
-2016 end with the median; since then the mean, the deviation and two percentiles follow.
+ib_write_lat prints half of a round trip: from one node's memory to the other's. Tables of before 2016 end
+with the median; since then the mean, the deviation and two percentiles follow.
 
      #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   …
      2       5000          1.79           5.41         1.87               1.88           0.18            …
@@ -46,8 +46,9 @@ def _argv(node: CheckNode, port: Port, number: int, software: bool) -> tuple[str
 
 
 def expected(fleet: Topology, pair: Pair, ports: tuple[Port, Port], oversubscription: float) -> float:  # noqa: ARG001
-    """Microseconds that a message may take at most, wherever the two are: uplinks that carry less than all
-    nodes could send are as quick."""
+    """Return the most microseconds that a message may take, wherever its nodes are.
+
+    Uplinks with less bandwidth than their nodes are as quick as others."""
     return float(limits("port_limits")["pair_latency"]["limit"])
 
 
@@ -60,7 +61,7 @@ def _measured(client: Output) -> tuple[float, str]:
     return found.median, f"99 % within {quantity(found.percentile, METRIC.unit)}"
 
 
-# What the server runs, and the client, by rail; and one result per rail: see `perftest_ends`.
+# Commands of the server and the client by rail, and one result per rail: see `perftest_ends`.
 commands = partial(ends.commands, argv=_argv, seconds=lambda _rate: seconds())
 results = partial(ends.results, METRIC, read=_measured)
 
@@ -68,36 +69,35 @@ results = partial(ends.results, METRIC, read=_measured)
 # --- ib_write_lat: the latency of a small message, in microseconds
 
 
-SIZE = 2  # bytes; perftest's own size for latency, stated so that a version with another one changes nothing
-_ITERATIONS = 5000  # fifty of them above the 99th percentile; a fiftieth of a second at 2 us
-_SLOW = 100.0  # us, ten times the most that passes; Soft-RoCE takes two hundred
+SIZE = 2  # bytes; perftest's default for latency, stated so that a new default changes nothing
+_ITERATIONS = 5000  # fifty of them lie above the 99th percentile; they take a fiftieth of a second at 2 us
+_SLOW = 100.0  # us, ten times the highest latency that passes; Soft-RoCE takes two hundred
 
 _COLUMN = re.compile(r"#\w+|t_\w{1,20}\[[^\[\]]*\]|[\d.]{1,9}% percentile\[[^\[\]]*\]|CPU_Util\[[^\[\]]*\]")
 _MEDIAN = re.compile(r"t_typical\[usec\]")
 _PERCENTILE = "99% percentile[usec]"
-_LEAST = 0.01  # us; two decimals are printed, and 0.00 is the answer of a clock that stood still
+_LEAST = 0.01  # us; two decimals are printed, and 0.00 comes from a clock that stood still
 
 
 def program(node: CheckNode) -> str:
-    """Where it is."""
+    """Return the path of ib_write_lat."""
     return str(node.variables.get("validation_tools_ib_write_lat_path", "/usr/bin/ib_write_lat"))
 
 
 def argv(node: CheckNode, device: str, port: str, tcp_port: int) -> tuple[str, ...]:
-    """ib_write_lat as a server on this RDMA device and its port; a client's has the server's address behind
-    it."""
+    """Return ib_write_lat as a server on this RDMA device and port; a client adds the server's address."""
     asked = ("-d", device, "-i", port, "-p", str(tcp_port), "-s", str(SIZE), "-n", str(_ITERATIONS), "-F")
     return (program(node), *asked)
 
 
 def seconds() -> float:
-    """How long the exchange of `argv` takes where it takes long."""
+    """Return the seconds that the exchange of `argv` takes at the latency `_SLOW`."""
     return 2 * _ITERATIONS * _SLOW / 1e6
 
 
 @dataclass(frozen=True)
 class Latency:
-    """One run: the `median` latency and, where it is printed, the 99th `percentile`, in microseconds."""
+    """One run: the `median` latency and, if printed, the 99th `percentile`, in microseconds."""
 
     device: str
     size: int
@@ -106,7 +106,7 @@ class Latency:
 
 
 def parse(text: str) -> Latency:
-    """A whole run of one size. Raises ParseError when it failed, was cut, or is not understood."""
+    """Parse a whole run of one size. Raises ParseError if it failed, was cut or is not understood."""
     found = table(text, _COLUMN, _MEDIAN)
     if len(found.rows) != 1:
         raise ParseError(f"perftest: {len(found.rows)} rows where one was requested", "run the check again")
