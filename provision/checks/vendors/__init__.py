@@ -1,4 +1,4 @@
-"""The vendors whose GPUs are checked, a package each. A new one is a folder here, and a line."""
+"""GPU vendors with checks, one package each; a new vendor is a folder here and a line below."""
 
 from __future__ import annotations
 
@@ -10,6 +10,5 @@ ALL = {"nvidia": NVIDIA, "amd": AMD}
 
 
 def offered(vendor: object) -> Vendor:
-    """What there is for this vendor's GPUs. Whosever a node's GPUs are that nobody knows, the first vendor's
-    tools are asked, and say that they find none."""
+    """Return a vendor's checks; for an unknown vendor the first one's tools run and find no GPU."""
     return ALL.get(str(vendor), NVIDIA)

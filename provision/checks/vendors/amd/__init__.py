@@ -1,4 +1,4 @@
-"""What there is for AMD's GPUs."""
+"""Checks for AMD's GPUs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Programs of AMD's acceptance guide that no role installs: rocBLAS, BabelStream and AGFHC (pure).
 
-They are run, and of AGFHC the last result is read, where they are installed. Each GPU is shown alone, by its
-unique number, since HIP numbers GPUs in an order of its own.
+If installed, the first two are run, and the last result of AGFHC is read. Each GPU is made visible alone, by
+its unique number, since HIP numbers GPUs in a different order.
 
     Copy        4255995.148 0.00101     0.00117     0.00106
     transA,transB,M,N,K,alpha,lda,ldb,beta,ldc,rocblas-Gflops,us
@@ -27,7 +27,7 @@ _HEADER = re.compile(r"^(\S{0,200}rocblas-Gflops\S{0,80})\n\s*(\S{1,300})$", re.
 
 
 def _unique(node: CheckNode) -> dict[str, str]:
-    """Unique number → device, of the GPUs whose number the driver gives."""
+    """Map unique numbers to devices, for the GPUs with a number from the driver."""
     gpus = kernel_incidents.devices(node)
     try:
         entries = devices.entries(node)
@@ -50,16 +50,17 @@ def commands(node: CheckNode) -> list[Command]:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
-    """Rates per GPU, the best of its runs: `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s); `absent`: a
-    program that is not installed, `unnumbered`: one to which no GPU can be shown alone, `unreadable`: why one
-    gave no rates; `agfhc`, `agfhc_when`."""
+    """Yield each GPU's best rates `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s), and `agfhc`.
+
+    A program is `absent` if not installed, `unnumbered` if no GPU can be shown to it alone; `unreadable`: why
+    one gave no rates. `agfhc_when`: since or before boot."""
     unique = _unique(node)
     for name, words in limits("amd_acceptance")["runs"].items():
         output, program = outputs.get(name), words.split()[0]
         if output is None or output.rc == _ABSENT:
             yield Measurement("absent", program, "")
             continue
-        if not unique:  # as of a guest whose host gives none
+        if not unique:  # as in a guest if its host provides none
             yield Measurement("unnumbered", program, "")
             continue
         try:
@@ -96,7 +97,7 @@ def _rates(name: str, device: str, text: str) -> Iterator[Measurement]:
 
 
 def _agfhc(output: Output | None) -> Iterator[Measurement]:
-    """What failed of AGFHC's last run of each recipe since boot, or else of its last run at all."""
+    """Yield the failures of AGFHC's last run of each recipe since boot, or else of its last run."""
     if output is None or output.rc == _ABSENT:
         yield Measurement("absent", "AGFHC", "")
         return
@@ -114,7 +115,7 @@ def _agfhc(output: Output | None) -> Iterator[Measurement]:
 
 
 def _result(text: str) -> tuple[str, str, bool]:
-    """Recipe, PASS or what else came of it, and whether a test failed: one that was left out did not."""
+    """Return recipe, result (PASS or the failures), and whether a test failed; a skipped test did not."""
     try:
         document = foreign_json.read(text)
         overall = str(document["overall_result"])[:40]

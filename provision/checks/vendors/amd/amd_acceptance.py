@@ -1,7 +1,7 @@
-"""What AMD's acceptance guide asks beyond the other checks: power under load, memory patterns, GEMMs, STREAM.
+"""AMD's acceptance guide beyond other checks: power under load, memory patterns, GEMMs, STREAM.
 
-RVS's modules iet and mem run on every node; rocBLAS, BabelStream and AGFHC's last result count where they are
-installed. docs/amd-acceptance.md has each step of the guide, and which check does it.
+RVS's modules iet and mem run on every node; rocBLAS, BabelStream and AGFHC's last result count if installed.
+docs/amd-acceptance.md lists each step of the guide with the check that covers it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LACKING = {
     "unnumbered": "no GPU's unique number is known, so not measured",
 }
 _TOLERANCE = 0.10  # below the other GPUs
-_FULL = 0.99  # of the usual limit of power
+_FULL = 0.99  # of the default power limit
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
@@ -57,8 +57,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Per GPU its limit of power and what RVS, rocBLAS and BabelStream measured; `partition` alone. Raises
-    ParseError."""
+    """Return power limits and rates of RVS, rocBLAS, BabelStream, or `partition`. Raises ParseError."""
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     return [
@@ -69,7 +68,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 
 def _limits(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
-    """The limits of power; a guest does not know its own."""
+    """Yield the power limits; a guest does not know its own."""
     try:
         static = smi.entries(outputs[telemetry.BEFORE])
         names = sensors.by_device(static, kernel_incidents.devices(node))
@@ -105,8 +104,10 @@ def judge(
 
 
 def _not_judged(values: Mapping[tuple[str, str], Any], device: str) -> bool:
-    """Whether the GPU's limit of power was lowered or is unknown, as a guest's; or it shows no power, as the
-    second die of an MI250."""
+    """Return whether a GPU's power cannot be judged.
+
+    Its power limit was lowered or is unknown (in a guest), or it reports no power (second die of an MI250).
+    """
     usual = values.get(("power_default", device))
     lowered = usual is None or values.get(("power_limit", device), usual) < _FULL * usual
     return lowered or not values["power", device]
@@ -126,7 +127,7 @@ def _judge_memory(measurements: Sequence[Measurement]) -> Iterator[Finding]:
 def _judge_rates(
     metric: str, rates: Mapping[str, Measurement], left_out: set[str], limit: Threshold | None
 ) -> list[Finding]:
-    """The rates against the limit (fail) and against each other (warn)."""
+    """Judge the rates by the limit (fail) and against each other (warn)."""
     judged = {device: one for device, one in rates.items() if device not in left_out}
     findings: list[Finding] = []
     if left_out:
@@ -153,7 +154,7 @@ def _judge_rates(
 
 
 def _judge_agfhc(values: Mapping[tuple[str, str], Any]) -> Iterator[Finding]:
-    """AGFHC's last result; one from before the last boot may be of parts that were replaced since."""
+    """Judge AGFHC's last result; one from before the last boot may concern parts replaced since."""
     result, when = values.get(("agfhc", "node")), values.get(("agfhc_when", "node"))
     if result is None:
         return

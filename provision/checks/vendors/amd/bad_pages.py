@@ -1,4 +1,4 @@
-"""The rules of gpu_inventory for pages of memory that AMD's driver found bad."""
+"""Rules of gpu_inventory for memory pages that AMD's driver found bad."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from provision.checks.gpu.inventory_rules import ID, Values
 from provision.checks.judge import Finding, Measurement, Verdict, finding_on
 
 _KERNEL = "Linux kernel, amdgpu_ras_eeprom.c"
-_LEAST_THRESHOLD = 128  # of what the driver allows without a parameter: 16 pages for each of 8 reserved rows
+_LEAST_THRESHOLD = 128  # the driver's lowest default: 16 pages for each of 8 reserved rows
 _DEFAULT_THRESHOLD = "Linux kernel, amdgpu_ras.c, amdgpu_ras_validate_threshold: the least of its defaults"
-_NEARLY = 0.9  # of AMD's threshold for bad pages, from which on the driver itself warns
+_NEARLY = 0.9  # of AMD's threshold for bad pages; the driver itself warns from here on
 
 
 def judge_pages(values: Values) -> list[Finding]:
-    """Pages of memory found bad: those still in use, and how many there may be."""
+    """Judge bad memory pages: the ones still in use, and their number against the threshold."""
     findings = []
     for device, pages in values.get("bad_pages_in_use", {}).items():
         if pages:
@@ -35,7 +35,7 @@ def judge_pages(values: Values) -> list[Finding]:
 
 
 def _pages_of_unknown_threshold(device: str, pages: int) -> list[Finding]:
-    """Bad pages of a GPU whose threshold neither amd-smi nor the driver gives: the default may be near."""
+    """Judge bad pages if neither amd-smi nor the driver gives the threshold: a default may be near."""
     words = (
         f"{pages} bad page{'s' * (pages != 1)} of memory, and how many AMD allows is not known: amd-smi of "
         "ROCm 7 gives it, and debugfs to root"

@@ -1,4 +1,4 @@
-"""AMD's GPUs as the driver has them in sysfs (the facts amdgpu.*) → measurements; no program takes part."""
+"""AMD's GPUs as the driver shows them in sysfs (the facts amdgpu.*), without any program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WHOLE = ("", "SPX", "NPS1")
 
 
 def entries(node: CheckNode) -> list[Mapping[str, Any]]:
-    """The fact amdgpu.devices. Raises ParseError when it could not be read or is something else."""
+    """Return the fact amdgpu.devices. Raises ParseError if it is unreadable or of another form."""
     found = fact(node, "amdgpu.devices")
     if not isinstance(found, list) or not all(
         isinstance(one, dict) and isinstance(one.get("address"), str) for one in found
@@ -48,7 +48,7 @@ def entries(node: CheckNode) -> list[Mapping[str, Any]]:
 
 
 def loaded(node: CheckNode) -> str | None:
-    """The version of the loaded driver; None when it is not loaded. Raises ParseError."""
+    """Return the version of the loaded driver, or None if it is not loaded. Raises ParseError."""
     version = fact(node, "amdgpu.loaded_version")
     if version is not None and (not isinstance(version, str) or not version):
         raise ParseError(f"amdgpu.loaded_version is not a text: {version!r:.60}", "run the check again")
@@ -56,7 +56,7 @@ def loaded(node: CheckNode) -> str | None:
 
 
 def tools(node: CheckNode) -> str:
-    """The folder of AMD's validation tools; ROCm 7.12 and newer has them apart from its core."""
+    """Return the folder of AMD's validation tools, separate from the core from ROCm 7.12 on."""
     numbers = re.match(r"(\d{1,4})\.(\d{1,4})", str(node.facts.get("amdgpu.rocm") or ""))
     if numbers is None or (int(numbers[1]), int(numbers[2])) < (7, 12):
         return "/opt/rocm/bin"
@@ -64,7 +64,7 @@ def tools(node: CheckNode) -> str:
 
 
 def partitioned(node: CheckNode) -> str:
-    """How GPUs of the node are partitioned; empty where all are whole, or nobody knows."""
+    """Return how the node's GPUs are partitioned; empty if all are whole or this is unknown."""
     try:
         found = measured(entries(node), kernel_incidents.devices(node))
         return next((str(one.value) for one in found if one.metric == "partition"), "")
@@ -73,19 +73,18 @@ def partitioned(node: CheckNode) -> str:
 
 
 def left_out(check: str, modes: Any, why: str = "a test of whole GPUs does not apply") -> list[Finding]:
-    """The verdict on GPUs that are partitioned so."""
+    """Return the finding that skips a check on partitioned GPUs."""
     said = f"GPUs are partitioned ({modes}): {why}"
     return [Finding(check, Verdict.SKIP, "node", said, "partition", modes)]
 
 
 def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
-    """How many xGMI links there are between each two GPUs, by their devices, in both directions; None where
-    that is not certain.
+    """Return the number of xGMI links for each ordered pair of GPUs; None if it is uncertain.
 
-    The driver's row of numbers has no addresses: it has one for each GPU of the same hive, those that links
-    lead to from one to the next. It is read in the order of the bus, and believed where each GPU then has no
-    link to itself, as many as the other one says, and some just where the compute driver's topology has them,
-    which does have addresses. A card without a bridge has no row, and links to nobody.
+    The driver's row of numbers has no addresses: it has a number for each GPU of the same hive, which links
+    reach directly or via other GPUs. The row is read in bus order, and trusted only if no GPU has a link to
+    itself, both ends give the same number, and the links match the compute driver's topology, which has
+    addresses. A card without a bridge has no row and no links.
     """
     found, gpus = entries(node), kernel_incidents.devices(node)
     names = [gpus.get(bus_address(str(one["address"])), "") for one in found]
@@ -112,7 +111,7 @@ def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
 
 
 def _hive(name: str, to: Mapping[str, set[str]]) -> set[str]:
-    """The GPUs that links lead to from this one, directly or by others; itself included."""
+    """Return the GPUs that links reach from this one, directly or via others, including itself."""
     found, more = {name}, to[name]
     while more - found:
         found |= more
@@ -121,23 +120,23 @@ def _hive(name: str, to: Mapping[str, set[str]]) -> set[str]:
 
 
 def _row(text: Any) -> list[int] | None:
-    """The numbers of `0 1 1 1`; None of anything else."""
+    """Parse the numbers of `0 1 1 1`; None for anything else."""
     words = text.split() if isinstance(text, str) else []
     return [int(word) for word in words] if words and all(word.isdecimal() for word in words) else None
 
 
 def measured(found: Sequence[Mapping[str, Any]], gpus: Mapping[str, str]) -> Iterator[Measurement]:
-    """What is known of each GPU. `gpus`: PCI address → device."""
+    """Yield the measurements of each GPU. `gpus`: PCI address → device."""
     for one in found:
         device = gpus.get(bus_address(str(one["address"])))
         if device is None:
-            continue  # it came between two looks
+            continue  # it appeared between two readings
         if one.get("driver") != "amdgpu":
             yield Measurement("untaken", str(one.get("driver") or "no driver")[:40], "", device)
             continue
         yield Measurement("taken", True, "", device)
         for metric, (key, unit) in _NUMBERS.items():
-            # A link of no lanes is one that tells nothing: a GPU that is gone, or joined in another way.
+            # A width of 0 lanes means nothing: the GPU is gone, or attached in another way.
             if (value := _number(one.get(key))) is not None and (value or unit != "lanes"):
                 yield Measurement(metric, value, unit, device)
         if (size := _number(one.get("memory_bytes"))) is not None:
@@ -161,7 +160,7 @@ def _number(value: Any) -> int | None:
 
 
 def _speed(value: Any) -> float | None:
-    """`32.0 GT/s PCIe` in GT/s; None where the link has none."""
+    """Parse `32.0 GT/s PCIe` to GT/s; None if the link has no rate."""
     words = value.split() if isinstance(value, str) else []
     try:
         return float(words[0]) if words[1:2] == ["GT/s"] else None

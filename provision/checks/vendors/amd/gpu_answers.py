@@ -1,4 +1,4 @@
-"""Whether each of AMD's GPUs still answers once a test has loaded them: amd-smi lists those that do."""
+"""Whether each of AMD's GPUs still answers after a test has loaded it, according to amd-smi."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _STATIC = ("amd-smi", "static", "--asic", "--bus", "--json")
 
 
 def command() -> Command:
-    """The last command of a check that loads GPUs."""
+    """Return the last command of a check that loads GPUs."""
     return Command(NAME, _STATIC, 60.0)
 
 
 def judge(
     check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
 ) -> list[Finding]:
-    """The findings of a check, completed: each GPU that amd-smi no longer lists is a failure. `gpus`: PCI
-    address → device. No output (nobody asked) changes nothing."""
+    """Add a failure for each GPU that amd-smi, if it was run, no longer lists to a check's findings.
+
+    `gpus`: PCI address → device."""
     if output is None or output.not_started:
         return list(known)
     try:

@@ -1,11 +1,11 @@
-"""gpu_burn of AMD's GPUs: all multiply matrices for a while, with RVS, AMD's own validation suite.
+"""gpu_burn of AMD's GPUs: all multiply matrices for a while, with AMD's validation suite RVS.
 
-RVS's module `gst` runs one matrix product again and again on every GPU at once, and with `self_check`
-compares the last product of each batch with the one before: the same inputs must give the same bits. As
-gpu-burn's, its comparison cannot find a GPU that is wrong in the same way each time.
+RVS's module `gst` repeats one matrix product on every GPU at once, and with `self_check` compares the last
+product of each batch with the one before: the same inputs must give the same bits. Like gpu-burn, it cannot
+find a GPU that is wrong in the same way each time.
 
-Its own verdict (`met: TRUE`) is of the rate alone, and differing results do not change it; its exit status is
-0 either way, and in some builds inverted. So both are left alone, and what it counted is judged here.
+The verdict of RVS (`met: TRUE`) depends on the rate alone, and differing results do not change it; its exit
+status is 0 either way, and in some builds inverted. So both are ignored, and its counts are judged here.
 
 With blas_source hipblaslt, which AMD's configurations of newer GPUs choose, the comparison reads a size that
 is never set (src/rvs_blas.cpp, check_result_consistency and blas_ldc_offset). So every GPU gets rocBLAS.
@@ -34,19 +34,19 @@ SUMMARY = "every GPU multiplies matrices under full load: wrong results, slow, h
 NEEDS: tuple[str, ...] = ("rvs", "amd-smi")
 FACTS: tuple[str, ...] = devices.FACTS
 
-# The ramp, the first batch beyond the time and the teardown of 8 GPUs.
+# For the ramp-up, the first batch beyond the time, and the teardown of 8 GPUs.
 _OVERHEAD = 120.0
 _GPUS, _CONFIG = "rvs_gpus", "rvs_config"
 _CONFIG_FILE = "/run/gpuprov-gpu_burn.conf"
 _ACTION = "gpuprov-burn"
 
-# Products of a batch, about 4 s of them: the comparison after each takes the processor half a second, in
-# which the GPU waits. Reckoned from 0.33 Tflop a product and what AMD's configurations of these GPUs ask for.
+# Products per batch, about 4 s of them: the comparison after each batch takes the CPU half a second, in which
+# the GPU waits. Computed from 0.33 Tflop per product and the targets in AMD's configurations of these GPUs.
 _BATCH = {"cdna2": 1500, "cdna3": 7000, "cdna4": 14000}
 _USUAL_BATCH = 3000
 
-# The matrix product of AMD's conf/MI300X/gst_single.conf, gst-581Tflops-4K4K8K-rand-bf16, whose tiles fill
-# 304 compute units; a target of 0 leaves the judging to us.
+# The matrix product of AMD's conf/MI300X/gst_single.conf, gst-581Tflops-4K4K8K-rand-bf16, with tiles that
+# fill 304 compute units; a target of 0 leaves the judging to gpuprov.
 _PRODUCT = """\
 actions:
 - name: {action}
@@ -83,7 +83,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     seconds = int(options.get("burn_seconds") or DEFAULT_SECONDS)
     program = str(node.variables.get("amd_validation_tools_rvs_path", f"{devices.tools(node)}/rvs"))
     batch = _BATCH.get(str(node.gpuprov_node["gpu"].get("architecture")), _USUAL_BATCH)
-    # Of a long burn not every batch gets a line, so that all of them are kept.
+    # A long burn prints a line only for some batches, so that none of them is cut from the output.
     interval = max(1000, seconds)
     config = _config(seconds, interval, batch)
     write = 'umask 077 && printf "%s" "$1" > "$2"'
@@ -106,14 +106,15 @@ def _config(seconds: int, interval: int, batch: int, device: str = "all") -> str
 
 
 def on_one(number: str, seconds: int) -> str:
-    """The configuration with which RVS loads the GPU of this number alone."""
+    """Return the configuration with which RVS loads only the GPU of this number."""
     return _config(seconds, 1000, _USUAL_BATCH, number)
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """RVS's text → per GPU: `state` OK or FAULTY, `worked`, `errors` (comparisons that differed), `died` (why
-    its worker ended), `rate` and `peak`; what was really burned; and what amd-smi saw meanwhile
-    (telemetry.py). Raises ParseError."""
+    """Parse RVS's results per GPU, the actual burn, and amd-smi's samples. Raises ParseError.
+
+    `state`: OK or FAULTY; `worked`; `errors`: comparisons that differed; `died`: why its worker ended; `rate`
+    and `peak`. telemetry.py has the samples."""
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     beside = telemetry.measure(node, outputs)
@@ -135,15 +136,15 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 
 def _asked(outputs: Mapping[str, Output]) -> float:
-    """The duration that RVS was given, in seconds."""
+    """Return the duration given to RVS, in seconds."""
     words = " ".join(outputs[_CONFIG].argv) if _CONFIG in outputs else ""
     if (found := _DURATION.search(words)) is None:
         raise ParseError("the output of rvs_config is missing", "run the check again")
     return int(found[1]) / 1000
 
 
-# --- what RVS prints
-#
+# --- The output of RVS
+
 #     0000:05:00.0 - GPU[ 2 - 28851] AMD Instinct MI300X (Device 29857)
 #     [RESULT] [1101987.830800] [gpuprov-burn] [GPU:: 28851] Start of GPU ramp up
 #     [RESULT] [1101988.831928] [gpuprov-burn] [GPU:: 28851] End of GPU ramp up
@@ -151,9 +152,9 @@ def _asked(outputs: Mapping[str, Output]) -> float:
 #     [RESULT] [1101992.517400] [gpuprov-burn] [GPU:: 28851] self-check error 0.0000131072
 #     [RESULT] [1102003.864648] [gpuprov-burn] [GPU:: 28851] GFLOPS 687129 Target GFLOPS: 0 met: TRUE
 #     [ERROR ] [1102003.864648] [gpuprov-burn] gst 28851 blas error !!!
-#
-# The time is in seconds and, behind the point, millionths without their leading zeros. The last GFLOPS are
-# the best of all.
+
+# The time is in seconds and, after the point, microseconds without leading zeros. The last GFLOPS are the
+# best of all batches.
 
 
 _DURATION = re.compile(r"duration: (\d{4,9})\n")
@@ -168,8 +169,8 @@ _ENDED = re.compile(r"\[ERROR \] \[[\d. ]{3,20}\] \[gpuprov-burn\] gst (\d{1,10}
 _RATE = re.compile(r"GFLOPS (\d{1,12}(?:\.\d{1,9})?)( Target GFLOPS: \S{1,20} met: (?:TRUE|FALSE))?\s*")
 _DIFFERS = re.compile(r"self-check error (\S{1,40})\s*")
 _RAMPED = "End of GPU ramp up"
-_FULL = 0.99  # of the usual limit of power
-_COMPARES = (1, 1)  # RVS of ROCm 6.3; that of 6.2 compares as well, and calls itself 0.0.60200
+_FULL = 0.99  # of the default power limit
+_COMPARES = (1, 1)  # RVS of ROCm 6.3; RVS of 6.2 compares as well, and reports version 0.0.60200
 _FIRST_ROCM = 60200
 
 
@@ -186,14 +187,13 @@ class _Gpu:
 
     @property
     def steady_rate(self) -> float | None:
-        """The median of the second half, when clocks and heat have settled; None of fewer than two batches,
-        of which none was compared either."""
+        """Median of the second half (settled clocks and heat); None, and no comparison, below two batches."""
         late = self.rates[len(self.rates) // 2 :]
         return float(statistics.median(late)) if len(self.rates) > 1 else None
 
 
 def numbers(output: Output, gpus: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """RVS's number of each GPU → device, of its list; and RVS's version. Raises ParseError."""
+    """Return RVS's number of each GPU → device, and RVS's version. Raises ParseError."""
     listed = _LISTED.findall(output.stdout)
     version = _VERSION.search(output.stdout)
     if not listed or version is None:
@@ -205,8 +205,7 @@ def numbers(output: Output, gpus: Mapping[str, str]) -> tuple[dict[str, str], st
 
 
 def measure(output: Output, numbers: Mapping[str, str]) -> list[Measurement]:
-    """Of each GPU that RVS lists what became of it; of the node the `seconds` burned and `gpus`. Raises
-    ParseError."""
+    """Return each GPU's results, and the node's burned `seconds` and `gpus`. Raises ParseError."""
     if output.truncated:
         raise ParseError("rvs: the output was cut at its size limit", "run the check again")
     gpus = {number: _Gpu() for number in numbers}
@@ -230,7 +229,7 @@ def measure(output: Output, numbers: Mapping[str, str]) -> list[Measurement]:
 
 
 def _replay(line: str, gpus: Mapping[str, _Gpu]) -> None:
-    """One line; those of other programs and the tables of newer releases say nothing."""
+    """Apply one line; lines of other programs and the tables of newer releases are ignored."""
     if (died := _ENDED.search(line)) is not None and died[1] in gpus:
         gpus[died[1]].died = died[2].strip()
         return
@@ -334,8 +333,9 @@ def _judge_burn(
 
 
 def _lowered(known: Mapping[str, Any]) -> bool:
-    """Whether the GPU's limit of power is below the usual one: AMD's limits of rates are not for it. Whether
-    it should be, gpu_inventory says; its rate is compared with the others' as ever."""
+    """Return whether the power limit is below the default, so that AMD's limits do not apply.
+
+    gpu_inventory judges the setting itself; the rate is still compared with the other GPUs' rates."""
     usual = known.get("power_default")
     return usual is not None and float(known.get("power_limit", usual)) < _FULL * float(usual)
 
@@ -361,7 +361,7 @@ def _judge_gpu(device: str, known: Mapping[str, Any], seconds: float) -> Finding
 
 
 def _judge_peaks(healthy: Mapping[str, Mapping[str, Any]], threshold: Threshold | None) -> list[Finding]:
-    """The best batch of each GPU, which is what AMD's own limits are of."""
+    """Judge the best batch of each GPU, to which AMD's own limits refer."""
     if threshold is None:
         return []
     found = [
@@ -379,7 +379,7 @@ def _judge_peaks(healthy: Mapping[str, Mapping[str, Any]], threshold: Threshold 
 
 
 def _compares(version: str) -> bool:
-    """Whether this RVS knows `self_check`."""
+    """Return whether this RVS supports `self_check`."""
     numbers = [int(part) for part in re.findall(r"\d{1,9}", version)[:3]]
     if numbers[:2] == [0, 0] and len(numbers) == 3:
         return numbers[2] >= _FIRST_ROCM

@@ -1,7 +1,7 @@
-"""gpu_inventory of AMD's GPUs: what is in the node, and does the driver call it healthy.
+"""gpu_inventory of AMD's GPUs: the GPUs of the node, and whether the driver calls them healthy.
 
-From sysfs (the facts amdgpu.*), which needs no program, and from amd-smi, which knows sensors and limits.
-Reads only. What both have is taken from sysfs: it is there when a program hangs.
+Reads sysfs (the facts amdgpu.*), which needs no program, and amd-smi, which knows sensors and limits; changes
+nothing. Values that both have are taken from sysfs, which can be read while a program hangs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUMMARY = "count, model, memory, error counters, bad pages, PCIe, xGMI links, th
 NEEDS: tuple[str, ...] = ("amd-smi",)
 FACTS: tuple[str, ...] = (*devices.FACTS, "amdgpu.blacklisted")
 
-# How long eight GPUs take nobody has published; a driver that is stuck never answers.
+# No duration for eight GPUs is published; a stuck driver never answers.
 _DEADLINE = 40.0
 _ASKED = {
     "static": STATIC,
@@ -41,19 +41,19 @@ _ASKED = {
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     found = host_lines.commands()
     if node.facts.get("amdgpu.loaded_version", "") is None:
-        return found  # no program can say anything, and each would take its time
+        return found  # without the driver, amd-smi would only waste time
     asked = ((f"amd_smi_{name}", argv) for name, argv in _asked(node).items())
     return [*found, *(Command(name, ("amd-smi", *argv), _DEADLINE) for name, argv in asked)]
 
 
 def _asked(node: CheckNode) -> dict[str, tuple[str, ...]]:
-    """Name → arguments of amd-smi. An MI200 has no states of links: some releases end with a traceback."""
+    """Return name → arguments of amd-smi, without link states on MI200, where some releases crash."""
     old = node.gpuprov_node["gpu"].get("architecture") == "cdna2"
     return {name: argv for name, argv in _ASKED.items() if name != "xgmi" or not old}
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Each source on its own: one that failed leaves `unreadable.<source>` with its reason."""
+    """Parse each source separately; a failed one leaves `unreadable.<source>` with its reason."""
     gpus = kernel_incidents.devices(node)
     found = [Measurement("on_bus", True, "", device) for device in gpus.values()]
     found += _kernel(outputs, gpus)
@@ -96,7 +96,7 @@ def _amd_smi(
     try:
         known = sensors.by_device(rows["static"], gpus)
     except KeyError:
-        return  # nothing else of amd-smi's has an address
+        return  # only `static` has addresses
     except ParseError as error:
         yield Measurement("unreadable.amd_smi_static", f"{error.what}; {error.fix}", "")
         return
@@ -115,7 +115,7 @@ def _amd_smi(
 
 
 def _named(node: CheckNode, found: list[Measurement], gpus: Mapping[str, str]) -> list[Measurement]:
-    """Count, addresses and names of the GPUs that answer. Without amd-smi the PCI id tells the product."""
+    """Add count, addresses and names of GPUs that answer; without amd-smi, names come from PCI ids."""
     values = _by_metric(found)
     silent = {*values.get("untaken", {}), *rules.lost(values)}
     answering = {address: device for address, device in gpus.items() if device not in silent}
@@ -163,14 +163,14 @@ def judge(
 
 
 def _whole(values: Values) -> dict[str, Mapping[str, Any]]:
-    """The values without the memory of partitioned GPUs, which the driver splits, or repeats."""
+    """Return the values without the memory of partitioned GPUs, which the driver splits or repeats."""
     parts = values.get("partition", {})
     sizes = {d: size for d, size in values.get("memory_total", {}).items() if d not in parts}
     return {**values, "memory_total": sizes}
 
 
 def _health(node: CheckNode, values: Values) -> list[Finding]:
-    """Error counters, pages and clocks. The flag of ECC is judged as everybody's; counters are AMD's own."""
+    """Judge error counters, pages and clocks: the ECC flag by common rules, counters by AMD's."""
     without = {**values, "ecc_uncorrectable": {}, "throttle": {}}
     flags = [one for one in judge_flags(without) if one.verdict is not Verdict.PASS]
     findings = (
@@ -182,7 +182,7 @@ def _health(node: CheckNode, values: Values) -> list[Finding]:
 
 
 def _units(node: CheckNode, values: Values) -> list[Finding]:
-    """Compute units that are missing: of a GPU among its peers, or of all by the product's data sheet."""
+    """Judge compute units against the GPU's peers and the product's data sheet."""
     units = {
         d: int(n) for d, n in values.get("compute_units", {}).items() if d not in values.get("partition", {})
     }
@@ -199,13 +199,13 @@ def _units(node: CheckNode, values: Values) -> list[Finding]:
 
 
 def _readability(values: Values, blacklisted: bool) -> list[Finding]:
-    """What could not be read is an error, and the same reason is told once.
+    """Report unreadable sources as errors, each reason once.
 
     `blacklisted`: the kernel's command line keeps the driver from being loaded."""
     findings: list[Finding] = []
     if "driver" in values:
         why, fix = "is not loaded", "gpuprov up, then reboot"
-        if blacklisted:  # AMD's acceptance guide requires it of MI325X, MI350X and MI355X
+        if blacklisted:  # AMD's acceptance guide requires it for MI325X, MI350X and MI355X
             why, fix = (
                 "is kept from loading by modprobe.blacklist on the kernel command line",
                 "run modprobe amdgpu",

@@ -1,8 +1,8 @@
-"""host_health of nodes with AMD's GPUs: the machine around them is judged as everybody's. Whether RDMA cards
-reach the GPUs is not measured yet, and said to be not.
+"""host_health of nodes with AMD's GPUs; the host itself is judged as for any vendor.
 
-What a container sees, rocminfo says in it: it opens the compute driver and each GPU, and is in every image
-with ROCm's runtime. A partition of a GPU is to programs a GPU of its own.
+Whether RDMA cards reach the GPUs is not measured yet, and reported as such. In a container, rocminfo lists
+the visible GPUs: it opens the compute driver and each GPU, and is in every image with ROCm's runtime.
+Programs see a partition of a GPU as a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AGENT = re.compile(r"^Agent \d{1,4} *$", re.MULTILINE)
 _TYPE = re.compile(r"^  Device Type: +(\w+) *$", re.MULTILINE)
 _END = "*** Done ***"
 _NO_DRIVER = re.compile(r"ROCk module is NOT loaded|Unable to open /dev/kfd")
-_NOT_FOUND = 127  # of Docker and podman: the image has no such program
+_NOT_FOUND = 127  # of Docker and podman if the image lacks the program
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
@@ -50,7 +50,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 
 def listed_by_rocminfo(text: str) -> int:
-    """The GPUs among the agents. Raises ParseError where the list is not whole."""
+    """Count the GPUs among the agents. Raises ParseError if the list is incomplete."""
     if not _AGENT.search(text) or _NO_DRIVER.search(text):
         return 0
     agents, types = _AGENT.findall(text), _TYPE.findall(text)
@@ -60,7 +60,7 @@ def listed_by_rocminfo(text: str) -> int:
 
 
 def visible(node: CheckNode) -> int:
-    """How many GPUs programs see on the node itself; those on the bus where the driver shows none."""
+    """Return the GPUs that programs see on the node, or the GPUs on the bus if the driver shows none."""
     try:
         parts = [one.get("partitions") for one in devices(node)]
     except ParseError:
@@ -69,7 +69,7 @@ def visible(node: CheckNode) -> int:
 
 
 def judge_module(check: str, node: CheckNode) -> list[Finding]:
-    """Whether the driver has the GPUs."""
+    """Judge whether the driver is loaded."""
     if loaded(node) is not None:
         return []
     message = "the kernel module amdgpu is not loaded: no program can use the GPUs"
@@ -77,7 +77,7 @@ def judge_module(check: str, node: CheckNode) -> list[Finding]:
 
 
 def judge_gpudirect(check: str, node: CheckNode) -> list[Finding]:
-    """Not measured, where there are cards that could reach GPU memory."""
+    """Report GPUDirect as not measured if there are cards that could reach GPU memory."""
     if not entries(node, "hca.ports") or node.variables.get("gpudirect_rdma_method") == "none":
         return []
     message = "not measured on AMD GPUs yet: whether RDMA cards reach GPU memory"

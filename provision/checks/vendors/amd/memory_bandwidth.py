@@ -1,8 +1,8 @@
 """memory_bandwidth of AMD's GPUs: each copies within its own memory, by TransferBench.
 
-Of the matrix between GPUs only the diagonal is read: the rate counts the bytes once, and each is read and
-written. 64 MiB, TransferBench's own size, would stay in the 256 MiB cache of a CDNA 3 GPU: at 512 MiB half a
-gigabyte is read and another is written each time.
+Only the diagonal of the GPU matrix is read. The rate counts each byte once, though it is read and written. 64
+MiB, TransferBench's default, would stay in the 256 MiB cache of a CDNA 3 GPU; with 512 MiB, half a gigabyte
+is read and as much written each time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUN, _SIZE = "transferbench_local", "512M"
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     if devices.partitioned(node):
         return []
-    # Each pair's buffers are filled and compared by the processor: of 8 GPUs there are 64 pairs.
+    # The CPU fills and compares the buffers of each pair; 8 GPUs have 64 pairs.
     deadline = 120.0 + 5.0 * node.gpu_count**2
     return [
         transferbench.topology(node),
@@ -36,7 +36,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """`local_copy` of each GPU in GB/s; `corrupt` or `partition` alone. Raises ParseError."""
+    """Return `local_copy` of each GPU in GB/s, or only `corrupt` or `partition`. Raises ParseError."""
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     names = transferbench.devices(node, outputs)

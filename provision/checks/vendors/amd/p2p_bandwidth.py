@@ -1,14 +1,14 @@
-"""p2p_bandwidth of AMD's GPUs: copies between host and GPU and between every two GPUs, by TransferBench.
+"""p2p_bandwidth of AMD's GPUs: copies between host and GPUs and among the GPUs, by TransferBench.
 
-In one run the source's GPU writes (p2p_write, d2h), in the other the destination's reads (p2p_read, h2d):
-a GPU copies each time, never a processor, whose own rate would be measured. Each run is made twice and the
-better rate of a pair counts: in AMD's own published run of eight healthy MI350X one pair of 56 was 19 %
-slower, once. Both ways at once each pair is measured twice in one run, and the better sum counts; all
-copies at once differ by a third on a healthy MI300X, so their average alone is judged, as AMD does.
+In one run the source's GPU writes (p2p_write, d2h), in the other the destination's reads (p2p_read, h2d): the
+copy is always done by a GPU; a CPU copy would measure the CPU. Each run is made twice and the better rate of
+a pair counts: in AMD's published run of eight healthy MI350X, one pair of 56 was once 19 % slower. With both
+directions at once each pair is measured twice in one run, and the better sum counts. All copies at once
+differ by a third on a healthy MI300X, so only their average is judged, as AMD does.
 
-The GPUs have no switch between them. Pairs with equally many xGMI links are as fast as one another: those
-are compared. The data of a pair without a link passes other GPUs or the processor, at a rate that depends on
-the way: it is measured, and judged by nobody's.
+The GPUs have no switch between them. Pairs with the same number of xGMI links are equally fast, and are
+compared. Data of a pair without a link passes other GPUs or the CPU, at a rate that depends on the route, so
+it is recorded but not judged.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slo
 NEEDS: tuple[str, ...] = transferbench.NEEDS
 FACTS: tuple[str, ...] = ("amdgpu.devices", "amdgpu.rocm")
 
-_SIZE = "64M"  # what AMD's figures were measured with
+_SIZE = "64M"  # as in AMD's published figures
 _RUNS = {"transferbench_write": False, "transferbench_read": True}
 _AGAIN = "_again"
-_HOST = {"h2d": True, "d2h": False}  # metric → whether it is of the run that reads
+_HOST = {"h2d": True, "d2h": False}  # metric → the destination's GPU reads
 _PEER = {"p2p_read": True, "p2p_write": False}
 _BOTH, _ALL = "p2p_both_ways", "all_to_all"
-# Pairs of one link are equally fast within 2 or 3 % (AMD's run of eight MI300X); 15 % below is a link that
-# lost lanes or repeats itself.
+# Pairs with one link differ by 2 or 3 % (AMD's run of eight MI300X); 15 % less means that a link lost lanes
+# or retransmits.
 _TOLERANCE = 0.15
 _LINKS = "links"
 _TITLES = {**WORDS, _BOTH: "two-way P2P", _ALL: "the average rate of all copies at once"}
@@ -60,9 +60,10 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """`h2d`, `d2h` per GPU, `p2p_read`, `p2p_write` per directed pair (data flow), `p2p_both_ways` per pair
-    and the node's `all_to_all`, in GB/s, and a pair's number of xGMI `links` where that is known; `corrupt`
-    or `partition` alone. Raises ParseError."""
+    """Return the rates in GB/s and the links of pairs. Raises ParseError.
+
+    `h2d`, `d2h` per GPU; `p2p_read`, `p2p_write` per directed pair (data flow); `p2p_both_ways` per pair; the
+    node's `all_to_all`; a pair's xGMI `links` if known. Only `corrupt` or `partition` otherwise."""
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     names = transferbench.devices(node, outputs)
@@ -75,7 +76,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     found = []
     for metric, reads in _HOST.items():
         for gpu in gpus:
-            # Of the processors the one beside the GPU is the best.
+            # Of the CPUs, the one next to the GPU is the fastest.
             there = (1, 0) if metric == "h2d" else (0, 1)
             rates = [
                 rate
@@ -96,8 +97,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 
 def _together(outputs: Mapping[str, Output], names: Mapping[str, str]) -> list[Measurement]:
-    """The copies that share links: of each pair both ways, and of all GPUs at once. A run that was recorded
-    without them has none."""
+    """Return copies that share links: pairs both ways, and all GPUs at once; empty for older recordings."""
     if _BOTH not in outputs:
         return []
     rates = transferbench.matrix(outputs, _BOTH, names, reads=False, both_ways=True)
@@ -113,7 +113,7 @@ def _together(outputs: Mapping[str, Output], names: Mapping[str, str]) -> list[M
 def _best(
     outputs: Mapping[str, Output], name: str, names: Mapping[str, str], *, reads: bool
 ) -> dict[tuple[str, str], float | None]:
-    """The better rate of each pair in two runs."""
+    """Return the better rate of each pair in two runs."""
     found: dict[tuple[str, str], float | None] = {}
     for again in ("", _AGAIN):
         matrix = transferbench.matrix(outputs, name + again, names, reads=reads)
@@ -143,7 +143,7 @@ def judge(
     findings += _judge_pairs(measurements, thresholds)
     average = next((one for one in measurements if one.metric == _ALL), None)
     limit = thresholds.get(f"{ID}.{_ALL}")
-    # A slow pair lowers the average too, and is the culprit.
+    # A slow pair also lowers the average, and is reported instead.
     if average and limit and not any(one.verdict is Verdict.FAIL for one in findings):
         if number(average.value) is None:
             words = "TransferBench found no two GPUs to copy between all at once, though xGMI links join them"
@@ -188,7 +188,7 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
     if not counts:
         said = "which GPUs are joined by how many xGMI links is not certain: no pair was judged"
         findings.append(Finding(ID, Verdict.WARN, "node", said, _LINKS, action="investigate"))
-    # A reset trains the links anew.
+    # A reset retrains the links.
     accused = [accuse(one.device, one.cells, slow, _TITLES, "reset GPU") for one in explain(slow, measured)]
     return accused + findings
 
@@ -196,7 +196,7 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
 def _slow_pairs(
     metric: str, rates: Mapping[str, float], counts: Mapping[str, int], threshold: Threshold | None
 ) -> dict[Cell, Slow]:
-    """The pairs that are too slow: by the limit, and by the others that have as many links."""
+    """Return the pairs below their limit, or below the other pairs with as many links."""
     slow: dict[Cell, Slow] = {}
     groups: dict[int, dict[str, float]] = defaultdict(dict)
     for device, rate in rates.items():
@@ -220,6 +220,6 @@ def _all_well(
     what = f"{_TITLES[metric]} bandwidth" + (
         f" over {many(counts[device], 'xGMI link')}" if device in counts else ""
     )
-    if threshold is None or rates[device] < threshold.limit:  # of pairs without links it judges none
+    if threshold is None or rates[device] < threshold.limit:  # without known links the limit does not apply
         return no_limit(what, metric, lowest)
     return passed(what, metric, lowest, threshold, len(rates))

@@ -1,7 +1,7 @@
-"""Collectives over AMD's GPUs: RCCL's programs, rccl-tests, print as NVIDIA's nccl-tests do.
+"""Collectives over AMD's GPUs: rccl-tests, RCCL's programs, print the same format as nccl-tests.
 
-RCCL reads NCCL's variables, those that keep GPUs from their own links as well, and numbers GPUs as HIP does:
-which rank is which GPU matters to nobody, for a collective is all of them.
+RCCL reads NCCL's variables, including the ones that disable links between GPUs, and numbers GPUs as HIP does.
+The GPU of a rank does not matter, since a collective uses all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""rdma_loopback with the memory of AMD's GPUs, which perftest takes where it was built with ROCm.
+"""rdma_loopback with the memory of AMD's GPUs, which perftest supports if built with ROCm.
 
-HIP numbers GPUs in an order of its own: the one beside a card is shown to the program alone, by its unique
-number, and what the program says of it is compared. Where the kernel has no peer memory of amdgpu, DMA-BUF is
-asked for, as RCCL does.
+HIP numbers GPUs in a different order, so only the GPU next to a card is made visible to the program, by its
+unique number, and the GPU that the program prints is compared. If the kernel lacks peer memory of amdgpu,
+DMA-BUF is requested, as RCCL does.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from provision.checks.network.rdma_loopback import GpuMemory, Loopback
 from provision.checks.vendors.amd import devices
 from provision.errors import ParseError
 
-# Where the cards' driver shows that amdgpu has registered with it (RCCL, src/transport/net_ib.cc).
+# Files that prove that amdgpu has registered with the cards' driver (RCCL, src/transport/net_ib.cc).
 _PEER_MEMORY = tuple(
     f"file./sys/{folder}memory_peers/amdkfd/version.exists" for folder in ("kernel/mm/", "kernel/", "")
 )
 FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma", "amdgpu.devices", *_PEER_MEMORY)
 
 _USED = re.compile(r"^Using ROCm Device with ID: .{1,200}, PCI Bus ID: 0x([0-9a-f]{1,2}),", re.MULTILINE)
-# Of a kernel that was not built for DMA-BUF between PCIe devices it says no more than this.
+# The program's only message on a kernel built without DMA-BUF between PCIe devices.
 _NO_DMABUF = (
     r"\A(?!(?s:.*)(?:Couldn't initialize ROCm|could not open kernel|could not get kernel))(?s:.*)"
     r"Failed to init memory"
@@ -39,7 +39,7 @@ def _addresses(node: CheckNode) -> list[str]:
 
 
 def _unique(node: CheckNode, gpu: int) -> str:
-    """The unique number of a GPU; empty where the driver does not give it."""
+    """Return the unique number of a GPU; empty if the driver does not give it."""
     wanted = bus_address(_addresses(node)[gpu]) if gpu < len(_addresses(node)) else ""
     try:
         found = [one for one in devices.entries(node) if bus_address(str(one["address"])) == wanted]

@@ -1,5 +1,6 @@
-"""The rules of gpu_inventory that AMD's GPUs alone have: what the driver took, its error counters, bad pages
-of memory, xGMI links (pure). What is of all GPUs is in gpu/inventory_rules.py and gpu/inventory_links.py.
+"""Rules of gpu_inventory for AMD's GPUs alone: driver, error counters, PCIe, xGMI links (pure).
+
+Rules for all GPUs are in gpu/inventory_rules.py and gpu/inventory_links.py.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from provision.checks.judge import PEERS, Finding, Measurement, Verdict, finding
 from provision.checks.thresholds import limits
 from provision.checks.vendors.amd.sensors import VIOLATIONS
 
-# Levels of amdsmi_dev_perf_level_t (amdsmi.h) at which a job is slow; MANUAL and DETERMINISM may be wanted.
+# Slow levels of amdsmi_dev_perf_level_t (amdsmi.h); MANUAL and DETERMINISM may be intended.
 _SLOW_LEVELS = ("LOW", "STABLE_MIN_MCLK", "STABLE_MIN_SCLK")
 _TAKEN = 0.05  # of the memory; the driver itself takes 0.3 GiB
-_PEERS = 3  # others: with fewer there is no comparison
+_PEERS = 3  # other GPUs needed for a comparison
 
 _SCRAPER = "amd/node-scraper, AMD's own check of nodes"
 
 
 def judge_taken(values: Values, on_bus: int) -> list[Finding]:
-    """GPUs on the bus that no program can use."""
+    """Judge GPUs on the bus that no program can use."""
     findings = []
     for device, driver in values.get("untaken", {}).items():
         words = f"is on the PCI bus, and the driver amdgpu did not take it ({driver})"
@@ -55,19 +56,19 @@ def judge_taken(values: Values, on_bus: int) -> list[Finding]:
 
 
 def _taken(values: Values) -> list[str]:
-    """The GPUs that the driver took; all, where that could not be read."""
+    """Return the GPUs bound to the driver, or all GPUs if that is unknown."""
     return [device for device in values.get("on_bus", {}) if device not in values.get("untaken", {})]
 
 
 def lost(values: Values) -> list[str]:
-    """The GPUs that have the driver and do not answer amd-smi; none where that could not be asked."""
+    """Return the GPUs that are bound to the driver but missing in amd-smi; none if it was not run."""
     if "listed" not in values:
         return []
     return [device for device in _taken(values) if device not in values["listed"]]
 
 
 def judge_board(node: CheckNode, seen: int) -> list[Finding]:
-    """A GPU gone from the PCI bus altogether, on a node without a declared GPU count."""
+    """Judge whether a GPU is missing from the PCI bus, on a node without a declared GPU count."""
     sku = limits(f"skus/{node.sku}") if node.sku else {}
     boarded = "links_per_pair" in sku.get("xgmi", {}) or sku.get("devices_per_module", 1) > 1
     if not boarded or node.variables.get("gpuprov_expected_gpus") is not None:
@@ -75,7 +76,7 @@ def judge_board(node: CheckNode, seen: int) -> list[Finding]:
     return odd_count(node, seen, "boards of AMD's GPUs and their partitions (derived)")
 
 
-# Readings that are judged.
+# Judged readings.
 _JUDGED = {
     "pcie_width": "PCIe width",
     "memory_total": "size of memory",
@@ -84,8 +85,8 @@ _JUDGED = {
     "xgmi_links": "xGMI links",
     "temperature": "temperature",
 }
-# Readings that part of the GPUs of some products lack, as the power limit of an MI250's second die: one is
-# counted as missing if all other GPUs have it.
+# Readings that some GPUs of a product lack, such as the power limit of an MI250's second die: one is missing
+# only if all other GPUs have it.
 _JUDGED_ALONE = {
     "throttle": "state of throttling",
     "power_limit": "power limit",
@@ -95,8 +96,7 @@ _JUDGED_ALONE = {
 
 
 def judge_absent(values: Values) -> list[Finding]:
-    """A reading that one GPU lacks, and others of the node have: it was not answered. What none has, the
-    machine does not give."""
+    """Report a reading that a GPU lacks while others have it; without any, the machine lacks it."""
     answering = [device for device in _taken(values) if device not in lost(values)]
     findings = []
     for device in answering:
@@ -128,8 +128,7 @@ def judge_absent(values: Values) -> list[Finding]:
 
 
 def judge_errors(values: Values) -> list[Finding]:
-    """Hardware errors since the driver was loaded. Corrected ones did no harm, and nobody states how many are
-    too many: they are measured, and not judged."""
+    """Judge hardware errors since the driver was loaded; corrected ones have no published limit."""
     findings = []
     for device, errors in values.get("ecc_uncorrectable", {}).items():
         if errors:
@@ -151,7 +150,7 @@ def judge_errors(values: Values) -> list[Finding]:
 
 
 def _blocks(values: Values, device: str, kind: str) -> str:
-    """` (umc 2, gfx 1)`, of `umc ue 2, umc ce 5, gfx ue 1`."""
+    """Format ` (umc 2, gfx 1)` from `umc ue 2, umc ce 5, gfx ue 1`."""
     found = []
     for part in str(values.get("ecc_blocks", {}).get(device, "")).split(", "):
         words = part.split()
@@ -161,8 +160,9 @@ def _blocks(values: Values, device: str, kind: str) -> str:
 
 
 def judge_speed(values: Values) -> list[Finding]:
-    """The rate of the slots' links, which these GPUs do not lower at rest: AMD's own check of nodes asks it
-    of idle ones. What all have accuses none of them."""
+    """Judge the PCIe rate of the slots, which these GPUs do not lower at rest.
+
+    AMD's own check of nodes tests it on idle GPUs. A rate that all GPUs share is not the fault of one."""
     now, best = values.get("pcie_speed", {}), values.get("pcie_speed_max", {})
     slow = {device: rate for device, rate in now.items() if rate < best.get(device, rate)}
     if not slow:
@@ -187,8 +187,7 @@ def judge_speed(values: Values) -> list[Finding]:
 
 
 def judge_fatal(values: Values) -> list[Finding]:
-    """AMD refuses a GPU whose PCIe status has FatalErr+. The bit stays until somebody clears it, so that it
-    may be from before the last repair: a warning."""
+    """Warn of FatalErr+ in the PCIe status, for which AMD rejects a GPU; it may predate a repair."""
     said = "reports a fatal PCIe error (lspci: DevSta FatalErr+) since its status was last cleared"
     source = "AMD, system acceptance: no FatalErr+"
     return [
@@ -201,7 +200,7 @@ def judge_fatal(values: Values) -> list[Finding]:
 
 
 def judge_replays(values: Values) -> list[Finding]:
-    """A link that repeats itself while we look, less than a minute: a lifetime's count says nothing."""
+    """Judge PCIe replays between two readings within a minute; a lifetime's count means nothing."""
     findings = []
     for device, more in values.get("pcie_replays_more", {}).items():
         if more > REPLAYS_PER_MINUTE:
@@ -215,13 +214,14 @@ def judge_replays(values: Values) -> list[Finding]:
 
 
 def judge_xgmi(node: CheckNode, values: Values) -> list[Finding]:
-    """Links between GPUs: those that trained at boot, where every GPU is wired to every other, and those that
-    are up now, compared with the other GPUs: what a machine has not wired reads as down on all of them."""
+    """Judge links that trained at boot (if all GPUs are wired to each other), and links up now.
+
+    The latter against the other GPUs, since unwired links read as down on all of them."""
     findings: list[Finding] = []
     per_pair = limits(f"skus/{node.sku}").get("xgmi", {}).get("links_per_pair") if node.sku else None
     trained = values.get("xgmi_links", {})
     if per_pair and len(trained) > 1:
-        expected = (len(trained) - 1) * int(per_pair)  # one that did not start has links to nobody
+        expected = (len(trained) - 1) * int(per_pair)  # a GPU that did not start has no links
         short = {device: count for device, count in trained.items() if count < expected}
         for device, count in _accused(short, dict.fromkeys(trained, expected)).items():
             words = f"{count} of {expected} xGMI links to the other GPUs trained"
@@ -242,9 +242,9 @@ def judge_xgmi(node: CheckNode, values: Values) -> list[Finding]:
 
 
 def _links_now(values: Values, known: Collection[str]) -> list[Finding]:
-    """Links that are up now, or that are not, compared with the other GPUs; none of those `known` as bad."""
+    """Judge the links that are up or down now against the other GPUs, except devices `known` as bad."""
     told, trained, down = (values.get(name, {}) for name in ("xgmi_told", "xgmi_links", "xgmi_down"))
-    # Of a GPU with more links than there was room for, nobody knows how the others are.
+    # A GPU with more links than reported states is left out: the state of the rest is unknown.
     up = {
         device: int(count)
         for device, count in values.get("xgmi_up", {}).items()
@@ -267,9 +267,10 @@ def _links_now(values: Values, known: Collection[str]) -> list[Finding]:
 
 
 def _accused(short: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, int]:
-    """Whom missing links accuse. A link has two ends: one that is lost is missing at both, and of two GPUs
-    that lack one each nobody knows which is to blame, so the pair is named. A GPU that lacks several takes
-    one from each of its peers, which are not to blame."""
+    """Return the GPUs, or the pair, that missing links accuse; a lost link is missing at both ends.
+
+    If two GPUs lack one each, either may be to blame, so the pair is named. If a GPU lacks several, its peers
+    lack one each and are not to blame."""
     lacking = {device: int(wanted[device]) - int(count) for device, count in short.items()}
     most = max(lacking.values(), default=0)
     if len(lacking) == 2 and set(lacking.values()) == {most}:
@@ -281,7 +282,7 @@ def _accused(short: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, i
 
 
 def judge_throttle(values: Values) -> list[Finding]:
-    """What holds the clocks down right now."""
+    """Judge the reasons that throttle the clocks right now."""
     findings = []
     for device, text in values.get("throttle", {}).items():
         held = [name for name in VIOLATIONS if name in str(text).split(", ")]
@@ -294,7 +295,7 @@ def judge_throttle(values: Values) -> list[Finding]:
 
 
 def judge_leftovers(values: Values) -> list[Finding]:
-    """What an earlier user or fault left: lowest clocks, memory that no program holds, link errors."""
+    """Judge leftovers of a user or fault: lowest clocks, memory without a program, link errors."""
     findings = []
     for device, level in values.get("perf_level", {}).items():
         if level in _SLOW_LEVELS:
@@ -317,7 +318,7 @@ def judge_leftovers(values: Values) -> list[Finding]:
 
 
 def judge_memory_heat(values: Values) -> list[Finding]:
-    """The memory of a GPU at rest that is much hotter than its peers'."""
+    """Judge memory that is much hotter than its peers' while the GPU is at rest."""
     busy = _busy(values)
     heat = {
         device: float(degrees)
@@ -336,20 +337,20 @@ def _busy(values: Values) -> Collection[str]:
 
 
 def declared(node: CheckNode) -> CheckNode:
-    """The node with its declared limit of power under the name that rules for all GPUs know."""
+    """Return the node with its declared power limit under the name that common rules use."""
     limit = node.variables.get("amd_gpu_settings_power_limit")
     return replace(node, variables={**node.variables, "gpu_settings_power_limit": limit})
 
 
 def at_rest(values: Values) -> dict[str, Mapping[str, Any]]:
-    """The values without the temperatures of GPUs that work: they are no peers of those at rest."""
+    """Return the values without the temperatures of busy GPUs, which are no peers of idle GPUs."""
     busy = _busy(values)
     heat = {d: degrees for d, degrees in values.get("temperature", {}).items() if d not in busy}
     return {**values, "temperature": heat}
 
 
 def judge_partitions(values: Values) -> list[Finding]:
-    """A GPU that is partitioned, and its peers are not; where all are, that is how the site wants them."""
+    """Report partitioned GPUs among whole ones; if most are partitioned, the site intends it."""
     parts, known = values.get("partition", {}), values.get("on_bus", {})
     modes = Counter(str(mode) for mode in parts.values())
     if not parts:

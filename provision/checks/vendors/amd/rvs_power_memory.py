@@ -1,8 +1,8 @@
-"""RVS's modules iet and mem: the power that a GPU reaches, and patterns written to its memory (pure).
+"""RVS's modules iet and mem: the power a GPU reaches, and patterns written to its memory (pure).
 
-Traps of mem: its PASS lines name no GPU, so each gets an action of its own; a failing test prints no PASS and
-nothing in its stead; test 1 prints PASS whatever it found, so the errors are counted by the lines of level
-info. It tests 128 MiB of each GPU: above 4 GiB its size overflows (rvs_memworker.cpp, alloc_size).
+Pitfalls of mem: its PASS lines name no GPU, so each GPU gets a separate action; a failing test prints nothing
+in its place; test 1 prints PASS in any case, so errors are counted by the lines of level info. It tests 128
+MiB of each GPU: above 4 GiB its size overflows (rvs_memworker.cpp, alloc_size).
 
     [RESULT] [1102597.333747] [gpuprov-iet] [GPU:: 28851] Power(W) 127.000000
     [RESULT] [214776.112738] [gpuprov-mem-28851] mem Test 2: Each Memory location is filled ...
@@ -66,8 +66,9 @@ class _Gpu:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Per GPU `power` (the highest, W), `memory_errors`, and `memory_stress` (GB/s). Raises ParseError, also
-    where a GPU has no whole result."""
+    """Return per GPU `power` (the highest, W), `memory_errors` and `memory_stress` (GB/s).
+
+    Raises ParseError, also if a GPU has no complete result."""
     listed, _ = numbers(completed(outputs, _GPUS), kernel_incidents.devices(node))
     output = completed(outputs, _RUN)
     if output.truncated:
@@ -84,7 +85,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 
 def _replay(line: str, gpus: Mapping[str, _Gpu]) -> None:
-    """One line; those of RVS itself and of other levels are passed over."""
+    """Apply one line; lines of RVS itself and of other levels are ignored."""
     found = next((match for one in (_POWER, _ERRORS, _RATE, _TEST) if (match := one.search(line))), None)
     if found is None or (gpu := gpus.get(found[1])) is None:
         return

@@ -1,4 +1,4 @@
-"""AMD's GPUs as amd-smi has them: names, limits, sensors, links → measurements."""
+"""AMD's GPUs as amd-smi reports them: names, limits, sensors, links → measurements."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from provision.checks.vendors.amd.smi import Entry, count, number, text, within
 from provision.errors import ParseError
 from provision.node.observe.amd_smi import memory_ecc
 
-# What may hold the clocks down. The limit of power does so in normal life, of a GPU that works as hard as it
-# may; and MI200s tell no reason (their `throttle_status`), so that theirs is not judged.
+# Reasons of throttling. The power limit is not among them: it throttles any healthy GPU under full load.
+# MI200 gives no reason (`throttle_status`), so its throttling is not judged.
 VIOLATIONS = {
     "prochot": "the board asks for it (PROCHOT)",
     "vr_thermal": "its voltage regulators are too hot",
     "hbm_thermal": "its memory is too hot",
     "socket_thermal": "it is at its limit of temperature",
 }
-HELD = ("violations", {1 << place: name for place, name in enumerate(VIOLATIONS)})  # in a burn-in's sample
-_AGENTS = ("gpuagent", "amd-metrics-exporter", "amd-smi", "rocm-smi")  # they look, and load nothing
-_BUSY = 5.0  # percent of activity, above which a GPU is not at rest
+HELD = ("violations", {1 << place: name for place, name in enumerate(VIOLATIONS)})  # bits in a burn-in sample
+_AGENTS = ("gpuagent", "amd-metrics-exporter", "amd-smi", "rocm-smi")  # they only monitor
+_BUSY = 5.0  # percent of activity above which a GPU is not at rest
 
 
 def by_device(static: Sequence[Entry], gpus: Mapping[str, str]) -> dict[int, str]:
-    """amd-smi's number → device, by the PCI addresses of `static`. Partitions of a GPU have its address but
-    for the function. Raises ParseError."""
+    """Map amd-smi's numbers to devices by PCI address, which partitions share. Raises ParseError."""
     found: dict[int, str] = {}
     for entry in static:
         address = text(entry, "bus", "bdf")
@@ -35,7 +34,7 @@ def by_device(static: Sequence[Entry], gpus: Mapping[str, str]) -> dict[int, str
         device = gpus.get(bus_address(address))
         if device is not None and device not in found.values():
             found[int(entry["gpu"])] = device
-    if gpus and not found:  # as Debian 13's amd-smi did on a lab node, and ended with 0
+    if gpus and not found:  # as from Debian 13's amd-smi on a lab node, with exit status 0
         raise ParseError(
             "amd-smi static gives the address of no GPU on the PCI bus",
             "use the amd-smi of the driver's release",
@@ -44,7 +43,7 @@ def by_device(static: Sequence[Entry], gpus: Mapping[str, str]) -> dict[int, str
 
 
 def of_static(static: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
-    """Names and limits. Of a module of two GPUs the first has its limit of power."""
+    """Yield names and limits. In a module of two GPUs, the first one has the module's power limit."""
     for entry in static:
         device = devices.get(int(entry["gpu"]))
         if device is None:
@@ -61,8 +60,7 @@ def of_static(static: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[M
 
 
 def of_limits(entry: Entry, device: str) -> Iterator[Measurement]:
-    """The limit of power that is set, and the highest that may be. A GPU in the processor's socket tells 0 W
-    as the first, whose number is then not known."""
+    """Yield the set power limit (unknown if 0, as of a GPU in the CPU's socket) and the highest one."""
     limit = within(entry, "limit")
     first, older = within(limit, "ppt0"), ("socket_power", "max_power")
     names = ("socket_power_limit", "max_power_limit") if isinstance(first, dict) else older
@@ -73,7 +71,7 @@ def of_limits(entry: Entry, device: str) -> Iterator[Measurement]:
 
 
 def of_metric(metric: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
-    """Temperatures, what holds the clocks down, and whether the GPU works."""
+    """Yield temperatures, throttling reasons, and whether the GPU is busy."""
     for entry in metric:
         device = devices.get(int(entry["gpu"]))
         if device is None:
@@ -91,14 +89,14 @@ def of_metric(metric: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[M
             yield Measurement("busy", bool(activity > _BUSY), "", device)
         if used := count(entry, "mem_usage", "used_vram"):
             yield Measurement("memory_used", used, "MiB", device)
-        if level := text(entry, "perf_level"):  # AMDSMI_DEV_PERF_LEVEL_AUTO; ROCm 6.1 without AMDSMI_DEV_
+        if level := text(entry, "perf_level"):  # AMDSMI_DEV_PERF_LEVEL_AUTO; in ROCm 6.1 without AMDSMI_DEV_
             yield Measurement("perf_level", level.rpartition("LEVEL_")[2], "", device)
         if errors := text(entry, "xgmi_err"):
             yield Measurement("xgmi_errors", not errors.endswith("NO_ERRORS"), "", device)
 
 
 def held(entry: Entry) -> frozenset[str]:
-    """Which of VIOLATIONS hold the GPU's clocks down right now."""
+    """Return the VIOLATIONS that throttle the GPU right now."""
     status = {name: text(entry, "throttle", f"{name}_violation_status").upper() for name in VIOLATIONS}
     return frozenset(name for name in VIOLATIONS if status[name] == "ACTIVE")
 
@@ -106,7 +104,7 @@ def held(entry: Entry) -> frozenset[str]:
 def of_replays(
     earlier: Sequence[Entry], later: Sequence[Entry], devices: Mapping[int, str]
 ) -> Iterator[Measurement]:
-    """How often each link repeated itself between two looks."""
+    """Yield the replays of each PCIe link between two readings."""
     before = {int(entry["gpu"]): count(entry, "pcie", "replay_count") for entry in earlier}
     for entry in later:
         device, now = devices.get(int(entry["gpu"])), count(entry, "pcie", "replay_count")
@@ -116,13 +114,15 @@ def of_replays(
 
 
 def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
-    """`xgmi -l`: how many of a GPU's links are up, or are not. Its letters (U up, D down, X disabled, or N/A)
-    are those of its links in their order, as far as there is room for them: as many as there are GPUs
-    (`xgmi_told`). They do not say where a link leads; links that a machine has not wired may read D.
+    """Yield how many of a GPU's links are up or down, from `xgmi -l`. Raises ParseError.
 
-    From ROCm 7.1 on they are those of the links to each GPU, itself (SELF) included: U/U is two of them. What
-    there was no room for is N/A, at one end or at both: those that are told and not up are counted
-    (`xgmi_down`), as the worse end has them. Raises ParseError."""
+    Its letters (U up, D down, X disabled, or N/A) stand for the links in order, at most as many as there are
+    GPUs (`xgmi_told`). They do not show where a link leads, and links that a machine has not wired may read
+    D.
+
+    From ROCm 7.1 on they stand for the links to each GPU, including itself (SELF): U/U is two links. A state
+    without room is N/A, at one end or both; the reported ones that are not up are counted by the worse end
+    (`xgmi_down`)."""
     told = {device: _states(row) for row in rows if (device := devices.get(int(row["gpu"])))}
     if not any("SELF" in states for states in told.values()):
         for device, states in told.items():
@@ -160,10 +160,10 @@ def _states(row: Entry) -> list[str]:
 
 
 def of_processes(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
-    """The programs on each GPU, in words; empty where there are none."""
+    """Yield the programs on each GPU as text; empty if there are none."""
     for row in rows:
         device, listed = devices.get(int(row["gpu"])), within(row, "process_list")
-        if "process_info" in row:  # ROCm 6.1: of several programs the last
+        if "process_info" in row:  # ROCm 6.1 gives the last of several programs
             listed = [row]
         if device is None or not isinstance(listed, list):
             continue

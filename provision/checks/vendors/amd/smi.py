@@ -1,9 +1,9 @@
-"""What amd-smi prints as JSON → the entry of each GPU, in the releases of ROCm 6 and 7.
+"""JSON output of amd-smi → one entry per GPU, for the releases of ROCm 6 and 7.
 
-ROCm until 6.3 prints a list, from 6.4 on the list stands below `gpu_data` (`static`, `metric`), `link_status`
-(`xgmi -l`) or nothing (`process`). Before 6.4 was released `xgmi -l` printed two lists, the first of them
-without states. A value is {"value": 39, "unit": "C"}, a bare number, or "N/A". Before the document there may
-be warnings. What the program cannot do it says on stderr:
+ROCm until 6.3 prints a list; from 6.4 on the list is below `gpu_data` (`static`, `metric`), `link_status`
+(`xgmi -l`) or nothing (`process`). Before 6.4 was released, `xgmi -l` printed two lists, the first of them
+without states. A value is {"value": 39, "unit": "C"}, a bare number, or "N/A". Warnings may precede the
+document. Errors go to stderr:
 
 ERROR: Unable to get devices, driver not initialized (amdgpu not found in modules)
 ERROR: Driver not loaded (amdgpu not found in modules)
@@ -35,11 +35,11 @@ _MOST = 1024  # GPUs and their partitions
 
 
 class OlderError(ParseError):
-    """The program is of a release that cannot be asked this."""
+    """This release of amd-smi does not have the command or option."""
 
 
 def entries(output: Output) -> list[Entry]:
-    """One entry for each GPU, in the program's order. Raises ParseError, and OlderError."""
+    """Return one entry for each GPU, in the program's order. Raises ParseError, and OlderError."""
     said = f"{output.stdout[:2000]}\n{output.stderr[:2000]}"
     if not output.not_started and not output.timed_out and any(words in said for words in _UNKNOWN_OPTION):
         raise OlderError(f"this amd-smi does not know {' '.join(output.argv[1:])}", "")
@@ -58,8 +58,7 @@ def entries(output: Output) -> list[Entry]:
 
 
 def sampled(text: str) -> list[Entry]:
-    """The entries of `metric` in a line of the sampler: the document, with its blanks squeezed. Raises
-    ParseError."""
+    """Parse a line of the sampler: a `metric` document with its blanks squeezed. Raises ParseError."""
     try:
         return _listed(_first(text)[0], "metric")
     except ValueError:
@@ -82,7 +81,7 @@ def _listed(found: Any, command: str) -> list[Entry]:
 
 
 def _first(text: str) -> tuple[Any, str]:
-    """The first document in a text, and what stands behind it. Raises ValueError."""
+    """Return the first document in a text, and the text after it. Raises ValueError."""
     at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
     if at < 0:
         raise ValueError("no document")
@@ -100,7 +99,7 @@ def _document(output: Output) -> tuple[Any, str]:
         for (
             sign,
             advice,
-        ) in _ADVICE:  # a complaint about what it does not find of processors may come after it
+        ) in _ADVICE:  # a complaint about missing CPUs may follow it
             if line := next((line for line in lines if sign in line), ""):
                 words, fix = line.strip()[:200], advice
                 break
@@ -108,14 +107,14 @@ def _document(output: Output) -> tuple[Any, str]:
 
 
 def within(entry: Any, *names: str) -> Any:
-    """What is below these names; None where one is missing."""
+    """Return the value below these names; None if one is missing."""
     for name in names:
         entry = entry.get(name) if isinstance(entry, dict) else None
     return entry
 
 
 def number(entry: Any, *names: str) -> float | int | None:
-    """The number below these names, with or without a unit; None for `N/A` and for what is none."""
+    """Return the number below these names, with or without a unit; None for `N/A` or another type."""
     found = within(entry, *names)
     found = found.get("value") if isinstance(found, dict) else found
     if not isinstance(found, (int, float)) or isinstance(found, bool) or not math.isfinite(found):
@@ -124,12 +123,12 @@ def number(entry: Any, *names: str) -> float | int | None:
 
 
 def count(entry: Any, *names: str) -> int | None:
-    """A whole number from 0 on; None where there is none."""
+    """Return the whole number from 0 on below these names; None for anything else."""
     found = number(entry, *names)
     return int(found) if found is not None and found >= 0 and found == int(found) else None
 
 
 def text(entry: Any, *names: str) -> str:
-    """The text below these names; empty for `N/A` and for what is none."""
+    """Return the text below these names; empty for `N/A` or another type."""
     found = within(entry, *names)
     return found.strip()[:80] if isinstance(found, str) and found.strip() not in ("N/A", "") else ""

@@ -1,11 +1,11 @@
-"""What amd-smi says of AMD's GPUs while they work: sampled beside a load, judged for what idle GPUs hide.
+"""Samples of amd-smi while AMD's GPUs work, judged for faults that idle GPUs hide.
 
-`amd-smi metric` has temperature, power, clocks, what holds them down, the link and the error counters in one
-document, a second or two long in the asking. A line of the sampler is the time and that document. The
-measurements have the names that those of nvidia-smi have (gpu/telemetry.py).
+`amd-smi metric` prints temperature, power, clocks, throttling reasons, the link and the error counters in one
+document, which takes a second or two. A line of the sampler is the time and that document. The measurements
+have the names of nvidia-smi's (gpu/telemetry.py).
 
-A GPU that is lost leaves the list, and the others move up in it: what their numbers mean is certain only
-while as many are listed as before the load.
+A lost GPU leaves the list, and the others move up in it, so their numbers are certain only while as many are
+listed as before the load.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from provision.errors import ParseError
 from provision.node.observe.amd_smi import STATIC
 from provision.text import many
 
-NAME = "telemetry"  # of the command beside the load
+NAME = "telemetry"  # of the command during the load
 BEFORE, AFTER = "amd_smi_before", "amd_smi_after"
 _STATIC = ("amd-smi", *STATIC)
-_DEADLINE = 40.0  # how long eight GPUs take nobody has published; a driver that is stuck never answers
+_DEADLINE = 40.0  # no duration for eight GPUs is published; a stuck driver never answers
 
 _INTERVAL = 2.0  # seconds between two samples
-# Eight MI300X fill up to 71 kB with ROCm 7.2, and 2 MiB are kept: of a longer load no more samples are taken.
+# Eight MI300X print up to 71 kB with ROCm 7.2, and 2 MiB are kept: a longer load gets no more samples.
 _MOST_SAMPLES = 28
 _SAMPLER = """\
 while :; do
@@ -43,33 +43,33 @@ while :; do
 done
 """
 
-_LOADED = 50.0  # percent of activity: the load runs, whatever it copies in between
-_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a lane
+_LOADED = 50.0  # percent of activity under load, even while the load copies data
+_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a lane → generation
 _SOFT = "socket_thermal"
-_SAMPLED_SHARE, _SHORT = 0.5, 10.0  # as gpu/telemetry_rules.py has them
+_SAMPLED_SHARE, _SHORT = 0.5, 10.0  # as in gpu/telemetry_rules.py
 _LOST = "amd-smi lists the other GPUs, and not this one"
 
 
 def before() -> Command:
-    """The first command of a check that loads GPUs."""
+    """Return the first command of a check that loads GPUs."""
     return Command(BEFORE, _STATIC, _DEADLINE)
 
 
 def command(beside: str, seconds: float, deadline: float) -> Command:
-    """The sampler that runs beside the command of that name, a load of so many seconds."""
+    """Return the sampler to run during the named command, a load of so many seconds."""
     interval = max(_INTERVAL, seconds / _MOST_SAMPLES)
     argv = ("/bin/sh", "-c", _SAMPLER, "sampler", f"{interval:g}")
     return Command(NAME, argv, deadline, load=seconds, beside=beside)
 
 
 def after() -> Command:
-    """The last command of such a check: who still answers."""
+    """Return the last command of such a check, which lists the GPUs that still answer."""
     return Command(AFTER, _STATIC, _DEADLINE)
 
 
 @dataclass
 class _Samples:
-    """One GPU's samples; the lists are of those under load, `held` what held the clocks down in each."""
+    """One GPU's samples. The lists are of samples under load, `held` with their throttling reasons."""
 
     temperatures: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)
@@ -78,12 +78,11 @@ class _Samples:
     widths: list[int] = field(default_factory=list)
     held: list[frozenset[str]] = field(default_factory=list)
     loaded: int = 0
-    counted: dict[str, tuple[int, int]] = field(default_factory=dict)  # metric → first count, and last
+    counted: dict[str, tuple[int, int]] = field(default_factory=dict)  # metric → first and last count
 
 
 def measure(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """The samples as measurements; `telemetry` is the reason when there are none, and absent when nobody
-    asked."""
+    """Return the samples, or `telemetry` with the reason if there are none; empty if not requested."""
     if NAME not in outputs:
         return []
     gpus = kernel_incidents.devices(node)
@@ -116,7 +115,7 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
             refused = error
             continue
         if len(entries) != len(static):
-            # Where most are missing the answer is not understood.
+            # If most are missing, the output is not understood.
             fewer += len(static) / 2 < len(entries) < len(static)
             continue
         times.append(moment)
@@ -139,8 +138,7 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
 
 
 def _lines(output: Output) -> Iterator[tuple[int, str]]:
-    """Time and text of each sample. The last may be cut by the end of the load, and so may be the one before
-    and the one behind what was left out of the middle."""
+    """Yield time and text of each sample, without cut ones (at the end, and around an omitted middle)."""
     lines = output.stdout.splitlines()
     if lines and not output.stdout.endswith("\n"):
         lines.pop()
@@ -178,7 +176,7 @@ def _take(one: _Samples, entry: Entry) -> None:
 
 
 def _clocks(clock: Any) -> Iterator[float]:
-    """The clocks of the parts that compute: gfx_0 to gfx_7 of an MI300X."""
+    """Yield the clocks of the parts that compute: gfx_0 to gfx_7 of an MI300X."""
     for name, values in clock.items() if isinstance(clock, dict) else ():
         if name.startswith("gfx") and (value := number(values, "clk")) is not None:
             yield float(value)
@@ -187,7 +185,7 @@ def _clocks(clock: Any) -> Iterator[float]:
 def _measured(device: str, one: _Samples, bus: Any) -> Iterator[Measurement]:
     yield Measurement("samples", one.loaded, "samples", device)
     for metric, (first, last) in one.counted.items():
-        # A counter that shrank was reset with its GPU meanwhile: all that it shows is new.
+        # A counter that shrank was reset with its GPU, so its whole value is new.
         unit = "replays" if metric == "load_replays" else "errors"
         yield Measurement(metric, last - first if last >= first else last, unit, device)
     if one.loaded < FEWEST:
@@ -211,7 +209,7 @@ def _measured(device: str, one: _Samples, bus: Any) -> Iterator[Measurement]:
 
 
 def _holding(device: str, held: Sequence[frozenset[str]]) -> Iterator[Measurement]:
-    """In which share of the samples each limit held the clocks down, and in how many in a row."""
+    """Yield each limit's share of throttled samples, and the longest series of them."""
     for name in sensors.VIOLATIONS:
         longest = run = 0
         for names in held:
@@ -224,13 +222,13 @@ def _holding(device: str, held: Sequence[frozenset[str]]) -> Iterator[Measuremen
 
 
 def _lost(outputs: Mapping[str, Output], gpus: Mapping[str, str], known: set[str]) -> list[Measurement]:
-    """The GPUs that are no longer listed after the load; `unproven` is the reason when that is not known."""
+    """Return the GPUs missing after the load; `unproven` is the reason if that is unknown."""
     try:
         listed = set(sensors.by_device(_entries(outputs, AFTER), gpus).values())
     except ParseError as error:
         return [Measurement("unproven", f"after the test, {error.what}", "")]
     gone = known - listed
-    # Where most of them are missing the answer is not understood, and blames no GPU.
+    # If most are missing, the output is not understood and blames no GPU.
     if gone and 2 * len(gone) >= len(known):
         said = f"after the test, amd-smi lists {len(known) - len(gone)} of {len(known)} GPUs"
         return [Measurement("unproven", said, "")]
@@ -247,7 +245,7 @@ def judge(
     values: Mapping[str, Any],
     thresholds: Mapping[str, Threshold],
 ) -> list[Finding]:
-    """What the samples show: `by_gpu` is device → metric → value, `values` the node's own measurements."""
+    """Judge the samples. `by_gpu`: device → metric → value; `values`: the node's own measurements."""
     lost = [_gone(check, node, device) for device, known in by_gpu.items() if "lost" in known]
     if "telemetry" in values:
         return [*lost, unmeasured(check, str(values["telemetry"]), action="investigate")]
@@ -275,8 +273,7 @@ def judge_hours(
     values: Mapping[str, Any],
     thresholds: Mapping[str, Threshold],
 ) -> list[Finding]:
-    """What all samples of a burn-in together show (burnin/watch.py): of a GPU that is gone, `silent` is for
-    how many seconds."""
+    """Judge all samples of a burn-in (burnin/watch.py). `silent`: seconds that a GPU was missing."""
     findings = _shown(check, by_gpu, values, thresholds)
     for device, known in by_gpu.items():
         if "silent" in known:
@@ -299,7 +296,7 @@ def _shown(
 
 
 def _gone(check: str, node: CheckNode, device: str) -> Finding:
-    """With serial number and address: whoever pulls it needs them."""
+    """Return the finding of a lost GPU, with the serial number and address needed to replace it."""
     address = next((at for at, name in kernel_incidents.devices(node).items() if name == device), "unknown")
     entries = node.facts.get("amdgpu.devices")
     serial = next(

@@ -1,12 +1,12 @@
-"""TransferBench, AMD's program for copies: which GPU is which, and its matrices (pure).
+"""TransferBench, AMD's program for copies: the identity of its GPUs, and its matrices (pure).
 
-Its preset p2p copies from each processor and GPU to each, one pair at a time, compares what arrived, and
-prints one matrix; or both ways at once. Its preset a2a lets every GPU copy to every other over their links at
-the same time: its line RTotal has what each GPU receives, then the sum (v1.52 to v1.67).
+Its preset p2p copies from each CPU and GPU to each, one pair at a time or both directions at once, compares
+the received data, and prints one matrix. Its preset a2a lets every GPU copy to every other over their links
+at the same time: its line RTotal has the rate received by each GPU, then the sum (v1.52 to v1.67).
 
 GPUs have HIP's numbers there, which follow neither the bus nor amd-smi: an MI350X has 75:00.0 as its first
-and 05:00.0 as its second. So its own list of them, with their PCI addresses, is asked for in the same
-environment, and a GPU keeps gpuprov's name.
+and 05:00.0 as its second. So TransferBench's list of GPUs with PCI addresses is read in the same environment,
+and GPUs keep gpuprov's names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEEDS = ("TransferBench",)
 TOPOLOGY = "transferbench_topology"
 _WRITE, _READ = "0", "1"  # USE_REMOTE_READ: the source's GPU copies, or the destination's
 
-# One of the GPUs or processors; a number beyond three digits is none.
+# A GPU or CPU; a number has at most three digits.
 _GPU = re.compile(
     r"^ GPU (\d{2,3}) \|.{1,2000}?\| +([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]) *\|"
 )
@@ -42,12 +42,12 @@ _CORRUPT = re.compile(r"\[ERROR\] (?:Transfer \d+: )?Unexpected (?:output )?mism
 _FAILED = re.compile(r"\[ERROR\][^\n]{1,160}|Encountered HIP error \([^\n]{1,160}")
 
 
-# GB/s by (source, destination), which are devices of gpuprov's, or processors: `cpu0`. None: N/A.
+# GB/s by (source, destination), which are gpuprov's devices or CPUs (`cpu0`). None: N/A.
 Matrix = Mapping[tuple[str, str], float | None]
 
 
 class CorruptionError(Exception):
-    """What arrived is not what was sent; the text is TransferBench's line."""
+    """The received data differs from the sent data; the text is TransferBench's line."""
 
 
 def program(node: CheckNode) -> str:
@@ -56,7 +56,7 @@ def program(node: CheckNode) -> str:
 
 
 def topology(node: CheckNode) -> Command:
-    """Without arguments it explains itself, and lists the devices."""
+    """Return the program without arguments: it prints its usage and lists the devices."""
     return Command(TOPOLOGY, (program(node),), 60.0)
 
 
@@ -71,7 +71,7 @@ def command(
     preset: str = "p2p",
     both_ways: bool = False,
 ) -> Command:
-    """A preset, by default p2p in one direction at a time; without `processors` between GPUs alone."""
+    """Return a preset, by default p2p in one direction at a time; without `processors` only GPUs copy."""
     mode = "2" if both_ways else "1"
     env = {
         **{"P2P_MODE": mode, "USE_REMOTE_READ": _READ if reads else _WRITE, "USE_GPU_DMA": "0"},
@@ -82,8 +82,7 @@ def command(
 
 
 def devices(node: CheckNode, outputs: Mapping[str, Output]) -> dict[str, str]:
-    """TransferBench's words → gpuprov's: `GPU 00` → `gpu3`. Raises ParseError, also where it does not see
-    each GPU of the node once."""
+    """Map TransferBench's names to gpuprov's (`GPU 00` → `gpu3`), each GPU once. Raises ParseError."""
     output = completed(outputs, TOPOLOGY)
     listed = [match for line in output.stdout.splitlines() if (match := _GPU.match(line))]
     if output.rc or not listed:
@@ -100,7 +99,7 @@ def devices(node: CheckNode, outputs: Mapping[str, Output]) -> dict[str, str]:
 
 
 def _whole(outputs: Mapping[str, Output], name: str) -> str:
-    """The text of a run that came to its end. Raises ParseError, CorruptionError."""
+    """Return the output of a complete run. Raises ParseError, CorruptionError."""
     output = completed(outputs, name)
     text = f"{output.stdout}\n{output.stderr}"
     if corrupt := _CORRUPT.search(text):
@@ -115,8 +114,9 @@ def _whole(outputs: Mapping[str, Output], name: str) -> str:
 
 
 def all_to_all(outputs: Mapping[str, Output], name: str, gpus: int) -> float | None:
-    """The average rate of all copies of the preset a2a, in GB/s; None where no two GPUs are joined directly,
-    of which it prints no table. Raises ParseError, CorruptionError."""
+    """Return the average GB/s of preset a2a; None (no table) if no two GPUs are joined directly.
+
+    Raises ParseError, CorruptionError."""
     text = _whole(outputs, name)
     copies = _COPIES.search(text)
     if copies and int(copies[1]) == 0:
@@ -139,9 +139,10 @@ def matrix(
     reads: bool,
     both_ways: bool = False,
 ) -> Matrix:
-    """The matrix of one run. `names`: as `devices` gives them; `reads`: the destination's GPU was asked to
-    copy; `both_ways`: the sum of the two copies of each pair. Raises ParseError on anything incomplete or of
-    another kind, CorruptionError."""
+    """Return the matrix of one complete run. Raises ParseError, CorruptionError.
+
+    `names`: see `devices`; `reads`: the destination's GPU copied; `both_ways`: sums of both copies of a pair.
+    """
     lines = iter(_whole(outputs, name).splitlines())
     begin = next((match for line in lines if (match := _BEGIN.match(line))), None)
     if begin is None or (begin[1] == "Bi", begin[2] == "Remote") != (both_ways, reads):
@@ -202,7 +203,7 @@ def _why(output: Output) -> str:
 
 
 def corruption(check: str, said: str) -> Finding:
-    """What is said of a copy whose data arrived altered."""
+    """Return the finding of a copy that arrived altered."""
     message = f"a copy arrived corrupted, TransferBench says: {said:.200}"
     limit, by = "= 0 differences", "TransferBench compares what each copy delivered"
     return Finding(check, Verdict.FAIL, "node", message, "corrupt", said[:200], "", limit, by, "investigate")

@@ -1,7 +1,7 @@
-"""versions of nodes with AMD's GPUs: the driver, ROCm and firmware, compared with the fleet's.
+"""versions of nodes with AMD's GPUs: driver, ROCm and firmware, compared across the fleet.
 
-The driver and ROCm are released apart and work with each other's neighbours, so that unlike versions on one
-node are no fault; which fit is asked before they are installed (provision/data/compatibility.yml).
+The driver and ROCm are released separately and work with several versions of each other, so different
+versions are no fault; compatibility is checked before installation (provision/data/compatibility.yml).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:  # noqa: ARG001 - the contract
-    """The versions of the node itself."""
+    """Return the versions of the node itself."""
     known = {name: node.facts.get(name) for name in ("amdgpu.loaded_version", "amdgpu.rocm")}
     return [Measurement(name, value[:80], "") for name, value in known.items() if isinstance(value, str)]
 

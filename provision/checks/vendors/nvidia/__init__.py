@@ -1,4 +1,4 @@
-"""What there is for NVIDIA's GPUs."""
+"""Checks for NVIDIA's GPUs."""
 
 from __future__ import annotations
 

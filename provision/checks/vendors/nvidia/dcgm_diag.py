@@ -1,8 +1,8 @@
-"""NVIDIA's own diagnostic: dcgmi diag, in the JSON of DCGM 3 and of DCGM 4.
+"""NVIDIA's diagnostic dcgmi diag, with the JSON of DCGM 3 and of DCGM 4.
 
-Run only when asked for (validation_tools_dcgm_level: 1 to 4), for beyond level 1 it repeats what other checks
-do and takes minutes. Its exit status is DCGM's own code and no verdict. DCGM says of each error how severe it
-is: a setting that is off is a matter of configuration, and no broken GPU.
+It runs only on request (validation_tools_dcgm_level: 1 to 4), since beyond level 1 it repeats other checks
+and takes minutes. Its exit status is DCGM's own code and not a verdict. DCGM gives a severity with each
+error: a disabled setting is a matter of configuration, not a broken GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEADLINES = {1: 120.0, 2: 600.0, 3: 2400.0, 4: 10800.0}  # seconds; NVIDIA: sec
 
 _STATUS = {
     **{"pass": "pass", "fail": "fail", "warn": "warn", "skip": "skip", "skipped": "skip"},
-    **{"not run": "not run", "notrun": "not run"},  # it was to run, and did not
+    **{"not run": "not run", "notrun": "not run"},  # scheduled, but did not run
 }
 
 # error_severity (DCGM, dcgm_errors.h): 0 none, 1 monitor, 2 isolate, 3 unknown, 4 triage, 5 config, 6 reset
@@ -43,19 +43,19 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class _Result:
-    """One test on one device: its status, what was said, and DCGM's severity (0: none given)."""
+    """One test on one device: its status, its messages, and DCGM's severity (0: none given)."""
 
     test: str
     device: str
     status: str
     said: tuple[str, ...] = ()
     severity: int = 0
-    deployment: bool = False  # of the tests that every level runs
-    of_all: bool = False  # one result for all GPUs, which names a GPU only when that one is to blame
+    deployment: bool = False  # one of the tests that every level runs
+    of_all: bool = False  # one result for all GPUs, which names a GPU only if that one is to blame
 
 
 def _level(node: CheckNode) -> int:
-    """The level asked for; 0: none. Raises ParseError."""
+    """Return the requested level; 0: none. Raises ParseError."""
     level = node.variables.get("validation_tools_dcgm_level", 0) or 0
     if not isinstance(level, int) or isinstance(level, bool) or level not in (0, *_DEADLINES):
         raise ParseError(f"validation_tools_dcgm_level is {level!r}", "give 0 (off), 1, 2, 3 or 4")
@@ -66,7 +66,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
     try:
         level = _level(node)
     except ParseError:
-        return []  # `parse` says so
+        return []  # `parse` reports it
     if not level:
         return []
     program = str(node.variables.get("validation_tools_dcgmi_path", "/usr/bin/dcgmi"))
@@ -75,8 +75,9 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """`level`, and each result as `<test>` = pass, fail, warn, skip or "not run" of a device; with
-    `<test>.said` and `<test>.severity` where there is something to say. Raises ParseError.
+    """Return `level`, and each `<test>` of a device as pass, fail, warn, skip or "not run".
+
+    `<test>.said` and `<test>.severity` hold DCGM's message and severity. Raises ParseError.
     """
     level = _level(node)
     found = [Measurement("level", level, "")]
@@ -98,7 +99,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             f"dcgmi diag tested {len(tested)} GPUs, the node has {node.gpu_count}",
             "look at the gpu_inventory check, and at what dcgmi discovery -l lists",
         )
-    if failed:  # which is told, and that another GPU was tested by none of them
+    if failed:  # the failure is reported, and so is any GPU that no test covered
         tested |= {f"gpu{index}" for index in range(node.gpu_count)}
     for result in _worst_of_each([*results, *_left_out(results, tested)]):
         found.append(Measurement(result.test, result.status, "", result.device))
@@ -110,7 +111,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 
 def _not_run(results: Sequence[_Result]) -> list[_Result]:
-    """A GPU that a test skipped, while its peers passed that test, was not tested."""
+    """Mark a test as not run on a GPU that skipped it while its peers passed."""
     passed = {one.test for one in results if one.status in ("pass", "warn") and one.device != "node"}
     passed -= {one.test for one in results if one.status == "fail"}  # a failure may end the test
     return [
@@ -122,7 +123,7 @@ def _not_run(results: Sequence[_Result]) -> list[_Result]:
 
 
 def _why(results: Sequence[_Result]) -> str:
-    """Which tests were skipped, and the reason where DCGM gives one."""
+    """Describe the skipped tests, with the reason if DCGM gives one."""
     skipped = [one for one in results if one.status == "skip" and not one.deployment]
     names = ", ".join(dict.fromkeys(one.test for one in skipped))
     reason = next((one.said[0] for one in skipped if one.said), "")
@@ -130,12 +131,12 @@ def _why(results: Sequence[_Result]) -> str:
 
 
 def _accused(results: Sequence[_Result]) -> bool:
-    """A test that fails may end the run."""
+    """Return whether a test failed or did not run; a failure may end the run."""
     return any(one.status in ("fail", "not run") for one in results)
 
 
 def _worst_of_each(results: Iterable[_Result]) -> list[_Result]:
-    """A device that a test names twice is as well as the worse of both says."""
+    """Keep the worse of two results of a test on a device."""
     order = ("skip", "pass", "warn", "not run", "fail")
     kept: dict[tuple[str, str], _Result] = {}
     for one in results:
@@ -146,7 +147,7 @@ def _worst_of_each(results: Iterable[_Result]) -> list[_Result]:
 
 
 def _left_out(results: Sequence[_Result], tested: Iterable[str]) -> Iterable[_Result]:
-    """What a test that speaks of GPUs does not say of one of them: it may be lost since the test before."""
+    """Yield the GPUs that a test with results per GPU leaves out; they may have been lost before it."""
     for test in dict.fromkeys(one.test for one in results):
         named = {
             one.device for one in results if one.test == test and one.device != "node" and not one.of_all
@@ -171,7 +172,7 @@ def _results(output: Output) -> list[_Result]:
             result
             for category in body["test_categories"]
             for test in category["tests"]
-            if test is not None  # DCGM 3 writes one after each
+            if test is not None  # DCGM 3 writes a null after each test
             for result in _of_test(test, str(category["category"]))
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -183,12 +184,12 @@ def _results(output: Output) -> list[_Result]:
 
 
 def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
-    """The results of one test by device, and its summary where that says more.
+    """Yield the results of one test by device, and its summary if that adds anything.
 
-    DCGM 4: `entity_group` and `entity_id`, and no `results` where a test did not get that far. DCGM 3 (its
-    dcgmi/Diag.cpp, HelperJsonAddBasicTests and HelperJsonAddResult): one result of all GPUs for each software
-    test, with `gpu_id` when one is to blame; one result a GPU of the other tests, and null for a GPU that did
-    not run it.
+    DCGM 4: `entity_group` and `entity_id`, and no `results` if a test did not get that far. DCGM 3 (its
+    dcgmi/Diag.cpp, HelperJsonAddBasicTests and HelperJsonAddResult): one result for all GPUs for each
+    software test, with `gpu_id` if one is to blame; one result per GPU for the other tests, and null for a
+    GPU that did not run it.
     """
     name = str(test["name"]).lower().replace(" ", "_")
     deployment = category.strip().lower() == "deployment"
@@ -212,7 +213,7 @@ def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
 
 
 def _told(result: Mapping[str, Any]) -> bool:
-    """Whether a result says more than that the test passed, or was skipped."""
+    """Return whether a result reports more than a passed or a skipped test."""
     return bool(_said(result)) or _status(result) in ("fail", "warn")
 
 
@@ -232,13 +233,13 @@ def _status(result: Mapping[str, Any]) -> str:
 
 
 def _warnings(result: Mapping[str, Any]) -> list[Any]:
-    """DCGM 4: a list of objects; DCGM 3 the same, or a text, or a list of texts."""
+    """Return the warnings: objects in DCGM 4; objects, one text or a list of texts in DCGM 3."""
     given = result.get("warnings", [])
     return [one for one in given if one is not None] if isinstance(given, list) else [given]
 
 
 def _said(result: Mapping[str, Any]) -> tuple[str, ...]:
-    # DCGM 3 calls the text of a software test's warning `warnings`, too.
+    # DCGM 3 also uses the key `warnings` for the text of a software test's warning.
     texts = (
         one.get("warning", one.get("warnings")) if isinstance(one, Mapping) else one
         for one in _warnings(result)
@@ -248,7 +249,7 @@ def _said(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _severity(result: Mapping[str, Any]) -> int:
     found = [int(one.get("error_severity", 0)) for one in _warnings(result) if isinstance(one, Mapping)]
-    # What is worst: a GPU to isolate, one to reset, one to look at, then configuration.
+    # Worst first: a GPU to isolate, to reset, to triage, unknown, to monitor; then configuration.
     order = (2, 6, 4, 3, 1, 5)
     return next((severity for severity in order if severity in found), 0)
 
@@ -272,7 +273,7 @@ def judge(
             continue
         said = str(values.get((device, f"{test}.said"), "no reason given"))
         severity = int(values.get((device, f"{test}.severity"), 0))
-        # A setting that is off (severity 5) breaks nothing.
+        # A disabled setting (severity 5) breaks nothing.
         verdict = Verdict.FAIL if status == "fail" and severity != 5 else Verdict.WARN
         measured, action = Measurement(test, str(status), "", device), _ACTIONS.get(severity, "investigate")
         message = f"dcgmi diag, {test}: {said}"
