@@ -1,4 +1,4 @@
-"""Writer of a burn-in's files (record, pages, node lists, checksums); it also drains failed nodes."""
+"""Writer of a burn-in's files (record, pages, node lists, checksums); drains failed nodes, too."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from provision.up import hooks
 
 RECORD = "record.json"
 SUMS = "SHA256SUMS"
-_DRAWN = 128  # nodes whose telemetry is drawn, worst first: a record must not take longer than its reading
+_DRAWN = 128  # nodes with telemetry charts, worst first: a record must not take longer to write than to read
 
 
 def write(run: Campaign, found: Results) -> dict[str, Path]:
-    """The record of the fleet and of each node (JSON and HTML), the node lists and JUnit, and the checksums
-    of all of it with what was collected; name → file."""
+    """Write the fleet's and the nodes' records, node lists, JUnit and checksums; return name → file.
+
+    Records are JSON and HTML; the checksums cover them and the collected files."""
     folder = run.folder
     worst = sorted(found.nodes, key=lambda name: -found.nodes[name].burned.health.verdict.badness)
     watched = {name: found.nodes[name].watch for name in worst[:_DRAWN]}
@@ -55,7 +56,7 @@ def _both(folder: RunFolder, name: str, document: Mapping[str, Any], drawn: Mapp
 
 
 def _sums(path: Path) -> str:
-    """As sha256sum writes and checks them: the record, its pages, and what it was made of."""
+    """Return checksums of the record, its pages and their sources, in the format of sha256sum."""
     files = [
         file
         for below in ("record.*", "records/*", "orders.jsonl", "facts.jsonl", "contacts.jsonl", "spool/**/*")
@@ -66,8 +67,7 @@ def _sums(path: Path) -> str:
 
 
 def drain(run: Campaign, found: Results, fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Take the nodes that failed out of service, with the reason, where the inventory names a hook or a
-    scheduler for it. Node → why that did not work."""
+    """Drain the failed nodes by the inventory's hooks and schedulers; return node → why draining failed."""
     known = hooks.load(fleet, overrides)
     schedulers = chosen.load(fleet, overrides)
     already = {str(node) for row in run.folder.read("hooks") for node in row.get("nodes") or ()}
@@ -98,7 +98,7 @@ def drain(run: Campaign, found: Results, fleet: Fleet, overrides: Mapping[str, A
 
 
 def reason(health: FleetHealth, name: str) -> str:
-    """Why a node is not fit, in one line: its worst finding."""
+    """Return the reason why a node is unfit, in one line: its worst finding."""
     node = next(one for one in health.nodes if one.node == name)
     findings = [finding for check in node.checks for finding in check.findings]
     worst = max(findings, key=lambda finding: finding.verdict.badness, default=None)
@@ -108,7 +108,7 @@ def reason(health: FleetHealth, name: str) -> str:
 
 
 def summary(run: Campaign, found: Results, drained: Sequence[str]) -> list[str]:
-    """What a person reads at the end."""
+    """Return the summary lines printed at the end."""
     fleet = record.document(found, run.folder.meta(), run.name)
     lines = [
         f"burn-in {run.name}: {fleet['load_hours']:.4g} node-hours under load"
@@ -130,18 +130,18 @@ def summary(run: Campaign, found: Results, drained: Sequence[str]) -> list[str]:
     return lines
 
 
-# --- record.html: the record for printing, signing and filing; one file, no network. It is made of the
-# record (JSON) alone, and of the samples it draws; what a node says is escaped as in every report (html.py)
+# --- record.html: the record for printing, signing and filing; one file, no network. It contains only the
+# record (JSON) and the samples in its charts; texts from nodes are escaped as in every report (html.py).
 
 
-_CHARTED = 24  # nodes whose telemetry is drawn, worst first: a page that opens and prints
-_COURSE = 60  # lines of a node's course
+_CHARTED = 24  # nodes with charts, worst first, so that the page still opens and prints
+_COURSE = 60  # lines of a node's history
 _FINDINGS = 60
 _HOT, _WARM = 12.0, 6.0  # degrees above the median of the same place on the other nodes
 
 
 def render(record: Mapping[str, Any], series: Mapping[str, Mapping[str, Series]], sha: str) -> Iterator[str]:
-    """The page in pieces. `series`: node → device → its samples; `sha`: of the record's JSON."""
+    """Render the page in pieces. `series`: node → device → its samples; `sha`: of the record's JSON."""
     nodes = sorted(record["nodes"], key=lambda node: -Verdict(node["verdict"]).badness)
     charts = {node["node"]: _charts(node, series.get(node["node"], {})) for node in nodes[:_CHARTED]}
     yield from html.page(
@@ -167,7 +167,7 @@ def _charts(node: Mapping[str, Any], series: Mapping[str, Series]) -> list[Image
 
 
 def _headline(record: Mapping[str, Any]) -> str:
-    """`6 of 8 nodes accepted`."""
+    """Return the headline: `6 of 8 nodes accepted`."""
     accepted = sum(node["verdict"] in ("pass", "warn") and node["over"] for node in record["nodes"])
     count = len(record["nodes"])
     said = f"{accepted} of {count} node{'s' * (count != 1)} accepted"
@@ -177,7 +177,7 @@ def _headline(record: Mapping[str, Any]) -> str:
 
 
 def _thermal(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The table of temperatures by place, as its cells: text and how far it stands out."""
+    """Return the table of temperatures by place: each cell has its text and how far it stands out."""
     tables = []
     for sku in dict.fromkeys(row["sku"] for row in record["thermal"]):
         rows = [row for row in record["thermal"] if row["sku"] == sku]
@@ -196,7 +196,7 @@ def _thermal(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _cell(values: Mapping[str, float], name: str) -> tuple[str, str]:
-    """(what stands there, its class)."""
+    """Return a cell's text and its CSS class."""
     if name not in values:
         return "—", ""
     others = sorted(value for other, value in values.items() if other != name)
@@ -207,7 +207,7 @@ def _cell(values: Mapping[str, float], name: str) -> tuple[str, str]:
 
 
 def _load_words(seconds: float) -> str:
-    """Seconds under load as readable text."""
+    """Format seconds under load as readable text."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

@@ -28,18 +28,18 @@ from provision.runs.store import RunFolder
 from provision.up import hooks
 from provision.validate import validation
 
-_EVERY = 20.0  # seconds between two looks of `attach`
+_EVERY = 20.0  # seconds between two polls of `attach`
 
 
 class Alone(Protocol):
-    """Locks `nodes` for this run; a lock held by the burn-in of that name does not count."""
+    """Lock `nodes` for this run; a lock held by the burn-in `burnin` does not count."""
 
     def __call__(self, nodes: Collection[str], burnin: str = "") -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
 class BurninOptions:
-    """The options of the actions. `every_node`: no --nodes was given."""
+    """Options of the actions. `every_node`: no --nodes was given."""
 
     forks: int = 50
     every_node: bool = True
@@ -51,14 +51,13 @@ class BurninOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an action came to. `run`: the burn-in's name; `nodes`: how each stands, where that was asked;
-    `record`: the record of acceptance and `summary` its lines, where it was collected."""
+    """Outcome of an action."""
 
-    run: str
+    run: str  # the burn-in's name
     code: ExitCode
-    nodes: Sequence[Status] | None = None
-    record: Path | None = None
-    summary: Sequence[str] = field(default=(), repr=False)
+    nodes: Sequence[Status] | None = None  # their state, if requested
+    record: Path | None = None  # the record of acceptance, if collected
+    summary: Sequence[str] = field(default=(), repr=False)  # its lines for the terminal
 
 
 def start(
@@ -72,8 +71,8 @@ def start(
     options: BurninOptions,
     on_event: OnEvent,
 ) -> Outcome:
-    """Begin a burn-in; unless detached, stay and watch. Raises LockedError when another run has a node."""
-    hooks.load(fleet, overrides)  # one that cannot be called is refused before a node is loaded
+    """Start a burn-in and, unless detached, attach. Raises LockedError if another run has a node."""
+    hooks.load(fleet, overrides)  # refuses an unusable hook before any node is loaded
     arguments = {"profile": profile.name, "minutes": profile.minutes, "nodes": list(fleet.nodes)}
     with alone([part.node for part in planned.parts]):
         run, given = campaign.new(
@@ -106,8 +105,7 @@ def run(
     options: BurninOptions,
     on_event: OnEvent,
 ) -> Outcome:
-    """One of status, attach, stop, collect and resume, of the burn-in in `folder`, or of that name on the
-    nodes."""
+    """Run status, attach, stop, collect or resume for the burn-in in `folder`, or `named` on the nodes."""
     run, fleet = _found(named, folder, fleet, overrides, options)
     if action == "status":
         return _status(run)
@@ -127,7 +125,7 @@ def _found(
     overrides: Mapping[str, Any],
     options: BurninOptions,
 ) -> tuple[Campaign, Fleet]:
-    """The burn-in, and its nodes: of this machine's run folders, else what the nodes have."""
+    """Return the burn-in and its nodes, from this machine's run folders or else from the nodes."""
     if folder is not None and not folder.meta().get("adopted"):
         wanted = [str(name) for name in folder.meta().get("nodes", ())]
         missing = [name for name in wanted if name not in fleet.nodes]
@@ -147,7 +145,7 @@ def _found(
 
 
 def _burning(run: Campaign) -> list[str]:
-    """The nodes that were begun, as far as they are in the inventory."""
+    """Return the nodes that were started and are still in the inventory."""
     unable = run.folder.meta().get("not_burned_in") or {}
     return [name for name in run.folder.meta()["nodes"] if name in run.variables and name not in unable]
 
@@ -183,7 +181,7 @@ def _stop(run: Campaign, on_event: OnEvent) -> ExitCode:
 
 
 def _resume(run: Campaign, alone: Alone, on_event: OnEvent) -> None:
-    """Give their order once more to the nodes that do not burn."""
+    """Send the order again to nodes that stopped early."""
     orders = {str(row["node"]): row["order"] for row in run.folder.read("orders")}
     for name in _burning(run):
         orders.setdefault(name, Spool(run.folder, name).order())
@@ -201,7 +199,7 @@ def _resume(run: Campaign, alone: Alone, on_event: OnEvent) -> None:
 def _attach(
     run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions, on_event: OnEvent
 ) -> Outcome:
-    """Watch until nothing more comes; an interrupt ends the watching only."""
+    """Watch until every node is done; an interrupt only ends the watching."""
     last: dict[str, str] = {}
     try:
         while True:
@@ -227,11 +225,11 @@ def _attach(
 
 
 def _between(run: Campaign, found: list[Status], options: BurninOptions, on_event: OnEvent) -> bool:
-    """Measure the segments between nodes that nodes wait in; whether there were any."""
+    """Measure the segments between nodes in which nodes wait; return whether there were any."""
     meta = run.folder.meta()
     wanted = between.segments(meta.get("profile"))
     if not wanted and any(one.holding for one in found):
-        # Begun elsewhere: the order says it.
+        # It was started elsewhere; the order has the segments.
         run.fetch([one.node for one in found if one.holding], lambda line: on_event(Note(line)))
     seen = results.looked(run)
     wanted = wanted or results.segments_between(run)
@@ -246,7 +244,7 @@ def _between(run: Campaign, found: list[Status], options: BurninOptions, on_even
 
 
 def _too_many(run: Campaign, found: list[Status]) -> bool:
-    """Whether the share of nodes in trouble is above what the profile allows."""
+    """Return whether the share of failing nodes exceeds the profile's limit."""
     profile = run.folder.meta().get("profile") or {}
     share = float((profile.get("abort") or {}).get("failing_share") or 0.0)
     return share > 0 and sum(one.bad for one in found) > share * len(found)
@@ -255,7 +253,7 @@ def _too_many(run: Campaign, found: list[Status]) -> bool:
 def _collect(
     run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions, on_event: OnEvent
 ) -> Outcome:
-    """Fetch, judge, write the record, drain what failed."""
+    """Fetch, judge, write the record, and drain failed nodes."""
     names = _burning(run)
     run.fetch(names, lambda line: on_event(Note(line)))
     found = results.results(run, options.thresholds)

@@ -1,7 +1,7 @@
-"""One burn-in of a fleet, as the controller runs it: look at the nodes, start, status, stop, fetch.
+"""One burn-in of a fleet, as run by the controller: observe nodes, start, status, stop, fetch.
 
-All that is needed to judge it is on the nodes as well as here: a controller that has never heard of it asks
-them which burn-in they have, and goes on from there.
+Everything needed to judge it is also on the nodes: a controller without its run folder learns from them which
+burn-in they have, and continues from there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from provision.validate.plays import node_commands
 
 VERB = "burnin"
 NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-burnin")
-_ROUNDS = 5000  # answers that one node's files come in, at most
+_ROUNDS = 5000  # responses in which one node's files may arrive, at most
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Campaign:
     variables: Mapping[str, Mapping[str, Any]]
     forks: int = 50
     vault_password_files: Sequence[Path] = ()
-    over: dict[str, bool] = field(default_factory=dict)  # node → nothing more will come of it
-    silence: dict[str, str] = field(default_factory=dict)  # node → why it could not be asked
+    over: dict[str, bool] = field(default_factory=dict)  # node → it will produce nothing more
+    silence: dict[str, str] = field(default_factory=dict)  # node → why it could not be contacted
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class Campaign:
         heard: Callable[[Answer], None] | None = None,
         **more: Any,
     ) -> dict[str, Answer]:
-        """One word to these nodes; what their clocks said is kept."""
+        """Send one command to these nodes, and record the clock readings in their answers."""
 
         def note(answer: Answer) -> None:
             if not answer.error:
@@ -85,7 +85,7 @@ class Campaign:
         )
 
     def contacts(self) -> dict[str, list[Contact]]:
-        """What every node's clocks said, each time it was asked."""
+        """Return each node's clock readings, one for each answer."""
         found: dict[str, list[Contact]] = {}
         for record in self.folder.read("contacts"):
             try:
@@ -100,7 +100,7 @@ class Campaign:
     # --- begin
 
     def begin(self, given: Mapping[str, Mapping[str, Any]], program: bytes) -> dict[str, str]:
-        """Give each node its order; node → why it does not burn, for those that do not."""
+        """Send each node its order; return node → why it did not start, for failed starts."""
         began = time.monotonic()
         each = {name: {"order": node_commands.packed(_json(order))} for name, order in given.items()}
         answers = self.ask("start", list(given), each=each, shared={"runner": node_commands.packed(program)})
@@ -127,8 +127,7 @@ class Campaign:
     # --- fetch
 
     def fetch(self, nodes: Collection[str], say: Callable[[str], None]) -> None:
-        """Bring what the nodes wrote since the last time. A node that cannot be asked is noted, not waited
-        for."""
+        """Fetch new data from the nodes; a node that cannot be contacted is noted, not waited for."""
         pending = list(nodes)
         for _ in range(_ROUNDS):
             if not pending:
@@ -147,7 +146,7 @@ class Campaign:
         return Spool(self.folder, node)
 
     def _take(self, answer: Answer, say: Callable[[str], None]) -> bool:
-        """Keep what one answer brings; whether there is more."""
+        """Store the data of one answer; return whether there is more."""
         name, spool = answer.node, self._spool(answer.node)
         self.silence.pop(name, None)
         before = _known(spool)
@@ -169,7 +168,7 @@ class Campaign:
 
 
 def _known(spool: Spool) -> dict[str, int]:
-    """How much of each file is here; the state is always asked for anew."""
+    """Return the size of each file here; the state is always fetched again."""
     return {file: size for file, size in spool.have().items() if file != "state.json"}
 
 
@@ -187,7 +186,7 @@ def new(
     forks: int,
     arguments: Mapping[str, Any],
 ) -> tuple[Campaign, dict[str, dict[str, Any]]]:
-    """A new burn-in, with everything kept that its judging needs; and the order of each node."""
+    """Create a burn-in with everything needed to judge it; return it and the order of each node."""
     folder = RunFolder.create(VERB, arguments)
     folder.note(
         inventory=fleet.place,
@@ -198,7 +197,7 @@ def new(
     )
     folder.write_json("plan.json", orders.document(profile, planned, unable, looked.able))
     about = {"inventory": fleet.place, "asked": [*profile.checks, VERB]}
-    about |= {"who": me(), "since": now("seconds")}  # for whoever finds the nodes in use
+    about |= {"who": me(), "since": now("seconds")}  # for a person who finds the nodes in use
     given: dict[str, dict[str, Any]] = {}
     for node in looked.seen.values():
         folder.append("facts", asdict(node))
@@ -215,8 +214,9 @@ def new(
 
 
 def known_here(named: str) -> RunFolder | None:
-    """The run folder of a burn-in, by its path or name, or the newest; None when this machine has none.
-    Raises RunFolderError for a run that is none of burnin."""
+    """Return the run folder of a burn-in by path or name, or the newest; None if it is not here.
+
+    Raises RunFolderError for a run of another verb."""
     if named == "latest":
         try:
             return latest(VERB)
@@ -234,8 +234,9 @@ def known_here(named: str) -> RunFolder | None:
 def ask_nodes(
     named: str, variables: Mapping[str, Mapping[str, Any]], fleet: Fleet, forks: int
 ) -> tuple[Campaign, dict[str, Answer]]:
-    """The burn-in that the nodes have, where this machine does not know of it. Raises RunFolderError when
-    none has it, and IncompleteError when that is not known of all of them."""
+    """Return the burn-in that the nodes have, if this machine has no record of it.
+
+    Raises RunFolderError if no node has it, IncompleteError if some nodes did not answer."""
     wanted = "" if named == "latest" else named
     answers = node_talk.ask(
         "status", wanted, variables, forks=forks, vault_password_files=fleet.vault_password_files
@@ -255,7 +256,7 @@ def ask_nodes(
     moment = f"{name[:4]}-{name[4:6]}-{name[6:8]}T{name[9:11]}:{name[11:13]}:{name[13:19]}Z"
     folder.note(
         inventory=fleet.place,
-        # One that cannot be asked may be part of it: it is named until it says otherwise.
+        # A node that did not answer may take part, so it is listed until its answer shows otherwise.
         nodes=[node for node in variables if node in there[name] or answers[node].error],
         asked=folder.meta().get("asked") or [VERB],
         started=moment,
@@ -265,7 +266,7 @@ def ask_nodes(
 
 
 def _not_known(what: str, answers: Mapping[str, Answer]) -> str:
-    """That no node that answered has it, and why the others did not."""
+    """Describe that no answering node has it, and why the others did not answer."""
     silent: dict[str, list[str]] = {}
     for answer in answers.values():
         if answer.error:
@@ -280,7 +281,7 @@ def _not_known(what: str, answers: Mapping[str, Answer]) -> str:
 
 @dataclass(frozen=True)
 class Looked:
-    """Every node of the fleet. `variables`: what each declares."""
+    """Observations of all nodes of the fleet. `variables`: node → its declared variables."""
 
     variables: Mapping[str, Mapping[str, Any]]
     seen: dict[str, NodeFacts] = field(default_factory=dict)
@@ -288,7 +289,7 @@ class Looked:
 
     @property
     def able(self) -> dict[str, NodeFacts]:
-        """The nodes that can burn."""
+        """The nodes that can burn in."""
         return {name: node for name, node in self.seen.items() if not node.error}
 
 
@@ -302,8 +303,9 @@ def look(
     schedulers: Schedulers | None = None,
     on_event: OnEvent = ignore,
 ) -> Looked:
-    """Look at every node once; one on which a job runs is not able, as far as `schedulers` know. Raises
-    StackError for a variable that cannot be resolved."""
+    """Observe every node once; nodes with a running job are not able, according to `schedulers`.
+
+    Raises StackError for a variable that cannot be resolved."""
     looked = Looked(validation.plain_variables(fleet, overrides))
     with work("burnin", len(fleet.nodes), on_event):
         on_event(Step(f"looking at {many(len(fleet.nodes), 'node')}"))

@@ -1,7 +1,6 @@
-"""The segments of a burn-in between nodes: the nodes wait, and an attached controller measures pairs and
-groups.
+"""Segments of a burn-in between nodes: nodes wait while an attached controller measures pairs.
 
-Each segment keeps what it measured in a folder of its own, `<run>/fleet/<segment>/`, as a validate run does.
+Each segment stores its measurements in a separate folder, `<run>/fleet/<segment>/`, like a validate run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from provision.runs.store import RunFolder
 from provision.validate.pairs import pair_campaign
 from provision.validate.plays.node_commands import Settings
 
-UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or nobody could
+UNATTENDED = "unattended"  # metric of findings about measurements that were not made
 
 _NOBODY = (
     "not measured, because no controller was attached: gpuprov burnin attach measures it while the nodes wait"
@@ -34,7 +33,7 @@ _ALONE = "not measured, because no other node was in its batch"
 
 @dataclass(frozen=True)
 class Between:
-    """What is measured in a segment between nodes. `optional`: it is skipped where nobody attends."""
+    """Checks of a segment between nodes. `optional`: skipped without an attached controller."""
 
     checks: tuple[str, ...]
     optional: bool = False
@@ -44,7 +43,7 @@ Segments = Mapping[str, Between]
 
 
 def segments(profile: Any) -> dict[str, Between]:
-    """The segments between nodes of a profile, as JSON has it, which may come from a node."""
+    """Return the segments between nodes of a profile in JSON form, which may come from a node."""
     found = {}
     rows = profile.get("segments") if isinstance(profile, Mapping) else None
     for row in rows if isinstance(rows, list | tuple) else ():
@@ -56,7 +55,7 @@ def segments(profile: Any) -> dict[str, Between]:
 
 
 def ready(found: Iterable[Status], turns: Mapping[str, int], wanted: Segments) -> dict[str, list[str]]:
-    """Segment → the nodes that wait in it, for the turns whose nodes all do that still burn."""
+    """Return segment → waiting nodes, for turns in which all remaining nodes wait."""
     groups: dict[int, list[Status]] = {}
     for one in found:
         if not one.over and not one.error:
@@ -77,8 +76,9 @@ def measure(
     on_event: OnEvent,
     forks: int,
 ) -> None:
-    """Measure the nodes that wait in a segment, then let them go on, whatever came of it. What was measured
-    while some of them had gone on by themselves is not to be judged."""
+    """Measure the nodes that wait in a segment, then always release them.
+
+    Results from after some of them had continued by themselves are marked as late, and not judged."""
     folder = _folder(run, segment)
     folder.note(asked=list(checks), nodes=list(able), inventory=str(run.folder.meta().get("inventory") or ""))
     settings = Settings(forks=forks, vault_password_files=tuple(run.vault_password_files))
@@ -98,7 +98,7 @@ def measure(
 
 
 def _gone_on(run: Campaign, segment: str, able: Iterable[str]) -> list[str]:
-    """The nodes that burn on and wait in the segment no more."""
+    """Return the nodes that burn on without waiting in the segment."""
     answers = run.ask("status", list(able)).values()
     return [
         answer.node
@@ -119,9 +119,10 @@ def judge(
     passed: Mapping[str, Collection[str]],
     alone: Mapping[str, Collection[str]],
 ) -> tuple[list[NodeHealth], list[Finding], list[str]]:
-    """The nodes with what lies between them; findings of the fabric; what no measurement could tell.
-    `passed`: node → the segments it has behind it: one that nobody measured there is an error, or skipped
-    when it is optional. `alone`: node → those it was not asked to wait in, for nobody burned beside it."""
+    """Return nodes with their results between nodes, fabric findings, and notes on missing results.
+
+    `passed`: node → completed segments: an unmeasured one is an error, or skipped if optional. `alone`: node
+    → segments in which it had no other node to be measured with."""
     judged = list(nodes)
     fabric: list[Finding] = []
     reported: list[str] = []
@@ -162,7 +163,7 @@ def judge(
 
 
 def _late(meta: Mapping[str, Any], between: Between) -> str:
-    """Why nothing of a segment is judged: nodes loaded their GPUs again while others were still measured."""
+    """Return why a segment is not judged: nodes loaded their GPUs again while others were measured."""
     late = meta.get("late")
     if not isinstance(late, Mapping) or late.get("check") not in between.checks:
         return ""
@@ -171,7 +172,7 @@ def _late(meta: Mapping[str, Any], between: Between) -> str:
 
 
 def _lacked(check: str, found: Iterable[Sequence[CheckResult]]) -> str:
-    """How to get the program of a check that not one node has; empty when any has it."""
+    """Return how to install a check's program that no node has; empty if any node has it."""
     findings = [f for checks in found for one in checks if one.check == check for f in one.findings]
     errors = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
     installs = [f"the role {one.METRIC.installs} installs it" for one in PAIRS.of_any(check)]
@@ -198,7 +199,7 @@ def _untold(check: str, why: str, *, skipped: bool = False) -> CheckResult:
 
 
 def _with(node: NodeHealth, segment: str, more: Iterable[CheckResult]) -> NodeHealth:
-    """The node with the findings of a segment; those of one check in several segments together."""
+    """Return the node with the findings of a segment, merged by check with earlier segments."""
     checks = {check.check: check for check in node.checks}
     for check in more:
         findings = tuple(replace(f, message=f"{segment}: {f.message}") for f in check.findings)

@@ -1,8 +1,7 @@
-"""Judge of one node's burn-in: every step as validate judges it, and faults that only hours of load show
-(pure).
+"""Judge of one node's burn-in (pure): each step by validate's rules, and faults seen only over hours.
 
-A fault is told once, with when it began and how often it came. What was not measured is `error`: a node that
-gives nothing is never healthy.
+A fault is reported once, with its first time and its count. Anything not measured is `error`: a node without
+results is never healthy.
 """
 
 from __future__ import annotations
@@ -27,21 +26,19 @@ from provision.checks.kernel import kernel_incidents
 from provision.checks.kernel.vendors import driver_log
 from provision.text import many
 
-_LATE = 2  # samples: where the kernel's log cannot be waited on, it is read as often as the sources are
-_XIDS = {"lost": "79"}  # what a finding measures → the kernel's word for it
+_LATE = 2  # samples: without notifications, the kernel log is only read once per sample
+_XIDS = {"lost": "79"}  # metric of a finding → Xid in the kernel log
 
 
 @dataclass(frozen=True)
 class Burned:
-    """What came of one node. `reported`: every finding with when it began; `missing`: what was not
-    measured, a
-    line each; `load`: seconds under real load, by segment and check; `done` of `planned` steps."""
+    """Result of one node."""
 
     health: NodeHealth
-    reported: tuple[Reported, ...]
-    missing: tuple[str, ...]
-    load: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    done: int = 0
+    reported: tuple[Reported, ...]  # every finding with its first time
+    missing: tuple[str, ...]  # steps that were not measured, a line each
+    load: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # seconds, by segment and check
+    done: int = 0  # of `planned` steps
     planned: int = 0
     over: bool = False
 
@@ -65,8 +62,10 @@ def judge(
     damaged: Sequence[str] = (),
     override: Path | None = None,
 ) -> Burned:
-    """Everything that is known of one node → its verdict. `raw_of`: the answer of a step, by its file;
-    `over`: whether nothing more will come; `silence`: why the node could not be asked any more."""
+    """Judge everything known of one node.
+
+    `raw_of`: returns the answer of a step by its file; `over`: nothing more will come; `silence`: why the
+    node no longer answers."""
     limits = node.limits(override)
     judged = [_judged(node, step, raw_of, limits) for step in timeline.steps if step.end or step.why]
     planned = planned_steps(order)
@@ -100,8 +99,7 @@ def judge(
 
 
 def _without_steps(order: Mapping[str, Any], planned: Collection[str]) -> list[str]:
-    """The checks of the order's profile that have nothing to run on this node, so that no step is theirs:
-    not built for its GPUs, or GPUs that are partitioned. What they say without it belongs into the record."""
+    """Return the profile's checks without steps on this node (unsupported or partitioned GPUs)."""
     about = order.get("about")
     profile = about.get("profile") if isinstance(about, Mapping) else None
     segments = profile.get("segments") if isinstance(profile, Mapping) else None
@@ -119,7 +117,7 @@ def _judged(
     raw_of: Callable[[str], Mapping[str, Any] | None],
     limits: Mapping[str, Any],
 ) -> _Judged:
-    """One step, as a check of validate is judged."""
+    """Judge one step like a check of validate."""
     answer = raw_of(step.raw) if step.raw else None
     if step.check not in CHECKS:
         finding = unmeasured(step.check, "a check that this gpuprov does not have", action="investigate")
@@ -134,11 +132,11 @@ def _judged(
 
 
 def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) -> list[Reported]:
-    """The findings of all runs of one check: what is the same fault told once, with its first time."""
+    """Merge the findings of all runs of one check; each fault is reported once, with its first time."""
     groups: dict[tuple[str, str, str], list[tuple[_Judged, Finding]]] = {}
     for one in judged:
         for finding in one.result.findings:
-            # Of what was not measured, each reason is one of its own: it has no metric.
+            # Unmeasured results have no metric, so their message identifies the fault.
             what = finding.metric or finding.message if finding.verdict is not Verdict.PASS else ""
             groups.setdefault((finding.verdict.value, finding.device, what), []).append((one, finding))
     bad = any(verdict not in (Verdict.PASS.value, Verdict.SKIP.value) for verdict, _, _ in groups)
@@ -168,9 +166,10 @@ def _passed(judged: Sequence[_Judged], finding: Finding) -> Reported:
 def _since(
     finding: Finding, first: _Judged, judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None
 ) -> float:
-    """When a fault began: the kernel's or the telemetry's first sign of it, if that lies in the run that
-    found it or after the run before; else when that run began. A sign is read a sample or two late: one just
-    after the run's end is of something that the run has seen."""
+    """Return when a fault began: at its first sign in kernel log or telemetry, or else with its run.
+
+    A sign counts if it lies in the run that found the fault, or between that run and the one before. Signs
+    are read a sample or two late, so one just after the run's end belongs to the run."""
     before = [one.step.begin for one in judged if one.step.begin < first.step.begin]
     low = max(before, default=timeline.began or first.step.begin)
     high = first.step.end or first.step.begin
@@ -195,7 +194,7 @@ def _since(
 
 
 def _result(check: str, judged: Sequence[_Judged], reported: Sequence[Reported]) -> CheckResult:
-    """All runs of a check as one: the findings told once, and of each measurement the median of its runs."""
+    """Merge all runs of a check: findings reported once, and the median of each measurement."""
     if not judged:
         finding = unmeasured(check, "it never ran to its end", action="investigate")
         return CheckResult(check, Verdict.ERROR, (finding,), (), 0.0)
@@ -222,8 +221,7 @@ def _median(rows: Sequence[Measurement]) -> Measurement:
 
 
 def real_seconds(one: _Judged) -> float:
-    """How long a step really loaded the node: by the load's own word where it gives one, else by how long its
-    programs ran."""
+    """Return the seconds that a step loaded the node, by its load's count or else its run time."""
     said = [m.value for m in one.result.measurements if (m.metric, m.device) == ("seconds", "node")]
     number = next((value for value in said if isinstance(value, int | float)), None)
     return float(number) if number is not None and one.step.check == "gpu_burn" else one.step.seconds
@@ -232,7 +230,7 @@ def real_seconds(one: _Judged) -> float:
 def _load(judged: Iterable[_Judged]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for one in judged:
-        # What only looks is no load.
+        # Passive checks put no load on the node.
         if one.step.raw and one.step.check in CHECKS and CHECKS.entries[one.step.check].stage != "quick":
             checks = found.setdefault(one.step.segment, {})
             checks[one.step.check] = round(checks.get(one.step.check, 0.0) + real_seconds(one), 1)
@@ -242,7 +240,7 @@ def _load(judged: Iterable[_Judged]) -> dict[str, dict[str, float]]:
 def _missing(
     planned: Mapping[str, Mapping[str, int]], judged: Sequence[_Judged], timeline: Timeline
 ) -> list[str]:
-    """What the order asked for and nobody measured, a line each."""
+    """Return the ordered steps that were not measured, a line each."""
     lines = []
     for segment, checks in planned.items():
         outcome = next((s.outcome for s in reversed(timeline.segments) if s.name == segment), "")
@@ -262,7 +260,7 @@ def _own_result(reported: Sequence[Reported], timeline: Timeline) -> CheckResult
 
 
 def _with_times(health: NodeHealth, reported: Sequence[Reported]) -> NodeHealth:
-    """The health with when each fault began, in its words: every report then says it."""
+    """Return the health with the start of each fault in its message, for all reports."""
     known = {(one.finding.check, one.finding.device, one.finding.message): one for one in reported}
 
     def dated(finding: Finding) -> Finding:

@@ -1,5 +1,4 @@
-"""Calls to the burn-in program of many nodes, through playbooks/burnin.yml; its answers, and each node's
-progress as they tell it, are untrusted."""
+"""Calls to the burn-in program of many nodes, through playbooks/burnin.yml. Answers are untrusted."""
 
 from __future__ import annotations
 
@@ -19,16 +18,17 @@ from provision.text import one_line
 from provision.validate.plays import node_commands
 
 PLAYBOOK = paths.PLAYBOOKS / "burnin.yml"
-LIMIT = 4 * 1024 * 1024  # bytes of files that one answer brings
-_TASK = 120  # seconds for a node to answer one word; stopping ends hung programs first
+LIMIT = 4 * 1024 * 1024  # bytes of files in one answer
+_TASK = 120  # seconds for a node to answer one command; stopping first ends hung programs
 _FIX = "is it powered on, and are address, port, login and network right?"
-_SETUP = 60.0  # seconds for the connection, beyond that
+_SETUP = 60.0  # seconds for the connection, in addition
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one node said. `error`: why it said nothing that can be used. `at`: seconds since the epoch when
-    it was heard here; `now`, `up`, `boot`: the node's own clocks and boot when it spoke."""
+    """Answer of one node; `error`: why there is no usable one.
+
+    `at`: its arrival here, seconds since the epoch; `now`, `up`, `boot`: the node's clocks and boot then."""
 
     node: str
     said: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def trouble(self) -> str:
-        """`unreachable: cause → next step`, or `unreadable: …`; empty when it answered."""
+        """`unreachable: cause → next step`, or `unreadable: …`; empty if the node answered."""
         if not self.error:
             return ""
         fix = _FIX if self.unreachable else "log in and check sudo and python3"
@@ -66,8 +66,9 @@ def ask(
     vault_password_files: Sequence[Path] = (),
     heard: Callable[[Answer], None] | None = None,
 ) -> dict[str, Answer]:
-    """Ask all of `nodes` (name → variables) at once. `each`: node → parameters of its own, `shared`: those of
-    all, by the module's names. One Answer per node; `heard` is called with each as it comes."""
+    """Send a command to all `nodes` (name → variables) at once, and return one Answer per node.
+
+    `each`: node → its parameters; `shared`: common ones, by the module's names; `heard` gets each answer."""
     found: dict[str, Answer] = {}
 
     def keep(answer: Answer) -> None:
@@ -116,7 +117,7 @@ def _number(value: Any) -> float | None:
 
 
 def offsets(known: Mapping[str, int]) -> str:
-    """How far each file is known already, as the module takes it."""
+    """Return how much of each file is here, in the module's format."""
     return node_commands.packed(json.dumps(dict(known)))
 
 
@@ -125,20 +126,19 @@ def offsets(known: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """One node. `words`: for a person; `over`: nothing more will come; `done`: it came to an end of its own;
-    `bad`: something went wrong on it; `holding`: the fleet segment it waits in."""
+    """State of one node."""
 
     node: str
-    words: str
+    words: str  # for people
     alive: bool = False
-    over: bool = False
-    done: bool = False
-    bad: bool = False
-    holding: str = ""
+    over: bool = False  # nothing more will come
+    done: bool = False  # it finished by itself
+    bad: bool = False  # something failed on it
+    holding: str = ""  # segment between nodes in which it waits
     error: str = ""
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the state for JSON."""
         return {
             "node": self.node,
             "status": self.words,
@@ -150,7 +150,7 @@ class Status:
 
 
 def status(answer: Answer, campaign: str, refused: str = "") -> Status:
-    """The state of a burn-in according to one answer."""
+    """Return the state of a burn-in according to one answer."""
     if answer.error:
         return Status(answer.node, answer.trouble, error=answer.error)
     if answer.campaign != campaign:
@@ -189,7 +189,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _where(state: Mapping[str, Any], said: Mapping[str, Any], *, alive: bool, finished: bool) -> str:
-    """`day_one, round 3, gpu_burn`."""
+    """Return the current position: `day_one, round 3, gpu_burn`."""
     if finished:
         how = one_line(str(state.get("finished") or "done"), 20)
         return "done" if how == "done" else f"ended ({how})"

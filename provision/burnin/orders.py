@@ -1,8 +1,7 @@
-"""Builder of a node's order: what it runs by itself, from the profile and its observed hardware; and the plan
-as text and JSON, before any node is loaded (pure).
+"""Builder of node orders from profile and observed hardware, and the plan as text and JSON (pure).
 
-The order says every program with its arguments and deadlines: the node needs nothing of ours to go on. What
-another controller needs to judge what comes of it (`about`) travels with it.
+The order has every program with its arguments and deadlines, so that the node depends on nothing else. The
+data that another controller needs to judge the results (`about`) travels with it.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from provision.text import many, spelled
 from provision.validate.plays import node_commands
 
 FORMAT = 1
-# Seconds in which a node looks who holds its GPUs, before each round. Without them its last step does not fit
-# before the end of its turn, and is not begun.
+# Seconds in which a node checks which processes hold its GPUs, before each round. Without them, its last step
+# would not fit before the end of its turn, and would not start.
 _LOOK = 40.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """One check of a segment: its programs, about how long they take and at most how long."""
+    """One check of a segment."""
 
     check: str
     commands: tuple[Command, ...]
-    about: float
-    longest: float
+    about: float  # expected seconds
+    longest: float  # upper limit in seconds
 
 
 def steps(segment: Segment, node: NodeFacts, options: Mapping[str, Any]) -> list[Step]:
-    """The steps of one round of a segment; a check that has nothing to run on this node has none."""
+    """Return the steps of one round of a segment; a check with nothing to run on this node has none."""
     found = []
     if segment.kind == "soak":
         options = {**options, "burn_seconds": steps_of_soak(segment)[1]}
@@ -61,7 +60,7 @@ def steps(segment: Segment, node: NodeFacts, options: Mapping[str, Any]) -> list
 
 
 def seconds(profile: Profile, node: NodeFacts) -> tuple[float, float]:
-    """(about how many seconds the profile takes on this node, at most how many)."""
+    """Return the expected and the largest number of seconds that the profile takes on this node."""
     nearly = most = 0.0
     for segment in profile.segments:
         mine = steps(segment, node, {})
@@ -69,7 +68,7 @@ def seconds(profile: Profile, node: NodeFacts) -> tuple[float, float]:
         if rounds is None:
             minutes = (segment.minutes or 0.0) * 60
             nearly += minutes
-            # A step begun in the last second runs to its end.
+            # A step that starts in the last second runs to its end.
             most += minutes + max((step.longest for step in mine), default=0.0) + _LOOK
         else:
             nearly += rounds * sum(step.about for step in mine)
@@ -78,7 +77,7 @@ def seconds(profile: Profile, node: NodeFacts) -> tuple[float, float]:
 
 
 def rounds_of(segment: Segment) -> int | None:
-    """How often its checks are run; None when its minutes say how long it is."""
+    """Return how often a segment's checks run; None if its minutes set its length."""
     if segment.kind == "soak":
         return steps_of_soak(segment)[0]
     return segment.repeat
@@ -94,13 +93,13 @@ def order(
     *,
     alone: bool = False,
 ) -> dict[str, Any]:
-    """What the node is given, as order.json. `alone`: no other node burns in its turn."""
+    """Return the node's order, as in order.json. `alone`: no other node burns in its turn."""
     vendor = str(node.gpuprov_node["gpu"].get("vendor") or vendors.CHECKED[0])
     segments: list[dict[str, Any]] = []
     for segment in profile.segments:
         mine = steps(segment, node, {})
         if segment.kind in LOADS and not mine:
-            continue  # nothing of it applies to this node
+            continue  # nothing in it applies to this node
         if segment.kind == "fleet" and alone:
             continue
         rounds = rounds_of(segment)
@@ -153,7 +152,7 @@ def _plain(step: Step) -> dict[str, Any]:
 
 
 def _xids(rule: Sequence[int] | str | None) -> list[int] | None:
-    """The codes that end a node's burn-in; `fatal`: those after which a GPU is of no use until its reset."""
+    """Return the codes that end a node's burn-in; `fatal`: GPUs need a reset after them."""
     if rule == "fatal":
         return list(fatal_xids())
     return None if rule is None else [int(code) for code in rule]
@@ -161,8 +160,10 @@ def _xids(rule: Sequence[int] | str | None) -> list[int] | None:
 
 @functools.cache
 def fatal_xids() -> tuple[int, ...]:
-    """The Xids of provision/data/xid.yml that fail a GPU until it is reset, the node rebooted, or worse,
-    whatever else their line has (fatal_lines of a vendor: those whose line decides)."""
+    """Return the Xids of provision/data/xid.yml after which a GPU needs a reset, a reboot, or worse.
+
+    Only the ones for which the code decides; a vendor's fatal_lines have the ones for which the line decides.
+    """
     rows = yamlfile.load(DATA / "xid.yml")
     return tuple(
         sorted(code for code, row in rows.items() if row["level"] == "fail" and row["action"] in NEEDS_RESET)
@@ -170,13 +171,12 @@ def fatal_xids() -> tuple[int, ...]:
 
 
 def described(profile: Profile) -> dict[str, Any]:
-    """The profile as JSON."""
+    """Return the profile as JSON."""
     return {**asdict(profile), "source": str(profile.source)}
 
 
 def _slim(node: NodeFacts) -> dict[str, Any]:
-    """What was seen of the node, as far as its checks read it: the order must not grow with a node's
-    packages."""
+    """Return the facts that the node's checks read, since orders must not grow with installed packages."""
     facts = {
         name: value
         for name, value in node.facts.items()
@@ -186,7 +186,7 @@ def _slim(node: NodeFacts) -> dict[str, Any]:
 
 
 def plan_seconds(segment: Segment) -> float:
-    """About how many seconds a segment takes on any node."""
+    """Return about how many seconds a segment takes on any node."""
     return about(segment, cost) * 60
 
 
@@ -196,7 +196,7 @@ def plan_seconds(segment: Segment) -> float:
 def lines(
     profile: Profile, plan: Plan, unable: Mapping[str, str], able: Mapping[str, NodeFacts]
 ) -> Iterator[str]:
-    """The plan, line by line. `able`: the nodes that burn."""
+    """Yield the lines of the plan. `able`: the nodes that burn in."""
     yield f"profile {profile.name}: {profile.summary}" if profile.summary else f"profile {profile.name}"
     yield ""
     width = max(len(segment.name) for segment in profile.segments)
@@ -232,8 +232,7 @@ def lines(
 def _left_out(
     profile: Profile, able: Mapping[str, NodeFacts]
 ) -> dict[tuple[tuple[str, ...], str], list[str]]:
-    """(checks that were not built for the GPUs of some nodes, why) → those nodes: their burn-in is without
-    them."""
+    """Return (checks that do not support some GPUs, why) → the nodes that burn in without them."""
     found: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for name, node in able.items():
         checks = registry.not_built(profile.checks, node.gpuprov_node["gpu"].get("vendor"))
@@ -271,7 +270,7 @@ def _limit(cap: tuple[float | None, int | None]) -> str:
 def document(
     profile: Profile, plan: Plan, unable: Mapping[str, str], able: Mapping[str, NodeFacts]
 ) -> dict[str, Any]:
-    """The plan as JSON: seconds, kilowatts. `able`: the nodes that burn."""
+    """Return the plan as JSON, in seconds and kilowatts. `able`: the nodes that burn in."""
     return {
         "format": 1,
         "profile": described(profile),

@@ -1,5 +1,4 @@
-"""Findings that only hours of load show: reboots, aborts, Xids between tests, clock jumps, gaps, drift
-(pure)."""
+"""Findings that only hours of load show: reboots, aborts, Xids, clock jumps, gaps, drift (pure)."""
 
 from __future__ import annotations
 
@@ -16,20 +15,19 @@ from provision.checks.vendors import offered
 from provision.node_names import fold
 from provision.text import spelled
 
-ID = "burnin"  # these findings' check
-_DRIFT = 0.03  # of the clock under load, against the peers: warm-up and room temperature move all alike
-_AWAY = 60.0  # seconds without samples beyond which a gap is told
-_GONE = ("lost", "xid.79", "amdgpu.lost")  # what a finding measures of a GPU that answers no more
-_WATCHED = 0.9  # share of the time that must have been sampled
+ID = "burnin"  # check id of these findings
+_DRIFT = 0.03  # of the clock under load, against the peers: warm-up and room temperature affect all alike
+_AWAY = 60.0  # seconds without samples that count as a gap
+_GONE = ("lost", "xid.79", "amdgpu.lost")  # metrics of findings about a GPU that no longer answers
+_WATCHED = 0.9  # share of the time that must be covered by samples
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A finding with when it began (seconds since the epoch by the controller's clock; None: it is none of a
-    moment), during which segment, and in how many runs it came."""
+    """A finding with its first time, segment, and number of runs."""
 
     finding: Finding
-    since: float | None = None
+    since: float | None = None  # seconds since the epoch by the controller's clock; None: no single moment
     during: str = ""
     runs: int = 1
 
@@ -42,7 +40,7 @@ class Reported:
 
 
 def stamp(moment: float) -> str:
-    """A moment as `2026-05-04 10:00:00 UTC`."""
+    """Format a moment as `2026-05-04 10:00:00 UTC`."""
     return f"{datetime.datetime.fromtimestamp(moment, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -58,7 +56,7 @@ def of(
     silence: str,
     damaged: Sequence[str],
 ) -> list[Reported]:
-    """The burn-in's own findings of a node, at least one; `known`: what its steps found."""
+    """Return the burn-in's own findings for a node, at least one; `known`: findings of its steps."""
     errors = _xids(node, timeline, known)
     found = [
         *_reboots(timeline),
@@ -95,7 +93,7 @@ def _reboots(timeline: Timeline) -> list[Reported]:
 
 
 def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> list[Reported]:
-    """GPU errors that the kernel told between the tests; those within one are told by that test."""
+    """Report GPU errors that the kernel logged between the tests; tests report the errors within them."""
     gpus = kernel_incidents.devices(node.check_node)
     told = [(one, str(one.fields.get("line", ""))[:300]) for one in timeline.incidents]
     lines = [
@@ -118,7 +116,7 @@ def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> lis
 
 
 def _host_lines(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> list[Reported]:
-    """What the kernel logged of the machine around the GPUs; what a test told of it already is left out."""
+    """Report kernel messages about the host, except the ones that a test has reported."""
     first: dict[tuple[str, str], float] = {}
     lines = []
     for one in timeline.incidents:
@@ -137,7 +135,7 @@ def _host_lines(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) 
 
 
 def _incidents(timeline: Timeline) -> list[Reported]:
-    """The events that are findings by themselves, those of one kind and one saying told once."""
+    """Report events that are findings by themselves, once per kind and message."""
     groups: dict[tuple[str, str], list[Incident]] = {}
     for one in timeline.incidents:
         what = one.said if one.kind != "clock_jump" else ""
@@ -163,7 +161,7 @@ def _incidents(timeline: Timeline) -> list[Reported]:
 
 
 def _end(timeline: Timeline, missing: Sequence[str], *, over: bool, silence: str) -> list[Reported]:
-    """Whether it came to its end, and what is missing."""
+    """Report whether the burn-in reached its end, and which results are missing."""
     found: list[Reported] = []
     if timeline.began is None:
         why = silence or "the node has no record of it"
@@ -235,7 +233,7 @@ def _drifted(timeline: Timeline, watch: Watch) -> list[Reported]:
 
 
 def _sampled(node: NodeFacts, timeline: Timeline, watch: Watch, known: Sequence[Reported]) -> list[Reported]:
-    """What all samples together show, by the rules that a check has for its own; nothing is told twice."""
+    """Judge all samples together by the checks' own rules, without repeating earlier findings."""
     reported = {(one.finding.metric, one.finding.device) for one in known}
     reported |= {("silent", device) for metric, device in reported if metric in _GONE}
     found = []

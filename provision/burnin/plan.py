@@ -1,9 +1,8 @@
-"""Scheduler of a burn-in, with its power model: starts nodes in batches, so that racks and fleet stay below
-their power limits (pure).
+"""Scheduler of a burn-in: starts nodes in batches below the power limits of racks and fleet (pure).
 
-Nodes know no controller while they burn: each has the seconds after which it may begin, and by which it must
-have ended. A turn follows once the longest of the one before may have ended, and MARGIN later for the nodes
-that heard of it late.
+Nodes contact no controller while they burn: each has the seconds after which it may start and by which it
+must have ended. A turn follows once the longest part of the turn before may have ended, plus MARGIN for nodes
+that received their order late.
 """
 
 from __future__ import annotations
@@ -20,26 +19,25 @@ from provision.desired import skus
 from provision.errors import InventoryError
 from provision.node_names import fold
 
-MARGIN = 300.0  # seconds within which all nodes have been told to begin; who was not by then is stopped
-_SLACK = 1e-9  # of sums of fractions of kilowatts
+MARGIN = 300.0  # seconds within which all nodes must receive their order; late nodes are stopped
+_SLACK = 1e-9  # for sums of fractions of kilowatts
 
 
 @dataclass(frozen=True)
 class Part:
-    """One node's place in the plan: seconds after it was told. `end_by`: no load of it is later; None when
-    nobody waits for its end."""
+    """One node's place in the plan, in seconds after it received its order."""
 
     node: str
     turn: int
     start: float
     about: float
     longest: float
-    end_by: float | None
+    end_by: float | None  # no load may run later; None if no turn follows
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All parts, in the order they begin. `loads` and `caps` are what it was made of."""
+    """All parts, in the order of their start, with the `loads` and `caps` they are based on."""
 
     parts: tuple[Part, ...]
     loads: Mapping[str, Load]
@@ -49,7 +47,7 @@ class Plan:
 
     @property
     def about(self) -> float:
-        """About how many seconds until the last node is done."""
+        """Expected seconds until the last node is done."""
         return max((part.start + part.about for part in self.parts), default=0.0)
 
 
@@ -61,10 +59,10 @@ def plan(
     ramp_steps: int = 1,
     ramp_seconds: float = 0.0,
 ) -> Plan:
-    """Every node's part. `seconds`: node → (about how long, at most how long) its burn-in takes.
+    """Plan every node's part. `seconds`: node → expected and largest duration of its burn-in.
 
-    Raises InventoryError when a limit does not even let one node burn, or cannot be kept for want of knowing
-    what a node draws.
+    Raises InventoryError if a limit does not allow even one node, or cannot be kept since a node's power draw
+    is unknown.
     """
     if caps.in_kw and (unknown := [load.node for load in loads if load.kw is None]):
         raise InventoryError(
@@ -88,7 +86,7 @@ def plan(
 
 
 def _spread(turn: Sequence[Load]) -> list[Load]:
-    """One node of each rack, then the next of each: what begins together is spread over the racks."""
+    """Order nodes so that the ones that start together are spread over the racks."""
     racks: dict[str, list[Load]] = {}
     for load in turn:
         racks.setdefault(load.rack, []).append(load)
@@ -102,7 +100,7 @@ def _spread(turn: Sequence[Load]) -> list[Load]:
 
 @dataclass
 class _Turn:
-    """Who burns together, and what that adds to what everybody draws who waits."""
+    """Nodes that burn together, and the power they add to the draw of waiting nodes."""
 
     members: list[Load] = field(default_factory=list)
     fleet: float = 0.0
@@ -111,7 +109,7 @@ class _Turn:
 
 
 def _turns(loads: Sequence[Load], caps: Caps) -> list[list[Load]]:
-    """The nodes in turns, the hungriest placed first, each in the first turn with room."""
+    """Assign nodes to turns, by decreasing power, each to the first turn with room."""
     waiting: dict[str, float] = {}
     for load in loads:
         waiting[load.rack] = waiting.get(load.rack, 0.0) + (load.idle_kw or 0.0)
@@ -135,7 +133,7 @@ def _turns(loads: Sequence[Load], caps: Caps) -> list[list[Load]]:
 
 
 def _room(cap: Cap, waiting: float) -> Cap:
-    """What is left for load once everybody waits."""
+    """Return the power left for load while all nodes wait."""
     return (None if cap[0] is None else cap[0] - waiting, cap[1])
 
 
@@ -164,8 +162,9 @@ def _too_small(load: Load, caps: Caps, waiting: Mapping[str, float], fleet: Cap)
 def drawn(
     plan: Plan, rack: str | None = None, late: Mapping[str, float] | None = None
 ) -> list[tuple[float, float]]:
-    """(second, kilowatts from then on) of all nodes, or of a rack's, were every part as long as it may be.
-    `late`: node → seconds after the first that it was told. Nodes that nobody knows about count as 0."""
+    """Return (second, kilowatts from then on) for all nodes or a rack, if every part takes longest.
+
+    `late`: node → delay in seconds after the first node's order. Nodes of unknown power count as 0."""
     late = late or {}
     mine = [part for part in plan.parts if rack is None or plan.loads[part.node].rack == rack]
     base = math.fsum(plan.loads[part.node].idle_kw or 0.0 for part in mine)
@@ -185,20 +184,20 @@ def drawn(
 
 
 def peak(plan: Plan, rack: str | None = None) -> float:
-    """The most kilowatts that are ever drawn at once."""
+    """Return the highest power in kilowatts that is drawn at once."""
     return max(kw for _, kw in drawn(plan, rack))
 
 
-# --- the power model: what nodes draw, and what racks and the fleet allow
+# --- the power model: what nodes draw, and the limits of racks and the fleet
 
 
 FILE = paths.DATA / "burnin_estimates.yml"
-Cap = tuple[float | None, int | None]  # kilowatts, and nodes under load; None: no limit
+Cap = tuple[float | None, int | None]  # kilowatts, and number of nodes under load; None: no limit
 
 
 @dataclass(frozen=True)
 class Load:
-    """One node for the plan: `kw` under load and `idle_kw` beside it, None when unknown."""
+    """One node for the plan: `kw` under load and `idle_kw` otherwise, None if unknown."""
 
     node: str
     rack: str = ""
@@ -208,7 +207,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Caps:
-    """What may be drawn together: by all nodes, and by those of each rack that has a limit."""
+    """Limits of the common power draw: of all nodes, and of each rack that has a limit."""
 
     fleet: Cap = (None, None)
     racks: Mapping[str, Cap] = field(default_factory=dict)
@@ -221,18 +220,18 @@ class Caps:
 
 @functools.cache
 def estimates() -> Mapping[str, Any]:
-    """provision/data/burnin_estimates.yml."""
+    """Load provision/data/burnin_estimates.yml."""
     return yamlfile.load_mapping(FILE)
 
 
 def cost(check: str) -> float:
-    """About how many seconds a check takes on a node."""
+    """Return about how many seconds a check takes on a node."""
     table = estimates()["seconds"]
     return float(table["checks"].get(check, table["other"]))
 
 
 def load_of(node: NodeFacts, variables: Mapping[str, Any]) -> Load:
-    """What a node draws: the inventory's figure, else its GPUs' limits times what the rest of it adds."""
+    """Return a node's power draw: the inventory's figure, or else its GPUs' limits times a factor."""
     rack = variables.get("gpuprov_rack")
     name = "" if rack is None else str(rack)
     kw = variables.get("gpuprov_node_kw")
@@ -247,7 +246,7 @@ def load_of(node: NodeFacts, variables: Mapping[str, Any]) -> Load:
 
 
 def caps(variables: Mapping[str, Mapping[str, Any]]) -> Caps:
-    """The limits the inventory states. Raises InventoryError where it contradicts itself."""
+    """Return the limits in the inventory. Raises InventoryError if they contradict each other."""
     fleet = [_one(variables, f"gpuprov_fleet_{of}", "all nodes") for of in ("kw", "loads")]
     members: dict[str, dict[str, Mapping[str, Any]]] = {}
     for name, found in variables.items():

@@ -1,7 +1,7 @@
-"""Reader of burn-in profiles: provision/data/burnin/<profile>.yml, or a file of the same form
-(docs/burnin.md).
+"""Reader of burn-in profiles: provision/data/burnin/<profile>.yml, or files of the same form.
 
-A profile is segments in order. Those with `weight` share what the duration leaves after the others.
+A profile is a list of segments, described in docs/burnin.md. Segments with `weight` share the time that the
+others leave.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from provision.nearest import did_you_mean
 
 KINDS = ("load", "soak", "cool_down", "fleet")
 LOADS = ("load", "soak")
-_LEAST = 1.0  # minutes under which a segment of a length means nothing, unless it says another
-_LONGEST = 14 * 24 * 60.0  # minutes of a burn-in: beyond it somebody mistyped
+_LEAST = 1.0  # minutes, the default minimum of a segment with a length
+_LONGEST = 14 * 24 * 60.0  # minutes of a burn-in; more is probably a typing error
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of a burn-in. Either `repeat` (rounds of its checks) or `minutes` says how long it is;
-    `weight`: its share of what a duration leaves, then at least `least` minutes. `step_minutes`: of a soak,
-    how long one load of it is: what a reboot can cost. `attended`: "only" for a fleet segment that is
-    skipped, and told, where nobody attends; else that is an error.
+    """One part of a burn-in; `repeat` (rounds of its checks), `minutes` or `weight` sets its length.
+
+    `weight`: its share of the time that the others leave, but at least `least` minutes. `step_minutes`:
+    length of one load of a soak, the most that a reboot can cost. `attended`: "only" if a fleet segment is
+    skipped, with a note, when no controller is attached; otherwise that is an error.
     """
 
     name: str
@@ -48,9 +49,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Abort:
-    """When a node (or, of `failing_share`, all of them) stops by itself. None: never for that reason.
+    """Rules by which a node (or all nodes, by `failing_share`) stops by itself. None: no such rule.
 
-    `gpu_celsius`: of any GPU, or vendor → of its GPUs. `xids`: a list of codes, or "fatal" for those, and
+    `gpu_celsius`: of any GPU, or vendor → of its GPUs. `xids`: a list of codes, or "fatal" for all codes, and
     lines of other drivers, after which the GPU needs a reset."""
 
     gpu_celsius: float | Mapping[str, float] | None = None
@@ -59,43 +60,41 @@ class Abort:
     failing_share: float | None = None
 
     def celsius(self, vendor: str) -> float | None:
-        """The limit of this vendor's GPUs."""
+        """Return the limit for this vendor's GPUs."""
         given = self.gpu_celsius
         return given.get(vendor) if isinstance(given, Mapping) else given
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Segments in order, and what holds for all. `minutes`: how long it takes; `ramp_steps` groups of nodes
-    begin `ramp_seconds` apart; `sample_seconds` between two samples of a device; `space_mib` of the node's
-    disk the samples and outputs may take."""
+    """Segments in order, and their common settings."""
 
     name: str
     summary: str
     source: Path
     minutes: float
     segments: tuple[Segment, ...]
-    sample_seconds: float = 5.0
-    space_mib: int = 512
-    ramp_steps: int = 4
-    ramp_seconds: float = 60.0
+    sample_seconds: float = 5.0  # between two samples of a device
+    space_mib: int = 512  # of the node's disk for samples and outputs
+    ramp_steps: int = 4  # groups of nodes that start one after another
+    ramp_seconds: float = 60.0  # between two groups
     abort: Abort = Abort()
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """Every check that it runs, in the order they run in a validation."""
+        """All checks of the profile, in the order in which a validation runs them."""
         named = {check for segment in self.segments for check in segment.checks}
         return tuple(name for name in registry.table() if name in named)
 
 
 def available() -> tuple[str, ...]:
-    """Names of the shipped profiles, the shortest first."""
+    """Return the names of the shipped profiles, the shortest first."""
     files = (paths.DATA / "burnin").glob("*.yml")
     return tuple(sorted((file.stem for file in files), key=lambda name: load(name).minutes))
 
 
 def load(name: str) -> Profile:
-    """A shipped profile by name, or one from a file. Raises UsageError (file, segment, key)."""
+    """Load a shipped profile by name, or one from a file. Raises UsageError (file, segment, key)."""
     shipped = paths.DATA / "burnin" / f"{name}.yml"
     file = shipped if "/" not in name and shipped.is_file() else Path(name).expanduser()
     if not file.is_file():
@@ -130,7 +129,7 @@ def _is_celsius(value: Any) -> bool:
     return fits(value)
 
 
-# key → (whether a value fits, what it must be)
+# key → (whether a value fits, description of a valid value)
 _TOP = {
     "summary": (lambda v: isinstance(v, str) and bool(v.strip()), "a sentence"),
     "minutes": _number(1, _LONGEST),
@@ -158,7 +157,7 @@ _ABORT = {
     "failed_steps": _whole(1, 10000),
     "failing_share": _number(0.001, 1),
 }
-# kind → the keys beside name and kind that it may have
+# kind → allowed keys in addition to name and kind
 _MAY = {
     "load": {"checks", "repeat", "minutes", "weight", "least"},
     "soak": {"checks", "minutes", "weight", "least", "step_minutes"},
@@ -168,7 +167,7 @@ _MAY = {
 
 
 def _checked(where: str, given: Any, known: Mapping[str, tuple[Callable[[Any], bool], str]]) -> Any:
-    """`given` once every key of it is known and fits. Raises UsageError."""
+    """Return `given` if all its keys are known and their values fit. Raises UsageError."""
     if not isinstance(given, dict):
         raise UsageError(f"{where}: must be a mapping, not {given!r}"[:200], "see a shipped profile")
     for key, value in given.items():
@@ -251,8 +250,9 @@ def _check_checks(where: str, segment: Segment) -> None:
 
 
 def fitted(profile: Profile, minutes: float | None, cost: Callable[[str], float]) -> Profile:
-    """The profile for a duration (None: its own): every weight becomes minutes. `cost`: about how many
-    seconds a check takes. Raises UsageError when a segment would be shorter than its least.
+    """Fit the profile to a duration (None: its own): every weight becomes minutes.
+
+    `cost`: about how many seconds a check takes. Raises UsageError if a segment would fall below its least.
     """
     total = profile.minutes if minutes is None else minutes
     if total > _LONGEST:
@@ -284,21 +284,21 @@ def fitted(profile: Profile, minutes: float | None, cost: Callable[[str], float]
 
 
 def steps_of_soak(segment: Segment) -> tuple[int, int]:
-    """(how many loads a soak is, how many seconds each): what is lost with one is at most that much."""
+    """Return (number of loads of a soak, seconds each); an interruption costs at most one load."""
     seconds = (segment.minutes or 0.0) * 60
     count = max(1, round(seconds / (segment.step_minutes * 60)))
     return count, max(1, round(seconds / count))
 
 
 def about(segment: Segment, cost: Callable[[str], float]) -> float:
-    """About how many minutes a segment takes."""
+    """Return about how many minutes a segment takes."""
     if segment.minutes is not None:
         return segment.minutes
     return (segment.repeat or 0) * math.fsum(cost(check) for check in segment.checks) / 60
 
 
 def duration(text: str) -> float:
-    """`24h`, `90m`, `1h30m`, `3d` → minutes. Raises ValueError.
+    """Parse `24h`, `90m`, `1h30m`, `3d` to minutes. Raises ValueError.
 
     >>> duration("1h30m")
     90.0

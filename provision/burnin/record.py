@@ -1,8 +1,7 @@
-"""The record of acceptance as a document: what ran, how long under real load, on which parts, with which
-result (pure).
+"""Record of acceptance as a document: what ran, for how long, on which parts, the results (pure).
 
-One document for the fleet and one for each node; JSON, checksummed. It holds for the hardware and software it
-names: `gpuprov drift` says when that is no longer what stands there.
+One document for the fleet and one for each node, as JSON with a checksum. It applies to the hardware and
+software it names: `gpuprov drift` reports when they have changed.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from provision.text import spelled
 
 FORMAT = 1
 _HOURS = ((1.0, "first hour"), (6.0, "1 to 6 h"), (24.0, "6 to 24 h"), (math.inf, "after a day"))
-_LINES = 400  # of a node's course that are told
+_LINES = 400  # of a node's history
 
 
 def document(found: Results, meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The fleet's record. Times are `2026-05-04 10:00:00 UTC` by the controller's clock."""
+    """Return the fleet's record. Times are `2026-05-04 10:00:00 UTC` by the controller's clock."""
     nodes = [_node(node, found) for node in sorted(found.nodes, key=natural)]
     began = [one.timeline.began for one in found.nodes.values() if one.timeline.began]
     ends = [one.timeline.finished for one in found.nodes.values() if one.timeline.finished]
@@ -59,21 +58,21 @@ def document(found: Results, meta: Mapping[str, Any], name: str) -> dict[str, An
 
 
 def _profile(given: Any) -> dict[str, Any] | None:
-    """A profile as it was asked for, which may come from a node; None when it is none."""
+    """Return the requested profile, which may come from a node; None if it is not a profile."""
     if not isinstance(given, Mapping) or not isinstance(given.get("minutes"), int | float):
         return None
     return {**_plain(given), "name": str(given.get("name") or "")[:60]}
 
 
 def overall(found: Results) -> Verdict:
-    """The fleet's verdict: the worst node's; `error` when there is none."""
+    """Return the fleet's verdict: the worst of its nodes and fabric; `error` if there are none."""
     return worst(
         [node.verdict for node in found.health.nodes] + [finding.verdict for finding in found.health.fabric]
     )
 
 
 def of_node(fleet: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One node's own record, out of the fleet's."""
+    """Extract one node's record from the fleet's."""
     node = next(one for one in fleet["nodes"] if one["node"] == name)
     mine = {key: fleet[key] for key in ("format", "kind", "burnin", "gpuprov", "inventory", "profile")}
     onset = [row for row in fleet["onset"] if row["node"] == name]
@@ -95,12 +94,12 @@ def of_node(fleet: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def text(record: Mapping[str, Any]) -> str:
-    """A record as it is stored and checksummed."""
+    """Serialise a record in its stored and checksummed form."""
     return json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, default=str) + "\n"
 
 
 def checksum(data: str | bytes) -> str:
-    """SHA-256, in hexadecimal."""
+    """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(data.encode("utf-8", "replace") if isinstance(data, str) else data).hexdigest()
 
 
@@ -110,7 +109,7 @@ def _node(name: str, found: Results) -> dict[str, Any]:
     about = one.order.get("about") or {}
     load = sum(sum(checks.values()) for checks in one.burned.load.values())
     wall = (one.timeline.finished or one.timeline.last or 0.0) - (one.timeline.began or 0.0)
-    # What the fleet adds (judged against each other) is told as well.
+    # Findings that the fleet adds (by comparison of nodes) are included.
     own = {
         (reported.finding.check, reported.finding.device, reported.words): reported
         for reported in one.burned.reported
@@ -147,7 +146,7 @@ def _node(name: str, found: Results) -> dict[str, Any]:
 
 
 def _between(health: NodeHealth) -> list[str]:
-    """What was not measured between nodes, a line for each check."""
+    """Return the measurements between nodes that were not made, a line for each check."""
     findings = [finding for check in health.checks for finding in check.findings]
     return [f"{one.check}: {one.message}" for one in findings if one.metric == UNATTENDED]
 
@@ -168,7 +167,7 @@ def _finding(reported: Reported, known: Reported | None) -> dict[str, Any]:
 
 
 def _course(timeline: Timeline, one: NodeResult) -> list[dict[str, Any]]:
-    """What happened, in order: segments, reboots, incidents, faults."""
+    """Return the node's history in order: segments, reboots, incidents, faults."""
     rows: list[tuple[float, str, str]] = []
     for stretch in timeline.segments:
         took = f" for {spelled(round(stretch.end - stretch.begin))}" if stretch.end else ""
@@ -209,7 +208,7 @@ def _telemetry(watch: Watch | None, timeline: Timeline) -> dict[str, Any]:
 
 
 def _onset(found: Results) -> list[dict[str, Any]]:
-    """Which faults came when, the earliest first: how long after that node began."""
+    """Return the faults by the time since their node began, the earliest first."""
     rows = []
     for name, one in found.nodes.items():
         began = one.timeline.began
@@ -235,7 +234,7 @@ def _onset(found: Results) -> list[dict[str, Any]]:
 
 
 def _thermal(found: Results) -> list[dict[str, Any]]:
-    """The mean temperature under load of each place, over all nodes of a SKU: what the airflow explains."""
+    """Return mean temperatures under load by place, for all nodes of a SKU, which show the airflow."""
     places: dict[tuple[str, str], dict[str, float]] = {}
     for name, one in found.nodes.items():
         sku = str(one.seen.gpuprov_node.get("gpu", {}).get("sku") or "unknown SKU")
@@ -253,7 +252,7 @@ def _thermal(found: Results) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has."""
+    """Convert to JSON types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

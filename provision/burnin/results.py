@@ -1,4 +1,4 @@
-"""Results of a burn-in, read from its run folder: per node and for the fleet. It connects to no node."""
+"""Results of a burn-in, read from its run folder, per node and for the fleet; contacts no node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNKNOWN = "it was not observed"
 
 @dataclass(frozen=True)
 class NodeResult:
-    """One node: what it is, what was asked of it, what happened, what was sampled, what it is worth."""
+    """One node: its facts, order, events, samples and verdict."""
 
     seen: NodeFacts
     order: Mapping[str, Any]
@@ -44,7 +44,7 @@ class NodeResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The whole burn-in. `over`: nothing more will come of any node."""
+    """The whole burn-in. `over`: no node will produce anything more."""
 
     health: FleetHealth
     nodes: Mapping[str, NodeResult]
@@ -55,7 +55,7 @@ class Results:
 
 
 def results(run: Campaign, override: Path | None = None) -> Results:
-    """Judge what is here. A node that gave nothing is `error`."""
+    """Judge the files here. A node without results is `error`."""
     folder, meta = run.folder, run.folder.meta()
     seen, orders, contacts = read_node_facts(folder), _orders(folder), run.contacts()
     refused = {str(r.get("node")): str(r.get("refused") or "") for r in folder.read("begun")}
@@ -103,7 +103,7 @@ def results(run: Campaign, override: Path | None = None) -> Results:
 def _between(
     run: Campaign, found: Mapping[str, NodeResult]
 ) -> tuple[list[NodeHealth], list[Finding], list[str]]:
-    """The nodes with what was measured between them."""
+    """Return the nodes with the measurements between them."""
     nodes = [one.burned.health for one in found.values()]
     wanted = segments_between(run)
     if not wanted:
@@ -121,7 +121,7 @@ def _between(
 
 
 def segments_between(run: Campaign) -> dict[str, fleet.Between]:
-    """The segments between nodes of this burn-in."""
+    """Return this burn-in's segments between nodes."""
     wanted: dict[str, fleet.Between] = {}
     given = _orders(run.folder)
     for name in map(str, run.folder.meta().get("nodes", ())):
@@ -135,7 +135,7 @@ def segments_between(run: Campaign) -> dict[str, fleet.Between]:
 
 
 def looked(run: Campaign) -> dict[str, NodeFacts]:
-    """What was seen of every node before it burned."""
+    """Return the facts of every node from before its burn-in."""
     seen, orders = read_node_facts(run.folder), _orders(run.folder)
     return {
         name: seen.get(name) or _seen_by_order(name, orders.get(name) or Spool(run.folder, name).order(), "")
@@ -144,12 +144,12 @@ def looked(run: Campaign) -> dict[str, NodeFacts]:
 
 
 def _orders(folder: RunFolder) -> dict[str, Mapping[str, Any]]:
-    """The orders this machine gave."""
+    """Return the orders that this machine sent."""
     return {str(record["node"]): record["order"] for record in folder.read("orders") if "node" in record}
 
 
 def _seen_by_order(name: str, order: Mapping[str, Any], silence: str) -> NodeFacts:
-    """What the controller that began it saw of the node, from the order it left there."""
+    """Return the node as the starting controller observed it, from the order stored on the node."""
     about = order.get("about")
     try:
         node = NodeFacts(**{**about["seen"], "node": name})  # type: ignore[index]
@@ -184,7 +184,7 @@ def _watched(spool: Spool, order: Mapping[str, Any], happened: Timeline, clock: 
 
 
 def publish(run: Campaign, found: Results) -> None:
-    """Make what is over the newest word on its nodes: it expires when what it depended on changes."""
+    """Publish final results as the newest of their nodes; they expire when their basis changes."""
     moment = found.health.finished or found.health.started
     verdicts: dict[tuple[str, str], str] = {}
     for name, one in found.nodes.items():
@@ -193,10 +193,10 @@ def publish(run: Campaign, found: Results) -> None:
         node_history.note_look(run.folder, name, one.known)
         for check in one.burned.health.checks:
             if check.check in PAIRS and check.verdict is Verdict.SKIP:
-                continue  # what nobody attended says nothing new of a node
+                continue  # an unattended segment proves nothing new about a node
             if check.verdict is not Verdict.ERROR or check.check == ID:
                 node_history.note_result(run.folder, name, check.check, one.known, moment)
                 verdicts[name, check.check] = check.verdict.value
-        # The burn-in as a whole speaks for the node only as its worst part does.
+        # The burn-in as a whole gets the verdict of its worst part.
         verdicts[name, ID] = one.burned.health.verdict.value
     node_history.record(run.folder, verdicts, found.health if found.over else None)

@@ -1,8 +1,7 @@
-"""The controller's copy of the files that nodes write during a burn-in: `<run>/spool/<node>/…`, with the
-node's own names.
+"""The controller's copy of the files that nodes write during a burn-in: `<run>/spool/<node>/…`.
 
-Nothing of it is trusted: names are checked, sizes capped, and what cannot be read is told and passed over.
-Secrets of the inventory are masked in what came from programs.
+Files keep the node's names and are not trusted: names are checked, sizes capped, and unreadable parts
+reported and skipped. Secrets of the inventory are masked in the output of programs.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from provision.node_names import file_name
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 
-MOST = 2 << 30  # bytes kept of one node: many times what three days need
+MOST = 2 << 30  # bytes kept per node: many times the amount of three days
 _MOST_PART = 64 << 20  # bytes of one piece, or of one step's output
 _MOST_FILES = 20_000
-_LINE = 65_536  # characters of an event that is believed
+_LINE = 65_536  # characters of a valid event
 _BOOT = r"[0-9a-fA-F-]{8,64}"
 _NAMES = re.compile(
     rf"events\.jsonl|state\.json|order\.json|raw/\d{{1,9}}-[a-z0-9_]{{1,64}}\.json\.gz|telemetry/{_BOOT}\.csv"
@@ -44,12 +43,12 @@ class Event:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self, key: str) -> str:
-        """A field as text, cut to what a line has room for."""
+        """Return a field as text, cut to the room in a line."""
         value = self.fields.get(key)
         return "" if value is None else str(value)[:300]
 
     def number(self, key: str, otherwise: float = 0.0) -> float:
-        """A field as a number; `otherwise` when it is none."""
+        """Return a field as a number; `otherwise` if it is not one."""
         value = self.fields.get(key)
         fine = type(value) in (int, float) and -1e12 < value < 1e12  # type: ignore[operator]
         return float(value) if fine else otherwise  # type: ignore[arg-type]
@@ -57,7 +56,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Row:
-    """One sample of one device: all that is known of it then, by metric; None for what is no number."""
+    """One sample of one device: its latest values by metric; None for anything but a number."""
 
     t: float
     up: float
@@ -67,12 +66,12 @@ class Row:
     values: Mapping[str, float | None]
 
     def number(self, metric: str) -> float | None:
-        """A metric as a number; None when it has no value."""
+        """Return a metric as a number; None if it has no value."""
         return self.values.get(metric)
 
 
 class Spool:
-    """One node's part of a run folder. `damaged`: what could not be read, a line each."""
+    """One node's part of a run folder. `damaged`: unreadable parts, a line each."""
 
     def __init__(self, folder: RunFolder, node: str) -> None:
         self.folder, self.node = folder, node
@@ -84,7 +83,7 @@ class Spool:
         return self.folder.path / self._below
 
     def have(self) -> dict[str, int]:
-        """How many bytes of each file on the node are here."""
+        """Return how many bytes of each of the node's files are here."""
         try:
             known = foreign_json.read((self.path / HAVE).read_text("utf-8"))
             return {str(name): int(size) for name, size in known.items()}
@@ -92,7 +91,7 @@ class Spool:
             return {}
 
     def take(self, parts: Any, secrets: Collection[str] = ()) -> str:
-        """Keep the pieces of an answer; returns what is wrong with it, in one line, or nothing."""
+        """Store the pieces of an answer; return its fault in one line, or nothing."""
         if not isinstance(parts, list):
             return "its answer was not understood: no list of files"
         have = self.have()
@@ -107,16 +106,16 @@ class Spool:
                 return f"it offers more than {MOST >> 30} GiB"
             whole = name.endswith("state.json") or name == "order.json"
             if offset != (0 if whole else have.get(name, 0)):
-                continue  # what an answer that was lost has brought already, or will bring again
+                continue  # already received in an answer that was lost, or sent again later
             have[name] = self._keep(name, offset, data, bool(part.get("size") == offset + len(data)), secrets)
         self.folder.write_json(f"{self._below}/{HAVE}", have)
         return ""
 
     def _keep(self, name: str, offset: int, data: bytes, last: bool, secrets: Collection[str]) -> int:
-        """Keep one piece; how much of the file is known then."""
+        """Store one piece; return how much of the file is known then."""
         target = self.path / name
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if name == "events.jsonl":  # whole lines: a secret is not cut in two
+        if name == "events.jsonl":  # whole lines, so that no secret is cut in two
             data = data[: data.rfind(b"\n") + 1]
             text = str(masked(data.decode("utf-8", "replace"), secrets))
             _append(target, text.encode())
@@ -138,7 +137,7 @@ class Spool:
             target.write_bytes(gzip.compress(str(masked(text, secrets)).encode()))
 
     def order(self) -> dict[str, Any]:
-        """What the node was asked to do; empty when it is not here or cannot be read."""
+        """Return the node's order; empty if it is missing or unreadable."""
         return self._json("order.json")
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class Spool:
         return document if isinstance(document, dict) else {}
 
     def events(self) -> list[Event]:
-        """What happened, in the order it was written."""
+        """Return the events in the order they were written."""
         try:
             lines = (self.path / "events.jsonl").read_text("utf-8", "replace").split("\n")
         except OSError:
@@ -168,7 +167,7 @@ class Spool:
         return found
 
     def raw(self, name: str) -> dict[str, Any] | None:
-        """The answer of one step (`raw/000012-gpu_burn.json.gz`); None when it is not here, or damaged."""
+        """Return the answer of one step (`raw/000012-gpu_burn.json.gz`); None if missing or damaged."""
         if not _NAMES.fullmatch(name) or not name.startswith("raw/"):
             self.damaged.append(f"no step's output: {name[:60]!r}")
             return None
@@ -185,12 +184,13 @@ class Spool:
         return document
 
     def boots(self) -> list[str]:
-        """The boots there is telemetry of."""
+        """Return the boots that have telemetry."""
         return sorted(path.stem for path in (self.path / "telemetry").glob("*.csv"))
 
     def rows(self, boot: str) -> Iterator[Row]:
-        """The samples of one boot, in the order they were written; a metric that a row leaves out has not
-        changed since that device's row before. A last line that was cut is passed over."""
+        """Yield the samples of one boot in order; a metric missing from a row keeps its previous value.
+
+        A last line that was cut is ignored."""
         known: dict[tuple[str, str], dict[str, float | None]] = {}
         bad = 0
         try:
@@ -220,7 +220,7 @@ def _event(line: str) -> Event | None:
 
 
 def _row(line: str, boot: str, known: dict[tuple[str, str], dict[str, float | None]]) -> Row | None:
-    """`1732264512.4,512.3,gpu,gpu0,temperature_c=61;power_w=412.5` and what that device said before."""
+    """Parse `1732264512.4,512.3,gpu,gpu0,temperature_c=61;power_w=412.5`, with earlier values filled in."""
     cells = line.rstrip("\n").split(",", 4)
     if len(cells) != 5 or len(line) > _LINE:
         return None
@@ -243,7 +243,7 @@ def _row(line: str, boot: str, known: dict[tuple[str, str], dict[str, float | No
 
 
 def _number(text: str) -> float | None:
-    """`0x44` (bits) and `61.5` as numbers; None for anything else."""
+    """Parse `0x44` (bits) and `61.5`; None for anything else."""
     try:
         value = float(int(text, 16)) if text.startswith("0x") else float(text)
     except ValueError:
@@ -252,7 +252,7 @@ def _number(text: str) -> float | None:
 
 
 def _unpacked(part: Mapping[str, Any]) -> bytes:
-    """The bytes of a piece. Raises ValueError, TypeError, KeyError or zlib.error."""
+    """Return the bytes of a piece. Raises ValueError, TypeError, KeyError or zlib.error."""
     stream = zlib.decompressobj()
     data = stream.decompress(base64.b64decode(str(part["data"])), _MOST_PART)
     if stream.unconsumed_tail:

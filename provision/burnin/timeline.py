@@ -13,7 +13,7 @@ from typing import Any
 from provision.burnin.spool import Event
 from provision.text import one_line
 
-# Events that are told one by one, and how. Those of the daily course (segment, step …) are not among them.
+# Messages of events that are reported one by one; routine events (segment, step …) are not among them.
 _TOLD = {
     "abort": "it was aborted by the rule {rule}: {value} on {device}",
     "clock_jump": "its clock jumped by {seconds} s",
@@ -33,7 +33,7 @@ SERIOUS = frozenset({"abort", "error", "foreign", "killed", "left", "refused", "
 _MEMORY = "the kernel killed {program} because memory ran out: {line}"
 _ANSWERS = "{source} of {device} answers again"
 _ROOM = "its disk has free space again"
-# What cuts a step, by the event that says so.
+# Events that cut off a step, with the reason.
 _CUT = {
     "booted": "the node rebooted",
     "resumed": "the runner was ended",
@@ -43,8 +43,7 @@ _CUT = {
 
 @dataclass(frozen=True)
 class Step:
-    """One run of one check. `end` is None when it was cut; `raw`: the file with its output, "" for none and
-    then `why`; `seconds`: how long its own programs ran; `failed`: what the node saw go wrong."""
+    """One run of one check. `end`: None if it was cut off; `why`: reason for missing output."""
 
     number: int
     check: str
@@ -52,15 +51,15 @@ class Step:
     round: int
     begin: float
     end: float | None = None
-    raw: str = ""
-    seconds: float = 0.0
+    raw: str = ""  # the file with its output
+    seconds: float = 0.0  # run time of its programs
     why: str = ""
     boot: str = ""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A segment as it went. `outcome`: done, or what kept it from that; empty while it lasts."""
+    """A segment as it ran. `outcome`: done, or what prevented that; empty while it runs."""
 
     name: str
     begin: float
@@ -70,8 +69,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Reboot:
-    """The node came up under another boot. `last`: the last it said before, `back`: its first word after;
-    `during`: what it was doing."""
+    """A reboot of the node, between the events at `last` and `back`; `during`: its segment."""
 
     last: float
     back: float
@@ -84,18 +82,18 @@ class Reboot:
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that is told by itself: the event's name, when, in words; and its fields."""
+    """An event that is reported by itself."""
 
-    kind: str
+    kind: str  # the event's name
     at: float
-    said: str
+    said: str  # message
     during: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Timeline:
-    """The whole of it. `began` and `finished` None: it has not; `ended`: how it came to its end."""
+    """All events of a node. `began`, `finished`: None if not yet; `ended`: how it came to its end."""
 
     began: float | None = None
     finished: float | None = None
@@ -108,7 +106,7 @@ class Timeline:
     sampling: dict[str, float] = field(default_factory=dict)
 
     def during(self, moment: float) -> str:
-        """The segment at a moment, with how far into it: `second_heat, after 2 h 5 min`."""
+        """Return the segment at a moment."""
         for stretch in reversed(self.segments):
             if stretch.begin <= moment and (stretch.end is None or moment <= stretch.end):
                 return stretch.name
@@ -116,7 +114,7 @@ class Timeline:
 
 
 def timeline(events: Sequence[Event], clock: Clock) -> Timeline:
-    """Events, in the order they were written, → what happened. Never raises for what a node wrote."""
+    """Build the timeline from events in the order written. Never raises for a node's data."""
     found = Timeline()
     step: Step | None = None
     stretch: Stretch | None = None
@@ -188,7 +186,7 @@ def _cut(step: Step, why: str) -> Step:
 
 
 class _Fields(dict[str, str]):
-    """What an event does not say is left out of its words."""
+    """Replaces fields that an event lacks by empty text."""
 
     def __missing__(self, _key: str) -> str:
         return ""
@@ -207,7 +205,7 @@ def _words(event: Event) -> str:
 
 
 def planned_steps(order: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Segment → check → how many runs of it the order asks for at least: of one that lasts minutes, one."""
+    """Return segment → check → ordered runs, at least; one run if the segment's length is in minutes."""
     found: dict[str, dict[str, int]] = {}
     for segment in _list(order.get("segments")):
         rounds = segment.get("repeat")
@@ -223,12 +221,12 @@ def _list(value: Any) -> list[Mapping[str, Any]]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
-# --- a node's times by the controller's clock. A node's wall clock may be hours off, or be set while it
-# burns. Its seconds since boot only increase: at each answer to the controller, both clocks were known at
-# once.
+# --- Node times by the controller's clock. A node's wall clock may be hours off, or be set during the
+# burn-in. Its seconds since boot only increase, and each answer to the controller has both clocks at the same
+# moment.
 
 
-APART = 30.0  # seconds between the two clocks: more is a finding
+APART = 30.0  # seconds between the two clocks; more is a finding
 
 
 @dataclass(frozen=True)
@@ -242,21 +240,20 @@ class Contact:
 
 
 class Clock:
-    """The moments of one node as seconds since the epoch by the controller's clock."""
+    """Converts the times of one node to seconds since the epoch by the controller's clock."""
 
     def __init__(self, contacts: Iterable[Contact], events: Iterable[Event]) -> None:
-        self._zero: dict[str, float] = {}  # boot → when it was, by the controller's clock
+        self._zero: dict[str, float] = {}  # boot → its moment by the controller's clock
         known = list(contacts)
         for boot in {contact.boot for contact in known}:
             self._zero[boot] = min(c.at - c.up for c in known if c.boot == boot)  # the quickest answer
         self.skew = statistics.median(c.now - c.at for c in known) if known else 0.0
         for event in events:
             if event.boot not in {contact.boot for contact in known}:
-                # There was no contact in that boot. Its last known time is the best: clocks are set
-                # late.
+                # Without contact in that boot its last known time is the best, since clocks are set late.
                 self._zero[event.boot] = event.t - event.up - self.skew
 
     def at(self, boot: str, t: float, up: float) -> float:
-        """The moment of something the node dated `t`, `up` seconds after that boot."""
+        """Convert the node's time `t`, `up` seconds after that boot."""
         zero = self._zero.get(boot)
         return t - self.skew if zero is None else zero + up

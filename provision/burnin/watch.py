@@ -1,6 +1,6 @@
 """Summary of hours of telemetry per device: extremes, alarms, counters, gaps, first signs of a fault.
 
-The samples are read once, in the order they were taken; what is kept does not grow with the hours (pure).
+The samples are read once, in the order they were taken; memory use does not grow with the hours (pure).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from provision.checks.judge import HOTTER
 
 LOADED = 50.0  # percent of utilisation
 _BUCKETS = 240  # of the plots
-LASTING = 3  # samples in a row: what is brief is no fault
-# What a row has the limits in that hold the clocks down → the alarm of each bit.
+LASTING = 3  # samples in a row; anything shorter is not a fault
+# Metric with the throttling reasons → the alarm of each bit.
 _HELD = dict(one.held() for one in vendors.ALL.values())
 _COUNTERS = ("ecc_ce", "ecc_ue", "pcie_replays", "nvlink_errors")
-_DEVICES = 2000  # of a node: beyond it somebody makes names up
+_DEVICES = 2000  # per node; more are probably invented names
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Device:
     least: dict[str, tuple[float, float]] = field(default_factory=dict)  # the smallest, under load
     alarms: dict[str, int] = field(default_factory=dict)  # alarm → samples under load
     longest: dict[str, int] = field(default_factory=dict)  # alarm → most samples in a row
-    grown: dict[str, float] = field(default_factory=dict)  # counter → by how much while it was watched
+    grown: dict[str, float] = field(default_factory=dict)  # counter → growth while it was observed
     onset: dict[str, float] = field(default_factory=dict)  # sign → when it was first seen
-    error: int = 0  # NVML's code of why a GPU had no readings, the worst of them; 0: it always answered
+    error: int = 0  # worst NVML code for missing readings of a GPU; 0: it always answered
     gaps: list[tuple[float, float]] = field(default_factory=list)
     buckets: dict[int, list[float | None]] = field(default_factory=dict)  # place → [°C, W, MHz]
     early: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and count of the clock under load
@@ -53,7 +53,7 @@ class Device:
 
 @dataclass
 class Watch:
-    """What was sampled on one node, by (source, device)."""
+    """Samples of one node, by (source, device)."""
 
     began: float
     ended: float
@@ -73,7 +73,7 @@ class Watch:
 def watch(
     rows: Iterable[Row], at: Callable[[str, float, float], float], began: float, ended: float, interval: float
 ) -> Watch:
-    """All samples of a node between two moments, boot after boot. `interval`: seconds between two."""
+    """Summarise a node's samples between two moments. `interval`: seconds between two samples."""
     found = Watch(began, max(ended, began + 1.0), interval)
     quarter = (found.ended - began) / 4
     width = found.bucket_seconds()
@@ -103,8 +103,8 @@ def watch(
 
 
 def _gap(one: Device, row: Row, now: float, interval: float) -> None:
-    """A pause beyond what the sampling of that source may take; a reboot is told by itself."""
-    # Counters that stand still are written seldom (node/burnin/sampler.py): only GPUs are at each sample.
+    """Record a pause longer than the source's sampling explains; reboots are reported separately."""
+    # Unchanged counters are written rarely (node/burnin/sampler.py); only GPUs are in each sample.
     usual = {"gpu": interval, "ipmi": 120.0}.get(row.source, max(60.0, interval))
     if (
         one.samples
@@ -155,7 +155,7 @@ def _throttle(one: Device, row: Row, now: float, loaded: bool) -> None:
             one.alarms[name] = one.alarms.get(name, 0) + 1
             one.longest[name] = max(one.longest.get(name, 0), row_now)
     if not held:
-        if loaded:  # between two loads nothing is held down: what was goes on in the next
+        if loaded:  # no throttling between two loads: it continues with the next
             one._held = 0
         return
     if one._held == 0:
@@ -166,7 +166,7 @@ def _throttle(one: Device, row: Row, now: float, loaded: bool) -> None:
 
 
 def _counters(one: Device, row: Row, now: float) -> None:
-    """Counters begin anew with a boot: only what they grow by while it is watched is told."""
+    """Record the growth of counters while they are observed; they restart with each boot."""
     for name in _COUNTERS:
         value = row.number(name)
         if value is None:
@@ -179,7 +179,7 @@ def _counters(one: Device, row: Row, now: float) -> None:
 
 
 def _bucket(one: Device, row: Row, place: int) -> None:
-    """The hottest, the most power, the lowest clock under load: what is brief must stay to be seen."""
+    """Keep the hottest value, the most power and the lowest clock under load, so that peaks stay visible."""
     kept = one.buckets.setdefault(max(0, min(place, _BUCKETS)), [None, None, None])
     for number, (metric, choose) in enumerate((("temperature_c", max), ("power_w", max), ("sm_mhz", min))):
         value = row.number(metric)
@@ -189,7 +189,7 @@ def _bucket(one: Device, row: Row, place: int) -> None:
 
 
 def series(found: Watch) -> dict[str, Series]:
-    """Device → its samples, thinned, for plots: seconds since the beginning."""
+    """Return device → its samples, thinned for plots, in seconds since the beginning."""
     width = found.bucket_seconds()
     drawn: dict[str, Series] = {}
     for name, one in sorted(found.gpus.items(), key=lambda item: _number(item[0])):
@@ -197,7 +197,7 @@ def series(found: Watch) -> dict[str, Series]:
         before: int | None = None
         for place in sorted(one.buckets):
             if before is not None and (place - before) * width > max(4 * found.interval, 4 * width):
-                # No line is drawn over a time that nobody saw.
+                # Draw no line over a time without samples.
                 for values in (each.temperatures, each.powers, each.clocks):
                     values.append(None)
                 each.seconds.append((before + 1) * width)
@@ -217,7 +217,7 @@ def _number(name: str) -> int:
 
 
 def extremes(one: Device) -> Mapping[str, object]:
-    """A device's extremes, as JSON: values in the unit of their names."""
+    """Return a device's extremes as JSON: values in the unit of their names."""
     shares = {name: round(count / one.loaded, 4) for name, count in one.alarms.items() if one.loaded}
     return {
         "samples": one.samples,
@@ -234,10 +234,10 @@ def extremes(one: Device) -> Mapping[str, object]:
 
 
 _SLOWER = 0.10  # of the clock below the peers
-_PEERS = 3  # others, below which there is no comparing
+_PEERS = 3  # other GPUs needed for a comparison
 # NVML's codes in the samples (provision/node/burnin/tool_output.py), the worst first.
 _ERRORS = {15: LOST, 16: REQUIRES_RESET, 999: UNKNOWN}
-# What a finding measures → the telemetry's sign of it that shows when it began.
+# Metric of a finding → sign in the telemetry that shows when it began.
 SIGNS = {
     "throttled": "throttle",
     "load_temperature": "temperature",
@@ -286,8 +286,9 @@ def _beyond(value: float | None, peers: Sequence[float], far: Callable[[float, f
 
 
 def drift(found: Watch) -> dict[str, float]:
-    """GPU → its clock under load in the last quarter of the time over that in the first, minus what its peers
-    did: -0.05 is 5 % slower than it was, while the others kept theirs. Nothing without enough peers."""
+    """Return GPU → relative change of its clock under load from first to last quarter, minus its peers'.
+
+    -0.05 is 5 % slower than before, while the others stayed the same. Empty without enough peers."""
     ratios = {
         name: (one.late[0] / one.late[1]) / (one.early[0] / one.early[1])
         for name, one in found.gpus.items()
@@ -302,7 +303,7 @@ def drift(found: Watch) -> dict[str, float]:
 
 
 def measured(found: Watch) -> dict[str, dict[str, float | str]]:
-    """GPU → what provision/checks/gpu/telemetry_rules.py judges, of all the hours together."""
+    """Return GPU → values of all hours for provision/checks/gpu/telemetry_rules.py."""
     counted = {name: one for (source, name), one in found.devices.items() if source == "errors"}
     values: dict[str, dict[str, float | str]] = {}
     for name, one in found.gpus.items():
