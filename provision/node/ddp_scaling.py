@@ -1,7 +1,7 @@
-"""Trains a fixed model with PyTorch: on one GPU at a time, on all, and on all while they add up gradients.
+"""Trains a fixed model with PyTorch: on each GPU alone, on all, and on all with gradients added up.
 
-Runs on a node under whatever Python has torch: `python3 -I -c TEXT --ranks 8`. One process for each GPU, rank
-N on CUDA's device N. It prints JSON objects, one on each line, and writes nothing else:
+Runs on a node under any Python that has torch: `python3 -I -c TEXT --ranks 8`, with one process for each GPU,
+rank N on CUDA's device N. It prints JSON objects, one on each line, and writes nothing else:
 
   {"ddp_scaling": 1, "torch": "2.8.0", "nccl": "2.27.3", "backend": "nccl", "ranks": 8,
    "layers": 8, "hidden": 8192, "rows": 2048, "gradient_bytes": 1073741824}
@@ -12,15 +12,14 @@ N on CUDA's device N. It prints JSON objects, one on each line, and writes nothi
   {"phase": "ddp", "steps": …, "step_ms": …}
   {"end": "complete"}
 
-Each list has a value for each rank. `steps` were measured; `step_ms` is the median time from the start of one
-to its end; `compute_ms` until the last gradient was computed, which waits for no other GPU: where all ranks
-end a step together, this tells which of them the others wait for.
-Instead of a phase: {"errors": {"3": "RuntimeError: …"}}, by rank. Instead of everything:
-{"ddp_scaling": 1, "absent": "why there is nothing to run"}.
+Each list has a value for each rank. `steps` were measured; `step_ms` is the median time from the start of a
+step to its end; `compute_ms` ends with the last gradient, which waits for no other GPU: if all ranks end a
+step together, it shows the rank that the others wait for. Instead of a phase: {"errors": {"3": "RuntimeError:
+…"}}, by rank. Instead of everything: {"ddp_scaling": 1, "absent": "why there is nothing to run"}.
 
 `ddp` is DistributedDataParallel. A layer's gradient is larger than one of its buckets, so that `all_reduce`
-adds up the very messages of a step. They may be through long before all is computed: in `overlapped` they go
-round often enough to last for the whole step.
+adds up the same messages as a step. They may finish long before the computation: in `overlapped` they are
+repeated often enough to last for the whole step.
 """
 
 import argparse
@@ -38,16 +37,16 @@ import sys
 import time
 
 FORMAT = 1
-FIRST_WORDS = 60  # seconds for all ranks to find each other
+FIRST_WORDS = 60  # seconds for all ranks to connect
 LAST_WORDS = 2.0  # seconds for the other ranks' errors once one has failed
 CALIBRATION, FEWEST, MOST = 5, 20, 1000  # steps
-SETTLE = 0.25  # this share of the steps warms up and is not counted
-OUTLAST = 1.25  # how long messages go round in `overlapped`, in steps without them
+SETTLE = 0.25  # share of the steps that warm up and are not counted
+OUTLAST = 1.25  # duration of the messages in `overlapped`, in steps without messages
 BUCKET_MB = 25  # torch's default, stated because `all_reduce` relies on it
 
 
 class AbsentError(Exception):
-    """There is nothing to run: torch is missing, or was built without CUDA."""
+    """Nothing to run: torch is missing, or was built without CUDA."""
 
 
 def main(arguments):
@@ -65,13 +64,13 @@ def main(arguments):
         say({"ddp_scaling": FORMAT, "absent": "there is no torch in %s" % sys.executable})
         return 0
     port = free_port()
-    children = []  # (process, where it tells)
+    children = []  # (process, handle of its messages)
     for rank in range(options.ranks):
         reader, writer = os.pipe()
         process = os.fork()
         if process == 0:
             os.close(reader)
-            os.dup2(2, 1)  # whatever libraries print is no result
+            os.dup2(2, 1)  # libraries' output must not mix with results
             run_rank(options, rank, port, os.fdopen(writer, "w"))
         os.close(writer)
         children.append((process, reader))
@@ -93,16 +92,16 @@ def free_port():
 
 
 def end(process):
-    """End a rank, which may have ended by itself."""
+    """Kill a rank, which may have ended already."""
     try:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    except OSError:  # it was waited for before
+    except OSError:  # it was reaped before
         pass
 
 
 def tell(children):
-    """Print what all ranks told of one phase as one line; the exit status. The first failure ends it all."""
+    """Print all ranks' messages of a phase as one line, until the first failure; return the exit status."""
     told = [[] for _ in children]
     unread = [b"" for _ in children]
     listening = {reader: rank for rank, (_, reader) in enumerate(children)}
@@ -140,7 +139,7 @@ def how_it_ended(process):
 
 
 def merged(messages):
-    """What all ranks said of a phase as lists; of anything else what the first said."""
+    """Merge all ranks' messages of a phase into lists; for other messages, return the first rank's."""
     first = messages[0]
     if "phase" not in first:
         return first
@@ -153,7 +152,7 @@ def merged(messages):
 
 
 def run_rank(options, rank, port, out):
-    """A rank from its start to the end of its process."""
+    """Run a rank from its start to the end of its process."""
 
     def send(message):
         out.write(json.dumps(message) + "\n")
@@ -164,10 +163,10 @@ def run_rank(options, rank, port, out):
         send({"end": "complete"})
     except AbsentError as why:
         send({"ddp_scaling": FORMAT, "absent": str(why)})
-    except BaseException as error:  # whatever a library raises is this rank's answer
+    except BaseException as error:  # any exception of a library is this rank's answer
         words = str(error).strip().split("\n")[0]
         send({"error": ("%s: %s" % (type(error).__name__, words))[:400]})
-    os._exit(0)  # the libraries' own teardown may hang, and has nothing to say
+    os._exit(0)  # the libraries' own teardown may hang, and adds nothing
 
 
 class Rank:
@@ -189,13 +188,13 @@ class Rank:
             rank=rank,
             world_size=options.ranks,
         )
-        self.computed = []  # when the last gradient of each step was there
+        self.computed = []  # marks of the last gradient of each step
 
     def take_gpu(self):
         torch = self.torch
         if torch.version.cuda is None:
             raise AbsentError("torch %s of %s was built without CUDA" % (torch.__version__, sys.executable))
-        torch.cuda.init()  # which says why there is none; device_count would say 0
+        torch.cuda.init()  # raises the reason for a missing GPU; device_count would return 0
         if torch.cuda.device_count() != self.options.ranks:
             raise RuntimeError(
                 "torch sees %d GPUs instead of %d" % (torch.cuda.device_count(), self.options.ranks)
@@ -225,7 +224,7 @@ class Rank:
             gradient_as_bucket_view=True,
         )
         ddp = self.measured(lambda: self.train(shared), seconds, "ddp")
-        del ddp["compute_ms"]  # how much of it was beside messages differs from GPU to GPU
+        del ddp["compute_ms"]  # its share that overlaps with messages differs between GPUs
         self.send(ddp)
 
     def header(self):
@@ -243,7 +242,7 @@ class Rank:
         }
 
     def make_model(self):
-        """A chain of matrix multiplications; all ranks begin with the same numbers."""
+        """Build a chain of matrix multiplications; all ranks start with the same numbers."""
         torch, hidden = self.torch, self.options.hidden
         device, kind = ("cuda", torch.bfloat16) if self.cuda else ("cpu", torch.float32)
         if self.cuda and not torch.cuda.is_bf16_supported():
@@ -253,42 +252,42 @@ class Rank:
         self.model = torch.nn.Sequential(*layers).to(device=device, dtype=kind)
         self.parameters = list(self.model.parameters())
         for one in self.parameters:
-            # What comes out of a layer is then as large as what went in: nothing vanishes, nothing overflows.
+            # This keeps a layer's output as large as its input: nothing vanishes, nothing overflows.
             torch.nn.init.normal_(one, std=hidden**-0.5)
         self.optimizer = torch.optim.SGD(self.parameters, lr=1e-6)
         self.input = torch.randn(self.options.rows, hidden, device=device, dtype=kind, requires_grad=True)
         self.gradient = torch.randn(self.options.rows, hidden, device=device, dtype=kind) * 1e-3
-        # The gradient of the input is the last that is computed, and nobody else's is waited for.
+        # The gradient of the input is the last one computed, and waits for no other rank.
         self.input.register_hook(lambda _: self.computed.append(self.mark()))
         self.sums = [torch.zeros_like(one) for one in self.parameters]
 
     def meet(self, name):
-        """Wait for all ranks without their GPUs taking part."""
+        """Wait for all ranks without using their GPUs."""
         if self.store.add(name, 1) == self.options.ranks:
             self.store.set(name + ", all", "1")
         self.store.wait([name + ", all"])
 
     def agreed(self, name, number):
-        """The first rank's number, for all."""
+        """Return the first rank's number to all ranks."""
         if self.rank == 0:
             self.store.set(name, str(number))
         return int(self.store.get(name))
 
     def train(self, model):
-        """One step of training."""
+        """Run one step of training."""
         self.input.grad = None
         self.optimizer.zero_grad()
         model(self.input).backward(self.gradient)
         self.optimizer.step()
 
     def add_up(self):
-        """The messages of one step, and nothing else: last layer first, as gradients come."""
+        """Send only the messages of one step: last layer first, the order of gradients."""
         works = [self.dist.all_reduce(one, async_op=True) for one in reversed(self.sums)]
         for work in works:
             work.wait()
 
     def overlap(self, rounds):
-        """A step beside so many rounds of messages; all of them have ended when it ends."""
+        """Run a step next to so many rounds of messages, and wait for all of them."""
         works = [self.dist.all_reduce(one, async_op=True) for _ in range(rounds) for one in self.sums]
         self.train(self.model)
         for work in works:
@@ -297,7 +296,7 @@ class Rank:
     # -- time
 
     def mark(self):
-        """This moment: of the GPU's work, when it comes to it."""
+        """Return a mark of this moment: of the GPU's work, when it gets there."""
         if not self.cuda:
             return time.perf_counter()
         event = self.torch.cuda.Event(enable_timing=True)
@@ -305,16 +304,16 @@ class Rank:
         return event
 
     def between(self, one, other):
-        """Milliseconds from one mark to the other."""
+        """Return the milliseconds from one mark to the other."""
         return one.elapsed_time(other) if self.cuda else 1000.0 * (other - one)
 
     def finish(self):
-        """Let the GPU do all that it was told to."""
+        """Wait until the GPU has done all its work."""
         if self.cuda:
             self.torch.cuda.synchronize()
 
     def measured(self, step, seconds, name):
-        """Medians of the steps done in about so many seconds. Beside others, all ranks take as many."""
+        """Return the medians of the steps done in about so many seconds, the same number on all ranks."""
         step()
         self.finish()
         began = time.perf_counter()

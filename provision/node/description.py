@@ -1,16 +1,15 @@
-"""The description of a node, `gpuprov_node`, from its base facts: the same on the controller and in the
-module node_facts."""
+"""The description `gpuprov_node` of a node from its base facts, for controller and module node_facts."""
 
 from typing import Any
 
 from provision.node.observe.vendors import VENDORS
 
-MIXED = "mixed"  # in place of a vendor's name: GPUs of several in one machine
-DEFAULT_VENDOR = "nvidia"  # whose GPUs a node is taken to have before it was looked at
+MIXED = "mixed"  # instead of a vendor's name: GPUs of several vendors in one machine
+DEFAULT_VENDOR = "nvidia"  # assumed vendor of a node's GPUs before the node was observed
 
 
 def describe(facts: Any, products: Any) -> Any:
-    """`products`: PCI id -> {sku, architecture, fabric, product_names} of the product that has it."""
+    """Return the description. `products`: PCI id -> {sku, architecture, fabric, product_names}."""
     return {
         "os": {key: facts.get("os." + key) for key in ("id", "version_id", "codename", "family", "arch")},
         "kernel": {key: facts.get("kernel." + key) for key in ("release", "boot_release")},
@@ -19,8 +18,9 @@ def describe(facts: Any, products: Any) -> Any:
 
 
 def describe_gpus(facts: Any, products: Any) -> Any:
-    """GPUs of several products have no SKU (`sku` is None); `architecture` is given if they share it.
-    `vendor` is None without GPUs."""
+    """Describe the GPUs; `sku` and `architecture` are None unless all GPUs share them.
+
+    Without GPUs, `vendor` has no value either."""
     ids = sorted({str(device.get("device_id", "")).lower() for device in facts.get("gpu.pci") or ()})
     known = [products.get(pci_id) or {} for pci_id in ids]
     skus = {product.get("sku") for product in known}
@@ -39,8 +39,10 @@ def describe_gpus(facts: Any, products: Any) -> Any:
 
 
 def fabric(product: Any, nvswitches: int) -> Any:
-    """B200 and B300 baseboards have switches that are no PCI devices, those of an NVL72 rack are in trays of
-    their own; all before show theirs."""
+    """Return the kind of fabric.
+
+    Switches of B200 and B300 are not PCI devices, an NVL72 has them in separate trays; older products show
+    theirs."""
     if nvswitches > 0:
         return "nvswitch"
     return product["fabric"] if product.get("fabric") in ("nvlink5", "imex") else "none"

@@ -1,9 +1,9 @@
-"""The program that reads a node's newest health result, and what the node's scheduler says of it; prints one
-framed line, or one for each change of the result while somebody reads them.
+"""The program that reads a node's newest health result, and the state of the node in its scheduler.
 
-The controller sends this text, followed by a call of `main`, to `python3 -I -S -`, as it does with the
-program that observes. It changes nothing. The result is the file that the node's health program writes; it
-is read only where nobody but root can have written it. What is in it, the controller judges.
+It prints one framed line or, for a follower, one for each change of the result. The controller sends this
+text, followed by a call of `main`, to `python3 -I -S -`, like the program that observes. It changes nothing.
+The result is the file that the node's health program writes; it is read only if root alone can have written
+it. The controller judges its content.
 
 Standard library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it
 may open a template.
@@ -18,16 +18,16 @@ from provision.node.scheduler_programs import FOLDERS, program, run
 HEALTH_FOLDER = "/run/gpuprov"
 HEALTH_FILE = "health.json"
 HEALTH_LIMIT = 256 * 1024  # bytes
-BOOTTIME = 7  # CLOCK_BOOTTIME of <linux/time.h>, for which Python 3.6 has no name
-LOOK = 0.5  # seconds between two looks at the result, for who follows it
+BOOTTIME = 7  # CLOCK_BOOTTIME of <linux/time.h>, which has no name in Python 3.6
+LOOK = 0.5  # seconds between two checks of the result, for a follower
 ALIVE = 15.0  # seconds without a line after which a sign of life is printed
-AGAIN = 60.0  # seconds after which a result that did not change is told again: it ages
+AGAIN = 60.0  # seconds after which an unchanged result is printed again, since it ages
 SLURM_SECONDS = 5
-SLURM_LIMIT = 16 * 1024  # characters of what scontrol printed that are kept
+SLURM_LIMIT = 16 * 1024  # characters kept of scontrol's output
 
 
 class ResultError(Exception):
-    """Why there is no result to believe: `absent`, `refused` or `unreadable`, and what is wrong."""
+    """Why there is no trustworthy result: `absent`, `refused` or `unreadable`, and the details."""
 
 
 def main(request):
@@ -38,8 +38,9 @@ def main(request):
 
 
 def follow(request):
-    """Print the result now, whenever its file is another one, and every AGAIN seconds. Ends when nobody
-    reads: sshd sends no signal to a program without a terminal."""
+    """Print the result now, on each change, and every AGAIN seconds, until the reader is gone.
+
+    sshd sends no signal to a program without a terminal."""
     import select
     import signal
     import sys
@@ -47,10 +48,10 @@ def follow(request):
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     reader = select.poll()
-    reader.register(1, 0)  # tells of nothing but an end
+    reader.register(1, 0)  # polls for the end of the connection only
     path = os.path.join(request.get("folder", HEALTH_FOLDER), HEALTH_FILE)
     while True:
-        # Looked at before it is read: what is written in between is found at the next look.
+        # Checked before the file is read, so that a change in between is noticed the next time.
         told = version(path)
         print(framed(request), flush=True)
         said = answered = time.monotonic()
@@ -63,7 +64,7 @@ def follow(request):
 
 
 def version(path):
-    """What tells a file from the one before it: the health program renames each new one into place."""
+    """Return a key that differs between versions of a file; the health program renames each into place."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except OSError as error:
@@ -91,11 +92,11 @@ def framed(request):
 
 
 def health_text(place, owner):
-    """The bytes of the result, and when it was written by the node's wall clock (for people only)."""
+    """Return the bytes of the result, and when it was written by the node's wall clock (for people only)."""
     path = os.path.join(place, HEALTH_FILE)
     with Opened(place, os.O_DIRECTORY) as folder:
         trusted(place, os.fstat(folder), owner)
-        # A pipe in its place must not keep us waiting.
+        # O_NONBLOCK: a pipe in its place must not block.
         with Opened(path, os.O_NONBLOCK, HEALTH_FILE, folder) as file:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
@@ -111,7 +112,7 @@ def health_text(place, owner):
 
 
 class Opened:
-    """A file or a folder, opened to be read, and not through a symbolic link."""
+    """A file or a folder, opened for reading, and not through a symbolic link."""
 
     def __init__(self, path, flags, name=None, folder=None):
         try:
@@ -142,7 +143,7 @@ def trusted(path, found, owner):
 
 
 def encoded(text, limit):
-    """The bytes in ASCII, and short: what a check finds repeats itself."""
+    """Return the bytes as short ASCII text; findings are repetitive and compress well."""
     import binascii
     import zlib
 
@@ -153,8 +154,9 @@ def encoded(text, limit):
 
 
 def slurm(folders):
-    """What Slurm says of this node, where its daemon is installed: `name` it was asked for, the `text`, and
-    whether scontrol ended well. Nothing where there is no daemon."""
+    """Return Slurm's state of this node, if its daemon is installed, or None.
+
+    `name`: the queried node, `text`: the output, `problem`: why scontrol failed."""
     if program("slurmd", folders) is None:
         return None
     name = os.uname().nodename.partition(".")[0]

@@ -1,12 +1,12 @@
-"""The program that locks a node: takes the lock, keeps it, gives it back; prints one framed line.
+"""The program that takes, renews and releases the lock of a node; prints one framed line.
 
-The controller sends this text, followed by a call of `main`, to `python3 -I -S -`, as it does with the
-program that observes. The lock is one small file in /run, which a reboot clears, with who holds it and when
-that was last confirmed, by the node's own clock since boot: nobody's wall clock matters. It is advisory: what
-asks for it is gpuprov. A burn-in needs no such file: who asks for the lock is told of one that runs.
+The controller sends this text, followed by a call of `main`, to `python3 -I -S -`, like the program that
+observes. The lock is one small file in /run, which a reboot clears, with its holder and the time of the last
+confirmation by the node's clock since boot, so that no wall clock matters. It is advisory and used by gpuprov
+only. A burn-in needs no file: a running one is reported to anyone who requests the lock.
 
 Any user can lock a file (flock) that they can open for reading. So the files that gpuprov locks are in a
-folder of root alone, within the folder of those that everyone may read.
+private folder of root, within a folder that everyone may read.
 
 Standard library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it
 may open a template.
@@ -15,17 +15,17 @@ may open a template.
 import os
 
 LOCK_FOLDER = "/run/gpuprov"
-BURNIN_UNIT = "gpuprov-burnin.service"  # as provision/node/modules/gpuprov_burnin.py has it
+BURNIN_UNIT = "gpuprov-burnin.service"  # as in provision/node/modules/gpuprov_burnin.py
 BURNIN_UNIT_FILE = "/etc/systemd/system/" + BURNIN_UNIT
 BURNIN_HOME = "/var/lib/gpuprov/burnin"
-MARK = b"GPUPROV_RUN="  # in the environment of what gpuprov's Ansible runs on a node (playbooks/up.yml)
-WAIT = 10.0  # seconds for another controller that is asking at the same moment
-MOST = 20  # processes that are named
-ENDING = 8.0  # seconds for what the run has left running to end after its lock is given back
+MARK = b"GPUPROV_RUN="  # in the environment of gpuprov's Ansible processes on a node (playbooks/up.yml)
+WAIT = 10.0  # seconds for another controller with a request at the same moment
+MOST = 20  # processes listed
+ENDING = 8.0  # seconds for processes of the run to end after its lock is released
 
 
 class LockError(Exception):
-    """Why the lock cannot be looked at: one line."""
+    """Why the lock cannot be read: one line."""
 
 
 def main(request):
@@ -72,8 +72,9 @@ def lock_operation(request):
 
 
 def decide(request, held, age):
-    """taken: it was free, or nobody's any more; mine: it was ours; twin: ours, but under another name of this
-    machine; held: another's; broken: taken from another, as was asked."""
+    """Return the outcome of a request; `twin`: this run holds the lock under another name of the node.
+
+    `taken`: it was free, expired or forced; `mine`: this run had it; `held`: another run has it."""
     if request["op"] == "release":
         return "mine" if held is not None and held["run"] == request["run"] else "not ours"
     if held is None:
@@ -82,7 +83,7 @@ def decide(request, held, age):
         return "mine" if held["node"] == request["node"] else "twin"
     if held["run"] in request.get("before", ()):
         return "taken"
-    # A clock since boot that has gone back: this file is from another boot.
+    # A clock since boot that went back: the file is from another boot.
     if age < 0 or age > held["lease"]:
         return "taken"
     if request["op"] == "take" and request.get("force"):
@@ -91,9 +92,9 @@ def decide(request, held, age):
 
 
 def private_folder(folder):
-    """Make `folder`, which everyone may read, and in it the folder of root alone, which is returned.
+    """Create `folder`, readable for all, and in it a private folder of root, which is returned.
 
-    Their modes are set each time: whichever program of ours came first made them under its own umask."""
+    The modes are set each time, since the first program may have created them under another umask."""
     import stat
 
     private = os.path.join(folder, "private")
@@ -123,7 +124,7 @@ def wait_for(action, seconds):
 
 
 def read_lock(path):
-    """What is written there; None when nothing that could be a lock is."""
+    """Return the stored lock; None if there is no valid one."""
     import json
 
     try:
@@ -154,7 +155,7 @@ def told(held):
 
 
 def burning(request):
-    """Who burns this node in, told as the holder of a lock; None when nobody does."""
+    """Return a running burn-in in the form of a lock's holder; None without one."""
     import json
     import re
     import subprocess
@@ -176,7 +177,7 @@ def burning(request):
         with open("%s%s/%s/order.json" % (root, BURNIN_HOME, found.group(1))) as file:
             about = dict(json.load(file)["about"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # it burns, whoever began it
+        pass  # it burns in, even if its origin is unknown
     holder = {"run": found.group(1), "node": request["node"], "verb": "burnin"}
     who, since = about.get("who") or "somebody", about.get("since") or "some time"
     return dict(holder, who=str(who), since=str(since))
@@ -199,7 +200,7 @@ def write_lock(path, request, before, now):
 
 
 def still_running(seconds):
-    """What still runs after these seconds: programs of an interrupted run end once its lock is gone."""
+    """Return processes that still run after these seconds; interrupted runs end once their lock is gone."""
     import time
 
     end = time.monotonic() + seconds
@@ -216,10 +217,10 @@ def real_user(pid):
 
 
 def processes():
-    """What an earlier run's Ansible still has running here: `1234 apt-get`, the oldest first.
+    """Return processes of an earlier run's Ansible on this node: `1234 apt-get`, sorted by pid.
 
-    Its tasks run as root or as the login user. Any other user may write the mark into an environment as well,
-    also into that of a setuid program, which then runs as root."""
+    Its tasks run as root or as the login user. Any other user may set the mark in an environment as well,
+    also in that of a setuid program, which then runs as root."""
     import stat
 
     trusted = {0, os.geteuid(), int(os.environ.get("SUDO_UID", "0"))}

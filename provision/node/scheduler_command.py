@@ -1,8 +1,8 @@
-"""The program that runs commands of a scheduler (`scontrol`, `squeue`), one after the other, and prints what
-came of each in one framed line. It runs on the scheduler's host, or on the controller itself.
+"""The program that runs commands of a scheduler (`scontrol`, `squeue`) in turn.
 
-Standard library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it
-may open a template.
+It prints all results in one framed line, and runs on the scheduler's host or on the controller. Standard
+library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it may open a
+template.
 """
 
 import os
@@ -23,7 +23,7 @@ def main(request):
         one = run(words, folders, request.get("seconds") or SECONDS)
         done.append(one)
         if one["problem"]:
-            break  # it is not there, or hangs: the next would, too
+            break  # missing or hanging, like all commands after it
     body = zlib.compress(json.dumps(done).encode("ascii"))
     body = json.dumps({"uid": os.geteuid(), "done": binascii.b2a_base64(body, newline=False).decode("ascii")})
     print("@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body), flush=True)

@@ -1,7 +1,7 @@
-"""A scheduler's programs on this machine: where they are, and how one is run to its end, or ended.
+"""Scheduler programs on this machine: their paths, and how to run one and end it if it hangs.
 
-Arguments are lists; no shell is involved. A command that hangs is killed with all that it started. Part of
-the programs scheduler_command and health_result: what holds for those holds here. A node's own health program
+Arguments are lists; no shell is involved. A command that hangs is killed with all its children. This is part
+of the programs scheduler_command and health_result, and their rules apply here. The node's health program
 imports it.
 """
 
@@ -17,11 +17,11 @@ FOLDERS = (
     "/opt/slurm/sbin",
     "/opt/slurm/bin",
 )
-LIMIT = 2 * 1024 * 1024  # bytes kept of what one command printed
+LIMIT = 2 * 1024 * 1024  # bytes kept of one command's output
 
 
 def run(words, folders, seconds):
-    """`status`, `out` and `err` of a command; `problem` when it could not be run to its end."""
+    """Run a command: `status`, `out` and `err`; `problem` if it could not be run to its end."""
     answer = {"status": None, "out": "", "err": "", "problem": ""}
     path = program(words[0], folders)
     if path is None:
@@ -47,8 +47,9 @@ def run(words, folders, seconds):
 
 
 def end(child):
-    """Kill a command that hangs, with all that it started. What waits in the kernel is left behind, and so is
-    what has a session of its own and keeps our pipes open."""
+    """Kill a hung command and its process group; leave processes stuck in the kernel behind.
+
+    The same holds for processes in a separate session, which may keep the pipes open."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate(timeout=1)
@@ -60,8 +61,7 @@ def end(child):
 
 
 def environment(folders):
-    """What a site says to Slurm's commands by itself (SLURM_CONF: where its configuration is), and no more:
-    SQUEUE_FORMAT and the like would change what is printed."""
+    """Return PATH and the site's SLURM_CONF only: SQUEUE_FORMAT and the like would change the output."""
     kept = {"LC_ALL": "C", "PATH": ":".join(folders)}
     if os.environ.get("SLURM_CONF"):
         kept["SLURM_CONF"] = os.environ["SLURM_CONF"]

@@ -1,8 +1,7 @@
-"""AMD's GPUs for the sampler: what amd-smi says of all at once, who computes on them, and which of their
-driver's messages end a campaign.
+"""AMD's GPUs for the sampler: amd-smi's readings, their processes, and fatal driver messages.
 
-amd-smi numbers the GPUs that answer. One that is lost leaves the list, and those behind it move up: whose
-number is whose is asked first, and again as soon as other numbers are listed.
+amd-smi numbers the GPUs that answer. A lost GPU leaves the list, and the GPUs after it move up: their list is
+read first, and again as soon as other numbers appear.
 """
 
 import json
@@ -12,22 +11,22 @@ import re
 from provision.node.burnin.kernel_lines import amdgpu_words
 from provision.node.burnin.processes import holders_by_file, stat_of
 
-AMD_DRIVER = "/sys/class/kfd/kfd"  # there once the driver is
+AMD_DRIVER = "/sys/class/kfd/kfd"  # exists once the driver is loaded
 AMD_METRIC = ["amd-smi", "metric", "--json"]
 AMD_LIST_AND_METRIC = ["/bin/sh", "-c", "amd-smi list --json; exec amd-smi metric --json"]
-AMD_DOCUMENT = re.compile(r"^[\[{]", re.MULTILINE)  # warnings may stand before it
-AMD_PATIENCE = 60.0  # seconds: how long eight GPUs take nobody has published
-AMD_MOST_GPUS = 1024  # and partitions of them
-# What holds the clocks down, the bits of `violations`; checks/vendors/amd/sensors.py says it in words.
-# The limit of power is not among them: it does so in normal life.
+AMD_DOCUMENT = re.compile(r"^[\[{]", re.MULTILINE)  # warnings may precede it
+AMD_PATIENCE = 60.0  # seconds; no duration for eight GPUs is published
+AMD_MOST_GPUS = 1024  # GPUs and partitions
+# Throttling reasons, the bits of `violations`; checks/vendors/amd/sensors.py has their texts. The power limit
+# is not among them, since it throttles GPUs in normal operation.
 AMD_VIOLATIONS = (("prochot", 1), ("vr_thermal", 2), ("hbm_thermal", 4), ("socket_thermal", 8))
-AMD_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe lane
+AMD_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe lane → generation
 
 
 def amd_documents(text):
-    """The documents of an answer, each a list of GPUs with their numbers; one that is none of these is None.
+    """Return the documents of an answer, each a list of numbered GPUs; None for any other document.
 
-    ROCm until 6.3 prints a list, from 6.4 on the list stands below `gpu_data` (`metric`) or nothing."""
+    ROCm until 6.3 prints a list; from 6.4 on the list is below `gpu_data` (`metric`) or nothing."""
     found, at, decoder = [], 0, json.JSONDecoder()
     for _ in range(4):
         start = AMD_DOCUMENT.search(text, at)
@@ -44,7 +43,7 @@ def amd_documents(text):
 
 
 def are_amd_gpus(document):
-    """Whether that is a list of GPUs, each with a number of its own."""
+    """Return whether the document is a list of GPUs with distinct numbers."""
     if not isinstance(document, list) or not 0 < len(document) <= AMD_MOST_GPUS:
         return False
     numbers = [one.get("gpu") if isinstance(one, dict) else None for one in document]
@@ -52,21 +51,21 @@ def are_amd_gpus(document):
 
 
 def amd_value(entry, *names):
-    """The number below these names, {"value": 39, "unit": "C"} or bare; None for N/A and what is none."""
+    """Return the number below these names, {"value": 39, "unit": "C"} or bare; None for anything else."""
     for name in names:
         entry = entry.get(name) if isinstance(entry, dict) else None
     value = entry.get("value") if isinstance(entry, dict) else entry
-    # Not a number compares with nothing; True is an int.
+    # NaN fails every comparison; True is an int.
     return value if type(value) in (int, float) and abs(value) < 1e15 else None
 
 
 def amd_text(value):
-    """A number as it is kept; empty where there is none."""
+    """Format a number for telemetry; empty without one."""
     return "" if value is None else "%d" % value if value == int(value) else "%.1f" % value
 
 
 def amd_violations(entry):
-    """The bits of what holds the clocks down; empty where the GPU tells no reason, as an MI200."""
+    """Return the bits of active throttling; empty if the GPU reports none, like an MI200."""
     told = entry.get("throttle")
     states = [(bit, told.get(name + "_violation_status") if isinstance(told, dict) else None)
               for name, bit in AMD_VIOLATIONS]  # fmt: skip
@@ -76,8 +75,9 @@ def amd_violations(entry):
 
 
 def amd_row(entry):
-    """The metrics of one GPU of `metric`, by the names that those of nvidia-smi have. `temperature_c` is the
-    hottest place of the chip, which AMD's own limits are of."""
+    """Return the metrics of one GPU of `metric`, named like nvidia-smi's.
+
+    `temperature_c` is the hottest place of the chip, to which AMD's limits refer."""
     clock = entry.get("clock")
     names = [name for name in clock if name.startswith("gfx")] if isinstance(clock, dict) else []
     clocks = [value for value in (amd_value(clock, name, "clk") for name in names) if value]
@@ -101,17 +101,17 @@ def amd_row(entry):
 
 
 class AmdGpus:
-    """Asks amd-smi and makes rows of its answers. `gpus`: PCI address without function -> device."""
+    """Runs amd-smi and parses its answers into rows. `gpus`: PCI address without function -> device."""
 
     def __init__(self, gpus):
         self.gpus = gpus
-        self.numbers = {}  # amd-smi's number -> (device, what names the GPU); empty: to be asked
+        self.numbers = {}  # amd-smi's number -> (device, identifiers of the GPU); empty: read the list first
 
     def argv(self):
         return AMD_METRIC if self.numbers else AMD_LIST_AND_METRIC
 
     def rows(self, text):
-        """[(device, metrics)] of an answer; None when it is none."""
+        """Parse an answer to [(device, metrics)]; None if it is not one."""
         documents = amd_documents(text)
         wanted = 1 if self.numbers else 2
         if len(documents) != wanted or None in documents:
@@ -121,14 +121,16 @@ class AmdGpus:
             self._take_list(documents[0])
         metric = documents[-1]
         if {entry["gpu"] for entry in metric} != set(self.numbers):
-            self.numbers = {}  # one is lost, or is back
+            self.numbers = {}  # a GPU is lost, or is back
             return [] if wanted == 1 else None
         named = [(self.numbers[entry["gpu"]], amd_row(entry)) for entry in metric]
         return [(device, dict(metrics, **names)) for (device, names), metrics in named if device]
 
     def _take_list(self, listed):
-        """Partitions of a GPU have its address but for the function: the first of them stands for it, and
-        a graphics unit of a processor for none."""
+        """Assign devices to amd-smi's numbers.
+
+        Partitions share a GPU's address except the function; the first one counts. A CPU's graphics unit has
+        no device."""
         known = set()
         for entry in listed:
             address = str(entry.get("bdf")).lower()
@@ -140,16 +142,16 @@ class AmdGpus:
             self.numbers[entry["gpu"]] = (device, names)
 
 
-# --- who computes on them
+# --- processes on the GPUs
 
-KFD_PROCESSES = AMD_DRIVER + "/proc"  # a folder for each process that has /dev/kfd open, named by its id
+KFD_PROCESSES = AMD_DRIVER + "/proc"  # a folder for each process that has /dev/kfd open, named by process id
 KFD_FILE = re.compile(r"/dev/kfd\Z")
-# They look, and load nothing. The kernel keeps 15 letters of a name.
+# They only monitor. The kernel keeps 15 letters of a name.
 AMD_WATCHERS = ("amd-smi", "rocm-smi", "gpuagent", "amd-metrics-exp")
 
 
 def amd_holders():
-    """({pid: name}, why the driver's own list was not read). A process that is gone is only cleaned up."""
+    """Return {pid: name} and why the driver's list was not read; processes that are gone are left out."""
     try:
         pids = [int(name) for name in os.listdir(KFD_PROCESSES) if name.isdigit()]
         found, why = {pid: (stat_of(pid) or ("",))[0] for pid in pids}, ""
@@ -158,12 +160,11 @@ def amd_holders():
     return {pid: name for pid, name in found.items() if name and not name.startswith(AMD_WATCHERS)}, why
 
 
-# --- what its driver tells the kernel's log
+# --- messages of the driver in the kernel log
 
 
 def amd_fatal(line, patterns, gpus):
-    """(what a message says, of which device) when it fits one of the patterns; None when it does not, or is
-    of a GPU that is none of these."""
+    """Return (text, device) of a message that fits a pattern; None for others, and for unknown GPUs."""
     address, words = amdgpu_words(line)
     device = gpus.get(address.partition(".")[0]) if address else "node"
     found = next(filter(None, (re.match(pattern, words) for pattern in patterns)), None)

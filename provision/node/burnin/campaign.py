@@ -1,5 +1,4 @@
-"""One node's part of a campaign: the segments in order, from where the position says, and their steps, whose
-programs run in a child of the runner."""
+"""One node's part of a campaign: segments in order, from the stored position on, and their steps."""
 
 import json
 import os
@@ -20,7 +19,7 @@ HOLDERS = ["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,
 
 
 def guarded(function):
-    """A function for a Worker: answers with JSON, also when it fails."""
+    """Wrap a function for a Worker: it answers with JSON, also on failure."""
 
     def run():
         try:
@@ -33,7 +32,7 @@ def guarded(function):
 
 
 def run_step(spool, step, name, about, cap):
-    """Run the step's programs and store what they printed as raw/`name`; the summary of it."""
+    """Run the step's programs in a child, store their output as raw/`name`, and return its summary."""
     before = kernel_lines()
     outputs = run_all(step["commands"], cap)
     outputs.append(kernel_log_delta(before, cap))
@@ -52,7 +51,7 @@ def run_step(spool, step, name, about, cap):
 
 
 def summary_of(outputs):
-    """What an event says of a step: its programs' seconds, those that failed, and those somebody killed."""
+    """Return a step's event fields: load seconds, failed programs, and programs killed by a signal."""
     own = [output for output in outputs[:-1] if not output["beside"]]
     said = outputs[-1]["stdout"]
     memory = [line for line in said.splitlines() if OUT_OF_MEMORY.search(line)]
@@ -73,7 +72,7 @@ def summary_of(outputs):
 
 
 def trouble_of(output):
-    """Why a program did not do what it should, in words; empty when it ended with 0."""
+    """Return why a program failed; empty for exit status 0."""
     if output["not_started"]:
         return output["not_started"]
     if output["timed_out"]:
@@ -87,8 +86,7 @@ def trouble_of(output):
 
 
 def foreign_holders(ours, vendor):
-    """The processes on the vendor's GPUs but `ours` (process ids): {"foreign": [[pid, name]]}, and the
-    query."""
+    """Return processes on the vendor's GPUs except `ours` ({"foreign": [[pid, name]]}), and the query."""
     mine = {os.getpid(), *ours}
     if vendor == "amd":
         holders, why = amd_holders()
@@ -99,7 +97,7 @@ def foreign_holders(ours, vendor):
     holders = holders_in(output["stdout"]) if output["rc"] == 0 else None
     answer = {"asked": "nvidia-smi"}
     if holders is None:
-        # A hung or missing nvidia-smi must not let us in: the files that processes have open need no driver.
+        # A hung or missing nvidia-smi must not count as free GPUs; open files can be read without the driver.
         holders = holders_by_file()
         said = trouble_of(output) or "its answer was not understood"
         answer = {"asked": "open files", "why": "nvidia-smi: %s" % said[:200]}
@@ -109,8 +107,8 @@ def foreign_holders(ours, vendor):
 
 STATE_FORMAT = 1
 FOREIGN_TRIES = 3
-FOREIGN_PAUSE = 5.0  # seconds: a program of ours may still be leaving
-CHILD_GRACE = 20.0  # seconds beyond what a step may take
+FOREIGN_PAUSE = 5.0  # seconds; a program of this burn-in may still be ending
+CHILD_GRACE = 20.0  # seconds in addition to a step's deadline
 
 
 def fresh_state(order, boot):
@@ -124,11 +122,11 @@ def fresh_state(order, boot):
         "segment": 0,
         "round": 0,
         "step": 0,
-        "begun": False,  # whether the segment has
+        "begun": False,  # whether the segment has begun
         "spent": 0.0,  # seconds of the segment
         "number": 0,  # of steps so far
         "failed": 0,
-        "doing": None,  # the step that runs
+        "doing": None,  # the running step
         "holding": "",
         "kernel_at": None,
         "abort": None,
@@ -138,7 +136,7 @@ def fresh_state(order, boot):
 
 
 class Campaign:
-    """Runs the order from the position on."""
+    """Runs the order from the stored position on."""
 
     def __init__(self, spool, order, order_sha, kept):
         self.spool, self.order, self.order_sha = spool, order, order_sha
@@ -148,7 +146,7 @@ class Campaign:
         self.watch = Watch(spool, order, self.state, kept)
 
     def run(self):
-        """The whole; returns how it ended."""
+        """Run the whole order and return how it ended."""
         try:
             self._arrive()
             self.watch.start_sampler()
@@ -162,7 +160,7 @@ class Campaign:
         return ended
 
     def _arrive(self):
-        """Say that we are here, and what was cut when we were not."""
+        """Record the start or return of the runner, with anything that was cut off."""
         state, during = self.state, self._position()
         if self.first:
             self.spool.event("started", campaign=self.order["campaign"], order_sha=self.order_sha)
@@ -177,7 +175,7 @@ class Campaign:
             self.watch.abort("reboots", state["boots"] - 1, "node")
 
     def _position(self):
-        """Where the campaign is, for people: the step that runs, or the segment."""
+        """Return the position for people: the running step, or the segment."""
         state, segments = self.state, self.order["segments"]
         if state["segment"] >= len(segments):
             return None
@@ -187,7 +185,7 @@ class Campaign:
         return place if state["begun"] else None
 
     def _leave(self, ended):
-        """End everything of ours, and say how it ended, unless it only pauses."""
+        """End all processes of the burn-in, and record how it ended, unless it only pauses."""
         watch, state = self.watch, self.state
         if ended == "stopped":
             self.spool.event("stop", during=self._position())
@@ -249,7 +247,7 @@ class Campaign:
             self.watch.wait(wait, lambda: self.watch.since_go() >= segment["start_after_s"])
 
     def _idle(self, segment):
-        """Nothing runs: until the time is over, or the controller has done its part."""
+        """Wait until the segment's time is over or, between nodes, until the controller releases it."""
         watch, release = self.watch, self.spool.file("release-%d" % self.state["segment"])
         outcome = ["done"]
         holds = segment["kind"] == "fleet"
@@ -270,12 +268,12 @@ class Campaign:
         return outcome[0]
 
     def _late(self, seconds):
-        """Whether what takes so many seconds would run past the end of this node's time."""
+        """Return whether `seconds` more would exceed this node's time."""
         end = self.order["end_by_s"]
         return end is not None and self.watch.since_go() + seconds > end
 
     def _steps(self, segment):
-        """The steps in order, so often or so long as asked."""
+        """Run the steps in order, for the segment's rounds or time."""
         state = self.state
         while True:
             while state["step"] < len(segment["steps"]):
@@ -338,7 +336,7 @@ class Campaign:
         self.watch.tick()
 
     def _foreign(self, segment):
-        """Whether somebody else's program holds a GPU; one of ours may still be leaving, so look again."""
+        """Return whether a foreign program holds a GPU, with retries, since an own one may be ending."""
         for left in reversed(range(FOREIGN_TRIES)):
             ours, vendor = self.watch.ours(), self.order["vendor"]
             answer = self.watch.in_child(guarded(lambda: foreign_holders(ours, vendor)), 60.0)  # noqa: B023
@@ -353,7 +351,7 @@ class Campaign:
         return True
 
     def _say_unasked(self, segment, answer):
-        """Where the driver could not say who holds the GPUs, that is said."""
+        """Record an event if the driver could not list the holders of the GPUs."""
         why = (answer or {"why": "nobody answered"}).get("why") or (answer or {}).get("error")
         if why:
             self.spool.event("unasked", what="who holds the GPUs", why=why, segment=segment["name"])

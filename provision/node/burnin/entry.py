@@ -1,4 +1,4 @@
-"""What `python3 -I -S program burnin SPOOL [check]` does."""
+"""Entry point of `python3 -I -S program burnin SPOOL [check]`."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ UNIT_LINK = "/etc/systemd/system/multi-user.target.wants/" + UNIT
 
 
 def take_lock(folder, seconds=0.0):
-    """The lock of this node's burn-in: a handle on its folder; None when another program has it so long."""
+    """Return a handle with the lock of this node's burn-in; None if another program has it so long."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if locked(handle, seconds):
         return handle
@@ -25,7 +25,7 @@ def take_lock(folder, seconds=0.0):
 
 
 def remove_unit():
-    """Take the unit away: nothing starts again at the next boot. By hand there is none of ours."""
+    """Remove the unit, so that nothing starts at the next boot; does nothing outside the unit."""
     if not in_unit():
         return
     for path in (UNIT_LINK, UNIT_FILE):
@@ -37,7 +37,7 @@ def remove_unit():
 
 
 def systemctl(words, seconds=30.0):
-    """(status, what it printed); (None, why) when it could not be started."""
+    """Run systemctl and return (status, output), or (None, reason) if it could not be run."""
     try:
         done = subprocess.run(
             ["systemctl", *words],
@@ -53,11 +53,11 @@ def systemctl(words, seconds=30.0):
 
 
 ORDER_MOST = 16 * 1024 * 1024  # bytes
-LOCK_PATIENCE = 15.0  # seconds: the runner before may still be leaving
+LOCK_PATIENCE = 15.0  # seconds; the previous runner may still be ending
 
 
 def burnin(arguments):
-    """Run the campaign whose spool is named, or with `check` say whether it may begin; the exit status."""
+    """Run the campaign of the given spool, or print a refusal for `check`; return the exit status."""
     os.umask(0o077)
     spool = Spool(os.path.abspath(arguments[0]))
     if arguments[1:] == ["check"]:
@@ -79,11 +79,11 @@ def run_campaign(spool):
     spool.prepare()
     state = spool.read_state() or {}
     if state.get("finished") and (state["finished"] != "stopped" or os.path.exists(spool.file("stop"))):
-        remove_unit()  # a crash came between the last word and this
+        remove_unit()  # a crash came between the last event and this
         return 0
     ended = Campaign(spool, order, sha, [lock]).run()
     if ended == "interrupted":
-        # Asked by systemd, at shutdown for example, it goes on at the next boot; by anybody else, at once.
+        # After an interrupt by systemd (shutdown) it continues at the next boot; otherwise at once.
         return (
             0 if systemctl(["show", "-p", "ActiveState", UNIT], 5.0)[1] == "ActiveState=deactivating" else 1
         )
@@ -92,7 +92,7 @@ def run_campaign(spool):
 
 
 def order_of(spool):
-    """(the order, the SHA-256 of its file). Raises OrderError."""
+    """Return (the order, the SHA-256 of its file). Raises OrderError."""
     try:
         with open(spool.file("order.json"), "rb") as source:
             data = source.read(ORDER_MOST + 1)
@@ -107,7 +107,7 @@ def order_of(spool):
 
 
 def refusal(spool):
-    """Why this campaign cannot begin here now, in one line; empty when it can."""
+    """Return why this campaign cannot begin here now, in one line; empty if it can."""
     try:
         order, _ = order_of(spool)
     except OrderError as error:

@@ -1,18 +1,18 @@
-"""Grammar of the kernel log: where a message begins, who wrote it, and which of its words a user chose.
+"""Grammar of the kernel log: start and author of a message, and the text that a user may have chosen.
 
 Any user may name a program, and a crash prints that name: 15 characters of it (TASK_COMM_LEN) first, and the
-whole name of the file, with line feeds, carriage returns or U+2028 in it, at the end. Seen of Linux 6.18:
+whole name of the file, with line feeds, carriage returns or U+2028 in it, at the end. Seen with Linux 6.18:
 
 [ 3277.517443] NVRM: Xid (PCI:[11176]: segfault at 0 ip ... error 6 in NVRM: Xid (PCI:0000:1b:00): 79[1132,...
 
-So a message is the driver's if it begins with more of the driver's words than fit into 15 characters.
+So a message is the driver's if it begins with more of the driver's text than fits into 15 characters.
 """
 
 import re
 from typing import Any, List, Tuple
 
-# Everything in front of a message. In this order: dmesg -r or -x; journalctl or rsyslog; dmesg, dmesg -T; the
-# caller of kernels with CONFIG_PRINTK_CALLER.
+# Everything before a message, in this order: dmesg -r or -x; journalctl or rsyslog; dmesg, dmesg -T; the
+# caller, on kernels with CONFIG_PRINTK_CALLER.
 KERNEL_STAMP = re.compile(
     r"(?:<\d{1,3}>|[a-z]{1,8} *:[a-z]{1,8} *: )?"
     r"(?:(?:(\d+\.\d+)|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
@@ -20,14 +20,14 @@ KERNEL_STAMP = re.compile(
     r"(?:\[ *(\d+\.\d+)\] ?|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] ?)?"
     r"(?:\[ *[TC]\d{1,10}\] ?)?"
 )
-LONGEST = 4096  # characters that a message grows to; the kernel's are shorter
-FOLDED = "\\x0a"  # a line feed within a message, as /dev/kmsg has it
+LONGEST = 4096  # characters of a joined message; the kernel's are shorter
+FOLDED = "\\x0a"  # a line feed within a message, as in /dev/kmsg
 PCI_ADDRESS = r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
 XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(%s)((?: GPU-I:\d{1,4})?(?: GPU-CI:\d{1,4})?)\)[^:]*: *(\d{1,6})\b" % PCI_ADDRESS
 )
-# By the macros of its sources: dev_err and drm_err of a device, pr_err, DRM_ERROR, DRM_WARN (which names no
-# driver, so only two messages are known by it); then the number of an event of RAS, HW_ERR, socket and die.
+# Prefixes by the macros in its sources: dev_err and drm_err of a device, pr_err, DRM_ERROR, DRM_WARN (names
+# no driver, so only two of its messages are matched); then the number of a RAS event, HW_ERR, socket and die.
 AMDGPU = re.compile(
     r"(?:amdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): "
     r"(?:amdgpu: |(?:\[drm[^\]]{0,60}\]+ )?(?:\*ERROR\* )?)"
@@ -38,13 +38,13 @@ AMDGPU = re.compile(
 
 
 def without_stamp(line: str) -> Tuple[Any, str]:
-    """(seconds of the clock in front of a message, None if it has no such clock; the message)."""
+    """Return (seconds in the stamp before a message, None without such a clock; the message)."""
     stamp: Any = KERNEL_STAMP.match(line)
     return stamp.group(1) or stamp.group(2), line[stamp.end() :]
 
 
 def whole_messages(lines: Any) -> List[str]:
-    """The messages of a kernel log, each on one line: further lines of a message have no stamp."""
+    """Return the messages of a kernel log, one per line: further lines of a message have no stamp."""
     found: List[str] = []
     stamped = cut = False
     for line in lines:
@@ -61,6 +61,6 @@ def whole_messages(lines: Any) -> List[str]:
 
 
 def amdgpu_words(text: str) -> Tuple[str, str]:
-    """(PCI address or "", the driver's words) of a message of the driver amdgpu, of any other ("", "")."""
+    """Return (PCI address or "", the driver's text) of a message of amdgpu; ("", "") for others."""
     source = AMDGPU.match(text)
     return (source.group(1) or "", text[source.end() :]) if source else ("", "")

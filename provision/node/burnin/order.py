@@ -1,4 +1,4 @@
-"""The order: what to run on this node, as the controller wrote it. It is believed only after this."""
+"""Parser of the order, the work that a controller sends to this node; trusted only once validated."""
 
 import json
 import re
@@ -18,11 +18,11 @@ STEP_CAP = 2 * 1024 * 1024  # bytes kept of each stream of a program
 
 
 class OrderError(Exception):
-    """What is wrong with an order: one line that names the key."""
+    """Why an order is invalid: one line that names the key."""
 
 
 def read_order(text):
-    """The order, with every default filled in. Raises OrderError."""
+    """Parse the order and fill in every default. Raises OrderError."""
     try:
         order = json.loads(text)
     except ValueError as error:
@@ -51,7 +51,7 @@ def read_order(text):
 
 
 def vendor_of(order):
-    """Whose GPUs the node has; an order that does not say it is of NVIDIA's."""
+    """Return the GPU vendor; NVIDIA if the order names none."""
     vendor = order.get("vendor") or VENDORS[0]
     if vendor not in VENDORS:
         raise OrderError("vendor is %.40r; known: %s" % (vendor, ", ".join(VENDORS)))
@@ -59,14 +59,14 @@ def vendor_of(order):
 
 
 def gpu_address(text):
-    """A GPU's PCI address without its function; its place in the order's list is its number."""
+    """Return a GPU's PCI address without its function; the position in the list is the GPU's number."""
     if not isinstance(text, str) or not GPU_ADDRESS.match(text):
         raise OrderError("gpus: %.40r is no PCI address" % (text,))
     return text
 
 
 def sampler_of(given, sample):
-    """Seconds between two samples of each source."""
+    """Return the seconds between two samples of each source."""
     usual = {
         "gpu": sample,
         "errors": 10.0,
@@ -94,7 +94,7 @@ def abort_of(given):
 
 
 def pattern_of(text):
-    """A pattern that a line of the kernel's log may fit."""
+    """Validate a pattern for lines of the kernel log."""
     try:
         re.compile(text)
     except (TypeError, re.error):
@@ -137,7 +137,7 @@ def step_of(where, place, step):
     problem = misuse(commands)
     if problem:
         raise OrderError(where + problem)
-    # As for Ansible's task: two graces for each program, and the kernel log before and after.
+    # As in Ansible's task: two graces for each program, and the kernel log before and after.
     most = 70.0 + sum(
         15.0 + (0.0 if one["beside"] else one["deadline"] + one["retry_for"]) for one in commands
     )
@@ -149,7 +149,7 @@ def step_of(where, place, step):
 
 
 def command_of(where, command):
-    """One program, in the words of the module gpuprov_run."""
+    """Parse one program into parameters of the module gpuprov_run."""
     if not isinstance(command, dict):
         raise OrderError(where + "a command is not an object")
     where += "command %s: " % text_of(command, "name", where, 100)
@@ -180,7 +180,7 @@ NEEDED = object()
 
 
 def lacking(given, key, where, default):
-    """Whether the key has no value of its own. Raises OrderError where it must have one."""
+    """Return whether the key has no value. Raises OrderError if it must have one."""
     if given.get(key) is not None:
         return False
     if default is NEEDED:
@@ -192,7 +192,7 @@ def number(given, key, where, least, most, default=NEEDED):
     if lacking(given, key, where, default):
         return default
     value = given[key]
-    # Not a number compares with nothing; True is an int.
+    # NaN fails every comparison; True is an int.
     if type(value) not in (int, float) or not least <= value <= most:
         raise OrderError("%s%s is %.40r, not a number from %g to %g" % (where, key, value, least, most))
     return value

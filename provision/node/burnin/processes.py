@@ -1,4 +1,4 @@
-"""Processes of this unit: what descends from whom, who holds a GPU, and how what must end is ended."""
+"""Processes of this unit: descendants, holders of GPUs, and how to end them."""
 
 import fcntl
 import os
@@ -11,15 +11,15 @@ from provision.node.burnin.spool import write_all
 
 UNIT = "gpuprov-burnin.service"
 ROOT_GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
-# Programs that only watch: they hold a context without work (provision/checks/gpu/nvidia_smi.py has the
-# same).
+# Programs that only monitor: they hold a context without work (same list in
+# provision/checks/gpu/nvidia_smi.py).
 WATCHERS = ("nv-hostengine", "dcgm-exporter", "dcgmi", "nvidia-smi", "nvidia-persiste")
-GOES_FIRST = 500  # when memory ends: what loads the node, not what watches
+GOES_FIRST = 500  # out-of-memory score: the load is killed first, the sampler last
 GPU_FILE = re.compile(r"/dev/nvidia\d+\Z")
 
 
 def stat_fields(pid):
-    """(name, the fields behind it) in the status of a process; None when it is gone.
+    """Parse the status of a process to (name, further fields); None if it is gone.
 
     4711 (gpu burn) S 4710 4711 …
     """
@@ -33,13 +33,13 @@ def stat_fields(pid):
 
 
 def stat_of(pid):
-    """(name, state, parent) of a process; None when it is gone."""
+    """Return (name, state, parent) of a process; None if it is gone."""
     found = stat_fields(pid)
     return found and (found[0], found[1][0], int(found[1][1]))
 
 
 def cpu_seconds(pid):
-    """CPU seconds of a running process."""
+    """Return the CPU seconds of a running process."""
     _, fields = stat_fields(pid) or ("", ())
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
@@ -49,7 +49,7 @@ def all_pids():
 
 
 def descendants(*ancestors):
-    """All processes below these, at any depth."""
+    """Return all processes below these, at any depth."""
     children = {}
     for pid in all_pids():
         found = stat_of(pid)
@@ -64,7 +64,7 @@ def descendants(*ancestors):
 
 
 def in_unit(pid="self"):
-    """Whether a process runs under the unit, and not by hand; False when it is gone.
+    """Return whether a process runs in the unit rather than by hand; False if it is gone.
 
     0::/system.slice/gpuprov-burnin.service
     """
@@ -76,7 +76,7 @@ def in_unit(pid="self"):
 
 
 def unit_members():
-    """The processes in this program's own unit; none when it runs by hand."""
+    """Return the processes in this program's unit; none if it runs by hand."""
     return [pid for pid in all_pids() if in_unit(pid)] if in_unit() else []
 
 
@@ -86,7 +86,7 @@ def alive(pid):
 
 
 def end_processes(pids, grace):
-    """TERM, a grace in seconds, KILL, a grace; returns those that are still there: stuck in the kernel."""
+    """Send TERM and then KILL, each with a grace in seconds; return processes stuck in the kernel."""
     left = [pid for pid in pids if alive(pid)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
@@ -103,7 +103,7 @@ def end_processes(pids, grace):
 
 
 def reap():
-    """Bury our dead children that nobody waits for any more."""
+    """Reap orphaned child processes."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -112,7 +112,7 @@ def reap():
 
 
 def locked(handle, seconds=0.0):
-    """Whether the lock of an open file or folder was got within so many seconds."""
+    """Return whether the lock of an open file or folder was acquired within so many seconds."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -125,7 +125,7 @@ def locked(handle, seconds=0.0):
 
 
 def set_free(pid):
-    """Move a process that cannot be killed out of the unit, which could not end before it."""
+    """Move a process that cannot be killed out of the unit, which could not end otherwise."""
     for folder in ROOT_GROUPS:
         try:
             with open(folder + "/cgroup.procs", "w") as target:
@@ -135,10 +135,10 @@ def set_free(pid):
 
 
 class Worker:
-    """A function that runs in a child process and answers with bytes; the parent never blocks on it."""
+    """A function in a child process that answers with bytes; the parent never blocks on it."""
 
     def __init__(self, function, closed=()):
-        """`closed`: handles that are the parent's alone."""
+        """Fork the child. `closed`: handles that the child must not keep."""
         self.answer = b""
         self.ended = False
         self.status = None
@@ -146,7 +146,7 @@ class Worker:
         os.set_blocking(self.handle, False)
 
     def read(self):
-        """Take what it answered so far; whether it has ended."""
+        """Read the answer so far; return whether the child has ended."""
         while not self.ended:
             try:
                 data = os.read(self.handle, 65536)
@@ -167,7 +167,7 @@ class Worker:
             self.status = None
 
     def finish(self, grace):
-        """End it with all that it started; returns what could not be ended."""
+        """End the child and its descendants; return the ones that could not be ended."""
         left = end_processes([*descendants(self.pid), self.pid], grace)
         self.read()
         self.close()
@@ -175,8 +175,9 @@ class Worker:
 
 
 def forked(function, closed=(), oom_score=0):
-    """Run `function` in a child, with a handle to write to; (its process id, the handle to read from).
-    `closed`: handles that are the parent's alone."""
+    """Run `function` in a child, with a handle to write to; return (pid, handle to read from).
+
+    `closed`: handles that the child must not keep."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -191,8 +192,7 @@ def forked(function, closed=(), oom_score=0):
 
 
 def become_worker(closed, oom_score):
-    """What a child undoes of its parent: signals, and handles that are not its own. `oom_score`: when memory
-    ends, the highest goes first."""
+    """Reset inherited signals and close handles. `oom_score`: out of memory, the highest is killed first."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -206,13 +206,13 @@ def become_worker(closed, oom_score):
 
 
 def watches_only(name):
-    """`/usr/bin/nv-hostengine`, `nvidia-smi`"""
+    """Match `/usr/bin/nv-hostengine`, `nvidia-smi` and other programs that only monitor."""
     stem = (name.split() or ["?"])[0].rsplit("/", 1)[-1]
     return stem.startswith(WATCHERS)
 
 
 def holders_by_file(pattern=GPU_FILE):
-    """{pid: name} of the processes that have a GPU's file open: what can be told without the driver."""
+    """Return {pid: name} of processes with an open GPU file, found without the driver."""
     found = {}
     for pid in all_pids():
         folder = "/proc/%d/fd" % pid
@@ -226,8 +226,7 @@ def holders_by_file(pattern=GPU_FILE):
 
 
 def holders_in(text):
-    """{pid: name} in what `nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader` prints;
-    None when that is no answer.
+    """Parse `nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader`; None if invalid.
 
     31337, /usr/bin/python3
     """
@@ -245,12 +244,12 @@ def holders_in(text):
 
 
 def foreign_of(holders, ours):
-    """Those that hold a GPU, are not ours and do more than watch: [(pid, name)], the oldest first."""
+    """Return [(pid, name)] of foreign processes that use a GPU and do not only monitor, sorted by pid."""
     return sorted((pid, name) for pid, name in holders.items() if pid not in ours and not watches_only(name))
 
 
 def wake_handle():
-    """A handle that becomes readable when a signal comes that is handled here: poll goes on otherwise."""
+    """Return a handle that becomes readable on a handled signal, which would not wake poll otherwise."""
     reader, writer = os.pipe()
     for handle in (reader, writer):
         os.set_blocking(handle, False)
@@ -268,7 +267,7 @@ def drain(handle):
 
 
 def wait_readable(handles, seconds):
-    """Those of the handles that can be read, within so many seconds."""
+    """Return the handles that become readable within so many seconds."""
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN | select.POLLHUP)

@@ -1,4 +1,4 @@
-"""The runner: walks through the order, survives what may happen to it, and says what happened."""
+"""The runner: walks through the order, survives interruptions, and records events."""
 
 import json
 import os
@@ -22,15 +22,15 @@ from provision.node.burnin.processes import (
 from provision.node.burnin.sampler import sampling
 from provision.node.burnin.spool import ClockWatch, Room, since_boot
 
-TICK = 2.0  # seconds between two looks at everything
-KEEP_EVERY = 30.0  # a crash costs at most so many seconds of what is counted
-SAMPLER_PAUSE = 10.0  # until a sampler that died is started again; twice that the next time, and so on
+TICK = 2.0  # seconds between two ticks
+KEEP_EVERY = 30.0  # seconds of counted time that a crash may cost
+SAMPLER_PAUSE = 10.0  # until a dead sampler is restarted; doubled each time
 SAMPLER_PAUSE_MOST = 600.0
 END_GRACE_RUNNER = 4.0  # seconds between TERM and KILL
 
 
 class Ending(Exception):  # noqa: N818 - it is no error
-    """The campaign ends here: `ended` is done, time, abort, stopped, space or interrupted."""
+    """The end of the campaign; `ended` is done, time, abort, stopped, space or interrupted."""
 
     def __init__(self, ended):
         Exception.__init__(self, ended)
@@ -38,10 +38,10 @@ class Ending(Exception):  # noqa: N818 - it is no error
 
 
 class Watch:
-    """Waits for the runner, and minds everything meanwhile: signals, sampler, clock, room, abort rules."""
+    """Waits for the runner and handles signals, sampler, clock, disk space and abort rules meanwhile."""
 
     def __init__(self, spool, order, state, kept):
-        """kept: handles that are the runner's alone, such as the lock's."""
+        """Install the signal handlers. kept: handles that only the runner may keep, such as the lock."""
         self.spool, self.order, self.state, self.kept = spool, order, state, kept
         self.room = Room(spool, order["space_mib"])
         self.clock = ClockWatch()
@@ -57,7 +57,7 @@ class Watch:
         self.cost = {"cpu_s": 0.0, "tools_cpu_s": 0.0, "wall_s": 0.0}
         self.gpus = {address: "gpu%d" % number for number, address in enumerate(order["gpus"])}
         self.kept_at = time.monotonic()
-        self.spent_from = None  # since when the segment's time runs
+        self.spent_from = None  # start of the segment's running time
 
     def _on_signal(self, _number, _frame):
         self.asked_to_end = True
@@ -70,7 +70,7 @@ class Watch:
         self.heard = b""
 
     def _handles(self):
-        """What a child must not keep open."""
+        """Return the handles that a child must not keep open."""
         return [handle for handle in (*self.kept, self.wake, self.told) if handle is not None]
 
     def _mind_sampler(self):
@@ -85,7 +85,7 @@ class Watch:
         if gone[0]:
             self._hear()
             self._forget_sampler()
-            self.wait(1.0)  # as for a child: who ends the whole unit ends the sampler as well
+            self.wait(1.0)  # as for a child: an end of the whole unit also ends the sampler
             why = "the sampler ended with status %d" % gone[1]
             self.spool.event("sampler", source="sampler", device="node", trouble=why)
 
@@ -96,7 +96,7 @@ class Watch:
         self.sampler_pause = min(SAMPLER_PAUSE_MOST, 2 * self.sampler_pause)
 
     def end_sampler(self):
-        """End it, hear its last words; whatever of it is stuck is left for `leftovers`."""
+        """End the sampler after its last messages; `leftovers` handles whatever is stuck."""
         if self.sampler is None:
             return
         tree = descendants(self.sampler)
@@ -114,7 +114,7 @@ class Watch:
         self._forget_sampler()
 
     def _hear(self):
-        """What the sampler tells."""
+        """Read and handle the sampler's messages."""
         try:
             while True:
                 data = os.read(self.told, 65536)
@@ -141,7 +141,7 @@ class Watch:
         for name in ("xid", "kernel"):
             if name in message:
                 self.spool.event(name, **message[name])
-                self.keep()  # or it would be told again after a crash
+                self.keep()  # or it would be reported again after a crash
         if "cost" in message:
             for name, value in message["cost"].items():
                 self.cost[name] = self.cost.get(name, 0.0) + value
@@ -154,21 +154,21 @@ class Watch:
             self.abort("gpu_celsius", message["hot"]["celsius"], message["hot"]["device"])
 
     def abort(self, rule, value, device):
-        """Note that an abort rule holds; the next tick ends the campaign."""
+        """Record that an abort rule applies; the next tick ends the campaign."""
         if self.state["abort"] is None:
             self.state["abort"] = {"rule": rule, "value": value, "device": device}
 
     # -- time
 
     def since_go(self):
-        """Seconds since the campaign began on this node, reboots included, set clocks not."""
+        """Return the seconds since the campaign began on this node, with reboots, without clock changes."""
         return time.time() - self.state["go_t"] - self.state["jumps"]
 
     def begin_spending(self):
         self.spent_from = since_boot()
 
     def spend(self):
-        """Count the segment's time up to now; returns it in seconds."""
+        """Count the segment's time up to now, and return it in seconds."""
         if self.spent_from is not None:
             now = since_boot()
             self.state["spent"] += now - self.spent_from
@@ -176,7 +176,7 @@ class Watch:
         return self.state["spent"]
 
     def keep(self):
-        """Bring the position to the disk."""
+        """Save the position to disk."""
         self.spend()
         self.kept_at = time.monotonic()
         self.spool.write_state(self.state)
@@ -184,7 +184,7 @@ class Watch:
     # -- waiting
 
     def tick(self):
-        """One look at everything. Raises Ending."""
+        """Handle everything that is due. Raises Ending."""
         if self.told is not None:
             self._hear()
         self._mind_sampler()
@@ -204,7 +204,7 @@ class Watch:
             raise Ending("abort")
 
     def wait(self, seconds, enough=None):
-        """Wait so long, or until `enough()` says so. Raises Ending."""
+        """Wait for so many seconds, or until `enough()` returns true. Raises Ending."""
         until = time.monotonic() + seconds
         while True:
             self.tick()
@@ -219,8 +219,7 @@ class Watch:
             drain(self.wake)
 
     def in_child(self, function, seconds):
-        """The answer of a function (JSON) that runs in a child for at most so long; None when it did not
-        answer. Raises Ending, after the child was ended."""
+        """Run a function in a child for up to `seconds`; return its answer (JSON) or None. Raises Ending."""
         worker = Worker(function, self._handles())
         until = time.monotonic() + seconds
         try:
@@ -236,23 +235,23 @@ class Watch:
         except ValueError:
             answer = None  # it was killed
         if not isinstance(answer, dict):
-            self.wait(1.0)  # whoever ends the whole unit ends the child a moment before us
+            self.wait(1.0)  # an end of the whole unit ends the child a moment before this process
             return None
         return answer
 
     def ours(self):
-        """The processes that belong to this campaign."""
+        """Return the processes that belong to this campaign."""
         return {os.getpid(), *descendants(os.getpid()), *unit_members()}
 
     def sweep(self):
-        """End what a step left in the unit; returns what cannot be ended."""
+        """End the processes that a step left in the unit; return the ones that cannot be ended."""
         keep = {os.getpid()}
         if self.sampler is not None:
             keep.update([self.sampler, *descendants(self.sampler)])
         return end_processes([pid for pid in unit_members() if pid not in keep], 1.0)
 
     def leftovers(self):
-        """End everything but this process; what cannot be is named, and moved out of the unit's way."""
+        """End everything except this process; report stuck processes and move them out of the unit."""
         pids = {*unit_members(), *descendants(os.getpid())} - {os.getpid()}
         for pid in end_processes(sorted(pids), END_GRACE_RUNNER):
             found = stat_of(pid)

@@ -1,8 +1,8 @@
-"""The process that samples: asks every source, writes telemetry, and tells the runner what it must know.
+"""The sampling process: reads every source, writes telemetry, and sends messages to the runner.
 
-It tells by lines of JSON: {"event": {…}} to be written as an event, {"hot": …} when a GPU is over the limit,
-{"xid": …}, {"kernel": …} and {"kernel_at": …} of the kernel's messages. Nothing here waits for a source: each
-has a process of its own, and a GPU that does not answer keeps only its own nvidia-smi.
+Messages are lines of JSON: {"event": {…}} to be written as an event, {"hot": …} for a GPU over the limit,
+{"xid": …}, {"kernel": …} and {"kernel_at": …} for kernel messages. Nothing here waits for a source: each has
+a separate process, and a GPU that does not answer blocks only its own nvidia-smi.
 """
 
 import json
@@ -39,23 +39,24 @@ from provision.node.burnin.tool_output import (
 
 WHOLE_EVERY = 600.0  # seconds
 SYNC_EVERY = 10.0
-LOOK_EVERY = 15.0  # seconds between two looks at the room there is
+LOOK_EVERY = 15.0  # seconds between two checks of the free space
 UNSAFE = re.compile(r"[^A-Za-z0-9 .:_+/%()-]")
 
 
 def safe(text):
-    """A value as it may stand in a row."""
+    """Replace characters that are not allowed in a row."""
     return UNSAFE.sub("_", text.strip())[:64]
 
 
 class Telemetry:
     """The file with this boot's rows: t,up,source,device,metric=value;metric=value…
 
-    `t` is seconds since the epoch, `up` since boot. A metric that did not change since its device's row
-    before is left out; a row without any says that the device was looked at. The first row of a device has
-    all, and again one each ten minutes. `metric=` means that there is no value any more. Units are in the
-    names: _c °C, _w W, _mhz, _pct, _rpm, _mib, _s; `throttle` are the bits of nvml.h, `violations` those of
-    amd_gpus.py, in hexadecimal; the rest are counts or words. `said` is called when it has no room, or again.
+    `t` is seconds since the epoch, `up` since boot. A metric that did not change since its device's previous
+    row is left out; a row without metrics means that the device was read. The first row of a device is
+    complete, and then one every ten minutes. `metric=` means that there is no value any longer. Units are in
+    the names: _c °C, _w W, _mhz, _pct, _rpm, _mib, _s; `throttle` has the bits of nvml.h, `violations` the
+    bits of amd_gpus.py, in hexadecimal; the rest are counts or words. `said` is called when the disk is full,
+    and when there is room again.
     """
 
     def __init__(self, path, room, said):
@@ -63,7 +64,7 @@ class Telemetry:
         self.room = room
         self.said = said
         self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self.known = {}  # (source, device) -> (metrics, when a whole row was written last, and when any)
+        self.known = {}  # (source, device) -> (metrics, time of the last complete row, of the last row)
         self.stopped = False
         self.look_again = 0.0
         self.rows = 0
@@ -72,8 +73,7 @@ class Telemetry:
             self._write(b"\n")  # a crash cut the last line
 
     def add(self, source, device, metrics, seldom=0.0):
-        """Write a row: metrics are texts by name. One that would say nothing new is written every `seldom`
-        seconds."""
+        """Write a row; metrics are texts by name. An unchanged row is written only every `seldom` seconds."""
         if not self._may_write():
             return
         up = since_boot()
@@ -118,7 +118,7 @@ class Telemetry:
 
 
 def keep_on_disk(path):
-    """Bring what was written to the disk, again and again: in a child, since a busy disk takes its time."""
+    """Flush the file to disk regularly, in a child, since a busy disk takes its time."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     parent = os.getppid()
     while os.getppid() == parent:
@@ -126,23 +126,23 @@ def keep_on_disk(path):
         os.fdatasync(handle)
 
 
-GPU_FOLDERS = "/proc/driver/nvidia/gpus"  # a folder for each GPU, named by its address; asks no GPU
+GPU_FOLDERS = "/proc/driver/nvidia/gpus"  # a folder for each GPU, named by address; does not access the GPU
 IPMI_DEVICE = "/dev/ipmi0"
-PIPE_WHOLE = 4096  # bytes that go into a pipe whole, or not at all (pipe(7))
+PIPE_WHOLE = 4096  # bytes that are written to a pipe atomically (pipe(7))
 UNTOLD = 1000  # messages kept while the runner does not read
-SELDOM = 30.0  # seconds between two rows of counters that stand still
-GPUS_EVERY = 20.0  # seconds between two looks for GPUs that were not there
-OWN_EVERY = 60.0  # seconds between two rows on what sampling costs
+SELDOM = 30.0  # seconds between two rows of unchanged counters
+GPUS_EVERY = 20.0  # seconds between two searches for missing GPUs
+OWN_EVERY = 60.0  # seconds between two rows on the cost of sampling
 END_GRACE = 3.0
-SKIP_PORT = 600.0  # seconds a port that hung is left alone
+SKIP_PORT = 600.0  # seconds for which a port that hung is skipped
 WRONG_FIELD = 'Field "'
 
 
 class Sampler:
-    """Everything this process does until it gets TERM."""
+    """The sampler, until it receives TERM."""
 
     def __init__(self, spool, order, room, told, kernel_seen):
-        """told: handle of the pipe to the runner. kernel_seen: see KernelWatch."""
+        """Open the sources, with a handle of the pipe to the runner. kernel_seen: see KernelWatch."""
         self.order, self.told = order, told
         self.untold = []
         self.every = order["sampler"]
@@ -159,7 +159,7 @@ class Sampler:
         self.own_due = self.began + OWN_EVERY
         self.stopping = False
 
-    # -- what is asked
+    # -- sources
 
     def _sources(self):
         found = []
@@ -173,14 +173,14 @@ class Sampler:
         return found
 
     def _find_gpus(self, now):
-        """Ask the GPUs that are there now: after a boot the driver may come later than we do."""
+        """Add the GPUs that have appeared, since the driver may load after this process starts."""
         self.gpus_due = now + GPUS_EVERY
         if self.order["vendor"] == "amd":
             if self.order["gpus"] and not self.gpus and os.path.isdir(AMD_DRIVER):
                 self.gpus.update(self.order["gpus"])
                 self.sources.append(self._amd_gpus())
             return
-        addresses = listed(GPU_FOLDERS)  # in the order of nvidia-smi: by address
+        addresses = listed(GPU_FOLDERS)  # sorted by address, as in nvidia-smi
         if addresses and not self.gpus:
             self.sources += [self._replays(), self._nvlink()]
         for number, address in enumerate(addresses):
@@ -195,7 +195,7 @@ class Sampler:
         return Source(name, device, self.every[name], start, take, tell, once)
 
     def _gpu(self, number, address):
-        """One nvidia-smi for one GPU, which stays and prints a line for each sample."""
+        """Return a source with one nvidia-smi for one GPU, which prints a line per sample."""
         fields = [[metric, list(names)] for metric, names in GPU_FIELDS]
 
         def start():
@@ -216,7 +216,7 @@ class Sampler:
         return source
 
     def _amd_gpus(self):
-        """One amd-smi for all of them, which is asked again and again."""
+        """Return a source that runs amd-smi repeatedly for all GPUs."""
         reader = AmdGpus({address: "gpu%d" % place for place, address in enumerate(self.order["gpus"])})
 
         def take(text):
@@ -235,7 +235,7 @@ class Sampler:
         if self.limit is None or not text.isdigit():
             return
         self.hot[device] = self.hot.get(device, 0) + 1 if int(text) >= self.limit else 0
-        if self.hot[device] == 2:  # one reading alone may be a glitch
+        if self.hot[device] == 2:  # a single reading may be a glitch
             self.say({"hot": {"device": device, "celsius": int(text)}})
 
     def _replays(self):
@@ -247,7 +247,7 @@ class Sampler:
                 self.telemetry.add("errors", "gpu%d" % found[0], found[1], seldom=SELDOM)
             return found is not None
 
-        # dmon knows whole seconds; more than ten it may not take.
+        # dmon takes whole seconds; more than ten may be rejected
         argv = ["nvidia-smi", "dmon", "-s", "e", "-d", str(int(max(1, min(10, self.every["errors"]))))]
         return self._source("errors", "node", program(argv), take)
 
@@ -298,7 +298,7 @@ class Sampler:
         self.kernel.take(records)
         return bool(records) or not text.strip()
 
-    # -- what is told
+    # -- messages
 
     def say(self, message):
         line = json.dumps(message) + "\n"
@@ -316,7 +316,7 @@ class Sampler:
         self.say({"event": {"event": "space", "what": "telemetry", "stopped": stopped, "room": said}})
 
     def _tell(self):
-        """Hand over what the pipe takes; a line goes whole or not at all."""
+        """Write as many messages as the pipe takes; a line is written completely or not at all."""
         while self.untold:
             try:
                 os.write(self.told, self.untold[0].encode("ascii"))
@@ -375,7 +375,7 @@ class Sampler:
         self._tell()
 
     def cost(self):
-        """CPU seconds of this process, and of the programs and readers it started."""
+        """Return the CPU seconds of this process, and of its programs and readers."""
         mine = resource.getrusage(resource.RUSAGE_SELF)
         buried = resource.getrusage(resource.RUSAGE_CHILDREN)
         running = sum(cpu_seconds(one.child.pid) for one in self.sources if one.child)
@@ -384,7 +384,7 @@ class Sampler:
 
 
 def sampling(spool, order, room, kernel_seen, closed):
-    """Start the sampler; (its process id, the handle to read what it tells)."""
+    """Start the sampler; return its process id and the handle to read its messages from."""
 
     def run(writer):
         try:

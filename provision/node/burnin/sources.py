@@ -1,5 +1,4 @@
-"""The sources of telemetry: each one program or reader of its own, started again when it ends, given up for a
-while when it hangs. None is ever waited for."""
+"""Telemetry sources: a program or reader each, restarted when it ends, paused when it hangs."""
 
 import os
 import signal
@@ -9,21 +8,22 @@ import time
 from provision.node.burnin.processes import forked
 from provision.node.modules.gpuprov_run import PATH
 
-AGAIN = 30.0  # seconds until a source that ended is started again
+AGAIN = 30.0  # seconds until a source that ended is restarted
 SOON = 1.0
-LINE_MOST = 65536  # bytes of one line; a program that prints no newline is none of ours
+LINE_MOST = 65536  # bytes of one line; no expected program prints longer ones
 TEXT_MOST = 4 * 1024 * 1024
 KILL_AFTER = 5.0  # seconds between TERM and KILL
-LATE = 1.0  # seconds after which an end is told: whoever ends the whole unit has ended us by then
+LATE = 1.0  # seconds until an end is reported; if the whole unit is stopped, this process is gone by then
 
 
 class Source:
     """A program, or a function in a child, that prints lines.
 
-    every: seconds between two samples. patience: seconds of silence until it is given up. `take(line)` says
+    every: seconds between two samples. patience: seconds of silence until it is stopped. `take(line)` returns
     whether a line was a sample. once: the program prints one answer and ends; `take` then gets all of it.
-    `tell(trouble)` is called when it falls silent or ends (a text), and when it answers again (None). That it
-    ended is told LATE, and not at all once `end` was called: it need not have ended of itself.
+    `tell(trouble)` is called when it falls silent or ends (with a text), and when it answers again (None). An
+    end is reported after LATE seconds, and not at all once `end` was called, since something else may have
+    ended it.
     """
 
     def __init__(self, name, device, every, start, take, tell, once=False):
@@ -33,16 +33,16 @@ class Source:
         self.child = None
         self.handle = None
         self.pending = b""
-        self.due = 0.0  # when to start next
+        self.due = 0.0  # next start
         self.heard = 0.0
-        self.dying = None  # when it was asked to end
+        self.dying = None  # when it was signalled to end
         self.trouble = None
-        self.end_untold = None  # (trouble, when it is to be told)
+        self.end_untold = None  # (trouble, when to report it)
         self.last_words = ""
-        self.asks_differently = False  # set by `take`: start again without delay, with another question
+        self.asks_differently = False  # set by `take`: restart without delay, with another query
 
     def tick(self, now):
-        """Do what is due; returns when to be asked again (by the same clock)."""
+        """Perform due actions; return when to call again (by the same clock)."""
         if self.end_untold is not None and now >= self.end_untold[1]:
             self._tell_end()
         due = self._do(now)
@@ -75,7 +75,7 @@ class Source:
         os.set_blocking(self.handle, False)
 
     def readable(self, now):
-        """Read what it printed."""
+        """Read the output."""
         try:
             data = os.read(self.handle, 65536)
         except BlockingIOError:
@@ -105,7 +105,7 @@ class Source:
             self.last_words = line.strip()[:200]
 
     def _ended(self, now):
-        """Its output is closed."""
+        """Handle the end of the output."""
         if self.once and self.dying is None:
             if self.take(self.pending.decode("utf-8", "replace")):
                 self._answers()
@@ -144,13 +144,13 @@ class Source:
             self.handle = None
 
     def _bury(self, now):
-        """Wait for a child that was asked to end, without waiting."""
+        """Check whether a child that was signalled to end has ended, without blocking."""
         if self.child.poll() is None:
             if now - self.dying < KILL_AFTER:
                 return now + 0.2 if now - self.dying < 1.0 else now + 1.0
             self._signal(signal.SIGKILL)
-            return now + KILL_AFTER  # it is stuck in the kernel: look again now and then
-        self._signal(signal.SIGKILL)  # what it started and left
+            return now + KILL_AFTER  # it is stuck in the kernel: check occasionally
+        self._signal(signal.SIGKILL)  # for processes that it left behind
         self.child, self.dying = None, None
         self.due = max(self.due, now)
         return self.due
@@ -162,14 +162,14 @@ class Source:
             pass
 
     def end(self):
-        """Ask it to end."""
+        """Signal the child to end."""
         self.end_untold = None
         if self.child is not None and self.dying is None:
             self._give_up(time.monotonic())
 
 
 def program(argv):
-    """Starts a program whose output is read."""
+    """Return a function that starts a program with its output in a pipe."""
 
     def begin():
         environment = dict(os.environ, PATH=PATH, LC_ALL="C")
@@ -187,7 +187,7 @@ def program(argv):
 
 
 class Forked:
-    """A function of ours in a child, with the parts of Popen that Source uses."""
+    """A Python function in a child, with the parts of Popen that Source uses."""
 
     def __init__(self, function):
         def run(writer):
@@ -222,13 +222,13 @@ IB_HW_COUNTERS = (
 
 
 def short(text):
-    """`4: ACTIVE` → ACTIVE; `400 Gb/sec (4X NDR)` → 400"""
+    """Shorten `4: ACTIVE` to ACTIVE, `400 Gb/sec (4X NDR)` to 400."""
     head, colon, rest = text.partition(":")
     return rest.strip() if colon and head.strip().isdigit() else text.split(" ")[0]
 
 
 def listed(folder):
-    """The names in a folder, in order; none where it cannot be read."""
+    """Return the names in a folder, in order; none if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -236,7 +236,7 @@ def listed(folder):
 
 
 def ib_ports(root=IB):
-    """The ports of the RDMA cards: [(name, folder)]."""
+    """Return the ports of the RDMA cards: [(name, folder)]."""
     folders = [(card, os.path.join(root, card, "ports")) for card in listed(root)]
     return [
         ("%s/%s" % (card, port), os.path.join(folder, port))
@@ -246,7 +246,7 @@ def ib_ports(root=IB):
 
 
 def ib_metrics(folder):
-    """State, rate and counters of a port, as texts."""
+    """Return state, rate and counters of a port, as texts."""
     metrics = {}
     names = [("state", "state"), ("rate", "rate")]
     names += [(name, "counters/" + name) for name in IB_COUNTERS]
@@ -262,7 +262,7 @@ def ib_metrics(folder):
 
 
 def read_ports(every, skip, root=IB):
-    """For a child: prints `?PORT` before it reads a port, which may never return, and a line of values."""
+    """Return a reader for a child: it prints `?PORT` before reading a port, which may hang, then values."""
 
     def read(writer):
         while True:

@@ -1,6 +1,6 @@
-"""The folder on the node's disk where everything is kept, and the clocks that date it.
+"""The spool, a folder on the node's disk with all data of a burn-in, and the clocks that date it.
 
-It is written so that a crash costs the line being written at most, and a full disk nothing that was there.
+A crash costs at most the line being written, and a full disk nothing that was written before.
 """
 
 import errno
@@ -11,17 +11,17 @@ import time
 
 from provision.node.modules.gpuprov_run import boot_id
 
-BOOTTIME = 7  # CLOCK_BOOTTIME; Python has a name for it since 3.7
-JUMP = 2.0  # seconds between two looks that no clock discipline slews
+BOOTTIME = 7  # CLOCK_BOOTTIME; named in Python since 3.7
+JUMP = 2.0  # seconds; more than a clock is slewed between two readings
 
 
 def since_boot():
-    """Seconds since the node booted, time asleep included."""
+    """Return the seconds since the node booted, including suspended time."""
     return time.clock_gettime(BOOTTIME)
 
 
 def wall_offset():
-    """Seconds the wall clock is ahead of the clock since boot. The two are read at one moment, or again."""
+    """Return the seconds that the wall clock is ahead of the clock since boot, both read at one moment."""
     for _ in range(5):
         before = since_boot()
         wall = time.time()
@@ -31,21 +31,21 @@ def wall_offset():
 
 
 class ClockWatch:
-    """Notices when the wall clock is set."""
+    """Detects changes of the wall clock."""
 
     def __init__(self, read=wall_offset):
         self.read = read
         self.offset = read()
 
     def jump(self):
-        """Seconds the wall clock jumped since the last look; 0.0 when it did not."""
+        """Return the seconds that the wall clock jumped since the last call; 0.0 if it did not."""
         offset = self.read()
         moved, self.offset = offset - self.offset, offset
         return round(moved, 3) if abs(moved) >= JUMP else 0.0
 
 
-RESERVE = 256 * 1024  # bytes kept for the last words
-BACKLOG = 500  # events kept in memory while the disk takes none
+RESERVE = 256 * 1024  # bytes kept for the last events
+BACKLOG = 500  # events kept in memory while the disk is full
 MEBI = 1024 * 1024
 
 
@@ -65,14 +65,14 @@ class Spool:
         return os.path.join(self.path, *names)
 
     def prepare(self):
-        """Make the folders and the reserve. Raises OSError when not even that fits."""
+        """Create the folders and the reserve. Raises OSError if they do not fit."""
         for name in ("raw", "telemetry"):
             os.makedirs(self.file(name), mode=0o700, exist_ok=True)
         if not os.path.exists(self.file("reserve")):
             write_whole(self.file("reserve"), b"\0" * RESERVE)
 
     def give_reserve(self):
-        """Free the room kept for the last words; whether there was any."""
+        """Free the room reserved for the last events; return whether there was any."""
         try:
             os.unlink(self.file("reserve"))
         except OSError:
@@ -82,7 +82,7 @@ class Spool:
     # -- events
 
     def event(self, _event, **fields):
-        """Add a line to events.jsonl, on the disk when this returns; on a full disk it is kept for later."""
+        """Append an event to events.jsonl and fsync; on a full disk it is kept for later."""
         line = {"t": round(time.time(), 3), "up": round(since_boot(), 3), "boot": self.boot, "event": _event}
         line.update(fields)
         self.backlog.append(json.dumps(line))
@@ -90,7 +90,7 @@ class Spool:
         self.flush()
 
     def flush(self):
-        """Write the events that wait; whether none waits any more."""
+        """Write the waiting events; return whether all were written."""
         while self.backlog:
             data = "".join(line + "\n" for line in self.backlog).encode("utf-8", "replace")
             try:
@@ -104,7 +104,7 @@ class Spool:
     # -- position
 
     def read_state(self):
-        """The position; None when there is none that can be read."""
+        """Return the position; None if it is missing or unreadable."""
         try:
             with open(self.file("state.json"), encoding="utf-8") as source:
                 state = json.load(source)
@@ -113,7 +113,7 @@ class Spool:
         return state if isinstance(state, dict) else None
 
     def write_state(self, state):
-        """Replace the position; whether that worked."""
+        """Replace the position; return whether that succeeded."""
         data = json.dumps(state).encode("utf-8")
         for _ in range(2):
             try:
@@ -124,22 +124,22 @@ class Spool:
                     return False
         return False
 
-    # -- what programs printed
+    # -- output of programs
 
     def write_raw(self, name, answer):
-        """Store a step's answer as raw/NAME. Raises OSError, with nothing left behind."""
+        """Store a step's answer as raw/NAME. Raises OSError and then leaves nothing behind."""
         data = gzip.compress(json.dumps(answer).encode("utf-8", "replace"), 6)
         write_whole(self.file("raw", name), data)
 
     # -- room
 
     def free(self):
-        """Bytes the disk still has for us."""
+        """Return the free bytes on the disk."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
 
     def used(self):
-        """Bytes the spool takes."""
+        """Return the bytes used by the spool."""
         total = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -156,7 +156,7 @@ class Room:
     def __init__(self, spool, mebibytes):
         self.spool = spool
         self.most = mebibytes * MEBI
-        # A tenth of what was granted stays free for steps, half of that for events.
+        # A tenth of the quota stays free for steps, half of that for events.
         self.for_telemetry = max(self.most // 10, 4 * RESERVE)
         self.for_steps = max(self.most // 20, 2 * RESERVE)
 
@@ -175,7 +175,7 @@ class Room:
 
 
 def write_whole(path, data):
-    """Put a file in place in one step, on the disk when this returns. Raises OSError, nothing left behind."""
+    """Replace a file atomically and fsync. Raises OSError and then leaves nothing behind."""
     beside = path + ".new"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -196,7 +196,7 @@ def write_whole(path, data):
 
 
 def append_whole(path, data):
-    """Add lines to a file, all or none, on the disk when this returns. Raises OSError."""
+    """Append lines to a file, all or none, and fsync. Raises OSError."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(handle).st_size

@@ -1,4 +1,4 @@
-"""Telemetry from the kernel and from tools, and the fields queried of nvidia-smi."""
+"""Telemetry from the kernel and from tools, and the fields to query from nvidia-smi."""
 
 import os
 import re
@@ -7,12 +7,12 @@ import time
 
 from provision.node.burnin.kernel_lines import AMDGPU, XID, amdgpu_words, without_stamp
 
-# What stands in place of a reading when the GPU does not answer -> the code that NVML has for it (nvml.h).
+# Text in place of a reading when the GPU does not answer -> NVML's code (nvml.h).
 NVML_ERRORS = {"gpu is lost": 15, "gpu requires reset": 16, "unknown error": 999, "err!": 999}
-# What the driver has to ask the GPU for: it knows the other fields itself.
+# Fields for which the driver contacts the GPU; it knows the others itself.
 ASKED = ("temperature_c", "power_w", "sm_mhz", "util_pct")
 NONE = ("", "n/a", "not supported", "not available", "-", "insufficient permissions", *NVML_ERRORS)
-# metric -> the names of nvidia-smi's field, the newest first
+# metric -> nvidia-smi's names of the field, the newest first
 GPU_FIELDS = (
     ("index", ("index",)),
     ("temperature_c", ("temperature.gpu",)),
@@ -34,7 +34,7 @@ GPU_FIELDS = (
 
 
 def without_field(fields, name):
-    """Ask for the field's older name instead, or no more for it; whether that changes anything."""
+    """Replace a rejected field name by its older one, or remove the field; return whether that applied."""
     for entry in fields:
         if name == entry[1][0] and entry[0] != "index":
             if len(entry[1]) > 1:
@@ -46,7 +46,8 @@ def without_field(fields, name):
 
 
 def nvml_error(cells):
-    """NVML's code of why a GPU has no readings (15 lost, 16 to be reset, 999 unknown); None when it has some.
+    """Return NVML's code for a GPU without readings (15 lost, 16 to be reset, 999 unknown), else None.
+
     `cells`: metric -> cell."""
     found = [NVML_ERRORS.get(cells.get(name, "").strip("[] ").lower()) for name in ASKED if name in cells]
     errors = [code for code in found if code]
@@ -56,9 +57,9 @@ def nvml_error(cells):
 
 
 def gpu_row(line, names, number=None):
-    """(index, metrics) of a line of nvidia-smi's CSV with these metrics; None when it is no such line.
+    """Parse a CSV line of nvidia-smi with these metrics to (index, metrics); None for other lines.
 
-    `number`: the GPU that was asked, for one whose index is an error, too."""
+    `number`: the queried GPU, used if its index is an error, too."""
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(names):
         return None
@@ -75,7 +76,7 @@ def gpu_row(line, names, number=None):
 
 
 def value_of(name, cell):
-    """A cell as it is kept: no unit, no needless digits, empty where there is no value."""
+    """Normalise a cell: no unit, no needless digits, empty without a value."""
     if cell.strip("[] ").lower() in NONE:
         return ""
     try:
@@ -87,19 +88,19 @@ def value_of(name, cell):
 
 
 class ReplayRows:
-    """Reads `nvidia-smi dmon -s e`: its columns are named in lines that begin with #.
+    """Reads `nvidia-smi dmon -s e`; lines that begin with # name the columns.
 
-    # gpu  sbecc  dbecc    pci
-    # Idx   errs   errs   errs
+    gpu  sbecc  dbecc    pci
+    Idx   errs   errs   errs
         0      0      0      0
     """
 
     def __init__(self):
         self.columns = []
-        self.ends = []  # where each column ends in a line, that of the index first
+        self.ends = []  # end of each column in a line, the index first
 
     def row(self, line):
-        """(index, metrics) of a line; None when it has no values."""
+        """Return (index, metrics) of a line; None if it has no values."""
         words = line.split()
         if words[:2] == ["#", "gpu"]:
             self.columns = words[2:]
@@ -117,8 +118,8 @@ GPU_HEAD = re.compile(r"GPU (\d+): ")
 LINK_LINE = re.compile(r"\s*Link (\d+): (.*): (\d+)\s*\Z")
 # `Link 2: 6 recovery errors`: driver 470 (470.256.02 of Debian 12).
 OLD_LINK_LINE = re.compile(r"\s*Link (\d+): (\d+) (?:replay|recovery|flit CRC|data CRC) errors\s*\Z")
-# What counts as an error. NVLink 5 (595.91.07 on a B300) also prints what a healthy link counts by the
-# billion, or before it corrects: FEC and raw errors. Its `Total link recovery events` repeats two others.
+# Counted errors. NVLink 5 (595.91.07 on a B300) also prints counters that a healthy link increases by the
+# billion, before correction: FEC and raw errors. Its `Total link recovery events` repeats two others.
 LINK_ERRORS = (
     "Replay Errors", "Recovery Errors", "CRC Errors", "Malformed packet Errors", "Buffer overrun Errors",
     "Rx Errors", "Rx remote Errors", "Rx General Errors", "Local link integrity Errors", "Tx discards",
@@ -127,7 +128,7 @@ LINK_ERRORS = (
 
 
 def nvlink_rows(text):
-    """{index: metrics} of `nvidia-smi nvlink -e`: a GPU's errors of all links, and of each that has any.
+    """Parse `nvidia-smi nvlink -e` to {index: metrics}: a GPU's errors, in total and of each bad link.
 
     GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)
         Link 0: Replay Errors: 0
@@ -154,12 +155,12 @@ def nvlink_rows(text):
 
 
 def without_links(text):
-    """Whether that is the answer of GPUs without NVLink: their names, or nothing."""
+    """Return whether the answer is of GPUs without NVLink: their names, or nothing."""
     return all(GPU_HEAD.match(line) for line in text.splitlines() if line.strip())
 
 
 def ipmi_row(text):
-    """Metrics of `ipmitool -c sdr list full`: temperatures and fans.
+    """Parse `ipmitool -c sdr list full` to metrics of temperatures and fans.
 
     Inlet Temp,24,degrees C,ok
     FAN1,9800,RPM,ok
@@ -189,12 +190,12 @@ OF_INTEREST = re.compile(
     re.IGNORECASE,
 )
 OUT_OF_MEMORY = re.compile(r"Out of memory|oom-kill|oom_reaper|Killed process", re.IGNORECASE)
-MOST_LINES = 60  # kept of a minute
+MOST_LINES = 60  # kept per minute
 LINE_CAP = 300  # letters
 
 
 def readable_kmsg():
-    """A handle on the kernel's own log; None where it cannot be read (a container's is no such device)."""
+    """Return a handle on /dev/kmsg; None if it is unreadable (a container's is another device)."""
     try:
         handle = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -215,7 +216,7 @@ def readable_kmsg():
 
 
 def kmsg_record(data):
-    """(seconds, text) of one record; None when it is none.
+    """Parse one record to (seconds, text); None for anything else.
 
     6,339,5140900,-;NVRM: Xid (PCI:0000:9b:00): 79, pid=…
      SUBSYSTEM=pci
@@ -228,7 +229,7 @@ def kmsg_record(data):
 
 
 def read_kmsg(handle):
-    """The records that wait: [(seconds, text)]."""
+    """Return the waiting records: [(seconds, text)]."""
     found = []
     for _ in range(5000):
         try:
@@ -236,7 +237,7 @@ def read_kmsg(handle):
         except BlockingIOError:
             break
         except BrokenPipeError:
-            continue  # the ring was faster: some are gone
+            continue  # the ring buffer overran: some records are lost
         except OSError:
             break
         if record:
@@ -245,7 +246,7 @@ def read_kmsg(handle):
 
 
 def dmesg_records(text):
-    """The same of what dmesg prints.
+    """Return the same records from the output of dmesg.
 
     [ 5140.900000] NVRM: Xid (PCI:0000:9b:00): 79, pid=…
     """
@@ -254,9 +255,9 @@ def dmesg_records(text):
 
 
 class KernelWatch:
-    """Reports the messages after `seen`, a moment of the kernel's own clock; None: those from now on.
+    """Reports kernel messages after `seen`, by the kernel's clock (default: now).
 
-    `lines`: patterns of the lines of the GPUs' driver that are reported."""
+    `lines`: patterns of the GPU driver's lines that are reported."""
 
     def __init__(self, seen, tell, clock=time.monotonic, lines=()):
         self.seen = seen
@@ -274,7 +275,7 @@ class KernelWatch:
         fresh = [record for record in records if record[0] > self.seen]
         for moment, text in fresh:
             message = message_of(text, self.lines)
-            # Users can make the kernel write lines of interest: half of the room is the drivers' own.
+            # Users can make the kernel log lines of interest, so half of the quota is reserved for drivers.
             own = message and ("xid" in message or AMDGPU.match(text) or fits(text, self.lines))
             if message and self._allowed(MOST_LINES if own else MOST_LINES // 2):
                 self.tell(dict(message, kernel_at=moment))
@@ -282,7 +283,7 @@ class KernelWatch:
             self.seen = last
 
     def _allowed(self, most):
-        """At most so many a minute; the number left out is reported with the next."""
+        """Allow at most `most` messages a minute; the number left out is reported with the next one."""
         now = self.clock()
         if now - self.minute >= 60.0:
             if self.dropped:
@@ -296,8 +297,7 @@ class KernelWatch:
 
 
 def message_of(text, lines=()):
-    """What is reported of a message: an Xid, a line of interest, or one of a GPU's driver that fits one of
-    the patterns `lines`; None for all others."""
+    """Return the report of an Xid, a line of interest, or a GPU driver's line that fits `lines`; or None."""
     found = XID.match(text)
     if found:
         line = text[:LINE_CAP]
@@ -308,6 +308,6 @@ def message_of(text, lines=()):
 
 
 def fits(text, lines):
-    """Whether a message is of a GPU's driver and fits a pattern: one of amdgpu by what follows its name."""
+    """Return whether a GPU driver's message fits a pattern; for amdgpu, by the text after its name."""
     words = text if text.startswith(("NVRM: ", "nvidia ")) else amdgpu_words(text)[1]
     return bool(words) and any(re.match(one, words) for one in lines)
