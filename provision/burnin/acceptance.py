@@ -68,7 +68,7 @@ def _sums(path: Path) -> str:
 
 def drain(run: Campaign, found: Results, fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, str]:
     """Drain the failed nodes by the inventory's hooks and schedulers; return node → why draining failed."""
-    known = hooks.load(fleet, overrides)
+    configured = hooks.load(fleet, overrides)
     schedulers = chosen.load(fleet, overrides)
     already = {str(node) for row in run.folder.read("hooks") for node in row.get("nodes") or ()}
     bad = [
@@ -85,7 +85,7 @@ def drain(run: Campaign, found: Results, fleet: Fleet, overrides: Mapping[str, A
         run.folder.append("hooks", masked(asdict(called), secrets))
 
     about = {name: {"reason": reason(found.health, name), "roles": [], "reboot": False} for name in bad}
-    caller = hooks.Runner(known, run.name, fleet.source, lambda _event, _nodes: None, heard, about)
+    caller = hooks.Runner(configured, run.name, fleet.source, lambda _event, _nodes: None, heard, about)
     reasons = {
         name: f"burn-in {run.name}: {masked(about[name]['reason'], secrets)}"
         for name in bad
@@ -170,10 +170,10 @@ def _headline(record: Mapping[str, Any]) -> str:
     """Return the headline: `6 of 8 nodes accepted`."""
     accepted = sum(node["verdict"] in ("pass", "warn") and node["over"] for node in record["nodes"])
     count = len(record["nodes"])
-    said = f"{accepted} of {count} node{'s' * (count != 1)} accepted"
+    headline = f"{accepted} of {count} node{'s' * (count != 1)} accepted"
     if count == 1:
-        said = f"{record['nodes'][0]['node']} {'accepted' if accepted else 'not accepted'}"
-    return said if record["over"] else f"{said}; the burn-in is not over"
+        headline = f"{record['nodes'][0]['node']} {'accepted' if accepted else 'not accepted'}"
+    return headline if record["over"] else f"{headline}; the burn-in is not over"
 
 
 def _thermal(record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ _EVERY = 20.0  # seconds between two polls of `attach`
 
 
 class Alone(Protocol):
-    """Lock `nodes` for this run; a lock held by the burn-in `burnin` does not count."""
+    """Callable that locks `nodes` for this run; a lock of the burn-in `burnin` does not count."""
 
     def __call__(self, nodes: Collection[str], burnin: str = "") -> AbstractContextManager[None]: ...
 
@@ -127,21 +127,21 @@ def _found(
 ) -> tuple[Campaign, Fleet]:
     """Return the burn-in and its nodes, from this machine's run folders or else from the nodes."""
     if folder is not None and not folder.meta().get("adopted"):
-        wanted = [str(name) for name in folder.meta().get("nodes", ())]
-        missing = [name for name in wanted if name not in fleet.nodes]
+        names = [str(name) for name in folder.meta().get("nodes", ())]
+        missing = [name for name in names if name not in fleet.nodes]
         if missing and options.every_node:
             raise UsageError(
                 f"{missing[0]} is part of the burn-in, but not in {fleet.source}",
                 "give the inventory that the burn-in was started with",
             )
-        fleet = replace(fleet, nodes={name: fleet.nodes[name] for name in wanted if name in fleet.nodes})
+        fleet = replace(fleet, nodes={name: fleet.nodes[name] for name in names if name in fleet.nodes})
         variables = validation.plain_variables(fleet, overrides)
         return Campaign(folder, variables, options.forks, fleet.vault_password_files), fleet
     variables = validation.plain_variables(fleet, overrides)
     name = named if folder is None else folder.path.name
-    known, _ = campaign.ask_nodes(name, variables, fleet, options.forks)
-    there = known.folder.meta()["nodes"]
-    return known, replace(fleet, nodes={name: fleet.nodes[name] for name in there})
+    adopted, _ = campaign.ask_nodes(name, variables, fleet, options.forks)
+    members = adopted.folder.meta()["nodes"]
+    return adopted, replace(fleet, nodes={name: fleet.nodes[name] for name in members})
 
 
 def _burning(run: Campaign) -> list[str]:
@@ -157,9 +157,9 @@ def _asked(run: Campaign) -> list[Status]:
 
 
 def _status(run: Campaign) -> Outcome:
-    found = _asked(run)
-    over = all(one.over and not one.error for one in found)
-    return Outcome(run.name, ExitCode.OK if over else ExitCode.INCOMPLETE, found)
+    statuses = _asked(run)
+    over = all(one.over and not one.error for one in statuses)
+    return Outcome(run.name, ExitCode.OK if over else ExitCode.INCOMPLETE, statuses)
 
 
 def _stop(run: Campaign, on_event: OnEvent) -> ExitCode:
@@ -168,15 +168,15 @@ def _stop(run: Campaign, on_event: OnEvent) -> ExitCode:
     for name, answer in answers.items():
         left = answer.said.get("left")
         if answer.error:
-            said = answer.trouble
+            outcome = answer.trouble
         elif left:
-            said = f"not stopped: {', '.join(map(str, left))[:300]}" if isinstance(left, list) else "?"
+            outcome = f"not stopped: {', '.join(map(str, left))[:300]}" if isinstance(left, list) else "?"
         elif answer.true("stopped"):
-            said = "stopped" if answer.campaign else "has no burn-in"
+            outcome = "stopped" if answer.campaign else "has no burn-in"
         else:
-            said = "did not stop"
-        bad = bad or said not in ("stopped", "has no burn-in")
-        on_event(NodeStopped(name, said))
+            outcome = "did not stop"
+        bad = bad or outcome not in ("stopped", "has no burn-in")
+        on_event(NodeStopped(name, outcome))
     return ExitCode.INCOMPLETE if bad else ExitCode.OK
 
 
@@ -203,16 +203,16 @@ def _attach(
     last: dict[str, str] = {}
     try:
         while True:
-            found = _asked(run)
-            for one in found:
+            statuses = _asked(run)
+            for one in statuses:
                 if last.get(one.node) != one.words:
                     on_event(NodeBurns(one.node, one.words))
                     last[one.node] = one.words
-            if all(one.over for one in found):
+            if all(one.over for one in statuses):
                 break
-            if _between(run, found, options, on_event):
+            if _between(run, statuses, options, on_event):
                 continue
-            if _too_many(run, found):
+            if _too_many(run, statuses):
                 why = "the limit failing_share ends the burn-in on all nodes"
                 on_event(Note(f"too many nodes have failed: {why}"))
                 _stop(run, on_event)
@@ -227,27 +227,27 @@ def _attach(
 def _between(run: Campaign, found: list[Status], options: BurninOptions, on_event: OnEvent) -> bool:
     """Measure the segments between nodes in which nodes wait; return whether there were any."""
     meta = run.folder.meta()
-    wanted = between.segments(meta.get("profile"))
-    if not wanted and any(one.holding for one in found):
+    expected = between.segments(meta.get("profile"))
+    if not expected and any(one.holding for one in found):
         # It was started elsewhere; the order has the segments.
         run.fetch([one.node for one in found if one.holding], lambda line: on_event(Note(line)))
     seen = results.looked(run)
-    wanted = wanted or results.segments_between(run)
+    expected = expected or results.segments_between(run)
     turns = {
         str(row["node"]): int(row["order"]["about"]["part"]["turn"]) for row in run.folder.read("orders")
     }
-    waiting = between.ready(found, turns, wanted)
+    waiting = between.ready(found, turns, expected)
     for segment, nodes in waiting.items():
         able = {name: seen[name] for name in nodes if not seen[name].error}
-        between.measure(run, segment, wanted[segment].checks, able, on_event, options.forks)
+        between.measure(run, segment, expected[segment].checks, able, on_event, options.forks)
     return bool(waiting)
 
 
 def _too_many(run: Campaign, found: list[Status]) -> bool:
     """Return whether the share of failing nodes exceeds the profile's limit."""
     profile = run.folder.meta().get("profile") or {}
-    share = float((profile.get("abort") or {}).get("failing_share") or 0.0)
-    return share > 0 and sum(one.bad for one in found) > share * len(found)
+    limit = float((profile.get("abort") or {}).get("failing_share") or 0.0)
+    return limit > 0 and sum(one.bad for one in found) > limit * len(found)
 
 
 def _collect(
@@ -256,24 +256,24 @@ def _collect(
     """Fetch, judge, write the record, and drain failed nodes."""
     names = _burning(run)
     run.fetch(names, lambda line: on_event(Note(line)))
-    found = results.results(run, options.thresholds)
-    files = acceptance.write(run, found)
-    results.publish(run, found)
-    troubles = acceptance.drain(run, found, fleet, overrides)
+    collected = results.results(run, options.thresholds)
+    files = acceptance.write(run, collected)
+    results.publish(run, collected)
+    troubles = acceptance.drain(run, collected, fleet, overrides)
     drained = sorted(
         {str(n) for row in run.folder.read("hooks") for n in row.get("nodes") or ()} - set(troubles)
     )
     for name, why in troubles.items():
         on_event(Note(f"{name}: {why}"))
-    code = _code(found)
-    if found.over:
-        run.folder.note(counts={verdict.value: count for verdict, count in found.health.counts.items()})
+    code = _code(collected)
+    if collected.over:
+        run.folder.note(counts={verdict.value: count for verdict, count in collected.health.counts.items()})
         run.folder.finish(code)
     if options.output:
         _copy(files, options.output)
-    if options.remove and found.over:
+    if options.remove and collected.over:
         run.ask("remove", [name for name in names if not run.silence.get(name)])
-    summary = [*acceptance.summary(run, found, drained), "", f"record      {files['record']}"]
+    summary = [*acceptance.summary(run, collected, drained), "", f"record      {files['record']}"]
     return Outcome(run.name, code, record=run.folder.path / acceptance.RECORD, summary=summary)
 
 

@@ -86,16 +86,16 @@ class Campaign:
 
     def contacts(self) -> dict[str, list[Contact]]:
         """Return each node's clock readings, one for each answer."""
-        found: dict[str, list[Contact]] = {}
+        by_node: dict[str, list[Contact]] = {}
         for record in self.folder.read("contacts"):
             try:
                 contact = Contact(
                     float(record["at"]), float(record["now"]), float(record["up"]), str(record["boot"])
                 )
-                found.setdefault(str(record["node"]), []).append(contact)
+                by_node.setdefault(str(record["node"]), []).append(contact)
             except (KeyError, TypeError, ValueError):
                 continue
-        return found
+        return by_node
 
     # --- begin
 
@@ -204,11 +204,11 @@ def new(
     turns = Counter(part.turn for part in planned.parts)
     for part in planned.parts:
         node = looked.seen[part.node]
-        known = looked.known.get(part.node)
-        if known is not None:
-            node_history.note_look(folder, part.node, known)
+        identity = looked.known.get(part.node)
+        if identity is not None:
+            node_history.note_look(folder, part.node, identity)
         alone = turns[part.turn] == 1
-        given[part.node] = orders.order(folder.path.name, profile, node, part, known, about, alone=alone)
+        given[part.node] = orders.order(folder.path.name, profile, node, part, identity, about, alone=alone)
         folder.append("orders", {"node": part.node, "order": given[part.node]})
     return Campaign(folder, looked.variables, forks, fleet.vault_password_files), given
 
@@ -237,18 +237,18 @@ def ask_nodes(
     """Return the burn-in that the nodes have, if this machine has no record of it.
 
     Raises RunFolderError if no node has it, IncompleteError if some nodes did not answer."""
-    wanted = "" if named == "latest" else named
+    requested = "" if named == "latest" else named
     answers = node_talk.ask(
-        "status", wanted, variables, forks=forks, vault_password_files=fleet.vault_password_files
+        "status", requested, variables, forks=forks, vault_password_files=fleet.vault_password_files
     )
     there: dict[str, list[str]] = {}
     for answer in answers.values():
         if NAME.fullmatch(answer.campaign):
             there.setdefault(answer.campaign, []).append(answer.node)
-    name = max(there, default="") if not wanted else (wanted if wanted in there else "")
+    name = max(there, default="") if not requested else (requested if requested in there else "")
     if not name:
         other = f"they have {', '.join(sorted(there)[-3:])}" if there else "gpuprov burnin starts one"
-        what = f"the burn-in {wanted}" if wanted else "a burn-in"
+        what = f"the burn-in {requested}" if requested else "a burn-in"
         if any(answer.error for answer in answers.values()):
             raise IncompleteError(_not_known(what, answers), other if there else "")
         raise RunFolderError(f"no node has {what}", other)
@@ -272,8 +272,8 @@ def _not_known(what: str, answers: Mapping[str, Answer]) -> str:
         if answer.error:
             silent.setdefault(answer.trouble.replace(answer.node, "the node"), []).append(answer.node)
     none = len(answers) > sum(map(len, silent.values()))
-    said = f"no node that answered has {what}" if none else f"whether a node has {what} is not known"
-    return "\n  ".join([said, *(f"{fold(nodes)}: {why}" for why, nodes in silent.items())])
+    summary = f"no node that answered has {what}" if none else f"whether a node has {what} is not known"
+    return "\n  ".join([summary, *(f"{fold(nodes)}: {why}" for why, nodes in silent.items())])
 
 
 # --- observation of the nodes before their burn-in
@@ -309,27 +309,27 @@ def look(
     looked = Looked(validation.plain_variables(fleet, overrides))
     with work("burnin", len(fleet.nodes), on_event):
         on_event(Step(f"looking at {many(len(fleet.nodes), 'node')}"))
-        found = observe(
+        observations = observe(
             fleet.nodes.values(),
             dict.fromkeys(fleet.nodes, fingerprint.FACTS | registry.facts_for(profile.checks)),
             timeout=timeout,
             connections=connections,
             vault_password_files=fleet.vault_password_files,
         )
-        found |= validation.of_vendors(
+        observations |= validation.of_vendors(
             fleet,
             profile.checks,
-            found,
+            observations,
             timeout=timeout,
             connections=connections,
             vault_password_files=fleet.vault_password_files,
         )
         busy = validation.with_jobs(schedulers, list(fleet.nodes))
         for name in fleet.nodes:
-            node = validation.seen_of(found[name], looked.variables[name])
+            node = validation.seen_of(observations[name], looked.variables[name])
             node = validation.left_out(node, busy)
             looked.seen[name] = node
             if not node.error:
-                looked.known[name] = fingerprint.of(found[name].facts, found[name].problems)
+                looked.known[name] = fingerprint.of(observations[name].facts, observations[name].problems)
             on_event(PartEnded(f"{name}: {node.trouble}" if node.error else ""))
     return looked

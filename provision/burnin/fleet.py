@@ -44,14 +44,14 @@ Segments = Mapping[str, Between]
 
 def segments(profile: Any) -> dict[str, Between]:
     """Return the segments between nodes of a profile in JSON form, which may come from a node."""
-    found = {}
+    by_name = {}
     rows = profile.get("segments") if isinstance(profile, Mapping) else None
     for row in rows if isinstance(rows, list | tuple) else ():
         if isinstance(row, Mapping) and row.get("kind") == "fleet":
             named = row.get("checks")
             checks = tuple(str(check) for check in named) if isinstance(named, list | tuple) else ()
-            found[str(row.get("name"))[:60]] = Between(checks, row.get("attended") == "only")
-    return found
+            by_name[str(row.get("name"))[:60]] = Between(checks, row.get("attended") == "only")
+    return by_name
 
 
 def ready(found: Iterable[Status], turns: Mapping[str, int], wanted: Segments) -> dict[str, list[str]]:
@@ -78,7 +78,7 @@ def measure(
 ) -> None:
     """Measure the nodes that wait in a segment, then always release them.
 
-    Results from after some of them had continued by themselves are marked as late, and not judged."""
+    A check during which nodes continued by themselves is marked as late, and not judged."""
     folder = _folder(run, segment)
     folder.note(asked=list(checks), nodes=list(able), inventory=str(run.folder.meta().get("inventory") or ""))
     settings = Settings(forks=forks, vault_password_files=tuple(run.vault_password_files))
@@ -132,10 +132,10 @@ def judge(
             meta = folder.meta()
             members = [str(name) for name in meta.get("nodes", ())]
             bare = [replace(node, checks=()) for node in judged if node.node in members]
-            found, more, lines = fleet_pairs.judge(folder, bare, seen)
+            paired, more, lines = fleet_pairs.judge(folder, bare, seen)
         except RunFolderError:
-            meta, found, more, lines = {}, (), (), ()
-        of = {node.node: node.checks for node in found}
+            meta, paired, more, lines = {}, (), (), ()
+        of = {node.node: node.checks for node in paired}
         if late := _late(meta, between):
             more, lines = (), (f"{late}: none of its results is judged", *lines)
             of = {node: tuple(_untold(check, late) for check in between.checks) for node in of}
@@ -146,19 +146,19 @@ def judge(
                     lines = (*lines, f"{check} was not measured: {why}")
                     of = {node: _without(check, why, checks) for node, checks in of.items()}
         reported += [f"{segment}: {line}" for line in lines]
-        untold: dict[str, list[str]] = {}
-        for place, node in enumerate(judged):
+        missed: dict[str, list[str]] = {}
+        for index, node in enumerate(judged):
             why = _ALONE if segment in alone.get(node.node, ()) else ""
             why = why or (_NOBODY if segment in passed.get(node.node, ()) else "")
             if node.node in of:
-                judged[place] = _with(node, segment, of[node.node])
+                judged[index] = _with(node, segment, of[node.node])
             elif why:
-                untold.setdefault(why, []).append(node.node)
+                missed.setdefault(why, []).append(node.node)
                 skipped = between.optional or why == _ALONE
-                judged[place] = _with(
+                judged[index] = _with(
                     node, segment, [_untold(check, why, skipped=skipped) for check in between.checks]
                 )
-        reported += [f"{segment} of {fold(names)}: {why}" for why, names in untold.items()]
+        reported += [f"{segment} of {fold(names)}: {why}" for why, names in missed.items()]
     return judged, fabric, reported
 
 
@@ -176,13 +176,13 @@ def _lacked(check: str, found: Iterable[Sequence[CheckResult]]) -> str:
     findings = [f for checks in found for one in checks if one.check == check for f in one.findings]
     errors = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
     installs = [f"the role {one.METRIC.installs} installs it" for one in PAIRS.of_any(check)]
-    told = [
+    hints = [
         next((line for line in installs if line in one.message), "")
         for one in errors
         if one.verdict is Verdict.ERROR
     ]
-    lacked = bool(errors) and len(told) == len(errors) and all(told)
-    return f"no node has its program: {' and '.join(dict.fromkeys(told))}" if lacked else ""
+    uninstalled = bool(errors) and len(hints) == len(errors) and all(hints)
+    return f"no node has its program: {' and '.join(dict.fromkeys(hints))}" if uninstalled else ""
 
 
 def _without(check: str, why: str, found: Sequence[CheckResult]) -> tuple[CheckResult, ...]:

@@ -85,8 +85,8 @@ def judge(
     )
     reported += own
     results[ID] = _own_result(own, timeline)
-    asked = [*checks, *left_out, ID]
-    health = node_judge.judge_node(node, results, asked)
+    requested = [*checks, *left_out, ID]
+    health = node_judge.judge_node(node, results, requested)
     return Burned(
         health=_with_times(health, reported),
         reported=tuple(reported),
@@ -107,8 +107,8 @@ def _without_steps(order: Mapping[str, Any], planned: Collection[str]) -> list[s
     for segment in segments if isinstance(segments, list | tuple) else ():
         checks = segment.get("checks") if isinstance(segment, Mapping) else None
         named += checks if isinstance(checks, list | tuple) else ()
-    wanted = dict.fromkeys(one for one in named if isinstance(one, str))
-    return [check for check in wanted if check in CHECKS and check not in planned]
+    unique = dict.fromkeys(one for one in named if isinstance(one, str))
+    return [check for check in unique if check in CHECKS and check not in planned]
 
 
 def _judged(
@@ -141,14 +141,14 @@ def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) 
             groups.setdefault((finding.verdict.value, finding.device, what), []).append((one, finding))
     bad = any(verdict not in (Verdict.PASS.value, Verdict.SKIP.value) for verdict, _, _ in groups)
     reported = []
-    for (verdict, _, _), found in groups.items():
+    for (verdict, _, _), group in groups.items():
         if verdict == Verdict.PASS.value:
             if not bad:
-                longest = max(found, key=lambda each: real_seconds(each[0]))
+                longest = max(group, key=lambda each: real_seconds(each[0]))
                 reported.append(_passed(judged, longest[1]))
             continue
-        first, finding = min(found, key=lambda each: each[0].step.begin)
-        runs = {one.step.number for one, _ in found}
+        first, finding = min(group, key=lambda each: each[0].step.begin)
+        runs = {one.step.number for one, _ in group}
         since = _since(finding, first, judged, timeline, watch)
         times = f"; in {len(runs)} of {many(len(judged), 'run')}" if len(judged) > 1 else ""
         during = timeline.during(since) or first.step.segment
@@ -222,19 +222,19 @@ def _median(rows: Sequence[Measurement]) -> Measurement:
 
 def real_seconds(one: _Judged) -> float:
     """Return the seconds that a step loaded the node, by its load's count or else its run time."""
-    said = [m.value for m in one.result.measurements if (m.metric, m.device) == ("seconds", "node")]
-    number = next((value for value in said if isinstance(value, int | float)), None)
+    values = [m.value for m in one.result.measurements if (m.metric, m.device) == ("seconds", "node")]
+    number = next((value for value in values if isinstance(value, int | float)), None)
     return float(number) if number is not None and one.step.check == "gpu_burn" else one.step.seconds
 
 
 def _load(judged: Iterable[_Judged]) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    by_segment: dict[str, dict[str, float]] = {}
     for one in judged:
         # Passive checks put no load on the node.
         if one.step.raw and one.step.check in CHECKS and CHECKS.entries[one.step.check].stage != "quick":
-            checks = found.setdefault(one.step.segment, {})
+            checks = by_segment.setdefault(one.step.segment, {})
             checks[one.step.check] = round(checks.get(one.step.check, 0.0) + real_seconds(one), 1)
-    return found
+    return by_segment
 
 
 def _missing(

@@ -69,10 +69,10 @@ def ask(
     """Send a command to all `nodes` (name → variables) at once, and return one Answer per node.
 
     `each`: node → its parameters; `shared`: common ones, by the module's names; `heard` gets each answer."""
-    found: dict[str, Answer] = {}
+    answers: dict[str, Answer] = {}
 
     def keep(answer: Answer) -> None:
-        found[answer.node] = answer
+        answers[answer.node] = answer
         if heard is not None:
             heard(answer)
 
@@ -97,7 +97,7 @@ def ask(
     for name, outcome in silent.items():
         why = one_line(outcome.message or "nothing was run on it", 300)
         keep(Answer(name, error=why, unreachable=outcome.status == "unreachable", at=time.time()))
-    return found
+    return answers
 
 
 def _named(parameters: Mapping[str, str]) -> dict[str, str]:
@@ -157,13 +157,13 @@ def status(answer: Answer, campaign: str, refused: str = "") -> Status:
         has = f"has the burn-in {answer.campaign}" if answer.campaign else "has no burn-in"
         words = f"{has}; it was not started: {refused}" if refused else has
         return Status(answer.node, words, over=True, bad=True, error=words)
-    said = answer.said
+    reported = answer.said
     alive, finished = answer.true("alive"), answer.true("finished")
-    events = [event for event in said.get("events") or () if isinstance(event, Mapping)]
+    events = [event for event in reported.get("events") or () if isinstance(event, Mapping)]
     last: Mapping[str, Any] = events[-1] if events else {}
     serious = [event for event in events if _is_serious(event)]
-    state = _mapping(said.get("state"))
-    words = _where(state, said, alive=alive, finished=finished)
+    state = _mapping(reported.get("state"))
+    words = _where(state, reported, alive=alive, finished=finished)
     if serious:
         words += f"; {one_line(str(serious[-1].get('event')), 30)}"
     elif not alive and not finished:
@@ -175,7 +175,7 @@ def status(answer: Answer, campaign: str, refused: str = "") -> Status:
         over=finished or not alive,
         done=finished,
         bad=bool(serious) or (not alive and not finished),
-        holding=one_line(str(said.get("holding") or ""), 64),
+        holding=one_line(str(reported.get("holding") or ""), 64),
     )
 
 
@@ -195,13 +195,13 @@ def _where(state: Mapping[str, Any], said: Mapping[str, Any], *, alive: bool, fi
         return "done" if how == "done" else f"ended ({how})"
     names = _mapping(said.get("order")).get("segments")
     number = state.get("segment")
-    place = "waiting"
+    position = "waiting"
     if isinstance(names, list) and type(number) is int and 0 <= number < len(names):
-        place = f"{one_line(str(names[number]), 64)} ({number + 1} of {len(names)})"
+        position = f"{one_line(str(names[number]), 64)} ({number + 1} of {len(names)})"
         doing, run = _mapping(state.get("doing")), _mapping(state.get("doing")).get("round")
         if doing:
             number = run + 1 if isinstance(run, int) else 1
-            place += f", {one_line(str(doing.get('check')), 64)}, run {number}"
+            position += f", {one_line(str(doing.get('check')), 64)}, run {number}"
         if state.get("begun") is False:
-            place = f"waits for {place}"
-    return place if alive else f"not running, stopped in {place}"
+            position = f"waits for {position}"
+    return position if alive else f"not running, stopped in {position}"

@@ -46,7 +46,7 @@ class Step:
 
 def steps(segment: Segment, node: NodeFacts, options: Mapping[str, Any]) -> list[Step]:
     """Return the steps of one round of a segment; a check with nothing to run on this node has none."""
-    found = []
+    result = []
     if segment.kind == "soak":
         options = {**options, "burn_seconds": steps_of_soak(segment)[1]}
     for check in segment.checks if segment.kind in LOADS else ():
@@ -55,8 +55,8 @@ def steps(segment: Segment, node: NodeFacts, options: Mapping[str, Any]) -> list
             load = sum(command.load for command in commands if not command.beside)
             longest = node_commands.longest(commands)
             seconds = load + 30 if load else min(cost(check), longest)
-            found.append(Step(check, tuple(commands), seconds, longest))
-    return found
+            result.append(Step(check, tuple(commands), seconds, longest))
+    return result
 
 
 def seconds(profile: Profile, node: NodeFacts) -> tuple[float, float]:
@@ -152,7 +152,7 @@ def _plain(step: Step) -> dict[str, Any]:
 
 
 def _xids(rule: Sequence[int] | str | None) -> list[int] | None:
-    """Return the codes that end a node's burn-in; `fatal`: GPUs need a reset after them."""
+    """Return the codes that end a node's burn-in; `fatal`: codes after which a GPU needs a reset."""
     if rule == "fatal":
         return list(fatal_xids())
     return None if rule is None else [int(code) for code in rule]
@@ -162,7 +162,7 @@ def _xids(rule: Sequence[int] | str | None) -> list[int] | None:
 def fatal_xids() -> tuple[int, ...]:
     """Return the Xids of provision/data/xid.yml after which a GPU needs a reset, a reboot, or worse.
 
-    Only the ones for which the code decides; a vendor's fatal_lines have the ones for which the line decides.
+    The code alone decides here; a vendor's fatal_lines cover the codes for which the line decides.
     """
     rows = yamlfile.load(DATA / "xid.yml")
     return tuple(
@@ -213,9 +213,9 @@ def lines(
         mine = [part for part in plan.parts if part.turn == number]
         begin = min(part.start for part in mine)
         who = fold([part.node for part in mine])
-        said = f"batch {number} of {plan.turns}: " if plan.turns > 1 else ""
+        batch = f"batch {number} of {plan.turns}: " if plan.turns > 1 else ""
         after = f", begins after {spelled(round(begin))}" if begin else ""
-        yield f"{said}{many(len(mine), 'node')} ({who}){after}{_ramp(mine)}"
+        yield f"{batch}{many(len(mine), 'node')} ({who}){after}{_ramp(mine)}"
     between = [segment.name for segment in profile.segments if segment.kind == "fleet"]
     turns = Counter(part.turn for part in plan.parts)
     alone = [part.node for part in plan.parts if turns[part.turn] == 1]
@@ -233,12 +233,12 @@ def _left_out(
     profile: Profile, able: Mapping[str, NodeFacts]
 ) -> dict[tuple[tuple[str, ...], str], list[str]]:
     """Return (checks that do not support some GPUs, why) → the nodes that burn in without them."""
-    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    by_reason: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for name, node in able.items():
         checks = registry.not_built(profile.checks, node.gpuprov_node["gpu"].get("vendor"))
         if checks:
-            found.setdefault((checks, vendors.not_measured(node.gpuprov_node)), []).append(name)
-    return found
+            by_reason.setdefault((checks, vendors.not_measured(node.gpuprov_node)), []).append(name)
+    return by_reason
 
 
 def _ramp(parts: Sequence[Part]) -> str:

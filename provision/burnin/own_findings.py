@@ -58,7 +58,7 @@ def of(
 ) -> list[Reported]:
     """Return the burn-in's own findings for a node, at least one; `known`: findings of its steps."""
     errors = _xids(node, timeline, known)
-    found = [
+    result = [
         *_reboots(timeline),
         *errors,
         *_host_lines(node, timeline, known),
@@ -70,11 +70,11 @@ def of(
         *_clocks(clock),
         *(Reported(unmeasured(ID, line, action="investigate")) for line in damaged[:20]),
     ]
-    if any(one.finding.verdict is not Verdict.PASS for one in found):
-        return found
+    if any(one.finding.verdict is not Verdict.PASS for one in result):
+        return result
     seconds = (timeline.finished or 0.0) - (timeline.began or 0.0)
-    said = f"burned in for {spelled(round(seconds))} without a reboot, a gap or an error of its own"
-    return [Reported(Finding(ID, Verdict.PASS, "node", said))]
+    message = f"burned in for {spelled(round(seconds))} without a reboot, a gap or an error of its own"
+    return [Reported(Finding(ID, Verdict.PASS, "node", message))]
 
 
 def _fail(
@@ -84,35 +84,35 @@ def _fail(
 
 
 def _reboots(timeline: Timeline) -> list[Reported]:
-    found = []
+    result = []
     for reboot in timeline.reboots:
         away = spelled(round(reboot.away))
-        said = f"the node rebooted by itself and was down for {away}; the burn-in continued"
-        found.append(_fail(said, "reboot", "investigate", reboot.last, reboot.during))
-    return found
+        message = f"the node rebooted by itself and was down for {away}; the burn-in continued"
+        result.append(_fail(message, "reboot", "investigate", reboot.last, reboot.during))
+    return result
 
 
 def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> list[Reported]:
     """Report GPU errors that the kernel logged between the tests; tests report the errors within them."""
     gpus = kernel_incidents.devices(node.check_node)
-    told = [(one, str(one.fields.get("line", ""))[:300]) for one in timeline.incidents]
+    logged = [(one, str(one.fields.get("line", ""))[:300]) for one in timeline.incidents]
     lines = [
         f"[{one.at:.6f}] {line}"
-        for one, line in told
+        for one, line in logged
         if one.kind == "xid" or (one.kind == "kernel" and kernel_incidents.is_of_driver(line))
     ]
     events = kernel_incidents.of_its_gpus(node.check_node, kernel_log.events(lines))
     events = kernel_incidents.named(events, gpus)
     reported = {(one.finding.metric, one.finding.device) for one in known}
-    found = []
+    result = []
     others = [one.finding for one in known]
     domain = kernel_incidents.spans_nodes(node.check_node)
     for finding in kernel_incidents.judge(ID, events, own_test=True, others=others, domain=domain):
         if (finding.metric, finding.device) in reported:
             continue
         first = next((e.first for e in events if finding.metric == f"{e.kind}.{e.code}"), None)
-        found.append(Reported(finding, first, timeline.during(first) if first is not None else ""))
-    return found
+        result.append(Reported(finding, first, timeline.during(first) if first is not None else ""))
+    return result
 
 
 def _host_lines(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> list[Reported]:
@@ -126,12 +126,12 @@ def _host_lines(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) 
             first.setdefault((f"{host_lines.METRIC}{kind[0]}", kind[1]), one.at)
     events = host_lines.events(lines)
     reported = {(one.finding.metric, one.finding.device) for one in known}
-    found = []
+    result = []
     for finding in host_lines.judge(ID, node.check_node, events, during=True):
         if (finding.metric, finding.device) not in reported:
             at = first[finding.metric, finding.device]
-            found.append(Reported(finding, at, timeline.during(at)))
-    return found
+            result.append(Reported(finding, at, timeline.during(at)))
+    return result
 
 
 def _incidents(timeline: Timeline) -> list[Reported]:
@@ -140,68 +140,68 @@ def _incidents(timeline: Timeline) -> list[Reported]:
     for one in timeline.incidents:
         what = one.said if one.kind != "clock_jump" else ""
         groups.setdefault((one.kind, what), []).append(one)
-    found = []
+    result = []
     for (kind, _), group in groups.items():
         first = group[0]
         times = f", {len(group)} times" if len(group) > 1 else ""
-        said = f"{first.said}{times}"
+        message = f"{first.said}{times}"
         if kind == "abort":
-            found.append(_fail(said, "abort", "investigate", first.at, first.during))
+            result.append(_fail(message, "abort", "investigate", first.at, first.during))
         elif kind == "left":
-            found.append(_fail(said, "left", "reboot", first.at, first.during))
+            result.append(_fail(message, "left", "reboot", first.at, first.during))
         elif kind in ("foreign", "killed", "error", "refused") or (
             kind == "space" and first.fields.get("stopped") is not False
         ):
             action = {"foreign": "restart job", "space": "fix configuration"}.get(kind, "investigate")
-            found.append(Reported(unmeasured(ID, said, action=action), first.at, first.during))
+            result.append(Reported(unmeasured(ID, message, action=action), first.at, first.during))
         elif kind == "clock_jump":
-            warning = Finding(ID, Verdict.WARN, "node", said, "clock_jump", action="fix configuration")
-            found.append(Reported(warning, first.at, first.during))
-    return found
+            warning = Finding(ID, Verdict.WARN, "node", message, "clock_jump", action="fix configuration")
+            result.append(Reported(warning, first.at, first.during))
+    return result
 
 
 def _end(timeline: Timeline, missing: Sequence[str], *, over: bool, silence: str) -> list[Reported]:
     """Report whether the burn-in reached its end, and which results are missing."""
-    found: list[Reported] = []
+    result: list[Reported] = []
     if timeline.began is None:
         why = silence or "the node has no record of it"
         return [Reported(unmeasured(ID, f"it never started: {why}", action="investigate"))]
     if timeline.finished is None:
         doing = timeline.segments[-1].name if timeline.segments else "its beginning"
         if silence:
-            said = f"the node no longer answers: {silence}"
+            message = f"the node no longer answers: {silence}"
         else:
-            said = (
+            message = (
                 f"it stopped before its end, in {doing}"
                 if over
                 else f"it is not done: it is still running, in {doing}"
             )
-        found.append(Reported(unmeasured(ID, said, action="investigate"), timeline.last, doing))
+        result.append(Reported(unmeasured(ID, message, action="investigate"), timeline.last, doing))
     elif timeline.ended == "stopped":
-        found.append(Reported(unmeasured(ID, "it was stopped before its end"), timeline.finished))
+        result.append(Reported(unmeasured(ID, "it was stopped before its end"), timeline.finished))
     if missing and (over or timeline.finished is not None or silence):
         more = f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
-        said = f"not measured: {'; '.join(missing[:3])}{more}"
-        found.append(Reported(unmeasured(ID, said), None))
-    return found
+        message = f"not measured: {'; '.join(missing[:3])}{more}"
+        result.append(Reported(unmeasured(ID, message), None))
+    return result
 
 
 def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Reported]:
     if timeline.began is None:
         return []
     if watch is None or not watch.gpus:
-        said = "no telemetry of its GPUs: their state under load is unknown"
-        return [Reported(unmeasured(ID, said, action="investigate"))]
-    found = []
+        message = "no telemetry of its GPUs: their state under load is unknown"
+        return [Reported(unmeasured(ID, message, action="investigate"))]
+    result = []
     gaps: dict[tuple[int, int], list[str]] = {}
     for name, one in watch.gpus.items():
         for begin, end in one.gaps:
             if end - begin > _AWAY:
                 gaps.setdefault((round(begin / 10), round(end / 10)), []).append(name)
     for (begin, end), names in gaps.items():
-        said = f"no samples of {fold(names)} for {spelled((end - begin) * 10)}"
-        gap = Finding(ID, Verdict.WARN, "node", said, "telemetry_gap", action="investigate")
-        found.append(Reported(gap, begin * 10.0, timeline.during(begin * 10.0)))
+        message = f"no samples of {fold(names)} for {spelled((end - begin) * 10)}"
+        gap = Finding(ID, Verdict.WARN, "node", message, "telemetry_gap", action="investigate")
+        result.append(Reported(gap, begin * 10.0, timeline.during(begin * 10.0)))
     away = sum(reboot.away for reboot in timeline.reboots)
     whole = max(1.0, (timeline.finished or timeline.last or watch.ended) - timeline.began - away)
     for name, one in watch.gpus.items():
@@ -209,34 +209,34 @@ def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Reported]:
         seen += 2 * watch.interval  # before the first sample and after the last
         lost = watch.ended - one.last if "gone" in one.onset else 0.0
         if (seen - lost) / whole < _WATCHED:
-            said = f"sampled for {max(0.0, seen - lost) / whole:.0%} of the time only"
-            found.append(Reported(unmeasured(ID, said, device=name, action="investigate")))
-    return found
+            message = f"sampled for {max(0.0, seen - lost) / whole:.0%} of the time only"
+            result.append(Reported(unmeasured(ID, message, device=name, action="investigate")))
+    return result
 
 
 def _drifted(timeline: Timeline, watch: Watch) -> list[Reported]:
-    found = []
+    result = []
     for name, moved in drift(watch).items():
         if moved < -_DRIFT:
-            said = (
+            message = (
                 f"its clock under load fell by {-moved:.1%} from the first quarter of the time to the last, "
                 "more than that of its peers: check heat sink, fans and power"
             )
             limit = f"≥ -{_DRIFT:.0%} against the peers"
             warning = Finding(
-                ID, Verdict.WARN, name, said, "clock_drift", round(moved, 4), "", limit,
+                ID, Verdict.WARN, name, message, "clock_drift", round(moved, 4), "", limit,
                 "median of the other GPUs of the node", "investigate",
             )  # fmt: skip
             since = watch.gpus[name].onset.get("clock")
-            found.append(Reported(warning, since, timeline.during(since) if since else ""))
-    return found
+            result.append(Reported(warning, since, timeline.during(since) if since else ""))
+    return result
 
 
 def _sampled(node: NodeFacts, timeline: Timeline, watch: Watch, known: Sequence[Reported]) -> list[Reported]:
     """Judge all samples together by the checks' own rules, without repeating earlier findings."""
     reported = {(one.finding.metric, one.finding.device) for one in known}
     reported |= {("silent", device) for metric, device in reported if metric in _GONE}
-    found = []
+    result = []
     rules = offered(node.gpuprov_node.get("gpu", {}).get("vendor")).hours()
     for finding in rules(ID, measured(watch), {"counted": watch.ended - watch.began}, {}):
         if (finding.metric, finding.device) in reported:
@@ -244,8 +244,8 @@ def _sampled(node: NodeFacts, timeline: Timeline, watch: Watch, known: Sequence[
         device = watch.gpus.get(finding.device)
         sign = SIGNS.get(finding.metric, "")
         since = device.onset.get(sign) if device else None
-        found.append(Reported(finding, since, timeline.during(since) if since else ""))
-    return found
+        result.append(Reported(finding, since, timeline.during(since) if since else ""))
+    return result
 
 
 def _clocks(clock: Clock) -> list[Reported]:
@@ -253,9 +253,9 @@ def _clocks(clock: Clock) -> list[Reported]:
         return []
     ahead = "ahead of" if clock.skew > 0 else "behind"
     apart = spelled(round(abs(clock.skew)))
-    said = f"its clock is {apart} {ahead} the controller's; this report shows the controller's time"
+    message = f"its clock is {apart} {ahead} the controller's; this report shows the controller's time"
     warning = Finding(
-        ID, Verdict.WARN, "node", said, "clock_skew", round(clock.skew, 1), "s", f"≤ {APART:g} s",
+        ID, Verdict.WARN, "node", message, "clock_skew", round(clock.skew, 1), "s", f"≤ {APART:g} s",
         action="fix configuration",
     )  # fmt: skip
     return [Reported(warning)]

@@ -118,16 +118,16 @@ def _turns(loads: Sequence[Load], caps: Caps) -> list[list[Load]]:
     turns: list[_Turn] = []
     for load in sorted(loads, key=lambda load: -(load.kw or 0.0)):
         more = (load.kw or 0.0) - (load.idle_kw or 0.0)
-        found = next((turn for turn in turns if _fits(turn, load, more, room_fleet, rooms)), None)
-        if found is None:
-            found = _Turn()
-            if not _fits(found, load, more, room_fleet, rooms):
+        chosen = next((turn for turn in turns if _fits(turn, load, more, room_fleet, rooms)), None)
+        if chosen is None:
+            chosen = _Turn()
+            if not _fits(chosen, load, more, room_fleet, rooms):
                 raise _too_small(load, caps, waiting, room_fleet)
-            turns.append(found)
-        found.members.append(load)
-        found.fleet += more
-        found.racks[load.rack] = found.racks.get(load.rack, 0.0) + more
-        found.counts[load.rack] = found.counts.get(load.rack, 0) + 1
+            turns.append(chosen)
+        chosen.members.append(load)
+        chosen.fleet += more
+        chosen.racks[load.rack] = chosen.racks.get(load.rack, 0.0) + more
+        chosen.counts[load.rack] = chosen.counts.get(load.rack, 0) + 1
     order = {load.node: number for number, load in enumerate(loads)}
     return [sorted(turn.members, key=lambda load: order[load.node]) for turn in turns]
 
@@ -173,14 +173,14 @@ def drawn(
         load, after = plan.loads[part.node], late.get(part.node, 0.0)
         more = (load.kw or 0.0) - (load.idle_kw or 0.0)
         changes += [(part.start + after, more), (part.start + part.longest + after, -more)]
-    found, now = [(0.0, base)], base
+    steps, now = [(0.0, base)], base
     for moment, change in sorted(changes):
         now += change
-        if found[-1][0] == moment:
-            found[-1] = (moment, now)
+        if steps[-1][0] == moment:
+            steps[-1] = (moment, now)
         else:
-            found.append((moment, now))
-    return found
+            steps.append((moment, now))
+    return steps
 
 
 def peak(plan: Plan, rack: str | None = None) -> float:

@@ -174,9 +174,9 @@ def _checked(where: str, given: Any, known: Mapping[str, tuple[Callable[[Any], b
         if key not in known:
             hint = did_you_mean(str(key), known, f"there are {', '.join(known)}")
             raise UsageError(f"{where}: unknown key {key!r}", hint)
-        fits, wanted = known[key]
+        fits, expected = known[key]
         if not fits(value):
-            raise UsageError(f"{where}: {key} must be {wanted}, not {value!r}"[:300], "correct it")
+            raise UsageError(f"{where}: {key} must be {expected}, not {value!r}"[:300], "correct it")
     return given
 
 
@@ -215,9 +215,9 @@ def _segment(file: Path, number: int, given: Any) -> Segment:
         raise UsageError(f"{where}: a {kind} has no {key}", f"it may have {', '.join(sorted(_MAY[kind]))}")
     lengths = [key for key in ("repeat", "minutes", "weight") if key in given]
     if len(lengths) != 1:
-        said = f"has {' and '.join(lengths)}" if lengths else "has no length"
+        problem = f"has {' and '.join(lengths)}" if lengths else "has no length"
         choice = " or ".join(key for key in ("repeat", "minutes", "weight") if key in _MAY[kind])
-        raise UsageError(f"{where}: {said}", f"give it exactly one of {choice}")
+        raise UsageError(f"{where}: {problem}", f"give it exactly one of {choice}")
     segment = Segment(**{**given, "checks": tuple(given.get("checks", ()))})
     _check_checks(where, segment)
     if segment.minutes is not None and segment.minutes < segment.least and "least" in given:
@@ -228,10 +228,10 @@ def _segment(file: Path, number: int, given: Any) -> Segment:
 
 
 def _check_checks(where: str, segment: Segment) -> None:
-    known = registry.table()
+    checks = registry.table()
     for name in segment.checks:
-        if name not in known:
-            hint = did_you_mean(name, known, f"the checks are {', '.join(known)}")
+        if name not in checks:
+            hint = did_you_mean(name, checks, f"the checks are {', '.join(checks)}")
             raise UsageError(f"{where}: unknown check {name!r}", hint)
         of_fleet = name in PAIRS
         if of_fleet != (segment.kind == "fleet"):

@@ -59,7 +59,7 @@ def results(run: Campaign, override: Path | None = None) -> Results:
     folder, meta = run.folder, run.folder.meta()
     seen, orders, contacts = read_node_facts(folder), _orders(folder), run.contacts()
     refused = {str(r.get("node")): str(r.get("refused") or "") for r in folder.read("begun")}
-    found: dict[str, NodeResult] = {}
+    by_node: dict[str, NodeResult] = {}
     for name in [str(name) for name in meta.get("nodes", ())]:
         spool = Spool(folder, name)
         order = orders.get(name) or spool.order()
@@ -78,24 +78,24 @@ def results(run: Campaign, override: Path | None = None) -> Results:
             over=over, silence=silence, damaged=spool.damaged, override=override,
         )  # fmt: skip
         known = _fingerprint(order)
-        found[name] = NodeResult(node, order, happened, sampled, burned, known, clock.skew)
-    nodes, fabric, untold = _between(run, found)
-    asked = dict.fromkeys(check.check for node in nodes for check in node.checks if check.check not in PAIRS)
-    ends = [one.timeline.last for one in found.values() if one.timeline.last]
+        by_node[name] = NodeResult(node, order, happened, sampled, burned, known, clock.skew)
+    nodes, fabric, notes = _between(run, by_node)
+    ids = dict.fromkeys(check.check for node in nodes for check in node.checks if check.check not in PAIRS)
+    ends = [one.timeline.last for one in by_node.values() if one.timeline.last]
     until = datetime.datetime.fromtimestamp(max(ends), datetime.UTC).isoformat() if ends else None
-    folder.note(asked=list(asked) or [ID], measured_until=until)
+    folder.note(asked=list(ids) or [ID], measured_until=until)
     node_history.recall(folder, [node.node for node in nodes])
-    health = checks_campaign.fleet_health(folder, nodes, {name: one.seen for name, one in found.items()})
+    health = checks_campaign.fleet_health(folder, nodes, {name: one.seen for name, one in by_node.items()})
     between = dict.fromkeys(check.check for node in nodes for check in node.checks if check.check in PAIRS)
     health = replace(
         health,
         asked=(*health.asked, *between),
         fabric=(*health.fabric, *fabric),
-        not_compared=(*health.not_compared, *untold),
+        not_compared=(*health.not_compared, *notes),
     )
     by_name = {node.node: node for node in health.nodes}
     judged = {
-        name: replace(one, burned=replace(one.burned, health=by_name[name])) for name, one in found.items()
+        name: replace(one, burned=replace(one.burned, health=by_name[name])) for name, one in by_node.items()
     }
     return Results(health, judged)
 
@@ -105,8 +105,8 @@ def _between(
 ) -> tuple[list[NodeHealth], list[Finding], list[str]]:
     """Return the nodes with the measurements between them."""
     nodes = [one.burned.health for one in found.values()]
-    wanted = segments_between(run)
-    if not wanted:
+    segments = segments_between(run)
+    if not segments:
         return nodes, [], []
     passed = {
         name: [stretch.name for stretch in one.timeline.segments if stretch.end]
@@ -116,20 +116,20 @@ def _between(
         name: {str(row.get("name")) for row in one.order.get("segments") or () if isinstance(row, Mapping)}
         for name, one in found.items()
     }
-    alone = {name: wanted.keys() - names for name, names in ordered.items() if names}
-    return fleet.judge(run, nodes, {name: one.seen for name, one in found.items()}, wanted, passed, alone)
+    alone = {name: segments.keys() - names for name, names in ordered.items() if names}
+    return fleet.judge(run, nodes, {name: one.seen for name, one in found.items()}, segments, passed, alone)
 
 
 def segments_between(run: Campaign) -> dict[str, fleet.Between]:
     """Return this burn-in's segments between nodes."""
-    wanted: dict[str, fleet.Between] = {}
+    segments: dict[str, fleet.Between] = {}
     given = _orders(run.folder)
     for name in map(str, run.folder.meta().get("nodes", ())):
         about = (given.get(name) or Spool(run.folder, name).order()).get("about")
-        wanted |= fleet.segments(about.get("profile") if isinstance(about, Mapping) else None)
+        segments |= fleet.segments(about.get("profile") if isinstance(about, Mapping) else None)
     return {
         name: replace(one, checks=tuple(check for check in one.checks if check in PAIRS))
-        for name, one in wanted.items()
+        for name, one in segments.items()
         if re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
     }
 
@@ -178,9 +178,9 @@ def _watched(spool: Spool, order: Mapping[str, Any], happened: Timeline, clock: 
     boots = sorted(spool.boots(), key=lambda boot: clock.at(boot, 0.0, 0.0))
     rows = (row for boot in boots for row in spool.rows(boot))
     end = happened.finished or happened.last or happened.began
-    found = watch(rows, clock.at, happened.began, end, every)
-    compare_peers(found)
-    return found
+    watched = watch(rows, clock.at, happened.began, end, every)
+    compare_peers(watched)
+    return watched
 
 
 def publish(run: Campaign, found: Results) -> None:

@@ -85,8 +85,8 @@ class Spool:
     def have(self) -> dict[str, int]:
         """Return how many bytes of each of the node's files are here."""
         try:
-            known = foreign_json.read((self.path / HAVE).read_text("utf-8"))
-            return {str(name): int(size) for name, size in known.items()}
+            sizes = foreign_json.read((self.path / HAVE).read_text("utf-8"))
+            return {str(name): int(size) for name, size in sizes.items()}
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
 
@@ -156,15 +156,15 @@ class Spool:
             lines = (self.path / "events.jsonl").read_text("utf-8", "replace").split("\n")
         except OSError:
             return []
-        found = []
+        result = []
         for number, line in enumerate(lines, 1):
             if line.strip():
                 event = _event(line)
                 if event is None:
                     self.damaged.append(f"events.jsonl:{number} is not an event")
                 else:
-                    found.append(event)
-        return found
+                    result.append(event)
+        return result
 
     def raw(self, name: str) -> dict[str, Any] | None:
         """Return the answer of one step (`raw/000012-gpu_burn.json.gz`); None if missing or damaged."""
@@ -191,12 +191,12 @@ class Spool:
         """Yield the samples of one boot in order; a metric missing from a row keeps its previous value.
 
         A last line that was cut is ignored."""
-        known: dict[tuple[str, str], dict[str, float | None]] = {}
+        latest: dict[tuple[str, str], dict[str, float | None]] = {}
         bad = 0
         try:
             with (self.path / "telemetry" / f"{boot}.csv").open(encoding="utf-8", errors="replace") as lines:
                 for line in lines:
-                    row = _row(line, boot, known) if line.endswith("\n") else None
+                    row = _row(line, boot, latest) if line.endswith("\n") else None
                     if row is not None:
                         yield row
                     elif line.endswith("\n"):

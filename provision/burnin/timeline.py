@@ -115,47 +115,47 @@ class Timeline:
 
 def timeline(events: Sequence[Event], clock: Clock) -> Timeline:
     """Build the timeline from events in the order written. Never raises for a node's data."""
-    found = Timeline()
+    result = Timeline()
     step: Step | None = None
     stretch: Stretch | None = None
     before: Event | None = None
     for event in events:
         now = clock.at(event.boot, event.t, event.up)
-        if event.name == "started" and found.began is None:
-            found.began = now
+        if event.name == "started" and result.began is None:
+            result.began = now
         if before is not None and event.boot != before.boot:
             during = _during(event.fields.get("during")) or (stretch.name if stretch else "")
-            found.reboots.append(Reboot(found.last or now, now, during))
+            result.reboots.append(Reboot(result.last or now, now, during))
         if event.name in ("step", "booted", "resumed", "finished") and step is not None:
-            found.steps.append(_cut(step, _CUT.get(event.name, "it was cut").format(event.text("ended"))))
+            result.steps.append(_cut(step, _CUT.get(event.name, "it was cut").format(event.text("ended"))))
             step = None
         if event.name == "step":
             step = _step(event, now)
         elif event.name == "step_end":
-            found.steps.append(_ended(step or _step(event, now), event, now))
+            result.steps.append(_ended(step or _step(event, now), event, now))
             step = None
         elif event.name == "segment":
             if stretch is not None:
-                found.segments.append(Stretch(stretch.name, stretch.begin, found.last, "cut"))
+                result.segments.append(Stretch(stretch.name, stretch.begin, result.last, "cut"))
             stretch = Stretch(event.text("name"), now)
         elif event.name == "segment_end":
             begin = stretch.begin if stretch else now
-            found.segments.append(Stretch(event.text("name"), begin, now, event.text("outcome") or "done"))
+            result.segments.append(Stretch(event.text("name"), begin, now, event.text("outcome") or "done"))
             stretch = None
         elif event.name == "finished":
-            found.finished, found.ended = now, event.text("ended") or "done"
+            result.finished, result.ended = now, event.text("ended") or "done"
             names = ("sampler_cpu_seconds", "tools_cpu_seconds", "wall_seconds")
-            found.sampling = {name: event.number(name) for name in names if name in event.fields}
+            result.sampling = {name: event.number(name) for name in names if name in event.fields}
         elif event.name in _TOLD:
             doing = stretch.name if stretch else ""
-            found.incidents.append(Incident(event.name, now, _words(event), doing, event.fields))
-        found.last = max(now, found.last or now)
+            result.incidents.append(Incident(event.name, now, _words(event), doing, event.fields))
+        result.last = max(now, result.last or now)
         before = event
     if step is not None:
-        found.steps.append(step)
+        result.steps.append(step)
     if stretch is not None:
-        found.segments.append(stretch)
-    return found
+        result.segments.append(stretch)
+    return result
 
 
 def _during(value: Any) -> str:
@@ -206,15 +206,15 @@ def _words(event: Event) -> str:
 
 def planned_steps(order: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Return segment → check → ordered runs, at least; one run if the segment's length is in minutes."""
-    found: dict[str, dict[str, int]] = {}
+    planned: dict[str, dict[str, int]] = {}
     for segment in _list(order.get("segments")):
         rounds = segment.get("repeat")
         count = rounds if type(rounds) is int else 1
         for step in _list(segment.get("steps")):
-            checks = found.setdefault(str(segment.get("name"))[:60], {})
+            checks = planned.setdefault(str(segment.get("name"))[:60], {})
             check = str(step.get("check"))[:64]
             checks[check] = checks.get(check, 0) + count
-    return found
+    return planned
 
 
 def _list(value: Any) -> list[Mapping[str, Any]]:
@@ -244,12 +244,12 @@ class Clock:
 
     def __init__(self, contacts: Iterable[Contact], events: Iterable[Event]) -> None:
         self._zero: dict[str, float] = {}  # boot → its moment by the controller's clock
-        known = list(contacts)
-        for boot in {contact.boot for contact in known}:
-            self._zero[boot] = min(c.at - c.up for c in known if c.boot == boot)  # the quickest answer
-        self.skew = statistics.median(c.now - c.at for c in known) if known else 0.0
+        answers = list(contacts)
+        for boot in {contact.boot for contact in answers}:
+            self._zero[boot] = min(c.at - c.up for c in answers if c.boot == boot)  # the quickest answer
+        self.skew = statistics.median(c.now - c.at for c in answers) if answers else 0.0
         for event in events:
-            if event.boot not in {contact.boot for contact in known}:
+            if event.boot not in {contact.boot for contact in answers}:
                 # Without contact in that boot its last known time is the best, since clocks are set late.
                 self._zero[event.boot] = event.t - event.up - self.skew
 

@@ -74,16 +74,16 @@ def watch(
     rows: Iterable[Row], at: Callable[[str, float, float], float], began: float, ended: float, interval: float
 ) -> Watch:
     """Summarise a node's samples between two moments. `interval`: seconds between two samples."""
-    found = Watch(began, max(ended, began + 1.0), interval)
-    quarter = (found.ended - began) / 4
-    width = found.bucket_seconds()
+    total = Watch(began, max(ended, began + 1.0), interval)
+    quarter = (total.ended - began) / 4
+    width = total.bucket_seconds()
     for row in rows:
-        if len(found.devices) >= _DEVICES and (row.source, row.device) not in found.devices:
+        if len(total.devices) >= _DEVICES and (row.source, row.device) not in total.devices:
             continue
         now = at(row.boot, row.t, row.up)
-        one = found.devices.setdefault((row.source, row.device), Device(first=now))
-        first, last = found.boots.get(row.boot, (now, now))
-        found.boots[row.boot] = (min(first, now), max(last, now))
+        one = total.devices.setdefault((row.source, row.device), Device(first=now))
+        first, last = total.boots.get(row.boot, (now, now))
+        total.boots[row.boot] = (min(first, now), max(last, now))
         _gap(one, row, now, interval)
         one.samples += 1
         one.last = now
@@ -91,7 +91,7 @@ def watch(
             _gpu(one, row, now)
             if one.loaded and (clock := row.number("sm_mhz")) is not None and _is_loaded(row):
                 half = (
-                    one.early if now < began + quarter else one.late if now > found.ended - quarter else None
+                    one.early if now < began + quarter else one.late if now > total.ended - quarter else None
                 )
                 if half is not None:
                     half[0] += clock
@@ -99,7 +99,7 @@ def watch(
             _bucket(one, row, int((now - began) / width))
         _counters(one, row, now)
         one._boot = row.boot
-    return found
+    return total
 
 
 def _gap(one: Device, row: Row, now: float, interval: float) -> None:
@@ -147,14 +147,14 @@ def _gpu(one: Device, row: Row, now: float) -> None:
 def _throttle(one: Device, row: Row, now: float, loaded: bool) -> None:
     metric = "violations" if "violations" in row.values else "throttle"
     reasons, alarms = int(row.number(metric) or 0), _HELD[metric]
-    held = loaded and bool(reasons & sum(alarms))
+    throttled = loaded and bool(reasons & sum(alarms))
     for bit, name in alarms.items():
         row_now = one._row.get(name, 0) + 1 if loaded and reasons & bit else 0
         one._row[name] = row_now
         if row_now:
             one.alarms[name] = one.alarms.get(name, 0) + 1
             one.longest[name] = max(one.longest.get(name, 0), row_now)
-    if not held:
+    if not throttled:
         if loaded:  # no throttling between two loads: it continues with the next
             one._held = 0
         return
@@ -195,15 +195,15 @@ def series(found: Watch) -> dict[str, Series]:
     for name, one in sorted(found.gpus.items(), key=lambda item: _number(item[0])):
         each = Series()
         before: int | None = None
-        for place in sorted(one.buckets):
-            if before is not None and (place - before) * width > max(4 * found.interval, 4 * width):
+        for slot in sorted(one.buckets):
+            if before is not None and (slot - before) * width > max(4 * found.interval, 4 * width):
                 # Draw no line over a time without samples.
                 for values in (each.temperatures, each.powers, each.clocks):
                     values.append(None)
                 each.seconds.append((before + 1) * width)
-            before = place
-            each.seconds.append(place * width)
-            heat, power, clock = one.buckets[place]
+            before = slot
+            each.seconds.append(slot * width)
+            heat, power, clock = one.buckets[slot]
             each.temperatures.append(heat)
             each.powers.append(power)
             each.clocks.append(clock)
@@ -261,14 +261,14 @@ def compare_peers(found: Watch) -> None:
         if len(others) < _PEERS:
             continue
         runs: dict[str, list[int]] = {"temperature": [], "clock": []}
-        for place in sorted(one.buckets):
-            heat, _, clock = one.buckets[place]
+        for slot in sorted(one.buckets):
+            heat, _, clock = one.buckets[slot]
             seen = {
-                "temperature": _beyond(heat, _peers(others, place, 0), lambda v, m: v - m > HOTTER),
-                "clock": _beyond(clock, _peers(others, place, 2), lambda v, m: v < m * (1 - _SLOWER)),
+                "temperature": _beyond(heat, _peers(others, slot, 0), lambda v, m: v - m > HOTTER),
+                "clock": _beyond(clock, _peers(others, slot, 2), lambda v, m: v < m * (1 - _SLOWER)),
             }
             for sign, far in seen.items():
-                runs[sign] = [*runs[sign], place] if far else []
+                runs[sign] = [*runs[sign], slot] if far else []
                 if len(runs[sign]) >= LASTING and sign not in one.onset:
                     one.onset[sign] = found.began + runs[sign][0] * width
         end = max(other.last for other in others)

@@ -102,7 +102,7 @@ def end(process):
 
 def tell(children):
     """Print all ranks' messages of a phase as one line, until the first failure; return the exit status."""
-    told = [[] for _ in children]
+    received = [[] for _ in children]
     unread = [b"" for _ in children]
     listening = {reader: rank for rank, (_, reader) in enumerate(children)}
     errors, until, printed = {}, None, 0
@@ -116,15 +116,15 @@ def tell(children):
                 message = json.loads(line.decode("utf-8"))
                 if "error" in message:
                     errors[str(rank)] = message["error"]
-                told[rank].append(message)
+                received[rank].append(message)
             if not data:
                 del listening[reader]
-                if not told[rank] or not {"end", "error", "absent"} & set(told[rank][-1]):
+                if not received[rank] or not {"end", "error", "absent"} & set(received[rank][-1]):
                     errors[str(rank)] = how_it_ended(children[rank][0])
         if errors and until is None:
             until = time.monotonic() + LAST_WORDS
-        while not errors and printed < min(len(one) for one in told):
-            say(merged([one[printed] for one in told]))
+        while not errors and printed < min(len(one) for one in received):
+            say(merged([one[printed] for one in received]))
             printed += 1
     if errors:
         say({"errors": errors})
@@ -333,10 +333,10 @@ class Rank:
         self.finish()
         counted = range(int(SETTLE * steps), steps)
         step_ms = median(self.between(*marks[i]) for i in counted)
-        found = {"phase": name, "steps": len(counted), "step_ms": step_ms}
+        result = {"phase": name, "steps": len(counted), "step_ms": step_ms}
         if self.computed:
-            found["compute_ms"] = median(self.between(marks[i][0], self.computed[i]) for i in counted)
-        return found
+            result["compute_ms"] = median(self.between(marks[i][0], self.computed[i]) for i in counted)
+        return result
 
 
 def median(values):

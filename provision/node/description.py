@@ -20,13 +20,13 @@ def describe(facts: Any, products: Any) -> Any:
 def describe_gpus(facts: Any, products: Any) -> Any:
     """Describe the GPUs; `sku` and `architecture` are None unless all GPUs share them.
 
-    Without GPUs, `vendor` has no value either."""
+    `vendor` has no value without GPUs."""
     ids = sorted({str(device.get("device_id", "")).lower() for device in facts.get("gpu.pci") or ()})
-    known = [products.get(pci_id) or {} for pci_id in ids]
-    skus = {product.get("sku") for product in known}
-    product = known[0] if len(skus) == 1 else {}
+    matching = [products.get(pci_id) or {} for pci_id in ids]
+    skus = {product.get("sku") for product in matching}
+    product = matching[0] if len(skus) == 1 else {}
     vendors = {VENDORS[vendor] for vendor in (pci_id[:4] for pci_id in ids) if vendor in VENDORS}
-    architectures = {product.get("architecture") for product in known}
+    architectures = {product.get("architecture") for product in matching}
     return {
         "vendor": vendors.pop() if len(vendors) == 1 else MIXED if vendors else None,
         "sku": product.get("sku"),

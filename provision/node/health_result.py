@@ -52,24 +52,24 @@ def follow(request):
     path = os.path.join(request.get("folder", HEALTH_FOLDER), HEALTH_FILE)
     while True:
         # Checked before the file is read, so that a change in between is noticed the next time.
-        told = version(path)
+        current = version(path)
         print(framed(request), flush=True)
-        said = answered = time.monotonic()
-        while version(path) == told and time.monotonic() - answered < AGAIN:
+        last_line = answered = time.monotonic()
+        while version(path) == current and time.monotonic() - answered < AGAIN:
             if reader.poll(LOOK * 1000):
                 sys.exit()
-            if time.monotonic() - said >= ALIVE:
-                said = time.monotonic()
+            if time.monotonic() - last_line >= ALIVE:
+                last_line = time.monotonic()
                 print("@gpuprov-alive", flush=True)
 
 
 def version(path):
     """Return a key that differs between versions of a file; the health program renames each into place."""
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except OSError as error:
         return error.errno
-    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_uid, found.st_mode
+    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_uid, status.st_mode
 
 
 def framed(request):
@@ -98,15 +98,15 @@ def health_text(place, owner):
         trusted(place, os.fstat(folder), owner)
         # O_NONBLOCK: a pipe in its place must not block.
         with Opened(path, os.O_NONBLOCK, HEALTH_FILE, folder) as file:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
                 raise ResultError("refused", "%s is not a regular file" % path)
-            trusted(path, found, owner)
+            trusted(path, status, owner)
             text = b""
             while len(text) <= HEALTH_LIMIT:
                 more = os.read(file, HEALTH_LIMIT + 1 - len(text))
                 if not more:
-                    return text, found.st_mtime
+                    return text, status.st_mtime
                 text += more
     raise ResultError("refused", "%s is larger than %d KiB" % (path, HEALTH_LIMIT // 1024))
 

@@ -103,8 +103,8 @@ def private_folder(folder):
             os.mkdir(path, mode)
         except FileExistsError:
             pass
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise LockError("%s is not a folder that root alone may change" % path)
         os.chmod(path, mode)
     return private
@@ -163,10 +163,10 @@ def burning(request):
     root = request.get("root", "")
     try:
         with open(root + BURNIN_UNIT_FILE) as file:
-            found = re.search(r"^Description=gpuprov burn-in ([\w.-]+)$", file.read(65536), re.MULTILINE)
+            match = re.search(r"^Description=gpuprov burn-in ([\w.-]+)$", file.read(65536), re.MULTILINE)
     except OSError:
         return None
-    if not found:
+    if not match:
         return None
     words = ["systemctl", "show", "--property=ActiveState", BURNIN_UNIT]
     state = subprocess.check_output(words, stderr=subprocess.DEVNULL, timeout=30).decode("ascii", "replace")
@@ -174,11 +174,11 @@ def burning(request):
         return None
     about = {}
     try:
-        with open("%s%s/%s/order.json" % (root, BURNIN_HOME, found.group(1))) as file:
+        with open("%s%s/%s/order.json" % (root, BURNIN_HOME, match.group(1))) as file:
             about = dict(json.load(file)["about"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # it burns in, even if its origin is unknown
-    holder = {"run": found.group(1), "node": request["node"], "verb": "burnin"}
+    holder = {"run": match.group(1), "node": request["node"], "verb": "burnin"}
     who, since = about.get("who") or "somebody", about.get("since") or "some time"
     return dict(holder, who=str(who), since=str(since))
 
@@ -205,9 +205,9 @@ def still_running(seconds):
 
     end = time.monotonic() + seconds
     while True:
-        found = processes()
-        if not found or time.monotonic() > end:
-            return found
+        running = processes()
+        if not running or time.monotonic() > end:
+            return running
         time.sleep(0.2)
 
 
@@ -224,7 +224,7 @@ def processes():
     import stat
 
     trusted = {0, os.geteuid(), int(os.environ.get("SUDO_UID", "0"))}
-    found = []
+    running = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -235,7 +235,7 @@ def processes():
                 if real_user(name) not in trusted or os.stat("/proc/%s/exe" % name).st_mode & stat.S_ISUID:
                     continue
                 with open("/proc/%s/comm" % name) as file:
-                    found.append((int(name), file.read(64).strip()))
+                    running.append((int(name), file.read(64).strip()))
         except OSError:
             continue  # it has ended meanwhile
-    return ["%d %s" % entry for entry in sorted(found)[:MOST]]
+    return ["%d %s" % entry for entry in sorted(running)[:MOST]]

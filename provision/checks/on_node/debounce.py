@@ -46,13 +46,13 @@ class Rule:
 
     def fits(self, finding: Finding) -> bool:
         """Return whether the rule applies to this finding."""
-        wanted = (
+        criteria = (
             (self.checks, finding.check),
             (self.metrics, finding.metric),
             (self.verdicts, finding.verdict.value),
         )
         return all(
-            not names or any(fnmatch.fnmatchcase(text, one) for one in names) for names, text in wanted
+            not names or any(fnmatch.fnmatchcase(text, one) for one in names) for names, text in criteria
         )
 
 

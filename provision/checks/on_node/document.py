@@ -32,10 +32,10 @@ def document(
 
     `known`: the GPUs seen since boot; GPUs that did not answer in this run are marked `lost`."""
     gpus, lost = identified(health, known), _lost(health, known)
-    found = [finding for check in health.checks for finding in check.findings]
+    findings = [finding for check in health.checks for finding in check.findings]
     skipped = [
         Tracked(finding, _TOLD, run["started"], (True,), active=True)
-        for finding in found
+        for finding in findings
         if finding.verdict is Verdict.SKIP
     ]
     rows = [_followed(one) for one in (*tracked, *skipped)]
@@ -71,8 +71,8 @@ def identified(health: NodeHealth, known: Sequence[GpuIdentity]) -> list[GpuIden
 
 def _silent(health: NodeHealth) -> set[str]:
     """Return the devices that a finding reports as unanswered."""
-    found = (one for check in health.checks for one in check.findings)
-    return {one.device for one in found if one.metric == "unanswered" and one.verdict is Verdict.FAIL}
+    findings = (one for check in health.checks for one in check.findings)
+    return {one.device for one in findings if one.metric == "unanswered" and one.verdict is Verdict.FAIL}
 
 
 def _answering(health: NodeHealth) -> list[GpuIdentity]:

@@ -87,12 +87,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"gpuprov-node-health {__version__}")
     words = parser.add_subparsers(dest="word", metavar="WORD")
-    for word, run_word in _WORDS.items():
-        one = words.add_parser(word, allow_abbrev=False)
+    for command, run_word in _WORDS.items():
+        one = words.add_parser(command, allow_abbrev=False)
         one.set_defaults(run=run_word)
-        if word not in ("write", "age", "slurm"):
+        if command not in ("write", "age", "slurm"):
             one.add_argument("--last", action="store_true", help="take the timer's last result")
-        if word not in ("age", "slurm"):
+        if command not in ("age", "slurm"):
             one.add_argument("--settings", type=Path, default=SETTINGS, metavar="FILE")
     slurms = words.choices["slurm"]
     slurms.add_argument("program", choices=slurm.WORDS, help="3: the job or the epilog is to fail")
@@ -111,9 +111,9 @@ def _worded(argv: Sequence[str]) -> list[str]:
     behind = zip(given, ["", *given])
     words = [one for one in given if one[:2] == "--" and one[2:] in _WORDS]
     words = words or [one for one, before in behind if one in _WORDS and before != "--settings"][:1]
-    found = [*(one.lstrip("-") for one in words), *(one for one in given if one not in words)]
-    named = found and (found[0][0] != "-" or found[0] in ("-h", "--help", "--version"))
-    return found if named else ["json", *found]
+    ordered = [*(one.lstrip("-") for one in words), *(one for one in given if one not in words)]
+    named = ordered and (ordered[0][0] != "-" or ordered[0] in ("-h", "--help", "--version"))
+    return ordered if named else ["json", *ordered]
 
 
 def _write_files(chosen: argparse.Namespace) -> int:
@@ -127,8 +127,8 @@ def _age(_: argparse.Namespace) -> int:
 
 
 def _json(chosen: argparse.Namespace) -> int:
-    told = _told(chosen)
-    return _say(document.text(told).rstrip("\n"), int(_STATUS.get(told["verdict"], 0)))
+    result = _told(chosen)
+    return _say(document.text(result).rstrip("\n"), int(_STATUS.get(result["verdict"], 0)))
 
 
 def _nagios(chosen: argparse.Namespace) -> int:
@@ -166,9 +166,9 @@ def _npd(chosen: argparse.Namespace) -> int:
     try:
         text, status = styles.npd(_told(chosen))
     except Exception as error:
-        known = isinstance(error, (GpuprovError, OSError))
-        said = str(error) if known else f"{type(error).__name__}: {bug_file.report(error)}"
-        text, status = styles.npd_text(said or type(error).__name__), 2
+        expected = isinstance(error, (GpuprovError, OSError))
+        message = str(error) if expected else f"{type(error).__name__}: {bug_file.report(error)}"
+        text, status = styles.npd_text(message or type(error).__name__), 2
     return _say(text, status)
 
 
@@ -185,13 +185,13 @@ _WORDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 def last(path: Path) -> Mapping[str, Any]:
     """Return the result of the timer's last run, as an `error` if it is too old. Raises GpuprovError."""
-    told, age = _with_age(path)
-    if not _late(told, age):
-        return told
+    result, age = _with_age(path)
+    if not _late(result, age):
+        return result
     late = (
         "the last result is of another boot" if age is None else f"the last result is {age / 60:.0f} min old"
     )
-    return {**told, "verdict": "error", "error": f"{late}: {_LOOK}"}
+    return {**result, "verdict": "error", "error": f"{late}: {_LOOK}"}
 
 
 def _late(told: Mapping[str, Any], age: float | None) -> bool:
@@ -201,9 +201,9 @@ def _late(told: Mapping[str, Any], age: float | None) -> bool:
 def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
     """Return the last result and its age in seconds (None after a reboot). Raises GpuprovError."""
     try:
-        told: dict[str, Any] = foreign_json.read(path.read_bytes()[: document.LARGEST + 1])
-        age = since_boot() - told["uptime"]
-        return told, age if age >= 0 and told["boot_id"] == gpuprov_run.boot_id() else None
+        result: dict[str, Any] = foreign_json.read(path.read_bytes()[: document.LARGEST + 1])
+        age = since_boot() - result["uptime"]
+        return result, age if age >= 0 and result["boot_id"] == gpuprov_run.boot_id() else None
     except FileNotFoundError:
         raise GpuprovError(f"{path}: there is no result yet", _LOOK) from None
     except (ValueError, KeyError, TypeError) as error:
@@ -249,10 +249,10 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
         "finished": _now(),
         "seconds": round(time.monotonic() - began, 3),
     }
-    told = document.document(health, tracked, about, known.interval, before.gpus)
+    result = document.document(health, tracked, about, known.interval, before.gpus)
     if write:
-        _write(told, after, known, measured.facts)
-    return told
+        _write(result, after, known, measured.facts)
+    return result
 
 
 def _early() -> bool:

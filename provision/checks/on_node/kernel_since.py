@@ -47,10 +47,10 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
 
     The second value becomes None after a failed read, so that the next run reads the whole journal again.
     """
-    found = _CURSOR.findall(output.stdout)
+    cursors = _CURSOR.findall(output.stdout)
     text = _CURSOR.sub("", output.stdout)
-    quiet = known is not None and not found and text.strip() == _NOTHING
-    if output.rc != 0 or output.timed_out or output.truncated or not (found or quiet):
+    quiet = known is not None and not cursors and text.strip() == _NOTHING
+    if output.rc != 0 or output.timed_out or output.truncated or not (cursors or quiet):
         return replace(output, stdout=text), None
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("-- ")]
     fresh = whole_messages(lines)
@@ -63,7 +63,7 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
         lines = [*lines[: _MOST // 2], *lines[-_MOST // 2 :]]
     if not lines:  # a container's journal has no kernel lines
         return replace(output, stdout=text), None
-    cursor = found[-1] if found else known.cursor if known else ""
+    cursor = cursors[-1] if cursors else known.cursor if known else ""
     return replace(output, stdout="\n".join(lines) + "\n"), Remembered(boot_id, cursor, tuple(lines))
 
 

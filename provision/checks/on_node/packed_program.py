@@ -155,17 +155,17 @@ def build(part: str = "") -> bytes:
 
 def _modules(entries: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield path and text of every module that `entries` import, directly or not."""
-    known: dict[str, str] = {}
+    modules: dict[str, str] = {}
     waiting = list(entries)
     while waiting:
         name = waiting.pop()
-        if name in known or name in _NOT_ON_NODES:
+        if name in modules or name in _NOT_ON_NODES:
             continue
         base = paths.PACKAGE.parent.joinpath(*name.split("."))
         path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
         if not path.is_file():
             continue  # a name imported from a module, not a module
-        known[name] = text = path.read_text(encoding="utf-8")
+        modules[name] = text = path.read_text(encoding="utf-8")
         # Python 3.9 has neither slots for dataclasses nor strict for zip; the program works without both.
         for newer in (", slots=True", ", strict=True)"):
             text = text.replace(newer, ")" if newer.endswith(")") else "")

@@ -23,8 +23,8 @@ def keep(folder: Path, facts: Mapping[str, Any], boot_id: str, uptime: float) ->
 
     Samples no longer needed for a window of one day are dropped."""
     # Readers subtract it from this fact, which starts later than `uptime` in a container.
-    known = facts.get("clock.uptime_s")
-    uptime = known if isinstance(known, int) else uptime
+    fact_uptime = facts.get("clock.uptime_s")
+    uptime = fact_uptime if isinstance(fact_uptime, int) else uptime
     counters = rows(facts)
     if not counters:
         return

@@ -43,7 +43,7 @@ def left(uptime: float) -> list[Hung]:
     end = time.monotonic() + _GRACE
     while True:
         reap()
-        children = {pid: found for pid in all_pids() if (found := stat_fields(pid)) and _is_left(found)}
+        children = {pid: status for pid in all_pids() if (status := stat_fields(pid)) and _is_left(status)}
         if not children or time.monotonic() >= end:
             break
         for pid in children:

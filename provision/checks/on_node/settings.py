@@ -75,8 +75,8 @@ def _settings(path: Path, document: Any) -> Settings:
         return SettingsError(f"{path}: {what}", _FIX)
 
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise refuse(f"format must be {FORMAT}, not {found!r:.40}")
+        actual = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise refuse(f"format must be {FORMAT}, not {actual!r:.40}")
     if unknown := sorted(set(map(str, document)) - _KEYS):
         raise refuse(f"unknown key {unknown[0]!r:.60}")
     sku, textfile = document.get("sku") or "", document.get("textfile") or ""
@@ -91,7 +91,7 @@ def _settings(path: Path, document: Any) -> Settings:
     variables = document.get("variables", {})
     if not isinstance(variables, dict):
         raise refuse("variables must be a mapping")
-    known = {key: value for key, value in variables.items() if for_checks(key) and key not in _NOT_HERE}
+    used = {key: value for key, value in variables.items() if for_checks(key) and key not in _NOT_HERE}
     rows = document.get("limits", {})
     if not isinstance(rows, dict):
         raise refuse("limits must map SKUs to limits")
@@ -100,5 +100,5 @@ def _settings(path: Path, document: Any) -> Settings:
         rules = debounce.rules(document.get("debounce", []), str(path))
     except GpuprovError as error:
         raise SettingsError(error.what, error.fix) from None
-    wanted = tuple(check for check in CHECKS if check in checks)
-    return Settings(sku, interval, textfile, wanted, known, limits, [*rules, *debounce.shipped_rules()])
+    selected = tuple(check for check in CHECKS if check in checks)
+    return Settings(sku, interval, textfile, selected, used, limits, [*rules, *debounce.shipped_rules()])

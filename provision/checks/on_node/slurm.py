@@ -71,12 +71,12 @@ def answer(
     `last` reads the last result; `run` runs scontrol: (exit status, output). `share` percent of a partition,
     and at least `least` nodes, may be drained per hour."""
     try:
-        told = last()
+        result = last()
         verdict, unknown = (
-            told["verdict"],
-            one_line(str(told["error"] or "not all could be measured"), REASON),
+            result["verdict"],
+            one_line(str(result["error"] or "not all could be measured"), REASON),
         )
-        reason = one_line(styles.nhc(told)[0], REASON) if verdict == "fail" else ""
+        reason = one_line(styles.nhc(result)[0], REASON) if verdict == "fail" else ""
     except (GpuprovError, OSError) as error:
         verdict, unknown = "", one_line(str(error), REASON)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -91,8 +91,8 @@ def answer(
         done = drain(name, reason, run, share, least)
     except UnknownError as error:
         # Slurm only logs a failed health check; after a failed Prolog or Epilog it would drain the node.
-        held = f"{name} is left in service, since {one_line(str(error), 400)}; it fails: {reason}"
-        return Answer(REFUSED if word == "check" else 0, held)
+        notice = f"{name} is left in service, since {one_line(str(error), 400)}; it fails: {reason}"
+        return Answer(REFUSED if word == "check" else 0, notice)
     except _HeldError as error:
         return Answer(0, f"{name} is left in service: {one_line(str(error), 400)}; it fails: {reason}")
     except _DrainError as error:
@@ -145,8 +145,8 @@ def drain(name: str, reason: str, run: Run, share: float, least: int) -> bool:
 
 
 def _last_line(text: str, status: int) -> str:
-    said = [line for line in text.splitlines() if line.strip()]
-    return one_line(said[-1], REASON) if said else f"it ended with {status} and printed nothing"
+    lines = [line for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1], REASON) if lines else f"it ended with {status} and printed nothing"
 
 
 def scontrol(arguments: Sequence[str], until: float = math.inf) -> tuple[int, str]:
@@ -188,11 +188,11 @@ def main(
 
     The line goes to syslog, since Slurm keeps a script's output only if the script failed."""
     run = timed(scontrol, time.monotonic)
-    found = answer(word, last, node_name(), run, refuse_unknown=refuse_unknown, share=share, least=least)
-    if found.line:
-        sys.stderr.write(f"gpuprov: {found.line}\n")
+    outcome = answer(word, last, node_name(), run, refuse_unknown=refuse_unknown, share=share, least=least)
+    if outcome.line:
+        sys.stderr.write(f"gpuprov: {outcome.line}\n")
         # The health check repeats, and its no-op would be logged each time.
-        if found.status or word == "prolog" or "nothing is drained" not in found.line:
+        if outcome.status or word == "prolog" or "nothing is drained" not in outcome.line:
             syslog.openlog(f"gpuprov-slurm-{word}")
-            syslog.syslog(syslog.LOG_WARNING, found.line)
-    return found.status
+            syslog.syslog(syslog.LOG_WARNING, outcome.line)
+    return outcome.status

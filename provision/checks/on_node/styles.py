@@ -20,25 +20,25 @@ def causes(told: Mapping[str, Any], verdicts: tuple[str, ...] = ("fail", "error"
     if told["error"]:
         return [str(told["error"])]
     serials = {f"gpu{gpu['index']}": gpu["serial"] for gpu in told["gpus"] if gpu["serial"]}
-    found = []
+    result = []
     for row in told["findings"]:
         if row["state"] == "pending" or row["verdict"] not in verdicts:
             continue
         serial = f" (serial {serials[row['device']]})" if row["device"] in serials else ""
-        found.append(f"{row['device']}: {row['message']}{serial}: {row['action']}")
-    return found
+        result.append(f"{row['device']}: {row['message']}{serial}: {row['action']}")
+    return result
 
 
 def nagios(told: Mapping[str, Any]) -> tuple[str, int]:
     """Return the plugin's output (worst finding and metrics first) and its exit status."""
-    status, word = _NAGIOS[told["verdict"]]
-    found = causes(told)
-    first = found[0] if found else f"{told['facts'].get('gpus', 0)} GPUs, {len(told['checks'])} checks"
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    status, label = _NAGIOS[told["verdict"]]
+    problems = causes(told)
+    first = problems[0] if problems else f"{told['facts'].get('gpus', 0)} GPUs, {len(told['checks'])} checks"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     # Nagios parses everything after a bar as metrics.
-    lines = [line.replace("|", "/") for line in (first, *found[1:])]
-    numbers = f"findings={len(found)} seconds={told['seconds']}s"
-    return "\n".join([f"GPUPROV {word} - {lines[0]}{more} | {numbers}", *lines[1:]]), status
+    lines = [line.replace("|", "/") for line in (first, *problems[1:])]
+    numbers = f"findings={len(problems)} seconds={told['seconds']}s"
+    return "\n".join([f"GPUPROV {label} - {lines[0]}{more} | {numbers}", *lines[1:]]), status
 
 
 def nhc(told: Mapping[str, Any]) -> tuple[str, int]:
@@ -47,9 +47,9 @@ def nhc(told: Mapping[str, Any]) -> tuple[str, int]:
     A node that fails or could not be measured should be drained; a warning drains nothing."""
     if told["verdict"] not in ("fail", "error"):
         return "", 0
-    found = causes(told, ("fail",)) or causes(told, ("error",)) or [f"verdict {told['verdict']}"]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"gpuprov: {found[0]}{more}", 1
+    problems = causes(told, ("fail",)) or causes(told, ("error",)) or [f"verdict {told['verdict']}"]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"gpuprov: {problems[0]}{more}", 1
 
 
 # node-problem-detector: exit 0 is no problem, 1 is one, others are unknown; messages are cut at byte 80
@@ -61,8 +61,8 @@ NPD_BYTES = 80
 def npd(told: Mapping[str, Any]) -> tuple[str, int]:
     """Return (the node condition's message in at most 80 bytes, 0, 1 or 2)."""
     status = _NPD.get(told["verdict"], 0)
-    found = causes(told, ("fail",)) if status == 1 else causes(told, ("error",)) if status else []
-    text = found[0] if found else "no GPU problem" if not status else f"verdict {told['verdict']}"
+    problems = causes(told, ("fail",)) if status == 1 else causes(told, ("error",)) if status else []
+    text = problems[0] if problems else "no GPU problem" if not status else f"verdict {told['verdict']}"
     return npd_text(text), status
 
 

@@ -257,7 +257,7 @@ def components(rows: Collection[frozenset[C]]) -> list[list[frozenset[C]]]:
     for row in rows:
         for cause in row:
             by_cause[cause].append(row)
-    found: list[list[frozenset[C]]] = []
+    groups: list[list[frozenset[C]]] = []
     seen: set[frozenset[C]] = set()
     for first in rows:
         if first in seen:
@@ -272,8 +272,8 @@ def components(rows: Collection[frozenset[C]]) -> list[list[frozenset[C]]]:
                     if other not in seen:
                         seen.add(other)
                         waiting.append(other)
-        found.append(group)
-    return found
+        groups.append(group)
+    return groups
 
 
 def cheapest(
@@ -296,9 +296,9 @@ def cheapest(
 def _worthwhile(rows: Sequence[frozenset[C]], costs: Mapping[C, int]) -> list[frozenset[C]]:
     """Drop causes that another cause can replace in every row at no higher cost."""
     masks: dict[C, int] = defaultdict(int)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for cause in row:
-            masks[cause] |= 1 << place
+            masks[cause] |= 1 << index
     kept: list[C] = []
     for cause in sorted(masks, key=lambda one: (costs[one], -masks[one].bit_count(), str(one))):
         if all(masks[cause] & ~masks[other] for other in kept):

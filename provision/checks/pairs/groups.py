@@ -40,8 +40,8 @@ def neighbours(fleet: Topology, results: Sequence[Result], metric: Metric) -> tu
     """
     if len(fleet.nodes) < 2:
         return ()
-    found = diagnose(fleet, results, tolerance=metric.tolerance, direction=metric.direction)
-    if found.culprits or found.suspects:
+    diagnosis = diagnose(fleet, results, tolerance=metric.tolerance, direction=metric.direction)
+    if diagnosis.culprits or diagnosis.suspects:
         return ()
     met = {frozenset(result.nodes) for result in results}
     ring = list(zip(fleet.nodes, (*fleet.nodes[1:], fleet.nodes[0]), strict=True))
@@ -76,23 +76,23 @@ def judged(
     if as_expected(results):
         return {node: _passed(metric, group) for node in group.nodes if node in fleet.order}, (), ()
     checks, fabric, lines = judged_pairs(fleet, pairs_of(results), metric)
-    somebody = fabric or any(check.verdict is not Verdict.PASS for check in checks.values())
-    said = _said(group)
-    if somebody:
-        return checks, fabric, (f"{metric.check}: {said}", *lines)
+    blamed = fabric or any(check.verdict is not Verdict.PASS for check in checks.values())
+    text = _said(group)
+    if blamed:
+        return checks, fabric, (f"{metric.check}: {text}", *lines)
     if group.outcome is Outcome.MEASURED and group.expected is None:
-        return checks, fabric, (f"{metric.check}: {said}; there is no expected value to judge it by", *lines)
+        return checks, fabric, (f"{metric.check}: {text}; there is no expected value to judge it by", *lines)
     if group.outcome is Outcome.ERROR and group.end in checks:  # as one end of a pair it may have passed
-        return {**checks, group.end: _failed_at(metric, checks[group.end], said)}, (), lines
-    return checks, (_itself(metric, group, said),), lines
+        return {**checks, group.end: _failed_at(metric, checks[group.end], text)}, (), lines
+    return checks, (_itself(metric, group, text),), lines
 
 
 def _failed_at(metric: Metric, check: CheckResult, said: str) -> CheckResult:
     """Add an error to the check of a node that kept the group from being measured."""
-    found = unmeasured(
+    error = unmeasured(
         metric.check, f"it could not be measured with the others: {said}", action="investigate"
     )
-    return replace(check, verdict=worst([check.verdict, found.verdict]), findings=(*check.findings, found))
+    return replace(check, verdict=worst([check.verdict, error.verdict]), findings=(*check.findings, error))
 
 
 def _said(group: Result) -> str:
@@ -117,9 +117,9 @@ def _passed(metric: Metric, group: Result) -> CheckResult:
     value = float(group.value or 0)
     limit = f">= {quantity(group.expected, group.unit)}"
     message = f"passes with {others} at once"
-    found = Finding(metric.check, Verdict.PASS, "node", message, metric.name, value, group.unit, limit)
+    finding = Finding(metric.check, Verdict.PASS, "node", message, metric.name, value, group.unit, limit)
     measured = Measurement(metric.name, value, group.unit, f"node->{others} at once")
-    return CheckResult(metric.check, Verdict.PASS, (found,), (measured,), 0.0)
+    return CheckResult(metric.check, Verdict.PASS, (finding,), (measured,), 0.0)
 
 
 # --- Findings from pairs, about each node and about the network between the nodes. A node's own fault fails
@@ -146,10 +146,10 @@ def judged_pairs(
         _suspect(metric, one, own, fabric, failed)
     for node, why in found.unjudged.items():
         mute = [one for one in results if node in one.nodes and one.said]
-        said = [f"{one.name}: {one.said}" for one in mute]
+        lines = [f"{one.name}: {one.said}" for one in mute]
         message = f"no pair with this node gave a usable result: {why}"
         message += f" ({one_line(mute[-1].said, 160)})" if mute else ""
-        own[node].append(unmeasured(metric.check, message, action="run again", evidence=said[:_MOST]))
+        own[node].append(unmeasured(metric.check, message, action="run again", evidence=lines[:_MOST]))
     measured = _measurements(metric, results)
     for node in found.passed:
         own[node].append(_passed_pairs(metric, measured.get(node, [])))
@@ -247,8 +247,8 @@ def _suspect(
     )
     for node in one.nodes:
         wrong = _is(metric, one.outcome)
-        said = f"it is one of the suspects ({named}), of which at least one {wrong}: {one.why}"
-        own[node].append(Finding(metric.check, Verdict.WARN, "node", said, "suspects", action=action))
+        warning = f"it is one of the suspects ({named}), of which at least one {wrong}: {one.why}"
+        own[node].append(Finding(metric.check, Verdict.WARN, "node", warning, "suspects", action=action))
 
 
 def _passed_pairs(metric: Metric, measured: Sequence[Measurement]) -> Finding:
@@ -261,16 +261,16 @@ def _passed_pairs(metric: Metric, measured: Sequence[Measurement]) -> Finding:
 
 def _measurements(metric: Metric, results: Iterable[Result]) -> dict[str, list[Measurement]]:
     """Return each node's measurements: device `mlx5_0->gpu-07 round 2`, with its value or outcome."""
-    found: dict[str, list[Measurement]] = {}
+    by_node: dict[str, list[Measurement]] = {}
     for result in results:
         value = result.value if result.value is not None else result.outcome.value
         for node in result.nodes:
             others = fold([other for other in result.nodes if other != node], 200)
             device = f"{result.rail or 'node'}->{others} round {result.round}"
-            found.setdefault(node, []).append(Measurement(metric.name, value, result.unit, device))
-    return found
+            by_node.setdefault(node, []).append(Measurement(metric.name, value, result.unit, device))
+    return by_node
 
 
 def _lines(metric: Metric, found: Diagnosis) -> tuple[str, ...]:
-    said = [f"bad once, then good: {line}" for line in found.unsteady]
-    return tuple(f"{metric.check}: {line}" for line in (*said, *found.notes, *found.limits))
+    unsteady = [f"bad once, then good: {line}" for line in found.unsteady]
+    return tuple(f"{metric.check}: {line}" for line in (*unsteady, *found.notes, *found.limits))

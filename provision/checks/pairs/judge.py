@@ -126,11 +126,11 @@ def _grade(
         elif top is None:
             what = many(len(members), "result")
             yield f"{what} {where}: too few to compare, and there is no expected value"
-        held = _held(own, top, missed, tolerance)
-        found = [_graded(result, rates[result], held, rate) for result in members]
-        graded.update(zip(members, found, strict=True))
-        between = sum(one.grade is Grade.UNKNOWN for one in found)
-        if between and not math.isinf(held.clear):
+        bounds = _held(own, top, missed, tolerance)
+        graded_pool = [_graded(result, rates[result], bounds, rate) for result in members]
+        graded.update(zip(members, graded_pool, strict=True))
+        between = sum(one.grade is Grade.UNKNOWN for one in graded_pool)
+        if between and not math.isinf(bounds.clear):
             what = many(between, "result")
             yield f"{what} {where}: worse than usual, but within the scatter of results; neither good nor bad"
     if fastest and not expected:

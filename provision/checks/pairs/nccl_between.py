@@ -102,16 +102,16 @@ def carries(node: CheckNode, known: Mapping[str, Threshold]) -> float | None:
     gbits = sum(float(port.rate or 0) for port in perftest_ends.rails(node))
     if not gbits:
         return None
-    share = float(limits("port_limits")["nccl_share"]["limit"]) / 100
+    fraction = float(limits("port_limits")["nccl_share"]["limit"]) / 100
     count = node.gpu_count
     if count < 2:
-        return share * gbits / 8
+        return fraction * gbits / 8
     inside = [
         float(found.limit)
         for name in (f"nccl_all_reduce.busbw_ring_{count}gpu", f"nccl_all_reduce.busbw_{count}gpu")
         if (found := known.get(name)) is not None
     ]
-    return min(share * gbits / 8, share * inside[0]) if inside else None
+    return min(fraction * gbits / 8, fraction * inside[0]) if inside else None
 
 
 def result(
@@ -164,13 +164,13 @@ def _never_began(ended: Any, output: Output, names: Mapping[str, str]) -> Result
         return not_launched
     unreached = {names.get(address, "") for address in _NO_SSH.findall(output.stderr)} - {""}
     lines = [line for line in output.stderr.splitlines() if line.startswith("gpuprov: ")]
-    said = "; ".join(lines[:3]) or last_words(output)
+    message = "; ".join(lines[:3]) or last_words(output)
     why = [line.strip() for line in output.stderr.splitlines() if _SSH_SAYS.search(line)]
     if len(unreached) == 1:
-        found: Result = ended(Outcome.ERROR, "; ".join([*why[:1], said]), unreached.pop())
-        return found
-    untold: Result = ended(Outcome.NOT_RUN, said)
-    return untold
+        failed: Result = ended(Outcome.ERROR, "; ".join([*why[:1], message]), unreached.pop())
+        return failed
+    not_run: Result = ended(Outcome.NOT_RUN, message)
+    return not_run
 
 
 def _measured(
@@ -184,17 +184,17 @@ def _measured(
 ) -> Result:
     if output.truncated:
         raise ParseError(f"{suite.name}: the output was cut at its size limit", "run it again")
-    found = nccl_table.parse(output.stdout, suite=suite)
-    if found.ranks != gpus:
-        said = f"all_reduce_perf ran on {many(found.ranks, 'GPU')}, not on the {gpus} of all nodes"
-        untold: Result = ended(Outcome.NOT_RUN, said)
-        return untold
-    largest = max(found.rows, key=lambda row: row.size)
-    wrong = sum(row.wrong or 0 for row in found.rows)
+    table = nccl_table.parse(output.stdout, suite=suite)
+    if table.ranks != gpus:
+        message = f"all_reduce_perf ran on {many(table.ranks, 'GPU')}, not on the {gpus} of all nodes"
+        not_run: Result = ended(Outcome.NOT_RUN, message)
+        return not_run
+    largest = max(table.rows, key=lambda row: row.size)
+    wrong = sum(row.wrong or 0 for row in table.rows)
     if wrong:
         bad: Result = ended(Outcome.ERROR, f"{many(wrong, 'wrong element')}: silent data corruption")
         return bad
-    if any(row.wrong is None for row in found.rows):
+    if any(row.wrong is None for row in table.rows):
         raise ParseError("all_reduce_perf did not check its results", "run it again")
     return Result(tuple(nodes), number, Outcome.MEASURED, largest.busbw, "", UNIT, expected, size=len(nodes))
 

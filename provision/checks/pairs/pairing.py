@@ -41,11 +41,11 @@ class Topology:
     @cached_property
     def members(self) -> Mapping[str, tuple[str, ...]]:
         """Rack → its nodes, with racks in the order of their first node."""
-        found: dict[str, list[str]] = defaultdict(list)
+        by_rack: dict[str, list[str]] = defaultdict(list)
         for node in self.nodes:
             if node in self.racks:
-                found[self.racks[node]].append(node)
-        return {rack: tuple(nodes) for rack, nodes in found.items()}
+                by_rack[self.racks[node]].append(node)
+        return {rack: tuple(nodes) for rack, nodes in by_rack.items()}
 
     @cached_property
     def order(self) -> Mapping[str, int]:
@@ -137,9 +137,9 @@ def _pair_neighbours(nodes: Sequence[str], before: Mapping[str, str], pairs: lis
     left = list(nodes)
     while len(left) > 1:
         node = left.pop(0)
-        place = next((i for i, other in enumerate(left) if before.get(node) != other), None)
-        if place is not None:
-            pairs.append((node, left.pop(place)))
+        index = next((i for i, other in enumerate(left) if before.get(node) != other), None)
+        if index is not None:
+            pairs.append((node, left.pop(index)))
         elif pairs:  # a node has met only one other so far, so neither of these two has met a pair made here
             one, other = pairs.pop()
             pairs += [(one, node), (other, left.pop(0))]
@@ -176,12 +176,12 @@ def limits(fleet: Topology) -> tuple[str, ...]:
     count = len(fleet.nodes)
     if count < 2:
         return (f"{many(count, 'node')}: there is no pair to measure",)
-    said = []
+    sentences = []
     if count == 2:
-        said.append(
+        sentences.append(
             "two nodes have one pair: when it is slow, the end or the link at fault cannot be told apart"
         )
-    return (*said, *_rack_limits(fleet))
+    return (*sentences, *_rack_limits(fleet))
 
 
 def _rack_limits(fleet: Topology) -> Iterator[str]:

@@ -151,14 +151,14 @@ def _result(
 def _fault(pair: Pair, server: Output, client: Output) -> tuple[str, str]:
     """Return the node at fault for the client's error ("" if unknown) and the program's message."""
     host, guest = pair
-    said = last_words(client)
+    message = last_words(client)
     if NOBODY in f"{client.stdout}{client.stderr}":
         if server.rc:
             return host if _own_fault(server) else "", last_words(server)
-        return "", f"{said} (the server was waiting)"
+        return "", f"{message} (the server was waiting)"
     if _own_fault(client):
-        return guest, said
-    return host if server.rc and _own_fault(server) else "", said
+        return guest, message
+    return host if server.rc and _own_fault(server) else "", message
 
 
 def _own_fault(output: Output) -> bool:

@@ -155,8 +155,8 @@ def _nodes(found: Blame, part: Part) -> tuple[str, ...]:
 
 def _evidence(found: Blame, suspects: Iterable[Part]) -> list[Judged]:
     """Return the bad measurements that one of these parts may explain."""
-    wanted = frozenset(suspects)
-    return [one for one, row in found.rows.items() if not row.isdisjoint(wanted)]
+    causes = frozenset(suspects)
+    return [one for one, row in found.rows.items() if not row.isdisjoint(causes)]
 
 
 def _worst(bad: Sequence[Judged]) -> Outcome:

@@ -40,11 +40,11 @@ def expected(fleet: Topology, pair: Pair, ports: tuple[Port, Port], oversubscrip
 
 
 def _measured(client: Output) -> tuple[float, str]:
-    found = perftest.parse(client.stdout)
+    parsed = perftest.parse(client.stdout)
     size = perftest.size_asked(client.argv)
-    if found.queue_pairs != perftest.QUEUE_PAIRS or size not in found.average:
+    if parsed.queue_pairs != perftest.QUEUE_PAIRS or size not in parsed.average:
         raise ParseError("ib_write_bw: it measured something other than requested", "run it again")
-    return found.average[size], ""
+    return parsed.average[size], ""
 
 
 # Commands of the server and the client by rail, and one result per rail: see `perftest_ends`.

@@ -53,12 +53,12 @@ def expected(fleet: Topology, pair: Pair, ports: tuple[Port, Port], oversubscrip
 
 
 def _measured(client: Output) -> tuple[float, str]:
-    found = parse(client.stdout)
-    if found.size != SIZE:
+    parsed = parse(client.stdout)
+    if parsed.size != SIZE:
         raise ParseError("ib_write_lat: it measured something other than requested", "run it again")
-    if found.percentile is None:
-        return found.median, ""
-    return found.median, f"99 % within {quantity(found.percentile, METRIC.unit)}"
+    if parsed.percentile is None:
+        return parsed.median, ""
+    return parsed.median, f"99 % within {quantity(parsed.percentile, METRIC.unit)}"
 
 
 # Commands of the server and the client by rail, and one result per rail: see `perftest_ends`.
@@ -86,8 +86,8 @@ def program(node: CheckNode) -> str:
 
 def argv(node: CheckNode, device: str, port: str, tcp_port: int) -> tuple[str, ...]:
     """Return ib_write_lat as a server on this RDMA device and port; a client adds the server's address."""
-    asked = ("-d", device, "-i", port, "-p", str(tcp_port), "-s", str(SIZE), "-n", str(_ITERATIONS), "-F")
-    return (program(node), *asked)
+    arguments = ("-d", device, "-i", port, "-p", str(tcp_port), "-s", str(SIZE), "-n", str(_ITERATIONS), "-F")
+    return (program(node), *arguments)
 
 
 def seconds() -> float:
@@ -107,12 +107,12 @@ class Latency:
 
 def parse(text: str) -> Latency:
     """Parse a whole run of one size. Raises ParseError if it failed, was cut or is not understood."""
-    found = table(text, _COLUMN, _MEDIAN)
-    if len(found.rows) != 1:
-        raise ParseError(f"perftest: {len(found.rows)} rows where one was requested", "run the check again")
-    (row,) = found.rows
-    median = number(row, found.at, least=_LEAST)
+    parsed = table(text, _COLUMN, _MEDIAN)
+    if len(parsed.rows) != 1:
+        raise ParseError(f"perftest: {len(parsed.rows)} rows where one was requested", "run the check again")
+    (row,) = parsed.rows
+    median = number(row, parsed.at, least=_LEAST)
     percentile = None
-    if _PERCENTILE in found.columns:
-        percentile = number(row, found.columns.index(_PERCENTILE), least=_LEAST)
-    return Latency(found.device, size_of(row), median, percentile)
+    if _PERCENTILE in parsed.columns:
+        percentile = number(row, parsed.columns.index(_PERCENTILE), least=_LEAST)
+    return Latency(parsed.device, size_of(row), median, percentile)

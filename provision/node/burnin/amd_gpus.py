@@ -1,4 +1,4 @@
-"""AMD's GPUs for the sampler: amd-smi's readings, their processes, and fatal driver messages.
+"""AMD's GPUs for the sampler: readings of amd-smi, processes on the GPUs, fatal driver messages.
 
 amd-smi numbers the GPUs that answer. A lost GPU leaves the list, and the GPUs after it move up: their list is
 read first, and again as soon as other numbers appear.
@@ -27,7 +27,7 @@ def amd_documents(text):
     """Return the documents of an answer, each a list of numbered GPUs; None for any other document.
 
     ROCm until 6.3 prints a list; from 6.4 on the list is below `gpu_data` (`metric`) or nothing."""
-    found, at, decoder = [], 0, json.JSONDecoder()
+    documents, at, decoder = [], 0, json.JSONDecoder()
     for _ in range(4):
         start = AMD_DOCUMENT.search(text, at)
         if start is None:
@@ -38,8 +38,8 @@ def amd_documents(text):
             document, at = None, start.end()
         if isinstance(document, dict):
             document = document.get("gpu_data")
-        found.append(document if are_amd_gpus(document) else None)
-    return found
+        documents.append(document if are_amd_gpus(document) else None)
+    return documents
 
 
 def are_amd_gpus(document):
@@ -66,8 +66,8 @@ def amd_text(value):
 
 def amd_violations(entry):
     """Return the bits of active throttling; empty if the GPU reports none, like an MI200."""
-    told = entry.get("throttle")
-    states = [(bit, told.get(name + "_violation_status") if isinstance(told, dict) else None)
+    throttle = entry.get("throttle")
+    states = [(bit, throttle.get(name + "_violation_status") if isinstance(throttle, dict) else None)
               for name, bit in AMD_VIOLATIONS]  # fmt: skip
     if states[0][1] in (None, "", "N/A"):
         return ""
@@ -113,8 +113,8 @@ class AmdGpus:
     def rows(self, text):
         """Parse an answer to [(device, metrics)]; None if it is not one."""
         documents = amd_documents(text)
-        wanted = 1 if self.numbers else 2
-        if len(documents) != wanted or None in documents:
+        expected = 1 if self.numbers else 2
+        if len(documents) != expected or None in documents:
             self.numbers = {}
             return None
         if not self.numbers:
@@ -122,7 +122,7 @@ class AmdGpus:
         metric = documents[-1]
         if {entry["gpu"] for entry in metric} != set(self.numbers):
             self.numbers = {}  # a GPU is lost, or is back
-            return [] if wanted == 1 else None
+            return [] if expected == 1 else None
         named = [(self.numbers[entry["gpu"]], amd_row(entry)) for entry in metric]
         return [(device, dict(metrics, **names)) for (device, names), metrics in named if device]
 
@@ -131,13 +131,13 @@ class AmdGpus:
 
         Partitions share a GPU's address except the function; the first one counts. A CPU's graphics unit has
         no device."""
-        known = set()
+        seen = set()
         for entry in listed:
             address = str(entry.get("bdf")).lower()
             device = self.gpus.get(address.rpartition(".")[0])
-            if device in known:
+            if device in seen:
                 device = None
-            known.add(device)
+            seen.add(device)
             names = {"uuid": str(entry.get("uuid")), "address": address}
             self.numbers[entry["gpu"]] = (device, names)
 
@@ -151,13 +151,13 @@ AMD_WATCHERS = ("amd-smi", "rocm-smi", "gpuagent", "amd-metrics-exp")
 
 
 def amd_holders():
-    """Return {pid: name} and why the driver's list was not read; processes that are gone are left out."""
+    """Return ({pid: name}, why the driver's list could not be read); ended processes are left out."""
     try:
         pids = [int(name) for name in os.listdir(KFD_PROCESSES) if name.isdigit()]
-        found, why = {pid: (stat_of(pid) or ("",))[0] for pid in pids}, ""
+        holders, why = {pid: (stat_of(pid) or ("",))[0] for pid in pids}, ""
     except OSError as error:
-        found, why = holders_by_file(KFD_FILE), "%s: %s" % (KFD_PROCESSES, error.strerror)
-    return {pid: name for pid, name in found.items() if name and not name.startswith(AMD_WATCHERS)}, why
+        holders, why = holders_by_file(KFD_FILE), "%s: %s" % (KFD_PROCESSES, error.strerror)
+    return {pid: name for pid, name in holders.items() if name and not name.startswith(AMD_WATCHERS)}, why
 
 
 # --- messages of the driver in the kernel log
@@ -167,5 +167,5 @@ def amd_fatal(line, patterns, gpus):
     """Return (text, device) of a message that fits a pattern; None for others, and for unknown GPUs."""
     address, words = amdgpu_words(line)
     device = gpus.get(address.partition(".")[0]) if address else "node"
-    found = next(filter(None, (re.match(pattern, words) for pattern in patterns)), None)
-    return (found.group(0)[:80], device) if found and device else None
+    match = next(filter(None, (re.match(pattern, words) for pattern in patterns)), None)
+    return (match.group(0)[:80], device) if match and device else None

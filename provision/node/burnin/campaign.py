@@ -53,8 +53,8 @@ def run_step(spool, step, name, about, cap):
 def summary_of(outputs):
     """Return a step's event fields: load seconds, failed programs, and programs killed by a signal."""
     own = [output for output in outputs[:-1] if not output["beside"]]
-    said = outputs[-1]["stdout"]
-    memory = [line for line in said.splitlines() if OUT_OF_MEMORY.search(line)]
+    kernel_log = outputs[-1]["stdout"]
+    memory = [line for line in kernel_log.splitlines() if OUT_OF_MEMORY.search(line)]
     failed = [{"name": output["name"], "why": why} for output in own for why in [trouble_of(output)] if why]
     killed = [
         {"program": output["name"], "signal": -output["rc"], "out_of_memory": bool(memory)}
@@ -99,8 +99,8 @@ def foreign_holders(ours, vendor):
     if holders is None:
         # A hung or missing nvidia-smi must not count as free GPUs; open files can be read without the driver.
         holders = holders_by_file()
-        said = trouble_of(output) or "its answer was not understood"
-        answer = {"asked": "open files", "why": "nvidia-smi: %s" % said[:200]}
+        problem = trouble_of(output) or "its answer was not understood"
+        answer = {"asked": "open files", "why": "nvidia-smi: %s" % problem[:200]}
     answer["foreign"] = foreign_of(holders, mine)
     return answer
 
@@ -179,10 +179,10 @@ class Campaign:
         state, segments = self.state, self.order["segments"]
         if state["segment"] >= len(segments):
             return None
-        place = {"segment": segments[state["segment"]]["name"], "round": state["round"]}
+        position = {"segment": segments[state["segment"]]["name"], "round": state["round"]}
         if state["doing"]:
-            place.update(state["doing"])
-        return place if state["begun"] else None
+            position.update(state["doing"])
+        return position if state["begun"] else None
 
     def _leave(self, ended):
         """End all processes of the burn-in, and record how it ended, unless it only pauses."""
@@ -298,13 +298,13 @@ class Campaign:
             self.spool.event("space", what="steps", stopped=True, room=watch.room.said())
             raise Ending("space")
         state["number"] += 1
-        place = {"check": step["check"], "segment": segment["name"], "round": state["round"]}
-        place["n"] = state["number"]
-        state.update(doing=place, step=state["step"] + 1)
+        position = {"check": step["check"], "segment": segment["name"], "round": state["round"]}
+        position["n"] = state["number"]
+        state.update(doing=position, step=state["step"] + 1)
         watch.keep()
-        self.spool.event("step", **place)
+        self.spool.event("step", **position)
         name = "%06d-%s.json.gz" % (state["number"], step["check"])
-        about = dict(place, boot_id_before=self.spool.boot)
+        about = dict(position, boot_id_before=self.spool.boot)
         began = time.monotonic()
         limit = step["deadline"] + CHILD_GRACE
         work = guarded(lambda: run_step(self.spool, step, name, about, STEP_CAP))
@@ -315,11 +315,11 @@ class Campaign:
             why = "no end within %d s" % limit if late else "the process that ran it was killed"
             answer = {"raw": None, "why": why, "load_seconds": 0.0, "failed": [], "killed": []}
             if not late:
-                self.spool.event("killed", program="step", signal=signal.SIGKILL, **place)
+                self.spool.event("killed", program="step", signal=signal.SIGKILL, **position)
         elif "error" in answer:
-            self.spool.event("error", text=answer["error"], **place)
+            self.spool.event("error", text=answer["error"], **position)
             answer = {"raw": None, "why": "the step failed by itself", "load_seconds": 0.0}
-        self._after(place, answer, seconds)
+        self._after(position, answer, seconds)
 
     def _after(self, place, answer, seconds):
         state = self.state
@@ -340,13 +340,13 @@ class Campaign:
         for left in reversed(range(FOREIGN_TRIES)):
             ours, vendor = self.watch.ours(), self.order["vendor"]
             answer = self.watch.in_child(guarded(lambda: foreign_holders(ours, vendor)), 60.0)  # noqa: B023
-            found = (answer or {}).get("foreign") or []
-            if not found:
+            holders = (answer or {}).get("foreign") or []
+            if not holders:
                 self._say_unasked(segment, answer)
                 return False
             if left:
                 self.watch.wait(FOREIGN_PAUSE)
-        for pid, name in found[:8]:
+        for pid, name in holders[:8]:
             self.spool.event("foreign", pid=pid, name=name[:80], segment=segment["name"])
         return True
 

@@ -120,9 +120,9 @@ def refusal(spool):
     if free < order["space_mib"]:
         return "%.0f MiB are free for the spool, %.0f MiB are needed" % (free, order["space_mib"])
     if any(segment["steps"] for segment in order["segments"]):
-        found = foreign_holders((), order["vendor"])["foreign"]
-        if found:
+        holders = foreign_holders((), order["vendor"])["foreign"]
+        if holders:
             return "a GPU is in use: " + ", ".join(
-                "%s (pid %d)" % (name[:80], pid) for pid, name in found[:8]
+                "%s (pid %d)" % (name[:80], pid) for pid, name in holders[:8]
             )
     return ""

@@ -45,19 +45,19 @@ def without_stamp(line: str) -> Tuple[Any, str]:
 
 def whole_messages(lines: Any) -> List[str]:
     """Return the messages of a kernel log, one per line: further lines of a message have no stamp."""
-    found: List[str] = []
+    messages: List[str] = []
     stamped = cut = False
     for line in lines:
         stamp = len(without_stamp(line)[1]) < len(line)
         further = not stamp and (stamped or line[:1].isspace()) and not line.startswith("-- ")
-        if found and (further or cut):
-            if len(found[-1]) < LONGEST:
-                found[-1] += FOLDED + line.strip()
+        if messages and (further or cut):
+            if len(messages[-1]) < LONGEST:
+                messages[-1] += FOLDED + line.strip()
         else:
-            found.append(line)
+            messages.append(line)
         stamped = stamped or stamp
         cut = line.startswith("[gpuprov: ")  # CUT_MARK: the next line has lost its beginning
-    return found
+    return messages
 
 
 def amdgpu_words(text: str) -> Tuple[str, str]:

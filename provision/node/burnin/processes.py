@@ -34,8 +34,8 @@ def stat_fields(pid):
 
 def stat_of(pid):
     """Return (name, state, parent) of a process; None if it is gone."""
-    found = stat_fields(pid)
-    return found and (found[0], found[1][0], int(found[1][1]))
+    fields = stat_fields(pid)
+    return fields and (fields[0], fields[1][0], int(fields[1][1]))
 
 
 def cpu_seconds(pid):
@@ -52,9 +52,9 @@ def descendants(*ancestors):
     """Return all processes below these, at any depth."""
     children = {}
     for pid in all_pids():
-        found = stat_of(pid)
-        if found:
-            children.setdefault(found[2], []).append(pid)
+        status = stat_of(pid)
+        if status:
+            children.setdefault(status[2], []).append(pid)
     below, todo = [], list(ancestors)
     while todo:
         fresh = children.pop(todo.pop(), [])
@@ -81,8 +81,8 @@ def unit_members():
 
 
 def alive(pid):
-    found = stat_of(pid)
-    return found is not None and found[1] not in "ZX"
+    status = stat_of(pid)
+    return status is not None and status[1] not in "ZX"
 
 
 def end_processes(pids, grace):
@@ -213,7 +213,7 @@ def watches_only(name):
 
 def holders_by_file(pattern=GPU_FILE):
     """Return {pid: name} of processes with an open GPU file, found without the driver."""
-    found = {}
+    holders = {}
     for pid in all_pids():
         folder = "/proc/%d/fd" % pid
         try:
@@ -221,8 +221,8 @@ def holders_by_file(pattern=GPU_FILE):
         except OSError:
             continue
         if any(pattern.match(file) for file in files):
-            found[pid] = (stat_of(pid) or ("?",))[0]
-    return found
+            holders[pid] = (stat_of(pid) or ("?",))[0]
+    return holders
 
 
 def holders_in(text):
@@ -230,7 +230,7 @@ def holders_in(text):
 
     31337, /usr/bin/python3
     """
-    found = {}
+    holders = {}
     for line in text.splitlines():
         pid, comma, name = line.partition(",")
         if not comma and line.strip().lower().startswith("no running"):
@@ -239,8 +239,8 @@ def holders_in(text):
             if line.strip():
                 return None
             continue
-        found[int(pid)] = name.strip()
-    return found
+        holders[int(pid)] = name.strip()
+    return holders
 
 
 def foreign_of(holders, ours):

@@ -254,7 +254,7 @@ class Watch:
         """End everything except this process; report stuck processes and move them out of the unit."""
         pids = {*unit_members(), *descendants(os.getpid())} - {os.getpid()}
         for pid in end_processes(sorted(pids), END_GRACE_RUNNER):
-            found = stat_of(pid)
-            if found:
-                self.spool.event("left", pid=pid, name=found[0], state=found[1])
+            status = stat_of(pid)
+            if status:
+                self.spool.event("left", pid=pid, name=status[0], state=status[1])
                 set_free(pid)

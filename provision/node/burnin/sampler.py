@@ -162,15 +162,15 @@ class Sampler:
     # -- sources
 
     def _sources(self):
-        found = []
+        sources = []
         if os.path.isdir("/sys/class/infiniband"):
-            found.append(self._ports())
+            sources.append(self._ports())
         if os.path.exists(IPMI_DEVICE):
             argv = ["ipmitool", "-c", "sdr", "list", "full"]
-            found.append(self._source("ipmi", "node", program(argv), self._take_ipmi, once=True))
+            sources.append(self._source("ipmi", "node", program(argv), self._take_ipmi, once=True))
         if self.kmsg is None:
-            found.append(self._source("kernel", "node", program(["dmesg"]), self._take_dmesg, once=True))
-        return found
+            sources.append(self._source("kernel", "node", program(["dmesg"]), self._take_dmesg, once=True))
+        return sources
 
     def _find_gpus(self, now):
         """Add the GPUs that have appeared, since the driver may load after this process starts."""
@@ -199,18 +199,18 @@ class Sampler:
         fields = [[metric, list(names)] for metric, names in GPU_FIELDS]
 
         def start():
-            asked = ",".join(names[0] for _, names in fields)
+            query = ",".join(names[0] for _, names in fields)
             every = str(int(self.every["gpu"] * 1000))
-            argv = ["nvidia-smi", "-i", address, "--query-gpu=" + asked, "--format=csv,noheader,nounits"]
+            argv = ["nvidia-smi", "-i", address, "--query-gpu=" + query, "--format=csv,noheader,nounits"]
             return program([*argv, "-lms", every])()
 
         def take(line):
-            found = gpu_row(line, [metric for metric, _ in fields], number)
-            if found:
-                self._gpu_sample("gpu%d" % found[0], found[1])
+            row = gpu_row(line, [metric for metric, _ in fields], number)
+            if row:
+                self._gpu_sample("gpu%d" % row[0], row[1])
             elif line.startswith(WRONG_FIELD):
                 source.asks_differently = without_field(fields, line[len(WRONG_FIELD) :].partition('"')[0])
-            return found is not None
+            return row is not None
 
         source = self._source("gpu", "gpu%d" % number, start, take)
         return source
@@ -242,10 +242,10 @@ class Sampler:
         reader = ReplayRows()
 
         def take(line):
-            found = reader.row(line)
-            if found:
-                self.telemetry.add("errors", "gpu%d" % found[0], found[1], seldom=SELDOM)
-            return found is not None
+            row = reader.row(line)
+            if row:
+                self.telemetry.add("errors", "gpu%d" % row[0], row[1], seldom=SELDOM)
+            return row is not None
 
         # dmon takes whole seconds; more than ten may be rejected
         argv = ["nvidia-smi", "dmon", "-s", "e", "-d", str(int(max(1, min(10, self.every["errors"]))))]
@@ -253,10 +253,10 @@ class Sampler:
 
     def _nvlink(self):
         def take(text):
-            found = nvlink_rows(text)
-            for index, metrics in found.items():
+            rows = nvlink_rows(text)
+            for index, metrics in rows.items():
                 self.telemetry.add("nvlink", "gpu%d" % index, metrics)
-            return bool(found) or without_links(text)
+            return bool(rows) or without_links(text)
 
         argv = ["nvidia-smi", "nvlink", "-e"]
         return self._source("nvlink", "node", program(argv), take, once=True)
@@ -312,8 +312,8 @@ class Sampler:
         self.say({"event": fields})
 
     def _no_room(self, stopped):
-        said = self.telemetry.room.said()
-        self.say({"event": {"event": "space", "what": "telemetry", "stopped": stopped, "room": said}})
+        room = self.telemetry.room.said()
+        self.say({"event": {"event": "space", "what": "telemetry", "stopped": stopped, "room": room}})
 
     def _tell(self):
         """Write as many messages as the pipe takes; a line is written completely or not at all."""

@@ -110,8 +110,8 @@ class Source:
             if self.take(self.pending.decode("utf-8", "replace")):
                 self._answers()
             else:
-                said = self.pending.decode("utf-8", "replace").strip().splitlines()
-                self.end_untold = (said[-1][:200] if said else "it gave no message", now + LATE)
+                lines = self.pending.decode("utf-8", "replace").strip().splitlines()
+                self.end_untold = (lines[-1][:200] if lines else "it gave no message", now + LATE)
             self._give_up(now)
             return
         if self.dying is None:

@@ -135,8 +135,8 @@ class Spool:
 
     def free(self):
         """Return the free bytes on the disk."""
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize
+        status = os.statvfs(self.path)
+        return status.f_bavail * status.f_frsize
 
     def used(self):
         """Return the bytes used by the spool."""

@@ -49,9 +49,9 @@ def nvml_error(cells):
     """Return NVML's code for a GPU without readings (15 lost, 16 to be reset, 999 unknown), else None.
 
     `cells`: metric -> cell."""
-    found = [NVML_ERRORS.get(cells.get(name, "").strip("[] ").lower()) for name in ASKED if name in cells]
-    errors = [code for code in found if code]
-    if not errors or (min(errors) == 999 and 2 * len(errors) < len(found)):
+    codes = [NVML_ERRORS.get(cells.get(name, "").strip("[] ").lower()) for name in ASKED if name in cells]
+    errors = [code for code in codes if code]
+    if not errors or (min(errors) == 999 and 2 * len(errors) < len(codes)):
         return None
     return min(errors)
 
@@ -133,7 +133,7 @@ def nvlink_rows(text):
     GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)
         Link 0: Replay Errors: 0
     """
-    found, links = {}, {}
+    result, links = {}, {}
     index = None
     for line in text.splitlines():
         head, counted, old = GPU_HEAD.match(line), LINK_LINE.match(line), OLD_LINK_LINE.match(line)
@@ -149,9 +149,9 @@ def nvlink_rows(text):
             links[index][link] = links[index].get(link, 0) + int(count)
     for index, counts in links.items():
         if counts:
-            found[index] = {"nvlink_errors": str(sum(counts.values()))}
-            found[index].update(("link" + link, str(count)) for link, count in counts.items() if count)
-    return found
+            result[index] = {"nvlink_errors": str(sum(counts.values()))}
+            result[index].update(("link" + link, str(count)) for link, count in counts.items() if count)
+    return result
 
 
 def without_links(text):
@@ -200,9 +200,9 @@ def readable_kmsg():
         handle = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    found = os.fstat(handle)
-    device = (os.major(found.st_rdev), os.minor(found.st_rdev))
-    if stat.S_ISCHR(found.st_mode) and device == KMSG_DEVICE:
+    status = os.fstat(handle)
+    device = (os.major(status.st_rdev), os.minor(status.st_rdev))
+    if stat.S_ISCHR(status.st_mode) and device == KMSG_DEVICE:
         try:
             os.read(handle, 8192)
             os.lseek(handle, 0, os.SEEK_SET)
@@ -230,7 +230,7 @@ def kmsg_record(data):
 
 def read_kmsg(handle):
     """Return the waiting records: [(seconds, text)]."""
-    found = []
+    records = []
     for _ in range(5000):
         try:
             record = kmsg_record(os.read(handle, 8192))
@@ -241,8 +241,8 @@ def read_kmsg(handle):
         except OSError:
             break
         if record:
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def dmesg_records(text):
@@ -287,8 +287,8 @@ class KernelWatch:
         now = self.clock()
         if now - self.minute >= 60.0:
             if self.dropped:
-                said = "%d more messages of that kind within a minute" % self.dropped
-                self.tell({"kernel": {"line": said}, "kernel_at": self.seen})
+                summary = "%d more messages of that kind within a minute" % self.dropped
+                self.tell({"kernel": {"line": summary}, "kernel_at": self.seen})
             self.minute, self.told, self.dropped = now, 0, 0
         allowed = self.told < most
         self.told += allowed
@@ -298,10 +298,10 @@ class KernelWatch:
 
 def message_of(text, lines=()):
     """Return the report of an Xid, a line of interest, or a GPU driver's line that fits `lines`; or None."""
-    found = XID.match(text)
-    if found:
+    match = XID.match(text)
+    if match:
         line = text[:LINE_CAP]
-        return {"xid": {"code": int(found.group(3)), "address": found.group(1), "line": line}}
+        return {"xid": {"code": int(match.group(3)), "address": match.group(1), "line": line}}
     if OF_INTEREST.search(text) or fits(text, lines):
         return {"kernel": {"line": text[:LINE_CAP]}}
     return None

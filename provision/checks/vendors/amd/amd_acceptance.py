@@ -1,4 +1,4 @@
-"""AMD's acceptance guide beyond other checks: power under load, memory patterns, GEMMs, STREAM.
+"""Steps of AMD's acceptance guide beyond other checks: power, memory patterns, GEMMs, STREAM.
 
 RVS's modules iet and mem run on every node; rocBLAS, BabelStream and AGFHC's last result count if installed.
 docs/amd-acceptance.md lists each step of the guide with the check that covers it.
@@ -57,7 +57,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Return power limits and rates of RVS, rocBLAS, BabelStream, or `partition`. Raises ParseError."""
+    """Return each GPU's power limit and measured rates, or only `partition`. Raises ParseError."""
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     return [
@@ -117,11 +117,11 @@ def _judge_memory(measurements: Sequence[Measurement]) -> Iterator[Finding]:
     tested = [one for one in measurements if one.metric == "memory_errors"]
     for one in tested:
         if one.value:
-            said = f"memory does not hold what was written: RVS counts {one.value} errors"
-            yield finding_on(ID, Verdict.FAIL, one, said, "= 0 errors", "RVS, module mem", "replace part")
+            message = f"memory does not hold what was written: RVS counts {one.value} errors"
+            yield finding_on(ID, Verdict.FAIL, one, message, "= 0 errors", "RVS, module mem", "replace part")
     if not any(one.value for one in tested):
-        said = f"the memory of all {len(tested)} GPUs holds RVS's eleven patterns (128 MiB of each)"
-        yield Finding(ID, Verdict.PASS, "node", said, "memory_errors", 0, "errors", "= 0 errors")
+        message = f"the memory of all {len(tested)} GPUs holds RVS's eleven patterns (128 MiB of each)"
+        yield Finding(ID, Verdict.PASS, "node", message, "memory_errors", 0, "errors", "= 0 errors")
 
 
 def _judge_rates(
@@ -158,12 +158,12 @@ def _judge_agfhc(values: Mapping[tuple[str, str], Any]) -> Iterator[Finding]:
     result, when = values.get(("agfhc", "node")), values.get(("agfhc_when", "node"))
     if result is None:
         return
-    said = f"AGFHC's last result ({when}): {result}"
+    message = f"AGFHC's last result ({when}): {result}"
     if result == "PASS":
-        yield Finding(ID, Verdict.PASS, "node", said, "agfhc", result)
+        yield Finding(ID, Verdict.PASS, "node", message, "agfhc", result)
     elif result == "never run":
         yield Finding(ID, Verdict.SKIP, "node", "AGFHC is installed and has no result", "agfhc")
     else:
         certain = when == "since boot" and values["agfhc_failed", "node"]
         verdict = Verdict.FAIL if certain else Verdict.WARN
-        yield Finding(ID, verdict, "node", said, "agfhc", result, action="investigate")
+        yield Finding(ID, verdict, "node", message, "agfhc", result, action="investigate")

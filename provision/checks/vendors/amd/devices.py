@@ -39,12 +39,12 @@ _WHOLE = ("", "SPX", "NPS1")
 
 def entries(node: CheckNode) -> list[Mapping[str, Any]]:
     """Return the fact amdgpu.devices. Raises ParseError if it is unreadable or of another form."""
-    found = fact(node, "amdgpu.devices")
-    if not isinstance(found, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("address"), str) for one in found
+    listed = fact(node, "amdgpu.devices")
+    if not isinstance(listed, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("address"), str) for one in listed
     ):
         raise ParseError("amdgpu.devices is not a list of GPUs", "run the check again")
-    return found
+    return listed
 
 
 def loaded(node: CheckNode) -> str | None:
@@ -66,16 +66,16 @@ def tools(node: CheckNode) -> str:
 def partitioned(node: CheckNode) -> str:
     """Return how the node's GPUs are partitioned; empty if all are whole or this is unknown."""
     try:
-        found = measured(entries(node), kernel_incidents.devices(node))
-        return next((str(one.value) for one in found if one.metric == "partition"), "")
+        measurements = measured(entries(node), kernel_incidents.devices(node))
+        return next((str(one.value) for one in measurements if one.metric == "partition"), "")
     except ParseError:
         return ""
 
 
 def left_out(check: str, modes: Any, why: str = "a test of whole GPUs does not apply") -> list[Finding]:
     """Return the finding that skips a check on partitioned GPUs."""
-    said = f"GPUs are partitioned ({modes}): {why}"
-    return [Finding(check, Verdict.SKIP, "node", said, "partition", modes)]
+    message = f"GPUs are partitioned ({modes}): {why}"
+    return [Finding(check, Verdict.SKIP, "node", message, "partition", modes)]
 
 
 def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
@@ -86,16 +86,16 @@ def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
     itself, both ends give the same number, and the links match the compute driver's topology, which has
     addresses. A card without a bridge has no row and no links.
     """
-    found, gpus = entries(node), kernel_incidents.devices(node)
-    names = [gpus.get(bus_address(str(one["address"])), "") for one in found]
-    if not all(names) or any(one.get("xgmi_to") is None for one in found):
+    listed, gpus = entries(node), kernel_incidents.devices(node)
+    names = [gpus.get(bus_address(str(one["address"])), "") for one in listed]
+    if not all(names) or any(one.get("xgmi_to") is None for one in listed):
         return None
     to = {
         name: {gpus.get(bus_address(at), "") for at in str(one["xgmi_to"]).split()}
-        for name, one in zip(names, found, strict=True)
+        for name, one in zip(names, listed, strict=True)
     }
     counts = dict.fromkeys(((one, other) for one in names for other in names if one != other), 0)
-    for name, one in zip(names, found, strict=True):
+    for name, one in zip(names, listed, strict=True):
         together = _hive(name, to)
         hive = [other for other in names if other in together]
         row = _row(one.get("xgmi_row"))
@@ -103,8 +103,8 @@ def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
             row = [0]
         if row is None or len(row) != len(hive):
             return None
-        there = {other for other, count in zip(hive, row, strict=True) if count}
-        if name in there or there != to[name]:
+        linked = {other for other, count in zip(hive, row, strict=True) if count}
+        if name in linked or linked != to[name]:
             return None
         counts |= {(name, other): count for other, count in zip(hive, row, strict=True) if other != name}
     return counts if all(count == counts[other, one] for (one, other), count in counts.items()) else None
@@ -112,11 +112,11 @@ def links(node: CheckNode) -> dict[tuple[str, str], int] | None:
 
 def _hive(name: str, to: Mapping[str, set[str]]) -> set[str]:
     """Return the GPUs that links reach from this one, directly or via others, including itself."""
-    found, more = {name}, to[name]
-    while more - found:
-        found |= more
-        more = {end for one in found for end in to.get(one, ())}
-    return found
+    reached, more = {name}, to[name]
+    while more - reached:
+        reached |= more
+        more = {end for one in reached for end in to.get(one, ())}
+    return reached
 
 
 def _row(text: Any) -> list[int] | None:

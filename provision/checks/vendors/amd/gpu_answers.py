@@ -21,21 +21,21 @@ def command() -> Command:
 def judge(
     check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
 ) -> list[Finding]:
-    """Add a failure for each GPU that amd-smi, if it was run, no longer lists to a check's findings.
+    """Return a check's findings, plus a failure for each GPU that amd-smi no longer lists.
 
-    `gpus`: PCI address → device."""
+    `gpus`: PCI address → device. Nothing is added if amd-smi was not run."""
     if output is None or output.not_started:
         return list(known)
     try:
         answering = set(sensors.by_device(smi.entries(output), gpus).values())
     except ParseError as error:
-        said = f"after the test, {error.what}"
-        return [*known, unmeasured(check, said, action="investigate")]
-    told = {one.device for one in known if one.metric == METRIC}
-    silent = [address for address, device in gpus.items() if device not in answering | told]
+        message = f"after the test, {error.what}"
+        return [*known, unmeasured(check, message, action="investigate")]
+    reported = {one.device for one in known if one.metric == METRIC}
+    silent = [address for address, device in gpus.items() if device not in answering | reported]
     if 2 * len(silent) >= len(gpus) > 0:
-        said = f"after the test, amd-smi lists {len(answering)} of {len(gpus)} GPUs"
-        return [*known, unmeasured(check, said, action="investigate")]
+        message = f"after the test, amd-smi lists {len(answering)} of {len(gpus)} GPUs"
+        return [*known, unmeasured(check, message, action="investigate")]
     return [
         *known,
         *(

@@ -111,23 +111,23 @@ def on_one(number: str, seconds: int) -> str:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Parse RVS's results per GPU, the actual burn, and amd-smi's samples. Raises ParseError.
+    """Return RVS's results per GPU, the burn's duration, and amd-smi's samples. Raises ParseError.
 
     `state`: OK or FAULTY; `worked`; `errors`: comparisons that differed; `died`: why its worker ended; `rate`
-    and `peak`. telemetry.py has the samples."""
+    and `peak`; for the samples see telemetry.py."""
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     beside = telemetry.measure(node, outputs)
     try:
         listed, version = numbers(completed(outputs, _GPUS), kernel_incidents.devices(node))
         output = completed(outputs, ID)
-        found = measure(output, listed)
+        burned = measure(output, listed)
     except ParseError as error:
         gone = [m.device for m in beside if m.metric == "lost"]
         lost = f" ({', '.join(sorted(gone))} no longer answers)" if gone else ""
         raise ParseError(f"{error.what}{lost}", error.fix) from error
     return [
-        *found,
+        *burned,
         Measurement("rvs_version", version, ""),
         Measurement("asked", _asked(outputs), "s"),
         Measurement("ran", output.seconds, "s"),
@@ -138,9 +138,9 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 def _asked(outputs: Mapping[str, Output]) -> float:
     """Return the duration given to RVS, in seconds."""
     words = " ".join(outputs[_CONFIG].argv) if _CONFIG in outputs else ""
-    if (found := _DURATION.search(words)) is None:
+    if (match := _DURATION.search(words)) is None:
         raise ParseError("the output of rvs_config is missing", "run the check again")
-    return int(found[1]) / 1000
+    return int(match[1]) / 1000
 
 
 # --- The output of RVS
@@ -187,7 +187,7 @@ class _Gpu:
 
     @property
     def steady_rate(self) -> float | None:
-        """Median of the second half (settled clocks and heat); None, and no comparison, below two batches."""
+        """Median of the second half, with settled clocks and heat; None (no comparison) below two batches."""
         late = self.rates[len(self.rates) // 2 :]
         return float(statistics.median(late)) if len(self.rates) > 1 else None
 
@@ -198,10 +198,10 @@ def numbers(output: Output, gpus: Mapping[str, str]) -> tuple[dict[str, str], st
     version = _VERSION.search(output.stdout)
     if not listed or version is None:
         raise ParseError(f"rvs lists no GPU: {last_words(output)}", "look at the gpu_inventory check")
-    found = {number: gpus.get(bus_address(at), f"gpu@{bus_address(at)}") for at, number in listed}
-    if len(found) != len(listed) or len(set(found.values())) != len(listed):
+    by_number = {number: gpus.get(bus_address(at), f"gpu@{bus_address(at)}") for at, number in listed}
+    if len(by_number) != len(listed) or len(set(by_number.values())) != len(listed):
         raise ParseError("rvs lists a GPU twice", "report the new format")
-    return found, version[1]
+    return by_number, version[1]
 
 
 def measure(output: Output, numbers: Mapping[str, str]) -> list[Measurement]:
@@ -221,11 +221,11 @@ def measure(output: Output, numbers: Mapping[str, str]) -> list[Measurement]:
     times = [
         gpu.ended - gpu.ramped for gpu in gpus.values() if gpu.ended is not None and gpu.ramped is not None
     ]
-    found = [Measurement("seconds", round(min(times, default=0.0), 1), "s")]
-    found.append(Measurement("gpus", len(gpus), "GPUs"))
+    measurements = [Measurement("seconds", round(min(times, default=0.0), 1), "s")]
+    measurements.append(Measurement("gpus", len(gpus), "GPUs"))
     for number, gpu in gpus.items():
-        found += _measured(numbers[number], gpu)
-    return found
+        measurements += _measured(numbers[number], gpu)
+    return measurements
 
 
 def _replay(line: str, gpus: Mapping[str, _Gpu]) -> None:
@@ -233,13 +233,13 @@ def _replay(line: str, gpus: Mapping[str, _Gpu]) -> None:
     if (died := _ENDED.search(line)) is not None and died[1] in gpus:
         gpus[died[1]].died = died[2].strip()
         return
-    said = _LINE.search(line)
-    if said is None:
+    match = _LINE.search(line)
+    if match is None:
         return
-    gpu = gpus.get(said[3])
+    gpu = gpus.get(match[3])
     if gpu is None:
-        raise ParseError(f"rvs tests a GPU that it did not list ({said[3]})", "run the check again")
-    moment, words = int(said[1]) + int(said[2]) / 1e6, said[4].strip()
+        raise ParseError(f"rvs tests a GPU that it did not list ({match[3]})", "run the check again")
+    moment, words = int(match[1]) + int(match[2]) / 1e6, match[4].strip()
     if words == _RAMPED:
         gpu.ramped = moment
     elif (rate := _RATE.fullmatch(words)) is not None:
@@ -287,7 +287,7 @@ def _judge_burn(
     thresholds: Mapping[str, Threshold],
 ) -> list[Finding]:
     tested = {device: known for device, known in by_gpu.items() if "worked" in known}
-    seconds, asked = float(values["seconds"]), float(values["asked"])
+    seconds, requested = float(values["seconds"]), float(values["asked"])
     findings = [
         finding
         for device, known in tested.items()
@@ -295,25 +295,25 @@ def _judge_burn(
     ]
     suspicious = {finding.device for finding in findings}
     healthy = {device: known for device, known in tested.items() if device not in suspicious}
-    if seconds < asked and healthy:
-        said = f"RVS burned for {seconds:g} s instead of {asked:g} s: its results mean nothing"
-        findings.append(unmeasured(ID, said, action="investigate"))
+    if seconds < requested and healthy:
+        message = f"RVS burned for {seconds:g} s instead of {requested:g} s: its results mean nothing"
+        findings.append(unmeasured(ID, message, action="investigate"))
     if int(values["gpus"]) != node.gpu_count:
-        said = f"RVS tested {values['gpus']} GPUs, the node has {node.gpu_count}"
-        findings.append(unmeasured(ID, said, action="investigate"))
+        message = f"RVS tested {values['gpus']} GPUs, the node has {node.gpu_count}"
+        findings.append(unmeasured(ID, message, action="investigate"))
     if not _compares(str(values["rvs_version"])):
-        said = (
+        message = (
             f"RVS {values['rvs_version']} does not compare results: wrong ones go unseen; that of ROCm 6.2 "
             "and newer does"
         )
-        findings.append(Finding(ID, Verdict.WARN, "node", said, "compared", action="fix configuration"))
+        findings.append(Finding(ID, Verdict.WARN, "node", message, "compared", action="fix configuration"))
     rates = {device: float(known["rate"]) for device, known in healthy.items() if "rate" in known}
     if len(rates) < len(healthy):
-        said = (
+        message = (
             f"{seconds:g} s of burn are too short for a steady rate and for two results to compare: slow "
             "GPUs and wrong results go unseen; burn for a minute"
         )
-        findings.append(Finding(ID, Verdict.WARN, "node", said, "rate", action="run again"))
+        findings.append(Finding(ID, Verdict.WARN, "node", message, "rate", action="run again"))
     limit = thresholds.get(f"{ID}.peak")
     lowered = {device for device in healthy if _lowered(by_gpu[device])}
     findings += _judge_peaks({d: known for d, known in healthy.items() if d not in lowered}, limit)
@@ -324,11 +324,11 @@ def _judge_burn(
         findings.append(passed(rates, seconds))
     if lowered and limit is not None:
         watts = sorted({float(by_gpu[device]["power_limit"]) for device in lowered})
-        said = (
+        message = (
             f"{many(len(lowered), 'GPU')} may draw {' or '.join(f'{one:g}' for one in watts)} W: AMD's limit "
             f"of {limit_text(limit)} is for full power"
         )
-        findings.append(Finding(ID, Verdict.SKIP, "node", said, "peak"))
+        findings.append(Finding(ID, Verdict.SKIP, "node", message, "peak"))
     return findings
 
 
@@ -342,19 +342,19 @@ def _lowered(known: Mapping[str, Any]) -> bool:
 
 def _judge_gpu(device: str, known: Mapping[str, Any], seconds: float) -> Finding | None:
     if errors := int(known["errors"]):
-        said = (
+        message = (
             f"computed wrong results in {seconds:g} s of load: {errors} differed from the one before, of the "
             "same numbers"
         )
         measured = Measurement("errors", errors, "errors", device)
         by = "RVS compares results (gst, self_check)"
-        return finding_on(ID, Verdict.FAIL, measured, said, "= 0 errors", by, "replace part")
+        return finding_on(ID, Verdict.FAIL, measured, message, "= 0 errors", by, "replace part")
     if known["died"]:
-        said = (
+        message = (
             f"its RVS worker ended ({known['died']}): look for amdgpu lines in the kernel log, and for other "
             "programs on it"
         )
-        return unmeasured(ID, said, device=device, action="investigate")
+        return unmeasured(ID, message, device=device, action="investigate")
     if not known["worked"]:
         return unmeasured(ID, "did no work during the burn", device=device, action="investigate")
     return None
@@ -364,7 +364,7 @@ def _judge_peaks(healthy: Mapping[str, Mapping[str, Any]], threshold: Threshold 
     """Judge the best batch of each GPU, to which AMD's own limits refer."""
     if threshold is None:
         return []
-    found = [
+    findings = [
         by_threshold(
             ID,
             "best burn rate",
@@ -375,7 +375,7 @@ def _judge_peaks(healthy: Mapping[str, Mapping[str, Any]], threshold: Threshold 
         for device, known in healthy.items()
         if "peak" in known
     ]
-    return [finding for finding in found if finding.verdict is Verdict.FAIL]
+    return [finding for finding in findings if finding.verdict is Verdict.FAIL]
 
 
 def _compares(version: str) -> bool:

@@ -39,11 +39,11 @@ _ASKED = {
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    found = host_lines.commands()
+    result = host_lines.commands()
     if node.facts.get("amdgpu.loaded_version", "") is None:
-        return found  # without the driver, amd-smi would only waste time
-    asked = ((f"amd_smi_{name}", argv) for name, argv in _asked(node).items())
-    return [*found, *(Command(name, ("amd-smi", *argv), _DEADLINE) for name, argv in asked)]
+        return result  # without the driver, amd-smi would only waste time
+    queries = ((f"amd_smi_{name}", argv) for name, argv in _asked(node).items())
+    return [*result, *(Command(name, ("amd-smi", *argv), _DEADLINE) for name, argv in queries)]
 
 
 def _asked(node: CheckNode) -> dict[str, tuple[str, ...]]:
@@ -55,18 +55,18 @@ def _asked(node: CheckNode) -> dict[str, tuple[str, ...]]:
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     """Parse each source separately; a failed one leaves `unreadable.<source>` with its reason."""
     gpus = kernel_incidents.devices(node)
-    found = [Measurement("on_bus", True, "", device) for device in gpus.values()]
-    found += _kernel(outputs, gpus)
+    rows = [Measurement("on_bus", True, "", device) for device in gpus.values()]
+    rows += _kernel(outputs, gpus)
     try:
         version = devices.loaded(node)
         if version is None:
-            return [*found, Measurement("driver", "not loaded", "")]
-        found.append(Measurement("driver_version", version[:80], ""))
-        found += devices.measured(devices.entries(node), gpus)
+            return [*rows, Measurement("driver", "not loaded", "")]
+        rows.append(Measurement("driver_version", version[:80], ""))
+        rows += devices.measured(devices.entries(node), gpus)
     except ParseError as error:
-        found.append(Measurement("unreadable.amdgpu", f"{error.what}; {error.fix}", ""))
-    found += _amd_smi(_asked(node), outputs, gpus)
-    return _named(node, found, gpus)
+        rows.append(Measurement("unreadable.amdgpu", f"{error.what}; {error.fix}", ""))
+    rows += _amd_smi(_asked(node), outputs, gpus)
+    return _named(node, rows, gpus)
 
 
 def _kernel(outputs: Mapping[str, Output], gpus: Mapping[str, str]) -> list[Measurement]:
@@ -94,7 +94,7 @@ def _amd_smi(
         except ParseError as error:
             yield Measurement(f"unreadable.amd_smi_{name}", f"{error.what}; {error.fix}", "")
     try:
-        known = sensors.by_device(rows["static"], gpus)
+        by_number = sensors.by_device(rows["static"], gpus)
     except KeyError:
         return  # only `static` has addresses
     except ParseError as error:
@@ -109,7 +109,7 @@ def _amd_smi(
     }
     for name in rows:
         try:
-            yield from list(readers[name](rows[name], known))
+            yield from list(readers[name](rows[name], by_number))
         except ParseError as error:
             yield Measurement(f"unreadable.amd_smi_{name}", f"{error.what}; {error.fix}", "")
 
@@ -134,10 +134,10 @@ def _named(node: CheckNode, found: list[Measurement], gpus: Mapping[str, str]) -
 
 
 def _by_metric(measurements: Sequence[Measurement]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    values: dict[str, dict[str, Any]] = defaultdict(dict)
     for one in measurements:
-        found[one.metric][one.device] = one.value
-    return found
+        values[one.metric][one.device] = one.value
+    return values
 
 
 def judge(
@@ -187,13 +187,13 @@ def _units(node: CheckNode, values: Values) -> list[Finding]:
         d: int(n) for d, n in values.get("compute_units", {}).items() if d not in values.get("partition", {})
     }
     product = int(limits(f"skus/{node.sku}").get("compute_units", 0)) if node.sku else 0
-    wanted = max([product, *units.values()], default=0)
+    expected = max([product, *units.values()], default=0)
     findings = [
         Finding(
-            ID, Verdict.FAIL, device, f"has {count} compute units, not {wanted}", "compute_units", count,
-            "units", f"= {wanted} units", "the product's data sheet, or its peers", "replace part",
+            ID, Verdict.FAIL, device, f"has {count} compute units, not {expected}", "compute_units", count,
+            "units", f"= {expected} units", "the product's data sheet, or its peers", "replace part",
         )
-        for device, count in units.items() if count < wanted
+        for device, count in units.items() if count < expected
     ]  # fmt: skip
     return shared(findings, len(values["on_bus"]))
 
@@ -210,13 +210,13 @@ def _readability(values: Values, blacklisted: bool) -> list[Finding]:
                 "is kept from loading by modprobe.blacklist on the kernel command line",
                 "run modprobe amdgpu",
             )
-        said = f"the driver amdgpu {why}: of the GPUs nothing can be measured; {fix}"
-        return [unmeasured(ID, said, action="fix configuration")]
-    told: set[str] = set()
-    for metric, found in values.items():
-        reason = str(found.get("node", ""))
-        if metric.startswith("unreadable.") and reason not in told:
-            told.add(reason)
+        message = f"the driver amdgpu {why}: of the GPUs nothing can be measured; {fix}"
+        return [unmeasured(ID, message, action="fix configuration")]
+    reasons: set[str] = set()
+    for metric, by_device in values.items():
+        reason = str(by_device.get("node", ""))
+        if metric.startswith("unreadable.") and reason not in reasons:
+            reasons.add(reason)
             action = "fix configuration" if "did not start" in reason else "investigate"
             findings.append(unmeasured(ID, reason, action=action))
         elif metric.startswith("unasked."):

@@ -63,7 +63,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     """Return the rates in GB/s and the links of pairs. Raises ParseError.
 
     `h2d`, `d2h` per GPU; `p2p_read`, `p2p_write` per directed pair (data flow); `p2p_both_ways` per pair; the
-    node's `all_to_all`; a pair's xGMI `links` if known. Only `corrupt` or `partition` otherwise."""
+    node's `all_to_all`; a pair's xGMI `links` if known. Without a usable run, only `corrupt` or `partition`.
+    """
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]
     names = transferbench.devices(node, outputs)
@@ -73,7 +74,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     except transferbench.CorruptionError as error:
         return [Measurement("corrupt", str(error), "")]
     gpus = sorted(names.values(), key=lambda name: int(name[3:]))
-    found = []
+    result = []
     for metric, reads in _HOST.items():
         for gpu in gpus:
             # Of the CPUs, the one next to the GPU is the fastest.
@@ -83,15 +84,15 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
                 for pair, rate in best[reads].items()
                 if pair[there[0]] == gpu and pair[there[1]].startswith("cpu") and rate is not None
             ]
-            found.append(Measurement(metric, max(rates, default="N/A"), "GB/s", gpu))
+            result.append(Measurement(metric, max(rates, default="N/A"), "GB/s", gpu))
     pairs = [(one, other) for one in gpus for other in gpus if one != other]
     for metric, reads in _PEER.items():
         for pair in pairs:
             rate = best[reads][pair]
-            found.append(Measurement(metric, "N/A" if rate is None else rate, "GB/s", "->".join(pair)))
+            result.append(Measurement(metric, "N/A" if rate is None else rate, "GB/s", "->".join(pair)))
     counts = devices.links(node) or {}
-    found += [one for one in together if one.metric == _BOTH or any(counts.values())]
-    return found + [
+    result += [one for one in together if one.metric == _BOTH or any(counts.values())]
+    return result + [
         Measurement(_LINKS, counts[pair], "links", "->".join(pair)) for pair in pairs if pair in counts
     ]
 
@@ -102,25 +103,25 @@ def _together(outputs: Mapping[str, Output], names: Mapping[str, str]) -> list[M
         return []
     rates = transferbench.matrix(outputs, _BOTH, names, reads=False, both_ways=True)
     average = transferbench.all_to_all(outputs, _ALL, len(names))
-    found = [Measurement(_ALL, "N/A" if average is None else average, "GB/s")]
+    result = [Measurement(_ALL, "N/A" if average is None else average, "GB/s")]
     for one, other in sorted(rates):
         if one != other:
             twice = [rate for rate in (rates[one, other], rates[other, one]) if rate is not None]
-            found.append(Measurement(_BOTH, max(twice, default="N/A"), "GB/s", f"{one}->{other}"))
-    return found
+            result.append(Measurement(_BOTH, max(twice, default="N/A"), "GB/s", f"{one}->{other}"))
+    return result
 
 
 def _best(
     outputs: Mapping[str, Output], name: str, names: Mapping[str, str], *, reads: bool
 ) -> dict[tuple[str, str], float | None]:
     """Return the better rate of each pair in two runs."""
-    found: dict[tuple[str, str], float | None] = {}
+    best: dict[tuple[str, str], float | None] = {}
     for again in ("", _AGAIN):
         matrix = transferbench.matrix(outputs, name + again, names, reads=reads)
         for pair, rate in matrix.items():
-            known = found.get(pair)
-            found[pair] = rate if known is None or (rate is not None and rate > known) else known
-    return found
+            previous = best.get(pair)
+            best[pair] = rate if previous is None or (rate is not None and rate > previous) else previous
+    return best
 
 
 def judge(
@@ -133,8 +134,8 @@ def judge(
         return devices.left_out(ID, first.value)
     findings: list[Finding] = []
     for metric in _HOST:
-        found = [m for m in measurements if m.metric == metric]
-        findings += judge_host(metric, found, thresholds.get(f"{ID}.{metric}"), "TransferBench")
+        measured = [m for m in measurements if m.metric == metric]
+        findings += judge_host(metric, measured, thresholds.get(f"{ID}.{metric}"), "TransferBench")
     if node.gpu_count < 2:
         return [
             *findings,
@@ -162,21 +163,21 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
         rates = {device: value for device, value in values.items() if value is not None}
         absent = sorted(set(values) - set(rates))
         if absent:
-            said = (
+            message = (
                 f"no {_TITLES[metric]} was measured of {many(len(absent), 'pair')}: {', '.join(absent[:4])}"
             )
-            findings.append(Finding(ID, Verdict.ERROR, "node", said, metric, action="investigate"))
+            findings.append(Finding(ID, Verdict.ERROR, "node", message, metric, action="investigate"))
         if not rates or (metric == _BOTH and not any(counts.values())):
             continue
         threshold = thresholds.get(f"{ID}.{metric}")
         joined = {device: rate for device, rate in rates.items() if counts.get(device)}
         if counts and not joined:
             device = min(rates, key=lambda name: rates[name])
-            said = (
+            message = (
                 f"no two GPUs are joined by an xGMI link: the lowest {_TITLES[metric]} bandwidth is "
                 f"{rates[device]:g} GB/s ({device}), and is not judged"
             )
-            findings.append(Finding(ID, Verdict.SKIP, "node", said, metric, rates[device], "GB/s"))
+            findings.append(Finding(ID, Verdict.SKIP, "node", message, metric, rates[device], "GB/s"))
             continue
         measured |= {cell_of(device) for device in joined}
         worse = _slow_pairs(metric, joined, counts, threshold)
@@ -186,8 +187,8 @@ def _judge_pairs(measurements: Sequence[Measurement], thresholds: Mapping[str, T
         if not worse and not absent:
             findings.append(_all_well(metric, joined or rates, counts, threshold))
     if not counts:
-        said = "which GPUs are joined by how many xGMI links is not certain: no pair was judged"
-        findings.append(Finding(ID, Verdict.WARN, "node", said, _LINKS, action="investigate"))
+        message = "which GPUs are joined by how many xGMI links is not certain: no pair was judged"
+        findings.append(Finding(ID, Verdict.WARN, "node", message, _LINKS, action="investigate"))
     # A reset retrains the links.
     accused = [accuse(one.device, one.cells, slow, _TITLES, "reset GPU") for one in explain(slow, measured)]
     return accused + findings

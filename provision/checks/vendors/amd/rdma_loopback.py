@@ -40,12 +40,12 @@ def _addresses(node: CheckNode) -> list[str]:
 
 def _unique(node: CheckNode, gpu: int) -> str:
     """Return the unique number of a GPU; empty if the driver does not give it."""
-    wanted = bus_address(_addresses(node)[gpu]) if gpu < len(_addresses(node)) else ""
+    address = bus_address(_addresses(node)[gpu]) if gpu < len(_addresses(node)) else ""
     try:
-        found = [one for one in devices.entries(node) if bus_address(str(one["address"])) == wanted]
+        matches = [one for one in devices.entries(node) if bus_address(str(one["address"])) == address]
     except ParseError:
         return ""
-    unique = str(found[0].get("unique_id") or "") if found else ""
+    unique = str(matches[0].get("unique_id") or "") if matches else ""
     return unique if re.fullmatch(r"[0-9a-fA-F]{16}", unique) else ""
 
 

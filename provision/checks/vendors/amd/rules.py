@@ -96,7 +96,7 @@ _JUDGED_ALONE = {
 
 
 def judge_absent(values: Values) -> list[Finding]:
-    """Report a reading that a GPU lacks while others have it; without any, the machine lacks it."""
+    """Report a reading that a GPU lacks though others have it; one that no GPU has is not expected."""
     answering = [device for device in _taken(values) if device not in lost(values)]
     findings = []
     for device in answering:
@@ -116,13 +116,13 @@ def judge_absent(values: Values) -> list[Finding]:
         ]
         if missing:
             why = str(values.get("unread", {}).get(device, ""))[:120]
-            said = f"gives no {', '.join(missing)}, and the other GPUs do" + (f": {why}" if why else "")
-            findings.append(unmeasured(ID, said, device=device, action="investigate"))
+            message = f"gives no {', '.join(missing)}, and the other GPUs do" + (f": {why}" if why else "")
+            findings.append(unmeasured(ID, message, device=device, action="investigate"))
     if values.get("taken") and not values.get("ecc_uncorrectable"):
         why = next(iter(values.get("unread", {}).values()), "the driver has no counters")
-        said = f"errors are not counted on any GPU, so that they go unseen: {str(why)[:120]}"
+        message = f"errors are not counted on any GPU, so that they go unseen: {str(why)[:120]}"
         findings.append(
-            Finding(ID, Verdict.WARN, "node", said, "ecc_uncorrectable", action="fix configuration")
+            Finding(ID, Verdict.WARN, "node", message, "ecc_uncorrectable", action="fix configuration")
         )
     return findings
 
@@ -151,12 +151,12 @@ def judge_errors(values: Values) -> list[Finding]:
 
 def _blocks(values: Values, device: str, kind: str) -> str:
     """Format ` (umc 2, gfx 1)` from `umc ue 2, umc ce 5, gfx ue 1`."""
-    found = []
+    blocks = []
     for part in str(values.get("ecc_blocks", {}).get(device, "")).split(", "):
         words = part.split()
         if len(words) == 3 and words[1] == kind:
-            found.append(f"{words[0]} {words[2]}")
-    return f" ({', '.join(found)})" if found else ""
+            blocks.append(f"{words[0]} {words[2]}")
+    return f" ({', '.join(blocks)})" if blocks else ""
 
 
 def judge_speed(values: Values) -> list[Finding]:
@@ -188,11 +188,11 @@ def judge_speed(values: Values) -> list[Finding]:
 
 def judge_fatal(values: Values) -> list[Finding]:
     """Warn of FatalErr+ in the PCIe status, for which AMD rejects a GPU; it may predate a repair."""
-    said = "reports a fatal PCIe error (lspci: DevSta FatalErr+) since its status was last cleared"
+    message = "reports a fatal PCIe error (lspci: DevSta FatalErr+) since its status was last cleared"
     source = "AMD, system acceptance: no FatalErr+"
     return [
         finding_on(
-            *(ID, Verdict.WARN, Measurement("pcie_fatal", True, "", device), said),
+            *(ID, Verdict.WARN, Measurement("pcie_fatal", True, "", device), message),
             *("= no FatalErr+", source, "reseat or check cable"),
         )
         for device in values.get("pcie_fatal", {})
@@ -243,14 +243,14 @@ def judge_xgmi(node: CheckNode, values: Values) -> list[Finding]:
 
 def _links_now(values: Values, known: Collection[str]) -> list[Finding]:
     """Judge the links that are up or down now against the other GPUs, except devices `known` as bad."""
-    told, trained, down = (values.get(name, {}) for name in ("xgmi_told", "xgmi_links", "xgmi_down"))
+    reported, trained, down = (values.get(name, {}) for name in ("xgmi_told", "xgmi_links", "xgmi_down"))
     # A GPU with more links than reported states is left out: the state of the rest is unknown.
     up = {
         device: int(count)
         for device, count in values.get("xgmi_up", {}).items()
-        if device not in told or told[device] >= trained.get(device, 0)
+        if device not in reported or reported[device] >= trained.get(device, 0)
     }
-    metric, word = ("xgmi_down", "down") if down else ("xgmi_up", "up")
+    metric, state = ("xgmi_down", "down") if down else ("xgmi_up", "up")
     counts = {device: -int(count) for device, count in down.items()} if down else up
     if len(counts) <= _PEERS:
         return []
@@ -260,7 +260,7 @@ def _links_now(values: Values, known: Collection[str]) -> list[Finding]:
     findings = []
     for device, count in _accused(short, dict.fromkeys(counts, usual)).items():
         if device not in known:
-            words = f"{abs(count)} of its xGMI links are {word}, {abs(usual)} of its peers'"
+            words = f"{abs(count)} of its xGMI links are {state}, {abs(usual)} of its peers'"
             measured = Measurement(metric, abs(count), "links", device)
             findings.append(finding_on(ID, Verdict.FAIL, measured, words, limit, PEERS, "reset GPU"))
     return findings
@@ -285,11 +285,11 @@ def judge_throttle(values: Values) -> list[Finding]:
     """Judge the reasons that throttle the clocks right now."""
     findings = []
     for device, text in values.get("throttle", {}).items():
-        held = [name for name in VIOLATIONS if name in str(text).split(", ")]
-        if not held:
+        active = [name for name in VIOLATIONS if name in str(text).split(", ")]
+        if not active:
             continue
-        words = f"clocks are held down: {', '.join(VIOLATIONS[name] for name in held)}"
-        verdict = Verdict.WARN if held == ["socket_thermal"] else Verdict.FAIL
+        words = f"clocks are held down: {', '.join(VIOLATIONS[name] for name in active)}"
+        verdict = Verdict.WARN if active == ["socket_thermal"] else Verdict.FAIL
         findings.append(Finding(ID, verdict, device, words, "throttle", text, action="investigate"))
     return shared(findings, len(values.get("on_bus", {})))
 
@@ -325,10 +325,10 @@ def judge_memory_heat(values: Values) -> list[Finding]:
         for device, degrees in values.get("memory_temperature", {}).items()
         if device not in busy
     }
-    said = (
+    message = (
         "its memory is at {degrees:g} °C at rest, its peers' at {middle:g} °C: look at its heat sink and fans"
     )
-    return hotter(ID, "memory_temperature", heat, said)
+    return hotter(ID, "memory_temperature", heat, message)
 
 
 def _busy(values: Values) -> Collection[str]:
@@ -351,11 +351,11 @@ def at_rest(values: Values) -> dict[str, Mapping[str, Any]]:
 
 def judge_partitions(values: Values) -> list[Finding]:
     """Report partitioned GPUs among whole ones; if most are partitioned, the site intends it."""
-    parts, known = values.get("partition", {}), values.get("on_bus", {})
+    parts, on_bus = values.get("partition", {}), values.get("on_bus", {})
     modes = Counter(str(mode) for mode in parts.values())
     if not parts:
         return []
-    if len(parts) <= len(known) // 2 and len(known) > _PEERS:
+    if len(parts) <= len(on_bus) // 2 and len(on_bus) > _PEERS:
         return [
             Finding(
                 ID, Verdict.WARN, device, f"is partitioned ({mode}), its peers are not", "partition", mode,
@@ -363,5 +363,5 @@ def judge_partitions(values: Values) -> list[Finding]:
             )
             for device, mode in parts.items()
         ]  # fmt: skip
-    said = f"GPUs are partitioned ({', '.join(modes)}): their memory and tests of whole GPUs do not apply"
-    return [Finding(ID, Verdict.SKIP, "node", said, "partition", next(iter(modes)))]
+    message = f"GPUs are partitioned ({', '.join(modes)}): their memory and tests of whole GPUs do not apply"
+    return [Finding(ID, Verdict.SKIP, "node", message, "partition", next(iter(modes)))]

@@ -86,17 +86,17 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 def _replay(line: str, gpus: Mapping[str, _Gpu]) -> None:
     """Apply one line; lines of RVS itself and of other levels are ignored."""
-    found = next((match for one in (_POWER, _ERRORS, _RATE, _TEST) if (match := one.search(line))), None)
-    if found is None or (gpu := gpus.get(found[1])) is None:
+    hit = next((match for one in (_POWER, _ERRORS, _RATE, _TEST) if (match := one.search(line))), None)
+    if hit is None or (gpu := gpus.get(hit[1])) is None:
         return
-    if found.re is _POWER:
-        gpu.powers.append(float(found[2]))
-    elif found.re is _ERRORS:
-        gpu.errors += int(found[2])
-    elif found.re is _RATE:
-        gpu.rate = float(found[2])
+    if hit.re is _POWER:
+        gpu.powers.append(float(hit[2]))
+    elif hit.re is _ERRORS:
+        gpu.errors += int(hit[2])
+    elif hit.re is _RATE:
+        gpu.rate = float(hit[2])
     else:
-        (gpu.passed if found[3] else gpu.begun).add(int(found[2]))
+        (gpu.passed if hit[3] else gpu.begun).add(int(hit[2]))
 
 
 def _measured(device: str, gpu: _Gpu) -> Iterator[Measurement]:

@@ -26,20 +26,20 @@ _BUSY = 5.0  # percent of activity above which a GPU is not at rest
 
 def by_device(static: Sequence[Entry], gpus: Mapping[str, str]) -> dict[int, str]:
     """Map amd-smi's numbers to devices by PCI address, which partitions share. Raises ParseError."""
-    found: dict[int, str] = {}
+    by_number: dict[int, str] = {}
     for entry in static:
         address = text(entry, "bus", "bdf")
         if not address:
             raise ParseError("amd-smi static gives a GPU without its address", "report the new format")
         device = gpus.get(bus_address(address))
-        if device is not None and device not in found.values():
-            found[int(entry["gpu"])] = device
-    if gpus and not found:  # as from Debian 13's amd-smi on a lab node, with exit status 0
+        if device is not None and device not in by_number.values():
+            by_number[int(entry["gpu"])] = device
+    if gpus and not by_number:  # as from Debian 13's amd-smi on a lab node, with exit status 0
         raise ParseError(
             "amd-smi static gives the address of no GPU on the PCI bus",
             "use the amd-smi of the driver's release",
         )
-    return found
+    return by_number
 
 
 def of_static(static: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Measurement]:
@@ -117,15 +117,14 @@ def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Meas
     """Yield how many of a GPU's links are up or down, from `xgmi -l`. Raises ParseError.
 
     Its letters (U up, D down, X disabled, or N/A) stand for the links in order, at most as many as there are
-    GPUs (`xgmi_told`). They do not show where a link leads, and links that a machine has not wired may read
-    D.
+    GPUs (`xgmi_told`). They do not show where a link leads; links that a machine has not wired may read D.
 
     From ROCm 7.1 on they stand for the links to each GPU, including itself (SELF): U/U is two links. A state
-    without room is N/A, at one end or both; the reported ones that are not up are counted by the worse end
-    (`xgmi_down`)."""
-    told = {device: _states(row) for row in rows if (device := devices.get(int(row["gpu"])))}
-    if not any("SELF" in states for states in told.values()):
-        for device, states in told.items():
+    without room is N/A, at one end or both; `xgmi_down` counts reported states other than up, by the worse
+    end."""
+    reported = {device: _states(row) for row in rows if (device := devices.get(int(row["gpu"])))}
+    if not any("SELF" in states for states in reported.values()):
+        for device, states in reported.items():
             if {"U", "D", "X"} & set(states):
                 yield Measurement("xgmi_up", states.count("U"), "links", device)
                 yield Measurement("xgmi_told", len(states), "links", device)
@@ -133,11 +132,11 @@ def of_links(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[Meas
     names = [devices.get(int(row["gpu"]), "") for row in rows]
     letters = {
         (one, other): state.split("/")
-        for one, states in told.items()
+        for one, states in reported.items()
         for other, state in zip(names, states, strict=False)
         if set(state.split("/")) <= {"U", "D", "X"}
     }
-    for one in told:
+    for one in reported:
         if any(one in pair for pair in letters):
             down = [max(_down(letters.get(pair, ())) for pair in ((one, at), (at, one))) for at in names]
             yield Measurement("xgmi_down", sum(down), "links", one)
@@ -172,9 +171,9 @@ def of_processes(rows: Sequence[Entry], devices: Mapping[int, str]) -> Iterator[
 
 
 def _program(entry: Any) -> str:
-    known = within(entry, "process_info")
-    if not isinstance(known, dict):
+    info = within(entry, "process_info")
+    if not isinstance(info, dict):
         return ""  # a sentence: No running processes detected
-    pid, name = count(known, "pid"), text(known, "name")
+    pid, name = count(info, "pid"), text(info, "name")
     watches = any(agent in name for agent in _AGENTS)
     return "" if pid is None or watches else f"{name or 'a program'} ({pid})"

@@ -47,14 +47,14 @@ def entries(output: Output) -> list[Entry]:
     if output.truncated:
         raise ParseError("amd-smi: the output was cut at its size limit", "run the check again")
     document, behind = _document(output)
-    found = _listed(document, command := output.argv[1])
-    if command == "xgmi" and not any("link_status" in one for one in found):
+    listed = _listed(document, command := output.argv[1])
+    if command == "xgmi" and not any("link_status" in one for one in listed):
         try:
-            found = _listed(_first(behind)[0], command)
+            listed = _listed(_first(behind)[0], command)
         except ValueError:
             said = f"amd-smi xgmi gave no states of links: {last_words(output)}"
             raise ParseError(said, "run it on the node") from None
-    return found
+    return listed
 
 
 def sampled(text: str) -> list[Entry]:
@@ -85,8 +85,8 @@ def _first(text: str) -> tuple[Any, str]:
     at = min((place for place in map(text.find, "[{") if place >= 0), default=-1)
     if at < 0:
         raise ValueError("no document")
-    found, end = foreign_json.first(text, at, unique=True)
-    return found, text[end:]
+    document, end = foreign_json.first(text, at, unique=True)
+    return document, text[end:]
 
 
 def _document(output: Output) -> tuple[Any, str]:
@@ -115,20 +115,20 @@ def within(entry: Any, *names: str) -> Any:
 
 def number(entry: Any, *names: str) -> float | int | None:
     """Return the number below these names, with or without a unit; None for `N/A` or another type."""
-    found = within(entry, *names)
-    found = found.get("value") if isinstance(found, dict) else found
-    if not isinstance(found, (int, float)) or isinstance(found, bool) or not math.isfinite(found):
+    value = within(entry, *names)
+    value = value.get("value") if isinstance(value, dict) else value
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         return None
-    return found if abs(found) < 2**63 else None
+    return value if abs(value) < 2**63 else None
 
 
 def count(entry: Any, *names: str) -> int | None:
     """Return the whole number from 0 on below these names; None for anything else."""
-    found = number(entry, *names)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
+    value = number(entry, *names)
+    return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
 def text(entry: Any, *names: str) -> str:
     """Return the text below these names; empty for `N/A` or another type."""
-    found = within(entry, *names)
-    return found.strip()[:80] if isinstance(found, str) and found.strip() not in ("N/A", "") else ""
+    value = within(entry, *names)
+    return value.strip()[:80] if isinstance(value, str) and value.strip() not in ("N/A", "") else ""

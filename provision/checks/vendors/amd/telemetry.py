@@ -69,7 +69,7 @@ def after() -> Command:
 
 @dataclass
 class _Samples:
-    """One GPU's samples. The lists are of samples under load, `held` with their throttling reasons."""
+    """One GPU's samples under load, with the throttling reasons of each in `held`."""
 
     temperatures: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)
@@ -89,11 +89,11 @@ def measure(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]
     try:
         static = _entries(outputs, BEFORE)
         devices = sensors.by_device(static, gpus)
-        found = list(_parse(outputs[NAME], static, devices))
+        measurements = list(_parse(outputs[NAME], static, devices))
     except ParseError as error:
-        found = [Measurement("telemetry", f"{error.what}; {error.fix}", "")]
+        measurements = [Measurement("telemetry", f"{error.what}; {error.fix}", "")]
         devices = dict(enumerate(gpus.values()))
-    return [*found, *_lost(outputs, gpus, set(devices.values()))]
+    return [*measurements, *_lost(outputs, gpus, set(devices.values()))]
 
 
 def _entries(outputs: Mapping[str, Output], name: str) -> list[Entry]:
@@ -138,7 +138,9 @@ def _parse(output: Output, static: Sequence[Entry], devices: Mapping[int, str]) 
 
 
 def _lines(output: Output) -> Iterator[tuple[int, str]]:
-    """Yield time and text of each sample, without cut ones (at the end, and around an omitted middle)."""
+    """Yield time and text of each sample, except a last one that the end of the load cut off.
+
+    Samples next to an omitted middle may be cut, too."""
     lines = output.stdout.splitlines()
     if lines and not output.stdout.endswith("\n"):
         lines.pop()
@@ -209,7 +211,7 @@ def _measured(device: str, one: _Samples, bus: Any) -> Iterator[Measurement]:
 
 
 def _holding(device: str, held: Sequence[frozenset[str]]) -> Iterator[Measurement]:
-    """Yield each limit's share of throttled samples, and the longest series of them."""
+    """Yield the share of samples in which each limit throttled, and the longest row of such samples."""
     for name in sensors.VIOLATIONS:
         longest = run = 0
         for names in held:
@@ -230,8 +232,8 @@ def _lost(outputs: Mapping[str, Output], gpus: Mapping[str, str], known: set[str
     gone = known - listed
     # If most are missing, the output is not understood and blames no GPU.
     if gone and 2 * len(gone) >= len(known):
-        said = f"after the test, amd-smi lists {len(known) - len(gone)} of {len(known)} GPUs"
-        return [Measurement("unproven", said, "")]
+        message = f"after the test, amd-smi lists {len(known) - len(gone)} of {len(known)} GPUs"
+        return [Measurement("unproven", message, "")]
     return [Measurement("lost", _LOST, "", device) for device in sorted(gone)]
 
 
@@ -256,14 +258,14 @@ def judge(
         findings.append(unmeasured(check, str(values["unproven"]), action="investigate"))
     elif fewer := values.get("fewer_listed"):
         times = many(int(fewer), "sample")
-        said = f"in {times} under load amd-smi did not list all GPUs, and after the test it does"
+        message = f"in {times} under load amd-smi did not list all GPUs, and after the test it does"
         findings.append(
-            Finding(check, Verdict.FAIL, "node", said, "lost", fewer, "samples", action="investigate")
+            Finding(check, Verdict.FAIL, "node", message, "lost", fewer, "samples", action="investigate")
         )
     ran, seen = float(values.get("ran", 0.0)), float(values.get("sampled", 0.0))
     if "sampled" in values and ran >= _SHORT and seen < _SAMPLED_SHARE * ran:
-        said = f"amd-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
-        findings.append(unmeasured(check, said, action="investigate"))
+        message = f"amd-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
+        findings.append(unmeasured(check, message, action="investigate"))
     return findings
 
 
@@ -275,10 +277,10 @@ def judge_hours(
 ) -> list[Finding]:
     """Judge all samples of a burn-in (burnin/watch.py). `silent`: seconds that a GPU was missing."""
     findings = _shown(check, by_gpu, values, thresholds)
-    for device, known in by_gpu.items():
-        if "silent" in known:
-            said = f"amd-smi stopped listing it {known['silent']:g} s before the others"
-            findings.append(Finding(check, Verdict.FAIL, device, said, "silent", action="power-cycle"))
+    for device, metrics in by_gpu.items():
+        if "silent" in metrics:
+            message = f"amd-smi stopped listing it {metrics['silent']:g} s before the others"
+            findings.append(Finding(check, Verdict.FAIL, device, message, "silent", action="power-cycle"))
     return findings
 
 
@@ -307,5 +309,5 @@ def _gone(check: str, node: CheckNode, device: str) -> Finding:
         ),
         "unknown",
     )
-    said = f"does not answer after the test: {_LOST} (serial {serial}, PCI {address})"
-    return Finding(check, Verdict.FAIL, device, said, "lost", action="power-cycle")
+    message = f"does not answer after the test: {_LOST} (serial {serial}, PCI {address})"
+    return Finding(check, Verdict.FAIL, device, message, "lost", action="power-cycle")

@@ -87,15 +87,15 @@ def devices(node: CheckNode, outputs: Mapping[str, Output]) -> dict[str, str]:
     listed = [match for line in output.stdout.splitlines() if (match := _GPU.match(line))]
     if output.rc or not listed:
         raise ParseError(f"TransferBench lists no GPUs: {_why(output)}", "gpuprov up; look at gpu_inventory")
-    known = kernel_incidents.devices(node)
-    found = {f"GPU {match[1]}": known.get(bus_address(match[2]), "") for match in listed}
-    if len(found) != len(listed) or sorted(found.values()) != sorted(known.values()):
+    gpus = kernel_incidents.devices(node)
+    names = {f"GPU {match[1]}": gpus.get(bus_address(match[2]), "") for match in listed}
+    if len(names) != len(listed) or sorted(names.values()) != sorted(gpus.values()):
         seen = ", ".join(match[2] for match in listed)
         raise ParseError(
             f"TransferBench sees the GPUs {seen:.200}, and the node has {node.gpu_count}",
             "look for HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES in root's environment, and at gpu_inventory",
         )
-    return found
+    return names
 
 
 def _whole(outputs: Mapping[str, Output], name: str) -> str:

@@ -32,8 +32,8 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:  # noqa: ARG001 - the contract
     """Return the versions of the node itself."""
-    known = {name: node.facts.get(name) for name in ("amdgpu.loaded_version", "amdgpu.rocm")}
-    return [Measurement(name, value[:80], "") for name, value in known.items() if isinstance(value, str)]
+    versions = {name: node.facts.get(name) for name in ("amdgpu.loaded_version", "amdgpu.rocm")}
+    return [Measurement(name, value[:80], "") for name, value in versions.items() if isinstance(value, str)]
 
 
 def judge(
@@ -47,8 +47,8 @@ def judge(
     except ParseError as error:
         return [*findings, unmeasured(ID, f"{error.what}; {error.fix}")]
     if driver is None:
-        said = "the driver amdgpu is not loaded: it has no version"
-        return [*findings, unmeasured(ID, said, action="fix configuration")]
+        message = "the driver amdgpu is not loaded: it has no version"
+        return [*findings, unmeasured(ID, message, action="fix configuration")]
     words = f"driver amdgpu {driver}, " + (
         f"ROCm {rocm}" if isinstance(rocm, str) else "no ROCm in /opt/rocm"
     )

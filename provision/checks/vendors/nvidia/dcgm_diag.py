@@ -80,9 +80,9 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     `<test>.said` and `<test>.severity` hold DCGM's message and severity. Raises ParseError.
     """
     level = _level(node)
-    found = [Measurement("level", level, "")]
+    rows = [Measurement("level", level, "")]
     if not level:
-        return found
+        return rows
     output = completed(outputs, "dcgmi")
     if output.truncated:
         raise ParseError("dcgmi: the output was cut at its size limit", "run the check again")
@@ -102,12 +102,12 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     if failed:  # the failure is reported, and so is any GPU that no test covered
         tested |= {f"gpu{index}" for index in range(node.gpu_count)}
     for result in _worst_of_each([*results, *_left_out(results, tested)]):
-        found.append(Measurement(result.test, result.status, "", result.device))
+        rows.append(Measurement(result.test, result.status, "", result.device))
         if result.said:
-            found.append(Measurement(f"{result.test}.said", "; ".join(result.said)[:500], "", result.device))
+            rows.append(Measurement(f"{result.test}.said", "; ".join(result.said)[:500], "", result.device))
         if result.severity:
-            found.append(Measurement(f"{result.test}.severity", result.severity, "", result.device))
-    return found
+            rows.append(Measurement(f"{result.test}.severity", result.severity, "", result.device))
+    return rows
 
 
 def _not_run(results: Sequence[_Result]) -> list[_Result]:
@@ -199,17 +199,17 @@ def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
     whole = _status(summary) if summary else ""
     if whole == "fail" and not any(_status(result) == "fail" for result in given):
         yield _Result(name, "node", "fail", _said(summary), _severity(summary), deployment)
-    said = _said(summary)
-    if whole in ("pass", "warn") and (said or whole == "warn") and not any(map(_told, given)):
-        yield _Result(name, "node", "warn", said, _severity(summary), deployment, of_all)
+    texts = _said(summary)
+    if whole in ("pass", "warn") and (texts or whole == "warn") and not any(map(_told, given)):
+        yield _Result(name, "node", "warn", texts, _severity(summary), deployment, of_all)
     if not given and not deployment and whole in ("", "pass"):
         yield _Result(name, "node", "not run")
     for result in given:
-        status, said = _status(result), _said(result)
-        if status == "pass" and said:
+        status, texts = _status(result), _said(result)
+        if status == "pass" and texts:
             status = "warn"  # an error is attached to a test that passed (DCGM issue 284)
         for device in _devices(result):
-            yield _Result(name, device, status, said, _severity(result), deployment, of_all)
+            yield _Result(name, device, status, texts, _severity(result), deployment, of_all)
 
 
 def _told(result: Mapping[str, Any]) -> bool:
@@ -226,10 +226,10 @@ def _devices(result: Mapping[str, Any]) -> list[str]:
 
 
 def _status(result: Mapping[str, Any]) -> str:
-    word = str(result["status"]).strip().lower()
-    if word not in _STATUS:
-        raise ValueError(f"unknown status {word!r}")
-    return _STATUS[word]
+    status = str(result["status"]).strip().lower()
+    if status not in _STATUS:
+        raise ValueError(f"unknown status {status!r}")
+    return _STATUS[status]
 
 
 def _warnings(result: Mapping[str, Any]) -> list[Any]:
@@ -248,10 +248,10 @@ def _said(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _severity(result: Mapping[str, Any]) -> int:
-    found = [int(one.get("error_severity", 0)) for one in _warnings(result) if isinstance(one, Mapping)]
+    severities = [int(one.get("error_severity", 0)) for one in _warnings(result) if isinstance(one, Mapping)]
     # Worst first: a GPU to isolate, to reset, to triage, unknown, to monitor; then configuration.
     order = (2, 6, 4, 3, 1, 5)
-    return next((severity for severity in order if severity in found), 0)
+    return next((severity for severity in order if severity in severities), 0)
 
 
 def judge(
@@ -271,13 +271,13 @@ def judge(
         if status == "not run":
             findings.append(unmeasured(ID, f"dcgmi diag did not come to run {test}", device=device))
             continue
-        said = str(values.get((device, f"{test}.said"), "no reason given"))
+        detail = str(values.get((device, f"{test}.said"), "no reason given"))
         severity = int(values.get((device, f"{test}.severity"), 0))
         # A disabled setting (severity 5) breaks nothing.
         verdict = Verdict.FAIL if status == "fail" and severity != 5 else Verdict.WARN
         measured, action = Measurement(test, str(status), "", device), _ACTIONS.get(severity, "investigate")
-        message = f"dcgmi diag, {test}: {said}"
-        findings.append(finding_on(ID, verdict, measured, message, "= pass", "NVIDIA DCGM", action, [said]))
+        message = f"dcgmi diag, {test}: {detail}"
+        findings.append(finding_on(ID, verdict, measured, message, "= pass", "NVIDIA DCGM", action, [detail]))
     ran = {m.metric for m in measurements if m.value == "pass"}
     if findings or not ran:
         return findings or [
