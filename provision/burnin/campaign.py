@@ -214,9 +214,7 @@ def new(
 
 
 def known_here(named: str) -> RunFolder | None:
-    """Return the run folder of a burn-in by path or name, or the newest; None if it is not here.
-
-    Raises RunFolderError for a run of another verb."""
+    """Find a burn-in's run folder by path, name or `latest`. Raises RunFolderError for another run."""
     if named == "latest":
         try:
             return latest(VERB)

@@ -76,9 +76,7 @@ def measure(
     on_event: OnEvent,
     forks: int,
 ) -> None:
-    """Measure the nodes that wait in a segment, then always release them.
-
-    A check during which nodes continued by themselves is marked as late, and not judged."""
+    """Measure the waiting nodes of a segment, then release them; mark a check as late if some had left."""
     folder = _folder(run, segment)
     folder.note(asked=list(checks), nodes=list(able), inventory=str(run.folder.meta().get("inventory") or ""))
     settings = Settings(forks=forks, vault_password_files=tuple(run.vault_password_files))

@@ -18,9 +18,7 @@ def describe(facts: Any, products: Any) -> Any:
 
 
 def describe_gpus(facts: Any, products: Any) -> Any:
-    """Describe the GPUs; `sku` and `architecture` are None unless all GPUs share them.
-
-    `vendor` has no value without GPUs."""
+    """Describe the GPUs; `sku` and `architecture` are None if GPUs differ, `vendor` without GPUs."""
     ids = sorted({str(device.get("device_id", "")).lower() for device in facts.get("gpu.pci") or ()})
     matching = [products.get(pci_id) or {} for pci_id in ids]
     skus = {product.get("sku") for product in matching}
@@ -39,10 +37,7 @@ def describe_gpus(facts: Any, products: Any) -> Any:
 
 
 def fabric(product: Any, nvswitches: int) -> Any:
-    """Return the kind of fabric.
-
-    Switches of B200 and B300 are not PCI devices, an NVL72 has them in separate trays; older products show
-    theirs."""
+    """Return the fabric. Switches of B200 and B300 are not on PCI, an NVL72's are in separate trays."""
     if nvswitches > 0:
         return "nvswitch"
     return product["fabric"] if product.get("fabric") in ("nvlink5", "imex") else "none"

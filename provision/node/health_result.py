@@ -38,9 +38,7 @@ def main(request):
 
 
 def follow(request):
-    """Print the result now, on each change, and every AGAIN seconds, until the reader is gone.
-
-    sshd sends no signal to a program without a terminal."""
+    """Print the result now, on each change, and every AGAIN seconds, until the reader is gone."""
     import select
     import signal
     import sys
@@ -48,7 +46,7 @@ def follow(request):
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     reader = select.poll()
-    reader.register(1, 0)  # polls for the end of the connection only
+    reader.register(1, 0)  # notices only the end: sshd sends no signal to a program without a terminal
     path = os.path.join(request.get("folder", HEALTH_FOLDER), HEALTH_FILE)
     while True:
         # Checked before the file is read, so that a change in between is noticed the next time.
@@ -154,9 +152,7 @@ def encoded(text, limit):
 
 
 def slurm(folders):
-    """Return Slurm's state of this node, if its daemon is installed, or None.
-
-    `name`: the queried node, `text`: the output, `problem`: why scontrol failed."""
+    """Return Slurm's `name` of this node, scontrol's `text` and a `problem`; None without slurmd."""
     if program("slurmd", folders) is None:
         return None
     name = os.uname().nodename.partition(".")[0]

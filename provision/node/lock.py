@@ -72,9 +72,7 @@ def lock_operation(request):
 
 
 def decide(request, held, age):
-    """Return the outcome of a request; `twin`: this run holds the lock under another name of the node.
-
-    `taken`: it was free, expired or forced; `mine`: this run had it; `held`: another run has it."""
+    """Return taken (free, expired, forced), mine, twin (mine by another node name), held or not ours."""
     if request["op"] == "release":
         return "mine" if held is not None and held["run"] == request["run"] else "not ours"
     if held is None:

@@ -13,9 +13,7 @@ _LARGEST = 16 * 1024 * 1024  # bytes of an order file; an order holds the comman
 
 
 def progress(home: Path = Path(BURNIN_HOME)) -> dict[str, float]:
-    """Return the newest burn-in's `running` (0 or 1), `progress` (0 to 1) and `end`; empty without one.
-
-    `end`: seconds since 1970, planned while it runs. Empty, too, if the spool cannot be read."""
+    """Return `running` (0 or 1), `progress` (0 to 1) and `end` of the newest burn-in; empty without one."""
     try:
         spools = [path for path in home.iterdir() if (path / "state.json").is_file()]
         spool = max(spools, key=lambda path: (path / "state.json").stat().st_mtime, default=None)
@@ -34,7 +32,7 @@ def progress(home: Path = Path(BURNIN_HOME)) -> dict[str, float]:
         return {
             "running": running,
             "progress": passed / total if total else 0.0,
-            "end": float(state["go_t"]) + total,
+            "end": float(state["go_t"]) + total,  # planned, seconds since 1970
         }
     except (OSError, OrderError, ValueError, KeyError, TypeError):
         return {}

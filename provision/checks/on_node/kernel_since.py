@@ -1,7 +1,7 @@
 """Kernel messages since the last run, read from the journal position at which that run ended.
 
-They are joined with the earlier lines of this boot that concern the GPUs and their host. `journalctl
---show-cursor` prints that position last (seen with systemd 257 on Debian 13); `-- No entries --` precedes it
+They are joined with the earlier lines of this boot that concern the GPUs and their host. The position is the
+last line of `journalctl --show-cursor` (seen with systemd 257 on Debian 13); `-- No entries --` precedes it
 if nothing is new, and stands alone if the journal is empty:
 
 -- cursor: s=2f5a…;i=4b1;b=4c9e…;m=…;t=…;x=…

@@ -184,9 +184,7 @@ def node_name() -> str:
 def main(
     word: str, last: Callable[[], Mapping[str, Any]], *, refuse_unknown: bool, share: float, least: int
 ) -> int:
-    """Run the program and return its exit status.
-
-    The line goes to syslog, since Slurm keeps a script's output only if the script failed."""
+    """Run the program and log to syslog, since Slurm keeps a script's output only if it failed."""
     run = timed(scontrol, time.monotonic)
     outcome = answer(word, last, node_name(), run, refuse_unknown=refuse_unknown, share=share, least=least)
     if outcome.line:

@@ -260,8 +260,7 @@ def openmpi(
 ) -> Program:
     """Return the mpirun command, to be run on the first of the members.
 
-    `folder`: of the launch; `mark`: variable of its processes; `networks`: of MPI (10.1.0.0/16,…), "" for
-    any."""
+    `folder`: of the launch; `mark`: variable of its processes; `networks`: for MPI (10.1.0.0/16,…), or ""."""
     inherited = {**program.env, mark[0]: mark[1]}
     settings = {
         **_MPI,

@@ -32,8 +32,7 @@ class Culprit:
     """A part that explains bad measurements beyond doubt.
 
     `device`: `gpu-03`, `gpu-03/rail 2`, `link gpu-01-gpu-02`, `leaf of rack a`, `uplink of rack a`, `path
-    between racks a and b`. `nodes`: the affected ones. `outcome`: the worst of `evidence` (hang, error,
-    `measured`: slow).
+    between racks a and b`. `nodes`: affected ones. `outcome`: worst of `evidence` (`measured`: slow).
     """
 
     device: str
@@ -46,16 +45,14 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Devices that the measurements cannot tell apart, at least one of them bad.
-
-    `why`: the reason; `next`: pairs that would separate them, none if no pair would."""
+    """Devices that measurements cannot tell apart (`why`: the reason), at least one of them bad."""
 
     devices: tuple[str, ...]
     nodes: tuple[str, ...]
     outcome: Outcome
     why: str
     evidence: tuple[str, ...]
-    next: tuple[Pair, ...]
+    next: tuple[Pair, ...]  # pairs that would separate them, if any
 
 
 @dataclass(frozen=True)

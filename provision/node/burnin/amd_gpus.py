@@ -129,8 +129,8 @@ class AmdGpus:
     def _take_list(self, listed):
         """Assign devices to amd-smi's numbers.
 
-        Partitions share a GPU's address except the function; the first one counts. A CPU's graphics unit has
-        no device."""
+        Partitions share a GPU's address except the function: the first counts. A CPU's graphics unit has
+        none."""
         seen = set()
         for entry in listed:
             address = str(entry.get("bdf")).lower()

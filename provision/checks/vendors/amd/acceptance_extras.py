@@ -52,8 +52,8 @@ def commands(node: CheckNode) -> list[Command]:
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> Iterator[Measurement]:
     """Yield each GPU's best rates `stream_<kernel>` (GB/s), `gemm_<type>` (Gflop/s), and `agfhc`.
 
-    A program is `absent` if not installed, `unnumbered` if no GPU can be shown to it alone; `unreadable`: why
-    one gave no rates. `agfhc_when`: since or before boot."""
+    `absent`: not installed; `unnumbered`: no GPU can be shown to it alone; `unreadable`: why it gave no
+    rates."""
     unique = _unique(node)
     for name, words in limits("amd_acceptance")["runs"].items():
         output, program = outputs.get(name), words.split()[0]

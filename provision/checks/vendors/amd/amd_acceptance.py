@@ -106,7 +106,7 @@ def judge(
 def _not_judged(values: Mapping[tuple[str, str], Any], device: str) -> bool:
     """Return whether a GPU's power cannot be judged.
 
-    Its power limit was lowered or is unknown (in a guest), or it reports no power (second die of an MI250).
+    Its power limit was lowered or is unknown (as a guest's), or it reports no power (MI250's second die).
     """
     usual = values.get(("power_default", device))
     lowered = usual is None or values.get(("power_limit", device), usual) < _FULL * usual

@@ -21,9 +21,7 @@ def command() -> Command:
 def judge(
     check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
 ) -> list[Finding]:
-    """Return a check's findings, plus a failure for each GPU that amd-smi no longer lists.
-
-    `gpus`: PCI address → device. Nothing is added if amd-smi was not run."""
+    """Add a failure for each GPU that amd-smi no longer lists. `gpus`: PCI address → device."""
     if output is None or output.not_started:
         return list(known)
     try:

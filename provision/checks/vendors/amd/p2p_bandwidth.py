@@ -60,10 +60,10 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Return the rates in GB/s and the links of pairs. Raises ParseError.
+    """Return rates in GB/s and links of pairs, or only `corrupt` or `partition`. Raises ParseError.
 
     `h2d`, `d2h` per GPU; `p2p_read`, `p2p_write` per directed pair (data flow); `p2p_both_ways` per pair; the
-    node's `all_to_all`; a pair's xGMI `links` if known. Without a usable run, only `corrupt` or `partition`.
+    node's `all_to_all`; a pair's xGMI `links` if known.
     """
     if modes := devices.partitioned(node):
         return [Measurement("partition", modes, "")]

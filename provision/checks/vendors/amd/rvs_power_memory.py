@@ -66,9 +66,7 @@ class _Gpu:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """Return per GPU `power` (the highest, W), `memory_errors` and `memory_stress` (GB/s).
-
-    Raises ParseError, also if a GPU has no complete result."""
+    """Return per GPU `power` (highest, W), `memory_errors`, `memory_stress` (GB/s). Raises ParseError."""
     listed, _ = numbers(completed(outputs, _GPUS), kernel_incidents.devices(node))
     output = completed(outputs, _RUN)
     if output.truncated:

@@ -141,7 +141,7 @@ def matrix(
 ) -> Matrix:
     """Return the matrix of one complete run. Raises ParseError, CorruptionError.
 
-    `names`: see `devices`; `reads`: the destination's GPU copied; `both_ways`: sums of both copies of a pair.
+    `names`: see `devices`; `reads`: the destination's GPU copied; `both_ways`: sums of both copies.
     """
     lines = iter(_whole(outputs, name).splitlines())
     begin = next((match for line in lines if (match := _BEGIN.match(line))), None)
