@@ -264,7 +264,7 @@ def ask_nodes(
 
 
 def _not_known(what: str, answers: Mapping[str, Answer]) -> str:
-    """Describe that no answering node has it, and why the others did not answer."""
+    """Return the message that no node has the burn-in, and why other nodes did not answer."""
     silent: dict[str, list[str]] = {}
     for answer in answers.values():
         if answer.error:

@@ -286,7 +286,7 @@ def _beyond(value: float | None, peers: Sequence[float], far: Callable[[float, f
 
 
 def drift(found: Watch) -> dict[str, float]:
-    """Return GPU → relative change of its clock under load from first to last quarter, minus its peers'.
+    """Return GPU → change of its clock under load from first to last quarter, relative to its peers.
 
     -0.05 is 5 % slower than before, while the others stayed the same. Empty without enough peers."""
     ratios = {

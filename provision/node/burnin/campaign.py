@@ -32,7 +32,7 @@ def guarded(function):
 
 
 def run_step(spool, step, name, about, cap):
-    """Run the step's programs in a child, store their output as raw/`name`, and return its summary."""
+    """Run the step's programs, store their output as raw/`name`, and return a summary."""
     before = kernel_lines()
     outputs = run_all(step["commands"], cap)
     outputs.append(kernel_log_delta(before, cap))

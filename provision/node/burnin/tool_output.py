@@ -246,7 +246,7 @@ def read_kmsg(handle):
 
 
 def dmesg_records(text):
-    """Return the same records from the output of dmesg.
+    """Parse the output of dmesg to [(seconds, text)].
 
     [ 5140.900000] NVRM: Xid (PCI:0000:9b:00): 79, pid=…
     """
