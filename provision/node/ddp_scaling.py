@@ -14,8 +14,9 @@ rank N on CUDA's device N. It prints JSON objects, one on each line, and writes 
 
 Each list has a value for each rank. `steps` were measured; `step_ms` is the median time from the start of a
 step to its end; `compute_ms` ends with the last gradient, which waits for no other GPU: if all ranks end a
-step together, it shows the rank that the others wait for. Instead of a phase: {"errors": {"3": "RuntimeError:
-…"}}, by rank. Instead of everything: {"ddp_scaling": 1, "absent": "why there is nothing to run"}.
+step together, it shows the rank that the others wait for.
+Instead of a phase: {"errors": {"3": "RuntimeError: …"}}, by rank. Instead of everything:
+{"ddp_scaling": 1, "absent": "why there is nothing to run"}.
 
 `ddp` is DistributedDataParallel. A layer's gradient is larger than one of its buckets, so that `all_reduce`
 adds up the same messages as a step. They may finish long before the computation: in `overlapped` they are

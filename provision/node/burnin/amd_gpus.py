@@ -20,7 +20,7 @@ AMD_MOST_GPUS = 1024  # GPUs and partitions
 # Throttling reasons, the bits of `violations`; checks/vendors/amd/sensors.py has their texts. The power limit
 # is not among them, since it throttles GPUs in normal operation.
 AMD_VIOLATIONS = (("prochot", 1), ("vr_thermal", 2), ("hbm_thermal", 4), ("socket_thermal", 8))
-AMD_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe lane → generation
+AMD_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe lane -> generation
 
 
 def amd_documents(text):
