@@ -214,7 +214,7 @@ def new(
 
 
 def known_here(named: str) -> RunFolder | None:
-    """Find a burn-in's run folder by path, name or `latest`. Raises RunFolderError for another run."""
+    """Find a burn-in by path, name or `latest`, or return None. Raises RunFolderError for other runs."""
     if named == "latest":
         try:
             return latest(VERB)
@@ -301,7 +301,7 @@ def look(
     schedulers: Schedulers | None = None,
     on_event: OnEvent = ignore,
 ) -> Looked:
-    """Observe every node once; nodes with a running job are not able, according to `schedulers`.
+    """Observe every node once; nodes on which `schedulers` report a job are not able.
 
     Raises StackError for a variable that cannot be resolved."""
     looked = Looked(validation.plain_variables(fleet, overrides))

@@ -43,7 +43,7 @@ Segments = Mapping[str, Between]
 
 
 def segments(profile: Any) -> dict[str, Between]:
-    """Return the segments between nodes of a profile in JSON form, which may come from a node."""
+    """Return the segments between nodes from a profile in JSON form, which a node may have sent."""
     by_name = {}
     rows = profile.get("segments") if isinstance(profile, Mapping) else None
     for row in rows if isinstance(rows, list | tuple) else ():

@@ -31,8 +31,8 @@ MOST_ROUNDS = 4
 class Culprit:
     """A part that explains bad measurements beyond doubt.
 
-    `device`: `gpu-03`, `gpu-03/rail 2`, `link gpu-01-gpu-02`, `leaf of rack a`, `uplink of rack a`, `path
-    between racks a and b`. `nodes`: affected ones. `outcome`: worst of `evidence` (`measured`: slow).
+    `device`: `gpu-03`, `gpu-03/rail 2`, `link gpu-01-gpu-02`, `leaf of rack a`, `uplink of rack a`,
+    `path between racks a and b`. `nodes`: affected ones. `outcome`: worst of `evidence` (`measured`: slow).
     """
 
     device: str

@@ -2,8 +2,8 @@
 
 It runs the steps of an order, samples sensors and counters meanwhile, and writes both to a spool on disk.
 provision/checks/on_node/packed_program.py packs these files and the module gpuprov_run, which starts programs
-for them. The module gpuprov_burnin installs them as SPOOL/program; systemd runs `python3 -I -S program burnin
-SPOOL` and keeps it alive. The controller that collects the spool judges; nothing is judged here.
+for them. The module gpuprov_burnin installs them as SPOOL/program, which systemd keeps alive:
+`python3 -I -S program burnin SPOOL`. The controller that collects the spool judges; nothing is judged here.
 
 runner.py walks through the order. Each step runs in a separate child, and so does everything else that may
 hang. sampler.py is another process, with a program or reader for each source and, where a device can hang
