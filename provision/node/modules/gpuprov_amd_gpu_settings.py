@@ -1,22 +1,22 @@
 #!/usr/bin/python
-"""Compares wanted partitions and power limits with what AMD's GPUs can do and have; changes nothing."""
+"""Ansible module that compares requested AMD GPU settings with each GPU; changes nothing."""
 
 DOCUMENTATION = r"""
 module: gpuprov_amd_gpu_settings
 short_description: Compare settings of AMD's GPUs with what each GPU can do and has now
 description:
-  - Says which settings are impossible, which differ, and which wait for a reboot. Changes nothing.
-  - Reads sysfs of the driver amdgpu alone.
+  - Reports which settings are impossible, which differ, and which wait for a reboot. Changes nothing.
+  - Reads only the sysfs entries of the amdgpu driver.
 options:
   compute_partition: {description: "C(SPX), C(DPX), C(TPX), C(QPX) or C(CPX).", type: str, default: ""}
   memory_partition: {description: "C(NPS1), C(NPS2), C(NPS4) or C(NPS8).", type: str, default: ""}
-  power_limit: {description: Watts for every GPU; 0 does not ask., type: int, default: 0}
+  power_limit: {description: Watts for every GPU; 0 skips this comparison., type: int, default: 0}
 author:
   - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""
-- name: See whether the GPUs can be divided
+- name: Check whether the GPUs can be partitioned
   gpuprov_amd_gpu_settings:
     compute_partition: CPX
   register: look
@@ -24,19 +24,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ready:
-  description: Whether the driver has a GPU; without it nothing is known.
+  description: Whether the driver is bound to any GPU; if false, the other values are empty.
   returned: success
   type: bool
 refusals:
-  description: A sentence for each impossible setting, with the GPU and what is possible.
+  description: One sentence per impossible setting, naming the GPU and the supported values.
   returned: success
   type: list
 differs:
-  description: Names of the settings that some GPU does not have.
+  description: Names of the settings that at least one GPU does not have.
   returned: success
   type: list
 pending:
-  description: What the GPUs get at the next boot alone.
+  description: Settings that take effect only at the next boot.
   returned: success
   type: list
 """
@@ -52,7 +52,7 @@ KINDS = ("compute", "memory")
 
 
 def text_of(path):
-    """What a file says, without its end of line; None where there is none, or the driver refuses it now."""
+    """Return the stripped text of a file; None if it is missing or the driver refuses to read it now."""
     try:
         with io.open(path, encoding="ascii", errors="replace") as stream:
             return stream.read().strip()
@@ -61,7 +61,7 @@ def text_of(path):
 
 
 def watts(folder, name):
-    """A limit of power in W; None where this GPU has none (of two dies of a module the second)."""
+    """Return a power limit in W; None if this GPU has none (for example the second die of a module)."""
     for path in sorted(glob.glob(folder + "/hwmon/hwmon*/" + name)):
         found = text_of(path) or ""
         if found.isdigit() and int(found):
@@ -70,7 +70,7 @@ def watts(folder, name):
 
 
 def gpus():
-    """The folders of the GPUs that the driver took, in the order of the bus."""
+    """Return the sysfs folders of the GPUs bound to amdgpu, in PCI bus order."""
     found = []
     for folder in sorted(glob.glob(SYSFS + "/bus/pci/devices/*")):
         driver = folder + "/driver"
@@ -80,14 +80,14 @@ def gpus():
 
 
 def modes_of(folder, kind):
-    """(the present mode, those that it can have); None for a mode that the driver does not say."""
+    """Return (current mode, supported modes); the current mode is None if the driver does not report it."""
     present = text_of("%s/current_%s_partition" % (folder, kind))
     offered = text_of("%s/available_%s_partition" % (folder, kind))
     return present, [each.strip() for each in (offered or "").split(",") if each.strip()]
 
 
 def users():
-    """The processes that compute on any GPU."""
+    """Return the ids of the processes that use any GPU for compute."""
     try:
         return sorted(name for name in os.listdir(SYSFS + "/class/kfd/kfd/proc") if name.isdigit())
     except (IOError, OSError):
@@ -95,7 +95,7 @@ def users():
 
 
 def compare_partition(folder, kind, wanted):
-    """Why this GPU cannot be divided so (empty: it can), and whether it is not yet."""
+    """Return why this GPU cannot be partitioned so (empty if it can) and whether it differs from `wanted`."""
     present, offered = modes_of(folder, kind)
     address = os.path.basename(folder)
     if present == wanted:
@@ -125,7 +125,7 @@ def compare_power(folder, wanted):
 
 
 def look(options):
-    """The four values that are returned."""
+    """Compare all GPUs with the options and return the module's four result values."""
     found = {"ready": False, "refusals": [], "differs": [], "pending": []}
     for folder in gpus():
         found["ready"] = True
@@ -136,7 +136,7 @@ def look(options):
         if options["power_limit"]:
             note(found, "power_limit", *compare_power(folder, options["power_limit"]))
     if "memory_partition" in found["differs"]:
-        # The driver changes it when it is loaded, and what the GPU can be depends on it.
+        # The driver sets the memory mode when it loads, and the available compute modes depend on that mode.
         found["pending"] = [name for name in found["differs"] if name.endswith("_partition")]
     elif "compute_partition" in found["differs"] and users():
         processes = ", ".join(users()[:8])

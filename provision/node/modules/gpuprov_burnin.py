@@ -1,8 +1,8 @@
 #!/usr/bin/python
-"""Ansible module: starts a burn-in on a node, tells of it, fetches what it measured, ends it, removes it.
+"""Ansible module that starts, watches, collects, stops and removes a burn-in on a node.
 
-The burn-in itself is the program of provision/node/burnin/, which this puts into the spool and hands over to
-systemd; nothing here waits for it. Every answer comes within seconds and is bounded in size.
+The burn-in itself is the program of provision/node/burnin/, which this module writes to the spool and starts
+through systemd without waiting for it. Every call returns within seconds, with a result of bounded size.
 """
 
 DOCUMENTATION = r"""
@@ -10,15 +10,15 @@ module: gpuprov_burnin
 short_description: Start, watch, collect, stop and remove a burn-in
 description:
   - A burn-in runs under the unit C(gpuprov-burnin.service); its spool is C(/var/lib/gpuprov/burnin/CAMPAIGN).
-  - A refusal (another burn-in, a GPU in use, no room, a faulty order) is an answer, no failure.
+  - A refused start (another burn-in, a GPU in use, no space, an invalid order) is a result, not a failure.
 options:
   state:
-    description: What to do. C(release) ends the wait of a fleet segment.
+    description: The action. C(release) ends the wait of a fleet segment.
     type: str
     required: true
     choices: [start, status, collect, stop, release, remove]
   campaign:
-    description: Which campaign; the newest on the node when it is empty.
+    description: Name of the campaign; if empty, the newest campaign on the node.
     type: str
     default: ""
   order:
@@ -26,37 +26,37 @@ options:
     type: str
     default: ""
   runner:
-    description: With C(start), the program, packed.
+    description: With C(start), the packed program.
     type: str
     default: ""
   offsets:
-    description: With C(collect), the bytes the caller has of each file, as JSON text, plain or packed.
+    description: With C(collect), how many bytes of each file the caller has, as JSON text, plain or packed.
     type: str
     default: ""
   limit:
-    description: With C(collect), the bytes of one answer before they are compressed.
+    description: With C(collect), the maximum number of bytes per call, before compression.
     type: int
     default: 4194304
   segment:
-    description: With C(release), the name of the segment that waits.
+    description: With C(release), the name of the waiting segment.
     type: str
     default: ""
   timeout:
-    description: Seconds for the unit to start or to stop.
+    description: Timeout in seconds for starting or stopping the unit.
     type: float
     default: 90
 author: the gpuprov authors
 """
 
 EXAMPLES = r"""
-- name: How far is it?
+- name: Show the progress of the newest burn-in
   gpuprov_burnin:
     state: status
 """
 
 RETURN = r"""
 gpuprov:
-  description: The answer, always with C(now), C(up) and C(boot), the node's clocks and its boot.
+  description: The result, always with C(now), C(up) and C(boot), the node's clocks and its boot id.
   returned: always
   type: dict
 """
@@ -85,9 +85,9 @@ WHOLE = ("state.json", "order.json")
 PACKED = re.compile(r"[A-Za-z0-9+/]{8,}={0,2}\Z")
 LAST_EVENTS = 20
 EVENT_BYTES = 65536
-BOOTTIME = 7  # CLOCK_BOOTTIME; Python has a name for it since 3.7
-# A step that is killed for want of memory must not end the whole unit (OOMPolicy). The runner may fail ten
-# times an hour; a program stuck in the kernel keeps nobody longer than two stop timeouts.
+BOOTTIME = 7  # CLOCK_BOOTTIME; the time module names it only since Python 3.7
+# OOMPolicy: a step that is killed for lack of memory must not end the whole unit. The runner may fail ten
+# times an hour; a program stuck in the kernel delays a stop by at most two stop timeouts.
 SERVICE = """\
 [Unit]
 Description=gpuprov burn-in {campaign}
@@ -189,7 +189,7 @@ def start(wanted):
 
 
 def unpacked(value):
-    """The bytes of a text that may have come as base64 of zlib (Ansible finds no template in that)."""
+    """Return a parameter as bytes, unpacking base64 of zlib (in which Ansible finds no template)."""
     if not PACKED.match(value):
         return value.encode("utf-8")
     try:
@@ -199,7 +199,7 @@ def unpacked(value):
 
 
 def campaign_of(data):
-    """The campaign of an order. Raises ValueError."""
+    """Return the campaign named in an order. Raises ValueError."""
     order = json.loads(data.decode("utf-8"))
     campaign = order.get("campaign") if isinstance(order, dict) else None
     if not isinstance(campaign, str) or not CAMPAIGN.match(campaign):
@@ -212,7 +212,7 @@ def refused(why, running=""):
 
 
 def make_home():
-    """The folder of all spools, root's alone."""
+    """Create the folder of all spools; raise ValueError if an existing one is not root's alone."""
     os.makedirs(os.path.dirname(HOME), mode=0o755, exist_ok=True)
     try:
         os.mkdir(HOME, 0o700)
@@ -223,7 +223,7 @@ def make_home():
 
 
 def check(spool):
-    """Why the program would not begin; empty when it would."""
+    """Return why the program would refuse to start; empty if it would start."""
     program = os.path.join(spool, "program")
     code, said = run([sys.executable, "-I", "-S", program, "burnin", spool, "check"], 120)
     try:
@@ -233,7 +233,7 @@ def check(spool):
 
 
 def start_unit(campaign, spool, seconds):
-    """Install and start the unit; why that failed, else empty."""
+    """Install and start the unit. Returns why that failed, or an empty string."""
     text = SERVICE.format(campaign=campaign, spool=spool, python=sys.executable)
     path = os.path.join(UNIT_FOLDER, UNIT)
     put(path, text.encode("ascii"), 0o644)
@@ -278,7 +278,7 @@ def collect(wanted):
     campaign, spool = spool_of(wanted)
     if not spool:
         return False, {"campaign": "", "alive": False, "finished": False, "parts": [], "more": False}
-    # What is asked before the files are read cannot promise more than they hold.
+    # Read the state before the files: the result may then claim less than the files hold, never more.
     answer = {"campaign": campaign, "alive": alive(campaign)}
     answer["finished"] = finished(read_json(os.path.join(spool, "state.json")))
     parts, left, more = [], max(1, wanted["limit"]), False
@@ -286,7 +286,7 @@ def collect(wanted):
         path = os.path.join(spool, name)
         size, offset = size_of(path), offset_of(wanted["offsets"], name)
         if offset > size or (name in WHOLE and offset != size):
-            offset = 0  # replaced meanwhile
+            offset = 0  # replaced since the last call
         if offset == size:
             continue
         if left <= 0:
@@ -298,7 +298,7 @@ def collect(wanted):
         left -= len(data)
         more = more or offset + len(data) < size
         packed = base64.b64encode(zlib.compress(data, 6)).decode("ascii")
-        # Ansible's results pass a mask of the inventory's secrets, which are three letters or more.
+        # Ansible masks the inventory's secrets in results; these have 3 letters or more, pairs do not match.
         packed = " ".join(packed[at : at + 2] for at in range(0, len(packed), 2))
         parts.append({"file": name, "offset": offset, "size": size, "data": packed})
     return False, dict(answer, parts=parts, more=more)
@@ -310,7 +310,7 @@ def offset_of(offsets, name):
 
 
 def collectable(spool):
-    """The files that are fetched, in the order in which they are: what was said before what was measured."""
+    """Return the files to collect, with order, state and events before the measurements."""
     found = []
     for folder, _, names in os.walk(spool):
         below = os.path.relpath(folder, spool)
@@ -333,7 +333,7 @@ def last_events(path):
         try:
             found.append(json.loads(line.decode("utf-8", "replace")))
         except ValueError:
-            continue  # cut, or the end
+            continue  # a partial first line, or the empty string after the last newline
     return found[-LAST_EVENTS:]
 
 
@@ -344,7 +344,7 @@ def stop(wanted):
     campaign, spool = spool_of(wanted)
     if not spool:
         return False, {"campaign": "", "stopped": True, "left": []}
-    if runs() and newest_running() not in ("", campaign):  # another's unit is not ours to stop
+    if runs() and newest_running() not in ("", campaign):  # never stop the unit of another campaign
         return False, {"campaign": campaign, "stopped": True, "left": []}
     if not finished(read_json(os.path.join(spool, "state.json"))):
         put(os.path.join(spool, "stop"), b"")
@@ -361,7 +361,7 @@ def stop(wanted):
 
 
 def note_stop(spool):
-    """Write the stop down where the program could not: it had failed before, or did not end."""
+    """Record the stop if the program could not, because it had failed before or did not end."""
     state = read_json(os.path.join(spool, "state.json"))
     if state.get("finished"):
         return
@@ -374,7 +374,7 @@ def note_stop(spool):
 
 
 def ends_whole(path):
-    """Whether a file ends with a line's end, or is empty."""
+    """Return whether a file is empty or ends with a newline."""
     with open(path, "rb") as source:
         size = source.seek(0, 2)
         source.seek(max(0, size - 1))
@@ -382,7 +382,7 @@ def ends_whole(path):
 
 
 def members():
-    """What is still in the unit: `4711 nvidia-smi (D)`."""
+    """Return the processes still in the unit's cgroup, as `4711 nvidia-smi (D)`."""
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
@@ -417,34 +417,34 @@ def remove(wanted):
     if alive(campaign):
         raise ValueError("the burn-in %s runs: stop it first" % campaign)
     if newest_running() == campaign:
-        remove_unit()  # it waited for the next boot
+        remove_unit()  # it was waiting for the next boot
     shutil.rmtree(spool)
     for folder in (HOME, os.path.dirname(HOME)):
         try:
             os.rmdir(folder)
         except OSError:
-            break  # another's spool is in it
+            break  # another campaign's spool is in it
     return True, {"campaign": campaign, "removed": True}
 
 
-# --- what the above share ---
+# --- shared by the states above ---
 
 
 def spool_of(wanted):
-    """(the campaign that is meant, its spool); the spool is empty when there is none."""
+    """Return (requested campaign, its spool); the spool is empty if there is none."""
     campaign = wanted["campaign"] or newest()
     spool = os.path.join(HOME, campaign)
     return campaign, spool if campaign and os.path.isdir(spool) else ""
 
 
 def runs():
-    """Whether the unit runs, or is just about to start or to end."""
+    """Return whether the unit is running, starting or stopping."""
     _, said = run(["systemctl", "show", "--property=ActiveState", UNIT], 30)
     return said.partition("=")[2] in ("active", "activating", "deactivating", "reloading")
 
 
 def newest_running():
-    """The campaign of the unit that is installed; empty when none is."""
+    """Return the campaign of the installed unit; empty if no unit is installed."""
     try:
         with open(os.path.join(UNIT_FOLDER, UNIT)) as source:
             found = re.search(r"^Description=gpuprov burn-in (\S+)$", source.read(65536), re.MULTILINE)
@@ -458,7 +458,7 @@ def alive(campaign):
 
 
 def newest():
-    """The campaign whose unit is installed, else the one begun last; empty when there is none."""
+    """Return the campaign whose unit is installed, else the latest one; empty if there is none."""
     try:
         names = [name for name in os.listdir(HOME) if CAMPAIGN.match(name)]
     except OSError:
@@ -475,7 +475,7 @@ def size_of(path):
 
 
 def stat_of(path):
-    """(its size, when it was changed); zeros when there is no such file."""
+    """Return (size, modification time) of a file; zeros if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -484,7 +484,7 @@ def stat_of(path):
 
 
 def finished(state):
-    """Whether nothing more comes: one that was stopped may be resumed."""
+    """Return whether the burn-in has ended for good; a stopped one may be resumed."""
     return state.get("finished") not in (None, "stopped")
 
 
@@ -495,7 +495,7 @@ def remove_unit():
 
 
 def forget(path):
-    """Remove a file; whether there was one."""
+    """Remove a file and return whether it existed."""
     try:
         os.unlink(path)
     except OSError:
@@ -504,7 +504,7 @@ def forget(path):
 
 
 def put(path, data, mode=0o600):
-    """Write a file in one step."""
+    """Write a file atomically."""
     beside = path + ".new"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -528,7 +528,7 @@ def read_json(path):
 
 
 def run(argv, seconds):
-    """(status, what it printed); (None, why) when it did not end in time."""
+    """Return a command's (exit status, output); (None, reason) if it did not start or end in time."""
     try:
         done = subprocess.run(
             argv,

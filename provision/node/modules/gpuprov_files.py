@@ -1,16 +1,16 @@
 #!/usr/bin/python
-"""Writes and removes a role's files: one task for all of a step, instead of one for each."""
+"""Ansible module that writes and removes all files of one role step in a single task."""
 
 DOCUMENTATION = r"""
 module: gpuprov_files
 short_description: Write and remove several files in one task
 description:
-  - Each file belongs to root (and to a group, where one is named) and is replaced in one step, so that
-    nobody reads half of it. Folders that are missing on the way are made, with mode 0755.
+  - Each file is owned by root (and by a group, if one is given) and is replaced atomically, so that nobody
+    reads half of it. Missing parent folders are created with mode 0755.
   - Supports check mode and C(--diff).
 options:
   files:
-    description: The files, in the order in which they are written.
+    description: Files to write, in this order.
     type: list
     elements: dict
     default: []
@@ -20,29 +20,29 @@ options:
         type: path
         required: true
       content:
-        description: The whole text. A file without it is removed.
+        description: The complete text. A file with neither this nor C(secret) is removed.
         type: str
       secret:
-        description: The same for a text that is neither logged nor shown.
+        description: Like C(content), for text that must be neither logged nor shown.
         type: str
       mode:
-        description: Permissions, octal, in quotes.
+        description: Permissions as an octal number in quotes.
         type: str
         default: "0644"
       group:
-        description: The group that owns it. In check mode it need not exist yet.
+        description: Group that owns the file. In check mode it need not exist yet.
         type: str
         default: root
       validate:
         description:
-          - A program with its arguments, as a list. It reads the new file in place of C(%s) before that
-            replaces the old one; where it does not end with 0, the task fails, and the old file stays.
+          - A program and its arguments, as a list. It checks the new file, whose path replaces C(%s), before
+            the old file is replaced; if its exit status is not 0, the task fails and the old file stays.
             Not run in check mode.
         type: list
         elements: str
         default: []
   absent:
-    description: Paths of files to remove before the others are written.
+    description: Paths of files to remove before any file is written.
     type: list
     elements: path
     default: []
@@ -51,7 +51,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Write the settings, and remove those of an older release
+- name: Write the settings and remove the file of an older release
   gpuprov_files:
     files:
       - path: /etc/nccl.conf
@@ -61,7 +61,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 paths:
-  description: Paths that were written, removed, or given another owner or mode (or would be, in check mode).
+  description: Paths that were written, removed, or given a new owner or mode (or would be, in check mode).
   returned: success
   type: list
 """
@@ -72,15 +72,15 @@ import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-HIDDEN = "(a secret)"  # in a difference
+HIDDEN = "(a secret)"  # shown in a diff instead of secret text
 
 
 class InvalidError(Exception):
-    """The new file is not what the program that reads it understands."""
+    """A new file that the program that reads it rejects."""
 
 
 def found(path):
-    """The text of the file, or None. A link counts as what it leads to."""
+    """Return the text of a file, or None if it does not exist. Links are followed."""
     try:
         with io.open(path, encoding="utf-8", errors="surrogateescape", newline="") as text:
             return text.read()
@@ -101,8 +101,8 @@ def write(module, path, content, mode, program):
             said = (trouble.strip() or output.strip() or "no word why")[-1000:]
             raise InvalidError("{0} refuses it: {1}".format(program[0], said.replace(temporary, path)))
     if not int(mode, 8) & 0o004 and os.path.exists(path):
-        os.chmod(path, 0o600)  # the move keeps the mode of what is there
-    before = os.umask(0o077)  # nobody else reads a new file before it has its mode
+        os.chmod(path, 0o600)  # the move keeps the mode of an existing file
+    before = os.umask(0o077)  # nobody else may read a new file before its mode is set
     try:
         module.atomic_move(temporary, path)
     finally:
@@ -110,7 +110,7 @@ def write(module, path, content, mode, program):
 
 
 def make(module, entry):
-    """Bring one file to its state. Returns the difference for --diff, or None when there is none."""
+    """Bring one file to its desired state. Returns the difference for --diff, or None if it was right."""
     path, secret = entry["path"], entry.get("secret")
     content = entry["content"] if secret is None else secret
     before = found(path)
@@ -131,8 +131,8 @@ def make(module, entry):
 
 
 def give(module, path, entry, attributes=None):
-    """Give a file to root and its group, with its mode; `attributes` gets what differed. Returns whether
-    anything did."""
+    """Set owner root, the group and the mode of a file, and return whether anything changed.
+    `attributes` receives the differences."""
     changed = module.set_mode_if_different(path, entry["mode"], False, attributes)
     changed = module.set_owner_if_different(path, "root", changed, attributes)
     return module.set_group_if_different(path, entry["group"], changed, attributes)

@@ -1,19 +1,19 @@
 #!/usr/bin/python
-"""Compares wanted GPU settings with what each GPU can do and has now; changes nothing."""
+"""Ansible module that compares requested NVIDIA GPU settings with each GPU; changes nothing."""
 
 DOCUMENTATION = r"""
 module: gpuprov_gpu_settings
 short_description: Compare GPU settings with what each GPU can do and has now
 description:
-  - Says which settings are impossible, which differ, and which wait for a reboot. Changes nothing.
+  - Reports which settings are impossible, which differ, and which wait for a reboot. Changes nothing.
 options:
-  power_limit: {description: Watts for every GPU; 0 does not ask., type: float, default: 0}
+  power_limit: {description: Watts for every GPU; 0 skips this comparison., type: float, default: 0}
   locked_clocks: {description: Lowest and highest clock in MHz., type: list, elements: int, default: []}
   application_clocks: {description: Memory and graphics clock in MHz., type: list, elements: int, default: []}
   compute_mode: {description: "C(default), C(exclusive_process) or C(prohibited).", type: str, default: ""}
   ecc: {description: C(enabled) or C(disabled)., type: str, default: ""}
   mig_layouts:
-    description: For each GPU its MIG profiles, large ones first, with commas between; C(off) for a whole GPU.
+    description: MIG profiles of each GPU, largest first, separated by commas; C(off) for an undivided GPU.
     type: list
     elements: str
     default: []
@@ -22,7 +22,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: See whether the GPUs can be limited to 500 W
+- name: Check whether the GPUs can be limited to 500 W
   gpuprov_gpu_settings:
     power_limit: 500
   register: look
@@ -30,23 +30,23 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ready:
-  description: Whether nvidia-smi answered; without a loaded driver nothing is known.
+  description: Whether nvidia-smi can reach a loaded driver; if false, the other values are empty.
   returned: success
   type: bool
 refusals:
-  description: A sentence for each impossible setting with GPUs and what is possible.
+  description: One sentence per impossible setting, naming the GPUs and the supported values.
   returned: success
   type: list
 differs:
-  description: Names of the settings that some GPU does not have.
+  description: Names of the settings that at least one GPU does not have.
   returned: success
   type: list
 ecc:
-  description: Indexes of the GPUs whose next ECC mode is not the wanted one.
+  description: Indexes of the GPUs whose pending ECC mode is not the requested one.
   returned: success
   type: list
 pending:
-  description: What the GPUs wait with until the next reset or reboot.
+  description: Changes that wait for the next reset or reboot.
   returned: success
   type: list
 """
@@ -70,13 +70,13 @@ FIELDS = [
     "clocks.applications.graphics",
 ]
 TIMEOUT = "60"
-NO_DRIVER = (9, 12, 18)  # not loaded, library missing, library of another version
+NO_DRIVER = (9, 12, 18)  # driver not loaded, library missing, library version mismatch
 PROFILE = re.compile(r"^\|\s+(\d+)\s+MIG\s+(\S+)\s+\d+\s+\d+/(\d+)\s")
 FORGETFUL = ("power_limit", "locked_clocks", "application_clocks", "compute_mode")
 
 
 def parse_gpus(text):
-    """--query-gpu output → [{field: text}] in index order; None when it was not understood."""
+    """Parse --query-gpu output into [{field: text}] in index order; None if it is malformed."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     if not rows or any(len(row) != len(FIELDS) for row in rows):
         return None
@@ -84,7 +84,7 @@ def parse_gpus(text):
 
 
 def parse_devices(text):
-    """`nvidia-smi -L` → for each GPU its MIG devices, largest first, with commas between."""
+    """Parse `nvidia-smi -L` into each GPU's MIG devices, largest first, separated by commas."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -96,7 +96,7 @@ def parse_devices(text):
 
 
 def parse_profiles(text):
-    """`nvidia-smi mig -lgip` → {GPU index: {profile: how many fit at most}}."""
+    """Parse `nvidia-smi mig -lgip` into {GPU index: {profile: maximum number of instances}}."""
     found = {}
     for line in text.splitlines():
         match = PROFILE.match(line)
@@ -106,7 +106,7 @@ def parse_profiles(text):
 
 
 def parse_pairs(text):
-    """CSV of a bus id and two more columns → {bus id: [(column, column)]}."""
+    """Parse CSV of a bus id and two more columns into {bus id: [(column, column)]}."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -123,7 +123,7 @@ def number(text):
 
 
 def together(sentences):
-    """[(GPU index, sentence)] → sentences that name all GPUs they are about."""
+    """Merge [(GPU index, sentence)] into one line per sentence that lists all its GPUs."""
     gpus = {}
     for index, sentence in sentences:
         gpus.setdefault(sentence, []).append(str(index))
@@ -131,7 +131,7 @@ def together(sentences):
 
 
 def power(gpus, watts):
-    """(refusals, whether any differs) of a power limit."""
+    """Return (refusals, whether any GPU differs) for a power limit."""
     refused, differs = [], False
     for index, gpu in enumerate(gpus):
         low, high = number(gpu["power.min_limit"]), number(gpu["power.max_limit"])
@@ -151,7 +151,7 @@ def nearest(clock, known):
 
 
 def clocks(gpus, supported, locked, applications):
-    """(refusals, whether any differs) of clocks. `supported`: bus id → [(memory, graphics)] as text."""
+    """Return (refusals, whether any GPU differs) for clocks. `supported`: bus id → [(memory, graphics)]."""
     refused, differs = [], False
     for index, gpu in enumerate(gpus):
         pairs = [
@@ -185,7 +185,7 @@ def clocks(gpus, supported, locked, applications):
 
 
 def ecc(gpus, mode):
-    """(refusals, indexes that differ) of an ECC mode."""
+    """Return (refusals, indexes of GPUs that differ) for an ECC mode."""
     refused = [
         (i, "the board has no ECC mode.") for i, gpu in enumerate(gpus) if "N/A" in gpu["ecc.mode.pending"]
     ]
@@ -193,7 +193,7 @@ def ecc(gpus, mode):
 
 
 def layout_trouble(layout, known):
-    """Why a GPU cannot be divided like this, or None."""
+    """Return why a GPU cannot be partitioned like this, or None if it can."""
     wanted = layout.split(",") if layout else []
     for name in wanted:
         if name not in known:
@@ -209,7 +209,7 @@ def layout_trouble(layout, known):
 
 
 def mig(gpus, layouts, now, known, users):
-    """(refusals, whether any differs) of the partitions. `known` is empty when nothing is listed."""
+    """Return (refusals, whether any GPU differs) for MIG layouts. `known` is empty if none is listed."""
     refused, differs = [], False
     for index, (gpu, layout) in enumerate(zip(gpus, layouts)):  # noqa: B905 - Python 2
         mode = gpu["mig.mode.current"]
@@ -232,7 +232,7 @@ def mig(gpus, layouts, now, known, users):
 
 
 def pending(gpus):
-    """What waits for a reset or a reboot, as sentences."""
+    """Return sentences about the changes that wait for a reset or a reboot."""
     found = []
     for index, gpu in enumerate(gpus):
         for name, words in (("ecc.mode", "ECC"), ("mig.mode", "MIG")):
@@ -243,7 +243,7 @@ def pending(gpus):
 
 
 def compare(wanted, gpus, ask):
-    """(refusals, names of settings that differ, GPUs to change ECC of). `ask` runs nvidia-smi."""
+    """Return (refusals, names of differing settings, GPUs whose ECC must change). `ask` runs nvidia-smi."""
     refused, differs, change = [], [], []
     if any(wanted[name] for name in FORGETFUL):
         sentence = (
@@ -290,7 +290,7 @@ def main():
     )
 
     def run(*words):
-        # A driver in trouble keeps nvidia-smi for ever.
+        # nvidia-smi hangs forever when the driver is in trouble.
         command = ["timeout", "--kill-after=5", TIMEOUT, "nvidia-smi", *words]
         return module.run_command(command, environ_update={"LC_ALL": "C"})
 

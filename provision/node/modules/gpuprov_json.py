@@ -1,25 +1,25 @@
 #!/usr/bin/python
-"""Merges settings into a JSON file that has other owners too; refuses one that is not JSON, with the line."""
+"""Ansible module that merges settings into a shared JSON file and rejects invalid JSON with its line."""
 
 DOCUMENTATION = r"""
 module: gpuprov_json
 short_description: Merge settings into a JSON file
 description:
-  - Sets what is given and keeps everything else, the order of the keys too.
-  - A file that is not JSON is left alone and refused with the line and column of the error.
+  - Sets the given keys and keeps everything else, including the order of the keys.
+  - A file that is not JSON is left unchanged; the task fails with the line and column of the error.
 options:
   path:
-    description: The file; made when it is not there.
+    description: The file; created if it does not exist.
     type: path
     required: true
   settings:
-    description: What has to be in it. Mappings are merged, everything else is replaced.
+    description: Settings the file must contain. Mappings are merged, everything else is replaced.
     type: dict
     required: true
   validate:
     description:
-      - The program that reads the file, and the options with which it says whether it takes one, C(%s).
-      - It is asked in check mode, too. One that is not installed, or does not know the option, is not heard.
+      - The program that reads the file, with the options that make it validate the file at C(%s).
+      - It runs in check mode, too. A program that is not installed or does not know the option is ignored.
     type: list
     elements: str
     default: []
@@ -28,7 +28,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Tell Docker of the NVIDIA runtime
+- name: Register the NVIDIA runtime in Docker
   gpuprov_json:
     path: /etc/docker/daemon.json
     settings: {runtimes: {nvidia: {path: nvidia-container-runtime}}}
@@ -41,7 +41,7 @@ keys_to_set:
   returned: always
   type: list
 settings:
-  description: The whole content as it is now (or would be, in check mode).
+  description: The complete content after the change (or as it would be, in check mode).
   returned: always
   type: dict
 """
@@ -52,11 +52,11 @@ import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-UNKNOWN = "unknown flag: "  # of a Docker before 23.0, which has no --validate
+UNKNOWN = "unknown flag: "  # printed by Docker before 23.0, which has no --validate
 
 
 def merged(old, new):
-    """`old` with `new` set in it: mappings key by key, lists and values as a whole."""
+    """Return `old` updated with `new`; mappings merge key by key, other values are replaced."""
     result = dict(old)
     for key, value in new.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -65,12 +65,12 @@ def merged(old, new):
 
 
 def refuse(constant):
-    """NaN and Infinity are no JSON, though Python reads them."""
+    """Reject NaN and Infinity, which Python reads but JSON does not allow."""
     raise ValueError("{0} is no number".format(constant))
 
 
 def read(module, path):
-    """The settings in the file; none when it is absent, empty or null. Ends the module if it is no JSON."""
+    """Return the file's settings, {} if it is missing, empty or null. Fails the module if it is not JSON."""
     fix = "Correct it; it was not changed."
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -95,7 +95,7 @@ def read(module, path):
 
 
 def written(module, settings):
-    """The path of a new file with the settings."""
+    """Write the settings to a new temporary file and return its path."""
     handle, temporary = tempfile.mkstemp(dir=module.tmpdir)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(json.dumps(settings, indent=4, ensure_ascii=False) + "\n")
@@ -103,7 +103,7 @@ def written(module, settings):
 
 
 def validate(module, path, settings):
-    """End the module if the program that reads the file would refuse these settings."""
+    """Fail the module if the program that reads the file would refuse these settings."""
     command = module.params["validate"]
     program = module.get_bin_path(command[0]) if command else None
     if not program:
@@ -119,7 +119,7 @@ def validate(module, path, settings):
 
 
 def write(module, path, settings):
-    """Write the file whole or not at all; a new one is everybody's to read."""
+    """Write the file atomically; a new one is readable by everyone."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fresh = not os.path.exists(path)
     temporary = written(module, settings)

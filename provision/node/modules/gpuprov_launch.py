@@ -1,39 +1,39 @@
 #!/usr/bin/python
-"""Lets nodes start an MPI program on one another for a while, with a key that is made for it."""
+"""Ansible module that lets nodes start an MPI program on one another, with a temporary key."""
 
 DOCUMENTATION = r"""
 module: gpuprov_launch
 short_description: Let nodes start MPI daemons on one another, for a while
 description:
-  - OpenMPI starts its daemons on other nodes over ssh. O(state=open) makes a key pair on the node, whose
-    private part never leaves it, and says which host keys its sshd has. O(state=admit) takes the certificate
-    for that key, and lets in whoever has one of the same authority, to start an MPI daemon and nothing else.
-    O(state=close) ends what was started, and removes both.
-  - A timer of systemd closes it as well, O(seconds) after it was opened, when nobody else does.
+  - OpenMPI starts its daemons on other nodes over ssh. O(state=open) creates a key pair on the node, whose
+    private part never leaves it, and returns the host keys of its sshd. O(state=admit) installs the
+    certificate for that key and lets everyone with a certificate of the same authority start an MPI daemon
+    and nothing else. O(state=end) ends the started programs; O(state=close) also removes key and access.
+  - If nothing else closes the launch, a systemd timer does so O(seconds) after it was opened.
 options:
   state:
-    description: What to do.
+    description: The action.
     type: str
     required: true
     choices: [open, admit, end, close]
   launch:
-    description: The name of this launch, in letters, digits, dots and dashes.
+    description: Name of this launch, made of letters, digits, dots and dashes.
     type: str
     required: true
   user:
-    description: Who the programs run as, and whose key it is; whoever Ansible logged in as when empty.
+    description: User that runs the programs and owns the key; if empty, the user Ansible logged in as.
     type: str
     default: ""
   seconds:
-    description: How long it stays open at most.
+    description: Seconds after which the launch is closed at the latest.
     type: int
     default: 3600
   mpirun:
-    description: Where OpenMPI's mpirun is; looked for when empty.
+    description: Path of OpenMPI's mpirun; if empty, it is searched for.
     type: str
     default: ""
   scripts:
-    description: What to put on the node as C(accept), C(reach) and C(close); see provision/data/launch.
+    description: Scripts to put on the node as C(accept), C(reach) and C(close); see provision/data/launch.
     type: dict
     default: {}
   certificate:
@@ -41,7 +41,7 @@ options:
     type: str
     default: ""
   authority:
-    description: The public key of the authority that signed it, as in a file of authorized keys.
+    description: The public key of the authority that signed it, as in an authorized_keys file.
     type: str
     default: ""
 author:
@@ -49,13 +49,13 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Open
+- name: Open a launch
   gpuprov_launch: {state: open, launch: 20261122T101500-nccl, user: root}
 """
 
 RETURN = r"""
 gpuprov:
-  description: public_key, host_keys, user, mpirun (what --version says, or why not), slurm, hostname.
+  description: public_key, host_keys, user, hostname, mpirun, its version (or mpirun_missing) and slurm.
   returned: O(state=open)
   type: dict
 """
@@ -80,11 +80,11 @@ _LINE = re.compile(r"[ -~]{1,4000}\Z")
 
 
 class LaunchError(Exception):
-    """What cannot be done, for the user."""
+    """A failed action on a launch, with a message for the user."""
 
 
 def whose(user):
-    """The account of this user; of whoever logged in and became root, when empty."""
+    """Return the account of `user`; if empty, of the login user who became root."""
     name = user or os.environ.get("SUDO_USER") or os.environ.get("DOAS_USER")
     return pwd.getpwnam(name) if name else pwd.getpwuid(os.getuid())
 
@@ -94,7 +94,7 @@ def folder_of(launch):
 
 
 def run(argv, timeout=20, **options):
-    """(exit status, what was printed); the status is None when it did not start or end."""
+    """Return (exit status, output) of a program; the status is None if it did not start or end in time."""
     try:
         done = subprocess.run(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False, **options
@@ -107,7 +107,7 @@ def run(argv, timeout=20, **options):
 
 
 def authorized_keys(account):
-    """The file in which sshd looks for this user's keys. Raises LaunchError."""
+    """Return the file in which sshd looks for this user's keys. Raises LaunchError."""
     status, said = run(
         ["/usr/sbin/sshd", "-T", "-C", "user=%s,host=localhost,addr=127.0.0.1" % account.pw_name]
     )
@@ -126,8 +126,8 @@ def authorized_keys(account):
 
 
 def keeper(keys, account):
-    """The account with whose rights the file of keys is handled: root if root alone can change the folders
-    above it, else the login user, whose link may lead anywhere."""
+    """Return the account that edits the file of keys: root if only root can change its parent folders.
+    Otherwise it is the login user, whose links may lead anywhere."""
     folder = os.path.dirname(keys)
     while folder != os.path.dirname(folder):
         if os.path.lexists(folder):
@@ -140,7 +140,7 @@ def keeper(keys, account):
 
 @contextlib.contextmanager
 def acting_as(account):
-    """Work with the rights of this user alone: no link of theirs leads to what they may not change."""
+    """Work with this user's rights only, so that their links never lead to files they may not change."""
     before, groups = (os.geteuid(), os.getegid()), os.getgroups()
     if account.pw_uid == before[0]:
         yield
@@ -157,19 +157,19 @@ def acting_as(account):
 
 
 def write(path, text, mode):
-    """Make a file, whole."""
+    """Create a file with this text; fail if it exists."""
     with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as stream:
         stream.write(text)
 
 
 def open_launch(launch, account, seconds, scripts):
-    """The node's key pair and scripts; the public key. What an earlier one left behind is removed."""
+    """Remove an earlier launch, create the node's key pair and scripts, and return the public key."""
     keys = authorized_keys(account)
     close(launch, keys, account)
     folder = folder_of(launch)
     os.makedirs(HOME, exist_ok=True)
-    # Whatever root's umask: the login user works in the folder below.
-    os.chmod(HOME, 0o755)  # noqa: S103 - as /run itself
+    # Regardless of root's umask: the login user works in the folder below.
+    os.chmod(HOME, 0o755)  # noqa: S103 - same mode as /run
     os.mkdir(folder, 0o700)
     os.chown(folder, account.pw_uid, account.pw_gid)
     write(folder + ".close", scripts["close"], 0o600)
@@ -194,7 +194,7 @@ def open_launch(launch, account, seconds, scripts):
 
 
 def admit(launch, account, certificate, authority):
-    """Take the certificate, and let in those of the same authority."""
+    """Install the certificate and authorise all certificates of the same authority."""
     folder, keys = folder_of(launch), authorized_keys(account)
     if not os.path.isdir(folder):
         raise LaunchError("the launch is not open any more")
@@ -214,7 +214,7 @@ def admit(launch, account, certificate, authority):
                 os.chown(stream.fileno(), account.pw_uid, account.pw_gid)
             if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and stream.seek(0, os.SEEK_END):
                 stream.seek(-1, os.SEEK_END)
-                unended = stream.read(1) != b"\n"  # as it will be again when it is closed
+                unended = stream.read(1) != b"\n"  # closing removes the added newline again
             stream.write((b"\n" if unended else b"") + line.encode("ascii"))
     if unended:
         with acting_as(account):
@@ -222,7 +222,7 @@ def admit(launch, account, certificate, authority):
 
 
 def end(launch, *close_too):
-    """End what runs for it."""
+    """End the programs of a launch. `close_too`: script arguments that close it as well."""
     script = folder_of(launch) + ".close"
     if os.path.exists(script):
         status, said = run(["/bin/sh", script, *close_too], timeout=60)
@@ -231,19 +231,19 @@ def end(launch, *close_too):
 
 
 def closing(keys, account):
-    """The words for the script that closes a launch: the keys, and with whose rights they are handled."""
+    """Return the arguments for the close script: the file of keys and the account that edits it."""
     found = keeper(keys, account)
     return ["close", keys, str(found.pw_uid), str(found.pw_gid)]
 
 
 def close(launch, keys, account):
-    """As if it had never been."""
+    """Undo a launch completely."""
     end(launch, *closing(keys, account))
     run(["systemctl", "stop", "gpuprov-launch-%s.timer" % launch])
 
 
 def host_keys():
-    """The public keys of the node's sshd, as `type base64`, of the kinds that are still used."""
+    """Return the public keys of the node's sshd as `type base64`, without obsolete types."""
     found = []
     for name in sorted(os.listdir(SSHD_KEYS)) if os.path.isdir(SSHD_KEYS) else ():
         if name.startswith("ssh_host_") and name.endswith("_key.pub"):
@@ -253,7 +253,7 @@ def host_keys():
 
 
 def slurm(hostname):
-    """What Slurm knows of this node: its name and state, and srun's kinds of MPI; empty without Slurm."""
+    """Return this node's Slurm name and state and the MPI types of srun; empty without Slurm."""
     status, said = run(["sinfo", "--noheader", "--Node", "--nodes", hostname, "--format=%N %T"])
     words = said.split()
     if status != 0 or len(words) < 2:
@@ -264,7 +264,7 @@ def slurm(hostname):
 
 
 def looked(launch, account, params):
-    """What the controller has to know of this node."""
+    """Open a launch and return what the controller needs to know about this node."""
     hostname = socket.gethostname().partition(".")[0]
     mpirun = params["mpirun"] or next(filter(None, map(shutil.which, MPIRUNS)), "mpirun")
     status, said = run([mpirun, "--version"])

@@ -1,42 +1,42 @@
 #!/usr/bin/python
-"""Reads all that a step of a role decides by: one task instead of one for each file and program."""
+"""Ansible module that reads everything a role step decides on in one task."""
 
 DOCUMENTATION = r"""
 module: gpuprov_look
-short_description: Read several files, folders and programs' answers in one task
+short_description: Read several files, folders and program outputs in one task
 description:
-  - What is not there is no error, but null; a program that cannot be run has the exit status 127, and one
-    that gives no answer in time 124.
-  - Changes nothing, in check mode or without it.
+  - A missing file is null and no error; a program that cannot be run has exit status 127, and one that
+    exceeds its timeout 124.
+  - Changes nothing, in check mode or otherwise.
 options:
   files:
-    description: Names, and of each the absolute path of the file to read.
+    description: Absolute paths of the files to read, by name.
     type: dict
     default: {}
   paths:
-    description: Names, and of each an absolute path. Asked is whether it exists, and where it leads.
+    description: Absolute paths, by name, to check for existence and resolve.
     type: dict
     default: {}
   programs:
     description:
-      - Names, and of each the program to run with its arguments, as a list. It gets no shell and no input,
-        and speaks English.
+      - Programs to run, by name, each as a list of the program and its arguments. They get no shell and no
+        input, and run in the C locale.
     type: dict
     default: {}
   needed:
-    description: Names of the programs that must end with 0; where one does not, the task fails.
+    description: Names of the programs whose exit status must be 0; otherwise the task fails.
     type: list
     elements: str
     default: []
   folders:
     description:
-      - Names, and of each which files to look for. C(path) is the folder, C(names) the shell patterns of
-        their names (without it, all), C(depth) how many folders deep (1 is the folder itself), C(contains) a
-        regular expression that a line of the file begins with.
+      - Searches for files, by name. C(path) is the folder, C(names) are shell patterns of file names (all
+        files by default), C(depth) is the number of folder levels (1 is the folder itself), C(contains) is a
+        regular expression that must match the beginning of a line in the file.
     type: dict
     default: {}
   timeout:
-    description: Seconds for each program.
+    description: Timeout of each program in seconds.
     type: int
     default: 60
 author:
@@ -44,7 +44,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: See which driver is loaded and which one the next boot would load
+- name: Read which driver is loaded and which one the next boot would load
   gpuprov_look:
     files:
       loaded: /proc/driver/nvidia/version
@@ -60,20 +60,20 @@ EXAMPLES = r"""
 RETURN = r"""
 files:
   description:
-    - The text of each file (at most 1 MiB of it) by its name; null when there is none. It is empty for a
-      folder, and for what cannot be read.
+    - Text of each file by name (at most 1 MiB); null if the file does not exist, empty if it is a folder or
+      cannot be read.
   returned: success
   type: dict
 paths:
-  description: The real path that each path leads to; null when there is nothing.
+  description: The real path behind each path; null if it does not exist.
   returned: success
   type: dict
 programs:
-  description: Of each program C(rc), C(stdout) and C(stderr).
+  description: C(rc), C(stdout) and C(stderr) of each program.
   returned: success
   type: dict
 folders:
-  description: Of each folder the paths of the files that were found, sorted.
+  description: Sorted paths of the files found in each folder.
   returned: success
   type: dict
 """
@@ -86,7 +86,7 @@ import re  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 MOST = 1024 * 1024  # characters of one file
-NO_ANSWER = 124  # as timeout(1) says it
+NO_ANSWER = 124  # exit status of timeout(1)
 ENGLISH = {"LC_ALL": "C", "LANGUAGE": "C"}
 
 
@@ -105,8 +105,8 @@ def end_of(path):
 
 
 def answer_of(module, argv, timeout):
-    """What a program printed and how it ended."""
-    # It ends what the program has started, too.
+    """Run a program and return its exit status and output."""
+    # timeout(1) also ends the children of the program.
     words = ["timeout", "--kill-after=5", str(timeout)] + [str(word) for word in argv]
     code, output, trouble = module.run_command(
         words, environ_update=ENGLISH, data="", errors="replace", expand_user_and_vars=False
@@ -117,7 +117,7 @@ def answer_of(module, argv, timeout):
 
 
 def found_in(path, names, depth, contains):
-    """Paths of files below a folder, not through links to folders."""
+    """Return paths of matching files below a folder, without following links to folders."""
     wanted = re.compile(contains) if contains else None
     top, found = path.rstrip("/"), []
     for folder, folders, files in os.walk(top):
@@ -132,7 +132,7 @@ def found_in(path, names, depth, contains):
 
 
 def mistake(name, value, check):
-    """Of an option that is a dictionary, what is wrong with a value; None when nothing is."""
+    """Return what is wrong with a value of a dictionary option; None if nothing is."""
     try:
         check(value)
     except (KeyError, TypeError, ValueError, re.error) as error:

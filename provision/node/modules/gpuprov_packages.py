@@ -1,126 +1,126 @@
 #!/usr/bin/python
-"""Asks for, installs, removes and holds packages, with apt or dnf: one task for what a role does to them."""
+"""Ansible module that queries, installs, removes and holds packages with apt or dnf."""
 
 DOCUMENTATION = r"""
 module: gpuprov_packages
-short_description: Install packages in exactly the wanted versions and hold them, with apt or dnf
+short_description: Install packages in exactly the requested versions and hold them, with apt or dnf
 description:
-  - Compares the wanted versions with what is installed and, unless that is all that is wanted, with what the
-    package manager's lists offer. The lists are refreshed once when something is missing (not in check mode).
-  - Fails before it has changed anything when a version is not offered.
-  - Moves all that differs in one transaction, up or down. Packages that are held are let go before and held
-    after it.
-  - Uses apt on Debian and Ubuntu, the command dnf on the RHEL family (whatever Python dnf is made for). What
-    modular filtering hides is not offered; what versionlock hides is.
-  - Of several versions that would do, takes the one that the role package_lock has pinned, else the newest.
-  - In check mode a repository that an earlier task would configure offers nothing yet. Where only the
-    distribution offers the packages, in other versions, or nobody does, the answer is a change.
+  - Compares the requested versions with the installed ones and, unless they all match, with the versions in
+    the package manager's lists. The lists are refreshed once if a version is missing (not in check mode).
+  - Fails before any change if a version is not offered.
+  - Upgrades or downgrades all differing packages in one transaction. Held packages are released before it
+    and held again after it.
+  - Uses apt on Debian and Ubuntu, and the dnf command on the RHEL family (whatever Python dnf is built for).
+    Versions hidden by modular filtering count as not offered; versions hidden by versionlock as offered.
+  - If several versions match, takes the one pinned by the role package_lock, else the newest.
+  - In check mode a repository that an earlier task would configure offers nothing yet. If only the
+    distribution offers the packages, in other versions, or no repository does, a change is reported.
 options:
   packages:
     description:
-      - Names, and mappings of a name to the wanted version; or one such mapping.
-      - A version without distribution revision (C(580.126.09)) matches any revision of it; one that ends in
-        C(.*) (C(580.*)) any that begins so, or is that; one that begins with C(*.) (C(*.70203)) any that ends
-        so; an empty one, or none, matches all.
-      - Of several names with C(|) between them, the first that is there or offered in that version is meant.
+      - Package names, and mappings of a name to the requested version; or one such mapping.
+      - A version without distribution revision (C(580.126.09)) matches any of its revisions. One that ends
+        in C(.*) (C(580.*)) matches the branch, one that begins with C(*.) (C(*.70203)) matches any version
+        with that ending, and an empty or missing one matches all.
+      - Of several names separated by C(|), the first that is installed or offered in that version is used.
     type: raw
     default: []
   state:
     description:
-      - V(present) installs and V(absent) removes the packages; V(asked) only fails where V(present) would;
-        V(held) only holds them or lets them go.
-      - V(gone) removes all whose names match O(packages), here regular expressions, with what came along and
-        nothing else needs; it fails before it has changed anything where that would take what somebody wants.
+      - V(present) installs and V(absent) removes the packages; V(asked) only fails if V(present) would;
+        V(held) only holds or releases them.
+      - V(gone) removes all packages whose names match O(packages), here regular expressions, and their
+        dependencies that nothing else needs; it fails before any change if it would remove a requested one.
     type: str
     choices: [present, absent, asked, held, gone]
     default: present
   held:
     description:
-      - Whether the packages are held afterwards. Without it, those that were held stay so (V(present)).
-      - A hold is C(apt-mark hold), or a line of C(dnf versionlock) that names the installed version. The
-        plugin that heeds it is installed when it is missing. A line that names another version of the package
-        is replaced; lines that are patterns over several packages are somebody else's, and left alone.
+      - Whether the packages are held afterwards. If unset, packages that were held stay held (V(present)).
+      - A hold is C(apt-mark hold), or a line of C(dnf versionlock) that names the installed version. The dnf
+        plugin for it is installed if missing. A line with another version of the package is replaced; lines
+        with patterns over several packages are left unchanged.
     type: bool
   patterns:
-    description: Shell patterns; every installed package whose name matches one is held, or let go, as well.
+    description: Shell patterns; every installed package whose name matches is held or released as well.
     type: list
     elements: str
     default: []
   version:
     description:
       - Narrows O(patterns) to packages of this version, with or without distribution revision; before a
-        transaction, to packages of the version that is replaced.
+        transaction, to packages of the version that it replaces.
     type: str
     default: ""
   origin:
     description:
-      - Only versions from repositories that this regular expression finds in count, in the words of
-        C(apt-cache madison) (C(http://deb.debian.org/debian trixie/non-free amd64 Packages)), or by dnf's
-        repository id.
+      - Regular expression of the repositories whose versions count. It is matched against the source as
+        C(apt-cache madison) prints it (C(http://deb.debian.org/debian trixie/non-free amd64 Packages)), or
+        against dnf's repository id.
     type: str
     default: ""
   title:
-    description: What the packages are, in the sentences about them.
+    description: Name of the packages in error messages.
     type: str
     default: This
   advice:
-    description: A sentence with what to do when a version is not offered.
+    description: Advice appended to error messages, for example what to do if a version is not offered.
     type: str
     default: ""
   brings:
     description:
-      - Files that the packages bring, with the mode each must have; an empty text stands for any. Where one
-        is missing the packages are installed again; one of another mode or owner is given back to root
-        (V(present)).
+      - Files that the packages contain, with the required mode of each; an empty mode stands for any. If one
+        is missing, the packages are reinstalled; one with another mode or owner gets its mode and owner root
+        back (V(present)).
     type: dict
     default: {}
   recommended:
-    description: Whether packages that are only recommended come along.
+    description: Whether recommended packages are installed, too.
     type: bool
     default: false
   replaces:
     description:
-      - Shell patterns of packages with the same files, as those of another branch; the wanted ones are not
-        meant. apt removes them, once the others are downloaded; for dnf see O(erase).
+      - Shell patterns of packages that contain the same files, such as those of another branch, except for
+        O(packages). apt removes them after it has downloaded the others; for dnf see O(erase).
     type: list
     elements: str
     default: []
   erase:
-    description: Whether dnf removes packages that are in the way, in the same transaction.
+    description: Whether dnf removes conflicting packages in the same transaction.
     type: bool
     default: false
   optional:
-    description: Whether packages that are not offered are left out, and not refused. O(replaces) still go.
+    description: Whether packages that are not offered are skipped instead of refused. O(replaces) still go.
     type: bool
     default: false
   untouched:
-    description: Shell patterns of packages that must not change; where they would, the task fails before.
+    description: Shell patterns of packages that must not change; if they would, the task fails beforehand.
     type: list
     elements: str
     default: []
   purge:
     description:
-      - Whether apt also removes the settings of what it removes, and those that an earlier removal left.
+      - Whether apt also purges configuration files, including those that an earlier removal left behind.
     type: bool
     default: false
   autoremove:
-    description: Whether dnf also removes what the packages had brought and nobody else needs (V(absent)).
+    description: Whether dnf also removes dependencies of the packages that nothing else needs (V(absent)).
     type: bool
     default: false
   keep:
-    description: Packages that others want as well and that stay (V(gone)).
+    description: Packages that are needed for other purposes and stay (V(gone)).
     type: list
     elements: str
     default: []
   units:
-    description: Units that are stopped and disabled, where there are such, before the packages go (V(gone)).
+    description: Units to stop and disable, if they exist, before the packages are removed (V(gone)).
     type: list
     elements: str
     default: []
   refresh:
     description:
       - Whether the lists are refreshed before anything else (not in check mode), which counts as a change. A
-        list that cannot be fetched is an error then.
+        failed download of a list is then an error.
     type: bool
     default: false
   lock_timeout:
@@ -132,7 +132,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Install the driver in one version, and hold it
+- name: Install one version of the driver and hold it
   gpuprov_packages:
     packages: {nvidia-driver-cuda: "580.126.09"}
     patterns: ["libnvidia-*"]
@@ -143,25 +143,25 @@ EXAMPLES = r"""
 
 RETURN = r"""
 satisfied:
-  description: Whether every package was installed, whole, in its wanted version (V(present), V(asked)).
+  description: Whether every package was installed, whole, in its requested version (V(present), V(asked)).
   returned: success
   type: bool
 installed:
-  description: The full version of each package that was installed before (V(present), V(asked)).
+  description: The full version of each package that was already installed (V(present), V(asked)).
   returned: success
   type: dict
 versions:
-  description: The full version of each package that is offered or right already (V(present), V(asked)).
+  description: The full version selected for each package, installed or offered (V(present), V(asked)).
   returned: success
   type: dict
 missing:
-  description: One sentence for each package whose wanted version is not offered (V(present), V(asked)).
+  description: One sentence for each package whose requested version is not offered (V(present), V(asked)).
   returned: success
   type: list
 known:
   description:
-    - Whether a repository beside the distribution's, or one that O(origin) names, offers any version of any
-      of the packages (V(present), V(asked)).
+    - Whether a repository other than the distribution's, or one that matches O(origin), offers any version
+      of any of the packages (V(present), V(asked)).
   returned: success
   type: bool
 moved:
@@ -169,19 +169,19 @@ moved:
   returned: success
   type: bool
 restored:
-  description: Files of O(brings) that were missing, or of another mode or owner.
+  description: Files of O(brings) that were missing, or had another mode or owner.
   returned: success
   type: list
 removed:
-  description: What dnf took away, with version (C(name-version-release.arch)).
+  description: Packages that dnf removed, with version (C(name-version-release.arch)).
   returned: success
   type: list
 gone:
-  description: Names of the packages that matched and were removed (or would be, in check mode; V(gone)).
+  description: Names of the matching packages that were removed (or would be, in check mode; V(gone)).
   returned: success
   type: list
 marked:
-  description: Packages that were held or let go (or would be, in check mode).
+  description: Packages that were held or released (or would be, in check mode).
   returned: success
   type: list
 """
@@ -195,17 +195,17 @@ import time  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
-# apt's pins are for what apt chooses itself; who names a version, as we do, has to look.
+# apt applies pins only when it selects a version itself; this module names versions, so it reads the pins.
 LOCKS = ("/etc/apt/preferences.d/gpuprov-lock", "/etc/dnf/gpuprov-lock.list")
 DPKG = "${Package} ${Architecture} ${db:Status-Want} ${db:Status-Status} ${Version}\n"
-# Of apt-cache policy (apt 2.6): an archive of the distribution, as "URL suite/component".
+# In the output of apt-cache policy (apt 2.6): a distribution archive, as "URL suite/component".
 DISTRIBUTION = re.compile(
     r"^ *-?\d+ (\S+ \S+) .*Packages\n +release .*\bo=(?:Debian|Ubuntu)(?:,|$)", re.MULTILINE
 )
 RPM = "%{NAME}|%{EPOCH}|%{VERSION}|%{RELEASE}|%{ARCH}\n"
 DNF = ("dnf", "--quiet", "--setopt=exit_on_lock=True")
-DNF_LOCKED = 200  # its exit status when another program has the lock
-DNF_ABORTED = "Operation aborted"  # what it says when there is something to do and it was not told to
+DNF_LOCKED = 200  # its exit status when another program holds the lock
+DNF_ABORTED = "Operation aborted"  # printed with --assumeno if there is something to do
 # Failed to download metadata for repo 'a': … (dnf 5: (baseurl: "…") for repository "a": …)
 # Cache-only enabled but no cache for 'a' (dnf 5: for repository "a")
 DNF_UNAVAILABLE = (
@@ -218,7 +218,7 @@ LANGUAGE = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "APT_LISTCHANGES
 
 
 def family():
-    """`redhat` or `debian`: a machine may have the other's package manager, too."""
+    """Return `redhat` or `debian` from os-release, as a machine may have both package managers."""
     found = {}
     with open("/etc/os-release", encoding="utf-8") as text:
         for line in text:
@@ -229,13 +229,13 @@ def family():
 
 
 def upstream(version):
-    """A version without epoch and distribution revision: 1:580.126.09-1 → 580.126.09."""
+    """Strip epoch and distribution revision from a version: 1:580.126.09-1 → 580.126.09."""
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
 
 
 def choose(offered, wanted):
-    """The first of `offered` that is `wanted`, or None. Any revision of it; 580.* are all of the branch,
-    *.70203 all that end so; empty: any."""
+    """Return the first of `offered` that matches `wanted`, or None. A version matches any of its revisions,
+    580.* all of the branch, *.70203 all with that ending, an empty one everything."""
     for version in offered:
         if not wanted or wanted in (version, upstream(version)):
             return version
@@ -247,7 +247,7 @@ def choose(offered, wanted):
 
 
 def read(path):
-    """The text of a file; empty when it cannot be read."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as text:
             return text.read()
@@ -260,13 +260,11 @@ def matches(name, patterns):
 
 
 class Manager:
-    """What both package managers are asked, and how one waits for them."""
+    """Base class of both package managers, with the command runner that waits for their locks."""
 
     removed = ()
 
-    known = (
-        False  # whether the repository that the packages are wanted from is configured, as far as was seen
-    )
+    known = False  # whether a repository with the packages is configured, as far as observed
 
     def __init__(self, module):
         self.module = module
@@ -274,12 +272,12 @@ class Manager:
 
     @property
     def named(self):
-        """All the packages that the task names."""
+        """Return all package names of the task."""
         keys = versions_of(self.module, self.options["packages"])
         return {name for key in keys for name in key.split("|")}
 
     def run(self, *command):
-        """A program's exit status, output and errors, once no other program has the lock it needs."""
+        """Run a program once its lock is free, and return its exit status, output and errors."""
         deadline = time.time() + self.options["lock_timeout"]
         while True:
             code, out, error = self.module.run_command(list(command), environ_update=LANGUAGE)
@@ -291,7 +289,7 @@ class Manager:
             time.sleep(3)
 
     def must(self, *command):
-        """A program's output; ends the task when it fails."""
+        """Run a program and return its output; fail the task if the program fails."""
         code, out, error = self.run(*command)
         if code:
             self.fail(command, code, out, error)
@@ -306,10 +304,10 @@ class Manager:
 
 
 class Apt(Manager):
-    hidden = staticmethod(lambda _name: "")  # a pin hides no version from apt-cache madison
+    hidden = staticmethod(lambda _name: "")  # pins hide no version from apt-cache madison
 
     def fail(self, command, code, out, error):
-        """Name the files of a source that apt refuses (apt prints its URL alone), and held packages."""
+        """Add the files of a rejected source (apt prints only its URL) and held packages to apt's error."""
         url = re.search(r" regarding source (\S+?)/? ", error)
         files = (
             sorted(glob.glob("/etc/apt/sources.list") + glob.glob("/etc/apt/sources.list.d/*")) if url else []
@@ -321,7 +319,7 @@ class Apt(Manager):
         super(Apt, self).fail(command, code, out, head + kept(held, "apt-mark unhold") + error)
 
     def in_the_way(self, text):
-        """Packages in a text about dependencies that somebody holds; what is named is moved all the same."""
+        """Return the held packages in a dependency error, except the task's own, which apt moves anyway."""
         words = set(re.findall(r"[a-z0-9][a-z0-9+.-]+", text))
         return sorted(
             name
@@ -330,11 +328,11 @@ class Apt(Manager):
         )
 
     def waits(self, _code, error):
-        # Of apt-get; of the dpkg that apt-mark starts, which from 1.22 on names the other program.
+        # Errors of apt-get, and of the dpkg that apt-mark starts, which names the other program since 1.22.
         return "Could not get lock" in error or " lock was locked by " in error
 
     def status(self):
-        """{package: (held, version)}. One that is there for two architectures is held only when both are."""
+        """Return {package: (held, version)}. A package of two architectures is held only if both are."""
         found = {}
         for line in self.must("dpkg-query", "-W", "-f", DPKG).splitlines():
             fields = line.split()
@@ -345,17 +343,17 @@ class Apt(Manager):
         return found
 
     def installed(self, packages):
-        """{package: version} of what is installed and configured."""
-        # Its exit status says that one of them is unknown, which is an answer.
+        """Return {package: version} of the installed and configured packages."""
+        # The exit status reports that some package is unknown, which is a valid result.
         form = "${Package} ${db:Status-Status} ${Version}\n"
         _code, out, _error = self.run("dpkg-query", "-W", "-f", form, *sorted(packages))
         lines = [line.split() for line in out.splitlines()]
         return {fields[0]: fields[2] for fields in lines if len(fields) == 3 and fields[1] == "installed"}
 
     def look_up(self, packages):
-        """{package: [version, newest first]} of what the wanted origin offers."""
+        """Return {package: [version, newest first]} offered by the requested origin."""
         found, origin = {}, self.options["origin"]
-        compared = self.module.check_mode and not origin  # elsewhere nothing depends on `known`
+        compared = self.module.check_mode and not origin  # nothing else needs `known`
         distribution = tuple(DISTRIBUTION.findall(self.must("apt-cache", "policy"))) if compared else ()
         for line in self.must("apt-cache", "madison", *sorted(packages)).splitlines():
             fields = [field.strip() for field in line.split("|")]
@@ -367,7 +365,7 @@ class Apt(Manager):
         return {name: versions for name, versions in found.items() if versions}
 
     def refresh(self, *, strict=False):
-        """With `strict` a list that cannot be fetched is an error, and not a warning about an old one."""
+        """Update the lists; with `strict`, a failed download is an error instead of a warning."""
         strictly = ["-o", "APT::Update::Error-Mode=any", "-o", "Acquire::Retries=3"] if strict else []
         self.must("apt-get", "-q", *strictly, "update")
 
@@ -375,7 +373,7 @@ class Apt(Manager):
         return "{0}={1}".format(name, version)
 
     def command(self, *words):
-        # What Ansible's module for apt says, too: the machine's settings files stay as they are.
+        # The same options as in Ansible's apt module, which keep the machine's configuration files.
         settings = ["Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"]
         settings.append("DPkg::Lock::Timeout={0}".format(self.options["lock_timeout"]))
         options = [word for setting in settings for word in ("-o", setting)]
@@ -408,9 +406,9 @@ class Apt(Manager):
         return True
 
     def brought(self, names):
-        """What would go with these packages, what of that has to be named, and what somebody asked for."""
-        # apt removes whatever depends on a package, and autoremove what the packages have nothing to do with.
-        # Being suggested by another package is no reason to stay.
+        """Return the packages that would go along, those of them to name explicitly, and the manual ones."""
+        # apt removes everything that depends on a package, and autoremove also unrelated packages (`anyway`).
+        # A suggestion by another package must not keep a package.
         trial = ("apt-get", "--simulate", "-o", "APT::AutoRemove::SuggestsImportant=0")
         purge = self.must(*trial, "-o", "APT::Ignore-Hold=1", "--auto-remove", "purge", *names)
         going = set(re.findall("(?m)^(?:Remv|Purg) ([^ :]+)", purge))
@@ -418,17 +416,17 @@ class Apt(Manager):
         return going, going - anyway, self.must("apt-mark", "showmanual").split()
 
     def make_room(self, others, specs):
-        """Packages may share files without saying that they cannot be there together."""
+        """Remove packages that share files with the new ones but declare no conflict, after a download."""
         if specs and not self.module.check_mode:
             command = self.installing(specs)
             self.must(command[0], "--download-only", *command[1:])
         return self.remove(others)
 
     def forget(self, names):
-        """dpkg forgets the mark of a package that it removes."""
+        """Do nothing, because dpkg drops the hold of a package that it removes."""
 
     def let_go_before(self, names, named):
-        """apt moves a held package when it is named."""
+        """Return the held packages to release; apt moves a held package if it is named."""
         return [name for name in names if name not in named]
 
     def mark(self, held, names):
@@ -448,14 +446,14 @@ class Dnf(Manager):
         return code == DNF_LOCKED
 
     def fail(self, command, code, out, error):
-        """Name the locks of others: dnf says of a package that they hide that there is none."""
+        """Add the locks on the task's packages to the error, because dnf reports locked ones as missing."""
         hidden = "Unable to find a match" in error
         locks = [lock for lock in read_locks() if is_lock_on(lock, self.named)] if hidden else []
         words = [repr(str(lock)) for lock in locks]
         super(Dnf, self).fail(command, code, out, kept(words, "dnf versionlock delete") + error)
 
     def status(self):
-        """{package: (held, version)}. Of several side by side (kernels) all must be held."""
+        """Return {package: (held, version)}. Of several installed versions (kernels), all must be held."""
         self.locks = read_locks()
         self.versions = {}
         found = {}
@@ -471,18 +469,18 @@ class Dnf(Manager):
         return found
 
     def installed(self, packages):
-        """{package: version}. Of several versions side by side (kernels) the newest."""
-        # Its exit status counts those that are not installed, which is an answer.
+        """Return {package: version}, the newest one if several are installed (kernels)."""
+        # The exit status counts the packages that are not installed, which is a valid result.
         _code, out, _error = self.run("rpm", "-q", "--qf", RPM, *sorted(packages))
         return {name: versions[0] for name, versions in self.parse(out).items()}
 
     def look_up(self, packages):
-        """{package: [version, newest first]}; what is locked at another version counts as well."""
+        """Return {package: [version, newest first]}, including versions hidden by a versionlock."""
         form = "%{name}|%{epoch}|%{version}|%{release}|%{arch}|%{repoid}\n"
         words = ["--disableplugin=versionlock", *(["--cacheonly"] if self.module.check_mode else [])]
         command = [*DNF, "--assumeyes", *words, "repoquery", "--available", "--qf", form, *sorted(packages)]
         code, out, error = self.run(*command)
-        # Without lists yet, in check mode: nobody is known to offer anything.
+        # In check mode there may be no lists yet, so that no repository is known to offer anything.
         if code and not self.module.check_mode:
             self.fail(command, code, out, error)
         found = self.parse(out)
@@ -490,7 +488,7 @@ class Dnf(Manager):
         return found
 
     def hidden(self, name):
-        """The settings that hide a package from dnf, as the end of a sentence."""
+        """Return the end of an error message, about settings that hide a package from dnf."""
         found = ""
         for key, _, value in [line.partition("=") for line in read("/etc/dnf/dnf.conf").splitlines()]:
             excludes = key.strip() in ("exclude", "excludepkgs")
@@ -499,7 +497,7 @@ class Dnf(Manager):
         return found + self.passed_over()
 
     def passed_over(self):
-        """The repository that dnf leaves out without a word, as skip_if_unavailable has it, as a sentence."""
+        """Return a sentence about a repository that dnf skips silently because of skip_if_unavailable."""
         if self.silent is None:
             words = [
                 "--setopt=*.skip_if_unavailable=False",
@@ -512,7 +510,7 @@ class Dnf(Manager):
         return self.silent
 
     def parse(self, text):
-        """Lines of name|epoch|version|release|arch, a repository behind it or not → {package: [version…]}."""
+        """Parse lines of name|epoch|version|release|arch[|repository] into {package: [version, …]}."""
         found = {}
         for line in text.splitlines():
             fields = line.strip().split("|")
@@ -530,15 +528,15 @@ class Dnf(Manager):
             versions.sort(key=functools.cmp_to_key(compare), reverse=True)
         return found
 
-    def refresh(self, *, strict=False):  # noqa: ARG002 (dnf always is)
+    def refresh(self, *, strict=False):  # noqa: ARG002 (dnf always is strict)
         self.must(*DNF, "--assumeyes", "--refresh", "makecache")
 
     def spec(self, name, version):
         return "{0}-{1}.{2}".format(name, version, self.architecture[name, version])
 
     def change(self, *words):
-        """Whether the transaction changed (or in check mode would change) anything."""
-        if self.module.check_mode:  # it answers from the lists it has, and no to what it would do
+        """Run a transaction; return whether it changed (or in check mode would change) anything."""
+        if self.module.check_mode:  # use only the cached lists and decline the transaction
             command = [*DNF, "--assumeno", "--cacheonly", *words]
             code, out, error = self.run(*command)
             if code and DNF_ABORTED not in error + out:
@@ -553,7 +551,7 @@ class Dnf(Manager):
     def install(self, specs):
         words = [] if self.options["recommended"] else ["--setopt=install_weak_deps=False"]
         words += ["--exclude=" + pattern for pattern in self.options["untouched"]]
-        # dnf 5 takes this one behind the command alone.
+        # dnf 5 accepts this option only after the command.
         return self.change(*words, "install", *(["--allowerasing"] if self.options["erase"] else []), *specs)
 
     def install_again(self, names):
@@ -563,7 +561,7 @@ class Dnf(Manager):
         return self.change("remove", *([] if self.options["autoremove"] else ["--noautoremove"]), *names)
 
     def brought(self, names):
-        """What needs these packages, nothing to be named, and what somebody asked for."""
+        """Return the packages that need these, an empty set, and the user-installed packages."""
         _code, _out, error = self.run("rpm", "--erase", "--test", *names)
         needing = set(re.findall("(?m)is needed by [(]installed[)] (.+)-[^-]+-[^-]+$", error))
         asked = ("repoquery", "--userinstalled", "--queryformat", "%{name}\n")
@@ -573,19 +571,19 @@ class Dnf(Manager):
         return False
 
     def forget(self, names):
-        """dnf keeps the lock of a package that is gone, and would not install another version of it."""
+        """Remove the locks of removed packages, with which dnf would refuse to install other versions."""
         self.locks = [lock for lock in read_locks() if lock[0] != "!"]
         self.mark(False, {*names, *(re.sub("-[^-]+-[^-]+$", "", spec) for spec in self.removed)})
 
     def let_go_before(self, names, _named):
-        """A lock keeps dnf from what it is told, too."""
+        """Return all held packages, because a lock also blocks packages that are named."""
         return names
 
     def mark(self, held, names):
-        """Lock `names` at the versions that are installed, or take every lock of theirs away."""
+        """Lock `names` at their installed versions, or remove all their locks."""
         if held and not os.path.exists(VERSIONLOCK_SETTINGS):
             self.must(*DNF, "--assumeyes", "install", VERSIONLOCK)
-        # Neither needs a repository, which may be out of reach.
+        # Neither command needs a repository, and a repository may be unreachable.
         command = [*DNF, "--assumeyes", "--disablerepo=*", "versionlock"]
         wanted = [
             "{0}-{1}.*".format(name, version) for name in names for version in self.versions.get(name, [])
@@ -600,7 +598,7 @@ class Dnf(Manager):
 
 
 def compare(one, other):
-    """Two versions as rpm compares them, epoch first: below, at or above zero."""
+    """Compare two versions as rpm does, epoch first; the result is below, at or above zero."""
     found = 0
     for number in range(3):
         found = found or compare_text(parts(one)[number], parts(other)[number])
@@ -613,7 +611,7 @@ def parts(version):
 
 
 def compare_text(one, other):
-    """rpmvercmp: numbers by value, above letters; ~ below the end of the text, ^ just above it."""
+    """Compare as rpmvercmp does: numbers by value, above letters; ~ below the end of text, ^ just above."""
     pattern = "[0-9]+|[a-zA-Z]+|[~^]"
     left, right = re.findall(pattern, one), re.findall(pattern, other)
     for number in range(max(len(left), len(right))):
@@ -631,7 +629,7 @@ def rank(word):
 
 
 def read_locks():
-    """The lines of versionlock's list that lock something."""
+    """Return the lines of versionlock's list, without comments and empty lines."""
     try:
         with open(VERSIONLOCK_LIST, encoding="utf-8") as text:
             lines = [line.partition("#")[0].strip() for line in text]
@@ -641,25 +639,25 @@ def read_locks():
 
 
 def is_lock_on(lock, names):
-    """Whether a line is about one of the packages, by a pattern or not: NAME-VERSION, !NAME-VERSION."""
+    """Return whether a lock (NAME-VERSION, !NAME-VERSION) covers one of the packages, even by a pattern."""
     ends = [match.start() for match in re.finditer(r"-(?=[\d*?\[])", lock)]
     return any(matches(name, [lock[:end].lstrip("!") for end in ends]) for name in names)
 
 
 def kept(names, command):
-    """The line of an error about what somebody holds or locks; empty without any."""
+    """Return the error line about held or locked packages; empty if there are none."""
     listed = " ".join(names)
     return "E: Somebody keeps back: {0}. Release: {1} {0}\n".format(listed, command) if names else ""
 
 
 def is_lock_of(lock, name):
-    """Whether a line is about this package alone, and not a pattern over several."""
-    rest = r"-(\d+:)?\d[^-]*(-[^-]*)?$"  # cuda-toolkit-13-0-0:13.0.2-1 is none of cuda-toolkit
+    """Return whether a lock names only this package and is not a pattern over several."""
+    rest = r"-(\d+:)?\d[^-]*(-[^-]*)?$"  # cuda-toolkit-13-0-0:13.0.2-1 is no lock of cuda-toolkit
     return re.match(r"!?(\d+:)?{0}{1}".format(re.escape(name), rest), lock) is not None
 
 
 def is_locked(locks, name, version):
-    """Whether a line keeps the package at exactly this version (0:580.126.09-1.el9)."""
+    """Return whether a lock keeps the package at exactly this version (0:580.126.09-1.el9)."""
     ends = ("", ".noarch", "." + os.uname().machine)
     epoch, _, rest = version.partition(":")
     base, _, release = rest.rpartition("-")
@@ -673,7 +671,7 @@ def is_locked(locks, name, version):
 
 
 def pinned(root=""):
-    """{package: version} of the lock that the role package_lock keeps on this machine."""
+    """Return {package: version} pinned by the role package_lock on this machine."""
     found = {}
     name = ""
     for path in LOCKS:
@@ -693,7 +691,7 @@ def pinned(root=""):
 
 
 def pinned_first(offered, pins):
-    """What is offered, the pinned version of each package before its others."""
+    """Sort the offered versions of each package so that the pinned one comes first."""
     return {
         name: sorted(versions, key=lambda version, name=name: version != pins.get(name))
         for name, versions in offered.items()
@@ -708,7 +706,7 @@ def sentence(names, wanted, offered):
 
 
 def ask(manager, wanted, check_mode):
-    """What of [((name, other name, ...), version)] is there, offered and missing, in the words of RETURN."""
+    """Look up [((name, other name, ...), version)] and return the values described in RETURN."""
     there = manager.installed({name for names, _ in wanted for name in names}) if wanted else {}
     chosen, offered = {}, {}
     right = {name: [version] for name, version in there.items()}
@@ -735,7 +733,7 @@ def ask(manager, wanted, check_mode):
 
 
 def take(wanted, offered, chosen):
-    """Put into `chosen` what {name: [version]} has of `wanted`. Returns what it has not."""
+    """Add the versions of {name: [version]} that match `wanted` to `chosen`. Returns the unmatched ones."""
     absent = []
     for names, version in wanted:
         found = [(name, choose(offered.get(name, ()), version)) for name in names]
@@ -746,7 +744,7 @@ def take(wanted, offered, chosen):
 
 
 def select(status, packages, patterns, versions):
-    """The installed packages that are named, or match a pattern and are of one of `versions` (none: any)."""
+    """Return installed packages that are named, or match a pattern and one of `versions` (none: any)."""
     chosen = {name for name in packages if name in status}
     for name, (_held, found) in status.items():
         if (not versions or {found, upstream(found)} & set(versions)) and matches(name, patterns):
@@ -755,7 +753,7 @@ def select(status, packages, patterns, versions):
 
 
 def refuse(module, answer):
-    """Fail when a version is not offered, unless that proves nothing."""
+    """Fail if a version is not offered, unless check mode knows no repository that could offer it."""
     if answer["missing"] and (answer["known"] or not module.check_mode):
         title, advice = module.params["title"], module.params["advice"]
         said = "{0} cannot be installed: {1} {2}".format(title, " ".join(answer["missing"]), advice)
@@ -763,7 +761,7 @@ def refuse(module, answer):
 
 
 def install(module, manager, answer):
-    """Move the packages to the versions of `answer`. Returns (moved, names that were held before)."""
+    """Move the packages to the versions in `answer`. Returns (moved, names that were held before)."""
     options, wanted = module.params, answer["versions"]
     if answer["missing"] and not options["optional"]:
         refuse(module, answer)
@@ -795,7 +793,7 @@ def remove(module, manager, packages):
 
 
 def take_away(module, manager, patterns):
-    """Remove what matches, with what came along. Returns (changed, names that matched)."""
+    """Remove the matching packages and their dependencies. Returns (changed, names that matched)."""
     there = manager.status()
     names = [name for name in there if any(re.match("(?:{0})$".format(each), name) for each in patterns)]
     names = sorted(set(names) - set(module.params["keep"]))
@@ -817,18 +815,18 @@ def take_away(module, manager, patterns):
 
 
 def stop(module, units):
-    """Stop and disable those units that there are. Returns whether there are any."""
+    """Stop and disable the units that exist. Returns whether any exists."""
     command = ["systemctl", "list-unit-files", "--plain", "--no-legend", *units]
     lines = module.run_command(command)[1].splitlines() if units else []
     known = [line.split()[0] for line in lines if line.strip()]
     if known and not module.check_mode:
-        # One that systemd cannot read cannot be stopped, and is removed all the same.
+        # systemd cannot stop a unit that it cannot read; the packages are removed anyway.
         module.run_command(["systemctl", "disable", "--now", *known])
     return bool(known)
 
 
 def hold_again(manager, names):
-    """apt forgets the mark of a package that it moves, and dnf's names a version. Returns those it marked."""
+    """Renew holds lost in a transaction (apt drops them, dnf's name a version). Returns renewed ones."""
     status = manager.status()
     lost = sorted(name for name in names if name in status and not status[name][0])
     if lost:
@@ -837,7 +835,7 @@ def hold_again(manager, names):
 
 
 def complete(module, manager, names, brings):
-    """Have the files of the packages there, with their modes. Returns the paths that were not right."""
+    """Restore the files of the packages and their modes. Returns the paths that were not right."""
     missing = [path for path in brings if not os.path.exists(path)]
     if missing and not module.check_mode:
         manager.install_again(names)
@@ -848,21 +846,21 @@ def complete(module, manager, names, brings):
 
 
 def give(module, path, mode):
-    """Give a file to root, with this mode. Returns whether that is a change."""
+    """Set owner root and the mode of a file. Returns whether anything changed."""
     changed = module.set_mode_if_different(path, mode, False)
     changed = module.set_owner_if_different(path, "root", changed)
     return module.set_group_if_different(path, "root", changed)
 
 
 def hold(module, manager, names, held, missing_is_wrong):
-    """Hold the packages or let them go. Returns those whose mark changed."""
+    """Hold or release the packages. Returns those whose hold changed."""
     status = manager.status()
     absent = sorted(set(names) - set(status))
     if absent and held and missing_is_wrong:
         module.fail_json(msg="Not installed, so they cannot be held: {0}.".format(", ".join(absent)))
     versions = [module.params["version"]] if module.params["version"] else ()
     chosen = select(status, names, module.params["patterns"], versions)
-    # In check mode an absent package would have been installed before, and held now.
+    # In check mode, an absent package would have been installed by now and would be held.
     marked = sorted([name for name in chosen if status[name][0] != held] + (absent if held else []))
     if marked and not module.check_mode:
         manager.mark(held, marked)
@@ -870,7 +868,7 @@ def hold(module, manager, names, held, missing_is_wrong):
 
 
 def versions_of(module, packages):
-    """{name: wanted version} of names and mappings; what comes later counts."""
+    """Merge names and mappings into {name: requested version}; later items override earlier ones."""
     found = {}
     for item in packages if isinstance(packages, list) else [packages]:
         if item == "" or not isinstance(item, (str, dict)):

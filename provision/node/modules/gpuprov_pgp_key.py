@@ -1,23 +1,23 @@
 #!/usr/bin/python
-"""Installs the OpenPGP keys package repositories are trusted by, and takes keys out of keyrings."""
+"""Ansible module that installs OpenPGP keys of package repositories and removes keys from keyrings."""
 
 DOCUMENTATION = r"""
 module: gpuprov_pgp_key
 short_description: Install OpenPGP keys of package repositories, checked against their fingerprints
 description:
-  - Downloads public keys, computes the fingerprint of each primary key on the node, and installs it as a
-    binary keyring for apt's C(Signed-By) only when it is the expected one. Needs no gpg on the node.
-  - A keyring that already holds exactly the expected key is left alone, without a download.
-  - Keyrings belong to root, with mode 0644; folders that are missing on the way are made.
+  - Downloads public keys, computes the fingerprint of each primary key on the node, and installs the key
+    as a binary keyring for apt's C(Signed-By) only if it is the expected one. Needs no gpg on the node.
+  - A keyring that already contains exactly the expected key is left unchanged, without a download.
+  - Keyrings are owned by root, with mode 0644; missing parent folders are created.
 options:
   keys:
-    description: Keys that must be there.
+    description: Keys to install.
     type: list
     elements: dict
     default: []
     suboptions:
       url:
-        description: Where the key is, armoured or binary.
+        description: URL of the key, armoured or binary.
         type: str
         required: true
       path:
@@ -30,7 +30,7 @@ options:
         required: true
   revoked:
     description:
-      - Fingerprints of keys to take out of O(keyrings). A keyring that held no other key is removed.
+      - Fingerprints of keys to remove from O(keyrings). A keyring that held no other key is deleted.
     type: list
     elements: str
     default: []
@@ -40,7 +40,7 @@ options:
     elements: str
     default: []
   timeout:
-    description: Seconds to wait for each download.
+    description: Timeout of each download in seconds.
     type: int
     default: 60
 author:
@@ -85,11 +85,11 @@ _ARMOUR = re.compile(
 
 
 class NotAKeyError(Exception):
-    """The data is not an OpenPGP public key; the message says what is wrong with it."""
+    """Data that is not an OpenPGP public key; the message states what is wrong with it."""
 
 
 def dearmour(data):
-    """The binary packets of `data`, which may be armoured (one or several blocks) or binary already."""
+    """Return the binary packets of `data`, which may be armoured (one or more blocks) or binary."""
     if b"-----BEGIN PGP" not in data:
         return data
     blocks = _ARMOUR.findall(data.replace(b"\r\n", b"\n"))
@@ -99,7 +99,7 @@ def dearmour(data):
 
 
 def _armoured_body(block):
-    """One armour block, decoded, without its header lines; a checksum must be right if there is one."""
+    """Decode one armour block without its headers, and verify its checksum if there is one."""
     # Headers ("Version: ...") end at the first empty line; without headers the block starts with that line.
     stripped = [line.strip() for line in block.decode("latin-1").splitlines()]
     if "" not in stripped or any(": " not in line for line in stripped[: stripped.index("")]):
@@ -165,9 +165,9 @@ def _old_length(data, at, kind):
 
 
 def fingerprint_of(body):
-    """The fingerprint of a public-key packet. Raises NotAKeyError."""
+    """Return the fingerprint of a public-key packet. Raises NotAKeyError."""
     if body[:1] == b"\x04":
-        digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body)  # noqa: S324 - what OpenPGP says
+        digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body)  # noqa: S324 - set by OpenPGP
     elif body[:1] == b"\x06":
         digest = hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body)
     else:
@@ -176,7 +176,7 @@ def fingerprint_of(body):
 
 
 def without(data, unwanted):
-    """The packets of `data` less the key `unwanted` and all that belongs to it. Raises NotAKeyError."""
+    """Return the packets of `data` without the key `unwanted` and its subpackets. Raises NotAKeyError."""
     kept = b""
     keep = True
     for tag, body, packet in whole_packets(data):
@@ -188,7 +188,7 @@ def without(data, unwanted):
 
 
 def armoured(data):
-    """`data` as text that apt reads from a file called .asc."""
+    """Armour `data`, as apt requires in a file that ends in .asc."""
     text = base64.encodebytes(data)
     checksum = b"=" + base64.b64encode(_crc24(data).to_bytes(3, "big"))
     begin, end = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n", b"\n-----END PGP PUBLIC KEY BLOCK-----\n"
@@ -196,7 +196,7 @@ def armoured(data):
 
 
 def fingerprints(data):
-    """Fingerprints of all primary keys in `data`, armoured or binary, upper case. Raises NotAKeyError."""
+    """Return the upper-case fingerprints of the primary keys in `data`. Raises NotAKeyError."""
     found = []
     for tag, body, _packet in whole_packets(dearmour(data)):
         if tag in SECRET_KEYS:
@@ -210,7 +210,7 @@ def fingerprints(data):
 
 
 def installed(path):
-    """Fingerprints in the keyring at `path`; none when it is absent, unreadable or armoured."""
+    """Return the fingerprints in the keyring at `path`; [] if it is missing, unreadable or armoured."""
     try:
         with open(path, "rb") as keyring:
             data = keyring.read(LARGEST_KEY)
@@ -220,7 +220,7 @@ def installed(path):
 
 
 def download(module, url):
-    """The bytes at `url`. Ends the module with a sentence when there are none."""
+    """Download `url` and return its bytes. Fails the module if the download fails."""
     response, info = fetch_url(module, url, timeout=module.params["timeout"])
     if response is None or info["status"] not in (200, -1, None):
         module.fail_json(
@@ -231,7 +231,7 @@ def download(module, url):
 
 
 def checked_key(module, url, expected):
-    """The binary key at `url` whose fingerprint is `expected`; ends the module when it is another."""
+    """Return the binary key at `url`; fail the module if its fingerprint is not `expected`."""
     data = download(module, url)
     try:
         if len(data) > LARGEST_KEY:
@@ -249,7 +249,7 @@ def checked_key(module, url, expected):
 
 
 def write(module, path, data):
-    """Write `data` to `path`, whole or not at all."""
+    """Write `data` to `path` atomically."""
     handle, temporary = tempfile.mkstemp(dir=module.tmpdir)
     with os.fdopen(handle, "wb") as keyring:
         keyring.write(data)
@@ -257,7 +257,7 @@ def write(module, path, data):
 
 
 def install(module, key):
-    """Have the keyring at the key's path hold this key alone. Returns whether that is a change."""
+    """Make the keyring at the key's path contain only this key. Returns whether anything changed."""
     path, expected = key["path"], key["fingerprint"]
     if installed(path) != [expected]:
         data = checked_key(module, key["url"], expected)
@@ -270,14 +270,14 @@ def install(module, key):
 
 
 def give(module, path):
-    """Give a keyring to root, readable by all. Returns whether that is a change."""
+    """Set owner root and mode 0644 of a keyring. Returns whether anything changed."""
     changed = module.set_mode_if_different(path, "0644", False)
     changed = module.set_owner_if_different(path, "root", changed)
     return module.set_group_if_different(path, "root", changed)
 
 
 def remove(module, path, unwanted):
-    """Take a key out of the keyring at `path`. Returns whether that is a change."""
+    """Remove a key from the keyring at `path`. Returns whether anything changed."""
     try:
         with open(path, "rb") as keyring:
             data = keyring.read(LARGEST_KEY)

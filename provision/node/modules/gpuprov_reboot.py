@@ -1,15 +1,15 @@
 #!/usr/bin/python
-"""Asks for a reboot of the machine, and says what it is for."""
+"""Ansible module that requests a reboot of the machine and records the reason."""
 
 DOCUMENTATION = r"""
 module: gpuprov_reboot
-short_description: Ask for a reboot, as Debian's packages do
+short_description: Request a reboot, as Debian's packages do
 description:
   - Writes C(/run/reboot-required) and one line of C(/run/reboot-required.pkgs).
-  - Reboots nothing; C(gpuprov up) does, one wave after the other, and so may anyone else.
+  - Does not reboot anything; C(gpuprov up) does so in waves, and anyone else may.
 options:
   why:
-    description: What it is for; one line, which begins with the name of the software.
+    description: Reason for the reboot, in one line that begins with the name of the software.
     type: str
     required: true
 author:
@@ -17,9 +17,9 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Ask for a reboot
+- name: Request a reboot
   gpuprov_reboot:
-    why: rdma (another ib_core is loaded than the installed one)
+    why: rdma (the loaded ib_core is not the installed one)
 """
 
 RETURN = r""" # """

@@ -1,47 +1,47 @@
 #!/usr/bin/python
-"""The certificate authority of a Receptor mesh: signs what nodes ask for. It runs on the controller alone."""
+"""Ansible module that signs the certificates of a Receptor mesh; it runs only on the controller."""
 
 DOCUMENTATION = r"""
 module: gpuprov_receptor_authority
 short_description: Sign the certificate of a Receptor node with the authority kept on the controller
 description:
   - To be delegated to the controller (C(delegate_to localhost)). It needs no privileges, and the Python
-    package C(cryptography), which ansible-core brings.
-  - Makes the authority when there is none - the key and certificate that sign nodes, and the pair of keys for
+    package C(cryptography), which ansible-core requires.
+  - Creates the authority if there is none - the key and certificate that sign nodes, and the key pair for
     signed work. Private keys are written with mode 0600 and are never returned.
-  - What a certificate says is the options', not the request's. Of the request only the public key is taken.
+  - The options determine what a certificate contains; only the public key is taken from the request.
 options:
   folder:
     description:
-      - Where the authority is kept. Empty for C(gpuprov/receptor) in $XDG_STATE_HOME, or in ~/.local/state.
+      - Folder of the authority. If empty, C(gpuprov/receptor) in $XDG_STATE_HOME or in ~/.local/state.
     type: str
     default: ""
   node:
-    description: The name of the node in the mesh.
+    description: Name of the node in the mesh.
     type: str
     required: true
   address:
-    description: The address or host name under which other nodes connect to it; empty when none does.
+    description: Address or host name at which other nodes connect to it; empty if none does.
     type: str
     default: ""
   request:
-    description: The node's certificate request, as PEM text. Without it nothing is signed.
+    description: The node's certificate request, as PEM text. Without it, nothing is signed.
     type: str
     default: ""
   certificate:
-    description: The certificate that the node has, as PEM text; kept while it is good.
+    description: The node's current certificate, as PEM text; kept as long as it is usable.
     type: str
     default: ""
   days:
-    description: How long a new certificate is valid.
+    description: Validity of a new certificate in days.
     type: int
     default: 365
   renew_days:
-    description: A certificate that expires in fewer days is replaced.
+    description: A certificate that expires in fewer than this many days is replaced.
     type: int
     default: 60
   authority_days:
-    description: How long the certificate of a new authority is valid.
+    description: Validity of a new authority's certificate in days.
     type: int
     default: 3650
 author:
@@ -49,7 +49,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Have the controller sign it
+- name: Sign the node's certificate on the controller
   gpuprov_receptor_authority:
     node: worker-a
     address: 10.0.1.5
@@ -62,23 +62,23 @@ EXAMPLES = r"""
 
 RETURN = r"""
 folder:
-  description: Where the authority is kept.
+  description: Folder of the authority.
   returned: success
   type: str
 authority:
-  description: The authority's certificate, as PEM text; empty in check mode while there is none.
+  description: The authority's certificate, as PEM text; empty in check mode if there is none yet.
   returned: success
   type: str
 certificate:
-  description: The node's certificate, as PEM text, old or new; empty where nothing was signed.
+  description: The node's certificate, as PEM text, old or new; empty if nothing was signed.
   returned: success
   type: str
 work_public_key:
-  description: The key that verifies work, as PEM text; empty in check mode while there is none.
+  description: The key that verifies signed work, as PEM text; empty in check mode if there is none yet.
   returned: success
   type: str
 reason:
-  description: Why a certificate was signed; empty when none was.
+  description: Why a certificate was signed; empty if none was.
   returned: success
   type: str
 """
@@ -103,12 +103,12 @@ try:
 except ImportError:
     MISSING = "cryptography"
 
-# A node's name in a certificate: OIDReceptorName of pkg/utils/other_name.go, receptor 1.5.5.
+# OID of a node's name in a certificate: OIDReceptorName of pkg/utils/other_name.go, receptor 1.5.5.
 NODE_NAME = "1.3.6.1.4.1.2312.19.1"
-# NodeCfg.Init of pkg/types/main.go; above 127 characters their number has two bytes in a certificate.
+# From NodeCfg.Init of pkg/types/main.go; above 127 characters, the length in a certificate takes two bytes.
 NODE = re.compile(r"[.\-_@:a-zA-Z0-9]{1,127}")
 BITS = 3072
-# To a clock that is behind, a certificate that begins now would be one of the future.
+# A node whose clock is behind would reject a certificate that is valid only from now on.
 BEFORE = datetime.timedelta(hours=1)
 CERTIFICATE, KEY = "ca.crt", "ca.key"
 WORK_PUBLIC, WORK_PRIVATE = "work-public-key.pem", "work-private-key.pem"
@@ -116,7 +116,7 @@ RESTORE = "Restore it from a copy, or remove the folder: the next up then gives 
 
 
 class RefusedError(Exception):
-    """What is asked for cannot be signed; the text is for people."""
+    """A request that cannot be signed; the message is for users."""
 
 
 def default_folder():
@@ -129,7 +129,7 @@ def now():
 
 
 def write(path, data, mode):
-    """The file appears whole, and never with another mode."""
+    """Write a file atomically, with its final mode from the start."""
     number, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
     try:
         with os.fdopen(number, "wb") as file:
@@ -148,7 +148,7 @@ def new_key():
 
 
 def kept(folder, name):
-    """A file of the authority's."""
+    """Return the content of one of the authority's files. Raises RefusedError if it is missing."""
     path = os.path.join(folder, name)
     try:
         with open(path, "rb") as file:
@@ -158,7 +158,7 @@ def kept(folder, name):
 
 
 def private_pem(key):
-    # "RSA PRIVATE KEY": that and PKCS #8 are what Receptor reads (pkg/certificates/ca.go, LoadFromPEMFile).
+    # Receptor reads "RSA PRIVATE KEY" and PKCS #8 only (pkg/certificates/ca.go, LoadFromPEMFile).
     form = serialization.PrivateFormat.TraditionalOpenSSL
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
@@ -173,7 +173,7 @@ def pem(certificate):
 
 
 class Authority(object):
-    """The authority in one folder: `certificate`, `key`, `work_public_key` (PEM text)."""
+    """The authority stored in one folder, with `certificate`, `key`, `work_public_key` (PEM text)."""
 
     def __init__(self, folder):
         self.certificate = x509.load_pem_x509_certificate(kept(folder, CERTIFICATE))
@@ -190,7 +190,7 @@ class Authority(object):
                 raise RefusedError("{0} does not belong to {1} beside it. {2}".format(path, other, RESTORE))
 
     def signed(self, certificate):
-        """Whether this authority signed it."""
+        """Return whether this authority signed the certificate."""
         try:
             self.key.public_key().verify(
                 certificate.signature,
@@ -203,7 +203,7 @@ class Authority(object):
         return True
 
     def sign(self, public_key, node, address, days):
-        """A certificate for this key: of this node and its address, as client and as server."""
+        """Sign a certificate for this key, valid for the node and its address as client and as server."""
         begin = now() - BEFORE
         end = min(begin + BEFORE + datetime.timedelta(days=days), expiry(self.certificate))
         mine = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -226,7 +226,7 @@ class Authority(object):
 
 
 def named(text):
-    # A common name has at most 64 characters; nobody reads it.
+    # A common name has at most 64 characters; it is for information only.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
@@ -245,13 +245,13 @@ def key_usage(signs):
 
 
 def expiry(certificate):
-    """When it ends, in UTC without a zone: what each release of cryptography takes."""
+    """Return a certificate's expiry in UTC, as the naive time that every release of cryptography accepts."""
     aware = getattr(certificate, "not_valid_after_utc", None)
     return aware.replace(tzinfo=None) if aware is not None else certificate.not_valid_after
 
 
 def names(node, address):
-    """The names in a certificate: the node's own, and the address that others connect to."""
+    """Return the names in a certificate, which are the node's own and the address others connect to."""
     data = node.encode("ascii")
     found = [x509.OtherName(x509.ObjectIdentifier(NODE_NAME), b"\x0c" + bytes([len(data)]) + data)]
     if address:
@@ -263,7 +263,7 @@ def names(node, address):
 
 
 def make(folder, days):
-    """A new authority. The certificate comes last: where it is, everything is."""
+    """Create an authority; its certificate is written last, so where it exists, everything does."""
     key, work = new_key(), new_key()
     subject = named("gpuprov Receptor mesh")
     begin = now() - BEFORE
@@ -292,7 +292,7 @@ def there(folder):
 
 
 def opened(folder, days, only_look):
-    """The authority, made if needed, and whether it is new; None where it would have to be made."""
+    """Return the authority, created if needed, and whether it is new; None if `only_look` forbids that."""
     if there(folder):
         return Authority(folder), False
     if only_look:
@@ -300,7 +300,7 @@ def opened(folder, days, only_look):
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
     with open(os.path.join(folder, "lock"), "w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # nodes are signed for at the same time
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # nodes are signed concurrently
         new = not there(folder)
         if new:
             make(folder, days)
@@ -308,7 +308,7 @@ def opened(folder, days, only_look):
 
 
 def asked_key(text, node):
-    """The public key of a request that its owner signed."""
+    """Return the public key of a request that is signed with that key. Raises RefusedError."""
     try:
         request = x509.load_pem_x509_csr(text.encode("ascii"))
         good = request.is_signature_valid
@@ -323,7 +323,7 @@ def asked_key(text, node):
 
 
 def why_new(authority, text, key, node, address, renew_days):
-    """Why the certificate that the node has will not do; empty when it will."""
+    """Return why the node's current certificate must be replaced; empty if it need not be."""
     try:
         certificate = x509.load_pem_x509_certificate(text.encode("ascii"))
     except (ValueError, UnicodeError):
@@ -338,7 +338,7 @@ def why_new(authority, text, key, node, address, renew_days):
         found = []
     if list(found) != names(node, address):
         return "its name or address has changed"
-    # One of the authority's own end cannot be bettered.
+    # A new certificate could not outlive the authority's own either.
     left = expiry(certificate) - now()
     if left < datetime.timedelta(days=renew_days) and expiry(certificate) < expiry(authority.certificate):
         return "its certificate expires on {0:%Y-%m-%d}".format(expiry(certificate))
@@ -346,13 +346,13 @@ def why_new(authority, text, key, node, address, renew_days):
 
 
 def answer(asked, only_look):
-    """What the module returns, for its options."""
+    """Return the module's result for its options."""
     node, address, request = asked["node"], asked["address"], asked["request"].strip()
     if not NODE.fullmatch(node) or node.lower() == "localhost":
         raise RefusedError("{0!r} cannot be the name of a node of Receptor".format(node))
     folder = os.path.expanduser(asked["folder"]) or default_folder()
     authority, new = opened(folder, asked["authority_days"], only_look)
-    # In check mode a node without a key has made no request, and will.
+    # In check mode, a node without a key has sent no request, but it will.
     found = {"folder": folder, "changed": new or (only_look and not request), "reason": ""}
     found.update(authority="", certificate=asked["certificate"], work_public_key="")
     if authority is None:

@@ -1,17 +1,17 @@
 #!/usr/bin/python
-"""Ansible module: run programs on a node, each with a deadline, and bring back what they printed.
+"""Ansible module that runs programs on a node, each with a deadline, and returns their output.
 
-Standard library and Ansible's own module_utils only, Python 3.6 syntax: it runs on the node. A program gets
-its own session, so that a deadline ends everything it started; a child that cannot be killed (D state after
-an Xid 119) is left behind rather than waited for. No shell is involved.
+Standard library and Ansible's own module_utils only, Python 3.6 syntax, since it runs on the node. A program
+gets its own session, so that a deadline ends everything it started; a child that cannot be killed (D state
+after an Xid 119) is left behind rather than waited for. No shell is involved.
 
-A program with `beside` runs while the program of that name does and is ended with it; whatever becomes of it,
-nothing changes for its companion. The kernel's messages that came meanwhile are one more output.
+A program with `beside` runs while the program of that name does and is ended with it; its outcome does not
+affect the other program. The kernel's messages of that time are one more output.
 
-Nobody can read the answer of a run that was interrupted, or whose controller is gone: `Heartbeat` then ends
-what runs, and starts nothing more.
+Nobody can read the result of a run that was interrupted, or whose controller is gone: `Heartbeat` then ends
+the running programs and starts no more.
 
-Ansible sends a module as one file, hence its length.
+The module is this long because Ansible sends a module as one file.
 """
 
 import base64
@@ -30,43 +30,43 @@ DOCUMENTATION = r"""
 module: gpuprov_run
 short_description: Run programs one after another, each with a deadline
 description:
-  - Runs argument lists without a shell, each in its own session, and returns what they printed, size-capped.
-  - The exit status is reported, never judged. The task fails only when it was called wrongly.
+  - Runs argument lists without a shell, each in its own session, and returns their output, capped in size.
+  - The exit status is reported, never judged. The task fails only if it is called incorrectly.
 options:
   commands:
-    description: What to run, in order. This, or C(packed).
+    description: Programs to run, in order. Either this or C(packed).
     type: list
     elements: dict
     suboptions:
       name: {description: Name of the output., type: str, required: true}
       argv: {description: The program and its arguments., type: list, elements: str, required: true}
       deadline: {description: Seconds until it is killed., type: float, required: true}
-      cwd: {description: The folder to run in., type: str}
+      cwd: {description: Working folder., type: str}
       env: {description: Variables added to the environment., type: dict}
-      beside: {description: The name of the program beside which this one runs., type: str}
-      port: {description: The TCP port it listens on; the other waits for it., type: int, default: 0}
-      retry_on: {description: It is run again while it fails with these words., type: str, default: ""}
-      retry_for: {description: For so many seconds, those with the same words together., type: float}
-      keep: {description: Keep only the printed lines with one of these words., type: list, elements: str}
+      beside: {description: Name of the program during which this one runs., type: str}
+      port: {description: TCP port it listens on; the other program waits for it., type: int, default: 0}
+      retry_on: {description: Repeat it while it fails with this text in its output., type: str, default: ""}
+      retry_for: {description: Maximum seconds of retries for the same text., type: float}
+      keep: {description: Keep only output lines with one of these words., type: list, elements: str}
   packed:
-    description: The commands, with all their suboptions, as JSON in base64 of zlib: no text of a template.
+    description: The commands, with all their suboptions, as JSON in base64 of zlib (no template in it).
     type: str
   check:
-    description: What they are run for. It comes back as the fact C(gpuprov_answered).
+    description: The check that the programs belong to. It is returned as the fact C(gpuprov_answered).
     type: str
   cap:
-    description: Bytes kept of each stream. Of a longer one the beginning and the end are kept.
+    description: Bytes kept of each stream. For a longer one, its beginning and end are kept.
     type: int
     default: 2097152
   lock:
-    description: The run that holds the node's lock. What runs is ended when another does, or none.
+    description: The run that holds the node's lock. The programs are ended if another run or none holds it.
     type: str
     default: ""
 author: the gpuprov authors
 """
 
 EXAMPLES = r"""
-- name: Ask for the GPUs
+- name: List the GPUs
   gpuprov_run:
     commands:
       - {name: gpus, argv: [nvidia-smi, -L], deadline: 30}
@@ -75,33 +75,33 @@ EXAMPLES = r"""
 RETURN = r"""
 gpuprov:
   description:
-    - C(outputs) has one entry for each command, and C(kernel_log_delta) with what the kernel said meanwhile.
-    - C(boot_id) tells whether the node rebooted since.
+    - C(outputs) has one entry per command, and C(kernel_log_delta) with the kernel's messages of that time.
+    - C(boot_id) shows whether the node has rebooted since.
   returned: always
   type: dict
 """
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
-PATH += ":/opt/rocm/bin:/opt/rocm/core/bin"  # the last is of ROCm 7.12 and newer
-READY = 10.0  # seconds for a program beside another to listen
-GRACE = 5.0  # seconds between TERM and KILL, and after KILL before we stop waiting
-RETRY = 0.5  # seconds between two tries
-DRAIN = 1.0  # seconds for what is still in the pipes after the program has ended
+PATH += ":/opt/rocm/bin:/opt/rocm/core/bin"  # the last one is for ROCm 7.12 and newer
+READY = 10.0  # seconds for a companion program to listen
+GRACE = 5.0  # seconds between TERM and KILL, and after KILL before giving up
+RETRY = 0.5  # seconds between retries
+DRAIN = 1.0  # seconds to read the rest of the pipes after the program has ended
 CUT_MARK = "\n[gpuprov: %d bytes left out here]\n"
-DELTA = "kernel_log_delta"  # the name of the output with the kernel's messages of this run
+DELTA = "kernel_log_delta"  # name of the output with the kernel's messages of this run
 LOG_DEADLINE = 20.0  # seconds for a program that prints the kernel log
-LOG_CAP = 64 * 1024 * 1024  # bytes: the ring buffer is far smaller
-BEAT = 1.0  # seconds between two looks whether the run still waits for the answer
-CANCEL_GRACE = 2.0  # seconds between TERM and KILL once it does not
-LOCK = "/run/gpuprov/private/lock"  # where provision/node/lock.py writes it
+LOG_CAP = 64 * 1024 * 1024  # bytes; the ring buffer is far smaller
+BEAT = 1.0  # seconds between checks whether the run still waits for the result
+CANCEL_GRACE = 2.0  # seconds between TERM and KILL if it no longer waits
+LOCK = "/run/gpuprov/private/lock"  # written by provision/node/lock.py
 
-RUNNING = set()  # the processes that were started and have not been waited for
-STARTING = threading.RLock()  # a signal may come while the main thread has it
-CANCELLED = threading.Event()  # nothing is started any more
+RUNNING = set()  # processes that were started and not yet reaped
+STARTING = threading.RLock()  # reentrant, as a signal may arrive while the main thread holds it
+CANCELLED = threading.Event()  # once set, nothing is started
 
 
 class Capped:
-    """Keeps the beginning and the end of a stream, at most `cap` bytes together."""
+    """The beginning and the end of a stream, at most `cap` bytes together."""
 
     def __init__(self, cap):
         self.half = max(1, cap // 2)
@@ -115,7 +115,7 @@ class Capped:
             self.head += data[:room]
             data = data[room:]
         self.tail += data
-        # Cutting at twice the size keeps the cost linear; `text` makes it exact.
+        # Trimming only at twice the size keeps the cost linear; `text` trims exactly.
         if len(self.tail) > 2 * self.half:
             self._trim()
 
@@ -135,8 +135,8 @@ class Capped:
 
 
 class Sieve(Capped):
-    """Keeps only the lines with one of these words, with their further lines, which are indented. The first
-    line and the lines `-- …` of journalctl are kept as well: they show that there are any, and their end.
+    """The lines of a stream with one of these words, and their indented continuation lines. The first line
+    and journalctl's `-- …` lines are kept as well, to show that there is a log and where it ends.
     """
 
     def __init__(self, cap, words):
@@ -168,7 +168,7 @@ class Sieve(Capped):
 
 
 def signal_group(process, number):
-    """Signal all that the program started; its session id is its process id."""
+    """Signal everything that the program started; its session id is its process id."""
     try:
         os.killpg(process.pid, number)
     except OSError as error:
@@ -189,7 +189,7 @@ def pump(process, streams, until, enough=None):
         while selector.get_map():
             now = time.monotonic()
             if process.poll() is not None and quiet_after is None:
-                # A grandchild may hold the pipe open for ever: do not wait for it.
+                # A grandchild may hold the pipe open forever, so do not wait for it.
                 quiet_after = now + DRAIN
             limit = until if quiet_after is None else min(until, quiet_after)
             if now >= limit or (enough is not None and enough.is_set()):
@@ -216,13 +216,13 @@ def wait(process, seconds):
 
 
 def stop(process, streams):
-    """TERM, a grace, KILL, a grace; then leave it. What it prints meanwhile is kept."""
+    """Send TERM, wait, send KILL, wait, and then give up; the output of that time is kept."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         signal_group(process, number)
         pump(process, streams, time.monotonic() + GRACE)
         if wait(process, 0.5):
             break
-    signal_group(process, signal.SIGKILL)  # what ignored TERM and outlived its parent
+    signal_group(process, signal.SIGKILL)  # children that ignored TERM and outlived their parent
 
 
 def start(command):
@@ -249,7 +249,7 @@ def start(command):
 
 
 def nothing_yet(command):
-    """The fields of `provision.checks.check.Output`, of a program that has not run."""
+    """Return the fields of `provision.checks.check.Output` for a program that has not run."""
     return {
         "name": command["name"],
         "argv": command["argv"],
@@ -265,7 +265,7 @@ def nothing_yet(command):
 
 
 def run_one(command, cap, enough=None):
-    """Run one program; returns the fields of `Output`. The event `enough` ends it, which is no timeout."""
+    """Run one program and return the fields of `Output`. If the event `enough` ends it, it is no timeout."""
     result = nothing_yet(command)
     began = time.monotonic()
     try:
@@ -279,12 +279,12 @@ def run_one(command, cap, enough=None):
     try:
         pump(process, kept, deadline, enough)
         if enough is not None:
-            # It may have closed its pipes and live on.
+            # The program may have closed its pipes and still be running.
             while not enough.is_set() and time.monotonic() < deadline and not wait(process, 0.2):
                 pass
             deadline = min(deadline, time.monotonic())
         ended = wait(process, deadline - time.monotonic())
-    except BaseException:  # Ctrl-C where this runs in a terminal: the program has a session of its own
+    except BaseException:  # Ctrl-C in a terminal does not reach the program, which has its own session
         signal_group(process, signal.SIGKILL)
         wait(process, GRACE)
         for pipe in kept:
@@ -292,7 +292,7 @@ def run_one(command, cap, enough=None):
         RUNNING.discard(process)
         raise
     if ended:
-        signal_group(process, signal.SIGKILL)  # children it forgot must not disturb the next command
+        signal_group(process, signal.SIGKILL)  # left-over children must not disturb the next command
         result["rc"] = process.returncode
     else:
         result["timed_out"] = enough is None or not enough.is_set()
@@ -309,8 +309,8 @@ def run_one(command, cap, enough=None):
 
 
 def run_again(command, cap, waited=None):
-    """Run one program, again and again while it fails with the words of `retry_on`. `waited`: seconds spent
-    so on these words before (by words, kept up to date): commands that wait for the same share their time.
+    """Run one program, and repeat it while it fails with the text of `retry_on`. `waited`: seconds of retries
+    so far, by text (updated here), because commands that wait for the same thing share their time.
     """
     waited = {} if waited is None else waited
     words, most = command.get("retry_on") or "", float(command.get("retry_for") or 0)
@@ -325,7 +325,7 @@ def run_again(command, cap, waited=None):
 
 
 def listening(port):
-    """Whether a program listens on this TCP port. Connecting to see would be its first client.
+    """Return whether a program listens on this TCP port; a test connection would be its first client.
 
     sl  local_address rem_address   st
      0: 00000000:4853 00000000:0000 0A
@@ -342,7 +342,7 @@ def listening(port):
 
 
 class Companion(threading.Thread):
-    """Runs a program beside another: `finish` ends it and gives its output, after a bounded time."""
+    """Thread that runs a program beside another; `finish` ends it and returns its output in bounded time."""
 
     def __init__(self, command, cap):
         threading.Thread.__init__(self, daemon=True)
@@ -354,18 +354,18 @@ class Companion(threading.Thread):
     def run(self):
         try:
             self.result = run_one(self.command, self.cap, self.enough)
-        except Exception as error:  # whatever happens here is not the companion's trouble
+        except Exception as error:  # no error here may affect the other program
             self.trouble = "%s: %s" % (type(error).__name__, error)
 
     def begin(self):
         try:
             self.start()
-        except RuntimeError as error:  # no more threads
+        except RuntimeError as error:  # no more threads available
             self.trouble = str(error)
         return self
 
     def wait_until_ready(self):
-        """Wait until it listens on the port it was given, has ended, or has had time enough."""
+        """Wait until the program listens on its port, has ended, or has had enough time."""
         port, until = int(self.command.get("port") or 0), time.monotonic() + READY
         while port and self.is_alive() and time.monotonic() < until and not listening(port):
             time.sleep(0.05)
@@ -378,7 +378,7 @@ class Companion(threading.Thread):
 
 
 def run_all(commands, cap):
-    """Run the commands in order, each with those beside it; the outputs in the order of the commands."""
+    """Run the commands in order, each with its companions, and return the outputs in the same order."""
     outputs, waited = {}, {}
     for command in commands:
         if command.get("beside"):
@@ -391,14 +391,14 @@ def run_all(commands, cap):
             outputs[name] = run_again(command, cap, waited)
         finally:
             for one in companions:
-                one.enough.set()  # all at once: their graces pass together
+                one.enough.set()  # all at once, so that their grace periods overlap
             for one in companions:
                 outputs[one.command["name"]] = one.finish()
     return [outputs[command["name"]] for command in commands]
 
 
 def holder():
-    """The run that holds the lock of this node; None when it is free or cannot be read."""
+    """Return the run that holds the lock of this node; None if the lock is free or unreadable."""
     try:
         with open(LOCK) as source:
             return json.load(source)["run"]
@@ -407,13 +407,13 @@ def holder():
 
 
 class Heartbeat(threading.Thread):
-    """Ends the programs and this process once the answer can no longer be read: nobody reads standard output,
-    or the run `lock`, which held the node's lock at the start, has given it up.
+    """Thread that ends the programs and this process once the result can no longer be read: standard output
+    has no reader, or the run `lock`, which held the node's lock at the start, has released it.
     """
 
     def __init__(self, lock):
         threading.Thread.__init__(self, daemon=True)
-        self.lock = lock if holder() == lock else None  # only root can read it
+        self.lock = lock if holder() == lock else None  # only root can read the lock
         self.enough = threading.Event()
 
     def run(self):
@@ -421,15 +421,15 @@ class Heartbeat(threading.Thread):
             if self.enough.wait(BEAT):
                 return
         cancel()
-        time.sleep(GRACE)  # for the main thread to report it, where the connection lives
+        time.sleep(GRACE)  # for the main thread to report it, if the connection is alive
         os._exit(1)
 
     def attended(self):
         if self.lock and holder() != self.lock:
             return False
         try:
-            # Ansible skips blank lines in front of a module's answer. sudo with a terminal of its own copies
-            # what we write, and only writing shows it that nobody reads.
+            # Ansible skips blank lines before a module's result. sudo with its own terminal copies our
+            # output, and notices that nobody reads it only when we write.
             os.write(1, b"\n")
         except (BlockingIOError, InterruptedError):
             pass
@@ -438,13 +438,13 @@ class Heartbeat(threading.Thread):
         return True
 
     def finish(self):
-        """Write nothing more: the answer comes next."""
+        """Stop writing, because the result follows."""
         self.enough.set()
         self.join()
 
 
 def cancel():
-    """Start nothing more, and end what runs: TERM, a grace, KILL."""
+    """Prevent new starts and end the running programs, by TERM and after a grace period by KILL."""
     CANCELLED.set()
     with STARTING:
         left = list(RUNNING)
@@ -457,13 +457,13 @@ def cancel():
 
 
 def kernel_lines():
-    """(what printed the kernel's messages, its output, its lines). The ring buffer has no delay; the journal
-    answers where it may not be read. --all: also messages with a name that is no text.
+    """Return (command that printed the kernel's messages, its output, its lines). The ring buffer has no
+    delay; the journal is the fallback if it is unreadable. --all: also messages with unprintable names.
     """
     failed = None
     for argv in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-unix", "--all", "--no-pager", "-q"]):
         output = run_one({"name": DELTA, "argv": argv, "deadline": LOG_DEADLINE}, LOG_CAP)
-        lines = output["stdout"].strip("\n").split("\n")  # users' names in it may hold other separators
+        lines = output["stdout"].strip("\n").split("\n")  # names in it may hold other line separators
         if output["rc"] == 0 and lines != [""]:
             return argv, output, lines
         failed = failed or output
@@ -471,8 +471,8 @@ def kernel_lines():
 
 
 def appended(before, after):
-    """(the lines of `after` that came since `before`, whether some are lost). A ring buffer drops its oldest
-    lines: what is left of `before` is then the beginning of `after`.
+    """Return (lines of `after` that are newer than `before`, whether some are lost). A ring buffer drops its
+    oldest lines, so that the rest of `before` is the beginning of `after`.
     """
     if not before:
         return after, False
@@ -484,7 +484,7 @@ def appended(before, after):
 
 
 def bridges(lines, devices="/sys/bus/pci/devices"):
-    """What the kernel said at boot of each PCIe port that reports an error now, and has long forgotten:
+    """Recreate the boot messages, long gone from the log, of PCIe ports that report an error:
 
     pci 0000:64:01.0: PCI bridge to [bus 65-65]
     """
@@ -500,7 +500,7 @@ def bridges(lines, devices="/sys/bus/pci/devices"):
                 with open(os.path.join(devices, port, name)) as source:
                     buses.append(int(source.read()))
         except (OSError, ValueError):
-            continue  # a device without others below it
+            continue  # not a bridge
         said = "pci %s: PCI bridge to [bus %02x-%02x]" % (port, buses[0], buses[1])
         if said not in found:
             found.append(said)
@@ -508,7 +508,7 @@ def bridges(lines, devices="/sys/bus/pci/devices"):
 
 
 def kernel_log_delta(before, cap):
-    """The output with the kernel's messages since `before`, an answer of `kernel_lines`."""
+    """Return the output with the kernel's messages since `before`, a result of `kernel_lines`."""
     argv, output, lines = kernel_lines()
     result = dict(output, stdout="")
     if before[0] is None or argv is None:
@@ -525,7 +525,7 @@ def kernel_log_delta(before, cap):
 
 
 def describe(command, error):
-    """Why a program did not start, in words. ENOENT is also what a missing `cwd` gives."""
+    """Describe why a program did not start. A missing `cwd` gives ENOENT, too."""
     cwd = command.get("cwd")
     if cwd and not os.path.isdir(cwd):
         return "the folder %s does not exist" % cwd
@@ -543,7 +543,7 @@ def boot_id():
 
 
 def main():
-    # Here and not above: what runs and collects works without Ansible too.
+    # Imported here, so that running and collecting works without Ansible, too.
     from ansible.module_utils.basic import AnsibleModule
 
     suboptions = {
@@ -575,7 +575,7 @@ def main():
     problem = misuse(commands)
     if problem:
         module.fail_json(msg=problem)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # each program has a session of its own and would live on
+    for number in (signal.SIGTERM, signal.SIGHUP):  # each program has its own session and would live on
         signal.signal(number, lambda *_: (cancel(), os._exit(1)))
     heartbeat = Heartbeat(module.params["lock"])
     heartbeat.start()
@@ -592,7 +592,7 @@ def main():
 
 
 def misuse(commands):
-    """What is wrong with the call; empty when nothing is."""
+    """Return what is wrong with the call; empty if nothing is."""
     alone = [command["name"] for command in commands if not command.get("beside")]
     for command in commands:
         if not command["argv"]:

@@ -1,16 +1,16 @@
 #!/usr/bin/python
-"""Restarts a service that still runs with the settings from before, unless that would end containers."""
+"""Ansible module that restarts a service with outdated settings, unless that would end containers."""
 
 DOCUMENTATION = r"""
 module: gpuprov_service_restart
-short_description: Restart a container runtime when it is due and harmless
+short_description: Restart a container runtime if that is due and harmless
 description:
-  - C(due) notes, before its settings are changed, which run of a service knows only the old ones. The note
-    outlives a play that fails between the change and the restart; a restart by anybody, or a boot, voids it.
-  - C(restarted) restarts the service if it still is that run, and nothing is lost by it.
+  - C(due) records, before the settings of a service change, which invocation of it knows only the old ones.
+    The record survives a play that fails between the change and the restart; any restart or boot voids it.
+  - C(restarted) restarts the service if that invocation still runs and nothing is lost by a restart.
 options:
   unit:
-    description: The service.
+    description: Name of the service.
     type: str
     required: true
   state:
@@ -19,12 +19,12 @@ options:
     choices: [due, restarted]
     required: true
   policy:
-    description: C(always) restarts, C(never) does not; C(auto) does unless containers would end with it.
+    description: C(always) restarts, C(never) does not; C(auto) does unless that would end containers.
     type: str
     choices: [auto, always, never]
     default: auto
   containers:
-    description: Shell patterns of paths, one of which exists for each running container.
+    description: Shell patterns of paths, of which each running container has one.
     type: list
     elements: str
     default: []
@@ -37,7 +37,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Restart Docker when nothing is lost by it
+- name: Restart Docker if nothing is lost by it
   gpuprov_service_restart:
     unit: docker.service
     state: restarted
@@ -47,7 +47,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 waiting:
-  description: Why a restart that is due was not done, and what to do; empty when none is due.
+  description: Why a due restart was not done, and what to do; empty if none is due.
   returned: always
   type: str
 """
@@ -62,7 +62,7 @@ UNITS = os.environ.get("GPUPROV_SYSTEMD_UNITS", "/run/systemd/units")
 
 
 def invocation(unit):
-    """What tells this run of the service from any other; empty when it does not run."""
+    """Return systemd's id of the service's current invocation; empty if it is not running."""
     try:
         return os.readlink(os.path.join(UNITS, "invocation:" + unit))
     except OSError:
@@ -78,7 +78,7 @@ def noted(unit):
 
 
 def note(module, unit):
-    """Note that this run of the service is due; True when that is new."""
+    """Record that the service's current invocation needs a restart; return whether that is new."""
     running = invocation(unit)
     if not running or noted(unit) == running:
         return False
@@ -90,14 +90,14 @@ def note(module, unit):
 
 
 def outlives(module, unit):
-    """Whether systemd leaves the service's containers alone when it stops the service."""
+    """Return whether systemd leaves the containers running when it stops the service."""
     command = ["systemctl", "show", "--property=KillMode", "--value", unit]
     _code, out, _error = module.run_command(command)
     return out.strip() in ("process", "none")
 
 
 def what_holds_it_back(module, unit):
-    """Why it may not be restarted now; empty when it may."""
+    """Return why the service may not be restarted now; empty if it may."""
     policy = module.params["policy"]
     if policy == "never":
         return "restarts were forbidden"

@@ -1,16 +1,16 @@
 #!/usr/bin/python
-"""Looks at a node, as `gpuprov drift` does, and describes it. Part of the collection gpuprov.gpu only:
-gpuprov itself hands over what it has observed."""
+"""Ansible module that observes and describes a node like `gpuprov drift`, for the collection gpuprov.gpu.
+gpuprov itself passes its own observations to the roles."""
 
 DOCUMENTATION = r"""
 module: node_facts
-short_description: Look at a GPU node
+short_description: Observe a GPU node
 description:
-  - Describes a machine (its system, its kernels, its GPUs and how they are joined), and reads the
-    facts that it is asked for by name. Needs no tool and no driver for the description.
+  - Describes a machine (its system, its kernels, its GPUs and how they are connected), and reads the
+    requested facts. The description needs no tool and no driver.
   - A fact that does not exist on the machine is null. One that could not be read is in C(problems), never
     null.
-  - Changes nothing. Each fact has eight seconds; a tool that hangs costs its own facts only.
+  - Changes nothing. Each fact has eight seconds; a tool that hangs delays only its own facts.
 options:
   facts:
     description:
@@ -20,14 +20,14 @@ options:
     elements: str
     default: []
   timeout:
-    description: Seconds for all facts together.
+    description: Timeout in seconds for all facts together.
     type: int
     default: 40
 author:
   - The gpuprov authors (@gpuprov)
 attributes:
   check_mode:
-    description: It changes nothing, so it does the same in check mode.
+    description: The module changes nothing, so it does the same in check mode.
     support: full
 """
 
@@ -35,21 +35,21 @@ EXAMPLES = r"""
 - name: Describe the machine
   gpuprov.gpu.node_facts:
 
-- name: See which driver is loaded, and whether fabric manager runs
+- name: Read which driver is loaded and whether fabric manager runs
   gpuprov.gpu.node_facts:
     facts:
       - driver.loaded_version
       - service.nvidia-fabricmanager.active
   register: look
 
-- name: Complain about a driver that is only on the disk
+- name: Fail if no driver is loaded
   ansible.builtin.assert:
     that: look.facts['driver.loaded_version'] is not none
 """
 
 RETURN = r"""
 facts:
-  description: The value of each fact by name, with those that every look returns (C(os.id), C(gpu.pci)).
+  description: The value of each fact by name, including those that are always read (C(os.id), C(gpu.pci)).
   returned: always
   type: dict
   sample: {"driver.loaded_version": "580.126.09", "gpu.count": 8}
@@ -59,16 +59,16 @@ problems:
   type: dict
   sample: {"nvidia_smi.ecc.mode.current": "nvidia-smi: no answer within 8 s"}
 root:
-  description: Whether the look was made as root. Some facts can be read by root only.
+  description: Whether the facts were read as root. Some facts can be read by root only.
   returned: always
   type: bool
 ansible_facts:
-  description: The description, which the roles of this collection need.
+  description: The description of the node, which the roles of this collection need.
   returned: always
   type: dict
   contains:
     gpuprov_node:
-      description: The system, the kernels and the GPUs. C(sku) and C(architecture) are null when unknown.
+      description: The system, the kernels and the GPUs. C(sku) and C(architecture) are null if unknown.
       returned: always
       type: dict
       sample:
@@ -91,7 +91,7 @@ from provision.node.products import PRODUCTS  # noqa: E402
 
 from provision.node.description import describe  # noqa: E402
 
-# Each knows facts by itself; imported here, they are sent along to the node.
+# Each one registers its own facts; importing it here sends it to the node.
 from provision.node.observe import (  # noqa: E402, F401
     amd_cdi,
     amd_smi,

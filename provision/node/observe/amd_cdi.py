@@ -1,8 +1,8 @@
-"""The CDI specification of AMD's GPUs, and whether it is that of this machine.
+"""The CDI specification for AMD's GPUs, and whether it matches this machine.
 
-It is what `amd-ctk cdi generate` writes, JSON: device N is a GPU, or a partition of one, with its card, its
-render node and /dev/kfd; the device `all` has those of all. Which there have to be, the compute driver's
-topology says: a partition has a render node of its own.
+`amd-ctk cdi generate` writes it as JSON: device N is a GPU, or a partition of one, with its card, its render
+node and /dev/kfd; the device `all` has those of all. The topology of the compute driver defines the expected
+devices, in which each partition has a render node of its own.
 """
 
 import os
@@ -12,12 +12,12 @@ from provision.node.observe.probe import FAMILIES, whole_family
 
 AMD_CDI_FILE = "/etc/cdi/amd.json"
 AMD_CDI_LIMIT = 4 * 1024 * 1024
-AMD_CDI_LISTED = 32  # of what is missing or out of date, the rest is counted
+AMD_CDI_LISTED = 32  # missing or stale files to list; the rest is counted
 AMD_TOPOLOGY = "/sys/class/kfd/kfd/topology/nodes"
 
 
 def amd_cdi_specification():
-    """The version, and device name -> {path: (major, minor)}; None where there is no file."""
+    """Return (version, {device name: {path: (major, minor)}}); None if there is no file."""
     import json
 
     text = read_text(AMD_CDI_FILE, AMD_CDI_LIMIT)
@@ -38,13 +38,13 @@ def amd_cdi_specification():
 
 
 def amd_device_files():
-    """The device files that programs need: of each GPU or partition its render node, and that of them all."""
+    """Return the device files that programs need, which are /dev/kfd and one render node per partition."""
     found = []
     for name in names_in(AMD_TOPOLOGY):
         text = read_text("%s/%s/properties" % (AMD_TOPOLOGY, name)) or ""
         values = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
         minor = values.get("drm_render_minor", "0")
-        if minor.isdigit() and int(minor) > 0:  # a processor has none
+        if minor.isdigit() and int(minor) > 0:  # a CPU has none
             found.append("/dev/dri/renderD" + minor)
     return ["/dev/kfd", *sorted(found)] if found else []
 
@@ -66,7 +66,7 @@ def amd_cdi_devices():
 
 
 def amd_cdi_missing():
-    """Device files that no device of its own has, or that `all` has not."""
+    """Return the needed device files that are missing from `all` or from all other devices."""
     specification = amd_cdi_specification()
     if specification is None:
         return None
@@ -77,7 +77,7 @@ def amd_cdi_missing():
 
 
 def amd_cdi_stale():
-    """What it names and this machine has not, or under another number."""
+    """Return the specified device files that this machine lacks or has under another device number."""
     specification = amd_cdi_specification()
     if specification is None:
         return None
@@ -85,7 +85,7 @@ def amd_cdi_stale():
     for nodes in specification[1].values():
         for path, numbers in nodes.items():
             found = status_of(path)
-            # The file of a partition outlives the partition.
+            # The device file of a partition can outlive the partition.
             gone = path.startswith("/dev/dri/renderD") and path not in here
             if found is None or gone or numbers != (os.major(found.st_rdev), os.minor(found.st_rdev)):
                 stale.append(path)

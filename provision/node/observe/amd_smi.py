@@ -1,9 +1,9 @@
-"""What amd-smi says of the GPUs that the driver answers for: `amd_smi.gpus`, one entry each in its order.
+"""GPUs as reported by amd-smi, with one entry each in `amd_smi.gpus`, in the order of amd-smi.
 
-The same GPUs are in amdgpu.devices, read without it: one that amd-smi does not list is on the bus, and no
-program can use it. `amd_smi.silent` has those, from `amd-smi list`, which guests of a hypervisor have, too;
-from the compute driver's topology when amd-smi is not installed. ROCm 6 prints a list, later ones the list
-below `gpu_data`; the limits of power moved.
+The same GPUs are in amdgpu.devices, read without it; a GPU that amd-smi does not list is on the bus, but no
+program can use it. `amd_smi.silent` has those, from `amd-smi list`, which also works in virtual machines, or
+from the compute driver's topology if amd-smi is not installed. ROCm 6 prints a list, later releases the
+list below `gpu_data`; the power limits moved, too.
 """
 
 import os
@@ -15,30 +15,30 @@ from provision.node.observe.system import bus_address, gpus_of
 from provision.node.observe.vendors import AMD
 
 AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi", "/opt/rocm/core/bin/amd-smi")
-AMD_PATIENCE = 3  # how long eight GPUs take nobody has published
-# All sections that the program has on this machine. A guest of a hypervisor (SR-IOV) has no limits, and with
-# ROCm until 6.3 no RAS; the program refuses a call that names a missing one (amdsmi_parser.py: is_baremetal).
+AMD_PATIENCE = 3  # times the usual timeout; nobody has published how long eight GPUs take
+# Prints all sections available on this machine. A guest of a hypervisor (SR-IOV) has no limits, and with ROCm
+# up to 6.3 no RAS; amd-smi rejects a call that names a missing section (amdsmi_parser.py: is_baremetal).
 STATIC = ("static", "--json")
 
 
 def amount(value):
-    """The whole number in {"value": 750, "unit": "W"}, or of a bare one; None for `N/A`."""
+    """Return the integer in {"value": 750, "unit": "W"} or of a bare number; None for `N/A`."""
     number = value.get("value") if isinstance(value, dict) else value
     return int(number) if isinstance(number, (int, float)) and abs(number) < 1e15 else None
 
 
 def within(entry, *names):
-    """What is below these names in nested dictionaries; None where one is missing."""
+    """Return the value under these keys of nested dictionaries; None if one is missing."""
     for name in names:
         entry = entry.get(name) if isinstance(entry, dict) else None
     return entry
 
 
 def memory_ecc(blocks):
-    """ENABLED or DISABLED, of the block that is the memory; None where the memory is not the GPU's own.
+    """Return ENABLED or DISABLED for the memory block; None if the memory is not the GPU's own.
 
-    Of a GPU in the processor's socket, and of one joined to it by xGMI, the driver manages three blocks alone
-    (amdgpu_ras.c); errors of their memory are counted as those of the processor's (edac.controllers).
+    On a GPU in the CPU's socket, or one connected to the CPU by xGMI, the driver manages only three blocks
+    (amdgpu_ras.c); errors of their memory are counted as errors of the CPU's (edac.controllers).
     """
     states = blocks if isinstance(blocks, dict) else {}
     managed = [name for name in states if states[name] == "ENABLED"]
@@ -48,7 +48,7 @@ def memory_ecc(blocks):
 
 
 def of_amd_smi(entry):
-    """An entry of `amd-smi static`, flat."""
+    """Flatten an entry of `amd-smi static`."""
     limit = within(entry, "limit")
     current = within(limit, "ppt0", "socket_power_limit") or within(limit, "socket_power")
     most = within(limit, "ppt0", "max_power_limit") or within(limit, "max_power")
@@ -56,7 +56,7 @@ def of_amd_smi(entry):
     return {
         "address": str(within(entry, "bus", "bdf")).lower(),
         "name": name if isinstance(name, str) else None,
-        "memory_mib": amount(within(entry, "vram", "size")),  # it prints MB, and means this
+        "memory_mib": amount(within(entry, "vram", "size")),  # amd-smi prints MB, but means MiB
         "power_limit_w": amount(current),
         "power_limit_max_w": amount(most),
         "memory_ecc": memory_ecc(within(entry, "ras", "ecc_block_state")),
@@ -64,10 +64,10 @@ def of_amd_smi(entry):
 
 
 def amd_entries(output, *place):
-    """The entries of amd-smi's document, which have the PCI address at this place."""
-    import json  # only nodes with such GPUs pay for it
+    """Return the entries of amd-smi's document, each of which has the PCI address under these keys."""
+    import json  # loaded only on nodes with such GPUs
 
-    # Warnings may stand before the document: WARNING: User is missing the following required groups: render
+    # Warnings may precede the document: WARNING: User is missing the following required groups: render
     starts = [place for place in (output.find("\n" + sign) for sign in "[{") if place >= 0]
     text = "\n" + output if output[:1] in ("[", "{") else output[min(starts) :] if starts else ""
     try:
@@ -93,7 +93,7 @@ def amd_probe(name, words, parse, without=lambda: None):
 
 
 def left_out(listed, by_whom):
-    """The GPUs on the bus without an answer: one that is lost leaves the list (burnin/amd_gpus.py)."""
+    """Return a line per GPU on the bus that is not listed, as a lost one is not (burnin/amd_gpus.py)."""
     on_bus = [address for address in gpus_of(AMD, "amdgpu") if address not in listed]
     return ["%s: not listed by %s" % (address, by_whom) for address in on_bus]
 
@@ -104,7 +104,7 @@ def parse_list(names, output):
 
 
 def amd_silent_probe(name):
-    if not os.path.isdir(at(MODULE)):  # no driver: no GPU fails to answer it
+    if not os.path.isdir(at(MODULE)):  # without the driver, no GPU fails to answer it
         return Probe([name], read=lambda: {name: []})
     return amd_probe(
         name, ("list", "--json"), parse_list, lambda: left_out(kfd_properties(), "the compute driver")

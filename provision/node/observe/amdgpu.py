@@ -1,8 +1,8 @@
-"""What the driver amdgpu says of AMD's Instinct GPUs, from sysfs alone: neither ROCm nor a tool is needed.
+"""AMD's Instinct GPUs as seen by the amdgpu driver, from sysfs alone; neither ROCm nor a tool is needed.
 
-`amdgpu.devices` has one entry for each GPU on the PCI bus, in address order; a die of an MI250 module is one.
-Of a value that the driver does not give, the entry has None; of counters that it does not give now, `unread`
-says why, and they are not zero.
+`amdgpu.devices` has one entry per GPU on the PCI bus, in address order; each die of an MI250 module is one.
+A value that the driver does not provide is None; for counters that it does not provide now, `unread` has the
+reason, and they are not zero.
 """
 
 import os
@@ -14,23 +14,23 @@ from provision.node.observe.vendors import AMD, gpu_part, number_in
 
 MODULE = "/sys/module/amdgpu"
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
-# The second is of ROCm 7.12 and newer.
+# The second path is for ROCm 7.12 and newer.
 ROCM_VERSIONS = ("/opt/rocm/.info/version", "/opt/rocm/core/.info/version")
 RAS_KINDS = {"ue": "uncorrected", "ce": "corrected", "de": "deferred"}
-# Where amd-smi of ROCm 6.4 and newer takes the threshold from, too; for root, and where debugfs may be read.
+# amd-smi of ROCm 6.4 and newer reads the threshold here, too; it needs root and a readable debugfs.
 PAGE_THRESHOLD = "/sys/kernel/debug/dri/%s/ras/bad_page_cnt_threshold"
-XGMI = 11  # the type of such links in the topology (kfd_crat.h)
-EXPRESS, DEVICE_STATUS, FATAL = 0x10, 10, 4  # PCIe's capability, its device status, lspci's FatalErr+
-# What AMD's acceptance guide wants on the kernel's command line, or off it.
+XGMI = 11  # the link type in the topology (kfd_crat.h)
+EXPRESS, DEVICE_STATUS, FATAL = 0x10, 10, 4  # PCIe capability id, its device status, lspci's FatalErr+
+# Parameters that AMD's acceptance guide requires or forbids on the kernel's command line.
 GUIDE_PARAMETERS = (
     *("pci", "iommu", "amd_iommu", "intel_iommu", "numa_balancing", "transparent_hugepage"),
     "modprobe.blacklist",
 )
-COUNTS = "_err_count"  # umc_err_count: each block of the GPU has a file of its own
+COUNTS = "_err_count"  # suffix of error counter files, such as umc_err_count; each block of the GPU has one
 
 
 def amdgpu_version():
-    """The driver's own version; the kernel's release where it is part of the kernel; None when not loaded."""
+    """Return the driver's version, the kernel's release for an in-tree driver; None if it is not loaded."""
     if not names_in(MODULE):
         return None
     return read_line(MODULE + "/version") or "kernel " + (
@@ -39,8 +39,8 @@ def amdgpu_version():
 
 
 def counted(text):
-    """What a file of error counts says, by its words: {"ue": 0, "ce": 3}. Raises ReadError where it counts
-    nothing: `Query currently inaccessible`, while the GPU is being reset."""
+    """Parse a file of error counts into {"ue": 0, "ce": 3}. Raises ReadError if there is no count, as in
+    `Query currently inaccessible`, while the GPU is being reset."""
     counts = {}
     for line in text.splitlines():
         word, colon, number = line.partition(": ")
@@ -53,8 +53,8 @@ def counted(text):
 
 
 def ras_counters(folder, unread):
-    """The errors of a GPU by kind over all its blocks, and `blocks`, those that have some. Why one counted
-    nothing is added to `unread`; a total is then of the others, and None instead of zero."""
+    """Sum the errors of a GPU by kind over all its blocks; `blocks` lists the affected ones. Reasons for
+    missing counts are added to `unread`; a total then covers the other blocks, with None instead of zero."""
     totals = {}
     blocks = []
     files = [name for name in names_in(folder + "ras") if name[-len(COUNTS) :] == COUNTS]
@@ -76,7 +76,7 @@ def ras_counters(folder, unread):
 
 
 def bad_pages(folder, unread):
-    """Pages of memory found bad, and how many of them the driver has not reserved (yet)."""
+    """Count the bad memory pages, and those of them that the driver has not reserved (yet)."""
     try:
         text = read_text(folder + "ras/gpu_vram_bad_pages", 1024 * 1024)
     except ReadError as reason:
@@ -90,21 +90,21 @@ def bad_pages(folder, unread):
 
 
 def bad_page_threshold(folder):
-    """How many bad pages the driver allows this GPU; None where it does not tell."""
+    """Return how many bad pages the driver allows this GPU; None if it does not report that."""
     numbers = [name[4:] for name in names_in(folder + "drm") if name[:4] == "card"]
     for path in [PAGE_THRESHOLD % number for number in numbers] + [MODULE + "/parameters/bad_page_threshold"]:
         try:
             pages = as_number(read_line(path))
         except ReadError:
             continue
-        if pages and 0 < pages < 1 << 31:  # the parameter is negative unless somebody set it
+        if pages and 0 < pages < 1 << 31:  # the parameter is negative by default
             return pages
     return None
 
 
 def slot_of(folder, address):
-    """The folder of the function that is plugged into the slot: AMD's GPUs are behind bridges of their own,
-    between which the link is always a full one."""
+    """Return the folder of the function that is plugged into the slot. AMD's GPUs are behind bridges of their
+    own, between which the link always has its full speed and width."""
     slot = folder
     parents = (link_target(folder[:-1]) or "").split("/")
     for parent in reversed(parents[:-1] if parents[-1:] == [address] else []):
@@ -116,14 +116,14 @@ def slot_of(folder, address):
 
 
 def kfd_values(path):
-    """A file of the topology: name -> its text."""
+    """Parse a topology file into {name: text}."""
     lines = (read_text(path) or "").splitlines()
     return dict(line.split(None, 1) for line in lines if len(line.split()) == 2)
 
 
 def kfd_properties():
-    """{PCI address: {compute_units, memory_bytes, partitions, linked}} of the GPUs that programs can compute
-    with; `linked`: the addresses of those that an xGMI link leads to, in one text."""
+    """Return {PCI address: {compute_units, memory_bytes, partitions, linked}} of the GPUs usable for compute.
+    `linked`: PCI addresses of the GPUs at the other end of its xGMI links, joined by spaces."""
     found = {}
     numbers = {}
     for name in names_in(KFD_NODES):
@@ -132,9 +132,9 @@ def kfd_properties():
         simds, each = as_number(values.get("simd_count")), as_number(values.get("simd_per_cu"))
         place = as_number(values.get("location_id"))
         if not simds or not each or place is None:
-            continue  # a processor
+            continue  # a CPU
         domain = as_number(values.get("domain")) or 0
-        place &= 0xFFFF  # above are the numbers of partitions
+        place &= 0xFFFF  # the bits above are the partition number
         address = "%04x:%02x:%02x.%d" % (domain, place >> 8, place >> 3 & 31, place & 7)
         numbers[name] = address
         known = found.setdefault(
@@ -151,7 +151,7 @@ def kfd_properties():
 
 
 def kfd_linked(folder):
-    """The nodes of the topology that an xGMI link of this node leads to."""
+    """Return the topology nodes that this node's xGMI links lead to."""
     found = set()
     for name in names_in(folder + "io_links"):
         values = kfd_values("%sio_links/%s/properties" % (folder, name))
@@ -161,7 +161,7 @@ def kfd_linked(folder):
 
 
 def kfd_memory(folder):
-    """Bytes of all memory banks of a node of the topology."""
+    """Sum the bytes of all memory banks of a topology node."""
     total = 0
     for name in names_in(folder + "mem_banks"):
         for line in (read_text("%smem_banks/%s/properties" % (folder, name)) or "").splitlines():
@@ -172,8 +172,8 @@ def kfd_memory(folder):
 
 
 def xgmi_links(row):
-    """Links to all other GPUs, of the driver's row (`00 01 01 01`), and to how many there are some. The row
-    does not say whose links these are: its order is that in which the driver took the GPUs."""
+    """Count the links to all other GPUs, and the linked GPUs, in the driver's row (`00 01 01 01`). The row
+    does not identify the GPUs; its order is that in which the driver was bound to them."""
     try:
         numbers = [int(cell, 16) for cell in (row or "").split()]
     except ValueError:
@@ -185,14 +185,14 @@ def xgmi_links(row):
 
 
 def fatal_error(folder):
-    """Whether the GPU reports a fatal PCIe error that nobody has cleared; None where its configuration space
-    cannot be read."""
+    """Return whether the GPU reports a fatal PCIe error that nobody has cleared; None if its configuration
+    space cannot be read."""
     try:
         config = read_bytes(folder + "config") or b""
     except ReadError:
         return None
     offset = config[0x34] if len(config) >= 256 else 0
-    for _ in range(48):  # a broken list must not be followed for ever
+    for _ in range(48):  # a corrupt list must not be followed forever
         if not 0x40 <= offset <= 0xF0:
             break
         if config[offset] == EXPRESS:
@@ -207,7 +207,7 @@ def amdgpu_device(address, computing):
     unread = []
 
     def given(name, place=folder):
-        # The driver refuses some of its files while the GPU is being reset.
+        # The driver refuses to let some files be read while the GPU is being reset.
         try:
             return read_line(place + name) or None
         except ReadError as reason:
@@ -239,7 +239,7 @@ def amdgpu_device(address, computing):
     if known:
         entry.update(compute_units=known["compute_units"], partitions=known["partitions"])
         entry["xgmi_to"] = known["linked"]
-        # An MI300A has no memory of its own; what the driver lets it use is in the topology alone.
+        # An MI300A has no memory of its own; only the topology shows how much the driver may use.
         entry["memory_bytes"] = entry["memory_bytes"] or known["memory_bytes"] or None
     entry.update(xgmi_links(given("xgmi_num_links")))
     entry.update(ras_counters(folder, unread))
@@ -249,7 +249,7 @@ def amdgpu_device(address, computing):
 
 
 def amdgpu_devices():
-    """One entry for each GPU of AMD's, whether the driver has it or not."""
+    """Return one entry per AMD GPU, whether the driver is bound to it or not."""
     computing = kfd_properties()
     found = []
     for address in names_in(PCI_FUNCTIONS):
@@ -260,19 +260,19 @@ def amdgpu_devices():
 
 
 def amdgpu_taken():
-    """The folders of the GPUs that the driver took."""
+    """Return the folders of the GPUs that the driver is bound to."""
     folders = ["%s/%s/" % (PCI_FUNCTIONS, address) for address in names_in(PCI_FUNCTIONS)]
     return [folder for folder in folders if (link_target(folder + "driver") or "").endswith("/amdgpu")]
 
 
 def amdgpu_partitions(kind):
-    """The modes that its GPUs have, one where all are alike; an empty one is of a GPU that says none."""
+    """Return the distinct modes of the driver's GPUs; an empty one belongs to a GPU that reports none."""
     names = {read_line("%scurrent_%s_partition" % (folder, kind)) or "" for folder in amdgpu_taken()}
     return sorted(names)
 
 
 def amdgpu_power_limits():
-    """The power limits that its GPUs have, in W. Of a module of two dies the second has none, or zero."""
+    """Return the distinct power limits of the GPUs in W. The second die of a module has none, or zero."""
     found = set()
     for folder in amdgpu_taken():
         for name in names_in(folder + "hwmon"):
@@ -281,7 +281,7 @@ def amdgpu_power_limits():
 
 
 def parse_amdgpu_modinfo(names, output):
-    """What `modinfo --field=version` says: the driver's own version, or no line where it is the kernel's."""
+    """Parse `modinfo --field=version`; it prints the driver's version, or no line for the kernel's own."""
     if "not found" in output:
         return dict.fromkeys(names)
     lines = output.strip().splitlines()
@@ -291,7 +291,7 @@ def parse_amdgpu_modinfo(names, output):
 
 
 def amdgpu_blacklisted():
-    """Whether the kernel's command line keeps the driver from being loaded at boot."""
+    """Return whether the kernel's command line keeps the driver from loading at boot."""
     words = (read_line("/proc/cmdline") or "").split()
     names = [word.partition("=")[2].split(",") for word in words if word.startswith("modprobe.blacklist=")]
     return any("amdgpu" in one for one in names)
@@ -310,7 +310,7 @@ def amdgpu_installed_probe(name):
 FAMILIES["amdgpu"] = whole_family(
     {
         "loaded_version": amdgpu_version,
-        "dkms_version": lambda: read_line(MODULE + "/version") or None,  # the kernel's own has none
+        "dkms_version": lambda: read_line(MODULE + "/version") or None,  # the kernel's own driver has none
         "devices": amdgpu_devices,
         "rocm": lambda: next(filter(None, map(read_line, ROCM_VERSIONS)), None),
         "blacklisted": amdgpu_blacklisted,

@@ -1,4 +1,4 @@
-"""Runs the probes of the facts asked and prints one framed line of JSON: the end of the program."""
+"""Last part of the node program, which runs the probes of the requested facts and prints the result."""
 
 import os
 import select
@@ -11,12 +11,12 @@ from provision.node.observe.system import BASE
 
 BEGIN = "@gpuprov-facts 1"  # then the length of the JSON in bytes, a newline, the JSON, a newline, and END
 END = "@gpuprov-end"
-KERNEL = "{kernel.release}"  # in the name of a fact: this node's own, which the controller cannot know yet
+KERNEL = "{kernel.release}"  # in a fact's name: this node's kernel, which the controller cannot know yet
 ESCAPES = {code: "\\u%04x" % code for code in [*range(32), 34, 92, 127]}
 
 
 def plan(names):
-    """The probes for the facts asked, and the facts nobody knows."""
+    """Return the probes for the requested facts, and the unknown facts."""
     base = {name for names_of, _ in BASE for name in names_of}
     probes = [Probe(list(names_of), read=function) for names_of, function in BASE]
     known = {}
@@ -49,7 +49,7 @@ def members(mapping):
 
 
 class Child:
-    """A process of our own whose output we collect, and which we may leave behind."""
+    """A forked process whose output is collected and which may be left behind."""
 
     def __init__(self, function):
         self.handle, writer = os.pipe()
@@ -81,7 +81,7 @@ def execute(path, command):
 
 
 def read_all(probes, first):
-    """In the reader child: a line at each probe's start and end tells the parent which one hangs."""
+    """Run the probes in the reader child; lines at each start and end show the parent which one hangs."""
     data = b"?%d\n" % first
     for number in range(first, len(probes)):
         write_all(data)
@@ -98,7 +98,7 @@ def write_all(data):
 
 
 def attempt(probe, function, *arguments):
-    """The facts and the problems of one probe. A fact whose value is a ReadError is a problem of its own."""
+    """Return the facts and the problems of one probe. A fact whose value is a ReadError is a problem."""
     try:
         found = function(*arguments)
         unread = {name: str(value) for name, value in found.items() if isinstance(value, ReadError)}
@@ -107,12 +107,12 @@ def attempt(probe, function, *arguments):
         return {}, dict.fromkeys(probe.facts, str(reason))
     except RefusedError:
         raise
-    except Exception as error:  # one misreading must not cost the other facts
+    except Exception as error:  # one faulty reading must not cost the other facts
         return {}, dict.fromkeys(probe.facts, "the probe failed: %s: %s" % (type(error).__name__, error))
 
 
 class Observer:
-    """Runs the probes and gathers the answer as JSON fragments, within the time given."""
+    """Event loop that runs the probes and gathers the answer as JSON fragments, within the time limits."""
 
     def __init__(self, request):
         self.probe_seconds = request.get("probe_seconds", 8)
@@ -121,9 +121,9 @@ class Observer:
         self.facts = []
         self.problems = []
         self.size = 0
-        self.children = {}  # handle -> (child, its probe or None for the reader, when its time is up)
+        self.children = {}  # handle -> (child, its probe or None for the reader, its deadline)
         self.poll = select.poll()
-        self.at = -1  # the probe the reader works on
+        self.at = -1  # index of the probe that the reader works on
 
     def add(self, probe_facts, facts, problems=""):
         self.size += len(facts) + len(problems)
@@ -200,7 +200,7 @@ class Observer:
         for line in lines:
             if line[:1] == b"?":
                 self.at = int(line[1:])
-            elif line[:1] == b"=":  # anything else is a warning of Python's
+            elif line[:1] == b"=":  # anything else is a Python warning
                 facts, _, problems = line[1:].decode("utf-8").partition("\t")
                 self.add(self.read_probes[self.at].facts, facts, problems)
                 self.at += 1
@@ -235,8 +235,8 @@ class Observer:
 
 
 def answer(request):
-    """The answer to one request, as JSON: `facts` (names), `probe_seconds` and `seconds` (time for one probe,
-    for all), `bytes` (size of all values), `root` (put before every path; tests only)."""
+    """Return the answer to a request as JSON. Keys: `facts` (names), `probe_seconds` and `seconds` (time for
+    one probe, for all), `bytes` (size of all values), `root` (prefix of every path; tests only)."""
     ROOT[0] = request.get("root", "").encode("utf-8")
     release = os.uname().release
     probes, unknown = plan([name.replace(KERNEL, release) for name in request.get("facts", ())])
@@ -263,4 +263,4 @@ def main(request):
     framed = ("\n%s %d\n" % (BEGIN, len(body))).encode("ascii") + body + ("\n%s\n" % END).encode("ascii")
     sys.stdout.flush()
     write_all(framed)
-    os._exit(0)  # no clean-up to wait for: a child may be stuck
+    os._exit(0)  # no clean-up to wait for, since a child may be stuck

@@ -1,16 +1,16 @@
-"""Certificates: until when, of whom, and whether the key beside one is its own. Read without openssl."""
+"""Certificate facts (expiry, names, issuer's key, whether the private key matches), without openssl."""
 
 from provision.node.observe.files import ReadError, read_bytes
 from provision.node.observe.probe import FAMILIES, Family, one_each
 
-SUBJECT_ALT_NAME = bytes.fromhex("551d11")  # 2.5.29.17, as DER writes it
+SUBJECT_ALT_NAME = bytes.fromhex("551d11")  # 2.5.29.17 in DER
 AUTHORITY_KEY = bytes.fromhex("551d23")  # 2.5.29.35
-# 1.3.6.1.4.1.2312.19.1, Red Hat's number for the name of a node of Receptor.
+# 1.3.6.1.4.1.2312.19.1, Red Hat's identifier for the name of a Receptor node.
 RECEPTOR_NAME = bytes.fromhex("2b0601040192081301")
 
 
 def der_items(data):
-    """(tag, content) of each element of a DER sequence's content. Raises IndexError or ValueError on less."""
+    """Yield (tag, content) of each element in a DER sequence. Raises IndexError or ValueError if cut off."""
     at_byte = 0
     while at_byte < len(data):
         tag, length = data[at_byte], data[at_byte + 1]
@@ -30,7 +30,7 @@ def der_list(data):
 
 
 def pem_block(data, labels):
-    """The content of the first block with one of these labels; None where there is none."""
+    """Return the decoded content of the first block with one of these labels; None if there is none."""
     import binascii
 
     body = None
@@ -47,22 +47,22 @@ def pem_block(data, labels):
 
 
 def rsa_numbers(content):
-    """The modulus and the exponent of a public key, as bytes."""
+    """Return the modulus and the exponent of a public key, as bytes."""
     (_, sequence), *_ = der_items(content)
     return [number for _, number in der_list(sequence)[:2]]
 
 
 def certificate_parts(data):
-    """(end as DER has it, public key's content, extensions by object identifier) of a PEM certificate."""
+    """Return (expiry as in DER, content of the public key, extensions by identifier) of a PEM certificate."""
     block = pem_block(data, ("CERTIFICATE",))
     if block is None:
         raise ValueError("no certificate")
     (_, whole), *_ = der_items(block)
     (_, body), *_ = der_items(whole)
     fields = der_list(body)
-    if fields[0][0] == 0xA0:  # the version, which only old ones lack
+    if fields[0][0] == 0xA0:  # the version, which is absent only in old certificates
         del fields[0]
-    # Serial number, signature's algorithm, issuer, validity, subject, public key, and what is optional.
+    # Serial number, signature algorithm, issuer, validity, subject, public key, and the optional fields.
     _, (end_tag, end) = der_list(fields[3][1])
     key = der_list(fields[5][1])[1][1][1:]  # a bit string begins with the number of unused bits
     extensions = {}
@@ -75,11 +75,11 @@ def certificate_parts(data):
 
 
 def days_left(end_tag, end):
-    """Whole days until then; negative when it is over."""
+    """Return the whole days until expiry; negative once expired."""
     import calendar
     import time
 
-    if end_tag == 0x17:  # UTCTime has two digits of the year: RFC 5280, 4.1.2.5.1
+    if end_tag == 0x17:  # UTCTime has a two-digit year: RFC 5280, 4.1.2.5.1
         end = ("19" if end[:2] >= "50" else "20") + end
     then = calendar.timegm(time.strptime(end, "%Y%m%d%H%M%SZ"))
     return int((then - time.time()) // 86400)
@@ -103,7 +103,7 @@ def alternative_names(extension):
 
 
 def issuer_key(extension):
-    """The identifier of the authority's key, in hexadecimal."""
+    """Return the identifier of the authority's key, in hexadecimal."""
     import binascii
 
     for tag, content in der_items(der_list(extension)[0][1]):
@@ -113,7 +113,7 @@ def issuer_key(extension):
 
 
 def key_numbers(path):
-    """The modulus and exponent of the private RSA key in a file; None when there is no file."""
+    """Return the modulus and exponent of the private RSA key in a file; None if there is no file."""
     data = read_bytes(path)
     if data is None:
         return None
@@ -122,7 +122,7 @@ def key_numbers(path):
         raise ValueError("no key")
     (_, fields), *_ = der_items(block)
     words = der_list(fields)
-    if words[1][0] == 0x30:  # PKCS #8 has the algorithm there, and then the key itself
+    if words[1][0] == 0x30:  # PKCS #8 has the algorithm here, followed by the key itself
         (_, fields), *_ = der_items(words[2][1])
         words = der_list(fields)
     return [number for _, number in words[1:3]]

@@ -1,6 +1,6 @@
-"""The clock: whether it is synchronised, who keeps it, and how long the machine has run.
+"""Clock facts (whether it is synchronised, by which program) and how long the machine has run.
 
-A container without the right to set the clock has its host's: both facts are then "host".
+A container without permission to set the clock uses the host's, and both clock facts are then "host".
 """
 
 import os
@@ -10,7 +10,7 @@ from provision.node.observe.probe import FAMILIES, Probe, units_shown, whole_fam
 
 SET_TIME = 25  # CAP_SYS_TIME, include/uapi/linux/capability.h
 UNSYNCHRONISED = 0x40  # STA_UNSYNC, include/uapi/linux/timex.h
-# Units of the programs that keep a clock, and what they are called.
+# Units of the programs that synchronise a clock, and their names.
 KEEPERS = (
     ("chrony.service", "chrony"),
     ("chronyd.service", "chrony"),
@@ -28,7 +28,7 @@ def sets_its_clock():
 
 
 def kernel_clock():
-    """adjtimex(2), which only reads here: its status bits, and the largest error in microseconds."""
+    """Return the clock's status bits and its largest error in microseconds, from a read-only adjtimex(2)."""
     import ctypes
 
     names = ("offset", "frequency", "largest_error", "likely_error")
@@ -41,7 +41,7 @@ def kernel_clock():
 
 
 def clock_state():
-    """`synchronised` or `unsynchronised`. timesyncd says it in a file before the kernel's flag is down."""
+    """Return the state of the clock. timesyncd's file appears before the kernel clears its flag."""
     if not sets_its_clock():
         return "host"
     if "synchronized" in names_in("/run/systemd/timesync"):
@@ -58,13 +58,13 @@ def parse_keeper(names, output):
 
 
 def uptime():
-    """Seconds since this machine's first process began (a container's is younger than its kernel); None where
-    the kernel does not say."""
+    """Return the seconds since this machine's first process started (a container's is younger than its
+    kernel); None if the kernel does not report it."""
     text = read_text("/proc/uptime")
     if text is None:
         return None
     seconds = int(text.partition(".")[0])
-    # 1 (systemd) S 0 1 and so on: the 20th word after the name is when it began, in ticks of the kernel
+    # 1 (systemd) S 0 1 and so on: the 20th field after the name is its start time in clock ticks
     words = (read_text("/proc/1/stat") or "").rpartition(")")[2].split()
     began = int(words[19]) // os.sysconf("SC_CLK_TCK") if len(words) > 19 else 0
     return max(0, seconds - began)
