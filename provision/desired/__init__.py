@@ -1,1 +1,1 @@
-"""What should be true of each node: variables, stacks, roles and what they promise."""
+"""The desired state of each node: variables, stacks, roles and their promises."""

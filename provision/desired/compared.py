@@ -1,4 +1,4 @@
-"""The facts in which nodes of one kind should agree, from provision/data/majority.yml."""
+"""Facts that should be equal on nodes of one kind, from provision/data/majority.yml."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KEYS = frozenset({"fact", "from", "pick", "per", "within", "declared_as", "vend
 
 @dataclass(frozen=True)
 class ComparedFact:
-    """One fact nodes of a kind share. `source` is the observed fact it is read from, `pick` the key of its
-    entries, `per` what an entry stands for (GPU, card), `within` the facts in which nodes must agree to be
-    compared; a node that declares one of `declared_by` is not compared. `vendor`: only nodes with this
-    vendor's GPUs are asked for it; empty: all are."""
+    """One fact that nodes of a kind share. `source`: the observed fact to read it from; `pick`: the key in
+    its entries; `per`: what an entry stands for (GPU, card); `within`: the facts in which nodes must agree to
+    be compared; a node that declares one of `declared_by` is not compared. `vendor`: only nodes with this
+    vendor's GPUs need it; empty: all do."""
 
     fact: str
     source: str
@@ -30,11 +30,11 @@ class ComparedFact:
     vendor: str = ""
 
     def value(self, facts: Mapping[str, Any]) -> Any:
-        """What a node's facts say: a scalar, or a list when its GPUs (cards) differ; None for no answer."""
+        """Return a node's value: a scalar, or a list if its GPUs (cards) differ; None if it is unknown."""
         found = facts.get(self.source)
         if self.pick is not None and isinstance(found, list):
             found = [entry.get(self.pick) if isinstance(entry, dict) else None for entry in found]
-            if self.source == "firmware.rdma":  # devices made in software have no board
+            if self.source == "firmware.rdma":  # software devices have no board
                 found = [value for value in found if value is not None]
         if self.per == "GPU" and isinstance(found, list):
             if not found or None in found:
@@ -45,7 +45,7 @@ class ComparedFact:
 
 @functools.cache
 def compared_facts() -> Mapping[str, ComparedFact]:
-    """Every compared fact by name. Raises StackError on a bad data file."""
+    """Return every compared fact by name. Raises StackError on a bad data file."""
     file = shipped.file_of("majority")
     data = shipped.load("majority", StackError)
     found: dict[str, ComparedFact] = {}
@@ -69,8 +69,8 @@ def compared_facts() -> Mapping[str, ComparedFact]:
 
 @functools.cache
 def facts_to_ask(vendor: str = "") -> frozenset[str]:
-    """The observed facts that the comparison needs of every node; or those that it needs besides of a node
-    with this vendor's GPUs."""
+    """Return the observed facts that the comparison needs from every node, or with `vendor` those it needs
+    in addition from a node with this vendor's GPUs."""
     facts = {name: fact for name, fact in compared_facts().items() if fact.vendor == vendor}
     within = {name for fact in facts.values() for name in fact.within if name not in compared_facts()}
     return frozenset({fact.source for fact in facts.values()} | within)

@@ -1,4 +1,4 @@
-"""Compatibility rules for the versions on one node (data/compatibility.yml); what a rule can say is in
+"""Compatibility rules for the versions on one node (data/compatibility.yml); their kinds are defined in
 compatibility_kinds.py."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RULES = paths.DATA / "compatibility.yml"
 
 @dataclass(frozen=True)
 class Refusal:
-    """One rule that forbids something: what, where; what to do; and who says so."""
+    """One rule that forbids something: `what` and where, `fix` as the remedy, `source` as the authority."""
 
     rule: str
     what: str
@@ -53,7 +53,7 @@ _on_node: RenderCache[tuple[tuple[_Rule, tuple[str, str]], ...]] = RenderCache()
 
 
 def check_declared(declared: Mapping[str, Any], where: str) -> list[Refusal]:
-    """What is impossible whatever the machine is: judged before any is touched. `where` names the nodes."""
+    """Return what is impossible on any machine, before a machine is contacted. `where` names the nodes."""
 
     def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
         return _judged(Subject(declared, None, mentioned), needs_node=False)
@@ -62,7 +62,7 @@ def check_declared(declared: Mapping[str, Any], where: str) -> list[Refusal]:
 
 
 def check_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any], where: str) -> list[Refusal]:
-    """What is impossible on this machine: its OS, its GPUs, and versions that depend on what it is."""
+    """Return what is impossible on this machine, by its OS, its GPUs, and versions that depend on them."""
 
     def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
         subject = Subject(declared, gpuprov_node, mentioned)
@@ -81,7 +81,7 @@ def _judged(subject: Subject, *, needs_node: bool) -> tuple[tuple[_Rule, tuple[s
 
 
 class _OneValue(Subject):
-    """A subject of whose variable `name`, a list, only one value is seen."""
+    """A subject in which the list variable `name` shows only one of its values."""
 
     def __init__(self, subject: Subject, name: str, value: Any) -> None:
         self.__dict__.update(vars(subject))
@@ -92,7 +92,7 @@ class _OneValue(Subject):
 
 
 def _of_each(rule: _Rule, subject: Subject) -> Iterator[tuple[str, str] | None]:
-    """The same for each value of the list `each` names, but the one `variable` has and was judged already."""
+    """Judge each value of the list that `each` names, except that of `variable`, which is judged already."""
     name = str(rule.data.get("each", ""))
     values = subject.get(name) if name else None
     for value in values if isinstance(values, list) else []:
@@ -107,8 +107,8 @@ def _refusals(judged: tuple[tuple[_Rule, tuple[str, str]], ...], where: str) -> 
 
 
 def refuse_impossible(views: Mapping[str, Mapping[str, Any]], place_of: Callable[[str, object], str]) -> None:
-    """Raise CompatibilityError with everything that is impossible on any machine, each thing once, with the
-    place where a variable has its value, if that can be found."""
+    """Raise CompatibilityError with everything that is impossible on any machine, each entry once, with the
+    place where the variable is set, if that can be found."""
     affected: dict[Refusal, list[str]] = {}
     for name, view in views.items():
         for refusal in check_declared(view, ""):

@@ -1,7 +1,7 @@
-"""What a compatibility rule can say of the versions on one node (data/compatibility.yml), by kind.
+"""Kinds of compatibility rules for the versions on one node (data/compatibility.yml).
 
-A kind takes a rule and a Subject, and says (what, what to do), or None when it has nothing against it; also
-when a variable it is about is not known yet.
+A kind takes a rule and a Subject, and returns (what is wrong, what to do), or None if nothing is, or if a
+variable it is about is not known yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Said = tuple[str, str] | None
 
 
 class Subject:
-    """A node's variables, rendered on demand; `node` is its gpuprov_node, or None before it was observed."""
+    """A node's variables, rendered on demand. `node`: its gpuprov_node, or None before it was observed."""
 
     def __init__(
         self, declared: Mapping[str, Any], node: Mapping[str, Any] | None, mentioned: set[str] | None = None
@@ -34,14 +34,14 @@ class Subject:
         self._renderer.mentioned.update(DECIDING)
 
     def get(self, name: str) -> Any:
-        """The variable's value; None when it is absent, belongs to a role not in use, or is not known yet."""
+        """Return the variable's value; None if it is absent, unknown yet, or belongs to an unused role."""
         owner = next((role for role in all_roles().values() if name.startswith(f"{role.name}_")), None)
         if owner is not None and not self.uses(owner):
             return None
         return self._value(name)
 
     def uses(self, role: Role) -> bool:
-        """Whether the role takes part: listed in gpuprov_roles, and not switched off."""
+        """Return whether the role is listed in gpuprov_roles and not switched off."""
         return role.name in self.roles and self._value(f"{role.name}_enabled") is not False
 
     def _value(self, name: str) -> Any:
@@ -51,7 +51,7 @@ class Subject:
             return None
 
     def gpu(self, key: str) -> Any:
-        """A part of gpuprov_node.gpu, None when the node is not known."""
+        """Return a part of gpuprov_node.gpu; None if the node is not known."""
         return self.node["gpu"].get(key) if self.node is not None else None
 
 
@@ -64,7 +64,7 @@ def _version_format(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _text(subject: Subject, name: str, after: str = "") -> str | None:
-    """A version as text, or what stands behind `after` in it; None when there is none to judge."""
+    """Return a version as text, or the part of it after `after`; None if there is none to judge."""
     value = subject.get(name)
     if not isinstance(value, str) or versions.numbers(value) is None:
         return None
@@ -72,7 +72,7 @@ def _text(subject: Subject, name: str, after: str = "") -> str | None:
 
 
 def _newest(version: str | None) -> str | None:
-    """A branch as something newer than all its releases: one that needs 580.65.06 is content with 580."""
+    """Return a branch as newer than all its releases, so that 580 meets a floor of 580.65.06."""
     return f"{version}.9999" if version is not None and version.isdigit() else version
 
 
@@ -127,12 +127,12 @@ def _version_below(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _spared(rule: Mapping[str, Any], subject: Subject) -> bool:
-    """Whether another choice makes the rule pointless."""
+    """Return whether another choice makes the rule irrelevant."""
     return any(subject.get(name) == value for name, value in rule.get("unless", {}).items())
 
 
 def _minor(version: str) -> str:
-    """The first two numbers: 30.30 of 30.30.3."""
+    """Return the first two numbers of a version: 30.30 of 30.30.3."""
     return ".".join(version.split(".")[:2])
 
 
@@ -252,7 +252,7 @@ def _value_by_os(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _said_by_role(rule: Mapping[str, Any], subject: Subject) -> Said:
-    """A role's own reasons against a choice, in its own variables: stated once, for it and for us."""
+    """Refuse a choice for the role's own reasons, which its variables state once for the role and for us."""
     role = all_roles().get(rule["role"])
     if subject.node is None or role is None or not subject.uses(role):
         return None
@@ -263,7 +263,7 @@ def _said_by_role(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _left_to_other(rule: Mapping[str, Any], subject: Subject) -> Said:
-    """Two that would install the same: the roles that this choice leaves to somebody else."""
+    """Refuse roles that would install what this choice leaves to somebody else."""
     if subject.get(rule["variable"]) != rule["value"]:
         return None
     known = all_roles()
@@ -284,7 +284,7 @@ def _has_gpu(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _gpus_of_vendor(_rule: Mapping[str, Any], subject: Subject) -> Said:
-    """Roles of one vendor's GPUs do nothing to another's; those for any machine may do their work."""
+    """Refuse roles for another vendor's GPUs, which do nothing; roles for any machine may run."""
     if subject.node is None or subject.gpu("vendor") is None:
         return None
     used = [role for role in all_roles().values() if role.vendor is not None and subject.uses(role)]
@@ -307,7 +307,7 @@ def _supported_release(_rule: Mapping[str, Any], subject: Subject) -> Said:
         return None
     os = subject.node["os"]
     version = str(os["version_id"])
-    # Roles know the RHEL family by its major releases: 9, not 9.4.
+    # Roles list only major releases of the RHEL family: 9, not 9.4.
     here = (os["id"], version.partition(".")[0] if os["family"] == "redhat" else version)
     missing = [
         role.name
@@ -347,7 +347,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
     "version_below": _version_below,
     "version_format": _version_format,
 }
-# These judge a machine, the others judge versions alone.
+# These kinds judge a machine; the others judge versions alone.
 NEED_NODE = frozenset(
     {"below_by_architecture", "flavour_by_architecture", "flavour_by_sku", "floor_by_architecture", "has_gpu"}
     | {"gpus_of_vendor", "kernel_below"}

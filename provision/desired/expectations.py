@@ -1,4 +1,4 @@
-"""Expectations of a node, from roles/*/expect.yml and its variables. The format is in docs/facts.md."""
+"""Expectations for a node, from roles/*/expect.yml and its variables. The format is in docs/facts.md."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from provision.desired.vendors import SILENT_GPUS as SILENT_GPUS
 from provision.errors import StackError
 from provision.node.description import DEFAULT_VENDOR
 
-HARDWARE = "hardware"  # stands in Expectation.role for what no role can repair
-# In a fact's name to ask for: the node puts its own there, which the controller does not know yet.
+HARDWARE = "hardware"  # the value of Expectation.role for what no role can repair
+# Placeholder in a requested fact's name for the node's kernel, which the controller does not know yet.
 KERNEL = "{kernel.release}"
 _ITEM = re.compile(r"\bitem\b")
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """One fact a role promises.
+    """One fact that a role promises.
 
     `operator` is one of equals, version, at_least, one_of, contains, matches, template (see docs/facts.md);
-    `value` is what it compares with, rendered. `reboot`: if it still does not hold after the role ran, a
-    reboot is what makes it hold. `restarts`: the services the role restarts to make it hold. `step`: the part
-    of the role that makes it hold (empty: it takes the whole role), tagged ROLE_STEP there. `role` is
-    HARDWARE for what the inventory says of the machine itself.
+    `value` is the rendered value it compares with. `reboot`: if the fact still differs after the role ran, a
+    reboot corrects it. `restarts`: services that the role restarts to correct it. `step`: the part of the
+    role that corrects it (empty: the whole role), tagged ROLE_STEP there. `role` is HARDWARE for what the
+    inventory declares about the machine itself.
     """
 
     role: str
@@ -57,7 +57,7 @@ class Expectation:
     step: str = ""
 
     def holds(self, found: Any) -> bool:
-        """Whether an observed value satisfies it; an absent fact (None) only satisfies `equals: null`."""
+        """Return whether a value is as promised; a missing fact (None) only meets `equals: null`."""
         if self.operator == "equals":
             return _equal(found, self.value)
         if found is None:
@@ -80,7 +80,7 @@ class Expectation:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Equal in type and value, all the way down: in Python alone, 1 and true would be equal."""
+    """Compare type and value at every level, because 1 and true are equal in plain Python."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -91,21 +91,21 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def roles_in_order() -> tuple[str, ...]:
-    """Every shipped role that has an expect.yml, in the order playbooks/up.yml applies them."""
+    """Return every shipped role with an expect.yml, in the order in which playbooks/up.yml applies them."""
     return tuple(all_roles())
 
 
-# Of a whole node, and of each role alone: where nodes differ in one role, the others are the same question.
+# Caches for whole nodes and for single roles: nodes that differ in one role share the results of the others.
 _of_node: RenderCache[list[Expectation]] = RenderCache()
 _of_role: defaultdict[str, RenderCache[list[Expectation]]] = defaultdict(RenderCache)
 _facts: RenderCache[frozenset[str]] = RenderCache()
 _facts_of_role: defaultdict[str, RenderCache[frozenset[str]]] = defaultdict(RenderCache)
-_sets: dict[frozenset[str], frozenset[str]] = {}  # nodes that differ are mostly asked the same
+_sets: dict[frozenset[str], frozenset[str]] = {}  # nodes that differ mostly need the same facts
 
 
 def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> list[Expectation]:
-    """What must be true of a node, given its declared variables and what it is. The list is shared between
-    equal nodes: do not change it. Raises StackError on a bad template."""
+    """Return what must be true of a node, given its declared variables and its gpuprov_node. Equal nodes
+    share the list, so do not change it. Raises StackError on a bad template."""
 
     def compute(mentioned: set[str]) -> list[Expectation]:
         found: list[Expectation] = []
@@ -126,9 +126,9 @@ def _promised(
 
 
 def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
-    """Every fact name any supported OS and hardware could need: asked before we know what the node is.
+    """Return every fact that any supported OS and hardware could need, for a node that is not known yet.
 
-    A name may hold KERNEL where the node's kernel release belongs."""
+    A name may contain KERNEL in place of the node's kernel release."""
 
     def compute(mentioned: set[str]) -> frozenset[str]:
         names: set[str] = set()
@@ -147,7 +147,7 @@ def _names_anywhere(role: Role, declared: Mapping[str, Any], mentioned: set[str]
     def on(machine: Mapping[str, Any], reads: set[str]) -> frozenset[str]:
         return frozenset(_names_on(role, renderer_for(role, declared, Tracked(machine, reads), mentioned)))
 
-    # Most roles read little of a machine: of 4,368 for all roles together, 233 are rendered (0.3 s).
+    # Most roles read little of a machine: of 4,368 machines for all roles together, 233 are rendered (0.3 s).
     kinds: RenderCache[frozenset[str]] = RenderCache()
     machines = hypothetical_machines(role)
     return frozenset().union(*(kinds.get(each, 0, functools.partial(on, each)) for each in machines))
@@ -159,7 +159,7 @@ def _names_on(role: Role, renderer: Renderer) -> Iterator[str]:
 
 
 def _shipped() -> int:
-    """Tells the shipped roles from another set of roles, in the memory of past answers."""
+    """Return a cache key that distinguishes the shipped roles from another set of roles."""
     return id(all_roles())
 
 
@@ -176,14 +176,14 @@ def renderer_for(
     gpuprov_node: Mapping[str, Any],
     mentioned: set[str] | None = None,
 ) -> Renderer:
-    """The variables a role sees on a node. All roles' defaults are in a play, its own are the nearest."""
+    """Return the variables of a role on a node: all roles' defaults as in a play, its own before the rest."""
     own = role.own_vars(gpuprov_node["os"])
     layers = [own, declared, role.defaults, all_defaults()]
     return Renderer(layers, mentioned, given={"gpuprov_node": gpuprov_node})
 
 
 def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:
-    """Every kind of machine a role could meet, as gpuprov_node would describe it."""
+    """Yield every kind of machine a role could meet, in the form of gpuprov_node."""
     vendor = role.vendor or DEFAULT_VENDOR
     for (os_id, family, version), (architecture, fabric), arch in itertools.product(
         dict.fromkeys(role.releases()), skus.kinds(vendor), ("x86_64", "aarch64")
@@ -199,10 +199,10 @@ def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:
 
 
 def _instances(promise: Promise, renderer: Renderer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The facts one item is about: one, or one per item of its loop; none when its condition is false."""
+    """Yield the facts of one promise: one, or one per item of its loop; none if its condition is false."""
     try:
-        # The condition of all items is looked at before their list: what that would read may be another thing
-        # on each node, and a role that is off would be rendered for each.
+        # A condition on all items is evaluated before their list: the list may depend on variables that
+        # differ between nodes, and would be rendered for each node even if the role is off.
         each = promise.loop is not None and _ITEM.search(str(promise.when)) is not None
         if not each and not renderer.condition(promise.when):
             return
@@ -263,8 +263,8 @@ def _check_value(promise: Promise, value: Any) -> None:
 
 
 def _of_file(operator: str, role: Role, name: str, renderer: Renderer, local: Mapping[str, Any]) -> str:
-    """What a file of the role says: the text of a template, or the hexadecimal SHA-256 of a text, for what is
-    too large or too secret to be compared as text."""
+    """Return the text of a rendered template, or the hexadecimal SHA-256 of a text that is too large or too
+    secret to be compared as text."""
     if operator == "file_sha256":
         return _digest_of(role.path / "files" / name)
     text: str = renderer.file(_template(role.path / "templates" / name), local)
@@ -282,7 +282,7 @@ def _template(file: Path) -> str:
 
 
 def _silent_gpus(declared: Mapping[str, Any], mentioned: set[str], vendor: str | None) -> set[str]:
-    """The fact that names the GPUs without an answer, for GPUs of one vendor in a node."""
+    """Return the fact that lists GPUs without an answer, for nodes with GPUs of this vendor."""
     mentioned.update(service_hosts.ENABLED)
     is_node = vendor in SILENT_GPUS and not any(map(declared.get, service_hosts.ENABLED))
     return {SILENT_GPUS[str(vendor)]} if is_node else set()
@@ -304,7 +304,7 @@ def _of_hardware(
 
 
 def _of_machine(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expectation]:
-    """The declared memory, processors and services, as checks/host/host_basics.py judges them."""
+    """Return the declared memory, CPUs and services, to be judged as in checks/host/host_basics.py."""
     memory, cpus, services = variables = (
         "gpuprov_expected_memory_gib",
         "gpuprov_expected_cpus",
@@ -330,5 +330,5 @@ def _of_machine(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expect
 
 
 def by_fact(expectations: Sequence[Expectation]) -> frozenset[str]:
-    """The facts these expectations are about."""
+    """Return the facts of these expectations."""
     return frozenset(expectation.fact for expectation in expectations)

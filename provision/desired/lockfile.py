@@ -1,8 +1,8 @@
 """Reader and writer of gpuprov.lock.yml, the exact package set of a good fleet.
 
-One group for each OS release, architecture and set of SKUs that have the same packages. `plan`, `up` and
-`drift` find the file beside the inventory; its content reaches the role package_lock as a variable of every
-node, one text shared by all, and so becomes expectations as everything else does.
+One group for each OS release, architecture and set of SKUs with the same packages. `plan`, `up` and `drift`
+find the file next to the inventory; its content reaches the role package_lock as a variable of every node,
+one text shared by all, and so becomes expectations like everything else.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NAME = "gpuprov.lock.yml"
 FORMAT = 1
 ROLE = "package_lock"
 VARIABLE = "package_lock_groups"
-ANY_SKU = "unknown"  # a machine whose SKU nobody knows
+ANY_SKU = "unknown"  # stands for an unknown SKU
 
-# What a node says ends in files of package managers: nothing but these characters gets there.
+# Values from nodes end up in files of package managers, so only these characters are allowed.
 _FORMS = {
     "os": re.compile(r"[a-z0-9._-]+ [0-9A-Za-z.]+"),
     "arch": re.compile(r"[a-z0-9_]+"),
@@ -44,8 +44,8 @@ _AGAIN = "create it again with gpuprov lock"
 
 @dataclass(frozen=True)
 class Group:
-    """The packages of one kind of machine. `os`: `debian 13` (RHEL family: the major release); `nodes`: where
-    they were read."""
+    """The packages of one kind of machine. `os`: `debian 13` (RHEL family: the major release); `nodes`: the
+    nodes they were read from."""
 
     os: str
     arch: str
@@ -55,7 +55,7 @@ class Group:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What the role calls the machines it is for."""
+        """The role's names for the machines of this group."""
         return tuple(f"{self.os} {self.arch} {sku}" for sku in self.skus)
 
 
@@ -70,27 +70,27 @@ class Lock:
 
     @functools.cached_property
     def variable(self) -> str:
-        """The value of VARIABLE: `{"places": {"debian 13 x86_64 h100-sxm": 0}, "sets": [{…}]}`. Text, because
-        equal nodes are then compared in no time."""
+        """The value of VARIABLE, as `{"places": {"debian 13 x86_64 h100-sxm": 0}, "sets": [{…}]}`. It is
+        text, because equal nodes are then compared in no time."""
         places = {place: number for number, group in enumerate(self.groups) for place in group.places}
         return json.dumps({"places": places, "sets": [dict(group.packages) for group in self.groups]})
 
 
 def is_a(form: str, text: Any) -> bool:
-    """Whether `text` may stand in a lock file as an os, arch, sku, package or version."""
+    """Return whether `text` is valid in a lock file as an os, arch, sku, package or version."""
     return isinstance(text, str) and len(text) <= 200 and _FORMS[form].fullmatch(text) is not None
 
 
 def beside(inventory: Path) -> Path:
-    """Where the lock file of an inventory is: beside the file, or beside the folder that holds it all (in the
-    folder Ansible would take it for an inventory). Of several inventories: beside the first that has one."""
+    """Return the path of an inventory's lock file, next to the file or next to the whole folder (inside it,
+    Ansible would read it as an inventory). Of several inventories, the first one with a lock file counts."""
     places = [each.absolute().parent / NAME for each in sources(inventory)]
     return next((path for path in places if path.exists()), places[0])
 
 
 def held(fleet: Fleet, named: str | None, ignored: bool = False) -> Fleet:
-    """The fleet with the lock file among its variables: the one that is named, else the one beside the
-    inventory if there is one. Raises StackError when it cannot be read or used."""
+    """Return the fleet with a lock file among its variables: the named one, else the one next to the
+    inventory if it exists. Raises StackError if it cannot be read or used."""
     path = Path(named).expanduser() if named else beside(fleet.source)
     if ignored or not (named or path.is_file()):
         return fleet
@@ -106,14 +106,14 @@ def held(fleet: Fleet, named: str | None, ignored: bool = False) -> Fleet:
 
 
 def read(path: Path) -> Lock:
-    """A lock file. Raises StackError naming file, line and key."""
+    """Read a lock file. Raises StackError with file, line and key."""
     text = yamlfile.read_text(path, StackError)
     lines = yamlfile.lines_of(text, str(path), StackError)
     return _Reader(path, lines).lock(yamlfile.parse(text, str(path), StackError))
 
 
 class _Reader:
-    """Checks every part of a document; `way` is how it is reached, so that a line can be named."""
+    """Validator of a document; `way` is the path to a part of it, from which errors get their line."""
 
     def __init__(self, path: Path, lines: Mapping[tuple[str, ...], int]) -> None:
         self._path = path
@@ -191,7 +191,7 @@ _EXAMPLES = {"os": "debian 13", "arch": "x86_64"}
 
 
 def render(lock: Lock) -> str:
-    """The text of a lock file: sorted, one package a line, so that a change reads well in version control."""
+    """Return the text of a lock file, sorted, with one package per line so that diffs read well."""
     lines = [
         "# The exact packages of a good fleet, written by gpuprov lock; plan, up and drift hold to it.",
         "# Do not edit it: change good nodes first (gpuprov up --no-lock), then run gpuprov lock again.",
@@ -218,11 +218,11 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-# --- against what is declared, and what a node is
+# --- comparison with declared variables and with nodes
 
 
 def place_of(described: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(os, arch, SKU) of a machine as a lock file says it, from its `gpuprov_node`."""
+    """Return (os, arch, SKU) of a machine as in lock files, from its `gpuprov_node`."""
     system = described["os"]
     version = str(system["version_id"])
     release = version if system["family"] == "debian" else version.partition(".")[0]
@@ -235,7 +235,7 @@ def _places(text: str) -> frozenset[str]:
 
 
 def uncovered(declared: Mapping[str, Any], described: Mapping[str, Any], node: str) -> list[Refusal]:
-    """Why a node must not be touched though it is to be held to a lock file: no group is for its kind."""
+    """Return why a node with a lock file must not be changed: the file has no group for its kind."""
     text, roles = declared.get(VARIABLE), declared.get("gpuprov_roles")
     if not text or declared.get("package_lock_enabled") is False or (roles is not None and ROLE not in roles):
         return []
@@ -255,9 +255,9 @@ def uncovered(declared: Mapping[str, Any], described: Mapping[str, Any], node: s
 
 
 def refuse_contradictions(expected: Mapping[str, Sequence[Expectation]]) -> None:
-    """Raise CompatibilityError when the lock file names what a role's own promise cannot be true with.
+    """Raise CompatibilityError if the lock file contradicts a promise of another role.
 
-    `expected`: the expectations of each node; one line is printed for each kind of node."""
+    `expected`: the expectations of each node; the error has one line per kind of node."""
     judged: dict[int, tuple[str, ...]] = {}  # equal nodes share one list
     nodes: dict[tuple[str, ...], list[str]] = {}
     for node, expectations in expected.items():

@@ -1,5 +1,5 @@
-"""Monitoring hosts: the members of the inventory's group `gpuprov_monitoring`, which run the role monitoring
-and are no GPU nodes (service_hosts.py)."""
+"""Monitoring hosts, which are the members of the inventory's group `gpuprov_monitoring`; they run the role
+monitoring and are not GPU nodes (service_hosts.py)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from provision.fleet import Fleet, Kind, Node
 from provision.node.description import DEFAULT_VENDOR
 from provision.node_names import fold
 
-NODES = "monitoring_nodes"  # the variable that names what is watched
-EXPORTERS = "gpu_metrics_enabled"  # the variable that has exporters installed on the nodes
+NODES = "monitoring_nodes"  # the variable with the monitored nodes
+EXPORTERS = "gpu_metrics_enabled"  # the variable that installs exporters on the nodes
 
 
 def watching(
     chosen: Fleet, whole: Callable[[], Fleet], overrides: Container[str], say: Callable[[str], None]
 ) -> Fleet:
-    """The chosen nodes, each monitoring host among them with the nodes of the whole inventory as its `NODES`,
-    unless it declares its own. `whole` gives the fleet with rendered addresses, if it is needed; `say` gets a
-    line about nodes that leave open whether they have exporters."""
+    """Return the chosen nodes; monitoring hosts among them get the nodes of the whole inventory as `NODES`,
+    unless they declare their own. `whole`: returns the fleet with rendered addresses, if needed; `say`:
+    prints a line about nodes that leave open whether they have exporters."""
     hosts = [node for node in chosen.where(Kind.MONITORING).values() if NODES not in node.variables]
     if not hosts:
         return chosen
@@ -51,8 +51,8 @@ def _target(node: Node) -> dict[str, Any]:
 
 
 def _exporter(node: Node) -> str:
-    """What reads the GPUs of a node that are not the first vendor's: its exporter where it is declared and
-    listens where others reach it, else nothing."""
+    """Return the vendor of a node's GPUs if their exporter is declared and reachable from outside, else ''.
+    Only for vendors other than the default one."""
     told = node.variables
     guarded = told.get("gpu_metrics_tls_certificate") or told.get("gpu_metrics_password_hashes")
     hidden = guarded and not told.get("gpu_metrics_amd_address")  # the role's own default

@@ -1,9 +1,9 @@
-"""The mesh of workers: the members of the inventory's group `gpuprov_workers`, which run the role receptor
-and are no GPU nodes (service_hosts.py).
+"""The mesh of workers, which are the members of the inventory's group `gpuprov_workers`; they run the role
+receptor and are not GPU nodes (service_hosts.py).
 
-A member's place in the mesh is decided by all of them together: who listens follows from who connects. So the
-list of nodes is made here, of the whole group, and each member gets it as `receptor_nodes`.
-A group without a controller is none of a mesh, and left alone.
+A member's settings depend on all others: it listens if another one connects to it. So the list of nodes is
+made here from the whole group, and each member gets it as `receptor_nodes`.
+A group without a controller is not a mesh, and is left alone.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from provision.nearest import did_you_mean
 from provision.node_names import fold
 
 GROUP = GROUPS[Kind.WORKER]
-# Variables that are filled here.
+# Variables that are set here.
 NODES, AUTHORITY, FOLDER = "receptor_nodes", "receptor_authority", "receptor_authority_folder"
-PORT = 27199  # of the role's defaults; a test compares
+PORT = 27199  # the role's default; a test compares
 _LOCAL = ("local", "ansible.builtin.local")
-# What Receptor takes as a node's name, and a certificate as one in it.
+# Node names that Receptor accepts and that fit into a certificate.
 _NAME = re.compile(r"[.\-_@:a-zA-Z0-9]{1,127}")
 _CERTIFICATE, _WORK_PUBLIC, _WORK_PRIVATE = "ca.crt", "work-public-key.pem", "work-private-key.pem"
 
 
 def is_managed(node: Node) -> bool:
-    """Whether gpuprov sets up its Receptor, if there is a mesh."""
+    """Return whether gpuprov sets up Receptor on this node, if there is a mesh."""
     return bool(node.kind & Kind.WORKER) and node.variables.get("receptor_enabled") is not False
 
 
 def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
-    """`fleet`, which is `whole` without the members of the group, and the members of the mesh. There is one
-    where a member is a controller, which gives work to the others."""
+    """Return `fleet`, which is `whole` without the group's members, with the members of the mesh. There is a
+    mesh if a member is a controller, which gives work to the others."""
     members = {name for name, node in whole.nodes.items() if is_managed(node)}
     if not any(_is_controller(whole.nodes[name]) for name in members):
         return fleet
@@ -52,8 +52,8 @@ def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
 
 
 def chosen(fleet: Fleet, whole: Fleet, pattern: str) -> Fleet:
-    """The nodes of `fleet`, and of the mesh, that `pattern` names. Raises InventoryError, which knows the
-    members of the group that are none of a mesh."""
+    """Return the nodes of `fleet`, and of the mesh, in `pattern`. Raises InventoryError, also with the reason
+    why members of the group belong to no mesh."""
     try:
         return inventory.select(with_members(fleet, whole), pattern)
     except InventoryError:
@@ -75,9 +75,9 @@ def chosen(fleet: Fleet, whole: Fleet, pattern: str) -> Fleet:
 
 
 def meshed(chosen: Fleet, group: Callable[[], Fleet]) -> Fleet:
-    """The chosen nodes, each member of the mesh among them with the list of its nodes, unless it declares
-    one, and what is known of the authority. `group` gives its members with rendered addresses, if it is
-    needed. Raises InventoryError for a mesh that cannot be."""
+    """Return the chosen nodes; members of the mesh among them get the list of its nodes, unless they declare
+    one, and the known facts about the authority. `group`: returns the members with rendered addresses, if
+    needed. Raises InventoryError for an impossible mesh."""
     hosts = [node for node in chosen.nodes.values() if is_managed(node)]
     if not hosts:
         return chosen
@@ -85,14 +85,14 @@ def meshed(chosen: Fleet, group: Callable[[], Fleet]) -> Fleet:
     told = {}
     for node in hosts:
         folder = authority_folder(node)
-        # Ansible is not given $XDG_STATE_HOME, so the role is told where it is.
+        # Ansible does not get $XDG_STATE_HOME, so the role gets the folder itself.
         known = {AUTHORITY: authority_in(folder), NODES: nodes}
         told[node.name] = replace(node, variables={**known, **node.variables, FOLDER: str(folder)})
     return replace(chosen, nodes={**chosen.nodes, **told})
 
 
 def mesh_of(group: Fleet) -> list[dict[str, Any]]:
-    """Each member as {name, address, port, controller, peers}. Raises InventoryError."""
+    """Return each member as {name, address, port, controller, peers}. Raises InventoryError."""
     managed = [node for node in group.nodes.values() if is_managed(node)]
     controllers = {node.name for node in managed if _is_controller(node)}
     names = [node.name for node in managed]
@@ -103,7 +103,7 @@ def mesh_of(group: Fleet) -> list[dict[str, Any]]:
 
 
 def authority_folder(node: Node) -> Path:
-    """Where the role keeps the authority on this machine. Raises InventoryError."""
+    """Return the folder of the authority on this machine. Raises InventoryError."""
     chosen = node.variables.get(FOLDER)
     if not chosen:
         return (paths.state_home() / "receptor").absolute()
@@ -116,8 +116,8 @@ def authority_folder(node: Node) -> Path:
 
 
 def authority_in(folder: Path) -> dict[str, str]:
-    """What nodes are compared with, from the authority's folder; empty while there is none. Of the private
-    key that signs work only the digest is taken. Raises InventoryError."""
+    """Return what nodes are compared with, from the authority's folder; empty if there is none. Only the
+    digest of the private key that signs work is taken. Raises InventoryError."""
     if not (folder / _CERTIFICATE).exists():
         return {}
     try:
@@ -207,7 +207,7 @@ def _refuse_one_place(mesh: list[dict[str, Any]]) -> None:
 
 
 def _refuse_islands(mesh: list[dict[str, Any]], controllers: set[str]) -> None:
-    """Each member has a way to a controller, over whatever hops and whoever connects."""
+    """Raise InventoryError for a member without a route to a controller, over any hops in any direction."""
     links = {each["name"]: set(each["peers"]) for each in mesh}
     for name, peers in list(links.items()):
         for peer in peers:

@@ -1,8 +1,8 @@
-"""Taking roles off a node: what must be true afterwards, what stays for other roles, and what forbids it.
+"""Removal of roles from a node: what must be true afterwards, what stays for other roles, what forbids it.
 
-What must be true is the reverse of what the roles promise (roles/*/expect.yml): their packages, files and
-services are gone, and nothing of theirs is loaded. Two variables in a role's `vars` say the rest:
-`__ROLE_needs` (roles it builds on) and `__ROLE_stays` (packages, files and units it leaves where they are).
+What must be true is the reverse of the roles' promises (roles/*/expect.yml): their packages, files and
+services are gone, and nothing of theirs is loaded. Two variables in a role's `vars` define the rest:
+`__ROLE_needs` (roles it builds on) and `__ROLE_stays` (packages, files and units it leaves in place).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from provision.errors import StackError, UsageError
 from provision.nearest import did_you_mean
 
 _WHY = "the role is removed"
-_REBOOT = ("driver", "module", "amdgpu")  # families of what the kernel has in memory until the machine boots
-_UNCHANGED = ("restart_required", "core_stale")  # attributes that have to be true after a removal, too
-_THINGS = ("package", "file", "module", "service", "driver")  # families of which a role may promise absence
+_REBOOT = ("driver", "module", "amdgpu")  # families about what stays in the kernel until the machine boots
+_UNCHANGED = ("restart_required", "core_stale")  # attributes that must be true after a removal, too
+_THINGS = ("package", "file", "module", "service", "driver")  # families in which a role may promise absence
 _lists: defaultdict[tuple[str, str], RenderCache[list[str]]] = defaultdict(RenderCache)
 
 
 def named(roles: Sequence[str]) -> tuple[str, ...]:
-    """These roles, the last one that `up` runs first. Raises UsageError for one that does not exist."""
+    """Sort these roles by the reverse order of `up`. Raises UsageError for one that does not exist."""
     for role in roles:
         if role not in all_roles():
             hint = did_you_mean(role, all_roles(), "roles: " + ", ".join(all_roles()))
@@ -38,7 +38,7 @@ def named(roles: Sequence[str]) -> tuple[str, ...]:
 
 
 def of_view(view: View, remove: Sequence[str], node: Mapping[str, Any]) -> list[Expectation]:
-    """What must be true of a node without these roles, given its variables and what it is (gpuprov_node)."""
+    """Return what must be true of a node without these roles, given its variables and its gpuprov_node."""
     stays = {name for role in remove for name in _listed(role, "stays", view, node)}
     for names in kept(view, remove, node).values():
         stays.update(names)
@@ -51,7 +51,7 @@ def of_view(view: View, remove: Sequence[str], node: Mapping[str, Any]) -> list[
 
 
 def asked(view: View, remove: Sequence[str]) -> frozenset[str]:
-    """The facts these expectations may be about, before it is known what the node is."""
+    """Return the facts that these expectations may be about, for a node that is not known yet."""
     promised = (
         Expectation(remove[0], fact, "matches", "", "", reboot=True)
         for fact in facts_to_ask(_without(view, remove))
@@ -60,7 +60,7 @@ def asked(view: View, remove: Sequence[str]) -> frozenset[str]:
 
 
 def kept(view: View, remove: Collection[str], node: Mapping[str, Any]) -> dict[str, list[str]]:
-    """`packages` and `files` that the node's other roles promise."""
+    """Return the `packages` and `files` that the node's other roles promise."""
     found: dict[str, set[str]] = {"packages": set(), "files": set()}
     for promised in of_node(_with(view, _others(view, remove, node) - {lockfile.ROLE}), node):
         family = {"package": "packages", "file": "files"}.get(promised.fact.partition(".")[0])
@@ -70,7 +70,7 @@ def kept(view: View, remove: Collection[str], node: Mapping[str, Any]) -> dict[s
 
 
 def refusals(view: View, remove: Sequence[str], node: Mapping[str, Any], name: str) -> list[Refusal]:
-    """Why these roles must not be taken off the node: others build on them, or the lock file wants them."""
+    """Return why these roles must not be removed: others build on them, or the lock file requires them."""
     found = []
     others = _others(view, remove, node)
     for role in remove:
@@ -96,26 +96,26 @@ def refusals(view: View, remove: Sequence[str], node: Mapping[str, Any], name: s
 
 
 def _with(view: View, roles: Collection[str]) -> View:
-    """The node's variables, were these its roles."""
+    """Return the node's variables with these roles as its own."""
     return view.new_child({"gpuprov_roles": sorted(roles)})
 
 
 def _without(view: View, remove: Collection[str]) -> View:
-    """The variables of what is removed: a role that is switched off may have been at work before."""
+    """Return the variables of the removed roles, switched on, since one that is off may have run before."""
     return _with(view, remove).new_child({f"{role}_enabled": True for role in remove})
 
 
 def _others(view: View, remove: Collection[str], node: Mapping[str, Any]) -> set[str]:
-    """The roles the node keeps."""
+    """Return the roles that the node keeps."""
     wanted = {role.name for role in roles_of(view, node)} - set(remove)
     known = all_roles()
-    # A role that is off until it is declared has its `false` among its defaults.
+    # A role that is off by default has `false` among its defaults.
     defaults = {role: known[role].defaults.get(f"{role}_enabled") for role in wanted if role in known}
     return {role for role in wanted if view.get(f"{role}_enabled", defaults.get(role)) is not False}
 
 
 def _listed(role: str, what: str, view: View, node: Mapping[str, Any]) -> list[str]:
-    """`__ROLE_needs` or `__ROLE_stays` on this node; empty where the role has no such variable."""
+    """Return `__ROLE_needs` or `__ROLE_stays` on this node; empty if the role has no such variable."""
     owner, name = all_roles()[role], f"__{role}_{what}"
     if name not in owner.own_vars(node["os"]):
         return []
@@ -137,20 +137,20 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _item(fact: str) -> str:
-    """`libnccl2` of `package.libnccl2.version`, the path of a file, the name of a unit."""
+    """Return the item of a fact: `libnccl2` of `package.libnccl2.version`, a file's path, a unit's name."""
     return fact.partition(".")[2].rpartition(".")[0]
 
 
 def _absence(promised: Expectation) -> bool:
-    """Whether the role itself promises that something is not there, or not at work."""
+    """Return whether the role itself promises that something is absent or inactive."""
     if promised.operator == "one_of":
         return "absent" in promised.value
     return promised.operator == "equals" and promised.value in (None, False, "absent", "inactive", "disabled")
 
 
 def _reversed(promised: Expectation) -> Iterator[Expectation]:
-    """What is true instead of a promise once its role is gone; nothing of what only a boot, or nobody, can
-    take back, and of what is the machine's own."""
+    """Yield what is true instead of a promise once its role is gone; nothing for what only a boot, or nothing
+    at all, can take back, and for properties of the machine itself."""
     fact = promised.fact
     family, item, attribute = fact.partition(".")[0], _item(fact), fact.rpartition(".")[2]
     if attribute in _UNCHANGED:

@@ -1,5 +1,5 @@
-"""Resolution of variables that plain Jinja2 cannot render: one Ansible run for all nodes that need it
-(playbooks/resolve.yml), which changes none."""
+"""Resolution of variables that plain Jinja2 cannot render, by one Ansible run for all nodes that need it
+(playbooks/resolve.yml), which changes no node."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from provision.remote.ansible.handover import Around, inert
 if TYPE_CHECKING:
     from provision.remote.ansible.events import Outcome
 
-# What Ansible would say of the nodes it was given alone.
+# Variables with which Ansible would describe only the nodes it was given.
 _OF_THE_FLEET = frozenset({"groups", "group_names"})
 
 
 class View(ChainMap[str, Any]):
-    """Mappings of which the first to have a name counts; ten thousand nodes ask for a hundred names each."""
+    """Mappings of which the first with a name counts; ten thousand nodes look up a hundred names each."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As ChainMap's, five times as fast."""
+        """Look up a name like ChainMap, five times as fast."""
         for mapping in self.maps:
             if key in mapping:
                 return mapping[key]
@@ -47,7 +47,7 @@ class View(ChainMap[str, Any]):
 
 @dataclass(frozen=True)
 class Resolved:
-    """`secrets`: those texts among the values that were vaulted; they are never to be shown or kept."""
+    """Every node's view. `secrets`: texts among its values that were vaulted; never show or store them."""
 
     views: Mapping[str, View]
     secrets: frozenset[str]
@@ -56,14 +56,14 @@ class Resolved:
 def views_of(
     fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None
 ) -> dict[str, View]:
-    """Each node's variables as templates see them: resolved, declared, then what Ansible adds, and what is
+    """Return each node's variables as templates see them: resolved, declared, then Ansible's own, and what is
     `given` to all."""
     shared: dict[str, Any] = {
         **(given or {}),
         "groups": {name: list(members) for name, members in fleet.groups.items()},
     }
     files = [source.resolve() for source in sources(fleet.source)]
-    # In a folder, and of several, it is the file that names the host first, which is not kept.
+    # In a folder, or with several files, it is the file that names the host first, which is not recorded.
     folders = {source if source.is_dir() else source.parent for source in files}
     if len(folders) == 1:
         shared["inventory_dir"] = str(*folders)
@@ -84,12 +84,12 @@ def _magic(name: str, groups: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _place(view: View) -> dict[str, Any]:
-    """Where the inventory is: Ansible is given another file."""
+    """Return the inventory's location, because Ansible is given another file."""
     return {name: view[name] for name in ("inventory_dir", "inventory_file") if name in view}
 
 
 def _around(fleet: Fleet, views: Mapping[str, View]) -> Around:
-    """The whole inventory, as declared."""
+    """Return the whole inventory, as declared."""
     names = dict.fromkeys([*fleet.groups.get("all", ()), *views])
     others = {name: node.variables for name, node in fleet.others.items()}
     declared = {**others, **{name: view.maps[1] for name, view in views.items()}}
@@ -99,10 +99,10 @@ def _around(fleet: Fleet, views: Mapping[str, View]) -> Around:
 def resolve(
     fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None
 ) -> Resolved:
-    """Every node's view, with the options of roles that only Ansible can render asked of it. `given`: values
-    and functions that every template finds beside its variables.
+    """Return every node's view, in which Ansible has resolved the role options that only it can render.
+    `given`: values and functions that every template finds in addition to its variables.
 
-    Raises StackError when Ansible cannot say either, or a value is vaulted and no password was given.
+    Raises StackError if Ansible cannot resolve one either, or a value is vaulted without a password.
     """
     views = views_of(fleet, declared, given)
     options = variables.known() - variables.OWN.keys()
@@ -119,8 +119,8 @@ def resolve(
 
 
 def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
-    """What a node's variables are replaced by where Ansible is given some nodes, which is never all it would
-    have to know: the values it told before, options that mention groups, the inventory's own place."""
+    """Return replacements for a node's variables when Ansible is given some nodes, and so lacks the rest: the
+    values it resolved before, options that mention groups, the inventory's own location."""
     declared = view.maps[1]
     options = (variables.known() - variables.OWN.keys()) & declared.keys() - view.maps[0].keys()
     values = {name: value for name, value in view.maps[0].items() if not _is_vaulted(declared.get(name))}
@@ -128,7 +128,7 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
         if is_dynamic(declared[name]):
             mentioned: set[str] = set()
             renderer = Renderer([{"gpuprov_node": gpuprov_node}, view, all_defaults()], mentioned)
-            with contextlib.suppress(NotPlainError, BadTemplateError):  # Ansible says it, of its own task
+            with contextlib.suppress(NotPlainError, BadTemplateError):  # Ansible reports it for its own task
                 value = renderer.value(declared[name])
                 if not mentioned.isdisjoint(_OF_THE_FLEET):
                     values[name] = inert(value)
@@ -136,11 +136,11 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
-    """The fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered, and
-    those of `--set` among them.
+    """Return the fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered,
+    including those of `--set`.
 
     Connections outside Ansible need `ansible_host: "{{ inventory_hostname }}.cluster"` and vaulted passwords
-    as plain values, and so does whoever reads `gpuprov_rack`. Raises StackError as `resolve` does.
+    as plain values, and so do the readers of `gpuprov_rack`. Raises StackError like `resolve`.
     """
     views = views_of(fleet, {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()})
 
@@ -168,7 +168,7 @@ def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
 def _early(
     view: View, defaults: Mapping[str, Any], where: Callable[[str], str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The early variables that are templates, rendered; and the names of those left to Ansible."""
+    """Render the early variables that are templates; also return the names of those left to Ansible."""
     rendered: dict[str, Any] = {}
     asked: list[str] = []
     renderer: Renderer | None = None
@@ -189,7 +189,7 @@ def _early(
 
 
 def _unrenderable(view: View, options: frozenset[str], mentioned: set[str]) -> tuple[str, ...]:
-    """The options of roles that only Ansible can render, and the vaulted variables behind them."""
+    """Return the role options that only Ansible can render, and the vaulted variables behind them."""
     machine = next((each for role in all_roles().values() for each in hypothetical_machines(role)), {})
     renderer = Renderer([{"gpuprov_node": machine}, view, all_defaults()], mentioned)
     found = []
@@ -201,14 +201,14 @@ def _unrenderable(view: View, options: frozenset[str], mentioned: set[str]) -> t
             except NotPlainError:
                 found.append(name)
             except BadTemplateError:
-                continue  # said better where it is used, by the role that needs it
+                continue  # the role that needs it reports it better
     behind = _behind(found, view.maps[1])
     mentioned.update(behind)
     return (*found, *sorted(name for name in behind if _is_vaulted(view.maps[1][name])))
 
 
 def _behind(names: Sequence[str], declared: Mapping[str, Any]) -> set[str]:
-    """The other variables that these refer to, at any distance."""
+    """Return the other variables that these refer to, directly or indirectly."""
     found: set[str] = set()
     todo = list(names)
     while todo:
@@ -228,8 +228,8 @@ def _fill(
     wanted: Mapping[str, list[str]],
     where: Callable[[str], str] = lambda _name: "",
 ) -> frozenset[str]:
-    """Put Ansible's answers into the views; returns the texts that were vaulted. `where`: name → the place it
-    is written at, for errors."""
+    """Put Ansible's answers into the views; returns the texts that were vaulted. `where`: returns the place
+    where a name is written, for errors."""
     if not wanted:
         return frozenset()
     vaulted = {node: [n for n in names if _is_vaulted(views[node][n])] for node, names in wanted.items()}
@@ -257,7 +257,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-# Templates that mention one of these mean another value on every node: none can answer for another.
+# Templates that mention one of these differ on every node, so that no node can answer for another.
 _OWN_TO_A_NODE = re.compile(r"inventory_hostname|ansible_|hostvars|group_names")
 # Templates that mention one of these need the whole inventory.
 _NEEDS_ALL_NODES = re.compile(r"\b(?:groups|group_names|hostvars)\b")
@@ -270,11 +270,11 @@ def ask_ansible(
     around: Callable[[], handover.Around] | None = None,
     where: Callable[[str], str] = lambda _name: "",
 ) -> dict[str, dict[str, Any]]:
-    """The values of `wanted` (node → names) given each node's variables. Equal nodes are asked once. `around`
-    tells of the whole inventory, and is called if a template may speak of it. `where`: name → the place it is
-    written at, for errors.
+    """Return the values of `wanted` (node → names), given each node's variables. Equal nodes are resolved
+    once. `around`: returns the whole inventory, if a template may refer to it. `where`: returns the place
+    where a name is written, for errors.
 
-    Raises StackError with Ansible's words when it cannot say.
+    Raises StackError with Ansible's message if it cannot resolve a value.
     """
     from provision.remote.ansible.runner import run_playbook
 
@@ -302,7 +302,7 @@ def ask_ansible(
 
 
 def _question(node: str, asked: Sequence[str], variables: Mapping[str, Any]) -> Hashable:
-    """Equal for nodes of which one can answer for all."""
+    """Return a key that is equal for nodes of which one can answer for all."""
     own = {
         name: value for name, value in variables.items() if not name.startswith("ansible_") or name in asked
     }
@@ -311,7 +311,7 @@ def _question(node: str, asked: Sequence[str], variables: Mapping[str, Any]) -> 
 
 
 def _prepared(variables: Mapping[str, Any], asked: Sequence[str], answer: Path) -> dict[str, Any]:
-    """The variables of a host that answers here. What is asked has an alias, lest Ansible use it."""
+    """Return variables of a host that answers here. Wanted names have aliases, lest Ansible apply them."""
     aliases = {f"resolve_{number}": variables[name] for number, name in enumerate(asked)}
     return {
         **variables,

@@ -13,7 +13,7 @@ from provision.desired import skus
 from provision.errors import StackError
 from provision.node.description import DEFAULT_VENDOR, MIXED
 
-# Those that compare with what a file of the role holds.
+# Operators that compare with the content of a file of the role.
 OF_FILES = frozenset({"template", "template_sha256", "file_sha256"})
 OPERATORS = frozenset({"equals", "version", "at_least", "one_of", "contains", "matches"}) | OF_FILES
 _KEYS = OPERATORS | {"fact", "why", "when", "loop", "reboot", "restarts", "step"}
@@ -48,23 +48,23 @@ class Role:
 
     @property
     def vendor(self) -> str | None:
-        """Whose GPUs it is for (`__<role>_vendor` of `vars/main.yml`); None: any machine's."""
+        """The vendor of the role's GPUs (`__<role>_vendor` of `vars/main.yml`); None: for any machine."""
         vendor = self.vars.get("main", {}).get(f"__{self.name}_vendor")
         return None if vendor is None else str(vendor)
 
     @property
     def steps_without_packages(self) -> tuple[str, ...]:
-        """The steps that install and remove nothing (`__<role>_steps_without_packages`, `vars/main.yml`)."""
+        """Steps that install and remove nothing (`__<role>_steps_without_packages`, `vars/main.yml`)."""
         return tuple(self.vars.get("main", {}).get(f"__{self.name}_steps_without_packages", ()))
 
     def own_vars(self, os: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What it keeps for itself: `vars/main.yml`, and over it `vars/<os.id>.yml` if there is one, else
-        `vars/<os.family>.yml`."""
+        """Return the role's internal variables: `vars/main.yml`, overridden by `vars/<os.id>.yml` if it
+        exists, else by `vars/<os.family>.yml`."""
         own = self.vars.get(os["id"]) or self.vars.get(os["family"]) or {}
         return {**self.vars["main"], **own} if "main" in self.vars else own
 
     def releases(self) -> Iterator[tuple[str, str, str]]:
-        """The releases it is whole on, as (id, family, version): `__<role>_releases` of its vars files."""
+        """Yield fully supported releases as (id, family, version), from `__<role>_releases` in vars files."""
         for name, variables in self.vars.items():
             for release in variables.get(f"__{self.name}_releases", ()):
                 os_id, _, version = str(release).partition(" ")
@@ -72,14 +72,14 @@ class Role:
 
 
 def steps_without_packages() -> frozenset[str]:
-    """The tags of all steps that install and remove nothing."""
+    """Return the tags of all steps that install and remove nothing."""
     return frozenset(
         f"{role.name}_{step}" for role in all_roles().values() for step in role.steps_without_packages
     )
 
 
 def all_defaults() -> Mapping[str, Any]:
-    """The defaults of all roles together: a play has them all, and their names are distinct."""
+    """Return the defaults of all roles together, as in a play; their names are distinct."""
     return _merged_defaults(tuple(all_roles().values()))
 
 
@@ -93,7 +93,7 @@ def _family(os_id: str) -> str:
 
 
 def all_roles() -> Mapping[str, Role]:
-    """Every shipped role with an expect.yml, by name, in the order playbooks/up.yml applies them."""
+    """Return every shipped role with an expect.yml, by name, in the order of playbooks/up.yml."""
     return _read_all(paths.ROLES, paths.PLAYBOOKS / "up.yml")
 
 
@@ -106,12 +106,12 @@ def _read_all(folder: Path, playbook: Path) -> Mapping[str, Role]:
         raise StackError(
             f"{playbook}: applies no role called {', '.join(forgotten)}", "add it in the right place"
         )
-    # One that is named early, too (package_lock pins before the others run), has its place where it is last.
+    # A role that is also named early (package_lock pins before the others run) counts where it is last.
     return {name: roles[name] for name in reversed(dict.fromkeys(reversed(order)))}
 
 
 def _mentioned(playbook: Any) -> Iterator[str]:
-    """Every text of a playbook in order: role names are among them, however the play includes them."""
+    """Yield every text of a playbook in order, with role names among them however the play includes them."""
     if isinstance(playbook, str):
         yield playbook
     elif isinstance(playbook, Mapping):
@@ -167,7 +167,7 @@ def _promises(file: Path) -> Iterator[Promise]:
 
 
 def _problem(item: Any) -> str:
-    """What is wrong with an item of expect.yml; empty when nothing is."""
+    """Return what is wrong with an item of expect.yml; empty if nothing is."""
     if not isinstance(item, dict):
         return "must be a mapping with `fact`, one operator and `why`"
     operators = sorted(OPERATORS & item.keys())
@@ -185,15 +185,15 @@ def _problem(item: Any) -> str:
     return ""
 
 
-# --- the roles of a node: those that its gpuprov_roles lists, else those for any machine and for its GPUs
+# --- the roles of a node: those in its gpuprov_roles, else those for any machine and for its GPUs
 
-# The variables of a node that decide which roles it takes part in.
+# Variables that decide which roles a node takes part in.
 DECIDING = ("gpuprov_roles", "gpuprov_sku")
 
 
 def roles_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None) -> list[Role]:
-    """A node's roles, in the order in which they are applied. `gpuprov_node`: what it is; None before that
-    is known. A machine with GPUs of several vendors would take part in all, and is refused."""
+    """Return a node's roles in their order. `gpuprov_node`: the observed node, or None before it was
+    observed. A machine with GPUs of several vendors would get the roles of all, and is refused."""
     chosen = declared.get("gpuprov_roles")
     if chosen is not None:
         return [role for name, role in all_roles().items() if name in chosen]
@@ -202,13 +202,13 @@ def roles_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None
 
 
 def possible(declared: Mapping[str, Any]) -> list[Role]:
-    """The roles in which a node may take part, before it is known whose GPUs it has."""
+    """Return the roles that a node may take part in, before the vendor of its GPUs is known."""
     known = declared.get("gpuprov_roles") is not None or declared.get("gpuprov_sku") is not None
     return roles_of(declared) if known else list(all_roles().values())
 
 
 def vendor_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None) -> str:
-    """Whose GPUs the node has; where none were seen, or nobody has looked, those of the SKU it must have."""
+    """Return the vendor of the node's GPUs; if none were observed (yet), that of its declared SKU."""
     seen = gpuprov_node["gpu"].get("vendor") if gpuprov_node is not None else None
     sku = skus.all_skus().get(str(declared.get("gpuprov_sku")))
     return str(seen or (sku.vendor if sku is not None else DEFAULT_VENDOR))

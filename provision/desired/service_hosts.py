@@ -1,11 +1,11 @@
-"""Hosts of the inventory that are no GPU nodes.
+"""Hosts of the inventory that are not GPU nodes.
 
-Members of a group that gives them a role of its own are provisioned, and not measured. A host whose only
-group is `gpuprov_slurm` has slurmctld or a login there: no verb looks at it or changes it. A GPU node that
-is in that group as well stays a node.
+Members of a group that gives them a role of its own are provisioned, but not measured. A host whose only
+group is `gpuprov_slurm` has slurmctld or a login there: no verb observes or changes it. A GPU node that is
+also in that group stays a node.
 
-They stand in the same inventory as the nodes they serve, so variables for all reach them, too. What would
-make GPU nodes of them is overruled here, in one place; and only they take part in these roles.
+They are in the same inventory as the nodes they serve, so variables for all hosts reach them, too. Values
+that would make GPU nodes of them are overruled here, in one place; and only they take part in these roles.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from provision.fleet import GROUPS, Fleet, Kind, Node
 from provision.node_names import fold
 
 ROLES = {Kind.MONITORING: "monitoring", Kind.WORKER: "receptor"}
-ENABLED = tuple(f"{role}_enabled" for role in ROLES.values())  # variables that `declared` decides
-# What the machine must have; whether such a host has a GPU is nobody's business.
+ENABLED = tuple(f"{role}_enabled" for role in ROLES.values())  # variables set by `declared`
+# Hardware that a machine must have; whether such a host has a GPU does not matter.
 _OF_GPU_NODES = frozenset(
     ("gpuprov_sku", "gpuprov_expected_gpus", "gpuprov_expected_nics", "gpuprov_expected_nvmes")
 )
 
 
 def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str]) -> dict[str, Any]:
-    """A node's variables, with what its being such a host, or none, decides.
+    """Return a node's variables with those that follow from being such a host, or not.
 
-    A list of roles that names one of its own was written for this host, and holds. Any other one is that of
-    the GPU nodes; of `--set` (`overrides`) it means that nothing else is to be done now.
+    A list of roles that names one of the host's own was written for this host, and holds. Any other list is
+    meant for the GPU nodes; from `--set` (`overrides`), it means that nothing else is to be done now.
     """
     own = [role for kind, role in ROLES.items() if kind & node.kind]
     foreign = {f"{role}_enabled": False for role in ROLES.values() if role not in own}
@@ -46,8 +46,8 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
 
 
 def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
-    """The fleet without such hosts, for verbs that measure GPU nodes; `say` is told of them. Where nothing
-    else was chosen they were meant, and stay."""
+    """Return the fleet without such hosts, for verbs that measure GPU nodes; `say` prints a line about them.
+    If nothing else was chosen, they were meant, and stay."""
     rest = fleet.where(Kind.GPU)
     if not rest or len(rest) == len(fleet.nodes):
         return fleet
@@ -58,8 +58,8 @@ def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
 
 
 def apart(fleet: Fleet, say: Callable[[str], None] = lambda _line: None) -> Fleet:
-    """The fleet with Slurm's own hosts among its `others`; `say` is told of those that had been chosen.
-    Raises InventoryError where nothing else was."""
+    """Return the fleet with Slurm's own hosts among its `others`; `say` prints a line about chosen ones.
+    Raises InventoryError if nothing else was chosen."""
     hosts = fleet.where(Kind.SLURM)
     if not hosts:
         return fleet
@@ -74,5 +74,5 @@ def apart(fleet: Fleet, say: Callable[[str], None] = lambda _line: None) -> Flee
 
 
 def slurms(fleet: Fleet) -> Fleet:
-    """Slurm's own hosts among the fleet's `others`, which are asked though they are no nodes."""
+    """Return Slurm's own hosts among the fleet's `others`, which are queried although they are no nodes."""
     return replace(fleet, nodes=replace(fleet, nodes=fleet.others).where(Kind.SLURM))

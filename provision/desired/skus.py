@@ -1,4 +1,4 @@
-"""The GPU products: provision/data/skus/<sku>.yml, told apart by PCI id."""
+"""GPU products from provision/data/skus/<sku>.yml, identified by PCI id."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from provision.node.observe.vendors import VENDORS
 
 @dataclass(frozen=True)
 class Sku:
-    """One GPU product. `memory_mib` as the vendor's tool prints it; `memory_mib`, `compute_units` (0: not
-    stated) and `power_w` are of one device, of which a module may hold several.
+    """One GPU product. `memory_mib`: as the vendor's tool prints it; `memory_mib`, `compute_units` (0: not
+    stated) and `power_w` are per device, of which a module may hold several.
 
-    `fabric`: what its usual baseboard connects the GPUs with (nvswitch, nvlink5, imex, none)."""
+    `fabric`: the connection between GPUs on its usual baseboard (nvswitch, nvlink5, imex, none)."""
 
     id: str
     product_names: tuple[str, ...]
@@ -32,13 +32,13 @@ class Sku:
 
     @property
     def vendor(self) -> str:
-        """Whose it is, by its PCI ids."""
+        """The vendor, derived from the PCI ids."""
         return VENDORS[self.pci_ids[0].partition(":")[0]]
 
 
 @functools.cache
 def all_skus() -> Mapping[str, Sku]:
-    """Every known SKU by id. Raises StackError on a bad data file."""
+    """Return every known SKU by id. Raises StackError on a bad data file."""
     return {sku: _read(sku) for sku in shipped.names("skus")}
 
 
@@ -64,7 +64,7 @@ def _read(sku: str) -> Sku:
 
 
 def kinds(vendor: str = DEFAULT_VENDOR) -> tuple[tuple[str | None, str], ...]:
-    """Every (architecture, fabric) a node with this vendor's GPUs may have, unknown hardware included."""
+    """Return every (architecture, fabric) that a node with this vendor's GPUs may have, known or not."""
     seen: dict[tuple[str | None, str], None] = {(None, "none"): None}
     if vendor == DEFAULT_VENDOR:
         seen[None, "nvswitch"] = None
@@ -78,7 +78,7 @@ def kinds(vendor: str = DEFAULT_VENDOR) -> tuple[tuple[str | None, str], ...]:
 
 @functools.cache
 def by_pci_id() -> Mapping[str, dict[str, Any]]:
-    """What gpuprov_node takes from the SKU of each PCI id: {sku, architecture, fabric, product_names}."""
+    """Return gpuprov_node's part from the SKU by PCI id: {sku, architecture, fabric, product_names}."""
     return {
         pci_id: {
             "sku": sku.id,

@@ -1,7 +1,7 @@
-"""Resolution of a node's variables as Ansible would: stack, role defaults, inventory.
+"""Resolution of a node's variables as in Ansible: stack, role defaults, inventory.
 
 Precedence, weakest first: role defaults < stack < inventory (group, host) < --set < the role's vars/<os>.yml.
-What being no GPU node decides comes last (service_hosts.py).
+Overrides for hosts that are not GPU nodes come last (service_hosts.py).
 `gpuprov_node` (what was observed of the machine: OS, GPUs) is added by us and cannot be overridden.
 """
 
@@ -37,13 +37,13 @@ class Stack:
 
 
 def available() -> tuple[str, ...]:
-    """Names of the shipped stacks."""
+    """Return the names of the shipped stacks."""
     return tuple(sorted(file.stem for file in (paths.DATA / "stacks").glob("*.yml")))
 
 
 @functools.lru_cache(maxsize=64)
 def load(name: str) -> Stack:
-    """The stack called `name` (or the file it names). Raises StackError with the near misses."""
+    """Return the stack called `name`, or the one in that file. Raises StackError with similar names."""
     if "/" in name or name.endswith((".yml", ".yaml")):
         return _read(Path(name).expanduser())
     if name not in available():
@@ -74,8 +74,8 @@ def _read(file: Path) -> Stack:
 def node_stack(
     node: Node, overrides: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None
 ) -> Stack:
-    """The stack a node declares through the inventory variable `gpuprov_stack`, or the default one of the
-    vendor whose GPUs it has (`gpuprov_node`: what it is; None before that is known)."""
+    """Return the stack in the node's inventory variable `gpuprov_stack`, or the default stack for the vendor
+    of its GPUs (`gpuprov_node`: the observed node, or None before it was observed)."""
     said = {**node.variables, **overrides}
     usual = DEFAULT_STACKS.get(vendor_of(said, gpuprov_node), DEFAULT)
     name = said.get("gpuprov_stack", usual)
@@ -87,20 +87,20 @@ def node_stack(
 
 
 def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Stack < inventory < overrides: what is handed to Ansible for this node (role defaults not included)."""
+    """Return the node's variables for Ansible: stack < inventory < overrides, without role defaults."""
     stacks = [node_stack(node, overrides)]
     if "gpuprov_stack" not in node.variables and "gpuprov_stack" not in overrides:
         stacks = [
             load(name) for name in DEFAULT_STACKS.values()
-        ]  # of whose GPUs is not known yet; no names meet
+        ]  # the vendor is not known yet; the stacks share no names
     said = {name: value for each in stacks for name, value in each.variables.items()}
     said |= {**node.variables, **overrides}
     return service_hosts.declared(node, said, overrides)
 
 
 def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Base facts → `gpuprov_node`: {os: {id, version_id, codename, family, arch},
+    """Convert base facts into `gpuprov_node`: {os: {id, version_id, codename, family, arch},
     kernel: {release, boot_release}, gpu: {sku, count, architecture, fabric, pci_ids, product_names}}.
 
-    `sku`, `architecture` are None when unknown; `fabric` is one of nvswitch, nvlink5, imex, none."""
+    `sku`, `architecture` are None if unknown; `fabric` is one of nvswitch, nvlink5, imex, none."""
     return dict(description.describe(facts, skus.by_pci_id()))

@@ -1,4 +1,4 @@
-"""The types of variables, by the roles' argument specs: a text becomes what it means, where it means it."""
+"""Types of variables by the roles' argument specs, and conversion of texts into values of these types."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NUMBERS = frozenset(
     }
 )
 
-# Variables with these beginnings are no role's. Some are read before any node is looked at, and all as they
-# stand.
+# Variables with these prefixes belong to no role. Some are read before any node is observed, and all are used
+# as declared.
 EARLY = ("ansible_", "gpuprov_")
-# Words for true and false, as Ansible's modules and roles take them.
+# Words for true and false in Ansible's modules and roles.
 _FLAGS = {
     **dict.fromkeys(("y", "yes", "on", "1", "true", "t"), True),
     **dict.fromkeys(("n", "no", "off", "0", "false", "f"), False),
@@ -48,7 +48,7 @@ _WANTED = {
 
 @functools.lru_cache(maxsize=1)
 def types() -> Mapping[str, tuple[str, str]]:
-    """Name → its type and that of its elements, by the roles' argument specs; and of our own."""
+    """Return {name: (type, type of its elements)}, by the roles' argument specs and for our own variables."""
     found = {
         name: (str(option.get("type", "str")), str(option.get("elements", "str")))
         for role in all_roles().values()
@@ -58,11 +58,11 @@ def types() -> Mapping[str, tuple[str, str]]:
 
 
 def typed(fleet: Fleet) -> Fleet:
-    """The fleet with texts where roles want other types turned into these: INI has no other `false`, and
-    quotes are easily written. What cannot be turned stays, for `check`. Nodes go on sharing what they shared.
+    """Return the fleet with texts converted to the types that roles require, because INI has no other `false`
+    and quotes are easily written. Values that cannot be converted stay, for `check`. Nodes share as before.
     """
     named = {name for node in fleet.nodes.values() for name in node.variables}
-    # All roles' specs take long to read: not for an inventory that only says where nodes are.
+    # All roles' specs take long to read, and an inventory with only early variables does not need them.
     known = _EARLY_TYPES if all(name.startswith(EARLY) for name in named) else types()
     made: dict[int, Mapping[str, Any]] = {}
     nodes = {}
@@ -80,7 +80,7 @@ def typed(fleet: Fleet) -> Fleet:
 
 
 def typed_override(name: str, value: Any) -> Any:
-    """A value of `--set`, of the type that the roles want. Raises StackError for one that is not."""
+    """Convert a value of `--set` to the type that the roles require. Raises StackError if that fails."""
     meant = _turned(*types()[name], value) if name in types() else value
     if name in types() and (wrong := mistyped(name, meant)):
         raise StackError(f"--set {name} must be {wrong}, not {meant!r}", "correct it")
@@ -88,7 +88,7 @@ def typed_override(name: str, value: Any) -> Any:
 
 
 def _turned(kind: str, elements: str, value: Any) -> Any:
-    """`value` itself where it is of its type, a template, or nothing that can be turned into one."""
+    """Convert `value` to its type; return it as is if it fits, is a template, or cannot be converted."""
     if kind == "bool" and type(value) in (int, str):
         return _FLAGS.get(str(value).strip().lower(), value)
     if kind == "str" and type(value) is int:
@@ -106,7 +106,7 @@ def _turned(kind: str, elements: str, value: Any) -> Any:
 
 
 def without_early_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides less those that are rendered into the nodes' variables before any node is looked at."""
+    """Return the overrides except templates that are rendered into variables before nodes are observed."""
     return {
         name: value for name, value in overrides.items() if not (name.startswith(EARLY) and is_dynamic(value))
     }
@@ -114,13 +114,13 @@ def without_early_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _options() -> Mapping[str, Mapping[str, Any]]:
-    """Every option of the roles; `ansible_become` is Ansible's own."""
+    """Return every option of the roles, and `ansible_become`, which is Ansible's own."""
     found = {name: option for role in all_roles().values() for name, option in role.options.items()}
     return {**found, "ansible_become": {"type": "bool"}}
 
 
 def is_dynamic(value: Any) -> bool:
-    """Whether a template or a vaulted value is in it: nobody knows yet what it will be."""
+    """Return whether a value contains a template or a vaulted value, so that its result is unknown yet."""
     if isinstance(value, str):
         return "{{" in value or "{%" in value
     if isinstance(value, Mapping):
@@ -129,12 +129,12 @@ def is_dynamic(value: Any) -> bool:
 
 
 def mistyped(name: str, value: Any) -> str:
-    """What the value of a role's option must be, where it is not that; of templates nobody knows it yet."""
+    """Return what the value of a role's option must be; empty if it is that, or a template, unknown yet."""
     return "" if name in _OWN_TYPES else _wrong(_options()[name], value)
 
 
 def are_right(variables: Mapping[str, Any]) -> bool:
-    """Whether all options of roles among a host's variables are known by now, and as the roles want them."""
+    """Return whether all role options among a host's variables are known by now and have valid values."""
     return all(
         not is_dynamic(variables[name]) and not _wrong(option, variables[name])
         for name, option in _options().items()
@@ -143,8 +143,8 @@ def are_right(variables: Mapping[str, Any]) -> bool:
 
 
 def _wrong(option: Mapping[str, Any], value: Any) -> str:
-    """What `value` must be by an option of an argument spec, in words; empty where it is that, or not known
-    yet."""
+    """Return in words what `value` must be, by an option of an argument spec; empty if it is that, or not
+    known yet."""
     kind = str(option.get("type", "str"))
     if value is None or (is_dynamic(value) and not isinstance(value, list)):
         return ""
@@ -154,7 +154,7 @@ def _wrong(option: Mapping[str, Any], value: Any) -> str:
         "float": type(value) in (int, float),
         "list": isinstance(value, list),
         "dict": isinstance(value, dict),
-        # 12.90 as a number has lost a digit: what it was cannot be told.
+        # As a number, 12.90 has lost a digit, which cannot be recovered.
         "str": not isinstance(value, float | list | dict),
         "path": isinstance(value, str),
     }
@@ -178,10 +178,10 @@ def _wrong(option: Mapping[str, Any], value: Any) -> str:
 
 
 def _wrong_inside(option: Mapping[str, Any], value: Any) -> str:
-    """As `_wrong`; Ansible turns what stands inside a list or mapping into what it means."""
+    """Return `_wrong` for a value inside a list or mapping, where Ansible converts values itself."""
     return _wrong(option, _turned(str(option.get("type", "str")), "", value))
 
 
 def _word(choice: Any) -> str:
-    """A choice as YAML has it."""
+    """Return a choice in YAML's spelling."""
     return {"": "''", "True": "true", "False": "false", "None": "null"}.get(str(choice), str(choice))

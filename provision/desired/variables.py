@@ -1,4 +1,4 @@
-"""gpuprov's own inventory variables; a mistyped one is refused and not silently ignored."""
+"""gpuprov's own inventory variables, where a mistyped one is refused instead of silently ignored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision.fleet import Fleet, Node
 from provision.nearest import did_you_mean
 from provision.node_names import fold
 
-# What an inventory may say to gpuprov itself; the rest are options of the roles' argument specs.
+# Inventory variables for gpuprov itself; the rest are options of the roles' argument specs.
 OWN = {
     "gpuprov_stack": "the set of versions: a shipped stack's name, or a path to a file like it",
     "gpuprov_roles": "the roles this node takes part in; absent: those for any machine and for its GPUs",
@@ -72,19 +72,19 @@ OWN = {
 
 
 def _text(pattern: str) -> Callable[[Any], bool]:
-    """Whether a value is text of this form."""
+    """Return a test whether a value is text of this form."""
     form = re.compile(pattern, re.DOTALL)
     return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
 
 
 _ADDRESS = _text(r"https?://[!-~]+")
 _WITHOUT_TEMPLATE = _text(r"(?!.*\{\{).*")
-# A label's name as Kubernetes takes it; one that says which machine this is must not be copied to another.
+# Names of labels in Kubernetes; a label that identifies a machine must not be copied to another.
 _POOL_LABEL = _text(
     r"(?!kubernetes\.io/hostname$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
     r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 )
-# Names, what their values must be, and how that is said.
+# Names, the test of their values, and the valid values in words.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
     (
@@ -197,25 +197,25 @@ _OTHERS = {
 }
 # Observed, never declared.
 RESERVED = frozenset({"gpuprov_node", "gpuprov_run"})
-_SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
-_NEAR = 0.75  # the same behind the prefix of a role: nccl_verison
+_SURE = 0.9  # similarity from which a name without our prefix counts as a misspelling of ours
+_NEAR = 0.75  # the same after the prefix of a role: nccl_verison
 _SAID = 5  # foreign variables that are named one by one
 
 
 def known() -> frozenset[str]:
-    """The name of every variable that means something to gpuprov or its roles."""
+    """Return the name of every variable that gpuprov or its roles use."""
     return frozenset(OWN).union(*(role.options for role in all_roles().values()))
 
 
 def form(name: str) -> str:
-    """What a value of one of OWN has to be, in words."""
+    """Return what a value of one of OWN must be, in words."""
     if name in variable_types.NUMBERS:
         return "a whole number"
     return next((wanted for names, _, wanted in _PLAIN if name in names), _OTHERS.get(name, ""))
 
 
 def is_text(name: str) -> bool:
-    """Whether a role's argument spec says that the variable is text."""
+    """Return whether a role's argument spec declares the variable as text."""
     return any(role.options.get(name, {}).get("type") == "str" for role in all_roles().values())
 
 
@@ -231,11 +231,11 @@ def _check_types(node: Node, source: Path, overrides: Mapping[str, Any]) -> None
 def check(
     fleet: Fleet, overrides: Mapping[str, Any], say: Callable[[str], None] = lambda _line: None
 ) -> None:
-    """Refuse a variable that looks like ours but is not, and values of our own that cannot be meant. `say` is
-    told of variables that only have the prefix of a role of ours: another collection's.
+    """Refuse variables that look like ours but are not, and invalid values of our own. `say` prints a line
+    about variables that only share the prefix of a role of ours, such as another collection's.
 
-    Raises StackError naming the variable, the nodes, the line (when the inventory's files spell it) and the
-    near misses.
+    Raises StackError with the variable, the nodes, the line (if found in the inventory's files) and similar
+    names.
     """
     ours = known()
     wrong: dict[str, list[str]] = {}
@@ -284,7 +284,7 @@ _CONNECTIONS = ("ssh", "smart", "local", "paramiko", "paramiko_ssh", "docker", "
 
 
 def _check_connection(node: Node, source: Path) -> None:
-    """Refuse what Ansible would refuse for each node and task anew, with a line."""
+    """Refuse what Ansible would refuse again for each node and task, and name the line."""
     for name in _PORTS:
         value = node.variables.get(name)
         if value not in (None, "") and not (str(value).isdecimal() and 0 < int(value) < 65536):
@@ -308,7 +308,7 @@ def _at(name: str, source: Path) -> str:
 
 
 def _foreign(name: str, where: Collection[str], ours: Collection[str]) -> bool:
-    """Whether only the prefix is that of a role of ours. What was typed for gpuprov alone never is."""
+    """Return whether only the prefix is a role's of ours; False for what was typed for gpuprov alone."""
     if name.startswith("gpuprov_") or "--set" in where:
         return False
     if difflib.get_close_matches(name, ours, n=1, cutoff=_SURE):
@@ -339,8 +339,8 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
 
 
 def written(name: str, source: Path, value: object = "") -> str:
-    """`file:line` where a variable stands in the inventory's files, if its spelling can be found there; with
-    `value`, where it has that one."""
+    """Return `file:line` of a variable in the inventory's files, if its spelling is found there; with
+    `value`, of the line with that value."""
     with_value = rf"""\s*["']?{re.escape(str(value))}(?![\w.])""" if value else ""
     pattern = rf"""(?:[^#;]*[\s{{,])?["']?{re.escape(name)}["']?\s*[:=]{with_value}"""
     return ansible_inventory.place_of(pattern, source)

@@ -1,4 +1,4 @@
-"""What gpuprov can do with the GPUs of each vendor, and what is said of those with which it cannot."""
+"""Support of gpuprov for the GPUs of each vendor, and the messages about unsupported ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from provision.node.description import DEFAULT_VENDOR, MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
-CHECKED = ("nvidia", "amd")  # whose GPUs the checks measure
-# Roles for the host alone, whatever GPUs it has.
+CHECKED = ("nvidia", "amd")  # vendors whose GPUs the checks measure
+# Roles for the host itself, whatever GPUs it has.
 HOST_ROLES = ("host_settings", "rdma", "package_lock")
 
 NO_GPU = "no NVIDIA GPU on the PCI bus"
@@ -19,7 +19,7 @@ NO_GPU_ON_PURPOSE = (
     "gpuprov_expected_gpus: 0"
 )
 
-# Of each vendor, what is said of a node without one of its GPUs.
+# By vendor: the message about a node without one of its GPUs, and the remedy.
 WITHOUT: Mapping[str, tuple[str, str]] = {
     "nvidia": (NO_GPU, f"{NO_GPU_FIX}; {NO_GPU_ON_PURPOSE}"),
     "amd": (
@@ -31,9 +31,9 @@ WITHOUT: Mapping[str, tuple[str, str]] = {
 
 # The stack of a node that declares none.
 DEFAULT_STACKS = {"nvidia": "r580-cuda12.9", "amd": "amdgpu30.30-rocm7.2"}
-# The fact that names the GPUs on the bus that do not answer its driver.
+# The fact that lists the GPUs on the bus that do not answer their driver.
 SILENT_GPUS = {"nvidia": "nvidia_smi.silent", "amd": "amd_smi.silent"}
-# Each maker's own log, which its return process asks for: a part of its files' names, and how it is made.
+# The vendor's own log, which its return process requires: part of its files' names, and how to make it.
 # AMD's packages have no program for it; its documents name this script.
 RETURN_LOGS: Mapping[str, tuple[str, str]] = {
     "nvidia": (
@@ -52,17 +52,17 @@ HOST_ONLY = f"or list its roles for the host alone as gpuprov_roles: [{', '.join
 
 
 def only_observed(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Whether the machine has GPUs that no check measures: those of several vendors together."""
+    """Return whether no check measures the machine's GPUs, which are then of several vendors together."""
     return gpuprov_node["gpu"].get("vendor") not in (None, *CHECKED)
 
 
 def not_provisioned(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Whether the machine has GPUs that no role provisions: those of several vendors together."""
+    """Return whether no role provisions the machine's GPUs, which are then of several vendors together."""
     return gpuprov_node["gpu"].get("vendor") not in (None, *NAMES)
 
 
 def gpus(gpuprov_node: Mapping[str, Any]) -> str:
-    """The machine's GPUs, which are of one vendor: `8 AMD Instinct MI300X`."""
+    """Describe the machine's GPUs, which are of one vendor: `8 AMD Instinct MI300X`."""
     gpu = gpuprov_node["gpu"]
     unknown = f"{NAMES[gpu['vendor']]} GPUs ({', '.join(gpu['pci_ids'])})"
     name = next(iter(gpu.get("product_names", ())), unknown)
@@ -70,15 +70,15 @@ def gpus(gpuprov_node: Mapping[str, Any]) -> str:
 
 
 def not_measured(gpuprov_node: Mapping[str, Any]) -> str:
-    """The line of a check that was not built for the machine's GPUs."""
+    """Return the line of a check that does not support the machine's GPUs."""
     if gpuprov_node["gpu"].get("vendor") == DEFAULT_VENDOR:
         return "a test of AMD's GPUs alone"
     return f"not measured on {NAMES.get(gpuprov_node['gpu'].get('vendor'), 'these')} GPUs yet"
 
 
 def cannot(gpuprov_node: Mapping[str, Any], what: str) -> str:
-    """One line for a machine with such GPUs: `8 AMD Instinct MI300X: observed; gpuprov cannot provision AMD
-    GPUs yet`. `what`: provision or check."""
+    """Return a line for a machine with such GPUs: `8 AMD Instinct MI300X: observed; gpuprov cannot provision
+    AMD GPUs yet`. `what`: provision or check."""
     gpu = gpuprov_node["gpu"]
     if gpu.get("vendor") == MIXED:
         return f"GPUs of several vendors ({', '.join(gpu['pci_ids'])}): observed; gpuprov cannot {what} them"

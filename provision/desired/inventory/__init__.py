@@ -1,4 +1,4 @@
-"""The inventory: any of Ansible's becomes a Fleet of Nodes; host patterns, and a starter to begin with."""
+"""Inventories in any of Ansible's formats, read into a Fleet of Nodes; host patterns; the starter file."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ START_HERE = "name one with -i FILE; gpuprov init writes a commented starter"
 
 
 def find(argument: str | None, options: Sequence[str] | None = None, *, last_used: bool = True) -> Path:
-    """The inventory to use: argument and each --inventory, GPUPROV_INVENTORY, ./inventory.yml, ansible.cfg's,
-    the last used here. Several become one path, joined with commas (`provision.fleet.sources`).
+    """Find the inventory to use: argument and each --inventory, GPUPROV_INVENTORY, ./inventory.yml, the one
+    in ansible.cfg, the last one used here. Several become one path, joined with commas
+    (`provision.fleet.sources`).
 
-    `last_used`: whether that last one is taken. A verb that changes or loads nodes takes only one that was
-    named, or that lies here. Raises InventoryError when there is none.
+    `last_used`: whether the last one may be taken. A verb that changes or loads nodes takes only an inventory
+    that is named, or that lies here. Raises InventoryError if there is none.
     """
     if named := [*([argument] if argument else []), *(options or ())]:
         if argument and options:
@@ -61,7 +62,7 @@ def _existing(named: Sequence[str], by: str) -> Path:
     for part in found:
         if part.exists():
             continue
-        if "," not in str(part):  # `a,b,` is Ansible's inventory without a file
+        if "," not in str(part):  # `a,b,` is an Ansible inventory without a file
             raise InventoryError(
                 f"{part}: no such inventory{by}", "correct the path; gpuprov init writes a commented starter"
             )
@@ -73,13 +74,13 @@ def _existing(named: Sequence[str], by: str) -> Path:
 
 
 def _last_used_note() -> Path:
-    """One small file for each working directory, so that two terminals never write the same one."""
+    """Return one small file per working directory, so that two terminals never write the same one."""
     here = hashlib.sha256(str(Path.cwd()).encode()).hexdigest()[:16]
     return paths.state_home() / "inventories" / here
 
 
 def remember(fleet: Fleet) -> None:
-    """Note the inventory as the one last used in this working directory. A read-only home is no error."""
+    """Record the inventory as the last one used in this working directory. A read-only home is no error."""
     try:
         note = _last_used_note()
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,10 +90,10 @@ def remember(fleet: Fleet) -> None:
 
 
 def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
-    """Read an inventory; where it is not a plain one, through `ansible-inventory`, which says the same.
+    """Read an inventory; one that is not plain is read with `ansible-inventory`, which gives the same result.
 
-    Nodes share what their variables have in common: none may be changed. Raises InventoryError (file, line,
-    what to do).
+    Nodes share their common variables, so none may be changed. Raises InventoryError (file, line, what to
+    do).
     """
     for file in vault_password_files:
         if not os.access(file, os.R_OK):
@@ -120,7 +121,7 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
 
 
 def _members(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Each group's nodes, its children's included: nearest level first, as Ansible orders them."""
+    """Return each group's nodes, including its children's, nearest level first, as Ansible orders them."""
     described = {name: value for name, value in answer.items() if name != "_meta" and isinstance(value, dict)}
 
     def nodes_of(group: str) -> tuple[str, ...]:
@@ -141,10 +142,10 @@ def _members(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def select(fleet: Fleet, pattern: str) -> Fleet:
-    """The part of the fleet a host pattern names (`all`, `a:&b:!c`, globs, `~regex`, `g[0:2]`, `@FILE`).
+    """Return the part of the fleet in a host pattern (`all`, `a:&b:!c`, globs, `~regex`, `g[0:2]`, `@FILE`).
 
     Groups keep all their members: a variable that mentions `groups` means the inventory, not the selection.
-    Raises InventoryError when the pattern, or a part of it, names nothing.
+    Raises InventoryError if the pattern, or a part of it, names nothing.
     """
     names = matching(pattern, list(fleet.nodes), fleet.groups)
     if not names:
@@ -156,12 +157,12 @@ def select(fleet: Fleet, pattern: str) -> Fleet:
     return replace(fleet, nodes=chosen, others={**fleet.others, **others}, pattern=pattern)
 
 
-# What separates or begins a term of a host pattern, so that no pattern can name such a host.
+# Separators and first characters of terms in a host pattern, so that no pattern can name such a host.
 _NOT_A_NAME = re.compile(r"[-@!&~]|.*[\s,]", re.DOTALL)
 
 
 def _refuse_unusable(name: str, address: Any, source: Path) -> None:
-    """Raises InventoryError for a host that no command can name, or whose address is none."""
+    """Raise InventoryError for a host that no command can name, or with an invalid address."""
     if not name or not name.isprintable() or _NOT_A_NAME.match(name):
         line = rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)"""
         where = ansible_inventory.place_of(line, source) if name.strip() else ""
@@ -174,14 +175,14 @@ def _refuse_unusable(name: str, address: Any, source: Path) -> None:
         raise InventoryError(f"{source}: {name}: ansible_host {address!r} is not an address", "correct it")
 
 
-_LISTED = 12  # names that a command lists one by one
+_LISTED = 12  # most names that a command lists one by one
 
 
 def arguments(fleet: Fleet, nodes: Iterable[str] | None = None) -> str:
-    """The fleet, or these nodes of it, as a command takes them: `fleet.yml --nodes gpu-01,gpu-02`.
+    """Return command arguments for the fleet, or these nodes of it: `fleet.yml --nodes gpu-01,gpu-02`.
 
-    Pasted, it means the same nodes, wherever another inventory would be found. Many nodes are folded, where
-    `matching` reads exactly them from that.
+    When pasted, they mean the same nodes even where another inventory would be found. Many nodes are folded
+    if `matching` reads exactly these from the result.
     """
     names = sorted(set(fleet.nodes if nodes is None else nodes), key=natural)
     pattern = ",".join(names)
@@ -202,20 +203,20 @@ def _means(pattern: str, fleet: Fleet) -> set[str]:
         return set()
 
 
-# --- host patterns: `all`, names, globs, `~regex`, `a:b`, `a,b`, `:&`, `:!`, `group[0:2]`, `@FILE`; and what
-# Ansible does not know, names as our reports fold them: `gpu-[01-03,07]`
+# --- host patterns: `all`, names, globs, `~regex`, `a:b`, `a,b`, `:&`, `:!`, `group[0:2]`, `@FILE`; and
+# names folded as in our reports, which Ansible does not know: `gpu-[01-03,07]`
 
-# A term of a `:`-separated pattern: anything but a separator, or one whole [bracketed] expression.
+# A term of a `:`-separated pattern: characters other than separators, or one whole [bracketed] expression.
 _TERM = re.compile(r"(?:[^\s:\[\]]|\[[^\]]*\])+")
-_COMMA = re.compile(r",(?![^\[\]]*\])")  # one inside brackets separates numbers
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # a comma inside brackets separates numbers
 _SUBSCRIPT = re.compile(r"^(.+)\[(?:(-?[0-9]+)|([0-9]+)[:-]([0-9]*))\]$")
 
 
 def matching(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
-    """The hosts `pattern` names, in Ansible's order. Raises InventoryError when a term names nothing.
+    """Return the hosts in `pattern`, in Ansible's order. Raises InventoryError if a term names nothing.
 
     Documented at docs.ansible.com ("Patterns: targeting hosts and groups"); a test compares with
-    `ansible --list-hosts`. `@FILE` has a name or pattern on each line, as files for Ansible's `--limit` do.
+    `ansible --list-hosts`. `@FILE` has one name or pattern per line, like files for Ansible's `--limit`.
     """
     found: list[str] = []
     if not (terms := _split(pattern)):
@@ -244,7 +245,7 @@ def _split(pattern: str) -> list[str]:
 
 
 def _is_address(pattern: str) -> bool:
-    """An IPv6 address holds colons which separate nothing."""
+    """Return whether the pattern is an IP address, since the colons of IPv6 separate nothing."""
     try:
         ipaddress.ip_address(pattern)
     except ValueError:
@@ -253,12 +254,12 @@ def _is_address(pattern: str) -> bool:
 
 
 def _is_file(pattern: str) -> bool:
-    """`@FILE` alone: its path may hold what separates terms."""
+    """Return whether the pattern is `@FILE` alone, since its path may contain separators."""
     return pattern.startswith("@") and Path(pattern[1:]).expanduser().is_file()
 
 
 def _in_order(terms: Sequence[str]) -> list[str]:
-    """Additions first, then intersections, then exclusions; without an addition, all."""
+    """Sort terms into additions (default: all), then intersections, then exclusions."""
     added = [term for term in terms if term[0] not in "&!"]
     kept = [term for term in terms if term[0] == "&"]
     dropped = [term for term in terms if term[0] == "!"]
@@ -277,7 +278,7 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
         return {name: None for line in lines for name in _one(line, hosts, groups, f"{term}: {line}")}
     if term == "all":
         return dict.fromkeys(hosts)
-    if "," in term and (names := _unfolded(term, hosts, whole)):  # a comma in brackets is not Ansible's
+    if "," in term and (names := _unfolded(term, hosts, whole)):  # Ansible has no comma in brackets
         return names
     expression, subscript = _subscript(term)
     matches = _expression(expression, whole)
@@ -298,7 +299,7 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
 
 
 def _unfolded(term: str, hosts: Sequence[str], whole: str) -> dict[str, None]:
-    """The hosts of `gpu-[01-03,07]`; none when it is not that, or names no host at all."""
+    """Return the hosts of `gpu-[01-03,07]`; none if the term has another form, or names no host at all."""
     known, names = set(hosts), dict.fromkeys(unfold(term))
     absent = [name for name in names if name not in known]
     if absent and len(absent) < len(names):
@@ -309,7 +310,7 @@ def _unfolded(term: str, hosts: Sequence[str], whole: str) -> dict[str, None]:
 
 
 def _lines(file: Path, whole: str) -> list[str]:
-    """The names in a file, one per line; a line with nothing but a # comment is none."""
+    """Return the names in a file, one per line, without comments and empty lines."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as trouble:
@@ -321,7 +322,7 @@ def _lines(file: Path, whole: str) -> list[str]:
 
 
 def _subscript(term: str) -> tuple[str, tuple[int, int | None] | None]:
-    """`gpus[0:2]` → (`gpus`, (0, 2)); the last index is included, None is the end; a single index repeats."""
+    """Split `gpus[0:2]` into (`gpus`, (0, 2)), last index included; None is the end; `[3]` gives (3, 3)."""
     match = None if term[0] == "~" else _SUBSCRIPT.match(term)
     if match is None:
         return term, None
@@ -362,14 +363,14 @@ def _what_there_is(hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) ->
 # --- the starter that `gpuprov init` writes; inventory/example.yml is the same text
 
 _EXAMPLES = ("gpu-01", "gpu-02")
-# What Ansible takes for one host; a [range] is one, too.
+# What Ansible accepts as one host, which may be a [range].
 _HOST = re.compile(r"[\w.-]+(?:\[\w+:\w+(?::\d+)?\][\w.-]*)*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]+")
 _HOSTS_PLACE = "@HOSTS@"
 
 
 def starter(hosts: Sequence[str] = ()) -> str:
-    """The starter's text with these hosts (default: two examples). Raises UsageError on a bad name."""
-    hosts = [re.sub(r"\[(\w+)-(\w+)\]", r"[\1:\2]", host) for host in hosts]  # as gpuprov prints names
+    """Return the starter's text with these hosts (default: two examples). Raises UsageError on a bad name."""
+    hosts = [re.sub(r"\[(\w+)-(\w+)\]", r"[\1:\2]", host) for host in hosts]  # as gpuprov prints them
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise UsageError(
@@ -381,6 +382,6 @@ def starter(hosts: Sequence[str] = ()) -> str:
 
 
 def _key(host: str) -> str:
-    """Quoted where YAML would take it for something else than text."""
+    """Return the host as a YAML key, quoted if YAML would not read it as text."""
     plain = host[0].isalpha() and yamlfile.parse(host, host) == host
     return host if plain else json.dumps(host)

@@ -1,8 +1,8 @@
-"""Renderer of variables as Ansible would, where plain Jinja2 is enough; the only module that imports jinja2.
+"""Renderer of variables as in Ansible, if plain Jinja2 is enough; the only module that imports jinja2.
 
-Native types (`"{{ 8 }}"` is a number, two joined parts are text), strict about what is undefined, sandboxed,
-lazy: a variable is rendered when something mentions it. What needs Ansible itself (a lookup, a filter not
-known here, a vaulted value) raises NotPlainError, and is then asked of Ansible. A test compares both.
+Native types (`"{{ 8 }}"` is a number, two joined parts are text), strict about undefined names, sandboxed,
+lazy: a variable is rendered when something mentions it. Whatever needs Ansible itself (a lookup, an unknown
+filter, a vaulted value) raises NotPlainError, and Ansible renders it. A test compares both.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jinja2.utils import missing as MISSING  # noqa: N812 - a constant
 from provision.desired.templating.template_filters import FILTERS, TESTS, LeftToAnsibleError
 
 _OURS = "__gpuprov_renderer"
-# What Ansible alone knows; anything else that is not defined is a mistake.
+# Names that only Ansible knows; any other undefined name is an error.
 _ANSIBLES_OWN = frozenset(
     {"hostvars", "vars", "omit", "environment", "playbook_dir", "play_hosts", "role_path"}
 )
-# Names of nodes and nothing else, all of them on each node: never walked through for templates.
+# It holds only names of nodes, all of them on each node, and is never searched for templates.
 _NAMES_ALONE = "groups"
 _GENERATING = (
     "map",
@@ -42,15 +42,15 @@ _GENERATING = (
 
 
 class NotPlainError(Exception):
-    """Only Ansible can render this; the message says why."""
+    """A template that only Ansible can render; the message is the reason."""
 
 
 class BadTemplateError(Exception):
-    """The template is wrong: its syntax, a variable that is not defined, a filter that failed."""
+    """A wrong template: bad syntax, an undefined variable or a failed filter."""
 
 
 class _Undefined(jinja2.ChainableUndefined, jinja2.StrictUndefined):
-    """`a.b.c | default(1)` works when `a` does not exist, as in Ansible; any other use is an error."""
+    """An undefined value in `a.b.c | default(1)`, which works as in Ansible; any other use is an error."""
 
 
 class _Context(Context):
@@ -70,7 +70,7 @@ class _Environment(sandbox.SandboxedEnvironment, nativetypes.NativeEnvironment):
 
     @staticmethod
     def concat(values: Iterable[Any]) -> Any:
-        """One part keeps its type; several are text; none is null. (jinja2's evaluates text as Python.)"""
+        """Return one part with its type, several as text, none as null; jinja2's evaluates text as Python."""
         parts = [part for part in values if part is not None]
         for part in parts:
             if isinstance(part, jinja2.Undefined):
@@ -82,7 +82,7 @@ class _Environment(sandbox.SandboxedEnvironment, nativetypes.NativeEnvironment):
 
 @jinja2.pass_context
 def _finalize(_context: Context, value: Any) -> Any:
-    """Taking the context keeps jinja2 from folding `{{ 1 }}` into text; generators become lists."""
+    """Turn generators into lists; taking the context keeps jinja2 from folding `{{ 1 }}` into text."""
     return list(value) if isinstance(value, Iterator) else value
 
 
@@ -116,7 +116,7 @@ _ENVIRONMENT = _environment()
 
 
 def _doubled(source: str) -> str:
-    """In Ansible's variables a backslash in quotes means itself (`regex_replace('\\d', '')`)."""
+    """Double backslashes in quotes, which are literal in Ansible variables (`regex_replace('\\d', '')`)."""
     if "\\" not in source:
         return source
     parts, inside = [], False
@@ -130,7 +130,7 @@ def _doubled(source: str) -> str:
 def _compiled(source: str, double_backslashes: bool) -> jinja2.Template:
     try:
         with warnings.catch_warnings():
-            # `'580\\.'` in a condition: Python deprecates the unknown escape, Ansible's users write it.
+            # `'580\\.'` in a condition: Python deprecates the unknown escape, but Ansible's users write it.
             warnings.simplefilter("ignore", DeprecationWarning)
             return _ENVIRONMENT.from_string(_doubled(source) if double_backslashes else source)
     except jinja2.TemplateError as trouble:
@@ -146,7 +146,7 @@ def _fault(trouble: Exception, source: str) -> Exception:
 
 
 def references(value: Any) -> frozenset[str]:
-    """The variables that templates in `value` may look at, in whatever branch; none of a wrong template."""
+    """Return the variables that templates in `value` may read in any branch; none for a wrong template."""
     if isinstance(value, Mapping):
         return frozenset().union(*(references(each) for each in value.values()))
     if isinstance(value, list | tuple):
@@ -164,8 +164,8 @@ def _is_template(text: str) -> bool:
 
 
 class Renderer:
-    """Renders over layers of variables, the strongest first. `mentioned` grows with each name looked at.
-    `given` are values that hold no template, and win over all layers.
+    """Renderer over layers of variables, the strongest first. `mentioned` collects each name it looks up.
+    `given` are values without templates, which win over all layers.
 
     >>> Renderer([{"a": "{{ b + 1 }}", "b": 7}]).value("{{ a }}")
     8
@@ -183,20 +183,20 @@ class Renderer:
         self.mentioned: set[str] = set() if mentioned is None else mentioned
 
     def value(self, template: Any, local: Mapping[str, Any] | None = None) -> Any:
-        """`template` (text, or any nesting of lists and mappings) with everything rendered.
+        """Return `template` (text, or any nesting of lists and mappings) with everything rendered.
 
         Raises NotPlainError or BadTemplateError."""
         return _defined(self._render(template, local))
 
     def condition(self, expression: Any, local: Mapping[str, Any] | None = None) -> bool:
-        """A bare expression, or a list that must all hold, as in `when:`; it must yield true or false."""
+        """Evaluate a bare expression, or a list that must all hold, as in `when:`; it must be a boolean."""
         if isinstance(expression, list):
             return all(self.condition(each, local) for each in expression)
         if expression is None or expression == "" or isinstance(expression, bool):
             return expression is not False
         if not isinstance(expression, str):
             raise BadTemplateError(f"a condition must be text, not {type(expression).__name__}: {expression}")
-        # Ansible doubles backslashes in variables only: in conditions and template files they escape.
+        # Ansible doubles backslashes only in variables; in conditions and template files they escape.
         result = _defined(self._text("{{ " + expression + " }}", local, double_backslashes=False))
         if not isinstance(result, bool):
             raise BadTemplateError(
@@ -205,7 +205,7 @@ class Renderer:
         return result
 
     def file(self, source: str, local: Mapping[str, Any] | None = None) -> str:
-        """The text the template module would write for a file holding `source`."""
+        """Return the text that the template module would write for a file with this `source`."""
         if source.startswith("#jinja2:"):
             raise BadTemplateError(
                 "a #jinja2: header is not supported: write the template for trim_blocks=True"
@@ -214,8 +214,8 @@ class Renderer:
         return "" if result is None else str(result)
 
     def variable(self, name: str) -> Any:
-        """The rendered value of a variable, or jinja2's `missing`."""
-        # Also a name that nothing defines: a rendering that met none must not be reused where there is one.
+        """Return the rendered value of a variable, or jinja2's `missing`."""
+        # Undefined names count, too: a rendering without the variable must not be reused where it exists.
         self.mentioned.add(name)
         if name in self._rendered:
             return self._rendered[name]
@@ -244,7 +244,7 @@ class Renderer:
                 self._text(template, local, double_backslashes=True) if _is_template(template) else template
             )
         if isinstance(template, Mapping):
-            # `!unsafe` as ansible-inventory prints it: text that looks like a template, and stays as it is.
+            # `!unsafe` as ansible-inventory prints it: text that looks like a template, but is not rendered.
             if template.keys() == {"__ansible_unsafe"}:
                 return template["__ansible_unsafe"]
             if template.keys() == {"__ansible_vault"}:
@@ -260,7 +260,7 @@ class Renderer:
         try:
             result = _ENVIRONMENT.concat(template.root_render_func(context))
         except jinja2.UndefinedError as trouble:
-            # Not an error yet: a `default` around this variable may replace it. `_defined` has the last word.
+            # Not an error yet: a `default` around this variable may replace it. `_defined` decides.
             return _Undefined(hint=f"{trouble.message} in: {source.strip()[:100]}")
         except LeftToAnsibleError as trouble:
             raise NotPlainError(str(trouble)) from None
@@ -268,7 +268,7 @@ class Renderer:
             raise
         except Exception as trouble:  # a filter may raise anything; the user gets the template and the reason
             raise _fault(trouble, source) from None
-        if isinstance(result, str):  # jinja2 drops one newline at the end, Ansible puts it back
+        if isinstance(result, str):  # jinja2 drops one newline at the end, Ansible restores it
             lost = _newlines(source) - _newlines(result)
             return result + "\n" * lost
         return result
@@ -279,11 +279,11 @@ def _newlines(text: str) -> int:
 
 
 def _defined(value: Any) -> Any:
-    """`value`, or BadTemplateError when anything in it is undefined."""
+    """Return `value`; raise BadTemplateError if anything in it is undefined."""
     if isinstance(value, jinja2.Undefined):
         try:
             str(value)
-        except jinja2.TemplateRuntimeError as trouble:  # undefined, or kept away by the sandbox
+        except jinja2.TemplateRuntimeError as trouble:  # undefined, or blocked by the sandbox
             raise BadTemplateError(str(trouble.message)) from None
     if isinstance(value, dict):
         for each in value.values():

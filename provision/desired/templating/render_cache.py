@@ -1,7 +1,7 @@
-"""The cache of renderings: computed once for all nodes, or kinds of machine, that agree in what was read.
+"""Cache of renderings, each computed once for all nodes, or kinds of machine, with equal inputs.
 
-Ten thousand nodes with the same variables are one computation, though each has its own address. What matters
-is found by watching: a computation that read these names and got these values would read the same again.
+Ten thousand nodes with the same variables are one computation, though each has its own address. The inputs
+are recorded: a computation that read these names and got these values would read the same again.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _ABSENT = "\0absent"
 
 
 class RenderCache(Generic[Result]):
-    """`get(variables, extra, compute)`: `compute` is given a set to which it adds each name it reads.
+    """Cache with `get(variables, extra, compute)`, where `compute` adds each name it reads to a set.
 
-    A name with dots is of a value in nested mappings, "" of all there is (see Tracked). Values may not be
-    changed in place: nodes share what they have in common, and that is looked at once."""
+    A name with dots is a value in nested mappings, "" is everything (see Tracked). Values must not be changed
+    in place, because nodes share them, and shared values are read only once."""
 
     def __init__(self) -> None:
         self._by_names: dict[tuple[str, ...], dict[Hashable, Result]] = {}
@@ -32,8 +32,8 @@ class RenderCache(Generic[Result]):
         compute: Callable[[set[str]], Result],
         read: set[str] | None = None,
     ) -> Result:
-        """The cached result for equal values of the names that were read, else a new one. Those names are
-        added to `read`, for a result made of several."""
+        """Return the cached result for equal values of the names that were read, else a new one. Those names
+        are added to `read`, for a result that consists of several."""
         variables = _flat(variables)
         for names, results in self._by_names.items():
             key = self._key(variables, names, extra)
@@ -63,7 +63,7 @@ class RenderCache(Generic[Result]):
         )
 
     def _frozen(self, name: str, value: Any) -> Hashable:
-        """`groups` is all nodes' names, on every node: frozen for each, it alone would cost seconds."""
+        """Freeze a value once; `groups` alone, with all names on every node, would cost seconds otherwise."""
         last = self._last.get(name)
         if last is None or last[0] is not value:
             last = self._last[name] = (value, frozen(value))
@@ -71,7 +71,7 @@ class RenderCache(Generic[Result]):
 
 
 def _flat(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A chain of dictionaries as one: a hundred lookups in a chain cost ten times as much."""
+    """Merge a chain of dictionaries, because a hundred lookups in a chain cost ten times as much."""
     if not isinstance(variables, ChainMap):
         return variables
     found: dict[str, Any] = {}
@@ -90,15 +90,15 @@ def _value(variables: Mapping[str, Any], name: str) -> Any:
 
 
 def frozen(value: Any) -> Hashable:
-    """A hashable stand-in that is equal for equal values of equal types (1, true and 1.0 are three)."""
+    """Return a hashable stand-in that is equal for equal values of equal types (1, true and 1.0 differ)."""
     if isinstance(value, str):
         return value
     return (type(value).__name__, json.dumps(value, sort_keys=True, default=repr))
 
 
 class Tracked(Mapping[str, Any]):
-    """A view of nested mappings that adds the name of each value that is read to `reads`; a mapping that is
-    looked at as a whole is such a value.
+    """View of nested mappings that adds the name of each value that is read to `reads`. A mapping that is
+    read as a whole is such a value.
 
     >>> view = Tracked({"os": {"id": "debian", "arch": "x86_64"}}, set())
     >>> view["os"]["id"], view.reads

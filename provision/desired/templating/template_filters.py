@@ -1,6 +1,6 @@
-"""The filters and tests of Ansible that gpuprov renders itself: those with exactly one meaning.
+"""Filters and tests of Ansible that gpuprov renders itself, because they have exactly one meaning.
 
-Anything they cannot say exactly raises LeftToAnsibleError, and Ansible is asked. A test compares each.
+Anything they cannot reproduce exactly raises LeftToAnsibleError, and Ansible renders it. A test compares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class LeftToAnsibleError(Exception):
-    """This use is left to Ansible."""
+    """A use of a filter or test that is left to Ansible."""
 
 
 def _text(value: Any) -> str:
@@ -27,7 +27,7 @@ def _text(value: Any) -> str:
 
 
 def _refuse(*more: Any, **options: Any) -> None:
-    """No role uses these options: what they mean is left to Ansible."""
+    """Leave any use with options to Ansible, because no role has one."""
     if more or options:
         raise LeftToAnsibleError("a filter with options")
 
@@ -109,7 +109,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _version(value: Any, other: Any, operator: str = "eq", *more: Any, **options: Any) -> bool:
-    """Ansible's default, "loose": numbers and letter groups compared in turn."""
+    """Compare versions as Ansible's default, "loose", does: numbers and letter groups in turn."""
     _refuse(*more, **options)
     if operator not in _OPERATORS:
         raise LeftToAnsibleError(f"a version test with {operator}")

@@ -1,7 +1,7 @@
-"""What containers get of the GPUs: the CDI specification, and the device files and libraries it names.
+"""Access of containers to the GPUs, by the CDI specification and the devices and libraries it names.
 
-Everything is read from files. The specification is what `nvidia-ctk cdi generate` writes: YAML in block style
-with one key or list item a line, which is all that is understood of YAML here."""
+Everything is read from files. `nvidia-ctk cdi generate` writes the specification as YAML in block style with
+one key or list item per line, and only this form of YAML is understood here."""
 
 import os
 
@@ -12,12 +12,12 @@ CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 CDI_FILE = "/var/run/cdi/nvidia.yaml"
 CDI_KIND = "nvidia.com/gpu"
 CDI_LIMIT = 4 * 1024 * 1024
-CDI_LISTED = 32  # of what is missing or out of date, the rest is counted
+CDI_LISTED = 32  # missing or stale files to list; the rest is counted
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
 
 def cdi_lines(path):
-    """(indent, starts an item, key, value) of each line that has a key; None when there is no such file."""
+    """Return (indent, starts an item, key, value) of each line with a key; None if there is no file."""
     text = read_text(path, CDI_LIMIT)
     if text is None:
         return None
@@ -36,7 +36,7 @@ def cdi_lines(path):
 
 
 class CdiSpecification:
-    """One specification: its version, kind, device names, device files (path: (major, minor)), host files."""
+    """CDI specification: version, kind, device names, device files (path: (major, minor)), host files."""
 
     def __init__(self, path):
         self.version = self.kind = None
@@ -77,7 +77,7 @@ class CdiSpecification:
 
 
 def cdi_numbers(path):
-    """(major, minor) of a device file; None when there is none."""
+    """Return (major, minor) of a device file; None if it does not exist."""
     found = status_of(path)
     return found and (os.major(found.st_rdev), os.minor(found.st_rdev))
 
@@ -94,7 +94,7 @@ def cdi_minor(path, label):
 
 
 def cdi_of_machine():
-    """The device files of this machine's GPUs; of one that is partitioned those of its instances."""
+    """Yield the device files of this machine's GPUs, and of the instances of a partitioned GPU instead."""
     folder = "/proc/driver/nvidia/gpus"
     for address in names_in(folder):
         minor = cdi_minor("%s/%s/information" % (folder, address), "Device Minor")
@@ -113,11 +113,11 @@ def cdi_of_machine():
 
 
 def cdi_stale(specification):
-    """What the specification names and this machine has not, or under another number."""
+    """Yield what the specification names but this machine lacks, or has under another device number."""
     here = set(cdi_of_machine())
     for path, numbers in specification.nodes.items():
         found = cdi_numbers(path)
-        # The file of a MIG instance may outlive the instance.
+        # The device file of a MIG instance can outlive the instance.
         gone = path.startswith("/dev/nvidia-caps/") and path not in here
         if found is None or gone or (numbers is not None and numbers != found):
             yield path
@@ -130,8 +130,8 @@ def cdi_stale(specification):
 
 
 def cdi_present_driver(specification):
-    """The driver's version if what is loaded and what the libraries' link says agree, else None: which of the
-    two is wrong is told by facts of their own."""
+    """Return the driver's version if the loaded module and the libraries' link agree, else None; other facts
+    report which of the two is wrong."""
     loaded = (read_text("/proc/driver/nvidia/version") or "").replace("\n", " ")
     for path in specification.files:
         folder, _, name = path.rpartition("/")
@@ -143,7 +143,7 @@ def cdi_present_driver(specification):
 
 
 def cdi_driver(specification):
-    """The version of the driver's libraries in it; several, which no driver has, are all named."""
+    """Return the version of the driver's libraries in it, or all versions if they differ."""
     versions = set()
     for path in specification.files:
         for stem in ("/libcuda.so.", "/libnvidia-ml.so."):
@@ -154,7 +154,7 @@ def cdi_driver(specification):
 
 
 def cdi_elsewhere():
-    """Other files that describe devices of the same name: stale ones win, or stop every container."""
+    """Return other files with devices of the same kind; a stale one may win, or stop every container."""
     found = []
     for folder in CDI_FOLDERS:
         for name in names_in(folder):
@@ -183,12 +183,12 @@ def cdi_facts(names):
 
 
 def dev_char_missing():
-    """Device files of the driver without their /dev/char/MAJOR:MINOR, by which runc and systemd know them."""
+    """Return the driver's device files without the /dev/char link by which runc and systemd find them."""
     missing = []
     for folder in ("/dev", "/dev/nvidia-caps"):
         for name in names_in(folder):
             path = folder + "/" + name
-            # No container is given the files of switches and of GPUDirect Storage.
+            # Containers are never given the files of switches and of GPUDirect Storage.
             other = name[:6] != "nvidia" or name.startswith(("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"))
             if other or os.path.isdir(at(path)):
                 continue

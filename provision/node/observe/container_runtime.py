@@ -1,4 +1,4 @@
-"""The container runtimes of this machine, and what they were told of the GPUs, from their settings."""
+"""Container runtimes of this machine, and how their settings configure them for GPUs."""
 
 import os
 
@@ -14,7 +14,7 @@ RUNTIMES = {
 DOCKER_FILE = "/etc/docker/daemon.json"
 CONTAINERD_FILE = "/etc/containerd/config.toml"
 CONTAINERD_DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
-# Attributes that containerd itself is asked for.
+# Attributes that are read from containerd itself.
 EFFECTIVE = ("path", "cdi", "keeps_runc", "runtime_type")
 CRIO_DROP_IN = "/etc/crio/conf.d/99-nvidia.toml"
 TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
@@ -31,7 +31,7 @@ def docker_settings():
     if data is None or not data.strip():
         return {}
     try:
-        # As dockerd 26.1 and 28.5 read it: with a mark of its byte order, `null`, and no NaN.
+        # Like dockerd 26.1 and 28.5, accept a byte order mark and `null`, but no NaN.
         settings = json.loads(data.decode("utf-8-sig"), parse_constant=no_number)
     except ValueError as error:
         raise ReadError("%s is not JSON: %s" % (DOCKER_FILE, error)) from None
@@ -53,7 +53,7 @@ def docker_value(what):
 
 
 def toml_value(path, table, key):
-    """The value of a key, of the table whose name ends in `table`, as text without quotes."""
+    """Return the value of a key in the table whose name ends in `table`, as text without quotes."""
     return toml_text_value(read_text(path) or "", table, key)
 
 
@@ -71,18 +71,18 @@ def toml_text_value(text, table, key):
 
 
 def containerd_imports():
-    """Whether containerd's main file has our drop-in read."""
+    """Return whether containerd's main file imports our drop-in."""
     lines = [line for line in (read_text(CONTAINERD_FILE) or "").splitlines() if line.strip()[:1] != "#"]
     return os.path.dirname(CONTAINERD_DROP_IN) + "/" in "\n".join(lines)
 
 
 def containerd_told(text):
-    """Attribute -> what this configuration of containerd says of the NVIDIA runtime, runc and CDI."""
+    """Return {attribute: value} of the NVIDIA runtime, runc and CDI in a configuration of containerd."""
     cdi = [toml_text_value(text, name, "enable_cdi") for name in (".cri.v1.runtime", ".v1.cri")]
     kind = toml_text_value(text, "containerd.runtimes.nvidia", "runtime_type") or None
     import re
 
-    # "cri" of format 1, io.containerd.grpc.v1.cri or io.containerd.cri.v1.runtime
+    # "cri" in format 1, later io.containerd.grpc.v1.cri or io.containerd.cri.v1.runtime
     if re.search(r"(?m)^ *disabled_plugins = \[[^\]]*\bcri\b", text):
         kind = "the CRI plugin is in disabled_plugins"
     return {
@@ -94,8 +94,8 @@ def containerd_told(text):
 
 
 def containerd_merged():
-    """The settings in force, from the files: a drop-in counts if it is imported and of no later format than
-    the main file. What several drop-ins say of one plugin, releases of containerd merge in different ways."""
+    """Return the settings in force, from the files. A drop-in counts if it is imported and its format is not
+    newer than the main file's. Releases of containerd merge drop-ins about one plugin in different ways."""
     texts = [read_text(path) or "" for path in (CONTAINERD_FILE, CONTAINERD_DROP_IN)]
     main, drop_in = [int("0" + (toml_text_value(text, "", "version") or "")) for text in texts]
     if not containerd_imports():
@@ -110,13 +110,13 @@ def containerd_merged():
 
 
 def parse_containerd(facts, output):
-    """What containerd itself says is in effect. Where it refuses its configuration, the type of the NVIDIA
-    runtime is why, and the rest null."""
+    """Parse the effective settings as containerd itself prints them. If it rejects its configuration, the
+    type of the NVIDIA runtime holds the reason, and the rest is null."""
     refused = [line for line in output.splitlines() if line.startswith("containerd: ")]
     readable = "[plugins" in output
     if not readable and refused and "permission denied" not in output:
         if read_text(CONTAINERD_FILE) is None:
-            # Up to 2.0 it does not print what it runs with then.
+            # Without a file, releases up to 2.0 do not print the settings they run with.
             command = [containerd_program(), "config", "default"]
             raise RefusedError({}, Probe(facts, command=command, parse=parse_containerd))
         told = dict.fromkeys(EFFECTIVE, None)
@@ -165,9 +165,9 @@ def runtime_value(runtime, what):
 
 
 def restart_required(unit):
-    """Whether the service still runs as it was started before its settings were changed.
+    """Return whether the service still runs with its settings from before a change.
 
-    The role leaves the service's invocation in a file when it changes them; another start has another one."""
+    The role records the service's invocation in a file when it changes them; each start has a new one."""
     noted = read_text("/run/gpuprov/restart-required/" + unit)
     running = link_target("/run/systemd/units/invocation:" + unit)
     return noted is not None and running is not None and noted.strip() == running
@@ -178,31 +178,31 @@ def runtimes_installed():
 
 
 def runtimes_to_tell():
-    """Those that have to be told of GPUs. containerd is Docker's own helper where no kubelet speaks to it;
-    podman needs to be told nothing."""
+    """Return the installed runtimes that need GPU settings. Next to Docker, containerd is only Docker's
+    helper unless there is a kubelet; podman needs no settings."""
     installed = [name for name in runtimes_installed() if name != "podman"]
     kubelet = any(os.path.exists(at(path)) for path in ("/usr/bin/kubelet", "/usr/local/bin/kubelet"))
     return [name for name in installed if name != "containerd" or "docker" not in installed or kubelet]
 
 
 def runtimes_unconfigured(containerd=None):
-    """The installed runtimes that do not know the NVIDIA runtime. `containerd`: what it was told."""
+    """Return the installed runtimes that lack the NVIDIA runtime. `containerd`: its parsed settings."""
     told = {name: runtime_value(name, "path") for name in runtimes_to_tell() if name != "containerd"}
     if "containerd" in runtimes_to_tell():
-        # The GPU operator has the program in another folder.
+        # The GPU operator installs the program in another folder.
         ours = "nvidia-container-runtime" in (containerd["path"] or "") and containerd["keeps_runc"]
         told["containerd"] = ours and (containerd["runtime_type"] or "").startswith("io.containerd.")
     return [name for name in sorted(told) if not told[name]]
 
 
 def runtimes_without_cdi(containerd=None):
-    """The installed runtimes in which CDI is not switched on; CRI-O and podman have no switch."""
+    """Return the installed runtimes in which CDI is off; CRI-O and podman have no switch for it."""
     asked = [name for name in runtimes_to_tell() if name in ("containerd", "docker")]
     return [n for n in asked if (docker_value("cdi") if n == "docker" else containerd["cdi"]) is not True]
 
 
 def docker_without(what):
-    """Docker, where it is installed without this; AMD's toolkit has to tell no other runtime anything."""
+    """Return Docker if it is installed without this setting; AMD's toolkit configures no other runtime."""
     return ["docker"] if "docker" in runtimes_installed() and not docker_value(what) else []
 
 

@@ -1,4 +1,4 @@
-"""The processors: what they are, and who chooses their frequency."""
+"""The model of the CPUs, their online threads, and the governors and drivers of their frequency."""
 
 from provision.node.observe.files import ReadError, labelled, names_in, read_line, read_text
 from provision.node.observe.probe import FAMILIES, whole_family
@@ -8,19 +8,19 @@ CPUINFO_LIMIT = 4 * 1024 * 1024  # about 1.5 KiB for each of up to 2,048 threads
 
 
 def of_policies(name):
-    """What the frequency policies say, each value once; empty where the kernel sets no frequency."""
+    """Return the distinct values of a file of the frequency policies; empty if there are no policies."""
     found = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in names_in(POLICIES)}
     return sorted(value for value in found if value)
 
 
 def cpu_model():
-    """As the first processor calls itself; Arm's do not say."""
+    """Return the model name of the first CPU; Arm CPUs report none."""
     text = labelled(read_text("/proc/cpuinfo", CPUINFO_LIMIT), "model name")
     return None if text is None else " ".join(text.split())
 
 
 def cpu_online():
-    """How many hardware threads are online: 0-63,128-191 -> 128"""
+    """Count the hardware threads that are online: 0-63,128-191 -> 128"""
     text = read_line("/sys/devices/system/cpu/online") or ""
     count = 0
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""Modules that DKMS builds here, read from its tree: `dkms status` is a shell script of seconds."""
+"""Modules built by DKMS, read from its tree, because `dkms status` is a shell script that takes seconds."""
 
 import os
 
@@ -16,7 +16,7 @@ def modules_named(name):
 
 
 def dkms_built(name):
-    """Installed modules are links: kernel-RELEASE-ARCH -> VERSION/RELEASE/ARCH."""
+    """Return the kernels with an installed module, from links kernel-RELEASE-ARCH -> VERSION/RELEASE/ARCH."""
     found = set()
     for module in modules_named(name):
         for entry in names_in(DKMS_TREE + module):
@@ -28,7 +28,7 @@ def dkms_built(name):
 
 
 def first_error(log):
-    """The first line in which a compiler, or make, says what is wrong, without the folder of the build."""
+    """Return the first error line of a compiler or of make, without the build folder."""
     lines = log.split(b"\n")
     for mark in ERRORS:
         for line in lines:
@@ -47,7 +47,7 @@ def dkms_failed(name):
             log = read_bytes("%s%s/%s/build/make.log" % (DKMS_TREE, module, version), LOG_LIMIT)
             head = (log or b"").partition(b"\n")[0]
             release = head.partition(LOG_KERNEL)[2].split(b" ")[0].decode("utf-8", "replace")
-            # A build that succeeds takes its log away; a kernel that was removed no longer matters.
+            # A successful build removes its log; a removed kernel no longer matters.
             if release and release not in built and os.path.isdir(at("/lib/modules/" + release)):
                 found.append("%s: %s" % (release, first_error(log)))
     return sorted(found)

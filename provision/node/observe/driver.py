@@ -1,4 +1,4 @@
-"""The three versions of the driver: in memory, on disk, in user space."""
+"""Versions of the NVIDIA driver in memory, on disk and in user space."""
 
 import os
 
@@ -17,7 +17,7 @@ LIBRARY_FOLDERS = (
 )
 
 
-# What every program of the GPU loads, directly or not.
+# Libraries that every GPU program loads, directly or indirectly.
 LIBRARIES = ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler", "libnvidia-nvvm", "libnvidia-cfg")
 ELF = b"\x7fELF"
 
@@ -58,7 +58,7 @@ def driver_userspace():
 
 
 def driver_nvlink_disabled():
-    """Whether the driver was loaded with NVreg_NvLinkDisable=1, as for a virtual machine's one GPU."""
+    """Return whether the driver was loaded with NVreg_NvLinkDisable=1, as in a VM with a single GPU."""
     text = read_text("/proc/driver/nvidia/params")
     for line in (text or "").splitlines():
         name, _, value = line.partition(":")
@@ -68,7 +68,7 @@ def driver_nvlink_disabled():
 
 
 def driver_mismatch():
-    """What stops every program that asks the driver: a library of another version than the loaded module."""
+    """Return a mismatch of library and loaded module, with which every query of the driver fails."""
     loaded, library = driver_loaded("loaded_version"), driver_userspace()
     if loaded is None or library is None or loaded == library:
         return None
@@ -76,7 +76,7 @@ def driver_mismatch():
 
 
 def driver_broken_libraries():
-    """Libraries of the driver that no program can load: empty, no ELF files, or links to nothing."""
+    """Return driver libraries that no program can load, because they are empty, not ELF or dangling links."""
     found = []
     for folder in LIBRARY_FOLDERS:
         for name in names_in(folder):
@@ -90,7 +90,7 @@ def driver_broken_libraries():
 
 
 def first_bytes(path):
-    """The first four bytes of what a path leads to; empty when it leads nowhere."""
+    """Return the first four bytes of the file behind a path; empty if there is none."""
     try:
         with open(at(path), "rb") as file:
             return file.read(4)
@@ -110,7 +110,7 @@ def parse_modinfo(names, output):
 
 
 def installed_probe(name):
-    # Debian's own packages call it nvidia-current. uname -r may have no module any more.
+    # Debian's own packages call it nvidia-current. The running kernel may no longer have a module.
     modules = ["nvidia", "nvidia-current", "nvidia-current-open"]
     command = ["modinfo", "-k", boot_release(os.uname().release), "-F", "version", *modules]
     return Probe([name], command=command, parse=parse_modinfo)

@@ -1,4 +1,4 @@
-"""Errors of the main memory that the kernel's EDAC drivers have counted since they were loaded."""
+"""Memory errors counted by the kernel's EDAC drivers since they were loaded."""
 
 from provision.node.observe.files import ReadError, names_in, read_line
 from provision.node.observe.probe import FAMILIES, whole_family
@@ -7,7 +7,7 @@ CONTROLLERS = "/sys/devices/system/edac/mc"
 
 
 def error_count(path):
-    """None where there is no such counter."""
+    """Return the value of an error counter; None if there is no such counter."""
     text = read_line(path)
     if text is None:
         return None
@@ -23,7 +23,7 @@ def numbered(folder, prefix):
 
 
 def edac_controllers():
-    """One entry for each memory controller; none where the kernel has no driver for this machine's."""
+    """Return one entry per memory controller; none if the kernel has no driver for them."""
     found = []
     for name in numbered(CONTROLLERS, "mc"):
         folder = "%s/%s/" % (CONTROLLERS, name)
@@ -36,7 +36,7 @@ def edac_controllers():
 
 
 def edac_modules():
-    """One entry for each memory module with its label, as firmware or the driver calls its place."""
+    """Return one entry per memory module, with the label that firmware or driver give to its slot."""
     found = []
     for name in numbered(CONTROLLERS, "mc"):
         for kind in ("dimm", "rank"):

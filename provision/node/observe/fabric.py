@@ -1,5 +1,4 @@
-"""The programs that make an NVLink fabric, under whatever name their package has: fabric manager, IMEX; and
-what they logged since boot."""
+"""The NVLink fabric's programs (fabric manager, IMEX), under any package name, and their logs since boot."""
 
 from provision.node.observe.driver import driver_loaded
 from provision.node.observe.files import read_bytes, read_line
@@ -14,7 +13,7 @@ from provision.node.observe.package import (
 )
 from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, single
 
-# The branch is part of the name up to 580 (nvidia-imex-580) and not later; rpm once had one hyphen more.
+# Up to 580 the branch is part of the name (nvidia-imex-580), later not; rpm once had one more hyphen.
 FABRIC_PACKAGES = {
     "manager": ("nvidia-fabricmanager", "nvidia-fabric-manager"),
     "imex": ("nvidia-imex",),
@@ -24,8 +23,8 @@ FABRIC_PACKAGES = {
 LOG_LINE = r"\[([A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d)\] \[([A-Z]{1,10})\] (?:\[tid \d+\] )?(.{1,300})"
 LOGS = {"manager_log": "/var/log/fabricmanager.log", "imex_log": "/var/log/nvidia-imex.log"}
 LOG_TAIL = 4 * 1024 * 1024
-LOG_ROWS = 100  # of one log; the latest are kept
-# Of INFO lines, of which each job writes dozens, only those that end a fault or name a peer.
+LOG_ROWS = 100  # per log; the latest are kept
+# Each job writes dozens of INFO lines; only those that end a fault or name a peer are kept.
 ENDINGS = (
     "Successfully configured all the available ",
     "successfully setup multicast team ",
@@ -35,7 +34,7 @@ ENDINGS = (
 
 
 def fabric_program(package):
-    """Which of the two a package is, or None."""
+    """Return which of the two programs a package contains, or None."""
     for program, stems in FABRIC_PACKAGES.items():
         for stem in stems:
             if package.startswith(stem):
@@ -46,7 +45,7 @@ def fabric_program(package):
 
 
 def fabric_facts(names, installed):
-    """`installed`: package -> (version, whether it is held). Of several packages each has to say the same."""
+    """Derive the facts from `installed` (package -> (version, held)). Several packages must agree."""
     loaded = None
     facts = {}
     for fact in names:
@@ -82,15 +81,15 @@ def parse_rpm_fabric(names, output):
 
 
 def log_rows(path):
-    """What a daemon logged since boot, by the last time of each kind of line: {line, count, first, last}, in
-    seconds since the epoch. Lines that differ in long numbers alone are of one kind. None without a log."""
+    """Summarise a daemon's log since boot as {line, count, first, last} per kind of line, ordered by `last`,
+    in seconds since the epoch. Lines that differ only in long numbers are of one kind. None without a log."""
     import re
     import time
 
     data = read_bytes(path, LOG_TAIL, tail=True)
     if data is None:
         return None
-    # A minute of grace, for a clock that was set after boot.
+    # One minute of tolerance, for a clock that was set after boot.
     boot = time.time() - float((read_line("/proc/uptime") or "1e12").split()[0]) - 60
     entry, rows = re.compile(LOG_LINE), {}
     for match in map(entry.match, data.decode("utf-8", "replace").split("\n")):
@@ -98,7 +97,7 @@ def log_rows(path):
             try:
                 at = int(time.mktime(time.strptime(match.group(1), "%b %d %Y %H:%M:%S")))
             except (ValueError, OverflowError):
-                continue  # no time
+                continue  # not a time
             if at >= boot:
                 kind = re.sub("[0-9A-Fa-f]{8,}", "#", match.group(3))
                 row = rows.pop(kind, {"count": 0, "first": at})

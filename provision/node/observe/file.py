@@ -1,5 +1,5 @@
-"""Files: what is in them, what they are, whose; file systems that are read-only or full; and the variables of
-NCCL that every program finds: no other of those files is told, for there are passwords among them."""
+"""Files, file systems that are read-only or full, and the NCCL variables of system-wide settings.
+Nothing else of those settings is reported, because there may be passwords in them."""
 
 import os
 
@@ -17,14 +17,14 @@ from provision.node.observe.probe import FAMILIES, Family, attribute_of, item_of
 
 HASH_LIMIT = 256 * 1024 * 1024
 LOCAL = ("/dev/", "UUID=", "LABEL=", "PARTUUID=", "PARTLABEL=")
-WRITTEN = ("/", "/run", "/tmp", "/var", "/var/lib", "/var/log", "/var/tmp")  # noqa: S108 - asked about, not written
+WRITTEN = ("/", "/run", "/tmp", "/var", "/var/lib", "/var/log", "/var/tmp")  # noqa: S108 - not written to
 DAEMONS = ("containerd", "crio", "docker", "kubelet", "slurmd")
 SETTINGS = ("/etc/environment", "/etc/nccl.conf", "/etc/profile", "/etc/bash.bashrc", "/etc/bashrc")
 FOLDERS = ("/etc/profile.d", "/etc/environment.d")
 
 
 def owner_name(path, number):
-    # Not pwd and grp: they may ask a directory service that does not answer.
+    # Not pwd and grp, which may query a directory service that does not answer.
     for line in (read_text(path, 4 * 1024 * 1024) or "").splitlines():
         fields = line.split(":")
         if len(fields) > 2 and fields[2] == str(number):
@@ -53,7 +53,7 @@ def file_attribute(path, attribute):
 
 
 def read_only_mounts():
-    """Local file systems of /etc/fstab that the first process of the machine can only read."""
+    """Return local file systems that are mounted read-only, but not because of /etc/fstab."""
     wanted = [
         line.split() for line in (read_text("/etc/fstab") or "").splitlines() if line.strip()[:1] != "#"
     ]
@@ -68,7 +68,7 @@ def read_only_mounts():
 
 
 def free_space():
-    """What is free, in percent, of the file systems that every node writes to; read-only images are full."""
+    """Return the free percentage of the file systems that every node writes to, without read-only images."""
     found = {}
     for path in WRITTEN:
         try:
@@ -83,7 +83,7 @@ def free_space():
 
 
 def nccl_variables():
-    """{file, line, name, value} of each; a file that gpuprov wrote has what the inventory declares."""
+    """Return {file, line, name, value} of each NCCL variable in files that gpuprov did not write itself."""
     import re
 
     files = [*SETTINGS, *(folder + "/" + name for folder in FOLDERS for name in names_in(folder))]
@@ -95,7 +95,7 @@ def nccl_variables():
     for path in files:
         try:
             text = read_text(path) or ""
-        except ReadError:  # larger than any file of settings, or no file
+        except ReadError:  # larger than any settings file, or not a file
             continue
         lines = [] if "Written by gpuprov" in text[:200] else text.splitlines()
         for number, line in enumerate(lines, 1):

@@ -1,14 +1,14 @@
-"""Reading files of this machine. Paths are bytes, so that the locale of the login does not matter."""
+"""Helpers that read files. Paths are bytes, so that the locale of the login does not matter."""
 
 import os
 
 FILE_LIMIT = 64 * 1024
 TOTAL_LIMIT = 1024 * 1024
-ROOT = [b""]  # put before every path; not empty only in tests
+ROOT = [b""]  # prefix of every path; not empty only in tests
 
 
 class ReadError(Exception):
-    """A fact that exists but could not be read; the text says why."""
+    """A fact that exists but could not be read; the message is the reason."""
 
 
 def at(path):
@@ -16,7 +16,7 @@ def at(path):
 
 
 def because(error):
-    """An OSError as a few lower-case words."""
+    """Return an OSError as a few lower-case words."""
     return (error.strerror or str(error)).lower()
 
 
@@ -25,10 +25,10 @@ def is_absent(error):
 
 
 def read_bytes(path, limit=FILE_LIMIT, tail=False):
-    """The content of a regular file of at most `limit` bytes; None when there is none. `tail`: the last
-    `limit` bytes of a file of any size."""
+    """Return the content of a regular file of at most `limit` bytes; None if there is no file. With `tail`,
+    return the last `limit` bytes of a file of any size."""
     try:
-        # Not blocking: opening a FIFO would wait for a writer.
+        # O_NONBLOCK, because opening a FIFO would wait for a writer.
         handle = os.open(at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if is_absent(error):
@@ -80,13 +80,13 @@ def link_target(path):
     try:
         return os.readlink(at(path)).decode("utf-8", "replace")
     except OSError as error:
-        if is_absent(error) or error.errno == 22:  # EINVAL: there is something, but not a link
+        if is_absent(error) or error.errno == 22:  # EINVAL: the path exists but is not a link
             return None
         raise ReadError(because(error)) from None
 
 
 def status_of(path):
-    """The result of stat(2); None when there is no such file."""
+    """Return the result of stat(2); None if there is no such file."""
     try:
         return os.stat(at(path))
     except OSError as error:
@@ -96,7 +96,7 @@ def status_of(path):
 
 
 def labelled(text, label):
-    """What stands behind `label:` in the first line that has it; None where none has."""
+    """Return the text after `label:` in the first line that has it; None if no line has."""
     for line in (text or "").splitlines():
         name, colon, value = line.partition(":")
         if colon and name.strip() == label:

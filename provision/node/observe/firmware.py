@@ -1,4 +1,4 @@
-"""Firmware of the machine, its GPUs and its RDMA cards, from /sys and /proc: no tool is started for it."""
+"""Firmware of the machine, its GPUs and its RDMA cards, from /sys and /proc, without starting a tool."""
 
 from provision.node.observe.files import ReadError, at, labelled, link_target, names_in, read_line, read_text
 from provision.node.observe.probe import FAMILIES, whole_family
@@ -12,7 +12,7 @@ CARD_LABELS = {
     "gpu_vbios": "Video BIOS",
     "gpu_gsp": "GPU Firmware",
 }
-CARD_TEXTS = {}  # one reading of each file serves all its facts
+CARD_TEXTS = {}  # each file is read once for all its facts
 
 
 def card_text(address):
@@ -27,14 +27,14 @@ def card_text(address):
 def card_value(address, label):
     # Video BIOS: \t 96.00.74.00.01
     value = labelled(card_text(address), label)
-    # Until a program has opened the GPU, the driver prints a mask: ??.??.??.??.??
+    # The driver prints a mask until a program has opened the GPU: ??.??.??.??.??
     if value and "?" in value:
         raise ReadError("the driver has not started the GPU at %s yet: %s unknown" % (address, label))
     return value
 
 
 def of_cards(attribute):
-    """One text per GPU in PCI address order; nothing while the driver is not loaded."""
+    """Return one text per GPU in PCI address order; None while the driver is not loaded."""
     addresses = names_in(CARDS)
     return [card_value(address, CARD_LABELS[attribute]) for address in addresses] if addresses else None
 
@@ -45,7 +45,7 @@ def system_name():
 
 
 def microcode():
-    # The first processor speaks for all; the whole file is large on a large machine.
+    # The first CPU stands for all; the whole file is large on a large machine.
     try:
         with open(at("/proc/cpuinfo"), "rb") as file:
             head = file.read(8192).decode("ascii", "replace")

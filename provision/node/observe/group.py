@@ -1,11 +1,11 @@
-"""Groups of users that the machine itself has, in /etc/group: a directory service is not asked."""
+"""User groups in /etc/group; no directory service is queried."""
 
 from provision.node.observe.files import read_text
 from provision.node.observe.probe import FAMILIES, Family, one_each
 
 
 def group_attribute(name, attribute):
-    """`members` are those that the group's own line lists; None without such a group."""
+    """Return whether a group exists, or the `members` that its own line lists; None without such a group."""
     for line in (read_text("/etc/group", 4 * 1024 * 1024) or "").splitlines():
         fields = line.split(":")
         if len(fields) == 4 and fields[0] == name:

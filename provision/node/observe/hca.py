@@ -1,9 +1,9 @@
-"""Network cards that do RDMA, all at once: nobody need know their names before asking.
+"""Network cards with RDMA, all in one fact each, so that no card's name must be known beforehand.
 
-`hca.ports` and `hca.counters` have an entry for each port in /sys/class/infiniband; `hca.functions` what the
-PCI bus has of such cards, with or without a driver; `hca.mtus` the MTU in force of each `DEVICE/PORT`;
+`hca.ports` and `hca.counters` have an entry for each port in /sys/class/infiniband; `hca.functions` has such
+cards on the PCI bus, with or without a driver; `hca.mtus` the MTU in force of each `DEVICE/PORT`;
 `hca.earlier` the counters of a day ago, stored by the node's health program; `hca.link_downs` the link losses
-in the kernel log of the last day. The bridges to NVLink 5 switches, which are RDMA devices too, are in none.
+in the kernel log of the last day. Bridges to NVLink 5 switches, which are RDMA devices too, are left out.
 """
 
 from provision.node.observe.files import ReadError, link_target, names_in, read_line, read_text
@@ -29,7 +29,7 @@ MELLANOX = "0x15b3"
 STORED_COUNTERS = "/var/lib/gpuprov/node-health/ports.json"  # written by provision/checks/on_node/ports.py
 # netdev_info of mlx5e_update_carrier: linux, drivers/net/ethernet/mellanox/mlx5/core/en_main.c
 LINK_CHANGE = r"mlx5_core [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\S{1,15}): Link (up|down)\Z"
-UP = 1  # IFF_UP, include/uapi/linux/if.h: somebody wants the interface up
+UP = 1  # IFF_UP, include/uapi/linux/if.h: the interface is administratively up
 # Errors of the link and of packets (Documentation/ABI/stable/sysfs-class-infiniband).
 COUNTERS = (
     "symbol_error",
@@ -45,7 +45,7 @@ COUNTERS = (
     "excessive_buffer_overrun_errors",
     "VL15_dropped",
 )
-# Retransmissions and congestion, in hw_counters: what mlx5 offers depends on the card and on the link layer
+# Retransmissions and congestion, in hw_counters; those offered by mlx5 depend on the card and the link layer
 # (linux, drivers/infiniband/hw/mlx5/counters.c).
 HW_COUNTERS = (
     "packet_seq_err",
@@ -60,12 +60,12 @@ HW_COUNTERS = (
     "np_ecn_marked_roce_packets",
     "rp_cnp_handled",
 )
-PACKETS = ("port_rcv_packets", "port_xmit_packets")  # how much a port was used
+PACKETS = ("port_rcv_packets", "port_xmit_packets")  # how much traffic a port had
 STORED = ("device", "port", "carrier_downs", *COUNTERS, *PACKETS, *HW_COUNTERS)
 
 
 def items():
-    """DEVICE/PORT of every port."""
+    """Return DEVICE/PORT of every port."""
     return [
         "%s/%s" % (device, port)
         for device in network_devices()
@@ -74,19 +74,19 @@ def items():
 
 
 def link_words(item):
-    """400 Gb/sec (4X NDR) -> 4X NDR; an old kernel or a port that is down says less."""
+    """Return the link type of `400 Gb/sec (4X NDR)`; an old kernel or a port that is down may not have it."""
     text = read_or_none(port_folder(item) + "rate") or ""
     return text.partition("(")[2].partition(")")[0].strip() or None
 
 
 def netdev_is_up(netdev):
-    """Whether the interface was switched on (it need not have a carrier); None without an interface."""
+    """Return whether the interface is administratively up, even without carrier; None without interface."""
     text = read_or_none("/sys/class/net/%s/flags" % netdev) if netdev else None
     return bool(int(text, 16) & UP) if text and text[:2] == "0x" else None
 
 
 def carrier_downs(netdev):
-    """How often the interface has lost its carrier since it was made, at boot."""
+    """Count how often the interface has lost its carrier since it was created, at boot."""
     text = read_or_none("/sys/class/net/%s/carrier_down_count" % netdev) if netdev else None
     return int(text) if text and text.isdigit() else None
 
@@ -121,14 +121,14 @@ def counter_entry(item):
     ]
     for name, folder in paths:
         text = read_or_none(port_folder(item) + folder + name)
-        # A port without this counter (a virtual function, another maker) has no such file, or refuses it.
+        # For a port without this counter (virtual function, other vendor), the file is missing or unreadable.
         entry[name] = int(text) if text and text.isdigit() and len(text) < 19 else None
     return entry
 
 
 def earlier():
-    """Counters of this boot as the health program stored them, at least a day ago if it has run that long:
-    the rows of `hca.counters`, each with the `uptime` in seconds of its reading. None without a record."""
+    """Return the counters of this boot stored by the health program, at least a day old if it has run that
+    long: rows of `hca.counters`, each with the `uptime` in seconds of its reading. None without a record."""
     import json
 
     text = read_text(STORED_COUNTERS, 1024 * 1024)
@@ -148,8 +148,8 @@ def earlier():
 
 
 def parse_link_downs(names, output):
-    """Interface -> how often its link went from up to down. A message is compared whole, since a user's text
-    within one may have line feeds."""
+    """Count by interface how often the link went from up to down. A message must match as a whole, because
+    a user's text within one may have line feeds."""
     import json
     import re
 
@@ -159,13 +159,13 @@ def parse_link_downs(names, output):
         try:
             match = change.match(json.loads(line)["MESSAGE"])
         except (ValueError, KeyError, TypeError):
-            continue  # "-- No entries --", or a message that is no text
+            continue  # "-- No entries --", or a message that is not text
         if not match:
             continue
         netdev, state = match.groups()
         if state == "up":
             up.add(netdev)
-        elif netdev in up:  # the driver reports "down" also for an interface that never was up
+        elif netdev in up:  # the driver also reports "down" for an interface that never was up
             up.remove(netdev)
             downs[netdev] = downs.get(netdev, 0) + 1
     return dict.fromkeys(names, downs)
@@ -178,7 +178,7 @@ def link_downs_probe(name):
 
 
 def functions():
-    """The cards' functions on the PCI bus: those of Mellanox, and whatever calls itself InfiniBand."""
+    """Return the PCI functions of such cards, which are Mellanox's or have the class InfiniBand."""
     found = []
     for address in names_in(PCI_FOLDER):
         folder = "%s/%s/" % (PCI_FOLDER, address)
@@ -199,7 +199,7 @@ def functions():
 
 
 def parse_mtus(names, output):
-    # "0 HCAs found" is not said by every version: the parser of one port's MTU knows the forms.
+    # Not every version prints "0 HCAs found"; the parser of a single port's MTU knows the variants.
     every = ["rdma.%s.active_mtu" % item for item in items()]
     found = parse_devinfo(every, output)
     mtus = {name[len("rdma.") : -len(".active_mtu")]: found[name] for name in every}

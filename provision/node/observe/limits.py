@@ -1,8 +1,8 @@
-"""How much memory may be locked, as it is in force: a file with a limit in it proves nothing.
+"""The limits of locked memory that are in force, since a limit in a file proves nothing.
 
-`limits.session.memlock` is the limit of the very session that asks, `limits.systemd.memlock` what systemd
-gives to services that say nothing, `limits.UNIT.memlock` that of a service: of its running main process, else
-what it would be started with, or "absent" where there is no such unit. In KiB as text, or "unlimited".
+`limits.session.memlock` is the limit of this program's own session, `limits.systemd.memlock` systemd's
+default for services, `limits.UNIT.memlock` that of a service: of its running main process, else the one that
+it would be started with, or "absent" if there is no such unit. In KiB as text, or "unlimited".
 """
 
 from provision.node.observe.files import ReadError, read_text
@@ -13,7 +13,7 @@ SHOWN = "--property=LoadState,MainPID,LimitMEMLOCKSoft"
 
 
 def limit_text(text):
-    """Bytes as /proc and systemd print them -> KiB: 8388608 -> 8192, infinity -> unlimited."""
+    """Convert bytes as printed by /proc and systemd to KiB: 8388608 -> 8192, infinity -> unlimited."""
     if text in ("infinity", "unlimited"):
         return "unlimited"
     if not text.isdigit():
@@ -22,7 +22,7 @@ def limit_text(text):
 
 
 def limit_of_process(process):
-    """The soft limit, which is the one that holds; None when there is no such process."""
+    """Return the soft limit of a process, which is the effective one; None if there is no such process."""
     for line in (read_text("/proc/%s/limits" % process) or "").splitlines():
         if line[: len(LOCKED)] == LOCKED:
             # Max locked memory         8388608              8388608              bytes

@@ -1,17 +1,17 @@
-"""The size of memory, and its settings that have no kernel parameter, or one that not every kernel has."""
+"""The size of memory, and memory settings that not every kernel has as a kernel parameter."""
 
 import os
 
 from provision.node.observe.files import ReadError, at, because, names_in, read_line
 from provision.node.observe.probe import FAMILIES, whole_family
 
-SHARED = "/dev/shm"  # noqa: S108 - asked about, not written to
+SHARED = "/dev/shm"  # noqa: S108 - checked, not written
 BLOCKS = "/sys/devices/system/memory"
 HUGEPAGE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def transparent_hugepage():
-    """`always`, `madvise` or `never`; "absent" where the kernel has none."""
+    """Return `always`, `madvise` or `never`; "absent" if the kernel has no such setting."""
     text = read_line(HUGEPAGE)
     if text is None:
         return "absent"
@@ -23,7 +23,7 @@ def transparent_hugepage():
 
 
 def numa_balancing():
-    """Whether the kernel moves pages after the threads that use them; a kernel that cannot does not."""
+    """Return whether the kernel moves pages to the threads that use them; False for a kernel that cannot."""
     return (read_line("/proc/sys/kernel/numa_balancing") or "0") != "0"
 
 
@@ -36,7 +36,7 @@ def shm_bytes():
 
 
 def installed_gib():
-    """By the blocks of memory that the firmware gave, whatever the kernel keeps of it; None without them."""
+    """Return the memory that the firmware provides, whatever the kernel reserves of it; None if unknown."""
     size = read_line(BLOCKS + "/block_size_bytes")
     blocks = [name for name in names_in(BLOCKS) if name[:6] == "memory" and name[6:].isdigit()]
     return len(blocks) * int(size, 16) // 2**30 if size and blocks else None

@@ -1,10 +1,10 @@
-"""The partitions of each GPU: `mig.devices`, a list in index order of texts such as "3g.40gb,2g.20gb"."""
+"""MIG partitions of each GPU; `mig.devices` lists texts like "3g.40gb,2g.20gb" in index order."""
 
 from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
 
 
 def parse_mig(names, output):
-    """`nvidia-smi -L` prints a line per GPU, and below it a line for each MIG device programs can use."""
+    """Parse `nvidia-smi -L`, with a line per GPU and below it a line per MIG device that programs can use."""
     gpus = []
     for line in output.splitlines():
         words = line.split()

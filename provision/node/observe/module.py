@@ -1,4 +1,4 @@
-"""Kernel modules in memory."""
+"""Loaded kernel modules."""
 
 import os
 

@@ -1,17 +1,17 @@
-"""What the node's own health program (gpuprov-node-health) has to say: whether its newest result is fresh."""
+"""Whether the newest result of the node's own health program (gpuprov-node-health) is fresh."""
 
 from provision.node.observe.files import ReadError, read_line, read_text
 from provision.node.observe.probe import FAMILIES, whole_family
 
 RESULT = "/run/gpuprov/health.json"
 LARGEST = 256 * 1024  # bytes
-LATE = 3  # intervals; a result that is older says nothing of the node
+LATE = 3  # intervals after which a result is too old to describe the node
 LEAST_LATE = 180  # seconds
 
 
 def result():
-    """`fresh`; `stale`: no run for three intervals, or none since boot; null: there is no result."""
-    import json  # here: most nodes are not asked
+    """Return `fresh`, `stale` (no run for three intervals, or none since boot) or None without a result."""
+    import json  # imported here, since most nodes need no such fact
     import time
 
     text = read_text(RESULT, LARGEST)

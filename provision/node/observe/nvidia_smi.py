@@ -1,6 +1,6 @@
-"""What nvidia-smi says of each GPU: `nvidia_smi.FIELD` for a field of --query-gpu, a list in index order.
+"""Values reported by nvidia-smi; `nvidia_smi.FIELD` is a field of --query-gpu, a list in index order.
 
-All fields that are asked cost one call. The names are those of `nvidia-smi --help-query-gpu`, except
+One call reads all requested fields. Their names are those of `nvidia-smi --help-query-gpu`, except
 `nvidia_smi.silent`: the GPUs on the PCI bus that do not answer the loaded driver, with the reason; and
 `nvidia_smi.without_cluster`, `nvidia_smi.without_clique`: the GPUs whose NVLink fabric has none (zeros)."""
 
@@ -43,13 +43,13 @@ FIELDS = (
 
 
 SILENT = "nvidia_smi.silent"
-# Every GPU has a temperature, with every driver, and the driver has to query the GPU for it.
+# Every GPU has a temperature with every driver, and the driver must query the GPU for it.
 READING = "temperature.gpu"
-# Without persistence the driver starts every GPU anew for each call, which takes seconds for each.
+# Without persistence mode, the driver initialises every GPU for each call, which takes seconds per GPU.
 PATIENCE = 3
 
 
-# Of the NVLink domain of a rack: fact -> the field that is all zeros in no domain.
+# For the NVLink domain of a rack: fact -> the field that is all zeros outside a domain.
 WITHOUT = {"nvidia_smi.without_cluster": "fabric.clusterUuid", "nvidia_smi.without_clique": "fabric.cliqueId"}
 
 
@@ -58,9 +58,9 @@ def fields_of(names):
     return [own.get(name, name[len("nvidia_smi.") :]) for name in names]
 
 
-# Asked beside the fields, to name a GPU that does not answer: the driver knows both without asking the GPU.
+# Queried in addition, to name a GPU that does not answer; the driver knows both without querying the GPU.
 WHO = ("pci.bus_id", "serial")
-# NVML's errors in place of a reading (nvidia-smi 550.163.01 prints `[GPU is lost]`), and what helps.
+# NVML's errors in place of a value (nvidia-smi 550.163.01 prints `[GPU is lost]`), and the remedies.
 NVML_ERRORS = {
     "gpu is lost": "power-cycle the node",
     "gpu requires reset": "reset the GPU",
@@ -71,10 +71,10 @@ NVML_ERRORS = {
 
 
 def silent(index, row, cell, field=""):
-    """A ReadError that names the GPU when its cell is an error in place of a reading; else None.
+    """Return a ReadError that names the GPU if its cell is an error in place of a value; else None.
 
-    `fabric.status` is the result of the GPU's probe of the fabric, in the words of NVML's errors: an error of
-    the reading is in brackets, and text without them is the value."""
+    `fabric.status` is the result of the GPU's probe of the fabric, worded like NVML's errors: in brackets it
+    is an error of the query, without them the value."""
     if field == "fabric.status" and not cell.startswith("["):
         return None
     text = cell.strip("[] ")
@@ -91,7 +91,7 @@ NO_HANDLE = "Unable to determine the device handle for "
 
 
 def refusal(line):
-    """A ReadError that names the GPU for which nvidia-smi prints one line in place of its answer; else None.
+    """Return a ReadError that names the GPU for which nvidia-smi prints an error line instead; else None.
 
     Unable to determine the device handle for GPU3: 0000:4B:00.0: Unknown Error
     """
@@ -104,26 +104,26 @@ def refusal(line):
 
 
 def reading(field, cell):
-    """A cell without the label that drivers 535 to 580 print into it (`state  Completed`, `cliqueId 0`)."""
+    """Strip the label that drivers 535 to 580 print into a cell (`state  Completed`, `cliqueId 0`)."""
     name = field.partition("fabric.")[2]
     label = name and name + " "
     return cell[len(label) :].strip() if label and cell.startswith(label) else cell
 
 
 def unanswered(errors, left_out=()):
-    """The value of `nvidia_smi.silent`; a ReadError when that is unknown for lack of permission."""
+    """Return the value of `nvidia_smi.silent`; a ReadError if missing permissions make it unknown."""
     texts = [str(error).partition("; ")[0].replace(" does not answer", "") for error in errors]
     texts += ["%s: not listed by nvidia-smi" % address for address in left_out]
     denied = [error for error in errors if NVML_ERRORS["insufficient permissions"] in str(error)]
     return denied[0] if denied else texts
 
 
-# Fields that came together: nvidia-smi 470, 535, 550 and 555 know none of the first pair, 470 none of both.
+# Fields introduced together: nvidia-smi 470, 535, 550 and 555 lack the first pair, 470 both pairs.
 TOGETHER = (("fabric.clusterUuid", "fabric.cliqueId"), ("fabric.state", "fabric.status"))
 
 
 def without_unknown(names, output):
-    """Raise RefusedError where nvidia-smi refuses a field, which is one that a later release brought."""
+    """Raise RefusedError if nvidia-smi rejects a field that was introduced in a later release."""
     unknown = ""
     if "is not a valid field to query" in output and output.startswith('Field "'):
         unknown = output.split('"')[1][:60]
@@ -159,7 +159,7 @@ def parse_query(names, output):
             cells = [reading(field, row[place]) for row in rows]
             found[name] = ["GPU %d" % index for index, cell in enumerate(cells) if not cell.strip("0-")]
             continue
-        # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
+        # A missing value of one GPU makes the whole fact unread, with that GPU as the reason.
         said = [str(one) for one in errors]
         found[name] = ReadError("; ".join(said)) if said else [reading(field, row[place]) for row in rows]
     return found
@@ -167,7 +167,7 @@ def parse_query(names, output):
 
 def nvidia_smi_probes(names):
     if SILENT in names and not os.path.exists(at("/proc/driver/nvidia/version")):
-        others = [name for name in names if name != SILENT]  # no driver: no GPU fails to answer it
+        others = [name for name in names if name != SILENT]  # without the driver, no GPU fails to answer it
         rest = nvidia_smi_probes(others) if others else []
         return [Probe([SILENT], read=lambda: {SILENT: []}), *rest]
     return [query(names)]

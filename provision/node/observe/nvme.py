@@ -1,4 +1,4 @@
-"""NVMe drives, as the kernel shows their controllers. What they say of their wear only nvme-cli asks them."""
+"""NVMe drives, as the kernel lists their controllers. Only nvme-cli can read their wear."""
 
 from provision.node.observe.files import link_target, names_in, read_line
 from provision.node.observe.probe import FAMILIES, whole_family
@@ -7,7 +7,7 @@ DRIVES = "/sys/class/nvme"
 
 
 def nvme_drives():
-    """One entry for each controller on PCIe: those of a fabric (RDMA, TCP) are no drives of ours."""
+    """Return one entry per PCIe controller; those of a fabric (RDMA, TCP) are not local drives."""
     found = []
     for name in names_in(DRIVES):
         folder = "%s/%s/" % (DRIVES, name)

@@ -1,4 +1,4 @@
-"""Installed packages, as dpkg or rpm know them, and the files that tell dnf of locks and repositories."""
+"""Installed packages according to dpkg or rpm, and the files with dnf's locks and repositories."""
 
 import os
 
@@ -9,18 +9,18 @@ from provision.node.observe.system import os_family, os_release
 SHOWN_STATUS = {"not-installed": "absent"}
 WITHOUT_VERSION = ("not-installed", "config-files")
 RPM_FORM = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
-DATABASE = {}  # package -> its paragraphs: read once, for several families ask
+DATABASE = {}  # package -> its paragraphs, read once for several families
 
 
 def dpkg_database():
-    """dpkg's paragraphs by their package. What an interrupted dpkg left comes last: it overrides."""
+    """Return dpkg's paragraphs by package. Those of an interrupted dpkg come last, because they override."""
     if not DATABASE:
         found = {}
         for paragraph in dpkg_paragraphs():
             if paragraph[:9] == b"Package: ":
                 name = paragraph[9 : paragraph.find(b"\n")].decode("ascii", "replace").strip()
                 found.setdefault(name, []).append(paragraph)
-        DATABASE.update(found)  # only whole: who asks after an error gets the error, too
+        DATABASE.update(found)  # only when complete, so that a query after an error gets the error, too
     return DATABASE
 
 
@@ -29,14 +29,14 @@ def dpkg_paragraphs():
     if data is None:
         raise ReadError("there is no dpkg database on this machine")
     for paragraph in data.split(b"\n\n"):
-        yield paragraph.lstrip(b"\n")  # several blank lines separate as one does
+        yield paragraph.lstrip(b"\n")  # several blank lines separate like one
     for name in names_in("/var/lib/dpkg/updates"):
         if name.isdigit():
             yield from (read_bytes("/var/lib/dpkg/updates/" + name) or b"").split(b"\n\n")
 
 
 def dpkg_packages(names):
-    """What dpkg knows of the packages asked for. Reading its file costs a third of starting dpkg-query."""
+    """Look the packages up in dpkg's file, because reading it costs a third of starting dpkg-query."""
     database = dpkg_database()
     foreign = {}
     found = {}
@@ -45,14 +45,14 @@ def dpkg_packages(names):
             entry, native = dpkg_entry(paragraph)
             (found if native else foreign)[name] = entry
     for name in foreign:
-        # A foreign architecture (i386 beside amd64) speaks for a package only when the native one does not.
+        # A foreign architecture (i386 next to amd64) counts only if the native package is not installed.
         if found.get(name, {}).get("version") is None:
             found[name] = foreign[name]
     return found
 
 
 def dpkg_entry(paragraph):
-    """What a paragraph says of its package, and whether it is one for this machine's architecture."""
+    """Parse a paragraph into (package entry, whether it is for this machine's architecture)."""
     fields = {}
     for line in paragraph.decode("utf-8", "replace").split("\n"):
         key, colon, value = line.partition(": ")
@@ -79,7 +79,7 @@ def package_facts(names, found):
 
 
 def has_rpm():
-    """Whether rpm, and not dpkg, keeps this machine's packages: either may be there as a mere tool."""
+    """Return whether rpm, not dpkg, manages this machine's packages; either may be there as a mere tool."""
     family = os_family(os_release())
     return family == "redhat" or (family != "debian" and not os.path.exists(at("/var/lib/dpkg/status")))
 
@@ -88,13 +88,13 @@ VERSION_LOCKS = "/etc/dnf/plugins/versionlock.list"
 
 
 def dnf_lines():
-    """Locks of dnf 4's versionlock, as patterns; one with ! keeps its package from that version."""
+    """Return the locks of dnf 4's versionlock, as patterns; a lock with ! excludes only that version."""
     lines = [line.partition("#")[0].strip() for line in (read_text(VERSION_LOCKS) or "").splitlines()]
     return [line for line in lines if line]
 
 
 def dnf5_locks():
-    """(name, [(key, comparator, value)]) of each lock of dnf 5; all conditions of one have to be met."""
+    """Return (name, [(key, comparator, value)]) of each lock of dnf 5, whose conditions must all be met."""
     found = []
     for line in (read_text("/etc/dnf/versionlock.toml") or "").splitlines():
         key, _, value = [part.strip().strip("\"'") for part in line.partition("=")]
@@ -103,13 +103,13 @@ def dnf5_locks():
         elif key == "key" and found:
             found[-1][1].append([value, "", ""])
         elif key in ("comparator", "value") and found and found[-1][1]:
-            # comparator = "=" has one more sign than the others
+            # comparator = "=" has one more equals sign than the others
             found[-1][1][-1][1 if key == "comparator" else 2] = value
     return [(name, [tuple(one) for one in conditions]) for name, conditions in found]
 
 
 def dnf_locks():
-    """What dnf's versionlock locks: patterns as dnf 4 writes them; of dnf 5's TOML whole versions."""
+    """Return dnf's version locks as patterns of dnf 4; from dnf 5's TOML, only those of exact versions."""
     locks = [line for line in dnf_lines() if line[0] != "!"]
     for name, conditions in dnf5_locks():
         locks += [name + "-" + value for _, comparator, value in conditions if comparator in ("=", "==")]
@@ -117,8 +117,8 @@ def dnf_locks():
 
 
 def is_locked(locks, name, version):
-    """Whether a lock keeps the package at exactly `version` (3:580.126.09-1.el9): one that also lets the next
-    version in (nvidia*580*) does not."""
+    """Return whether a lock keeps the package at exactly `version` (3:580.126.09-1.el9). A lock that also
+    admits the next version (nvidia*580*) does not."""
     import fnmatch
 
     ends = ("", ".noarch", "." + os.uname().machine)
@@ -133,13 +133,13 @@ def is_locked(locks, name, version):
     return any(found(lock, base) and not found(lock, base + ".999") for lock in locks)
 
 
-# apt, apt-pkg/contrib/strutl.cc; dnf knows four of them.
+# Values for false in apt, apt-pkg/contrib/strutl.cc; dnf knows four of them.
 OFF = ("no", "false", "without", "off", "disable", "0")
 DNF_SETTINGS, DNF_REPOSITORIES = "/etc/dnf/dnf.conf", "/etc/yum.repos.d"
 
 
 def dnf_sections(text):
-    """(name, {key: value}) of each section of a file of dnf's; lines that begin with a blank go on."""
+    """Parse dnf settings into (name, {key: value}) per section; indented lines continue a value."""
     found = []
     for line in text.splitlines():
         key, equals, value = line.partition("=")
@@ -153,7 +153,7 @@ def dnf_sections(text):
 
 
 def texts_of(paths, folder, ends):
-    """(path, text) of these files, and of those in the folder that end so; of those that can be read."""
+    """Return (path, text) of the readable ones of `paths` and of files in the folder with these endings."""
     names = [name for name in names_in(folder) if os.path.splitext(name)[1] in ends]
     texts = [(path, text_if_readable(path)) for path in [*paths, *[folder + "/" + name for name in names]]]
     return [(path, text) for path, text in texts if text]
@@ -162,12 +162,12 @@ def texts_of(paths, folder, ends):
 def text_if_readable(path):
     try:
         return read_text(path)
-    except ReadError:  # a folder, which apt passes over, or a file for root alone, which apt names itself
+    except ReadError:  # a folder, which apt ignores, or a file only for root, which apt reports itself
         return None
 
 
 def dnf_repositories(files):
-    """(path, name, settings) of each repository that is switched on, with what overrides or precedes them."""
+    """Return (path, name, settings) of each enabled repository, with overrides and defaults applied."""
     import fnmatch
 
     folders = ("/usr/share/dnf5/libdnf.conf.d", "/etc/dnf/libdnf5.conf.d")
@@ -189,10 +189,10 @@ def dnf_repositories(files):
 
 
 def address_problem(values):
-    """What is wrong with where a repository says it is, as far as this machine's files tell."""
+    """Return what is wrong with a repository's address, as far as this machine's files show."""
     addresses = [values.get(key, "") for key in ("baseurl", "mirrorlist", "metalink")]
     skipped = values["skip_if_unavailable"].lower() not in OFF
-    # dnf 5 skips none that has no address.
+    # dnf 5 skips no repository without an address.
     if not any(addresses):
         dnf5 = os.path.exists(at("/usr/bin/dnf5"))
         return "" if skipped and not dnf5 else "has no address: no baseurl, no mirrorlist and no metalink"
@@ -204,7 +204,7 @@ def address_problem(values):
 
 
 def rpm_rows(output):
-    """(name, version with its epoch, version without) of each line that rpm prints in RPM_FORM."""
+    """Yield (name, version with epoch, version without) of each line that rpm prints in RPM_FORM."""
     for line in output.splitlines():
         fields = line.split("|")
         if len(fields) == 3:

@@ -1,7 +1,7 @@
-"""Packages as a whole: the installed ones whose names match a shell pattern, in one fact
-(packages.libnvidia-*.versions), and what others wrote that keeps apt or dnf from what is declared: sources,
-pins, excludes, holds and version locks. The roles hold their own packages, and let go of them before they
-move them: those are no obstacle."""
+"""Installed packages whose names match a shell pattern (packages.libnvidia-*.versions), and obstacles.
+
+Obstacles are settings of others that keep apt or dnf from the declared versions: sources, pins, excludes,
+holds, version locks. Holds by the roles are none, since the roles release packages before they move them."""
 
 import os
 
@@ -30,22 +30,22 @@ from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attr
 APT_SOURCES = "/etc/apt/sources.list"
 APT_PREFERENCES = "/etc/apt/preferences"
 OURS = "# Written by gpuprov"
-FORCED = 1000  # above it apt installs a pinned version in any case, by a downgrade if need be
+FORCED = 1000  # above this priority, apt installs a pinned version even if that is a downgrade
 KINDS = ("versions", "stream", "overruled_by", "source_problems")
-# A pattern that matches one of them is about the driver.
+# A pattern that matches one of these affects the driver.
 DRIVER_PACKAGES = ("nvidia-open", "nvidia-driver-cuda", "libnvidia-compute", "libcuda1", "cuda-drivers")
 DNF_PACKAGES = (*DRIVER_PACKAGES, "kmod-nvidia-open-dkms", "nvidia-driver-cuda-libs", "cuda-toolkit-13-0")
-# The role nvidia_driver lets go of packages with these names that have the driver's version.
+# The role nvidia_driver releases packages with these names if they have the driver's version.
 RELEASED = ("*nvidia*", "libcuda*", "cuda-drivers*")
-# Similar names of other products, with versions of their own, or with another role that moves them.
+# Similar names of other products, which have their own versions or are moved by another role.
 APART = ("*container*", "*fabricmanager*", "*imex*", "*nscq*", "*nvsdm*", "nvidia-fs*", "nvidia-gds*")
-# Any of them tells which version the driver has.
+# Each of these has the driver's version.
 MAIN = ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "libnvidia-compute*", "nvidia-utils-*")
 NEED = r"\s*([a-z0-9][a-z0-9+.-]*)(?::\w+)? \(= ([^)]*)\)\s*"
 
 
 def matching(facts, versions):
-    """A dictionary (package name -> version) for each fact asked."""
+    """Return a dictionary (package name -> version) for each requested fact."""
     import fnmatch
 
     found = {}
@@ -56,7 +56,7 @@ def matching(facts, versions):
 
 
 def dpkg_versions():
-    """Every package that dpkg has installed and configured."""
+    """Return {package: version} of everything that dpkg has installed and configured."""
     found = dpkg_packages(dpkg_database())
     return {name: each["version"] for name, each in found.items() if each["status"] == "installed"}
 
@@ -65,7 +65,7 @@ def parse_rpm_all(facts, output):
     versions = {}
     for package, version, _ in rpm_rows(output):
         if package != "gpg-pubkey":
-            # Several versions of one package (kernels) are no version to compare.
+            # Several installed versions of one package (kernels) cannot be compared.
             versions[package] = None if package in versions else version
     if not versions:
         raise answered("rpm", output)
@@ -73,12 +73,12 @@ def parse_rpm_all(facts, output):
 
 
 def apt_files(main, ends):
-    """(path, text) of apt's main file and those in its folder, in the order in which apt reads them."""
+    """Return (path, text) of apt's main file and those in its folder, in apt's order of reading."""
     return texts_of([main], main + ".d", ends)
 
 
 def deb822_fields(paragraph):
-    """The fields of a deb822 paragraph, names in lower case, values on one line."""
+    """Parse a deb822 paragraph into fields, with names in lower case and values on one line."""
     fields = {}
     key = ""
     for line in paragraph.splitlines():
@@ -99,11 +99,11 @@ def deb822_paragraphs(text):
 
 
 def source_keys(path, text):
-    """The key files that the sources of one file name."""
+    """Return the key files that are named by the sources in one file."""
     if path.endswith(".sources"):
         found = [one for one in deb822_paragraphs(text) if one.get("enabled", "yes").lower() not in OFF]
         values = [one.get("signed-by", "") for one in found]
-        # A key may stand there itself; any of its lines of base64 may begin like a path.
+        # The value may be a key itself, whose base64 lines may begin like a path.
         return [
             word for text in values if "-----BEGIN" not in text for word in text.split() if word[0] == "/"
         ]
@@ -120,11 +120,11 @@ def without_logins(text):
 
 
 def parse_sources(facts, output):
-    """Each reason why apt cannot read its sources, with the files it is about; no login of a URL."""
+    """Parse the reasons why apt cannot read its sources, with the files concerned and without URL logins."""
     files = apt_files(APT_SOURCES, (".list", ".sources"))
     problems = []
     for line in without_logins(output).splitlines():
-        if line[:3] == "E: " or line[:7] == "Error: ":  # apt 2.6, apt 3.0
+        if line[:3] == "E: " or line[:7] == "Error: ":  # apt 2.6 and apt 3.0
             problem = line.partition(": ")[2].strip()
             # Conflicting values set for option Signed-By regarding source http://mirror/x/ /: a.gpg != b.gpg
             url = problem.partition(" regarding source ")[2].split(" ")[0].rstrip("/")
@@ -133,12 +133,12 @@ def parse_sources(facts, output):
     problems = sorted(set(problems) - {"The list of sources could not be read."}) or problems[:1]
     for path, text in files:
         missing = [key for key in source_keys(path, text) if not os.path.exists(at(key))]
-        if text[: len(OURS)] != OURS:  # the key of our own source is a fact of its own
+        if text[: len(OURS)] != OURS:  # the key of our own source is a separate fact
             problems += ["its key %s is missing (%s)" % (key, path) for key in missing]
     return dict.fromkeys(facts, problems)
 
 
-# What dnf prints of a file or section that it does not take; dnf 5 says why in the next line.
+# Messages of dnf about a rejected file or section; dnf 5 prints the reason in the next line.
 DNF_REFUSES = (
     r"^(?:Warning: failed loading|Bad id for repo|Config error|Error in configuration file|"
     r"Invalid repository id).*(?:\n .*)?"
@@ -148,10 +148,10 @@ DNF_LISTS = r"^repo id |^No repositories available|no repositories are enabled"
 
 
 def parse_repositories(facts, output):
-    """Each reason why dnf cannot read its repositories, with the file it is about; no login of a URL.
+    """Parse the reasons why dnf cannot read its repositories, with the file concerned and without URL logins.
 
-    As apt, dnf is asked for its list alone. Whether an address answers shows when packages are wanted: who
-    looks at ten thousand nodes shall not have each load its lists."""
+    As with apt, only dnf's own list is read. Whether an address answers shows when packages are installed;
+    observing ten thousand nodes must not make each of them download its lists."""
     import re
 
     output = without_logins(output)
@@ -186,7 +186,7 @@ def is_about_driver(patterns, names=DRIVER_PACKAGES):
 
 
 def is_our_host(kind, pattern):
-    """Whether a pin is of the host that our own sources name: a site's mirror may be pinned as a whole."""
+    """Return whether a pin is on the host of our own sources; a site's mirror may be pinned as a whole."""
     import re
 
     host = re.escape(pattern.strip(' "')) if kind == "origin" else ""
@@ -195,7 +195,7 @@ def is_our_host(kind, pattern):
 
 
 def overruling_pins(wanted):
-    """Pins of others that keep apt from the driver `wanted`, a version or a branch."""
+    """Return pins of others that keep apt from the driver `wanted`, a version or a branch."""
     import fnmatch
 
     found = []
@@ -221,12 +221,12 @@ def overruling_pins(wanted):
 
 
 def excluding_settings():
-    """Lines of dnf's settings, and of NVIDIA's repositories, that hide packages of the driver from dnf."""
+    """Return settings of dnf, and of NVIDIA's repositories, that hide driver packages from dnf."""
     folder, found = DNF_REPOSITORIES, []
     files = [folder + "/" + name for name in names_in(folder) if name.endswith(".repo")]
     for path in [DNF_SETTINGS, *files]:
         for name, values in dnf_sections(read_text(path) or ""):
-            # Another repository may hide its own packages of the driver, and should.
+            # Other repositories may hide their own driver packages, and should.
             theirs = (name + values.get("baseurl", "") + values.get("mirrorlist", "")).lower()
             if (name == "main" or "nvidia" in theirs) and values.get("enabled", "1").lower() not in OFF:
                 for key in ("exclude", "excludepkgs"):
@@ -246,18 +246,18 @@ def of_driver(name):
 
 
 def upstream(version):
-    """1:580.126.09-1 -> 580.126.09"""
+    """Strip epoch and revision: 1:580.126.09-1 -> 580.126.09"""
     rest = version.partition(":")[2] or version
     return rest.rpartition("-")[0] or rest
 
 
 def is_of(version, wanted):
-    """Whether a package's version is the driver's version, or of its branch, `wanted`."""
+    """Return whether a package's version is the driver version `wanted`, or belongs to that branch."""
     return (upstream(version) + ".").startswith(wanted + ".")
 
 
 def overruling_holds(wanted):
-    """Held packages that need another version of the driver: apt moves none of them for another's sake."""
+    """Return held packages that need another driver version; apt moves none of them for other packages."""
     import re
 
     database = dpkg_database()
@@ -285,14 +285,14 @@ def overruling_holds(wanted):
 
 
 def lock_parts(lock):
-    """(name, version) of each way in which dnf 4 takes a lock apart: NAME-VERSION-RELEASE, NAME-VERSION."""
+    """Return the (name, version) splits of a lock in dnf 4, as NAME-VERSION-RELEASE and NAME-VERSION."""
     ways = [lock.rsplit("-", 2)[:2], lock.rsplit("-", 1)]
     pairs = [(way[0], way[1].rpartition(":")[2]) for way in ways if len(way) == 2]
     return [(name, version) for name, version in pairs if version[:1] in set("*?[0123456789")]
 
 
 def locks_out(lock, names, wanted):
-    """Whether a line of dnf 4 keeps one of the packages from the version, or from every one of the branch."""
+    """Return whether a lock of dnf 4 keeps a package from the version, or from the whole branch."""
     versions = [
         version
         for name, version in lock_parts(lock.lstrip("!"))
@@ -311,8 +311,8 @@ def numbers(version):
 
 
 def meets(condition, wanted):
-    """Whether the version `wanted`, or a release of that branch, can meet a condition of dnf 5. Epochs are
-    not compared: those of the driver never change."""
+    """Return whether the version `wanted`, or a release of that branch, can meet a condition of dnf 5. Epochs
+    are not compared, because the driver's never change."""
     key, comparator, value = condition
     if key != "evr":
         return True
@@ -330,9 +330,9 @@ def meets(condition, wanted):
 
 
 def overruling_locks(names, wanted, output):
-    """Version locks that keep one of `names` from the version `wanted`. `output`: what rpm has installed.
+    """Return locks that keep one of `names` from the version `wanted`. `output`: installed packages from rpm.
 
-    A line of dnf 4 for one package at its installed version is what the roles write, and let go of.
+    Locks of dnf 4 on one package at its installed version come from the roles, which also release them.
     """
     installed = [(name, version) for name, version, _ in rpm_rows(output)]
     found = []
@@ -351,14 +351,14 @@ def overruling_locks(names, wanted, output):
 
 
 def enabled_stream(module):
-    """The stream of a dnf module that is enabled; None when none is."""
+    """Return the enabled stream of a dnf module; None if none is enabled."""
     lines = (read_text("/etc/dnf/modules.d/" + module + ".module") or "").splitlines()
     values = {line.partition("=")[0].strip(): line.partition("=")[2].strip() for line in lines}
     return values.get("stream") or None if values.get("state") == "enabled" else None
 
 
 def rpm_overruled(facts, output):
-    """Excludes and version locks that keep dnf from the driver that each fact names."""
+    """Return the excludes and version locks that keep dnf from the driver in each fact's name."""
     names = [name for name in DNF_PACKAGES if name[:4] != "cuda" or name == "cuda-drivers"]
     excludes = excluding_settings()
     return {fact: excludes + overruling_locks(names, item_of(fact), output) for fact in facts}
@@ -369,7 +369,7 @@ def packages_probes(names):
     asked, sources, overruled = kinds["versions"], kinds["source_problems"], kinds["overruled_by"]
     probes = [single(name, enabled_stream, item_of(name)) for name in kinds["stream"]]
     if sources and has_rpm():
-        # Without plugins: one of them asks a server of the vendor's, and writes a repository of its own.
+        # Without plugins, because one of them queries a vendor's server and writes a repository of its own.
         command = ["dnf", "--cacheonly", "--setopt=plugins=0", "repolist", "--all"]
         probes.append(Probe(sources, command=command, parse=parse_repositories, patience=2))
     elif sources:

@@ -1,9 +1,9 @@
-"""What stands between GPUs and network cards on the PCI bus: access control (ACS) and the IOMMU.
+"""PCI settings between GPUs and network cards, which are access control (ACS) and the IOMMU.
 
-A bridge whose ACS redirects requests or completions sends what one device has for another up to the root
+A bridge whose ACS redirects requests or completions sends transfers between its devices up to the root
 complex: GPUDirect and peer-to-peer become slow, hang, or (with a translating IOMMU) corrupt. That is wrong
-on bare metal only: a hypervisor needs it to keep virtual machines apart. Read from configuration space, as
-lspci does, which is whole for root alone; the offsets are those of the PCI Express base specification.
+only on bare metal; a hypervisor needs it to isolate virtual machines. Facts come from configuration space, as
+in lspci, which is complete only for root; the offsets are those of the PCI Express base specification.
 """
 
 from provision.node.observe.files import (
@@ -33,7 +33,7 @@ VIRTUAL = (
     "parallels",
 )
 BRIDGE = 1  # header type of a bridge, without the bit for several functions
-SECONDARY_BUS = 0x19  # and the last bus below it in the next byte
+SECONDARY_BUS = 0x19  # the next byte has the last bus below the bridge
 EXTENDED = 0x100  # where the list of extended capabilities begins
 ACS = 0x000D
 ACS_CONTROL = 6  # offset of its control register
@@ -45,12 +45,12 @@ def word_at(config, offset):
 
 
 def acs_control(config):
-    """The ACS control register; None when the device has none. Raises ReadError when there was too little
-    to tell."""
+    """Return the ACS control register; None if the device has none. Raises ReadError if too little of the
+    configuration space is readable."""
     if len(config) < 256:
         raise ReadError("the configuration space of PCI devices is whole for root alone")
     offset = EXTENDED
-    for _ in range(64):  # a broken list must not be followed for ever
+    for _ in range(64):  # a corrupt list must not be followed forever
         if offset < EXTENDED or offset + 8 > len(config):
             return None  # conventional PCI, or the end of the list
         kind, after = word_at(config, offset), word_at(config, offset + 2) >> 4
@@ -61,14 +61,14 @@ def acs_control(config):
 
 
 def buses_below(address, config):
-    """The buses below a bridge, as (domain, first, last); None for a device that is no bridge."""
+    """Return the buses below a bridge, as (domain, first, last); None for other devices."""
     if len(config) < 64 or config[14] & 0x7F != BRIDGE or config[SECONDARY_BUS] == 0:
         return None
     return address[:-8], config[SECONDARY_BUS], config[SECONDARY_BUS + 1]
 
 
 def is_endpoint_of_interest(folder):
-    """Whether it is a GPU, or a network card that does RDMA."""
+    """Return whether a PCI function is a GPU, or a network card with RDMA."""
     if gpu_part(folder) == "gpu":
         return True
     kind = (read_line(folder + "class") or "").lower()
@@ -76,7 +76,7 @@ def is_endpoint_of_interest(folder):
 
 
 def redirecting_bridges():
-    """Bridges above GPUs and RDMA cards that redirect, in address order."""
+    """Return the redirecting bridges above GPUs and RDMA cards, in address order."""
     bridges = []
     wanted = []
     for address in names_in(PCI_DEVICES):
@@ -98,17 +98,17 @@ def redirecting_bridges():
 
 
 def hypervisor():
-    """Below whom this machine runs, as its firmware calls itself; None on bare metal."""
+    """Return the hypervisor's name according to the firmware; None on bare metal."""
     names = " ".join(read_line("/sys/class/dmi/id/" + name) or "" for name in DMI_NAMES).strip()
     flags = labelled(read_text("/proc/cpuinfo", 4 * 1024 * 1024), "flags")
-    if flags is not None:  # x86 alone; every hypervisor sets one, and no bare metal has it
+    if flags is not None:  # only on x86, where every hypervisor sets the flag and no bare metal has it
         return (names or "unknown") if "hypervisor" in flags.split() else None
     return names if any(word in names.lower() for word in VIRTUAL) else None
 
 
 def iommu_state():
-    """`off`, `passthrough` (devices see memory as it is), `translated`, or `mixed`: of GPUs and RDMA cards,
-    of all groups where there are none."""
+    """Return `off`, `passthrough` (devices see untranslated memory), `translated` or `mixed`, for the groups
+    of GPUs and RDMA cards, or for all groups if there are none."""
     groups = set()
     for address in names_in(PCI_DEVICES):
         folder = "%s/%s/" % (PCI_DEVICES, address)

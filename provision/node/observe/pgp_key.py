@@ -1,11 +1,11 @@
-"""The keys in a keyring file, read without gpg."""
+"""Keys in a keyring file, read without gpg."""
 
 from provision.node.observe.files import TOTAL_LIMIT, ReadError, names_in, read_bytes
 from provision.node.observe.probe import FAMILIES, Family, one_each
 
 
 def dearmour(text):
-    """The packets of every armoured block in `text`."""
+    """Return the packets of every armoured block in `text`."""
     import binascii
 
     packets = b""
@@ -25,7 +25,7 @@ def dearmour(text):
 
 
 def packets_of(data):
-    """(tag, body) of each OpenPGP packet. Raises ReadError on anything else."""
+    """Yield (tag, body) of each OpenPGP packet. Raises ReadError on anything else."""
     at_byte = 0
     while at_byte < len(data):
         head = data[at_byte]
@@ -54,7 +54,7 @@ def fingerprint(body):
     version = body[0] if body else 0
     if version == 4:
         data = b"\x99" + len(body).to_bytes(2, "big") + body
-        # The format's own name for a key (RFC 4880, 12.2), not a choice of ours.
+        # SHA-1 is prescribed by the format (RFC 4880, 12.2).
         return hashlib.sha1(data).hexdigest().upper()  # noqa: S324
     if version in (5, 6):
         prefix = b"\x9a" if version == 5 else b"\x9b"
@@ -77,7 +77,7 @@ def key_fingerprints(path, _attribute):
 
 
 def trusted_by(wanted):
-    """The files by which apt trusts this key for every repository, whatever their Signed-By."""
+    """Return the files by which apt trusts this key for every repository, whatever their Signed-By."""
     folder = "/etc/apt/trusted.gpg.d"
     found = []
     for path in ["/etc/apt/trusted.gpg", *(folder + "/" + name for name in names_in(folder))]:
@@ -85,7 +85,7 @@ def trusted_by(wanted):
             if wanted in (key_fingerprints(path, None) or []):
                 found.append(path)
         except ReadError:
-            pass  # apt does not read it either
+            pass  # apt cannot read it either
     return found
 
 

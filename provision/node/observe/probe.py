@@ -1,5 +1,5 @@
-"""What a family of facts is made of. A family is one file of this folder, named as the first word of its
-facts; it registers itself in FAMILIES, and is sent only to nodes that are asked for one of its facts."""
+"""Building blocks of fact families. A family is one file of this folder, named after the first word of its
+facts; it registers itself in FAMILIES, and is sent only to nodes from which one of its facts is needed."""
 
 import os
 
@@ -10,8 +10,8 @@ FAMILIES = {}
 
 
 class Probe:
-    """One thing that may hang: the facts it reads, and either `read` (run in the reader child) or a tool's
-    `command` with the `parse` of its output. `patience`: how many times the usual seconds a slow tool has."""
+    """A step that may hang: the facts it reads, and either `read` (run in the reader child) or a tool's
+    `command` with the `parse` of its output. `patience`: multiple of the usual timeout, for a slow tool."""
 
     def __init__(self, facts, read=None, command=None, parse=None, patience=1):
         self.facts = facts
@@ -22,7 +22,7 @@ class Probe:
 
 
 class RefusedError(Exception):
-    """A tool refused some of what it was queried for: `unread` (fact -> why), and the probe of the others."""
+    """A tool rejected part of its query. `unread`: fact -> reason; `others`: the probe of the other facts."""
 
     def __init__(self, unread, others):
         Exception.__init__(self, "; ".join(unread.values()))
@@ -31,8 +31,8 @@ class RefusedError(Exception):
 
 
 class Family:
-    """The facts `NAME.attribute`, or `NAME.item.attribute` where `items`; `whole` are attributes without an
-    item in a family that has items. `probes` makes the probes for the full names of those that are asked."""
+    """The facts `NAME.attribute`, or `NAME.item.attribute` with `items`. `whole`: attributes without an item
+    in a family with items. `probes`: makes the probes for the full names of the requested facts."""
 
     def __init__(self, attributes, probes, items=True, whole=()):
         self.attributes = attributes
@@ -50,12 +50,12 @@ class Family:
 
 
 def item_of(fact):
-    """package.nvidia-open.held -> nvidia-open"""
+    """Return the item of a fact, such as nvidia-open of package.nvidia-open.held."""
     return fact.partition(".")[2].rpartition(".")[0]
 
 
 def attribute_of(fact):
-    """package.nvidia-open.held -> held"""
+    """Return the attribute of a fact, such as held of package.nvidia-open.held."""
     return fact.rpartition(".")[2]
 
 
@@ -64,13 +64,13 @@ def single(fact, function, *arguments):
 
 
 def one_each(function):
-    """A probe per fact: `function` is called with its item and attribute."""
+    """Return a maker of one probe per fact, which calls `function` with the fact's item and attribute."""
     return lambda names: [single(name, function, item_of(name), attribute_of(name)) for name in names]
 
 
 def whole_family(functions, tools=None):
-    """A family of facts without items, each with the function that reads it. `tools`: attribute -> the
-    function that makes the probe of a fact that a tool answers."""
+    """Return a family of facts without items, each read by its function. `tools`: attribute -> function that
+    makes the probe of a fact that comes from a tool."""
     tools = tools or {}
 
     def probes(names):
@@ -84,7 +84,7 @@ def whole_family(functions, tools=None):
 
 
 def find_tool(name):
-    """Where a tool is, by its name or its whole path."""
+    """Return the path of a tool, given its name or its absolute path. Raises ReadError."""
     for folder in [""] if name[:1] == "/" else TOOL_FOLDERS:
         path = at(folder + "/" + name.lstrip("/"))
         if os.access(path, os.X_OK):
@@ -93,7 +93,7 @@ def find_tool(name):
 
 
 def units_shown(output, count, needed):
-    """The paragraphs that `systemctl show` prints, one for each unit in order, as dictionaries."""
+    """Parse the paragraphs of `systemctl show`, one per unit in order, into dictionaries."""
     blocks = []
     for text in output.strip().split("\n\n"):
         pairs = [line.partition("=") for line in text.splitlines()]
@@ -104,5 +104,5 @@ def units_shown(output, count, needed):
 
 
 def answered(tool, output):
-    """The ReadError for a tool's output that was not understood."""
+    """Return the ReadError for a tool's output that could not be parsed."""
     return ReadError("%s answered: %s" % (tool, output.strip()[:200] or "nothing"))

@@ -1,7 +1,7 @@
-"""RDMA devices and their ports, from /sys/class/infiniband and, for what the kernel shows nowhere, tools.
+"""RDMA devices and their ports, from /sys/class/infiniband and, where the kernel has no file, from tools.
 
 `rdma.DEVICE/PORT.attribute` is about a port (`rdma.mlx5_0/1.state`), `rdma.DEVICE.attribute` about a device.
-The link layer of a port, InfiniBand or Ethernet (RoCE), decides which of them mean anything.
+The link layer of a port, InfiniBand or Ethernet (RoCE), determines which attributes are meaningful.
 """
 
 from provision.node.observe.files import ReadError, names_in, read_bytes, read_line
@@ -9,14 +9,14 @@ from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attr
 
 INFINIBAND = "/sys/class/infiniband"
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
-IPV4 = "0000:0000:0000:0000:0000:ffff:"  # a GID that is an IPv4 address
+IPV4 = "0000:0000:0000:0000:0000:ffff:"  # prefix of a GID that is an IPv4 address
 VPD_LIMIT = 65536
-BRIDGES = {}  # PCI function: whether it is one; several facts ask, and product data is slow to read
+BRIDGES = {}  # PCI function -> whether it is one; cached, since product data is slow to read
 PEER_MODULES = ["nvidia-peermem", "nvidia-current-peermem", "nvidia-current-open-peermem"]
 
 
 def manages_switches(function):
-    """Whether a card on the PCI bus is a ConnectX bridge to NVLink 5 switches, which carries no network.
+    """Return whether a PCI card is a ConnectX bridge to NVLink 5 switches, which carries no network traffic.
 
     HGX B200 and B300 have two to four of them, with InfiniBand ports that are up. Only they have SMDL=SW_MNG
     in their product data (NVIDIA's Fabric Manager User Guide); their device ID is that of network cards."""
@@ -25,13 +25,13 @@ def manages_switches(function):
             mellanox = (read_line(function + "/vendor") or "").lower() == "0x15b3"
             data = read_bytes(function + "/vpd", VPD_LIMIT) if mellanox else None
         except ReadError:
-            data = None  # a card need not have product data
+            data = None  # not every card has product data
         BRIDGES[function] = data is not None and b"SW_MNG" in data
     return BRIDGES[function]
 
 
 def network_devices():
-    """The RDMA devices between machines."""
+    """Return the RDMA devices that connect machines."""
     return [
         name for name in names_in(INFINIBAND) if not manages_switches("%s/%s/device" % (INFINIBAND, name))
     ]
@@ -43,7 +43,7 @@ def port_folder(item):
 
 
 def read_or_none(path):
-    """For files the kernel answers with an error when there is nothing to say (an empty place in a table)."""
+    """Read a line, or None also if the kernel returns an error for an empty entry of a table."""
     try:
         return read_line(path)
     except ReadError:
@@ -51,13 +51,13 @@ def read_or_none(path):
 
 
 def after_colon(path):
-    """4: ACTIVE -> ACTIVE"""
+    """Return the text after the colon: 4: ACTIVE -> ACTIVE"""
     text = read_line(path)
     return None if text is None else text.partition(":")[2].strip()
 
 
 def leading_number(text):
-    """400 Gb/sec (4X NDR) -> 400; 0x1a -> 26"""
+    """Return the leading number of a text: 400 Gb/sec (4X NDR) -> 400; 0x1a -> 26"""
     if text is None:
         return None
     word = (text.split() or [""])[0]
@@ -69,7 +69,7 @@ def leading_number(text):
 
 
 def table_of(folder):
-    """index -> text of a table in sysfs that has a file per entry."""
+    """Return {index: text} of a table in sysfs that has a file per entry."""
     entries = {int(name): read_or_none(folder + name) for name in names_in(folder) if name.isdigit()}
     return {index: entries[index] for index in sorted(entries) if entries[index]}
 
@@ -79,13 +79,13 @@ def partition_keys(item):
 
 
 def gid_table(item):
-    """index -> GID. A card has 256, software 1024: a file for each."""
+    """Return {index: GID}. A card has 256 entries, a software device 1024, each with a file."""
     return table_of(port_folder(item) + "gids/")
 
 
 def roce_v2_ipv4(item, gids=None):
-    """Where in the GID table (read unless it is given) there is an IPv4 address for RoCE v2: what
-    NCCL_IB_GID_INDEX has to name."""
+    """Return the indexes of IPv4 addresses for RoCE v2 in the GID table (read unless it is given), which is
+    what NCCL_IB_GID_INDEX must be set to."""
     folder = port_folder(item)
     gids = gid_table(item) if gids is None else gids
     own = [index for index in gids if gids[index][: len(IPV4)] == IPV4]
@@ -93,7 +93,7 @@ def roce_v2_ipv4(item, gids=None):
 
 
 def netdev_of(item):
-    """The network interface behind a port."""
+    """Return the network interface of a port."""
     first = read_or_none(port_folder(item) + "gid_attrs/ndevs/0")
     if first:
         return first
@@ -107,15 +107,15 @@ def netdev_mtu(item):
 
 
 def default_tos(item):
-    """The type of service of connections made through the connection manager; there once cma_roce_tos, or
-    our boot unit, asked for it."""
+    """Return the type of service of connections made through the connection manager. The file exists once
+    cma_roce_tos, or our boot unit, has created its folder."""
     device, _, port = item.partition("/")
     path = "/sys/kernel/config/rdma_cm/%s/ports/%s/default_roce_tos"
     return leading_number(read_line(path % (device, port or "1")))
 
 
 def global_traffic_class(item):
-    """What DOCA-OFED's driver forces on all packets: Global tclass=106; the inbox driver has no such file."""
+    """Return DOCA-OFED's class for all packets, as in Global tclass=106; None with the inbox driver."""
     device, _, port = item.partition("/")
     text = read_line("%s/%s/tc/%s/traffic_class" % (INFINIBAND, device, port or "1"))
     return None if text is None else leading_number(text.rpartition("=")[2] or "0")
@@ -153,7 +153,7 @@ def rdma_ports():
 
 
 def parse_devinfo(names, output):
-    """ibv_devinfo: the MTU in force is in no file. A port it does not name has none."""
+    """Parse ibv_devinfo, since the MTU in force is in no file. A port that it does not list has none."""
     if "hca_id:" not in output and "No IB devices found" not in output:
         raise answered("ibv_devinfo", output)
     found = {}
@@ -170,7 +170,7 @@ def parse_devinfo(names, output):
 
 
 def parse_pfc(names, output):
-    """dcb pfc show: the priorities that are paused for instead of dropped. No answer, no such priority.
+    """Parse `dcb pfc show` into the priorities that are paused instead of dropped; none without support.
 
     prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off"""
     for line in output.splitlines():
@@ -184,8 +184,8 @@ def parse_pfc(names, output):
 
 
 def ecn_priorities(netdev):
-    """Priorities on which a card sends congestion notifications and slows down at them. None with a driver
-    that has no such files (only DOCA-OFED's has)."""
+    """Return the priorities for which a card sends congestion notifications and reacts to them. None if the
+    driver has no such files (only DOCA-OFED's has them)."""
     parts = []
     for part in ("roce_np", "roce_rp"):
         folder = "/sys/class/net/%s/ecn/%s/enable/" % (netdev, part)
@@ -196,13 +196,13 @@ def ecn_priorities(netdev):
 
 
 def ethernet_ports():
-    """(device, port, interface) of each RDMA port with Ethernet and an interface."""
+    """Return (device, port, interface) of each RDMA port with Ethernet and an interface."""
     rows = [row for row in rdma_ports() if row["link_layer"] == "Ethernet" and row["netdev"]]
     return [(row["device"], row["port"], row["netdev"]) for row in rows]
 
 
 def parse_roce(names, output):
-    """What an interface trusts in a packet for its priority, `dscp` or `pcp`, by mlnx_qos or by dcb:
+    """Parse the source of a packet's priority per interface, `dscp` or `pcp`, from mlnx_qos or dcb:
 
     == ens20np0
     Priority trust state: dscp
@@ -233,7 +233,7 @@ def parse_roce(names, output):
     return {name: found if name == "rdma.roce" else of_port[name] for name in names}
 
 
-# dcb prints nothing for an interface without rules; its exit status tells that from a missing tool.
+# dcb prints nothing for an interface without rules; its exit status shows whether the tool is missing.
 ASK_TRUST = """for dev; do echo "== $dev"
 mlnx_qos -i "$dev" 2>/dev/null || { dcb app show dev "$dev" 2>/dev/null && echo "-- $dev"; }; done"""
 
@@ -242,13 +242,13 @@ def roce_probe(names):
     netdevs = [netdev for _, _, netdev in ethernet_ports()]
     if not netdevs:
         return Probe(names, read=lambda: parse_roce(names, ""))
-    # mlnx_qos is a Python program, and is started for each interface
+    # mlnx_qos is a Python program that is started for each interface
     return Probe(names, command=["sh", "-c", ASK_TRUST, "sh", *netdevs], parse=parse_roce, patience=2)
 
 
 def parse_peermem(names, output):
-    """`ofed`: built with the peer memory interface of OFED, whose ib_core it then needs; `plain`: without,
-    which ends its loading with "Invalid argument"; `absent`: there is no such module."""
+    """Return `ofed` if built with OFED's peer memory interface (then it needs OFED's ib_core), `plain` if
+    built without (loading fails with "Invalid argument"), `absent` if there is no such module."""
     lines = [line for line in output.splitlines() if "not found" not in line]
     if len(lines) == len(output.splitlines()) and not lines:
         raise ReadError("modinfo answered nothing")
@@ -258,7 +258,7 @@ def parse_peermem(names, output):
 
 
 def parse_core(names, output):
-    """Whether another ib_core is loaded than the one on disk, as after DOCA-OFED came."""
+    """Return whether the loaded ib_core differs from the one on disk, as after installing DOCA-OFED."""
     loaded = read_line("/sys/module/ib_core/srcversion")
     on_disk = output.split()[-1:] if "not found" not in output else []
     return dict.fromkeys(names, bool(loaded and on_disk and on_disk[0] != loaded))

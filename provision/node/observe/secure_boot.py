@@ -1,4 +1,4 @@
-"""Secure Boot: whether the firmware checks kernel modules, and whether it would accept those built here."""
+"""Secure Boot, and whether the firmware would accept kernel modules that are built on this machine."""
 
 import os
 
@@ -14,7 +14,7 @@ LIST_LIMIT = 1024 * 1024
 
 
 def efi_byte(name):
-    """The value of a one-byte variable: four bytes of attributes come before it. None when there is none."""
+    """Return the value of a one-byte variable, after four bytes of attributes; None if there is none."""
     data = read_bytes(EFIVARS + name)
     return data[4] if data and len(data) > 4 else None
 
@@ -22,12 +22,12 @@ def efi_byte(name):
 def secure_boot_enabled():
     if not os.path.isdir(at(EFI)):
         return None
-    # shim can be told not to check (mokutil --disable-validation): MokSBState is 1 then.
+    # shim's checks can be switched off (mokutil --disable-validation); MokSBState is then 1.
     return efi_byte("SecureBoot-" + GLOBAL_GUID) == 1 and efi_byte("MokSBStateRT-" + SHIM_GUID) != 1
 
 
 def certificate_path():
-    """Where DKMS keeps the certificate of the key it signs modules with."""
+    """Return the path of the certificate for the key with which DKMS signs modules."""
     path = "/var/lib/dkms/mok.pub"
     if os_release().get("ID") == "ubuntu":
         path = "/var/lib/shim-signed/mok/MOK.der"
@@ -42,7 +42,7 @@ def certificate_path():
 
 
 def as_der(data):
-    """A certificate's DER form, from DER or PEM; None when it is neither."""
+    """Return a certificate, given as DER or PEM, in DER; None if it is neither."""
     if data[:1] == b"\x30":
         return data
     head, tail = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
@@ -57,7 +57,7 @@ def as_der(data):
 
 
 def machine_owner_keys():
-    """The lists of certificates that shim hands to the kernel. A long one is whole only outside efivars."""
+    """Return the certificate lists that shim gives the kernel. A long one is whole only outside efivars."""
     paths = [EFI + "/mok-variables/MokListRT"]
     for name in names_in(EFIVARS):
         if name.startswith(("MokListRT", "db-")):

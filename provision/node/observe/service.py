@@ -1,8 +1,8 @@
-"""Units, as systemd knows them."""
+"""States of systemd units."""
 
 from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of, units_shown
 
-RUNNING = "service.running"  # a list of all that are active
+RUNNING = "service.running"  # list of all active services
 LIST = "systemctl list-units --type=service --state=active --plain --no-legend --no-pager"
 
 

@@ -1,8 +1,8 @@
-"""What Slurm says of this machine: how many of its GPUs it hands out, and which programs watch its health.
+"""Slurm's configuration of this machine: the number of GPUs it allocates and the health programs it runs.
 
-scontrol asks slurmctld for both. `scontrol show node` has `Gres=gpu:h100:8(S:0-1),shard:64`; `scontrol show
+scontrol gets both from slurmctld. `scontrol show node` has `Gres=gpu:h100:8(S:0-1),shard:64`; `scontrol show
 config` has `HealthCheckProgram      = /path`, `(null)` for none, and Prolog and Epilog numbered
-(`Prolog[0]`) since they may be several.
+(`Prolog[0]`), because there may be several.
 """
 
 import os
@@ -16,16 +16,16 @@ HEALTH_CHECK = {"health_check_program": "HealthCheckProgram", "health_check_inte
 
 
 def parse_gpus(names, output):
-    import re  # here, as in the other functions: most nodes are not asked
+    import re  # imported here, as below, since most nodes need no such fact
 
     found = re.search(r"^ *Gres=(\S+)", output, re.MULTILINE)
     if not found:
         raise answered("scontrol", output)
-    # Whose gres.conf has fewer than slurm.conf says is drained: 4 devices there are not the 8 of its Gres.
+    # Slurm drains a node whose gres.conf has fewer GPUs than slurm.conf; the lower number is the actual one.
     fewer = re.search(r"Reason=gres/gpu count reported lower than configured \((\d{1,6}) < \d+\)", output)
     if fewer and "INVALID_REG" in output:
         return dict.fromkeys(names, int(fewer.group(1)))
-    # The sockets stand in brackets: gpu:8(S:0,1)
+    # The sockets are in parentheses: gpu:8(S:0,1)
     counts = [
         re.fullmatch(r"gpu(?::[^:]+)?:(\d{1,6})", entry)
         for entry in re.sub(r"\([^()]*\)", "", found.group(1)).split(",")
@@ -56,7 +56,7 @@ def configured(attribute, config):
 
 
 def meant(pattern):
-    """The files that a path of Slurm's stands for: it may have wildcards."""
+    """Return the files that a path in Slurm's configuration matches, since it may have wildcards."""
     import glob
 
     cut = len(ROOT[0])

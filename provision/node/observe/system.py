@@ -1,4 +1,4 @@
-"""The base facts: always read. What the machine is, its kernel and boot, its GPUs on the PCI bus."""
+"""Base facts, which are always read, about the system, its kernel and boot, and its GPUs on the PCI bus."""
 
 import os
 
@@ -9,7 +9,7 @@ PCI_FUNCTIONS = "/sys/bus/pci/devices"
 
 
 def settings_in(path):
-    """The KEY=value lines of a shell-like file."""
+    """Return the KEY=value settings of a shell-like file."""
     pairs = [line.strip().partition("=") for line in (read_text(path) or "").splitlines()]
     return {key: value.strip("\"'") for key, equals, value in pairs if equals and key[:1] != "#"}
 
@@ -28,7 +28,7 @@ def os_family(release):
 
 
 def version_key(text):
-    """Sorts versions as `sort -V` does; what starts with ~ or -rc comes before its absence."""
+    """Return a key that sorts versions like `sort -V`; a suffix with ~ or -rc sorts before no suffix."""
     key = []
     rest = text.replace("-rc", "~rc")
     while rest:
@@ -42,7 +42,7 @@ def version_key(text):
 
 
 def kernels_installed():
-    """The releases in /boot that a boot loader offers, newest first."""
+    """Return the kernel releases in /boot that a boot loader offers, newest first."""
     found = []
     for name in names_in("/boot"):
         release = name[len("vmlinuz-") :]
@@ -52,7 +52,7 @@ def kernels_installed():
 
 
 def grub_choice(releases):
-    """The kernel that GRUB's saved or configured default names, None when it names none of `releases`."""
+    """Return the kernel that GRUB's saved or configured default names; None if it is not in `releases`."""
     entry = settings_in("/etc/default/grub").get("GRUB_DEFAULT", "0")
     if entry == "saved":
         for folder in ("/boot/grub", "/boot/grub2"):
@@ -69,11 +69,11 @@ def grub_choice(releases):
 
 
 def boot_release(running):
-    """The kernel the next boot uses: GRUB's named choice, else the newest; the running one without any."""
+    """Return the next boot's kernel: GRUB's named choice, else the newest; `running` if /boot has none."""
     try:
         releases = kernels_installed()
         return (grub_choice(releases) or releases[0]) if releases else running
-    except ReadError:  # /boot or GRUB's files are root's alone
+    except ReadError:  # only root can read /boot or GRUB's files
         return running
 
 
@@ -136,7 +136,7 @@ def probe_gpu():
 
 
 def gpus_of(vendor, driver):
-    """Addresses of the GPUs with this PCI vendor that the driver has, or none: it could not start those."""
+    """Return addresses of a vendor's GPUs with this driver, or with none because it could not start them."""
     found = []
     for address in names_in(PCI_FUNCTIONS):
         folder = "%s/%s/" % (PCI_FUNCTIONS, address)
@@ -147,7 +147,7 @@ def gpus_of(vendor, driver):
 
 
 def bus_address(text):
-    """A PCI address as sysfs spells it: 00000000:4B:00.0 -> 0000:4b:00.0"""
+    """Convert a PCI address to the spelling of sysfs: 00000000:4B:00.0 -> 0000:4b:00.0"""
     domain, _, rest = text.strip().lower().partition(":")
     return "%04x:%s" % (int(domain, 16), rest)
 

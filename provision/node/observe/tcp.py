@@ -1,4 +1,4 @@
-"""Ports on which a program of this machine waits for connections."""
+"""TCP ports on which a program of this machine listens."""
 
 from provision.node.observe.files import ReadError, read_text
 from provision.node.observe.probe import FAMILIES, Family, one_each
@@ -9,7 +9,7 @@ LISTEN = "0A"  # TCP_LISTEN in the kernel's include/net/tcp_states.h
 
 
 def listening(port, _attribute):
-    """Whether some program listens on the port, on whatever address."""
+    """Return whether some program listens on the port, at any address."""
     if not port.isdigit() or not 0 < int(port) < 65536:
         raise ReadError(port + " is not a port")
     wanted = ":%04X" % int(port)

@@ -1,1 +1,1 @@
-"""What Ansible itself says: of an inventory, and of its configuration."""
+"""Inventories and configuration as Ansible itself reads them."""

@@ -1,6 +1,6 @@
 """Wrapper around `ansible-inventory`, which reads every inventory format; its warnings become errors.
 
-It exits 0 with an empty answer when it understood nothing, and 0 with a partial one when it understood half.
+It exits with 0 and an empty answer if it understood nothing, and with a partial one if it understood half.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CAUSE = re.compile(r"Failed to parse inventory with '(?P<plugin>\w+)' plugin: (
 
 
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
-    """What `ansible-inventory --list` says of `source`, as parsed JSON. Raises InventoryError."""
+    """Return the parsed JSON of `ansible-inventory --list` for `source`. Raises InventoryError."""
     command = [_program(), "--list"]
     for each in sources(source):
         _check_readable(each)
@@ -84,7 +84,7 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
 
 
 def _program() -> str:
-    """Beside our own interpreter first: that is the version we were installed with, activated or not."""
+    """Return ansible-inventory next to our interpreter (activated or not), else the one on the PATH."""
     beside = Path(sys.executable).parent / "ansible-inventory"
     if beside.is_file():
         return str(beside)
@@ -95,7 +95,7 @@ def _program() -> str:
 
 
 def _check_readable(source: Path) -> None:
-    """What Ansible tries as five formats, or reads with question marks in it."""
+    """Refuse files that Ansible would try as five formats, or would read with question marks."""
     for file in files(source) if source.is_file() else ():
         if not os.access(file, os.R_OK):
             raise InventoryError(f"{file}: cannot be read: Permission denied", "check its permissions")
@@ -110,12 +110,12 @@ def _check_readable(source: Path) -> None:
         try:
             line.decode("utf-8")
         except UnicodeDecodeError:
-            if line.lstrip()[:1] not in (b"#", b";"):  # there Ansible does not mind either
+            if line.lstrip()[:1] not in (b"#", b";"):  # Ansible accepts other encodings in comments, too
                 raise InventoryError(f"{source}:{number}: not UTF-8 text", "save it as UTF-8") from None
 
 
 def _check_yaml(source: Path) -> None:
-    """Ansible tries five formats and reports five failures; for a YAML file we know which one was meant."""
+    """Check the syntax of a YAML file, for which Ansible would report the failures of five formats."""
     if source.is_file() and source.suffix in (".yml", ".yaml") and not os.access(source, os.X_OK):
         text = yamlfile.read_text(source, InventoryError)
         if not text.startswith("$ANSIBLE_VAULT"):
@@ -124,7 +124,7 @@ def _check_yaml(source: Path) -> None:
 
 
 def refuse_playbook(file: Path) -> None:
-    """Raises UsageError when this file is one, as it stands behind an inventory for ansible-playbook."""
+    """Raise UsageError if this file is a playbook, which ansible-playbook takes after an inventory."""
     if file.is_file() and file.suffix in (".yml", ".yaml"):
         _refuse_playbook(yamlfile.read_text(file, InventoryError), file)
 
@@ -139,14 +139,14 @@ def _refuse_playbook(text: str, source: Path) -> None:
 
 
 def _check_yaml_of_folders(source: Path) -> None:
-    """Ansible does not say which file of group_vars or host_vars it could not read."""
+    """Check files in group_vars and host_vars, because Ansible does not name the one it could not read."""
     for file in files(source):
         if file.suffix in (".yml", ".yaml"):
             _check_yaml(file)
 
 
 def files(source: Path) -> Iterator[Path]:
-    """The files an inventory is written in, as far as they are files: its own, group_vars and host_vars."""
+    """Yield the files of an inventory, as far as they are files: its own, group_vars and host_vars."""
     for each in sources(source):
         if each.is_file():
             yield each
@@ -157,7 +157,7 @@ def files(source: Path) -> Iterator[Path]:
 
 
 def place_of(pattern: str, source: Path) -> str:
-    """`file:line` of the first line in the inventory's files that begins so; empty when there is none."""
+    """Return `file:line` of the first line in the inventory's files that begins with the pattern, or ''."""
     begins = re.compile(pattern)
     for file in files(source):
         try:
@@ -200,9 +200,9 @@ def _refused(source: Path, stderr: str) -> InventoryError:
     )
 
 
-_A_RANGE = "a range"  # stands for the first line with one that is not to be understood
+_A_RANGE = "a range"  # stands for the first line with an invalid range
 _RANGES = "as gpu-[01:40]: the lower end first, both ends numbers of the same length, or both a letter"
-# Ansible's complaint, the beginning of the line it is about (empty: there is none), and how we say both.
+# Ansible's message, the beginning of the line concerned (empty: none), our message and the remedy.
 _EXPLAINED = (
     (
         r"Section \[(?P<section>.+?)\] includes undefined group '(?P<group>.+?)'",
@@ -251,7 +251,7 @@ _EXPLAINED = (
 
 
 def _line_of(file: Path, pattern: str) -> str:
-    """`:7` for the first line that begins so."""
+    """Return `:7` for the first line that begins with the pattern; empty if there is none."""
     if not pattern or not file.is_file():
         return ""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -271,7 +271,7 @@ def _has_bad_range(line: str) -> bool:
 
 
 def _vaulted(source: Path) -> Path:
-    """The file that is vaulted as a whole, or holds a vaulted value."""
+    """Return the file that is vaulted as a whole or contains a vaulted value; `source` if there is none."""
     for file in files(source):
         with contextlib.suppress(OSError):
             if b"$ANSIBLE_VAULT" in file.read_bytes():
@@ -280,7 +280,7 @@ def _vaulted(source: Path) -> Path:
 
 
 def _likeliest(source: Path, causes: dict[str, str]) -> str:
-    """Of the complaints of all formats, the one of the format that was meant."""
+    """Return the error of the format that was meant, out of the errors of all formats."""
     if "unknown plugin" in causes.get("auto", ""):
         return causes["auto"]
     order = (

@@ -1,8 +1,8 @@
 """Connection settings of ansible.cfg and of ANSIBLE_* variables, as the inventory variables they stand for.
 
-They become variables of every node that does not set one itself. So looks over SSH and Ansible's runs mean
-the same, and Ansible's order holds: inventory variable, command line, environment, file. Nothing else of a
-user's configuration bears on what is done to nodes; what it says of inventories is `ansible-inventory`'s.
+They become variables of every node that does not set one itself. So observations over SSH and Ansible's runs
+use the same values, in Ansible's order: inventory variable, command line, environment, file. Nothing else in
+a user's configuration affects the nodes; its settings about inventories are applied by `ansible-inventory`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TRUE = ("y", "yes", "on", "1", "true", "t")
 
 @dataclass(frozen=True)
 class Setting:
-    """One option of Ansible's. `names`: its variables; without one, the first is what it becomes.
-    `environment`, `keys` ([section] name): the last one that is there counts."""
+    """One option of Ansible. `names`: its variables; if none is set, the first gets the value. `environment`,
+    `keys` ([section] name): the last one that is set counts."""
 
     names: tuple[str, ...]
     environment: tuple[str, ...]
@@ -35,13 +35,13 @@ class Setting:
 
 
 def _ssh(name: str, kind: Literal["text", "arguments", "flag"] = "text", key: str = "") -> Setting:
-    """An option that is spelled alike in all three places."""
+    """Return an option with the same spelling in all three places."""
     spelled = name.removeprefix("ansible_")
     return Setting((name,), (name.upper(),), (("ssh_connection", key or spelled),), kind)
 
 
 _BECOME = "privilege_escalation"
-# A test compares with what Ansible documents of its plugins.
+# A test compares this with Ansible's documentation of its plugins.
 SETTINGS = (
     Setting(("ansible_connection",), ("ANSIBLE_TRANSPORT",), (("defaults", "transport"),)),
     Setting(("ansible_user", "ansible_ssh_user"), ("ANSIBLE_REMOTE_USER",), (("defaults", "remote_user"),)),
@@ -57,7 +57,7 @@ SETTINGS = (
         (("defaults", "private_key_file"),),
         "path",
     ),
-    # Ansible documents ANSIBLE_SSH_TIMEOUT and [ssh_connection] timeout, too, and heeds neither.
+    # Ansible documents ANSIBLE_SSH_TIMEOUT and [ssh_connection] timeout, too, and ignores both.
     Setting(
         ("ansible_ssh_timeout", "ansible_timeout"),
         ("ANSIBLE_TIMEOUT",),
@@ -139,7 +139,7 @@ SETTINGS = (
 )
 PASSWORD = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password")
 _NAMES = {setting.names[0]: setting.names for setting in SETTINGS} | {PASSWORD[0]: PASSWORD}
-# No variables stand for these.
+# No variable corresponds to these.
 _ASK = Setting((), ("ANSIBLE_ASK_PASS",), (("defaults", "ask_pass"),), "flag")
 _ASK_BECOME = Setting((), ("ANSIBLE_BECOME_ASK_PASS",), ((_BECOME, "become_ask_pass"),), "flag")
 _VAULT = Setting((), ("ANSIBLE_VAULT_PASSWORD_FILE",), (("defaults", "vault_password_file"),), "path")
@@ -149,7 +149,7 @@ _ROOT = Setting((), ("ANSIBLE_BECOME",), ((_BECOME, "become"),), "flag")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is configured. `variables`: by the first of their names; `notes`: lines for people, of settings
+    """The configured settings. `variables`: by the first of their names; `notes`: messages about settings
     that change nothing here; `inventories`: paths and lists of hosts, with the place that names them."""
 
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -162,7 +162,7 @@ class Settings:
 
 
 def read() -> Settings:
-    """The settings that are in force in this folder and environment. Raises InventoryError (file, line)."""
+    """Return the settings in force in this folder and environment. Raises InventoryError (file, line)."""
     path, notes = _file()
     if path is None and not any(name.startswith("ANSIBLE_") for name in os.environ):
         return Settings(notes=tuple(notes))
@@ -173,7 +173,7 @@ def read() -> Settings:
         if value is not None and (value != "" or setting.kind == "arguments"):
             variables[setting.names[0]] = value
     if str(variables.get("ansible_python_interpreter", "")).startswith("auto"):
-        del variables["ansible_python_interpreter"]  # it is looked for in any case
+        del variables["ansible_python_interpreter"]  # the interpreter is detected in any case
     if source.value(_ROOT) is False:
         notes.append(
             f"{source.place(_ROOT)}: become is false, and the plays of gpuprov become root all the same, as "
@@ -191,7 +191,7 @@ def read() -> Settings:
 
 
 def with_defaults(fleet: Fleet, variables: Mapping[str, Any]) -> Fleet:
-    """The fleet, each node with those of these variables that it sets under none of their names. Nodes go on
+    """Return the fleet with these variables on each node that sets them under none of their names. Nodes keep
     sharing what they shared."""
     if not variables:
         return fleet
@@ -211,7 +211,7 @@ def with_defaults(fleet: Fleet, variables: Mapping[str, Any]) -> Fleet:
 
 
 def _file() -> tuple[Path | None, list[str]]:
-    """The ansible.cfg that counts, as Ansible finds it: the first of those that can be read."""
+    """Return the ansible.cfg in force, the first readable one in Ansible's order, and notes for the user."""
     candidates = []
     notes = []
     chosen = os.environ.get("ANSIBLE_CONFIG")
@@ -233,7 +233,7 @@ def _file() -> tuple[Path | None, list[str]]:
 
 
 class _Source:
-    """Where settings come from: the environment, then one file."""
+    """The sources of settings, which are the environment and then one file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -257,7 +257,7 @@ class _Source:
             ) from None
 
     def value(self, setting: Setting) -> Any:
-        """What is configured, or None. Raises InventoryError for what is not of its kind."""
+        """Return the configured value, or None. Raises InventoryError for a value of the wrong kind."""
         written = self._written(setting)
         if written is None:
             return None
@@ -281,7 +281,7 @@ class _Source:
         return text
 
     def place(self, setting: Setting) -> str:
-        """`ansible.cfg:7`, or the name of the environment's variable."""
+        """Return `ansible.cfg:7`, or the name of the environment variable."""
         for name in reversed(setting.environment):
             if name in os.environ:
                 return name
@@ -313,13 +313,13 @@ class _Source:
 
 
 def _whole(text: str, base: Path) -> str:
-    """A path as Ansible completes those of its configuration."""
+    """Complete a path as Ansible does for paths in its configuration."""
     text = text.replace("{{CWD}}", str(Path.cwd()))
     return os.path.normpath(base / Path(os.path.expandvars(text)).expanduser())
 
 
 def environment() -> dict[str, str]:
-    """That of ansible-inventory: ours without what changes the answer's form.
+    """Return our environment for ansible-inventory, without variables that change the form of its answer.
 
     The rest stays: inventory plugins and scripts find their credentials in it, and nothing here records it.
     """

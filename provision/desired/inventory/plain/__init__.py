@@ -1,8 +1,8 @@
 """Reader of plain inventories (YAML, JSON, INI, with group_vars and host_vars) that does not start Ansible.
 
 The answer is that of `ansible-inventory --list`, which takes 25 times as long for 10,000 hosts; a test
-compares the two on thousands of random inventories. Whatever is unusual in an inventory, wrong with it, or
-configured in Ansible raises NotPlainError, and Ansible is asked.
+compares the two on thousands of random inventories. Anything unusual or wrong in an inventory, or configured
+in Ansible, raises NotPlainError, and Ansible is used instead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from provision.desired.inventory.plain.groups import ALL, Groups, add_ini, add_y
 from provision.errors import InventoryError
 from provision.fleet import sources
 
-# What Ansible passes over in a folder of inventories.
+# What Ansible ignores in a folder of inventories.
 _IGNORED_NAMES = ("group_vars", "host_vars", "vars_plugins")
 _IGNORED_ENDS = (
     *(".pyc", ".pyo", ".swp", ".bak", "~", ".rpm", ".md", ".txt", ".rst"),
     *(".orig", ".cfg", ".retry"),
 )
-# Ansible's own variables: `--list` leaves them out, also where an inventory sets them.
+# Ansible's own variables: `--list` leaves them out even if an inventory sets them.
 _INTERNAL = frozenset(
     {
         *("ansible_async_path", "ansible_collection_name", "ansible_config_file"),
@@ -43,14 +43,14 @@ _INTERNAL = frozenset(
 
 
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
-    """What `ansible-inventory --list` says of `source`. Raises NotPlainError when only Ansible can tell."""
+    """Read `source` like `ansible-inventory --list`. Raises NotPlainError if only Ansible can read it."""
     try:
         _check_settings(ansible_settings.environment())
-    except OSError as trouble:  # a home that is not ours to read
+    except OSError as trouble:  # an unreadable home
         raise NotPlainError(str(trouble)) from None
     if any("," in str(each) or "$" in str(each) for each in sources(source)):
         raise NotPlainError("not the names of files or folders")
-    # `..` behind a link is what Ansible takes it for.
+    # Like Ansible, resolve `..` by the text of the path, even behind a link.
     paths = [Path(os.path.abspath(each)) for each in sources(source)]  # noqa: PTH100
     groups = Groups()
     known: dict[str, Any] = {}
@@ -82,11 +82,11 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str, Any]) -> None:
     text = read_text(file)
-    if os.access(file, os.X_OK):  # Ansible would run it: an inventory script
+    if os.access(file, os.X_OK):  # Ansible would run it as an inventory script
         raise NotPlainError(f"{file} can be executed")
     if text.startswith("#!"):
         raise NotPlainError(f"{file} is a script")
-    extension = os.path.splitext(file)[1]  # noqa: PTH122 - as Ansible sees it
+    extension = os.path.splitext(file)[1]  # noqa: PTH122 - as in Ansible
     if extension == ".toml":
         raise NotPlainError("TOML")
     if extension in (".yml", ".yaml", ".json", ""):
@@ -95,7 +95,7 @@ def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str,
         except documents.NoYamlError:
             if extension:
                 raise
-            document = None  # INI, as a rule: it has no extension either
+            document = None  # usually INI, which has no extension either
         if isinstance(document, dict) and document:
             add_yaml(document, groups)
             return
@@ -119,8 +119,8 @@ def _answer(groups: Groups, folders: Sequence[Path], contents: Contents) -> dict
             merged: dict[str, Any] = {}
             for name in ordered:
                 merged.update(groups.variables[name])
-            # A second loop: in Ansible a group_vars file wins over the inventory's own variables of every
-            # group, also of groups nearer to the host.
+            # A second loop, because in Ansible a group_vars file wins over the inventory's own variables of
+            # every group, even of groups nearer to the host.
             for name in ordered:
                 merged.update(contents.of(group_files[name]))
             common[belongs] = _shown(merged, shared)
@@ -195,11 +195,11 @@ _SYSTEM = Path("/etc/ansible/ansible.cfg")
 
 
 def _check_settings(environment: Mapping[str, str]) -> None:
-    """Raise NotPlainError when a setting of Ansible's, by file or environment, may bear on inventories."""
+    """Raise NotPlainError if a setting of Ansible, by file or environment, may affect inventories."""
     for name in environment:
         if name.startswith("ANSIBLE_") and name.removeprefix("ANSIBLE_") not in _ENVIRONMENT:
             raise NotPlainError(f"{name} is set")
-    # Only the first of them counts, but which one that is has its own rules.
+    # Only the first of these files counts, but since Ansible has its own rules for the choice, check all.
     if "$" in environment.get("ANSIBLE_CONFIG", ""):
         raise NotPlainError("ANSIBLE_CONFIG refers to a variable")
     chosen = Path(environment.get("ANSIBLE_CONFIG", "ansible.cfg")).expanduser()
@@ -231,11 +231,11 @@ def _check_file(file: Path) -> None:
             raise NotPlainError(f"{file} sets {name} in [{section}]")
 
 
-EXTENSIONS = ("", ".yml", ".yaml", ".json")  # the first that is there counts
+EXTENSIONS = ("", ".yml", ".yaml", ".json")  # the first existing one counts
 
 
 class Folder:
-    """`group_vars` or `host_vars`, listed once."""
+    """The folder `group_vars` or `host_vars`, listed once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -244,7 +244,7 @@ class Folder:
         self._entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
 
     def files_of(self, name: str) -> list[Path]:
-        """The files about one group or host, the later ones winning."""
+        """Return the files about one group or host; later ones win."""
         if not self._entries or name.startswith("/"):
             return []
         if "/" in name or "$" in name or name in (".", ".."):
@@ -274,8 +274,8 @@ def _below(folder: Path) -> list[Path]:
 
 
 class Contents:
-    """What the files say. Those that only Ansible understands (whole vaults, unusual YAML) are asked of it,
-    all at once, each as the variables of a host of its own."""
+    """The variables in files. Files that only Ansible understands (whole vaults, unusual YAML) are read by
+    it, all at once, each as the variables of a host of its own."""
 
     def __init__(self, known: dict[str, Any], vault_password_files: Sequence[Path]) -> None:
         self._known = known
@@ -283,7 +283,7 @@ class Contents:
         self._read: dict[Path, dict[str, Any]] = {}
 
     def read(self, files: Sequence[Path]) -> None:
-        """Read files, to be looked up with `of`. Raises NotPlainError when Ansible cannot read one either."""
+        """Read files for later calls of `of`. Raises NotPlainError if Ansible cannot read one either."""
         odd = []
         for file in dict.fromkeys(files):
             try:
@@ -294,7 +294,7 @@ class Contents:
             self._read.update(zip(odd, self._asked(odd), strict=True))
 
     def of(self, files: Sequence[Path]) -> dict[str, Any]:
-        """The variables of files that were read, the later ones winning."""
+        """Return the variables of files that were read; later files win."""
         found: dict[str, Any] = {}
         for file in files:
             found.update(self._read[file])
@@ -323,11 +323,11 @@ class Contents:
 
 
 def read_text(file: Path) -> str:
-    """The text of a regular file that is neither vaulted nor anything but UTF-8. Raises NotPlainError."""
+    """Return the text of a regular UTF-8 file that is not vaulted. Raises NotPlainError."""
     try:
         if not file.is_file():
             raise NotPlainError(f"{file} is not a regular file")
-        text = file.read_bytes().decode("utf-8")  # line ends as they are
+        text = file.read_bytes().decode("utf-8")  # line ends unchanged
     except (OSError, UnicodeDecodeError) as trouble:
         raise NotPlainError(f"{file}: {trouble}") from None
     if text.startswith(documents.VAULT_HEADER):

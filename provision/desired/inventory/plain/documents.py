@@ -1,6 +1,6 @@
 """Parser of YAML and JSON into the values that `ansible-inventory --list` prints, in one pass.
 
-The events of libyaml are taken as they come: no nodes are composed, and a text seen before is not resolved
+The events of libyaml are used directly: no nodes are composed, and a text seen before is not resolved
 again. That is three to four times as fast as PyYAML's CSafeLoader, which gives the same values.
 """
 
@@ -19,23 +19,24 @@ from provision.yamlfile import Loader
 VAULT_HEADER = "$ANSIBLE_VAULT"
 _TAG = "tag:yaml.org,2002:"
 _STANDARD = {"null", "bool", "int", "float", "timestamp"}
-# Half of a character outside the basic plane: JSON can spell it, UTF-8 cannot.
+# Half of a surrogate pair, which JSON can spell and UTF-8 cannot.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class NotPlainError(Exception):
-    """Why this cannot be read here; whoever catches it asks Ansible, which says better what is wrong."""
+    """A text that cannot be read here; callers turn to Ansible, which also explains errors better."""
 
 
 class NoYamlError(NotPlainError):
-    """The text is neither JSON nor YAML."""
+    """A text that is neither JSON nor YAML."""
 
 
 def parse(text: str, known: dict[str, Any]) -> Any:
-    """The value of a text that Ansible would try as JSON, then as YAML.
+    """Return the value of a text that Ansible would try as JSON, then as YAML.
 
-    `known` keeps what plain scalars mean, and so shares them between files. Dates become text; a `!vault`
-    value becomes `{"__ansible_vault": …}`. Raises NotPlainError for anything unusual, also what is wrong.
+    `known` caches the values of plain scalars, and so shares them between files. Dates become text; a
+    `!vault` value becomes `{"__ansible_vault": …}`. Raises NotPlainError for anything unusual, including
+    errors.
     """
     if "__ansible_" in text:
         raise NotPlainError("it uses a name that means something in Ansible's own JSON")
@@ -57,7 +58,7 @@ def parse(text: str, known: dict[str, Any]) -> Any:
 
 
 class _Document:
-    """One YAML text, read event by event."""
+    """One YAML text, parsed event by event."""
 
     def __init__(self, text: str, known: dict[str, Any]) -> None:
         self._next = Loader(text).get_event
@@ -108,11 +109,11 @@ class _Document:
             if key in found:
                 raise NotPlainError(f"the key {key} is there twice")
             found[key] = self._value(self._next())
-        # A key of the mapping itself wins over a merged one, also where `<<` comes after it.
+        # The mapping's own key wins over a merged one, even if `<<` comes after it.
         return {**merged, **found} if merged else found
 
     def _merged(self) -> dict[str, Any]:
-        """What stands behind `<<`: a mapping, or a list of which the first to name a key wins."""
+        """Return the value of `<<`: a mapping, or a list of mappings, of which the first with a key wins."""
         value = self._value(self._next())
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, dict) for part in parts):
@@ -128,7 +129,7 @@ class _Document:
     def _scalar(self, event: Any) -> Any:
         text, tag = event.value, event.tag
         if tag is None:
-            if not event.implicit[0]:  # in quotes, so text whatever it looks like
+            if not event.implicit[0]:  # in quotes, so always text
                 return text
             try:
                 return self._known[text]
@@ -141,7 +142,7 @@ class _Document:
 
 
 def _meaning(text: str) -> str:
-    """The tag YAML gives to a scalar without quotes."""
+    """Return the YAML tag of a scalar without quotes."""
     patterns = Resolver.yaml_implicit_resolvers
     for tag, pattern in (*patterns.get(text[:1], ()), *patterns.get(None, ())):
         if pattern.match(text):
@@ -166,7 +167,7 @@ def _constructed(tag: str, text: str) -> Any:
 
 
 class Shared:
-    """Values as JSON prints them (keys sorted), equal ones being one object for all hosts."""
+    """Values as JSON prints them (keys sorted), where equal values are one object for all hosts."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}

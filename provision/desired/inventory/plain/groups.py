@@ -1,4 +1,4 @@
-"""The groups and hosts of an inventory while its files are read (YAML, JSON, INI), and who is in which."""
+"""Groups and hosts of an inventory, and their memberships, while its files are read (YAML, JSON, INI)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from provision.desired.inventory.plain.documents import NotPlainError
 ALL, UNGROUPED = "all", "ungrouped"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_TAKEN = frozenset({"true", "false", "none", "True", "False", "None", "not"})  # Jinja reads no variable there
+_TAKEN = frozenset({"true", "false", "none", "True", "False", "None", "not"})  # no variables in Jinja
 
 
 class Groups:
-    """What the files say, in the order they say it: Ansible's rules on names and priorities are applied."""
+    """Groups, hosts and variables in the order of the files, by Ansible's rules on names and priorities."""
 
     def __init__(self) -> None:
         self.children: dict[str, dict[str, None]] = {ALL: {UNGROUPED: None}, UNGROUPED: {}}
         self.hosts: dict[str, dict[str, None]] = {ALL: {}, UNGROUPED: {}}
         self.variables: dict[str, dict[str, Any]] = {ALL: {}, UNGROUPED: {}}
         self.priorities: dict[str, int] = {}
-        self.of_host: dict[str, dict[str, None]] = {}  # the groups that name it themselves
+        self.of_host: dict[str, dict[str, None]] = {}  # the groups that name the host directly
         self.host_variables: dict[str, dict[str, Any]] = {}
         self._good_names: set[str] = set()
 
@@ -74,7 +74,7 @@ class Groups:
                 self._good_names.add(name)
 
     def complete(self) -> None:
-        """Once all files are read: every group is below `all`, hosts in no group are in `ungrouped`."""
+        """Finish after the last file: put every group below `all`, hosts in no group into `ungrouped`."""
         both = self.of_host.keys() & self.children.keys()
         if both:
             raise NotPlainError(f"{min(both)} is a host and a group")
@@ -87,7 +87,7 @@ class Groups:
                 del groups[UNGROUPED], self.hosts[UNGROUPED][host]
 
     def precedence(self) -> dict[str, tuple[int, int, str]]:
-        """What groups are sorted by, the last one winning: longest way down from `all`, priority, name."""
+        """Return each group's sort key, the last one winning: longest path from `all`, priority, name."""
         depths = {ALL: 0}
         waiting = dict.fromkeys(self.children, 0)
         for children in self.children.values():
@@ -106,14 +106,14 @@ class Groups:
         return {name: (depths[name], self.priorities.get(name, 1), name) for name in self.children}
 
     def ancestors(self) -> dict[str, frozenset[str]]:
-        """Each group with all groups above it and itself; `precedence` has seen that there is no circle."""
+        """Return each group with all groups above it and itself; `precedence` has ruled out circles."""
         parents: dict[str, list[str]] = {name: [] for name in self.children}
         for name, children in self.children.items():
             for child in children:
                 parents[child].append(name)
         found: dict[str, frozenset[str]] = {}
         order = sorted(self.precedence().items(), key=lambda entry: entry[1])
-        for name, _rank in order:  # those above come first: they are less deep
+        for name, _rank in order:  # groups above come first, since they are less deep
             found[name] = frozenset({name}).union(*(found[parent] for parent in parents[name]))
         return found
 
@@ -125,7 +125,7 @@ _FIRST_RANGE = re.compile(r"([^\[]*)\[([^\]]*)\](.*)", re.DOTALL)
 
 
 def expand(pattern: str) -> tuple[Sequence[str], int | None]:
-    """The names a pattern stands for, and the port at its end. Raises NotPlainError."""
+    """Expand a pattern into its names and the port at its end. Raises NotPlainError."""
     if ":" not in pattern and "[" not in pattern and "]" not in pattern:
         if not pattern or pattern == "---":
             raise NotPlainError(f"{pattern!r} as a host")
@@ -162,7 +162,7 @@ def _members(bounds: str) -> Sequence[str]:
 
 
 def add_yaml(document: Mapping[str, Any], groups: Groups) -> None:
-    """Add the contents of a file. Raises NotPlainError."""
+    """Add the contents of a YAML or JSON file. Raises NotPlainError."""
     if "plugin" in document:
         raise NotPlainError("it configures an inventory plugin")
     for name, described in document.items():
@@ -196,27 +196,27 @@ def _add_group(name: str, described: Any, groups: Groups) -> None:
 
 _SECTION = re.compile(r"\[([^:\]\s]+)(?::(hosts|vars|children))?\]\s*(?:#.*)?")
 _CHILD = re.compile(r"([^:\]\s]+)\s*(?:#.*)?")
-_SHELL = re.compile(r"['\"\\#]")  # what makes a line more than words between blanks
+_SHELL = re.compile(r"['\"\\#]")  # makes a line more than words between blanks
 _BLANKS = re.compile(r"[ \t\r\n]+")
-# No literal of Python: words other than True, False and None; IPv4 addresses.
+# Not a Python literal: words other than True, False and None; IPv4 addresses.
 _WORD = re.compile(r"(?!(?:True|False|None)\Z)[A-Za-z_][A-Za-z0-9_./:@-]*|[0-9]+(?:\.[0-9]+){3}", re.ASCII)
 
 
 def add_ini(text: str, groups: Groups, known: dict[str, Any]) -> None:
-    """Add the contents of a file. `known` keeps the values of spellings seen before. Raises NotPlainError."""
+    """Add the contents of an INI file. `known` caches values by their spelling. Raises NotPlainError."""
     if text.startswith("\ufeff"):
         raise NotPlainError("it begins with a byte order mark")
     _Reader(groups, known).read(text)
 
 
 class _Reader:
-    """A file read line by line. Groups may be named as children before they are declared."""
+    """Line-by-line reader of an INI file. Groups may be named as children before they are declared."""
 
     def __init__(self, groups: Groups, known: dict[str, Any]) -> None:
         self._groups = groups
         self._known = known
-        self._awaited: dict[str, list[str]] = {}  # a child that is not declared yet: its parents
-        self._only_vars: set[str] = set()  # groups of which there are only variables so far
+        self._awaited: dict[str, list[str]] = {}  # undeclared child -> its parents
+        self._only_vars: set[str] = set()  # groups with only variables so far
 
     def read(self, text: str) -> None:
         group, kind = UNGROUPED, "hosts"
@@ -285,7 +285,7 @@ class _Reader:
 
 
 def _literal(spelled: str) -> Any:
-    """The Python literal a value is, or the text itself."""
+    """Return a value as the Python literal that it is, or as text."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
@@ -298,7 +298,7 @@ def _literal(spelled: str) -> Any:
 
 
 def _checked(value: Any) -> Any:
-    """`value` with tuples as lists, as Ansible has it; sets, bytes and others are left to it."""
+    """Return `value` with tuples as lists, as in Ansible, which must handle sets, bytes and others itself."""
     if isinstance(value, str):
         try:
             value.encode()
