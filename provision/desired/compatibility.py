@@ -53,7 +53,7 @@ _on_node: RenderCache[tuple[tuple[_Rule, tuple[str, str]], ...]] = RenderCache()
 
 
 def check_declared(declared: Mapping[str, Any], where: str) -> list[Refusal]:
-    """Return what is impossible on any machine, before a machine is contacted. `where` names the nodes."""
+    """Return the refusals that hold on any machine, before one is contacted. `where` names the nodes."""
 
     def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
         return _judged(Subject(declared, None, mentioned), needs_node=False)
@@ -62,7 +62,7 @@ def check_declared(declared: Mapping[str, Any], where: str) -> list[Refusal]:
 
 
 def check_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any], where: str) -> list[Refusal]:
-    """Return what is impossible on this machine, by its OS, its GPUs, and versions that depend on them."""
+    """Return the refusals on this machine, given its OS, its GPUs, and versions that depend on them."""
 
     def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
         subject = Subject(declared, gpuprov_node, mentioned)

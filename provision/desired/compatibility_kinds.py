@@ -1,7 +1,7 @@
 """Kinds of compatibility rules for the versions on one node (data/compatibility.yml).
 
-A kind takes a rule and a Subject, and returns (what is wrong, what to do), or None if nothing is, or if a
-variable it is about is not known yet.
+A kind takes a rule and a Subject, and returns (problem, remedy), or None without a problem, or if a variable
+it is about is not known yet.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _version_format(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _text(subject: Subject, name: str, after: str = "") -> str | None:
-    """Return a version as text, or the part of it after `after`; None if there is none to judge."""
+    """Return a version as text, or the part of it after `after`; None if the value is not a version."""
     value = subject.get(name)
     if not isinstance(value, str) or versions.numbers(value) is None:
         return None
@@ -252,7 +252,7 @@ def _value_by_os(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _said_by_role(rule: Mapping[str, Any], subject: Subject) -> Said:
-    """Refuse a choice for the role's own reasons, which its variables state once for the role and for us."""
+    """Refuse a choice for the role's own reasons, which are stated once, in the role's variables."""
     role = all_roles().get(rule["role"])
     if subject.node is None or role is None or not subject.uses(role):
         return None
@@ -263,7 +263,7 @@ def _said_by_role(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 
 def _left_to_other(rule: Mapping[str, Any], subject: Subject) -> Said:
-    """Refuse roles that would install what this choice leaves to somebody else."""
+    """Refuse roles that would install the same software as this choice."""
     if subject.get(rule["variable"]) != rule["value"]:
         return None
     known = all_roles()

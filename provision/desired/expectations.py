@@ -30,7 +30,7 @@ from provision.desired.vendors import SILENT_GPUS as SILENT_GPUS
 from provision.errors import StackError
 from provision.node.description import DEFAULT_VENDOR
 
-HARDWARE = "hardware"  # the value of Expectation.role for what no role can repair
+HARDWARE = "hardware"  # value of Expectation.role for facts that no role can repair
 # Placeholder in a requested fact's name for the node's kernel, which the controller does not know yet.
 KERNEL = "{kernel.release}"
 _ITEM = re.compile(r"\bitem\b")
@@ -43,8 +43,8 @@ class Expectation:
     `operator` is one of equals, version, at_least, one_of, contains, matches, template (see docs/facts.md);
     `value` is the rendered value it compares with. `reboot`: if the fact still differs after the role ran, a
     reboot corrects it. `restarts`: services that the role restarts to correct it. `step`: the part of the
-    role that corrects it (empty: the whole role), tagged ROLE_STEP there. `role` is HARDWARE for what the
-    inventory declares about the machine itself.
+    role that corrects it (empty: the whole role), tagged ROLE_STEP there. `role` is HARDWARE for facts that
+    the inventory declares about the machine itself.
     """
 
     role: str
@@ -176,7 +176,7 @@ def renderer_for(
     gpuprov_node: Mapping[str, Any],
     mentioned: set[str] | None = None,
 ) -> Renderer:
-    """Return the variables of a role on a node: all roles' defaults as in a play, its own before the rest."""
+    """Return a renderer for a role on a node. A play has all roles' defaults; the role's own come first."""
     own = role.own_vars(gpuprov_node["os"])
     layers = [own, declared, role.defaults, all_defaults()]
     return Renderer(layers, mentioned, given={"gpuprov_node": gpuprov_node})
@@ -201,7 +201,7 @@ def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:
 def _instances(promise: Promise, renderer: Renderer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the facts of one promise: one, or one per item of its loop; none if its condition is false."""
     try:
-        # A condition on all items is evaluated before their list: the list may depend on variables that
+        # A condition without `item` is evaluated before the list of items, which may depend on variables that
         # differ between nodes, and would be rendered for each node even if the role is off.
         each = promise.loop is not None and _ITEM.search(str(promise.when)) is not None
         if not each and not renderer.condition(promise.when):
@@ -304,7 +304,7 @@ def _of_hardware(
 
 
 def _of_machine(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expectation]:
-    """Return the declared memory, CPUs and services, to be judged as in checks/host/host_basics.py."""
+    """Return expectations for declared memory, CPUs and services, as judged in checks/host/host_basics.py."""
     memory, cpus, services = variables = (
         "gpuprov_expected_memory_gib",
         "gpuprov_expected_cpus",

@@ -1,7 +1,7 @@
 """The mesh of workers, which are the members of the inventory's group `gpuprov_workers`; they run the role
 receptor and are not GPU nodes (service_hosts.py).
 
-A member's settings depend on all others: it listens if another one connects to it. So the list of nodes is
+A member's settings depend on all others: it listens if another member connects to it. So the list of nodes is
 made here from the whole group, and each member gets it as `receptor_nodes`.
 A group without a controller is not a mesh, and is left alone.
 """
@@ -116,7 +116,7 @@ def authority_folder(node: Node) -> Path:
 
 
 def authority_in(folder: Path) -> dict[str, str]:
-    """Return what nodes are compared with, from the authority's folder; empty if there is none. Only the
+    """Return the data that nodes are compared with, from the authority's folder; empty without one. Only the
     digest of the private key that signs work is taken. Raises InventoryError."""
     if not (folder / _CERTIFICATE).exists():
         return {}

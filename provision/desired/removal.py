@@ -1,8 +1,8 @@
 """Removal of roles from a node: what must be true afterwards, what stays for other roles, what forbids it.
 
 What must be true is the reverse of the roles' promises (roles/*/expect.yml): their packages, files and
-services are gone, and nothing of theirs is loaded. Two variables in a role's `vars` define the rest:
-`__ROLE_needs` (roles it builds on) and `__ROLE_stays` (packages, files and units it leaves in place).
+services are gone, and nothing that they loaded is in memory. Two variables in a role's `vars` define the
+rest: `__ROLE_needs` (roles it builds on) and `__ROLE_stays` (packages, files and units it leaves in place).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _lists: defaultdict[tuple[str, str], RenderCache[list[str]]] = defaultdict(Rende
 
 
 def named(roles: Sequence[str]) -> tuple[str, ...]:
-    """Sort these roles by the reverse order of `up`. Raises UsageError for one that does not exist."""
+    """Return these roles in the reverse order of `up`. Raises UsageError for one that does not exist."""
     for role in roles:
         if role not in all_roles():
             hint = did_you_mean(role, all_roles(), "roles: " + ", ".join(all_roles()))
@@ -101,7 +101,7 @@ def _with(view: View, roles: Collection[str]) -> View:
 
 
 def _without(view: View, remove: Collection[str]) -> View:
-    """Return the variables of the removed roles, switched on, since one that is off may have run before."""
+    """Return the node's variables with the removed roles, switched on because they may have run before."""
     return _with(view, remove).new_child({f"{role}_enabled": True for role in remove})
 
 
@@ -149,8 +149,8 @@ def _absence(promised: Expectation) -> bool:
 
 
 def _reversed(promised: Expectation) -> Iterator[Expectation]:
-    """Yield what is true instead of a promise once its role is gone; nothing for what only a boot, or nothing
-    at all, can take back, and for properties of the machine itself."""
+    """Yield the expectations that replace a promise once its role is gone; none for facts that only a boot,
+    or nothing at all, can revert, and for properties of the machine itself."""
     fact = promised.fact
     family, item, attribute = fact.partition(".")[0], _item(fact), fact.rpartition(".")[2]
     if attribute in _UNCHANGED:

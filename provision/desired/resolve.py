@@ -56,8 +56,8 @@ class Resolved:
 def views_of(
     fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None
 ) -> dict[str, View]:
-    """Return each node's variables as templates see them: resolved, declared, then Ansible's own, and what is
-    `given` to all."""
+    """Return each node's variables as templates see them: resolved, declared, Ansible's own, and values
+    `given` to all nodes."""
     shared: dict[str, Any] = {
         **(given or {}),
         "groups": {name: list(members) for name, members in fleet.groups.items()},
@@ -128,7 +128,7 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
         if is_dynamic(declared[name]):
             mentioned: set[str] = set()
             renderer = Renderer([{"gpuprov_node": gpuprov_node}, view, all_defaults()], mentioned)
-            with contextlib.suppress(NotPlainError, BadTemplateError):  # Ansible reports it for its own task
+            with contextlib.suppress(NotPlainError, BadTemplateError):  # Ansible reports it, in its own task
                 value = renderer.value(declared[name])
                 if not mentioned.isdisjoint(_OF_THE_FLEET):
                     values[name] = inert(value)
@@ -137,7 +137,7 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
 
 def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
     """Return the fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered,
-    including those of `--set`.
+    including values from `--set`.
 
     Connections outside Ansible need `ansible_host: "{{ inventory_hostname }}.cluster"` and vaulted passwords
     as plain values, and so do the readers of `gpuprov_rack`. Raises StackError like `resolve`.
@@ -311,7 +311,7 @@ def _question(node: str, asked: Sequence[str], variables: Mapping[str, Any]) -> 
 
 
 def _prepared(variables: Mapping[str, Any], asked: Sequence[str], answer: Path) -> dict[str, Any]:
-    """Return variables of a host that answers here. Wanted names have aliases, lest Ansible apply them."""
+    """Return variables of a host that answers here; aliases keep Ansible from applying the wanted names."""
     aliases = {f"resolve_{number}": variables[name] for number, name in enumerate(asked)}
     return {
         **variables,

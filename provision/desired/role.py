@@ -106,12 +106,12 @@ def _read_all(folder: Path, playbook: Path) -> Mapping[str, Role]:
         raise StackError(
             f"{playbook}: applies no role called {', '.join(forgotten)}", "add it in the right place"
         )
-    # A role that is also named early (package_lock pins before the others run) counts where it is last.
+    # A role that is also named early (package_lock pins before the others run) counts at its last position.
     return {name: roles[name] for name in reversed(dict.fromkeys(reversed(order)))}
 
 
 def _mentioned(playbook: Any) -> Iterator[str]:
-    """Yield every text of a playbook in order, with role names among them however the play includes them."""
+    """Yield every text of a playbook in order; role names are among them however the play includes roles."""
     if isinstance(playbook, str):
         yield playbook
     elif isinstance(playbook, Mapping):
@@ -167,7 +167,7 @@ def _promises(file: Path) -> Iterator[Promise]:
 
 
 def _problem(item: Any) -> str:
-    """Return what is wrong with an item of expect.yml; empty if nothing is."""
+    """Return an error message for an invalid item of expect.yml; empty if the item is valid."""
     if not isinstance(item, dict):
         return "must be a mapping with `fact`, one operator and `why`"
     operators = sorted(OPERATORS & item.keys())

@@ -1,8 +1,8 @@
 """Hosts of the inventory that are not GPU nodes.
 
-Members of a group that gives them a role of its own are provisioned, but not measured. A host whose only
-group is `gpuprov_slurm` has slurmctld or a login there: no verb observes or changes it. A GPU node that is
-also in that group stays a node.
+Members of a group with a role for that group are provisioned, but not measured. A host that is only in the
+group `gpuprov_slurm` has slurmctld or a login there: no verb observes or changes it. A GPU node that is also
+in that group stays a node.
 
 They are in the same inventory as the nodes they serve, so variables for all hosts reach them, too. Values
 that would make GPU nodes of them are overruled here, in one place; and only they take part in these roles.
@@ -27,10 +27,10 @@ _OF_GPU_NODES = frozenset(
 
 
 def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str]) -> dict[str, Any]:
-    """Return a node's variables with those that follow from being such a host, or not.
+    """Return a node's variables, adjusted to whether it is such a host.
 
     A list of roles that names one of the host's own was written for this host, and holds. Any other list is
-    meant for the GPU nodes; from `--set` (`overrides`), it means that nothing else is to be done now.
+    meant for the GPU nodes; from `--set` (`overrides`), it means that this host gets no role now.
     """
     own = [role for kind, role in ROLES.items() if kind & node.kind]
     foreign = {f"{role}_enabled": False for role in ROLES.values() if role not in own}
@@ -47,7 +47,7 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
 
 def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
     """Return the fleet without such hosts, for verbs that measure GPU nodes; `say` prints a line about them.
-    If nothing else was chosen, they were meant, and stay."""
+    If only such hosts were chosen, they stay."""
     rest = fleet.where(Kind.GPU)
     if not rest or len(rest) == len(fleet.nodes):
         return fleet
@@ -59,7 +59,7 @@ def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
 
 def apart(fleet: Fleet, say: Callable[[str], None] = lambda _line: None) -> Fleet:
     """Return the fleet with Slurm's own hosts among its `others`; `say` prints a line about chosen ones.
-    Raises InventoryError if nothing else was chosen."""
+    Raises InventoryError if only such hosts were chosen."""
     hosts = fleet.where(Kind.SLURM)
     if not hosts:
         return fleet

@@ -2,7 +2,7 @@
 
 Precedence, weakest first: role defaults < stack < inventory (group, host) < --set < the role's vars/<os>.yml.
 Overrides for hosts that are not GPU nodes come last (service_hosts.py).
-`gpuprov_node` (what was observed of the machine: OS, GPUs) is added by us and cannot be overridden.
+`gpuprov_node` (observed facts of the machine: OS, GPUs) is added by us and cannot be overridden.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def types() -> Mapping[str, tuple[str, str]]:
 
 
 def typed(fleet: Fleet) -> Fleet:
-    """Return the fleet with texts converted to the types that roles require, because INI has no other `false`
-    and quotes are easily written. Values that cannot be converted stay, for `check`. Nodes share as before.
+    """Return the fleet with texts converted to the types that roles require, since INI has no other `false` and
+    quotes are easily written. Other values stay, for `check`. Nodes keep sharing equal variables.
     """
     named = {name for node in fleet.nodes.values() for name in node.variables}
     # All roles' specs take long to read, and an inventory with only early variables does not need them.
@@ -129,7 +129,7 @@ def is_dynamic(value: Any) -> bool:
 
 
 def mistyped(name: str, value: Any) -> str:
-    """Return what the value of a role's option must be; empty if it is that, or a template, unknown yet."""
+    """Return the kind of value that a role's option requires; empty if `value` is valid or unknown yet."""
     return "" if name in _OWN_TYPES else _wrong(_options()[name], value)
 
 
@@ -143,7 +143,7 @@ def are_right(variables: Mapping[str, Any]) -> bool:
 
 
 def _wrong(option: Mapping[str, Any], value: Any) -> str:
-    """Return in words what `value` must be, by an option of an argument spec; empty if it is that, or not
+    """Return the kind of value that an option of an argument spec requires; empty if `value` is valid or not
     known yet."""
     kind = str(option.get("type", "str"))
     if value is None or (is_dynamic(value) and not isinstance(value, list)):

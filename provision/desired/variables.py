@@ -84,7 +84,7 @@ _POOL_LABEL = _text(
     r"(?!kubernetes\.io/hostname$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
     r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 )
-# Names, the test of their values, and the valid values in words.
+# Names, the test of their values, and the required kind of value as text.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
     (
@@ -197,7 +197,7 @@ _OTHERS = {
 }
 # Observed, never declared.
 RESERVED = frozenset({"gpuprov_node", "gpuprov_run"})
-_SURE = 0.9  # similarity from which a name without our prefix counts as a misspelling of ours
+_SURE = 0.9  # similarity from which a name without our prefix counts as a misspelling
 _NEAR = 0.75  # the same after the prefix of a role: nccl_verison
 _SAID = 5  # foreign variables that are named one by one
 
@@ -208,7 +208,7 @@ def known() -> frozenset[str]:
 
 
 def form(name: str) -> str:
-    """Return what a value of one of OWN must be, in words."""
+    """Return the kind of value that a variable of OWN requires, as text for messages."""
     if name in variable_types.NUMBERS:
         return "a whole number"
     return next((wanted for names, _, wanted in _PLAIN if name in names), _OTHERS.get(name, ""))
@@ -232,7 +232,7 @@ def check(
     fleet: Fleet, overrides: Mapping[str, Any], say: Callable[[str], None] = lambda _line: None
 ) -> None:
     """Refuse variables that look like ours but are not, and invalid values of our own. `say` prints a line
-    about variables that only share the prefix of a role of ours, such as another collection's.
+    about variables that only share a prefix with one of our roles, such as another collection's.
 
     Raises StackError with the variable, the nodes, the line (if found in the inventory's files) and similar
     names.
@@ -308,7 +308,7 @@ def _at(name: str, source: Path) -> str:
 
 
 def _foreign(name: str, where: Collection[str], ours: Collection[str]) -> bool:
-    """Return whether only the prefix is a role's of ours; False for what was typed for gpuprov alone."""
+    """Return whether a name only shares a role's prefix; False if it was typed for gpuprov alone."""
     if name.startswith("gpuprov_") or "--set" in where:
         return False
     if difflib.get_close_matches(name, ours, n=1, cutoff=_SURE):

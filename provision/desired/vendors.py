@@ -8,7 +8,7 @@ from typing import Any
 from provision.node.description import DEFAULT_VENDOR, MIXED
 
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
-CHECKED = ("nvidia", "amd")  # vendors whose GPUs the checks measure
+CHECKED = ("nvidia", "amd")  # vendors with GPUs that the checks measure
 # Roles for the host itself, whatever GPUs it has.
 HOST_ROLES = ("host_settings", "rdma", "package_lock")
 
@@ -52,12 +52,12 @@ HOST_ONLY = f"or list its roles for the host alone as gpuprov_roles: [{', '.join
 
 
 def only_observed(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Return whether no check measures the machine's GPUs, which are then of several vendors together."""
+    """Return whether no check measures the machine's GPUs, as with several vendors together."""
     return gpuprov_node["gpu"].get("vendor") not in (None, *CHECKED)
 
 
 def not_provisioned(gpuprov_node: Mapping[str, Any]) -> bool:
-    """Return whether no role provisions the machine's GPUs, which are then of several vendors together."""
+    """Return whether no role provisions the machine's GPUs, as with several vendors together."""
     return gpuprov_node["gpu"].get("vendor") not in (None, *NAMES)
 
 

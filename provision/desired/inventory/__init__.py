@@ -32,7 +32,7 @@ def find(argument: str | None, options: Sequence[str] | None = None, *, last_use
     (`provision.fleet.sources`).
 
     `last_used`: whether the last one may be taken. A verb that changes or loads nodes takes only an inventory
-    that is named, or that lies here. Raises InventoryError if there is none.
+    that is named, or that lies here. Raises InventoryError if none is found.
     """
     if named := [*([argument] if argument else []), *(options or ())]:
         if argument and options:
@@ -92,8 +92,7 @@ def remember(fleet: Fleet) -> None:
 def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
     """Read an inventory; one that is not plain is read with `ansible-inventory`, which gives the same result.
 
-    Nodes share their common variables, so none may be changed. Raises InventoryError (file, line, what to
-    do).
+    Nodes share their common variables, so none may be changed. Raises InventoryError (file, line, remedy).
     """
     for file in vault_password_files:
         if not os.access(file, os.R_OK):

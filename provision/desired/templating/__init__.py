@@ -215,7 +215,7 @@ class Renderer:
 
     def variable(self, name: str) -> Any:
         """Return the rendered value of a variable, or jinja2's `missing`."""
-        # Undefined names count, too: a rendering without the variable must not be reused where it exists.
+        # Undefined names count, too: a rendering without the variable must not be reused with it.
         self.mentioned.add(name)
         if name in self._rendered:
             return self._rendered[name]

@@ -80,7 +80,7 @@ def gpus():
 
 
 def modes_of(folder, kind):
-    """Return (current mode, supported modes); the current mode is None if the driver does not report it."""
+    """Return (current mode or None, supported modes) as the driver reports them."""
     present = text_of("%s/current_%s_partition" % (folder, kind))
     offered = text_of("%s/available_%s_partition" % (folder, kind))
     return present, [each.strip() for each in (offered or "").split(",") if each.strip()]
@@ -95,7 +95,7 @@ def users():
 
 
 def compare_partition(folder, kind, wanted):
-    """Return why this GPU cannot be partitioned so (empty if it can) and whether it differs from `wanted`."""
+    """Return why this GPU cannot be partitioned like this (empty if it can), and whether it differs."""
     present, offered = modes_of(folder, kind)
     address = os.path.basename(folder)
     if present == wanted:

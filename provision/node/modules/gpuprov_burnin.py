@@ -212,7 +212,7 @@ def refused(why, running=""):
 
 
 def make_home():
-    """Create the folder of all spools; raise ValueError if an existing one is not root's alone."""
+    """Create the folder of all spools; raise ValueError if an existing one is not root's alone to write."""
     os.makedirs(os.path.dirname(HOME), mode=0o755, exist_ok=True)
     try:
         os.mkdir(HOME, 0o700)
@@ -298,7 +298,7 @@ def collect(wanted):
         left -= len(data)
         more = more or offset + len(data) < size
         packed = base64.b64encode(zlib.compress(data, 6)).decode("ascii")
-        # Ansible masks the inventory's secrets in results; these have 3 letters or more, pairs do not match.
+        # Ansible masks secrets in results; they have at least 3 letters, so pairs of letters never match.
         packed = " ".join(packed[at : at + 2] for at in range(0, len(packed), 2))
         parts.append({"file": name, "offset": offset, "size": size, "data": packed})
     return False, dict(answer, parts=parts, more=more)
@@ -431,7 +431,7 @@ def remove(wanted):
 
 
 def spool_of(wanted):
-    """Return (requested campaign, its spool); the spool is empty if there is none."""
+    """Return (requested campaign, its spool); the spool is empty if it does not exist."""
     campaign = wanted["campaign"] or newest()
     spool = os.path.join(HOME, campaign)
     return campaign, spool if campaign and os.path.isdir(spool) else ""
@@ -458,7 +458,7 @@ def alive(campaign):
 
 
 def newest():
-    """Return the campaign whose unit is installed, else the latest one; empty if there is none."""
+    """Return the campaign of the installed unit, else the newest campaign; empty without any."""
     try:
         names = [name for name in os.listdir(HOME) if CAMPAIGN.match(name)]
     except OSError:

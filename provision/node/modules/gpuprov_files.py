@@ -76,7 +76,7 @@ HIDDEN = "(a secret)"  # shown in a diff instead of secret text
 
 
 class InvalidError(Exception):
-    """A new file that the program that reads it rejects."""
+    """A new file rejected by the program that will read it."""
 
 
 def found(path):
@@ -102,7 +102,7 @@ def write(module, path, content, mode, program):
             raise InvalidError("{0} refuses it: {1}".format(program[0], said.replace(temporary, path)))
     if not int(mode, 8) & 0o004 and os.path.exists(path):
         os.chmod(path, 0o600)  # the move keeps the mode of an existing file
-    before = os.umask(0o077)  # nobody else may read a new file before its mode is set
+    before = os.umask(0o077)  # keeps a new file private until its mode is set
     try:
         module.atomic_move(temporary, path)
     finally:
@@ -110,7 +110,7 @@ def write(module, path, content, mode, program):
 
 
 def make(module, entry):
-    """Bring one file to its desired state. Returns the difference for --diff, or None if it was right."""
+    """Bring one file to its desired state. Returns the difference for --diff, or None if unchanged."""
     path, secret = entry["path"], entry.get("secret")
     content = entry["content"] if secret is None else secret
     before = found(path)

@@ -123,7 +123,7 @@ def number(text):
 
 
 def together(sentences):
-    """Merge [(GPU index, sentence)] into one line per sentence that lists all its GPUs."""
+    """Group [(GPU index, sentence)] into one line per sentence, with all its GPUs."""
     gpus = {}
     for index, sentence in sentences:
         gpus.setdefault(sentence, []).append(str(index))
@@ -243,7 +243,7 @@ def pending(gpus):
 
 
 def compare(wanted, gpus, ask):
-    """Return (refusals, names of differing settings, GPUs whose ECC must change). `ask` runs nvidia-smi."""
+    """Return (refusals, names of differing settings, GPUs with an ECC change). `ask` runs nvidia-smi."""
     refused, differs, change = [], [], []
     if any(wanted[name] for name in FORGETFUL):
         sentence = (

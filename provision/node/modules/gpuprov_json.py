@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module that merges settings into a shared JSON file and rejects invalid JSON with its line."""
+"""Ansible module that merges settings into a shared JSON file and reports the line of invalid JSON."""
 
 DOCUMENTATION = r"""
 module: gpuprov_json

@@ -94,7 +94,7 @@ def folder_of(launch):
 
 
 def run(argv, timeout=20, **options):
-    """Return (exit status, output) of a program; the status is None if it did not start or end in time."""
+    """Return (exit status, output) of a program, with None as status if it did not start or end in time."""
     try:
         done = subprocess.run(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False, **options
@@ -127,7 +127,7 @@ def authorized_keys(account):
 
 def keeper(keys, account):
     """Return the account that edits the file of keys: root if only root can change its parent folders.
-    Otherwise it is the login user, whose links may lead anywhere."""
+    Otherwise it is the login user, because that user's links may lead anywhere."""
     folder = os.path.dirname(keys)
     while folder != os.path.dirname(folder):
         if os.path.lexists(folder):
@@ -264,7 +264,7 @@ def slurm(hostname):
 
 
 def looked(launch, account, params):
-    """Open a launch and return what the controller needs to know about this node."""
+    """Open a launch and return the node's data for the controller."""
     hostname = socket.gethostname().partition(".")[0]
     mpirun = params["mpirun"] or next(filter(None, map(shutil.which, MPIRUNS)), "mpirun")
     status, said = run([mpirun, "--version"])

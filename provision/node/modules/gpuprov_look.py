@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module that reads everything a role step decides on in one task."""
+"""Ansible module that reads in one task everything that a role step bases its decisions on."""
 
 DOCUMENTATION = r"""
 module: gpuprov_look
@@ -132,7 +132,7 @@ def found_in(path, names, depth, contains):
 
 
 def mistake(name, value, check):
-    """Return what is wrong with a value of a dictionary option; None if nothing is."""
+    """Return an error message for an invalid value of a dictionary option, or None."""
     try:
         check(value)
     except (KeyError, TypeError, ValueError, re.error) as error:

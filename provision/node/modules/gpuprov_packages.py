@@ -218,7 +218,7 @@ LANGUAGE = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "APT_LISTCHANGES
 
 
 def family():
-    """Return `redhat` or `debian` from os-release, as a machine may have both package managers."""
+    """Return `redhat` or `debian` from os-release, since a machine may have both package managers."""
     found = {}
     with open("/etc/os-release", encoding="utf-8") as text:
         for line in text:
@@ -307,7 +307,7 @@ class Apt(Manager):
     hidden = staticmethod(lambda _name: "")  # pins hide no version from apt-cache madison
 
     def fail(self, command, code, out, error):
-        """Add the files of a rejected source (apt prints only its URL) and held packages to apt's error."""
+        """Add to apt's error the files of a rejected source (apt prints only its URL) and held packages."""
         url = re.search(r" regarding source (\S+?)/? ", error)
         files = (
             sorted(glob.glob("/etc/apt/sources.list") + glob.glob("/etc/apt/sources.list.d/*")) if url else []
@@ -406,7 +406,7 @@ class Apt(Manager):
         return True
 
     def brought(self, names):
-        """Return the packages that would go along, those of them to name explicitly, and the manual ones."""
+        """Return the packages that would go along, the subset to name explicitly, and the manual packages."""
         # apt removes everything that depends on a package, and autoremove also unrelated packages (`anyway`).
         # A suggestion by another package must not keep a package.
         trial = ("apt-get", "--simulate", "-o", "APT::AutoRemove::SuggestsImportant=0")
@@ -416,7 +416,7 @@ class Apt(Manager):
         return going, going - anyway, self.must("apt-mark", "showmanual").split()
 
     def make_room(self, others, specs):
-        """Remove packages that share files with the new ones but declare no conflict, after a download."""
+        """Download the new packages, then remove others that share files but declare no conflict."""
         if specs and not self.module.check_mode:
             command = self.installing(specs)
             self.must(command[0], "--download-only", *command[1:])
@@ -446,7 +446,7 @@ class Dnf(Manager):
         return code == DNF_LOCKED
 
     def fail(self, command, code, out, error):
-        """Add the locks on the task's packages to the error, because dnf reports locked ones as missing."""
+        """Add locks on the task's packages to the error, because dnf reports locked packages as missing."""
         hidden = "Unable to find a match" in error
         locks = [lock for lock in read_locks() if is_lock_on(lock, self.named)] if hidden else []
         words = [repr(str(lock)) for lock in locks]
@@ -571,12 +571,12 @@ class Dnf(Manager):
         return False
 
     def forget(self, names):
-        """Remove the locks of removed packages, with which dnf would refuse to install other versions."""
+        """Remove the locks of removed packages, which would keep dnf from installing other versions."""
         self.locks = [lock for lock in read_locks() if lock[0] != "!"]
         self.mark(False, {*names, *(re.sub("-[^-]+-[^-]+$", "", spec) for spec in self.removed)})
 
     def let_go_before(self, names, _named):
-        """Return all held packages, because a lock also blocks packages that are named."""
+        """Return all held packages, because a lock also blocks explicitly named packages."""
         return names
 
     def mark(self, held, names):
@@ -639,20 +639,20 @@ def read_locks():
 
 
 def is_lock_on(lock, names):
-    """Return whether a lock (NAME-VERSION, !NAME-VERSION) covers one of the packages, even by a pattern."""
+    """Return whether a lock (NAME-VERSION, !NAME-VERSION) covers one of the packages, by name or pattern."""
     ends = [match.start() for match in re.finditer(r"-(?=[\d*?\[])", lock)]
     return any(matches(name, [lock[:end].lstrip("!") for end in ends]) for name in names)
 
 
 def kept(names, command):
-    """Return the error line about held or locked packages; empty if there are none."""
+    """Return the error line about held or locked packages; empty without any."""
     listed = " ".join(names)
     return "E: Somebody keeps back: {0}. Release: {1} {0}\n".format(listed, command) if names else ""
 
 
 def is_lock_of(lock, name):
     """Return whether a lock names only this package and is not a pattern over several."""
-    rest = r"-(\d+:)?\d[^-]*(-[^-]*)?$"  # cuda-toolkit-13-0-0:13.0.2-1 is no lock of cuda-toolkit
+    rest = r"-(\d+:)?\d[^-]*(-[^-]*)?$"  # cuda-toolkit-13-0-0:13.0.2-1 does not lock cuda-toolkit
     return re.match(r"!?(\d+:)?{0}{1}".format(re.escape(name), rest), lock) is not None
 
 
@@ -835,7 +835,7 @@ def hold_again(manager, names):
 
 
 def complete(module, manager, names, brings):
-    """Restore the files of the packages and their modes. Returns the paths that were not right."""
+    """Restore the files of the packages and their modes. Returns the corrected paths."""
     missing = [path for path in brings if not os.path.exists(path)]
     if missing and not module.check_mode:
         manager.install_again(names)
@@ -853,7 +853,7 @@ def give(module, path, mode):
 
 
 def hold(module, manager, names, held, missing_is_wrong):
-    """Hold or release the packages. Returns those whose hold changed."""
+    """Hold or release the packages. Returns the packages that changed."""
     status = manager.status()
     absent = sorted(set(names) - set(status))
     if absent and held and missing_is_wrong:

@@ -85,7 +85,7 @@ _ARMOUR = re.compile(
 
 
 class NotAKeyError(Exception):
-    """Data that is not an OpenPGP public key; the message states what is wrong with it."""
+    """Data that is not an OpenPGP public key; the message is the reason."""
 
 
 def dearmour(data):

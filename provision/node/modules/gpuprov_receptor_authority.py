@@ -108,7 +108,7 @@ NODE_NAME = "1.3.6.1.4.1.2312.19.1"
 # From NodeCfg.Init of pkg/types/main.go; above 127 characters, the length in a certificate takes two bytes.
 NODE = re.compile(r"[.\-_@:a-zA-Z0-9]{1,127}")
 BITS = 3072
-# A node whose clock is behind would reject a certificate that is valid only from now on.
+# A node with a slow clock would reject a certificate that is valid only from now on.
 BEFORE = datetime.timedelta(hours=1)
 CERTIFICATE, KEY = "ca.crt", "ca.key"
 WORK_PUBLIC, WORK_PRIVATE = "work-public-key.pem", "work-private-key.pem"
@@ -263,7 +263,7 @@ def names(node, address):
 
 
 def make(folder, days):
-    """Create an authority; its certificate is written last, so where it exists, everything does."""
+    """Create an authority; its certificate is written last, as proof that everything else exists."""
     key, work = new_key(), new_key()
     subject = named("gpuprov Receptor mesh")
     begin = now() - BEFORE
@@ -292,7 +292,7 @@ def there(folder):
 
 
 def opened(folder, days, only_look):
-    """Return the authority, created if needed, and whether it is new; None if `only_look` forbids that."""
+    """Return (authority, whether it is new), created if needed; with `only_look`, None instead."""
     if there(folder):
         return Authority(folder), False
     if only_look:
@@ -338,7 +338,7 @@ def why_new(authority, text, key, node, address, renew_days):
         found = []
     if list(found) != names(node, address):
         return "its name or address has changed"
-    # A new certificate could not outlive the authority's own either.
+    # Renewal cannot help if the certificate ends with the authority's own.
     left = expiry(certificate) - now()
     if left < datetime.timedelta(days=renew_days) and expiry(certificate) < expiry(authority.certificate):
         return "its certificate expires on {0:%Y-%m-%d}".format(expiry(certificate))
@@ -352,7 +352,7 @@ def answer(asked, only_look):
         raise RefusedError("{0!r} cannot be the name of a node of Receptor".format(node))
     folder = os.path.expanduser(asked["folder"]) or default_folder()
     authority, new = opened(folder, asked["authority_days"], only_look)
-    # In check mode, a node without a key has sent no request, but it will.
+    # In check mode, a node without a key has not sent its request yet.
     found = {"folder": folder, "changed": new or (only_look and not request), "reason": ""}
     found.update(authority="", certificate=asked["certificate"], work_public_key="")
     if authority is None:

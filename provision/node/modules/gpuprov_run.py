@@ -5,10 +5,10 @@ Standard library and Ansible's own module_utils only, Python 3.6 syntax, since i
 gets its own session, so that a deadline ends everything it started; a child that cannot be killed (D state
 after an Xid 119) is left behind rather than waited for. No shell is involved.
 
-A program with `beside` runs while the program of that name does and is ended with it; its outcome does not
-affect the other program. The kernel's messages of that time are one more output.
+A program with `beside` runs during the program of that name and is ended with it; its outcome does not
+affect that program. The kernel's messages of that time are one more output.
 
-Nobody can read the result of a run that was interrupted, or whose controller is gone: `Heartbeat` then ends
+If a run was interrupted, or its controller is gone, its result can no longer be read: `Heartbeat` then ends
 the running programs and starts no more.
 
 The module is this long because Ansible sends a module as one file.
@@ -342,7 +342,7 @@ def listening(port):
 
 
 class Companion(threading.Thread):
-    """Thread that runs a program beside another; `finish` ends it and returns its output in bounded time."""
+    """Thread that runs a program next to another; `finish` ends it and returns its output in bounded time."""
 
     def __init__(self, command, cap):
         threading.Thread.__init__(self, daemon=True)
@@ -429,7 +429,7 @@ class Heartbeat(threading.Thread):
             return False
         try:
             # Ansible skips blank lines before a module's result. sudo with its own terminal copies our
-            # output, and notices that nobody reads it only when we write.
+            # output, and notices a missing reader only when we write.
             os.write(1, b"\n")
         except (BlockingIOError, InterruptedError):
             pass
@@ -592,7 +592,7 @@ def main():
 
 
 def misuse(commands):
-    """Return what is wrong with the call; empty if nothing is."""
+    """Return an error message for an invalid call; empty if the call is valid."""
     alone = [command["name"] for command in commands if not command.get("beside")]
     for command in commands:
         if not command["argv"]:

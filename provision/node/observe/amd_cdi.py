@@ -1,8 +1,8 @@
 """The CDI specification for AMD's GPUs, and whether it matches this machine.
 
 `amd-ctk cdi generate` writes it as JSON: device N is a GPU, or a partition of one, with its card, its render
-node and /dev/kfd; the device `all` has those of all. The topology of the compute driver defines the expected
-devices, in which each partition has a render node of its own.
+node and /dev/kfd; the device `all` has the files of all. The topology of the compute driver defines the
+expected devices, where each partition has a separate render node.
 """
 
 import os

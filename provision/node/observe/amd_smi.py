@@ -15,7 +15,7 @@ from provision.node.observe.system import bus_address, gpus_of
 from provision.node.observe.vendors import AMD
 
 AMD_SMI = ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi", "/opt/rocm/core/bin/amd-smi")
-AMD_PATIENCE = 3  # times the usual timeout; nobody has published how long eight GPUs take
+AMD_PATIENCE = 3  # multiple of the usual timeout; no figure has been published for eight GPUs
 # Prints all sections available on this machine. A guest of a hypervisor (SR-IOV) has no limits, and with ROCm
 # up to 6.3 no RAS; amd-smi rejects a call that names a missing section (amdsmi_parser.py: is_baremetal).
 STATIC = ("static", "--json")
@@ -37,8 +37,8 @@ def within(entry, *names):
 def memory_ecc(blocks):
     """Return ENABLED or DISABLED for the memory block; None if the memory is not the GPU's own.
 
-    On a GPU in the CPU's socket, or one connected to the CPU by xGMI, the driver manages only three blocks
-    (amdgpu_ras.c); errors of their memory are counted as errors of the CPU's (edac.controllers).
+    For a GPU in the CPU's socket, or one connected to the CPU by xGMI, the driver manages only three blocks
+    (amdgpu_ras.c); errors of their memory are counted with the CPU's (edac.controllers).
     """
     states = blocks if isinstance(blocks, dict) else {}
     managed = [name for name in states if states[name] == "ENABLED"]
@@ -93,7 +93,7 @@ def amd_probe(name, words, parse, without=lambda: None):
 
 
 def left_out(listed, by_whom):
-    """Return a line per GPU on the bus that is not listed, as a lost one is not (burnin/amd_gpus.py)."""
+    """Return a line per unlisted GPU on the bus; a lost GPU leaves the list (burnin/amd_gpus.py)."""
     on_bus = [address for address in gpus_of(AMD, "amdgpu") if address not in listed]
     return ["%s: not listed by %s" % (address, by_whom) for address in on_bus]
 
@@ -104,7 +104,7 @@ def parse_list(names, output):
 
 
 def amd_silent_probe(name):
-    if not os.path.isdir(at(MODULE)):  # without the driver, no GPU fails to answer it
+    if not os.path.isdir(at(MODULE)):  # without the driver, no GPU counts as silent
         return Probe([name], read=lambda: {name: []})
     return amd_probe(
         name, ("list", "--json"), parse_list, lambda: left_out(kfd_properties(), "the compute driver")

@@ -1,7 +1,7 @@
 """AMD's Instinct GPUs as seen by the amdgpu driver, from sysfs alone; neither ROCm nor a tool is needed.
 
 `amdgpu.devices` has one entry per GPU on the PCI bus, in address order; each die of an MI250 module is one.
-A value that the driver does not provide is None; for counters that it does not provide now, `unread` has the
+Values that the driver does not provide are None; for counters that it does not provide now, `unread` has the
 reason, and they are not zero.
 """
 
@@ -30,7 +30,7 @@ COUNTS = "_err_count"  # suffix of error counter files, such as umc_err_count; e
 
 
 def amdgpu_version():
-    """Return the driver's version, the kernel's release for an in-tree driver; None if it is not loaded."""
+    """Return the driver's version, or the kernel's release for an in-tree driver; None if not loaded."""
     if not names_in(MODULE):
         return None
     return read_line(MODULE + "/version") or "kernel " + (
@@ -76,7 +76,7 @@ def ras_counters(folder, unread):
 
 
 def bad_pages(folder, unread):
-    """Count the bad memory pages, and those of them that the driver has not reserved (yet)."""
+    """Count the bad memory pages, in total and not (yet) reserved by the driver."""
     try:
         text = read_text(folder + "ras/gpu_vram_bad_pages", 1024 * 1024)
     except ReadError as reason:
@@ -173,7 +173,7 @@ def kfd_memory(folder):
 
 def xgmi_links(row):
     """Count the links to all other GPUs, and the linked GPUs, in the driver's row (`00 01 01 01`). The row
-    does not identify the GPUs; its order is that in which the driver was bound to them."""
+    does not identify the GPUs; it is in the order in which the driver was bound to them."""
     try:
         numbers = [int(cell, 16) for cell in (row or "").split()]
     except ValueError:
@@ -185,7 +185,7 @@ def xgmi_links(row):
 
 
 def fatal_error(folder):
-    """Return whether the GPU reports a fatal PCIe error that nobody has cleared; None if its configuration
+    """Return whether the GPU reports a fatal PCIe error that was never cleared; None if its configuration
     space cannot be read."""
     try:
         config = read_bytes(folder + "config") or b""
@@ -207,7 +207,7 @@ def amdgpu_device(address, computing):
     unread = []
 
     def given(name, place=folder):
-        # The driver refuses to let some files be read while the GPU is being reset.
+        # Some files of the driver are unreadable while the GPU is being reset.
         try:
             return read_line(place + name) or None
         except ReadError as reason:
@@ -239,7 +239,7 @@ def amdgpu_device(address, computing):
     if known:
         entry.update(compute_units=known["compute_units"], partitions=known["partitions"])
         entry["xgmi_to"] = known["linked"]
-        # An MI300A has no memory of its own; only the topology shows how much the driver may use.
+        # An MI300A has no separate memory; only the topology shows how much the driver may use.
         entry["memory_bytes"] = entry["memory_bytes"] or known["memory_bytes"] or None
     entry.update(xgmi_links(given("xgmi_num_links")))
     entry.update(ras_counters(folder, unread))
@@ -266,7 +266,7 @@ def amdgpu_taken():
 
 
 def amdgpu_partitions(kind):
-    """Return the distinct modes of the driver's GPUs; an empty one belongs to a GPU that reports none."""
+    """Return the distinct modes of the driver's GPUs; an empty one stands for a GPU that reports none."""
     names = {read_line("%scurrent_%s_partition" % (folder, kind)) or "" for folder in amdgpu_taken()}
     return sorted(names)
 

@@ -49,7 +49,7 @@ def members(mapping):
 
 
 class Child:
-    """A forked process whose output is collected and which may be left behind."""
+    """A forked process with collected output, which may be left behind."""
 
     def __init__(self, function):
         self.handle, writer = os.pipe()
@@ -98,7 +98,7 @@ def write_all(data):
 
 
 def attempt(probe, function, *arguments):
-    """Return the facts and the problems of one probe. A fact whose value is a ReadError is a problem."""
+    """Return the facts and the problems of one probe. A ReadError as a fact's value is a problem."""
     try:
         found = function(*arguments)
         unread = {name: str(value) for name, value in found.items() if isinstance(value, ReadError)}

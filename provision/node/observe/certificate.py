@@ -30,7 +30,7 @@ def der_list(data):
 
 
 def pem_block(data, labels):
-    """Return the decoded content of the first block with one of these labels; None if there is none."""
+    """Return the decoded content of the first block with one of these labels, or None."""
     import binascii
 
     body = None

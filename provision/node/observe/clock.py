@@ -1,4 +1,4 @@
-"""Clock facts (whether it is synchronised, by which program) and how long the machine has run.
+"""Clock facts (state of synchronisation, the program behind it) and the machine's uptime.
 
 A container without permission to set the clock uses the host's, and both clock facts are then "host".
 """

@@ -94,7 +94,7 @@ def cdi_minor(path, label):
 
 
 def cdi_of_machine():
-    """Yield the device files of this machine's GPUs, and of the instances of a partitioned GPU instead."""
+    """Yield the device files of this machine's GPUs, or of a GPU's instances if it is partitioned."""
     folder = "/proc/driver/nvidia/gpus"
     for address in names_in(folder):
         minor = cdi_minor("%s/%s/information" % (folder, address), "Device Minor")
@@ -113,7 +113,7 @@ def cdi_of_machine():
 
 
 def cdi_stale(specification):
-    """Yield what the specification names but this machine lacks, or has under another device number."""
+    """Yield the files and the driver version in the specification that do not match this machine."""
     here = set(cdi_of_machine())
     for path, numbers in specification.nodes.items():
         found = cdi_numbers(path)
@@ -143,7 +143,7 @@ def cdi_present_driver(specification):
 
 
 def cdi_driver(specification):
-    """Return the version of the driver's libraries in it, or all versions if they differ."""
+    """Return the driver version in the specification's library names; all versions if they differ."""
     versions = set()
     for path in specification.files:
         for stem in ("/libcuda.so.", "/libnvidia-ml.so."):

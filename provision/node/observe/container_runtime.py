@@ -53,7 +53,7 @@ def docker_value(what):
 
 
 def toml_value(path, table, key):
-    """Return the value of a key in the table whose name ends in `table`, as text without quotes."""
+    """Return the value of a key, as text without quotes, in the table with a name ending in `table`."""
     return toml_text_value(read_text(path) or "", table, key)
 
 

@@ -90,7 +90,7 @@ def driver_broken_libraries():
 
 
 def first_bytes(path):
-    """Return the first four bytes of the file behind a path; empty if there is none."""
+    """Return the first four bytes of the file behind a path; empty if it does not exist."""
     try:
         with open(at(path), "rb") as file:
             return file.read(4)

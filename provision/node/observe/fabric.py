@@ -13,7 +13,7 @@ from provision.node.observe.package import (
 )
 from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, single
 
-# Up to 580 the branch is part of the name (nvidia-imex-580), later not; rpm once had one more hyphen.
+# Up to 580, package names contain the branch (nvidia-imex-580); rpm's once had one more hyphen.
 FABRIC_PACKAGES = {
     "manager": ("nvidia-fabricmanager", "nvidia-fabric-manager"),
     "imex": ("nvidia-imex",),
@@ -24,7 +24,7 @@ LOG_LINE = r"\[([A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d)\] \[([A-Z]{1,10})\] 
 LOGS = {"manager_log": "/var/log/fabricmanager.log", "imex_log": "/var/log/nvidia-imex.log"}
 LOG_TAIL = 4 * 1024 * 1024
 LOG_ROWS = 100  # per log; the latest are kept
-# Each job writes dozens of INFO lines; only those that end a fault or name a peer are kept.
+# Each job writes dozens of INFO lines; only ends of faults and lines with a peer's name are kept.
 ENDINGS = (
     "Successfully configured all the available ",
     "successfully setup multicast team ",

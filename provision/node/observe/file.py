@@ -53,7 +53,7 @@ def file_attribute(path, attribute):
 
 
 def read_only_mounts():
-    """Return local file systems that are mounted read-only, but not because of /etc/fstab."""
+    """Return local file systems that are mounted read-only without `ro` in /etc/fstab."""
     wanted = [
         line.split() for line in (read_text("/etc/fstab") or "").splitlines() if line.strip()[:1] != "#"
     ]

@@ -5,7 +5,7 @@ from provision.node.observe.probe import FAMILIES, Family, one_each
 
 
 def group_attribute(name, attribute):
-    """Return whether a group exists, or the `members` that its own line lists; None without such a group."""
+    """Return whether a group exists, or its `members` in /etc/group; None without such a group."""
     for line in (read_text("/etc/group", 4 * 1024 * 1024) or "").splitlines():
         fields = line.split(":")
         if len(fields) == 4 and fields[0] == name:

@@ -1,4 +1,4 @@
-"""Network cards with RDMA, all in one fact each, so that no card's name must be known beforehand.
+"""Network cards with RDMA, in facts about all cards, so that their names need not be known.
 
 `hca.ports` and `hca.counters` have an entry for each port in /sys/class/infiniband; `hca.functions` has such
 cards on the PCI bus, with or without a driver; `hca.mtus` the MTU in force of each `DEVICE/PORT`;
@@ -178,7 +178,7 @@ def link_downs_probe(name):
 
 
 def functions():
-    """Return the PCI functions of such cards, which are Mellanox's or have the class InfiniBand."""
+    """Return the PCI functions of network cards, by Mellanox or with the class InfiniBand."""
     found = []
     for address in names_in(PCI_FOLDER):
         folder = "%s/%s/" % (PCI_FOLDER, address)

@@ -1,4 +1,4 @@
-"""Whether the newest result of the node's own health program (gpuprov-node-health) is fresh."""
+"""Freshness of the newest result of the node's own health program (gpuprov-node-health)."""
 
 from provision.node.observe.files import ReadError, read_line, read_text
 from provision.node.observe.probe import FAMILIES, whole_family

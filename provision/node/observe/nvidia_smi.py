@@ -1,8 +1,8 @@
 """Values reported by nvidia-smi; `nvidia_smi.FIELD` is a field of --query-gpu, a list in index order.
 
-One call reads all requested fields. Their names are those of `nvidia-smi --help-query-gpu`, except
+One call reads all requested fields. They are named as in `nvidia-smi --help-query-gpu`, except
 `nvidia_smi.silent`: the GPUs on the PCI bus that do not answer the loaded driver, with the reason; and
-`nvidia_smi.without_cluster`, `nvidia_smi.without_clique`: the GPUs whose NVLink fabric has none (zeros)."""
+`nvidia_smi.without_cluster`, `nvidia_smi.without_clique`: the GPUs without such an NVLink id (zeros)."""
 
 import os
 
@@ -167,7 +167,7 @@ def parse_query(names, output):
 
 def nvidia_smi_probes(names):
     if SILENT in names and not os.path.exists(at("/proc/driver/nvidia/version")):
-        others = [name for name in names if name != SILENT]  # without the driver, no GPU fails to answer it
+        others = [name for name in names if name != SILENT]  # without the driver, no GPU counts as silent
         rest = nvidia_smi_probes(others) if others else []
         return [Probe([SILENT], read=lambda: {SILENT: []}), *rest]
     return [query(names)]

@@ -7,7 +7,7 @@ DRIVES = "/sys/class/nvme"
 
 
 def nvme_drives():
-    """Return one entry per PCIe controller; those of a fabric (RDMA, TCP) are not local drives."""
+    """Return one entry per PCIe controller; fabric controllers (RDMA, TCP) are not local drives."""
     found = []
     for name in names_in(DRIVES):
         folder = "%s/%s/" % (DRIVES, name)

@@ -13,7 +13,7 @@ DATABASE = {}  # package -> its paragraphs, read once for several families
 
 
 def dpkg_database():
-    """Return dpkg's paragraphs by package. Those of an interrupted dpkg come last, because they override."""
+    """Return dpkg's paragraphs by package. An interrupted dpkg's come last, because they override others."""
     if not DATABASE:
         found = {}
         for paragraph in dpkg_paragraphs():
@@ -79,7 +79,7 @@ def package_facts(names, found):
 
 
 def has_rpm():
-    """Return whether rpm, not dpkg, manages this machine's packages; either may be there as a mere tool."""
+    """Return whether rpm, not dpkg, manages this machine's packages; either may be just an extra tool."""
     family = os_family(os_release())
     return family == "redhat" or (family != "debian" and not os.path.exists(at("/var/lib/dpkg/status")))
 
@@ -94,7 +94,7 @@ def dnf_lines():
 
 
 def dnf5_locks():
-    """Return (name, [(key, comparator, value)]) of each lock of dnf 5, whose conditions must all be met."""
+    """Return (name, [(key, comparator, value)]) of each lock of dnf 5; all its conditions must be met."""
     found = []
     for line in (read_text("/etc/dnf/versionlock.toml") or "").splitlines():
         key, _, value = [part.strip().strip("\"'") for part in line.partition("=")]
@@ -109,7 +109,7 @@ def dnf5_locks():
 
 
 def dnf_locks():
-    """Return dnf's version locks as patterns of dnf 4; from dnf 5's TOML, only those of exact versions."""
+    """Return dnf's version locks as patterns of dnf 4; dnf 5's TOML contributes only exact versions."""
     locks = [line for line in dnf_lines() if line[0] != "!"]
     for name, conditions in dnf5_locks():
         locks += [name + "-" + value for _, comparator, value in conditions if comparator in ("=", "==")]
@@ -189,10 +189,10 @@ def dnf_repositories(files):
 
 
 def address_problem(values):
-    """Return what is wrong with a repository's address, as far as this machine's files show."""
+    """Return an error message about a repository's address, as far as this machine's files show one."""
     addresses = [values.get(key, "") for key in ("baseurl", "mirrorlist", "metalink")]
     skipped = values["skip_if_unavailable"].lower() not in OFF
-    # dnf 5 skips no repository without an address.
+    # dnf 5 never skips a repository without an address.
     if not any(addresses):
         dnf5 = os.path.exists(at("/usr/bin/dnf5"))
         return "" if skipped and not dnf5 else "has no address: no baseurl, no mirrorlist and no metalink"

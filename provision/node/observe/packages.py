@@ -1,7 +1,7 @@
-"""Installed packages whose names match a shell pattern (packages.libnvidia-*.versions), and obstacles.
+"""Installed packages by shell pattern (packages.libnvidia-*.versions), and obstacles to changing them.
 
-Obstacles are settings of others that keep apt or dnf from the declared versions: sources, pins, excludes,
-holds, version locks. Holds by the roles are none, since the roles release packages before they move them."""
+Obstacles are settings of others that keep apt or dnf from the declared versions (sources, pins, excludes,
+holds, locks). The roles' own holds do not count, since the roles release packages before they move them."""
 
 import os
 
@@ -73,7 +73,7 @@ def parse_rpm_all(facts, output):
 
 
 def apt_files(main, ends):
-    """Return (path, text) of apt's main file and those in its folder, in apt's order of reading."""
+    """Return (path, text) of apt's main file and the files in its folder, in apt's order of reading."""
     return texts_of([main], main + ".d", ends)
 
 
@@ -103,7 +103,7 @@ def source_keys(path, text):
     if path.endswith(".sources"):
         found = [one for one in deb822_paragraphs(text) if one.get("enabled", "yes").lower() not in OFF]
         values = [one.get("signed-by", "") for one in found]
-        # The value may be a key itself, whose base64 lines may begin like a path.
+        # The value may be a key itself, with base64 lines that may begin like a path.
         return [
             word for text in values if "-----BEGIN" not in text for word in text.split() if word[0] == "/"
         ]
@@ -369,7 +369,7 @@ def packages_probes(names):
     asked, sources, overruled = kinds["versions"], kinds["source_problems"], kinds["overruled_by"]
     probes = [single(name, enabled_stream, item_of(name)) for name in kinds["stream"]]
     if sources and has_rpm():
-        # Without plugins, because one of them queries a vendor's server and writes a repository of its own.
+        # Without plugins, because one of them queries a vendor's server and writes its own repository file.
         command = ["dnf", "--cacheonly", "--setopt=plugins=0", "repolist", "--all"]
         probes.append(Probe(sources, command=command, parse=parse_repositories, patience=2))
     elif sources:

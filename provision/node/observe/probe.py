@@ -1,5 +1,5 @@
 """Building blocks of fact families. A family is one file of this folder, named after the first word of its
-facts; it registers itself in FAMILIES, and is sent only to nodes from which one of its facts is needed."""
+facts; it registers itself in FAMILIES, and is sent only to nodes that are queried for one of its facts."""
 
 import os
 
@@ -64,7 +64,7 @@ def single(fact, function, *arguments):
 
 
 def one_each(function):
-    """Return a maker of one probe per fact, which calls `function` with the fact's item and attribute."""
+    """Return a function that makes a probe per fact, where `function` gets the fact's item and attribute."""
     return lambda names: [single(name, function, item_of(name), attribute_of(name)) for name in names]
 
 

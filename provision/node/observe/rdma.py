@@ -43,7 +43,7 @@ def port_folder(item):
 
 
 def read_or_none(path):
-    """Read a line, or None also if the kernel returns an error for an empty entry of a table."""
+    """Read a line; also return None if the kernel gives an error, as for an empty entry of a table."""
     try:
         return read_line(path)
     except ReadError:
@@ -84,8 +84,8 @@ def gid_table(item):
 
 
 def roce_v2_ipv4(item, gids=None):
-    """Return the indexes of IPv4 addresses for RoCE v2 in the GID table (read unless it is given), which is
-    what NCCL_IB_GID_INDEX must be set to."""
+    """Return the indexes of IPv4 addresses for RoCE v2 in the GID table (read unless it is given), as values
+    for NCCL_IB_GID_INDEX."""
     folder = port_folder(item)
     gids = gid_table(item) if gids is None else gids
     own = [index for index in gids if gids[index][: len(IPV4)] == IPV4]
@@ -115,7 +115,7 @@ def default_tos(item):
 
 
 def global_traffic_class(item):
-    """Return DOCA-OFED's class for all packets, as in Global tclass=106; None with the inbox driver."""
+    """Return the traffic class that DOCA-OFED forces (Global tclass=106); None with the inbox driver."""
     device, _, port = item.partition("/")
     text = read_line("%s/%s/tc/%s/traffic_class" % (INFINIBAND, device, port or "1"))
     return None if text is None else leading_number(text.rpartition("=")[2] or "0")
@@ -202,7 +202,7 @@ def ethernet_ports():
 
 
 def parse_roce(names, output):
-    """Parse the source of a packet's priority per interface, `dscp` or `pcp`, from mlnx_qos or dcb:
+    """Parse what each interface trusts for a packet's priority, `dscp` or `pcp`, from mlnx_qos or dcb:
 
     == ens20np0
     Priority trust state: dscp

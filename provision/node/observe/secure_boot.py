@@ -14,7 +14,7 @@ LIST_LIMIT = 1024 * 1024
 
 
 def efi_byte(name):
-    """Return the value of a one-byte variable, after four bytes of attributes; None if there is none."""
+    """Return the value of a one-byte variable, after its four bytes of attributes; None if it is missing."""
     data = read_bytes(EFIVARS + name)
     return data[4] if data and len(data) > 4 else None
 

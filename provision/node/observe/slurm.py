@@ -21,7 +21,7 @@ def parse_gpus(names, output):
     found = re.search(r"^ *Gres=(\S+)", output, re.MULTILINE)
     if not found:
         raise answered("scontrol", output)
-    # Slurm drains a node whose gres.conf has fewer GPUs than slurm.conf; the lower number is the actual one.
+    # If gres.conf has fewer GPUs than slurm.conf, Slurm drains the node; the lower number is the actual one.
     fewer = re.search(r"Reason=gres/gpu count reported lower than configured \((\d{1,6}) < \d+\)", output)
     if fewer and "INVALID_REG" in output:
         return dict.fromkeys(names, int(fewer.group(1)))

@@ -1,4 +1,4 @@
-"""GPU vendors, and how a GPU of each is told from a display on the PCI bus. Only this file of the observer's
+"""GPU vendors, and how to tell their GPUs from displays on the PCI bus. Only this file of the observer's
 base knows vendors; facts from a vendor's driver are in families of their own (driver.py, amdgpu.py)."""
 
 from provision.node.observe.files import link_target, read_line

@@ -146,7 +146,7 @@ def _check_yaml_of_folders(source: Path) -> None:
 
 
 def files(source: Path) -> Iterator[Path]:
-    """Yield the files of an inventory, as far as they are files: its own, group_vars and host_vars."""
+    """Yield the files of an inventory (its own, group_vars and host_vars), as far as they are files."""
     for each in sources(source):
         if each.is_file():
             yield each
@@ -251,7 +251,7 @@ _EXPLAINED = (
 
 
 def _line_of(file: Path, pattern: str) -> str:
-    """Return `:7` for the first line that begins with the pattern; empty if there is none."""
+    """Return `:7` for the first line that begins with the pattern; empty without a match."""
     if not pattern or not file.is_file():
         return ""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -271,7 +271,7 @@ def _has_bad_range(line: str) -> bool:
 
 
 def _vaulted(source: Path) -> Path:
-    """Return the file that is vaulted as a whole or contains a vaulted value; `source` if there is none."""
+    """Return the file that is vaulted as a whole or contains a vaulted value, or else `source`."""
     for file in files(source):
         with contextlib.suppress(OSError):
             if b"$ANSIBLE_VAULT" in file.read_bytes():

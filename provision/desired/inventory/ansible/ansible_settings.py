@@ -192,7 +192,7 @@ def read() -> Settings:
 
 def with_defaults(fleet: Fleet, variables: Mapping[str, Any]) -> Fleet:
     """Return the fleet with these variables on each node that sets them under none of their names. Nodes keep
-    sharing what they shared."""
+    sharing equal variables."""
     if not variables:
         return fleet
     made: dict[int, Mapping[str, Any]] = {}

@@ -275,7 +275,7 @@ def _below(folder: Path) -> list[Path]:
 
 class Contents:
     """The variables in files. Files that only Ansible understands (whole vaults, unusual YAML) are read by
-    it, all at once, each as the variables of a host of its own."""
+    it, all at once, each as the variables of a separate host."""
 
     def __init__(self, known: dict[str, Any], vault_password_files: Sequence[Path]) -> None:
         self._known = known

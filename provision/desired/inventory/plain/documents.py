@@ -34,9 +34,8 @@ class NoYamlError(NotPlainError):
 def parse(text: str, known: dict[str, Any]) -> Any:
     """Return the value of a text that Ansible would try as JSON, then as YAML.
 
-    `known` caches the values of plain scalars, and so shares them between files. Dates become text; a
-    `!vault` value becomes `{"__ansible_vault": …}`. Raises NotPlainError for anything unusual, including
-    errors.
+    `known` caches the values of plain scalars, shared between files. Dates become text; a `!vault` value
+    becomes `{"__ansible_vault": …}`. Raises NotPlainError for anything unusual or invalid.
     """
     if "__ansible_" in text:
         raise NotPlainError("it uses a name that means something in Ansible's own JSON")
