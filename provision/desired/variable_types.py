@@ -58,8 +58,8 @@ def types() -> Mapping[str, tuple[str, str]]:
 
 
 def typed(fleet: Fleet) -> Fleet:
-    """Return the fleet with texts converted to the types that roles require, since INI has no other `false` and
-    quotes are easily written. Other values stay, for `check`. Nodes keep sharing equal variables.
+    """Return the fleet with texts converted to the types that roles require, since INI has no other `false`
+    and quotes are easily written. Other values stay, for `check`. Nodes keep sharing equal variables.
     """
     named = {name for node in fleet.nodes.values() for name in node.variables}
     # All roles' specs take long to read, and an inventory with only early variables does not need them.
