@@ -31,16 +31,16 @@ class ComparedFact:
 
     def value(self, facts: Mapping[str, Any]) -> Any:
         """Return a node's value: a scalar, or a list if its GPUs (cards) differ; None if it is unknown."""
-        found = facts.get(self.source)
-        if self.pick is not None and isinstance(found, list):
-            found = [entry.get(self.pick) if isinstance(entry, dict) else None for entry in found]
+        observed = facts.get(self.source)
+        if self.pick is not None and isinstance(observed, list):
+            observed = [entry.get(self.pick) if isinstance(entry, dict) else None for entry in observed]
             if self.source == "firmware.rdma":  # software devices have no board
-                found = [value for value in found if value is not None]
-        if self.per == "GPU" and isinstance(found, list):
-            if not found or None in found:
+                observed = [value for value in observed if value is not None]
+        if self.per == "GPU" and isinstance(observed, list):
+            if not observed or None in observed:
                 return None
-            return found[0] if all(value == found[0] for value in found) else found
-        return found
+            return observed[0] if all(value == observed[0] for value in observed) else observed
+        return observed
 
 
 @functools.cache
@@ -48,13 +48,13 @@ def compared_facts() -> Mapping[str, ComparedFact]:
     """Return every compared fact by name. Raises StackError on a bad data file."""
     file = shipped.file_of("majority")
     data = shipped.load("majority", StackError)
-    found: dict[str, ComparedFact] = {}
+    facts: dict[str, ComparedFact] = {}
     for entry in data if isinstance(data, list) else [None]:
         if not isinstance(entry, dict) or not {"fact", "why"} <= entry.keys() <= _KEYS:
             raise StackError(f"{file}: not an entry: {entry!r}", "the head of the file lists the valid keys")
         fact = str(entry["fact"])
         source = str(entry.get("from", fact))
-        found[fact] = ComparedFact(
+        facts[fact] = ComparedFact(
             fact=fact,
             source=source,
             pick=entry.get("pick"),
@@ -64,7 +64,7 @@ def compared_facts() -> Mapping[str, ComparedFact]:
             why=str(entry["why"]),
             vendor=str(entry.get("vendor", "")),
         )
-    return found
+    return facts
 
 
 @functools.cache

@@ -37,15 +37,15 @@ class _Rule:
 
 @functools.cache
 def _rules() -> tuple[_Rule, ...]:
-    found = []
+    rules = []
     for number, data in enumerate(yamlfile.load(RULES, StackError), start=1):
         kind = data.get("kind")
         if kind not in KINDS or not data.get("id") or not data.get("source"):
             raise StackError(
                 f"{RULES}: rule {number} needs `id`, `source` and a known `kind`, has {kind!r}", ""
             )
-        found.append(_Rule(data["id"], KINDS[kind], data, kind in NEED_NODE))
-    return tuple(found)
+        rules.append(_Rule(data["id"], KINDS[kind], data, kind in NEED_NODE))
+    return tuple(rules)
 
 
 _static: RenderCache[tuple[tuple[_Rule, tuple[str, str]], ...]] = RenderCache()
@@ -72,12 +72,12 @@ def check_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any], whe
 
 
 def _judged(subject: Subject, *, needs_node: bool) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
-    found: list[tuple[_Rule, tuple[str, str]]] = []
+    refused: list[tuple[_Rule, tuple[str, str]]] = []
     for rule in _rules():
         if rule.needs_node is needs_node:
-            said = [rule.judge(rule.data, subject), *_of_each(rule, subject)]
-            found.extend((rule, each) for each in said if each is not None)
-    return tuple(found)
+            verdicts = [rule.judge(rule.data, subject), *_of_each(rule, subject)]
+            refused.extend((rule, each) for each in verdicts if each is not None)
+    return tuple(refused)
 
 
 class _OneValue(Subject):

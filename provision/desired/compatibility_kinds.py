@@ -266,8 +266,8 @@ def _left_to_other(rule: Mapping[str, Any], subject: Subject) -> Said:
     """Refuse roles that would install the same software as this choice."""
     if subject.get(rule["variable"]) != rule["value"]:
         return None
-    known = all_roles()
-    twice = [name for name in rule["roles"] if name in known and subject.uses(known[name])]
+    roles = all_roles()
+    twice = [name for name in rule["roles"] if name in roles and subject.uses(roles[name])]
     if not twice:
         return None
     return f"{rule['variable']} {rule['value']}: {rule['what']}, and so would {', '.join(twice)}", rule["fix"]
@@ -289,8 +289,8 @@ def _gpus_of_vendor(_rule: Mapping[str, Any], subject: Subject) -> Said:
         return None
     used = [role for role in all_roles().values() if role.vendor is not None and subject.uses(role)]
     if vendors.not_provisioned(subject.node):
-        said = vendors.cannot(subject.node, "provision"), f"{vendors.LEAVE_OUT}, {vendors.HOST_ONLY}"
-        return said if used else None
+        refusal = vendors.cannot(subject.node, "provision"), f"{vendors.LEAVE_OUT}, {vendors.HOST_ONLY}"
+        return refusal if used else None
     wrong = [role for role in used if role.vendor != subject.gpu("vendor")]
     if not wrong:
         return None

@@ -108,11 +108,11 @@ def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> lis
     share the list, so do not change it. Raises StackError on a bad template."""
 
     def compute(mentioned: set[str]) -> list[Expectation]:
-        found: list[Expectation] = []
+        expected: list[Expectation] = []
         for role in _roles_of(declared, mentioned, gpuprov_node):
-            one = functools.partial(_promised, role, declared, gpuprov_node)
-            found += _of_role[role.name].get(declared, where, one, mentioned)
-        return found + _of_hardware(declared, mentioned, gpuprov_node)
+            compute_role = functools.partial(_promised, role, declared, gpuprov_node)
+            expected += _of_role[role.name].get(declared, where, compute_role, mentioned)
+        return expected + _of_hardware(declared, mentioned, gpuprov_node)
 
     where = (_shipped(), frozen(gpuprov_node))
     return _of_node.get(declared, where, compute)
@@ -133,12 +133,12 @@ def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
     def compute(mentioned: set[str]) -> frozenset[str]:
         names: set[str] = set()
         for role in _roles_of(declared, mentioned):
-            one = functools.partial(_names_anywhere, role, declared)
-            names |= _facts_of_role[role.name].get(declared, _shipped(), one, mentioned)
+            compute_role = functools.partial(_names_anywhere, role, declared)
+            names |= _facts_of_role[role.name].get(declared, _shipped(), compute_role, mentioned)
         names |= _silent_gpus(declared, mentioned, vendor_of(declared))
         names |= {expectation.fact for expectation in _of_machine(declared, mentioned)}
-        found = frozenset(names)
-        return _sets.setdefault(found, found)
+        facts = frozenset(names)
+        return _sets.setdefault(facts, facts)
 
     return _facts.get(declared, _shipped(), compute)
 
@@ -292,15 +292,15 @@ def _of_hardware(
     declared: Mapping[str, Any], mentioned: set[str], gpuprov_node: Mapping[str, Any]
 ) -> list[Expectation]:
     mentioned.update(("gpuprov_expected_gpus", "gpuprov_sku"))
-    found = []
+    expected = []
     for variable, fact in (("gpuprov_expected_gpus", "gpu.count"), ("gpuprov_sku", "gpu.sku")):
         if declared.get(variable) is not None:
             why = f"as set in the inventory ({variable})"
-            found.append(Expectation(HARDWARE, fact, "equals", declared[variable], why))
+            expected.append(Expectation(HARDWARE, fact, "equals", declared[variable], why))
     why = "no program can use such a GPU; power-cycle the node, then run gpuprov validate"
     silent = _silent_gpus(declared, mentioned, gpuprov_node["gpu"].get("vendor"))
-    found += [Expectation(HARDWARE, fact, "equals", [], why) for fact in silent]
-    return found + _of_machine(declared, mentioned)
+    expected += [Expectation(HARDWARE, fact, "equals", [], why) for fact in silent]
+    return expected + _of_machine(declared, mentioned)
 
 
 def _of_machine(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expectation]:
@@ -311,19 +311,19 @@ def _of_machine(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expect
         "gpuprov_expected_services",
     )
     mentioned.update(variables)
-    wanted = {name: declared[name] for name in variables if declared.get(name) is not None}
+    required = {name: declared[name] for name in variables if declared.get(name) is not None}
     least = {
-        "memory.installed_gib": -(-wanted.get(memory, 0) * 98 // 100),  # the firmware keeps some for itself
-        "cpu.online": wanted.get(cpus, 0),
+        "memory.installed_gib": -(-required.get(memory, 0) * 98 // 100),  # the firmware keeps some for itself
+        "cpu.online": required.get(cpus, 0),
     }
     why = "as set in the inventory ({})"
-    found = [
+    expected = [
         Expectation(HARDWARE, fact, "at_least", number, why.format(variable))
         for variable, (fact, number) in zip((memory, cpus), least.items(), strict=True)
         if number
     ]
-    names = [str(name).removesuffix(".service") for name in wanted.get(services, ())]
-    return found + [
+    names = [str(name).removesuffix(".service") for name in required.get(services, ())]
+    return expected + [
         Expectation(HARDWARE, f"service.{name}.active", "equals", "active", why.format(services))
         for name in dict.fromkeys(names)
     ]

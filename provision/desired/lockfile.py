@@ -267,7 +267,7 @@ def refuse_contradictions(expected: Mapping[str, Sequence[Expectation]]) -> None
             nodes.setdefault(judged[id(expectations)], []).append(node)
     if nodes:
         raise CompatibilityError(
-            "\n  ".join(f"{fold(names)}: {_summary(found)}" for found, names in nodes.items()),
+            "\n  ".join(f"{fold(names)}: {_summary(lines)}" for lines, names in nodes.items()),
             "declare the versions of the lock file, or run gpuprov up --no-lock on a few nodes "
             "and gpuprov lock again",
         )
@@ -282,8 +282,8 @@ def _contradictions(expectations: Sequence[Expectation]) -> Iterable[str]:
     for each in expectations:
         if each.role != ROLE and each.fact in locked and not each.holds(locked[each.fact]):
             name, _, attribute = each.fact[len("package.") :].rpartition(".")
-            wanted = "its absence" if each.value is None else f"{attribute} {each.value}"
-            yield f"the lock file has {name} {locked[each.fact]}, {each.role} declares {wanted}"
+            promise = "its absence" if each.value is None else f"{attribute} {each.value}"
+            yield f"the lock file has {name} {locked[each.fact]}, {each.role} declares {promise}"
 
 
 def _summary(found: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ def watching(
     if not hosts:
         return chosen
     watched = whole().without(Kind.MONITORING)
-    known = {NODES: [_target(node) for node in watched.values()]}
+    targets = {NODES: [_target(node) for node in watched.values()]}
     undeclared = [name for name, node in watched.items() if EXPORTERS not in node.variables]
     if undeclared and EXPORTERS not in overrides:
         say(
@@ -34,8 +34,8 @@ def watching(
             f"{EXPORTERS}: a node without a node exporter is the critical alert NodeDown. "
             "Set it to true for gpuprov's exporters, to false for your own"
         )
-    told = {node.name: replace(node, variables={**node.variables, **known}) for node in hosts}
-    return replace(chosen, nodes={**chosen.nodes, **told})
+    updated = {node.name: replace(node, variables={**node.variables, **targets}) for node in hosts}
+    return replace(chosen, nodes={**chosen.nodes, **updated})
 
 
 def _target(node: Node) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _target(node: Node) -> dict[str, Any]:
 def _exporter(node: Node) -> str:
     """Return the vendor of a node's GPUs if their exporter is declared and reachable from outside, else ''.
     Only for vendors other than the default one."""
-    told = node.variables
-    guarded = told.get("gpu_metrics_tls_certificate") or told.get("gpu_metrics_password_hashes")
-    hidden = guarded and not told.get("gpu_metrics_amd_address")  # the role's own default
-    return "" if hidden or not told.get("gpu_metrics_amd_version") else vendor_of(told)
+    variables = node.variables
+    guarded = variables.get("gpu_metrics_tls_certificate") or variables.get("gpu_metrics_password_hashes")
+    hidden = guarded and not variables.get("gpu_metrics_amd_address")  # the role's own default
+    return "" if hidden or not variables.get("gpu_metrics_amd_version") else vendor_of(variables)

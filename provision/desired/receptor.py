@@ -45,9 +45,9 @@ def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
     members = {name for name, node in whole.nodes.items() if is_managed(node)}
     if not any(_is_controller(whole.nodes[name]) for name in members):
         return fleet
-    wanted = fleet.nodes.keys() | members
-    nodes = {name: node for name, node in whole.nodes.items() if name in wanted}
-    groups = {group: tuple(name for name in names if name in wanted) for group, names in whole.groups.items()}
+    kept = fleet.nodes.keys() | members
+    nodes = {name: node for name, node in whole.nodes.items() if name in kept}
+    groups = {group: tuple(name for name in names if name in kept) for group, names in whole.groups.items()}
     return replace(fleet, nodes=nodes, groups=groups)
 
 
@@ -82,13 +82,13 @@ def meshed(chosen: Fleet, group: Callable[[], Fleet]) -> Fleet:
     if not hosts:
         return chosen
     nodes = mesh_of(group())
-    told = {}
+    updated = {}
     for node in hosts:
         folder = authority_folder(node)
         # Ansible does not get $XDG_STATE_HOME, so the role gets the folder itself.
-        known = {AUTHORITY: authority_in(folder), NODES: nodes}
-        told[node.name] = replace(node, variables={**known, **node.variables, FOLDER: str(folder)})
-    return replace(chosen, nodes={**chosen.nodes, **told})
+        variables = {AUTHORITY: authority_in(folder), NODES: nodes}
+        updated[node.name] = replace(node, variables={**variables, **node.variables, FOLDER: str(folder)})
+    return replace(chosen, nodes={**chosen.nodes, **updated})
 
 
 def mesh_of(group: Fleet) -> list[dict[str, Any]]:
@@ -96,10 +96,10 @@ def mesh_of(group: Fleet) -> list[dict[str, Any]]:
     managed = [node for node in group.nodes.values() if is_managed(node)]
     controllers = {node.name for node in managed if _is_controller(node)}
     names = [node.name for node in managed]
-    found = [_member(node, names, node.name in controllers) for node in managed]
-    _refuse_one_place(found)
-    _refuse_islands(found, controllers)
-    return found
+    mesh = [_member(node, names, node.name in controllers) for node in managed]
+    _refuse_one_place(mesh)
+    _refuse_islands(mesh, controllers)
+    return mesh
 
 
 def authority_folder(node: Node) -> Path:

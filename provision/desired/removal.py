@@ -42,12 +42,12 @@ def of_view(view: View, remove: Sequence[str], node: Mapping[str, Any]) -> list[
     stays = {name for role in remove for name in _listed(role, "stays", view, node)}
     for names in kept(view, remove, node).values():
         stays.update(names)
-    found: dict[str, Expectation] = {}
+    expectations: dict[str, Expectation] = {}
     for promised in of_node(_without(view, remove), node):
         for expected in _reversed(promised):
             if _item(expected.fact) not in stays:
-                found.setdefault(expected.fact, expected)
-    return list(found.values())
+                expectations.setdefault(expected.fact, expected)
+    return list(expectations.values())
 
 
 def asked(view: View, remove: Sequence[str]) -> frozenset[str]:
@@ -61,17 +61,17 @@ def asked(view: View, remove: Sequence[str]) -> frozenset[str]:
 
 def kept(view: View, remove: Collection[str], node: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the `packages` and `files` that the node's other roles promise."""
-    found: dict[str, set[str]] = {"packages": set(), "files": set()}
+    promises: dict[str, set[str]] = {"packages": set(), "files": set()}
     for promised in of_node(_with(view, _others(view, remove, node) - {lockfile.ROLE}), node):
         family = {"package": "packages", "file": "files"}.get(promised.fact.partition(".")[0])
         if family and not _absence(promised):
-            found[family].add(_item(promised.fact))
-    return {family: sorted(names) for family, names in found.items()}
+            promises[family].add(_item(promised.fact))
+    return {family: sorted(names) for family, names in promises.items()}
 
 
 def refusals(view: View, remove: Sequence[str], node: Mapping[str, Any], name: str) -> list[Refusal]:
     """Return why these roles must not be removed: others build on them, or the lock file requires them."""
-    found = []
+    refused = []
     others = _others(view, remove, node)
     for role in remove:
         users = [
@@ -82,17 +82,17 @@ def refusals(view: View, remove: Sequence[str], node: Mapping[str, Any], name: s
                 f"remove them as well ({' '.join(f'--remove {user}' for user in users)}), or take them out of"
             )
             what = f"{name}: {_and(users)} {'builds' if len(users) == 1 else 'build'} on {role}"
-            found.append(Refusal("role-needed", what, f"{fix} its gpuprov_roles", "the roles' own needs"))
+            refused.append(Refusal("role-needed", what, f"{fix} its gpuprov_roles", "the roles' own needs"))
     if lockfile.ROLE in others:
         locked = {_item(each.fact) for each in of_node(_with(view, [lockfile.ROLE]), node)}
         going = [_item(each.fact) for each in of_view(view, remove, node) if each.fact.startswith("package.")]
-        wanted = list(dict.fromkeys(package for package in going if package in locked))
-        if wanted:
-            what = f"{name}: the lock file has {wanted[0]}"
-            more = f" and {len(wanted) - 1} more of what would be removed" if len(wanted) > 1 else ""
+        conflicts = list(dict.fromkeys(package for package in going if package in locked))
+        if conflicts:
+            what = f"{name}: the lock file has {conflicts[0]}"
+            more = f" and {len(conflicts) - 1} more of what would be removed" if len(conflicts) > 1 else ""
             fix = "remove it with --no-lock, then run gpuprov lock again"
-            found.append(Refusal("lock-file-wants-it", what + more, fix, "the lock file's groups"))
-    return found
+            refused.append(Refusal("lock-file-wants-it", what + more, fix, "the lock file's groups"))
+    return refused
 
 
 def _with(view: View, roles: Collection[str]) -> View:
@@ -107,11 +107,11 @@ def _without(view: View, remove: Collection[str]) -> View:
 
 def _others(view: View, remove: Collection[str], node: Mapping[str, Any]) -> set[str]:
     """Return the roles that the node keeps."""
-    wanted = {role.name for role in roles_of(view, node)} - set(remove)
-    known = all_roles()
+    remaining = {role.name for role in roles_of(view, node)} - set(remove)
+    roles = all_roles()
     # A role that is off by default has `false` among its defaults.
-    defaults = {role: known[role].defaults.get(f"{role}_enabled") for role in wanted if role in known}
-    return {role for role in wanted if view.get(f"{role}_enabled", defaults.get(role)) is not False}
+    defaults = {role: roles[role].defaults.get(f"{role}_enabled") for role in remaining if role in roles}
+    return {role for role in remaining if view.get(f"{role}_enabled", defaults.get(role)) is not False}
 
 
 def _listed(role: str, what: str, view: View, node: Mapping[str, Any]) -> list[str]:
@@ -122,12 +122,12 @@ def _listed(role: str, what: str, view: View, node: Mapping[str, Any]) -> list[s
 
     def compute(mentioned: set[str]) -> list[str]:
         try:
-            found = renderer_for(owner, view, node, mentioned).value("{{ " + name + " }}")
+            items = renderer_for(owner, view, node, mentioned).value("{{ " + name + " }}")
         except (BadTemplateError, NotPlainError) as trouble:
             raise StackError(
                 f"{owner.path}: {name}: {trouble}", "look at the variables it mentions"
             ) from None
-        return [str(each) for each in found]
+        return [str(each) for each in items]
 
     return _lists[role, what].get(view, (id(all_roles()), frozen(node)), compute)
 

@@ -106,14 +106,14 @@ def resolve(
     """
     views = views_of(fleet, declared, given)
     options = variables.known() - variables.OWN.keys()
-    asked: RenderCache[tuple[str, ...]] = RenderCache()
-    wanted: dict[str, list[str]] = {}
+    cache: RenderCache[tuple[str, ...]] = RenderCache()
+    unresolved: dict[str, list[str]] = {}
     for node, view in views.items():
-        names = asked.get(view, 0, lambda mentioned, view=view: _unrenderable(view, options, mentioned))  # type: ignore[misc]
+        names = cache.get(view, 0, lambda mentioned, view=view: _unrenderable(view, options, mentioned))  # type: ignore[misc]
         if names:
-            wanted[node] = list(names)
-    secrets = _fill(fleet, views, wanted)
-    for node in wanted:
+            unresolved[node] = list(names)
+    secrets = _fill(fleet, views, unresolved)
+    for node in unresolved:
         views[node].maps[0] = inert(views[node].maps[0])
     return Resolved(views, secrets)
 
@@ -148,13 +148,13 @@ def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
         return "--set" if name in overrides else variables.written(name, fleet.source)
 
     defaults = all_defaults()
-    wanted: dict[str, list[str]] = {}
+    unresolved: dict[str, list[str]] = {}
     for node, view in views.items():
-        rendered, asked = _early(view, defaults, where)
+        rendered, left = _early(view, defaults, where)
         view.maps[0].update(rendered)
-        if asked:
-            wanted[node] = asked
-    _fill(fleet, views, wanted, where)
+        if left:
+            unresolved[node] = left
+    _fill(fleet, views, unresolved, where)
     chosen = {name: value for name, value in overrides.items() if name.startswith(EARLY)}
     nodes = {
         name: replace(node, variables={**node.variables, **chosen, **views[name].maps[0]})
@@ -170,7 +170,7 @@ def _early(
 ) -> tuple[dict[str, Any], list[str]]:
     """Render the early variables that are templates; also return the names of those left to Ansible."""
     rendered: dict[str, Any] = {}
-    asked: list[str] = []
+    left: list[str] = []
     renderer: Renderer | None = None
     declared = view.maps[1]
     for name in [name for name in declared if name.startswith(EARLY)]:
@@ -179,43 +179,43 @@ def _early(
             try:
                 rendered[name] = renderer.value(declared[name])
             except NotPlainError:
-                asked.append(name)
+                left.append(name)
             except BadTemplateError as trouble:
                 place = f"{where(name)}: ".removeprefix(": ")
                 raise StackError(
                     f"{place}{view['inventory_hostname']}: {name}: {trouble}", "correct it in the inventory"
                 ) from None
-    return rendered, asked
+    return rendered, left
 
 
 def _unrenderable(view: View, options: frozenset[str], mentioned: set[str]) -> tuple[str, ...]:
     """Return the role options that only Ansible can render, and the vaulted variables behind them."""
     machine = next((each for role in all_roles().values() for each in hypothetical_machines(role)), {})
     renderer = Renderer([{"gpuprov_node": machine}, view, all_defaults()], mentioned)
-    found = []
+    unresolved = []
     mentioned.update(options)
     for name in sorted(options & view.keys()):
         if is_dynamic(view[name]):
             try:
                 renderer.value(view[name])
             except NotPlainError:
-                found.append(name)
+                unresolved.append(name)
             except BadTemplateError:
                 continue  # the role that needs it reports it better
-    behind = _behind(found, view.maps[1])
+    behind = _behind(unresolved, view.maps[1])
     mentioned.update(behind)
-    return (*found, *sorted(name for name in behind if _is_vaulted(view.maps[1][name])))
+    return (*unresolved, *sorted(name for name in behind if _is_vaulted(view.maps[1][name])))
 
 
 def _behind(names: Sequence[str], declared: Mapping[str, Any]) -> set[str]:
     """Return the other variables that these refer to, directly or indirectly."""
-    found: set[str] = set()
+    reached: set[str] = set()
     todo = list(names)
     while todo:
-        news = references(declared[todo.pop()]) & declared.keys() - found
-        found |= news
+        news = references(declared[todo.pop()]) & declared.keys() - reached
+        reached |= news
         todo += news
-    return found.difference(names)
+    return reached.difference(names)
 
 
 def _is_vaulted(value: Any) -> bool:
@@ -279,8 +279,8 @@ def ask_ansible(
     from provision.remote.ansible.runner import run_playbook
 
     same: dict[Hashable, list[str]] = {}
-    for node, asked in wanted.items():
-        same.setdefault(_question(node, asked, hosts[node]), []).append(node)
+    for node, names in wanted.items():
+        same.setdefault(_question(node, names, hosts[node]), []).append(node)
     with handover.private_folder() as folder:
         questions = {
             nodes[0]: _prepared(hosts[nodes[0]], wanted[nodes[0]], folder / f"answer-{number}.json")
@@ -335,9 +335,9 @@ def _answer(
         return dict(json.loads(Path(question["gpuprov_answer"]).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         reason = outcome.message if outcome is not None and outcome.message else "it did not answer"
-        asked = ", ".join(question["gpuprov_names"])
+        names = ", ".join(question["gpuprov_names"])
         places = ", ".join(filter(None, map(where, question["gpuprov_names"])))
         raise StackError(
-            f"{f'{places}: '.removeprefix(': ')}{fold(nodes)}: Ansible cannot resolve {asked}: {reason}",
+            f"{f'{places}: '.removeprefix(': ')}{fold(nodes)}: Ansible cannot resolve {names}: {reason}",
             "correct it in the inventory",
         ) from None

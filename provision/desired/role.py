@@ -203,8 +203,8 @@ def roles_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None
 
 def possible(declared: Mapping[str, Any]) -> list[Role]:
     """Return the roles that a node may take part in, before the vendor of its GPUs is known."""
-    known = declared.get("gpuprov_roles") is not None or declared.get("gpuprov_sku") is not None
-    return roles_of(declared) if known else list(all_roles().values())
+    vendor_known = declared.get("gpuprov_roles") is not None or declared.get("gpuprov_sku") is not None
+    return roles_of(declared) if vendor_known else list(all_roles().values())
 
 
 def vendor_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None) -> str:

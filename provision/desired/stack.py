@@ -76,9 +76,9 @@ def node_stack(
 ) -> Stack:
     """Return the stack in the node's inventory variable `gpuprov_stack`, or the default stack for the vendor
     of its GPUs (`gpuprov_node`: the observed node, or None before it was observed)."""
-    said = {**node.variables, **overrides}
-    usual = DEFAULT_STACKS.get(vendor_of(said, gpuprov_node), DEFAULT)
-    name = said.get("gpuprov_stack", usual)
+    values = {**node.variables, **overrides}
+    usual = DEFAULT_STACKS.get(vendor_of(values, gpuprov_node), DEFAULT)
+    name = values.get("gpuprov_stack", usual)
     if not isinstance(name, str) or "{{" in name:
         raise StackError(
             f"{node.name}: gpuprov_stack must be plain text, not {name!r}", f"for example {DEFAULT}"
@@ -93,9 +93,9 @@ def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
         stacks = [
             load(name) for name in DEFAULT_STACKS.values()
         ]  # the vendor is not known yet; the stacks share no names
-    said = {name: value for each in stacks for name, value in each.variables.items()}
-    said |= {**node.variables, **overrides}
-    return service_hosts.declared(node, said, overrides)
+    values = {name: value for each in stacks for name, value in each.variables.items()}
+    values |= {**node.variables, **overrides}
+    return service_hosts.declared(node, values, overrides)
 
 
 def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,12 +49,12 @@ _WANTED = {
 @functools.lru_cache(maxsize=1)
 def types() -> Mapping[str, tuple[str, str]]:
     """Return {name: (type, type of its elements)}, by the roles' argument specs and for our own variables."""
-    found = {
+    spec_types = {
         name: (str(option.get("type", "str")), str(option.get("elements", "str")))
         for role in all_roles().values()
         for name, option in role.options.items()
     }
-    return found | _EARLY_TYPES
+    return spec_types | _EARLY_TYPES
 
 
 def typed(fleet: Fleet) -> Fleet:
@@ -63,15 +63,15 @@ def typed(fleet: Fleet) -> Fleet:
     """
     named = {name for node in fleet.nodes.values() for name in node.variables}
     # All roles' specs take long to read, and an inventory with only early variables does not need them.
-    known = _EARLY_TYPES if all(name.startswith(EARLY) for name in named) else types()
+    kinds = _EARLY_TYPES if all(name.startswith(EARLY) for name in named) else types()
     made: dict[int, Mapping[str, Any]] = {}
     nodes = {}
     for name, node in fleet.nodes.items():
         key = id(node.variables)
         if key not in made:
             meant = {
-                each: _turned(*known[each], node.variables[each])
-                for each in known.keys() & node.variables.keys()
+                each: _turned(*kinds[each], node.variables[each])
+                for each in kinds.keys() & node.variables.keys()
             }
             changed = {each: value for each, value in meant.items() if value is not node.variables[each]}
             made[key] = {**node.variables, **changed} if changed else node.variables
@@ -115,8 +115,8 @@ def without_early_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1)
 def _options() -> Mapping[str, Mapping[str, Any]]:
     """Return every option of the roles, and `ansible_become`, which is Ansible's own."""
-    found = {name: option for role in all_roles().values() for name, option in role.options.items()}
-    return {**found, "ansible_become": {"type": "bool"}}
+    options = {name: option for role in all_roles().values() for name, option in role.options.items()}
+    return {**options, "ansible_become": {"type": "bool"}}
 
 
 def is_dynamic(value: Any) -> bool:

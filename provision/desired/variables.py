@@ -211,7 +211,7 @@ def form(name: str) -> str:
     """Return the kind of value that a variable of OWN requires, as text for messages."""
     if name in variable_types.NUMBERS:
         return "a whole number"
-    return next((wanted for names, _, wanted in _PLAIN if name in names), _OTHERS.get(name, ""))
+    return next((required for names, _, required in _PLAIN if name in names), _OTHERS.get(name, ""))
 
 
 def is_text(name: str) -> bool:

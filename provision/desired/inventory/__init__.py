@@ -58,19 +58,19 @@ def find(argument: str | None, options: Sequence[str] | None = None, *, last_use
 
 
 def _existing(named: Sequence[str], by: str) -> Path:
-    found = [part.expanduser() for name in named for part in sources(Path(name).expanduser())]
-    for part in found:
+    parts = [part.expanduser() for name in named for part in sources(Path(name).expanduser())]
+    for part in parts:
         if part.exists():
             continue
         if "," not in str(part):  # `a,b,` is an Ansible inventory without a file
             raise InventoryError(
                 f"{part}: no such inventory{by}", "correct the path; gpuprov init writes a commented starter"
             )
-        if len(found) > 1:
+        if len(parts) > 1:
             raise InventoryError(
                 f"{part}: a list of hosts cannot be one of several inventories", "write the hosts into a file"
             )
-    return Path(",".join(map(str, dict.fromkeys(found))))
+    return Path(",".join(map(str, dict.fromkeys(parts))))
 
 
 def _last_used_note() -> Path:
@@ -124,15 +124,15 @@ def _members(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     described = {name: value for name, value in answer.items() if name != "_meta" and isinstance(value, dict)}
 
     def nodes_of(group: str) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        hosts: dict[str, None] = {}
         level, seen = [group], {group}
         while level:
             for member in level:
-                found.update(dict.fromkeys(described.get(member, {}).get("hosts", ())))
+                hosts.update(dict.fromkeys(described.get(member, {}).get("hosts", ())))
             children = [child for member in level for child in described.get(member, {}).get("children", ())]
             level = [child for child in dict.fromkeys(children) if child not in seen]
             seen.update(level)
-        return tuple(found)
+        return tuple(hosts)
 
     names = dict.fromkeys(
         [*described, *(child for value in described.values() for child in value.get("children", ()))]
@@ -217,19 +217,19 @@ def matching(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[s
     Documented at docs.ansible.com ("Patterns: targeting hosts and groups"); a test compares with
     `ansible --list-hosts`. `@FILE` has one name or pattern per line, like files for Ansible's `--limit`.
     """
-    found: list[str] = []
+    selected: list[str] = []
     if not (terms := _split(pattern)):
         raise InventoryError(f"--nodes {pattern!r} names no node", "leave it out for all nodes")
     for term in _in_order(terms):
         sign = term[0] if term[0] in "&!" else ""
         named = _one(term[len(sign) :], hosts, groups, pattern)
         if sign == "!":
-            found = [host for host in found if host not in named]
+            selected = [host for host in selected if host not in named]
         elif sign == "&":
-            found = [host for host in found if host in named]
+            selected = [host for host in selected if host in named]
         else:
-            found = list(dict.fromkeys([*found, *named]))
-    return found
+            selected = list(dict.fromkeys([*selected, *named]))
+    return selected
 
 
 def _split(pattern: str) -> list[str]:
@@ -282,10 +282,10 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
     expression, subscript = _subscript(term)
     matches = _expression(expression, whole)
     named = [group for group in groups if matches(group)]
-    found = [host for group in named for host in groups[group]]
+    selected = [host for group in named for host in groups[group]]
     if not named or expression[0] == "~" or any(special in expression for special in ".?*["):
-        found += [host for host in hosts if matches(host)]
-    if not named and not found:
+        selected += [host for host in hosts if matches(host)]
+    if not named and not selected:
         if names := _unfolded(term, hosts, whole):
             return names
         raise InventoryError(
@@ -294,13 +294,13 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
             if subscript
             else did_you_mean(term, [*groups, *hosts], _what_there_is(hosts, groups)),
         )
-    return dict.fromkeys(_picked(list(dict.fromkeys(found)), subscript, term))
+    return dict.fromkeys(_picked(list(dict.fromkeys(selected)), subscript, term))
 
 
 def _unfolded(term: str, hosts: Sequence[str], whole: str) -> dict[str, None]:
     """Return the hosts of `gpu-[01-03,07]`; none if the term has another form, or names no host at all."""
-    known, names = set(hosts), dict.fromkeys(unfold(term))
-    absent = [name for name in names if name not in known]
+    existing, names = set(hosts), dict.fromkeys(unfold(term))
+    absent = [name for name in names if name not in existing]
     if absent and len(absent) < len(names):
         raise InventoryError(
             f"--nodes {whole}: not in the inventory: {fold(absent)}", _what_there_is(hosts, {})

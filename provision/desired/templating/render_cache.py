@@ -51,14 +51,14 @@ class RenderCache(Generic[Result]):
 
     def _key(self, variables: Mapping[str, Any], names: tuple[str, ...], extra: Hashable) -> Hashable:
         get = variables.get
-        found = [
+        values = [
             get(name, _ABSENT) if name and "." not in name else _value(variables, name) for name in names
         ]
         return (
             extra,
             *[
                 value if type(value) is str else self._frozen(name, value)
-                for name, value in zip(names, found, strict=True)
+                for name, value in zip(names, values, strict=True)
             ],
         )
 
@@ -74,19 +74,19 @@ def _flat(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     """Merge a chain of dictionaries, because a hundred lookups in a chain cost ten times as much."""
     if not isinstance(variables, ChainMap):
         return variables
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for each in reversed(variables.maps):
-        found.update(each)
-    return found
+        merged.update(each)
+    return merged
 
 
 def _value(variables: Mapping[str, Any], name: str) -> Any:
-    found: Any = variables
+    value: Any = variables
     for key in filter(None, name.split(".")):
-        if not isinstance(found, Mapping) or key not in found:
+        if not isinstance(value, Mapping) or key not in value:
             return _ABSENT
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
 def frozen(value: Any) -> Hashable:
@@ -112,9 +112,9 @@ class Tracked(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         name = f"{self._name}.{key}" if self._name else key
-        found = self._of.get(key)
-        if isinstance(found, Mapping):
-            return Tracked(found, self.reads, name)
+        value = self._of.get(key)
+        if isinstance(value, Mapping):
+            return Tracked(value, self.reads, name)
         self.reads.add(name)
         return self._of[key]
 

@@ -63,20 +63,20 @@ def text_of(path):
 def watts(folder, name):
     """Return a power limit in W; None if this GPU has none (for example the second die of a module)."""
     for path in sorted(glob.glob(folder + "/hwmon/hwmon*/" + name)):
-        found = text_of(path) or ""
-        if found.isdigit() and int(found):
-            return int(found) // 1000000
+        text = text_of(path) or ""
+        if text.isdigit() and int(text):
+            return int(text) // 1000000
     return None
 
 
 def gpus():
     """Return the sysfs folders of the GPUs bound to amdgpu, in PCI bus order."""
-    found = []
+    folders = []
     for folder in sorted(glob.glob(SYSFS + "/bus/pci/devices/*")):
         driver = folder + "/driver"
         if os.path.islink(driver) and os.path.basename(os.readlink(driver)) == "amdgpu":
-            found.append(folder)
-    return found
+            folders.append(folder)
+    return folders
 
 
 def modes_of(folder, kind):
@@ -126,23 +126,23 @@ def compare_power(folder, wanted):
 
 def look(options):
     """Compare all GPUs with the options and return the module's four result values."""
-    found = {"ready": False, "refusals": [], "differs": [], "pending": []}
+    result = {"ready": False, "refusals": [], "differs": [], "pending": []}
     for folder in gpus():
-        found["ready"] = True
+        result["ready"] = True
         for kind in KINDS:
-            wanted = options[kind + "_partition"]
-            if wanted:
-                note(found, kind + "_partition", *compare_partition(folder, kind, wanted))
+            mode = options[kind + "_partition"]
+            if mode:
+                note(result, kind + "_partition", *compare_partition(folder, kind, mode))
         if options["power_limit"]:
-            note(found, "power_limit", *compare_power(folder, options["power_limit"]))
-    if "memory_partition" in found["differs"]:
+            note(result, "power_limit", *compare_power(folder, options["power_limit"]))
+    if "memory_partition" in result["differs"]:
         # The driver sets the memory mode when it loads, and the available compute modes depend on that mode.
-        found["pending"] = [name for name in found["differs"] if name.endswith("_partition")]
-    elif "compute_partition" in found["differs"] and users():
+        result["pending"] = [name for name in result["differs"] if name.endswith("_partition")]
+    elif "compute_partition" in result["differs"] and users():
         processes = ", ".join(users()[:8])
         why = "Compute partitions change only while no program uses a GPU, and these do: process %s."
-        found["refusals"].append(why % processes)
-    return found
+        result["refusals"].append(why % processes)
+    return result
 
 
 def note(found, name, refusal, differs):

@@ -133,16 +133,16 @@ def main():
         },
         supports_check_mode=False,
     )
-    wanted = dict(module.params)
+    options = dict(module.params)
     try:
-        wanted["order"] = unpacked(wanted["order"])
-        wanted["runner"] = unpacked(wanted["runner"])
-        wanted["offsets"] = json.loads(unpacked(wanted["offsets"] or "{}").decode("utf-8"))
-        if wanted["campaign"] and not CAMPAIGN.match(wanted["campaign"]):
-            raise ValueError("campaign %.60r is no name of one" % wanted["campaign"])
-        changed, answer = STATES[wanted["state"]](wanted)
+        options["order"] = unpacked(options["order"])
+        options["runner"] = unpacked(options["runner"])
+        options["offsets"] = json.loads(unpacked(options["offsets"] or "{}").decode("utf-8"))
+        if options["campaign"] and not CAMPAIGN.match(options["campaign"]):
+            raise ValueError("campaign %.60r is no name of one" % options["campaign"])
+        changed, answer = STATES[options["state"]](options)
     except (OSError, ValueError) as error:
-        module.fail_json(msg="%s: %s" % (wanted["state"], error))
+        module.fail_json(msg="%s: %s" % (options["state"], error))
     answer.update(now=time.time(), up=time.clock_gettime(BOOTTIME), boot=boot_id())
     module.exit_json(changed=changed, gpuprov=answer)
 
@@ -217,19 +217,19 @@ def make_home():
     try:
         os.mkdir(HOME, 0o700)
     except OSError:
-        found = os.lstat(HOME)
-        if os.path.islink(HOME) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        info = os.lstat(HOME)
+        if os.path.islink(HOME) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
             raise ValueError("%s is not a folder of root alone" % HOME) from None
 
 
 def check(spool):
     """Return why the program would refuse to start; empty if it would start."""
     program = os.path.join(spool, "program")
-    code, said = run([sys.executable, "-I", "-S", program, "burnin", spool, "check"], 120)
+    code, output = run([sys.executable, "-I", "-S", program, "burnin", spool, "check"], 120)
     try:
-        return json.loads(said.splitlines()[-1])["refused"]
+        return json.loads(output.splitlines()[-1])["refused"]
     except (ValueError, KeyError, IndexError):
-        return "the program cannot run here: status %s, %s" % (code, said[-300:])
+        return "the program cannot run here: status %s, %s" % (code, output[-300:])
 
 
 def start_unit(campaign, spool, seconds):
@@ -242,9 +242,9 @@ def start_unit(campaign, spool, seconds):
     os.symlink(path, os.path.join(UNIT_FOLDER, WANTS, UNIT))
     before = size_of(os.path.join(spool, "events.jsonl"))
     for words in (["daemon-reload"], ["reset-failed", UNIT], ["start", UNIT]):
-        code, said = run(["systemctl", *words], seconds)
+        code, output = run(["systemctl", *words], seconds)
         if code != 0 and words[0] != "reset-failed":
-            return "systemctl %s: %s" % (words[0], said[-300:])
+            return "systemctl %s: %s" % (words[0], output[-300:])
     until = time.time() + min(seconds, 30.0)
     while time.time() < until:
         if size_of(os.path.join(spool, "events.jsonl")) > before:
@@ -262,7 +262,7 @@ def status(wanted):
         return False, {"campaign": "", "alive": False, "finished": False}
     state = read_json(os.path.join(spool, "state.json"))
     order = read_json(os.path.join(spool, "order.json"))
-    names = [one.get("name") for one in order.get("segments") or () if isinstance(one, dict)]
+    names = [segment.get("name") for segment in order.get("segments") or () if isinstance(segment, dict)]
     return False, {
         "campaign": campaign,
         "alive": alive(campaign),
@@ -311,13 +311,13 @@ def offset_of(offsets, name):
 
 def collectable(spool):
     """Return the files to collect, with order, state and events before the measurements."""
-    found = []
+    paths = []
     for folder, _, names in os.walk(spool):
         below = os.path.relpath(folder, spool)
-        found += [name if below == "." else below + "/" + name for name in names]
+        paths += [name if below == "." else below + "/" + name for name in names]
     rank = {"order.json": 0, "state.json": 1, "events.jsonl": 2}
     return sorted(
-        (name for name in found if COLLECTED.match(name)), key=lambda name: (rank.get(name, 3), name)
+        (name for name in paths if COLLECTED.match(name)), key=lambda name: (rank.get(name, 3), name)
     )
 
 
@@ -328,13 +328,13 @@ def last_events(path):
             lines = source.read().split(b"\n")
     except OSError:
         return []
-    found = []
+    events = []
     for line in lines[-LAST_EVENTS - 2 :]:
         try:
-            found.append(json.loads(line.decode("utf-8", "replace")))
+            events.append(json.loads(line.decode("utf-8", "replace")))
         except ValueError:
             continue  # a partial first line, or the empty string after the last newline
-    return found[-LAST_EVENTS:]
+    return events[-LAST_EVENTS:]
 
 
 # --- stop, release, remove ---
@@ -383,7 +383,7 @@ def ends_whole(path):
 
 def members():
     """Return the processes still in the unit's cgroup, as `4711 nvidia-smi (D)`."""
-    found = []
+    processes = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
             with open("/proc/%d/cgroup" % pid) as source:
@@ -393,8 +393,8 @@ def members():
         except OSError:
             continue
         if inside:
-            found.append("%d %s (%s)" % (pid, head.partition("(")[2], rest.split()[0]))
-    return found
+            processes.append("%d %s (%s)" % (pid, head.partition("(")[2], rest.split()[0]))
+    return processes
 
 
 def release(wanted):
@@ -439,18 +439,18 @@ def spool_of(wanted):
 
 def runs():
     """Return whether the unit is running, starting or stopping."""
-    _, said = run(["systemctl", "show", "--property=ActiveState", UNIT], 30)
-    return said.partition("=")[2] in ("active", "activating", "deactivating", "reloading")
+    _, output = run(["systemctl", "show", "--property=ActiveState", UNIT], 30)
+    return output.partition("=")[2] in ("active", "activating", "deactivating", "reloading")
 
 
 def newest_running():
     """Return the campaign of the installed unit; empty if no unit is installed."""
     try:
         with open(os.path.join(UNIT_FOLDER, UNIT)) as source:
-            found = re.search(r"^Description=gpuprov burn-in (\S+)$", source.read(65536), re.MULTILINE)
+            match = re.search(r"^Description=gpuprov burn-in (\S+)$", source.read(65536), re.MULTILINE)
     except OSError:
         return ""
-    return found.group(1) if found else ""
+    return match.group(1) if match else ""
 
 
 def alive(campaign):
@@ -477,10 +477,10 @@ def size_of(path):
 def stat_of(path):
     """Return (size, modification time) of a file; zeros if it does not exist."""
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except OSError:
         return 0, 0.0
-    return found.st_size, found.st_mtime
+    return info.st_size, info.st_mtime
 
 
 def finished(state):
@@ -521,10 +521,10 @@ def put(path, data, mode=0o600):
 def read_json(path):
     try:
         with open(path, encoding="utf-8") as source:
-            found = json.load(source)
+            document = json.load(source)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def run(argv, seconds):

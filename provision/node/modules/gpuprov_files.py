@@ -98,8 +98,8 @@ def write(module, path, content, mode, program):
         argv = [temporary if word == "%s" else word for word in program]
         code, output, trouble = module.run_command(argv, expand_user_and_vars=False)
         if code:
-            said = (trouble.strip() or output.strip() or "no word why")[-1000:]
-            raise InvalidError("{0} refuses it: {1}".format(program[0], said.replace(temporary, path)))
+            reason = (trouble.strip() or output.strip() or "no word why")[-1000:]
+            raise InvalidError("{0} refuses it: {1}".format(program[0], reason.replace(temporary, path)))
     if not int(mode, 8) & 0o004 and os.path.exists(path):
         os.chmod(path, 0o600)  # the move keeps the mode of an existing file
     before = os.umask(0o077)  # keeps a new file private until its mode is set

@@ -85,34 +85,34 @@ def parse_gpus(text):
 
 def parse_devices(text):
     """Parse `nvidia-smi -L` into each GPU's MIG devices, largest first, separated by commas."""
-    found = []
+    devices = []
     for line in text.splitlines():
         words = line.split()
         if line.startswith("GPU "):
-            found.append([])
-        elif words[:1] == ["MIG"] and len(words) > 1 and found:
-            found[-1].append(words[1])
-    return [",".join(sorted(each, reverse=True)) for each in found]
+            devices.append([])
+        elif words[:1] == ["MIG"] and len(words) > 1 and devices:
+            devices[-1].append(words[1])
+    return [",".join(sorted(each, reverse=True)) for each in devices]
 
 
 def parse_profiles(text):
     """Parse `nvidia-smi mig -lgip` into {GPU index: {profile: maximum number of instances}}."""
-    found = {}
+    profiles = {}
     for line in text.splitlines():
         match = PROFILE.match(line)
         if match:
-            found.setdefault(int(match.group(1)), {})[match.group(2)] = int(match.group(3))
-    return found
+            profiles.setdefault(int(match.group(1)), {})[match.group(2)] = int(match.group(3))
+    return profiles
 
 
 def parse_pairs(text):
     """Parse CSV of a bus id and two more columns into {bus id: [(column, column)]}."""
-    found = {}
+    pairs = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 3:
-            found.setdefault(cells[0], []).append((cells[1], cells[2]))
-    return found
+            pairs.setdefault(cells[0], []).append((cells[1], cells[2]))
+    return pairs
 
 
 def number(text):
@@ -146,7 +146,7 @@ def power(gpus, watts):
 
 def nearest(clock, known):
     near = sorted(known, key=lambda one: abs(one - clock))[:2]
-    text = " and ".join(str(one) for one in sorted(near))
+    text = " and ".join(str(mhz) for mhz in sorted(near))
     return "{0} to {1} MHz; nearest: {2}".format(min(known), max(known), text)
 
 
@@ -157,14 +157,14 @@ def clocks(gpus, supported, locked, applications):
         pairs = [
             (int(m), int(g)) for m, g in supported.get(gpu["pci.bus_id"], []) if m.isdigit() and g.isdigit()
         ]
-        known = sorted({graphics for _memory, graphics in pairs})
-        if not known:
+        graphics_clocks = sorted({graphics for _memory, graphics in pairs})
+        if not graphics_clocks:
             refused.append((index, "the board does not say which clocks it supports."))
             continue
         for clock in locked:
-            if clock not in known:
+            if clock not in graphics_clocks:
                 sentence = "a graphics clock of {0} MHz is not supported (supported are {1})."
-                refused.append((index, sentence.format(clock, nearest(clock, known))))
+                refused.append((index, sentence.format(clock, nearest(clock, graphics_clocks))))
         if not applications:
             continue
         now = (gpu["clocks.applications.memory"], gpu["clocks.applications.graphics"])
@@ -177,10 +177,10 @@ def clocks(gpus, supported, locked, applications):
                 sentence = "a graphics clock of {0} MHz is not supported (supported are {1})."
                 refused.append((index, sentence.format(applications[1], nearest(applications[1], at_memory))))
             else:
-                memories = ", ".join(str(one) for one in sorted({memory for memory, _ in pairs}))
+                memories = ", ".join(str(mhz) for mhz in sorted({memory for memory, _ in pairs}))
                 sentence = "a memory clock of {0} MHz is not supported (supported are {1} MHz)."
                 refused.append((index, sentence.format(applications[0], memories)))
-        differs = differs or now != tuple(str(one) for one in applications)
+        differs = differs or now != tuple(str(mhz) for mhz in applications)
     return refused, differs
 
 
@@ -194,14 +194,14 @@ def ecc(gpus, mode):
 
 def layout_trouble(layout, known):
     """Return why a GPU cannot be partitioned like this, or None if it can."""
-    wanted = layout.split(",") if layout else []
-    for name in wanted:
+    profiles = layout.split(",") if layout else []
+    for name in profiles:
         if name not in known:
             return "there is no MIG profile {0} (there are {1}).".format(name, ", ".join(known))
-        if wanted.count(name) > known[name]:
+        if profiles.count(name) > known[name]:
             sentence = "at most {0} of the MIG profile {1} fit, not {2}."
-            return sentence.format(known[name], name, wanted.count(name))
-    slices = [int(name.split("g.")[0]) for name in wanted]
+            return sentence.format(known[name], name, profiles.count(name))
+    slices = [int(name.split("g.")[0]) for name in profiles]
     whole = max(int(name.split("g.")[0]) for name in known)
     if sum(slices) > whole:
         return "{0} together need {1} of {2} slices.".format(layout, sum(slices), whole)
@@ -233,13 +233,13 @@ def mig(gpus, layouts, now, known, users):
 
 def pending(gpus):
     """Return sentences about the changes that wait for a reset or a reboot."""
-    found = []
+    changes = []
     for index, gpu in enumerate(gpus):
         for name, words in (("ecc.mode", "ECC"), ("mig.mode", "MIG")):
             after = gpu[name + ".pending"]
             if gpu[name + ".current"] != after:
-                found.append((index, "{0} becomes {1}".format(words, after.lower())))
-    return together(found)
+                changes.append((index, "{0} becomes {1}".format(words, after.lower())))
+    return together(changes)
 
 
 def compare(wanted, gpus, ask):
@@ -269,8 +269,8 @@ def compare(wanted, gpus, ask):
         differs += ["ecc"] if change else []
     if wanted["mig_layouts"]:
         users = parse_pairs(ask("--query-compute-apps=gpu_bus_id,pid,process_name", "--format=csv,noheader"))
-        known = parse_profiles(ask("mig", "-lgip"))
-        more, differ = mig(gpus, wanted["mig_layouts"], parse_devices(ask("-L")), known, users)
+        profiles = parse_profiles(ask("mig", "-lgip"))
+        more, differ = mig(gpus, wanted["mig_layouts"], parse_devices(ask("-L")), profiles, users)
         refused += more
         differs += ["mig"] if differ else []
     return together(refused), differs, change
@@ -299,8 +299,8 @@ def main():
         module.exit_json(changed=False, ready=False, refusals=[], differs=[], ecc=[], pending=[])
     gpus = parse_gpus(out) if code == 0 else None
     if gpus is None:
-        said = (out.strip() or error.strip() or "nothing")[:300]
-        why = "did not answer within {0} s".format(TIMEOUT) if code in (124, 137) else "answered: " + said
+        output = (out.strip() or error.strip() or "nothing")[:300]
+        why = "did not answer within {0} s".format(TIMEOUT) if code in (124, 137) else "answered: " + output
         module.fail_json(msg="nvidia-smi {0}".format(why))
     refusals, differs, change = compare(module.params, gpus, lambda *words: run(*words)[1])
     module.exit_json(

@@ -112,10 +112,10 @@ def validate(module, path, settings):
     words = [temporary if word == "%s" else word for word in command[1:]]
     code, out, error = module.run_command([program, *words])
     os.unlink(temporary)
-    said = " ".join((error.strip() or out.strip() or "no word why").split()).replace(temporary, path)
-    if code and UNKNOWN not in said:
+    reason = " ".join((error.strip() or out.strip() or "no word why").split()).replace(temporary, path)
+    if code and UNKNOWN not in reason:
         text = "{0} refuses what {1} would be: {2}. Correct the file; it was not changed."
-        module.fail_json(msg=text.format(command[0], path, said[-600:].rstrip(".")))
+        module.fail_json(msg=text.format(command[0], path, reason[-600:].rstrip(".")))
 
 
 def write(module, path, settings):

@@ -108,11 +108,11 @@ def run(argv, timeout=20, **options):
 
 def authorized_keys(account):
     """Return the file in which sshd looks for this user's keys. Raises LaunchError."""
-    status, said = run(
+    status, output = run(
         ["/usr/sbin/sshd", "-T", "-C", "user=%s,host=localhost,addr=127.0.0.1" % account.pw_name]
     )
     name = ".ssh/authorized_keys"
-    for line in said.splitlines() if status == 0 else ():
+    for line in output.splitlines() if status == 0 else ():
         key, _, value = line.partition(" ")
         if key == "authorizedkeysfile":
             name = (value.split() or ["none"])[0]
@@ -131,8 +131,8 @@ def keeper(keys, account):
     folder = os.path.dirname(keys)
     while folder != os.path.dirname(folder):
         if os.path.lexists(folder):
-            found = os.lstat(folder)
-            if found.st_uid != 0 or found.st_mode & 0o022 or not stat.S_ISDIR(found.st_mode):
+            info = os.lstat(folder)
+            if info.st_uid != 0 or info.st_mode & 0o022 or not stat.S_ISDIR(info.st_mode):
                 return account
         folder = os.path.dirname(folder)
     return pwd.getpwuid(0)
@@ -174,10 +174,10 @@ def open_launch(launch, account, seconds, scripts):
     os.chown(folder, account.pw_uid, account.pw_gid)
     write(folder + ".close", scripts["close"], 0o600)
     timer = ["systemd-run", "--quiet", "--on-active=%d" % seconds, "--unit=gpuprov-launch-" + launch]
-    status, said = run([*timer, "/bin/sh", folder + ".close", *closing(keys, account)])
+    status, output = run([*timer, "/bin/sh", folder + ".close", *closing(keys, account)])
     if status != 0:
         close(launch, keys, account)
-        raise LaunchError("no timer could be set to close it: %s" % said.strip()[-200:])
+        raise LaunchError("no timer could be set to close it: %s" % output.strip()[-200:])
     with acting_as(keeper(keys, account)):
         fresh = not os.path.exists(keys)
     with acting_as(account):
@@ -186,9 +186,9 @@ def open_launch(launch, account, seconds, scripts):
         for name in ("accept", "reach"):
             write(os.path.join(folder, name), scripts[name], 0o644)
         path = os.path.join(folder, "key")
-        status, said = run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", launch, "-f", path])
+        status, output = run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", launch, "-f", path])
         if status != 0:
-            raise LaunchError("ssh-keygen made no key: %s" % said.strip()[-200:])
+            raise LaunchError("ssh-keygen made no key: %s" % output.strip()[-200:])
         with open(path + ".pub") as stream:
             return stream.read().strip()
 
@@ -225,15 +225,15 @@ def end(launch, *close_too):
     """End the programs of a launch. `close_too`: script arguments that close it as well."""
     script = folder_of(launch) + ".close"
     if os.path.exists(script):
-        status, said = run(["/bin/sh", script, *close_too], timeout=60)
+        status, output = run(["/bin/sh", script, *close_too], timeout=60)
         if status != 0:
-            raise LaunchError("what it started could not be ended: %s" % said.strip()[-200:])
+            raise LaunchError("what it started could not be ended: %s" % output.strip()[-200:])
 
 
 def closing(keys, account):
     """Return the arguments for the close script: the file of keys and the account that edits it."""
-    found = keeper(keys, account)
-    return ["close", keys, str(found.pw_uid), str(found.pw_gid)]
+    editor = keeper(keys, account)
+    return ["close", keys, str(editor.pw_uid), str(editor.pw_gid)]
 
 
 def close(launch, keys, account):
@@ -244,18 +244,18 @@ def close(launch, keys, account):
 
 def host_keys():
     """Return the public keys of the node's sshd as `type base64`, without obsolete types."""
-    found = []
+    keys = []
     for name in sorted(os.listdir(SSHD_KEYS)) if os.path.isdir(SSHD_KEYS) else ():
         if name.startswith("ssh_host_") and name.endswith("_key.pub"):
             with open(os.path.join(SSHD_KEYS, name)) as stream:
-                found.append(" ".join(stream.read().split()[:2]))
-    return [key for key in found if key.startswith(("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-"))]
+                keys.append(" ".join(stream.read().split()[:2]))
+    return [key for key in keys if key.startswith(("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-"))]
 
 
 def slurm(hostname):
     """Return this node's Slurm name and state and the MPI types of srun; empty without Slurm."""
-    status, said = run(["sinfo", "--noheader", "--Node", "--nodes", hostname, "--format=%N %T"])
-    words = said.split()
+    status, output = run(["sinfo", "--noheader", "--Node", "--nodes", hostname, "--format=%N %T"])
+    words = output.split()
     if status != 0 or len(words) < 2:
         return {}
     _, kinds = run(["srun", "--mpi=list"])
@@ -267,8 +267,8 @@ def looked(launch, account, params):
     """Open a launch and return the node's data for the controller."""
     hostname = socket.gethostname().partition(".")[0]
     mpirun = params["mpirun"] or next(filter(None, map(shutil.which, MPIRUNS)), "mpirun")
-    status, said = run([mpirun, "--version"])
-    first = (said.strip().splitlines() or [""])[0][:200]
+    status, output = run([mpirun, "--version"])
+    first = (output.strip().splitlines() or [""])[0][:200]
     return {
         "public_key": open_launch(launch, account, params["seconds"], params["scripts"]),
         "user": account.pw_name,

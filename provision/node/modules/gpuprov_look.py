@@ -118,17 +118,17 @@ def answer_of(module, argv, timeout):
 
 def found_in(path, names, depth, contains):
     """Return paths of matching files below a folder, without following links to folders."""
-    wanted = re.compile(contains) if contains else None
-    top, found = path.rstrip("/"), []
+    regex = re.compile(contains) if contains else None
+    top, paths = path.rstrip("/"), []
     for folder, folders, files in os.walk(top):
         if folder[len(top) :].count("/") >= depth - 1:
             del folders[:]
         for name in files:
-            place = os.path.join(folder, name)
+            file = os.path.join(folder, name)
             fits = any(fnmatch.fnmatch(name, pattern) for pattern in names)
-            if fits and (wanted is None or any(map(wanted.match, (text_of(place) or "").splitlines()))):
-                found.append(place)
-    return sorted(found)
+            if fits and (regex is None or any(map(regex.match, (text_of(file) or "").splitlines()))):
+                paths.append(file)
+    return sorted(paths)
 
 
 def mistake(name, value, check):
@@ -186,9 +186,9 @@ def main():
     for name in asked["needed"]:
         answer = answers[name]
         if answer["rc"]:
-            said = answer["stderr"] or "no word why"
+            reason = answer["stderr"] or "no word why"
             module.fail_json(
-                msg="{0} ended with {1}: {2}".format(asked["programs"][name][0], answer["rc"], said)
+                msg="{0} ended with {1}: {2}".format(asked["programs"][name][0], answer["rc"], reason)
             )
     module.exit_json(
         changed=False,

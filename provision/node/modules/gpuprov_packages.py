@@ -219,12 +219,12 @@ LANGUAGE = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "APT_LISTCHANGES
 
 def family():
     """Return `redhat` or `debian` from os-release, since a machine may have both package managers."""
-    found = {}
+    settings = {}
     with open("/etc/os-release", encoding="utf-8") as text:
         for line in text:
             key, _, value = line.strip().partition("=")
-            found[key] = value.strip("\"'")
-    kin = [found.get("ID"), *found.get("ID_LIKE", "").split()]
+            settings[key] = value.strip("\"'")
+    kin = [settings.get("ID"), *settings.get("ID_LIKE", "").split()]
     return "redhat" if {"rhel", "fedora", "centos"} & set(kin) else "debian"
 
 
@@ -284,8 +284,8 @@ class Manager:
             if code == 0 or not self.waits(code, error):
                 return code, out, error
             if time.time() > deadline:
-                said = "another program has held its lock for {0} s".format(self.options["lock_timeout"])
-                self.fail(command, code, out, ": ".join([said, *error.split("\n")[:1]]).strip(": "))
+                message = "another program has held its lock for {0} s".format(self.options["lock_timeout"])
+                self.fail(command, code, out, ": ".join([message, *error.split("\n")[:1]]).strip(": "))
             time.sleep(3)
 
     def must(self, *command):
@@ -297,9 +297,9 @@ class Manager:
 
     def fail(self, command, code, out, error):
         words = [word for word in command if not word.startswith("-") and "=" not in word][:2]
-        said = error.strip() or out.strip() or "no word why"
+        why = error.strip() or out.strip() or "no word why"
         self.module.fail_json(
-            msg="{0} failed ({1}): {2}".format(" ".join(words), code, said), rc=code, stdout=out, stderr=error
+            msg="{0} failed ({1}): {2}".format(" ".join(words), code, why), rc=code, stdout=out, stderr=error
         )
 
 
@@ -333,14 +333,14 @@ class Apt(Manager):
 
     def status(self):
         """Return {package: (held, version)}. A package of two architectures is held only if both are."""
-        found = {}
+        packages = {}
         for line in self.must("dpkg-query", "-W", "-f", DPKG).splitlines():
             fields = line.split()
             gone = ("not-installed",) if self.options["purge"] else ("not-installed", "config-files")
             if len(fields) == 5 and fields[3] not in gone:
-                held = fields[2] == "hold" and found.get(fields[0], (True, ""))[0]
-                found[fields[0]] = (held, fields[4])
-        return found
+                held = fields[2] == "hold" and packages.get(fields[0], (True, ""))[0]
+                packages[fields[0]] = (held, fields[4])
+        return packages
 
     def installed(self, packages):
         """Return {package: version} of the installed and configured packages."""
@@ -352,17 +352,17 @@ class Apt(Manager):
 
     def look_up(self, packages):
         """Return {package: [version, newest first]} offered by the requested origin."""
-        found, origin = {}, self.options["origin"]
+        offered, origin = {}, self.options["origin"]
         compared = self.module.check_mode and not origin  # nothing else needs `known`
         distribution = tuple(DISTRIBUTION.findall(self.must("apt-cache", "policy"))) if compared else ()
         for line in self.must("apt-cache", "madison", *sorted(packages)).splitlines():
             fields = [field.strip() for field in line.split("|")]
             if len(fields) == 3 and fields[2].endswith("Packages") and re.search(origin, fields[2]):
-                versions = found.setdefault(fields[0], [])
+                versions = offered.setdefault(fields[0], [])
                 if fields[1] not in versions:
                     versions.append(fields[1])
                 self.known = self.known or not fields[2].startswith(distribution)
-        return {name: versions for name, versions in found.items() if versions}
+        return {name: versions for name, versions in offered.items() if versions}
 
     def refresh(self, *, strict=False):
         """Update the lists; with `strict`, a failed download is an error instead of a warning."""
@@ -390,9 +390,9 @@ class Apt(Manager):
             moves = [line.split() for line in trial.splitlines() if re.match("(Inst|Remv) ", line)]
             touched = sorted({words[1] for words in moves if matches(words[1], self.options["untouched"])})
             if touched:
-                said = "{0} cannot be installed: that would also change {1}, which has another owner. {2}"
+                message = "{0} cannot be installed: that would also change {1}, which has another owner. {2}"
                 title, advice = self.options["title"], self.options["advice"]
-                self.module.fail_json(msg=said.format(title, ", ".join(touched), advice).strip())
+                self.module.fail_json(msg=message.format(title, ", ".join(touched), advice).strip())
         if not self.module.check_mode:
             self.must(*command)
         return True
@@ -456,7 +456,7 @@ class Dnf(Manager):
         """Return {package: (held, version)}. Of several installed versions (kernels), all must be held."""
         self.locks = read_locks()
         self.versions = {}
-        found = {}
+        packages = {}
         for line in self.must("rpm", "-qa", "--qf", RPM).splitlines():
             fields = line.split("|")
             if len(fields) != 5 or fields[0] == "gpg-pubkey":
@@ -464,9 +464,9 @@ class Dnf(Manager):
             name, epoch = fields[0], "0" if fields[1] == "(none)" else fields[1]
             version = "{0}:{1}-{2}".format(epoch, fields[2], fields[3])
             self.versions.setdefault(name, []).append(version)
-            held = is_locked(self.locks, name, version) and found.get(name, (True, ""))[0]
-            found[name] = (held, version[2:] if version.startswith("0:") else version)
-        return found
+            held = is_locked(self.locks, name, version) and packages.get(name, (True, ""))[0]
+            packages[name] = (held, version[2:] if version.startswith("0:") else version)
+        return packages
 
     def installed(self, packages):
         """Return {package: version}, the newest one if several are installed (kernels)."""
@@ -483,18 +483,18 @@ class Dnf(Manager):
         # In check mode there may be no lists yet, so that no repository is known to offer anything.
         if code and not self.module.check_mode:
             self.fail(command, code, out, error)
-        found = self.parse(out)
-        self.known = self.known or bool(found)
-        return found
+        offered = self.parse(out)
+        self.known = self.known or bool(offered)
+        return offered
 
     def hidden(self, name):
         """Return the end of an error message, about settings that hide a package from dnf."""
-        found = ""
+        message = ""
         for key, _, value in [line.partition("=") for line in read("/etc/dnf/dnf.conf").splitlines()]:
             excludes = key.strip() in ("exclude", "excludepkgs")
             if excludes and matches(name, value.replace(",", " ").split()):
-                found += " /etc/dnf/dnf.conf hides it: {0}={1}.".format(key.strip(), value.strip())
-        return found + self.passed_over()
+                message += " /etc/dnf/dnf.conf hides it: {0}={1}.".format(key.strip(), value.strip())
+        return message + self.passed_over()
 
     def passed_over(self):
         """Return a sentence about a repository that dnf skips silently because of skip_if_unavailable."""
@@ -505,13 +505,13 @@ class Dnf(Manager):
             ]
             code, _out, error = self.run(*DNF, "--assumeyes", *words, "repoquery", "--available", "gpuprov")
             named = re.search(DNF_UNAVAILABLE, error) if code else None
-            said = " dnf has no list of the repository {0}, and passes over it (skip_if_unavailable)."
-            self.silent = said.format(named.group(1)) if named else ""
+            message = " dnf has no list of the repository {0}, and passes over it (skip_if_unavailable)."
+            self.silent = message.format(named.group(1)) if named else ""
         return self.silent
 
     def parse(self, text):
         """Parse lines of name|epoch|version|release|arch[|repository] into {package: [version, …]}."""
-        found = {}
+        packages = {}
         for line in text.splitlines():
             fields = line.strip().split("|")
             if len(fields) not in (5, 6) or fields[4] not in ("noarch", os.uname().machine):
@@ -520,13 +520,13 @@ class Dnf(Manager):
                 continue
             epoch = "" if fields[1] in ("0", "(none)") else fields[1] + ":"
             version = "{0}{1}-{2}".format(epoch, fields[2], fields[3])
-            versions = found.setdefault(fields[0], [])
+            versions = packages.setdefault(fields[0], [])
             if version not in versions:
                 versions.append(version)
             self.architecture[fields[0], version] = fields[4]
-        for versions in found.values():
+        for versions in packages.values():
             versions.sort(key=functools.cmp_to_key(compare), reverse=True)
-        return found
+        return packages
 
     def refresh(self, *, strict=False):  # noqa: ARG002 (dnf always is strict)
         self.must(*DNF, "--assumeyes", "--refresh", "makecache")
@@ -564,8 +564,8 @@ class Dnf(Manager):
         """Return the packages that need these, an empty set, and the user-installed packages."""
         _code, _out, error = self.run("rpm", "--erase", "--test", *names)
         needing = set(re.findall("(?m)is needed by [(]installed[)] (.+)-[^-]+-[^-]+$", error))
-        asked = ("repoquery", "--userinstalled", "--queryformat", "%{name}\n")
-        return needing, set(), self.run("dnf", "--quiet", "--cacheonly", *asked)[1].split()
+        query = ("repoquery", "--userinstalled", "--queryformat", "%{name}\n")
+        return needing, set(), self.run("dnf", "--quiet", "--cacheonly", *query)[1].split()
 
     def make_room(self, _others, _specs):
         return False
@@ -599,10 +599,10 @@ class Dnf(Manager):
 
 def compare(one, other):
     """Compare two versions as rpm does, epoch first; the result is below, at or above zero."""
-    found = 0
+    order = 0
     for number in range(3):
-        found = found or compare_text(parts(one)[number], parts(other)[number])
-    return found
+        order = order or compare_text(parts(one)[number], parts(other)[number])
+    return order
 
 
 def parts(version):
@@ -672,7 +672,7 @@ def is_locked(locks, name, version):
 
 def pinned(root=""):
     """Return {package: version} pinned by the role package_lock on this machine."""
-    found = {}
+    pins = {}
     name = ""
     for path in LOCKS:
         try:
@@ -684,10 +684,10 @@ def pinned(root=""):
             if words[:1] == ["Package:"] and len(words) == 2:
                 name = words[1]
             elif words[:2] == ["Pin:", "version"] and len(words) == 3:
-                found[name] = words[2]
+                pins[name] = words[2]
             elif len(words) == 2 and not words[0].endswith(":"):
-                found[words[0]] = words[1]
-    return found
+                pins[words[0]] = words[1]
+    return pins
 
 
 def pinned_first(offered, pins):
@@ -736,18 +736,18 @@ def take(wanted, offered, chosen):
     """Add the versions of {name: [version]} that match `wanted` to `chosen`. Returns the unmatched ones."""
     absent = []
     for names, version in wanted:
-        found = [(name, choose(offered.get(name, ()), version)) for name in names]
-        found = [pair for pair in found if pair[1]]
-        chosen.update(found[:1])
-        absent.extend([] if found else [(names, version)])
+        candidates = [(name, choose(offered.get(name, ()), version)) for name in names]
+        candidates = [pair for pair in candidates if pair[1]]
+        chosen.update(candidates[:1])
+        absent.extend([] if candidates else [(names, version)])
     return absent
 
 
 def select(status, packages, patterns, versions):
     """Return installed packages that are named, or match a pattern and one of `versions` (none: any)."""
     chosen = {name for name in packages if name in status}
-    for name, (_held, found) in status.items():
-        if (not versions or {found, upstream(found)} & set(versions)) and matches(name, patterns):
+    for name, (_held, installed) in status.items():
+        if (not versions or {installed, upstream(installed)} & set(versions)) and matches(name, patterns):
             chosen.add(name)
     return chosen
 
@@ -756,26 +756,26 @@ def refuse(module, answer):
     """Fail if a version is not offered, unless check mode knows no repository that could offer it."""
     if answer["missing"] and (answer["known"] or not module.check_mode):
         title, advice = module.params["title"], module.params["advice"]
-        said = "{0} cannot be installed: {1} {2}".format(title, " ".join(answer["missing"]), advice)
-        module.fail_json(msg=said.strip(), **answer)
+        message = "{0} cannot be installed: {1} {2}".format(title, " ".join(answer["missing"]), advice)
+        module.fail_json(msg=message.strip(), **answer)
 
 
 def install(module, manager, answer):
     """Move the packages to the versions in `answer`. Returns (moved, names that were held before)."""
-    options, wanted = module.params, answer["versions"]
+    options, versions = module.params, answer["versions"]
     if answer["missing"] and not options["optional"]:
         refuse(module, answer)
         return True, []
     status = manager.status() if options["replaces"] or not answer["satisfied"] else {}
-    specs = [manager.spec(name, version) for name, version in sorted(wanted.items())]
-    others = sorted(select(status, (), options["replaces"], ()) - set(wanted))
+    specs = [manager.spec(name, version) for name, version in sorted(versions.items())]
+    others = sorted(select(status, (), options["replaces"], ()) - set(versions))
     removed = manager.make_room(others, specs) if others else False
     if answer["satisfied"] or not specs:
         return removed, []
     replaced = {upstream(version) for version in answer["installed"].values()} if options["version"] else ()
-    chosen = select(status, wanted, options["patterns"] if answer["installed"] else (), replaced)
+    chosen = select(status, versions, options["patterns"] if answer["installed"] else (), replaced)
     held = sorted(name for name in chosen if status[name][0])
-    loose = manager.let_go_before(held, wanted)
+    loose = manager.let_go_before(held, versions)
     if loose and not module.check_mode:
         manager.mark(False, loose)
     return manager.install(specs), held
@@ -797,12 +797,12 @@ def take_away(module, manager, patterns):
     there = manager.status()
     names = [name for name in there if any(re.match("(?:{0})$".format(each), name) for each in patterns)]
     names = sorted(set(names) - set(module.params["keep"]))
-    going, along, wanted = manager.brought(names) if names else (set(), set(), [])
-    losing = sorted((going - set(names)) & {*wanted, *module.params["keep"]})
+    going, along, manual = manager.brought(names) if names else (set(), set(), [])
+    losing = sorted((going - set(names)) & {*manual, *module.params["keep"]})
     if losing:
-        said = "Removing {0} would also remove {1}, which did not come with it and cannot be without it. {2}"
+        text = "Removing {0} would also remove {1}, which did not come with it and cannot be without it. {2}"
         title, advice = module.params["title"], module.params["advice"]
-        module.fail_json(msg=said.format(title, ", ".join(losing), advice).strip())
+        module.fail_json(msg=text.format(title, ", ".join(losing), advice).strip())
     stopped = stop(module, module.params["units"])
     if names:
         loose = manager.let_go_before([name for name in names if there[name][0]], names)
@@ -818,11 +818,11 @@ def stop(module, units):
     """Stop and disable the units that exist. Returns whether any exists."""
     command = ["systemctl", "list-unit-files", "--plain", "--no-legend", *units]
     lines = module.run_command(command)[1].splitlines() if units else []
-    known = [line.split()[0] for line in lines if line.strip()]
-    if known and not module.check_mode:
+    existing = [line.split()[0] for line in lines if line.strip()]
+    if existing and not module.check_mode:
         # systemd cannot stop a unit that it cannot read; the packages are removed anyway.
-        module.run_command(["systemctl", "disable", "--now", *known])
-    return bool(known)
+        module.run_command(["systemctl", "disable", "--now", *existing])
+    return bool(existing)
 
 
 def hold_again(manager, names):
@@ -869,13 +869,13 @@ def hold(module, manager, names, held, missing_is_wrong):
 
 def versions_of(module, packages):
     """Merge names and mappings into {name: requested version}; later items override earlier ones."""
-    found = {}
+    versions = {}
     for item in packages if isinstance(packages, list) else [packages]:
         if item == "" or not isinstance(item, (str, dict)):
-            said = "packages: {0!r} is neither a package's name nor a mapping of names to versions"
-            module.fail_json(msg=said.format(item))
-        found.update(item if isinstance(item, dict) else {item: ""})
-    return found
+            message = "packages: {0!r} is neither a package's name nor a mapping of names to versions"
+            module.fail_json(msg=message.format(item))
+        versions.update(item if isinstance(item, dict) else {item: ""})
+    return versions
 
 
 def main():
@@ -911,10 +911,10 @@ def main():
     options, state = module.params, module.params["state"]
     manager = Dnf(module) if family() == "redhat" else Apt(module)
     versions = versions_of(module, options["packages"])
-    wanted = [(tuple(key.split("|")), str(version or "")) for key, version in versions.items()]
+    requested = [(tuple(key.split("|")), str(version or "")) for key, version in versions.items()]
     if options["refresh"] and not module.check_mode:
         manager.refresh(strict=True)
-    answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
+    answer = ask(manager, requested, module.check_mode) if state in ("present", "asked") else {}
     moved, restored, marked, gone = False, [], [], []
     if state == "asked":
         refuse(module, answer)
@@ -925,12 +925,12 @@ def main():
         if options["held"] is None and before and not module.check_mode:
             marked = hold_again(manager, before)
     elif state == "absent":
-        moved = remove(module, manager, [name for names, _ in wanted for name in names])
+        moved = remove(module, manager, [name for names, _ in requested for name in names])
     elif state == "gone":
         moved, gone = take_away(module, manager, versions)
     if options["held"] is not None and state in ("present", "held"):
         right = answer.get("versions", {})
-        names = sorted(([name for name in names if name in right] + list(names))[0] for names, _ in wanted)
+        names = sorted(([name for name in names if name in right] + list(names))[0] for names, _ in requested)
         marked = hold(module, manager, names, options["held"], not module.check_mode)
     module.exit_json(
         changed=bool(moved or restored or marked or options["refresh"]),

@@ -197,16 +197,16 @@ def armoured(data):
 
 def fingerprints(data):
     """Return the upper-case fingerprints of the primary keys in `data`. Raises NotAKeyError."""
-    found = []
+    prints = []
     for tag, body, _packet in whole_packets(dearmour(data)):
         if tag in SECRET_KEYS:
             raise NotAKeyError("it holds a secret key")
         if tag != PUBLIC_KEY:
             continue
-        found.append(fingerprint_of(body))
-    if not found:
+        prints.append(fingerprint_of(body))
+    if not prints:
         raise NotAKeyError("there is no public key in it")
-    return found
+    return prints
 
 
 def installed(path):
@@ -236,14 +236,14 @@ def checked_key(module, url, expected):
     try:
         if len(data) > LARGEST_KEY:
             raise NotAKeyError("it is larger than any key")
-        found = fingerprints(data)
+        actual = fingerprints(data)
     except NotAKeyError as problem:
         module.fail_json(msg="What {0} serves is not a repository key: {1}.".format(url, problem))
-    if found != [expected]:
+    if actual != [expected]:
         module.fail_json(
             msg="The key at {0} is not the expected one and was not installed. Expected fingerprint {1}, "
             "found {2}. Either the vendor changed its key (confirm the new one from a second source, then "
-            "set it), or somebody is in the way.".format(url, expected, " and ".join(found))
+            "set it), or somebody is in the way.".format(url, expected, " and ".join(actual))
         )
     return dearmour(data)
 
@@ -295,10 +295,10 @@ def remove(module, path, unwanted):
 
 
 def fingerprint(module, text):
-    found = text.replace(" ", "").upper()
-    if not re.match(r"^([0-9A-F]{40}|[0-9A-F]{64})$", found):
-        module.fail_json(msg="'{0}' is not a fingerprint: 40 or 64 hexadecimal digits.".format(found))
-    return found
+    digits = text.replace(" ", "").upper()
+    if not re.match(r"^([0-9A-F]{40}|[0-9A-F]{64})$", digits):
+        module.fail_json(msg="'{0}' is not a fingerprint: 40 or 64 hexadecimal digits.".format(digits))
+    return digits
 
 
 def main():

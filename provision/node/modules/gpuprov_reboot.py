@@ -43,15 +43,15 @@ def main():
     module = AnsibleModule(argument_spec={"why": {"type": "str", "required": True}}, supports_check_mode=True)
     why = " ".join(module.params["why"].split())
     required, reasons = read(REQUIRED), read(REQUIRED + ".pkgs") or ""
-    told = required is not None and why in reasons.splitlines()
-    if not told and not module.check_mode:
+    requested = required is not None and why in reasons.splitlines()
+    if not requested and not module.check_mode:
         if required is None:
             with io.open(REQUIRED, "w", encoding="utf-8") as text:
                 text.write("*** System restart required ***\n")
         if why not in reasons.splitlines():
             with io.open(REQUIRED + ".pkgs", "a", encoding="utf-8") as text:
                 text.write(("" if reasons.endswith("\n") or not reasons else "\n") + why + "\n")
-    module.exit_json(changed=not told)
+    module.exit_json(changed=not requested)
 
 
 if __name__ == "__main__":

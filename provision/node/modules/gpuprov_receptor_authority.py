@@ -253,13 +253,13 @@ def expiry(certificate):
 def names(node, address):
     """Return the names in a certificate, which are the node's own and the address others connect to."""
     data = node.encode("ascii")
-    found = [x509.OtherName(x509.ObjectIdentifier(NODE_NAME), b"\x0c" + bytes([len(data)]) + data)]
+    entries = [x509.OtherName(x509.ObjectIdentifier(NODE_NAME), b"\x0c" + bytes([len(data)]) + data)]
     if address:
         try:
-            found.append(x509.IPAddress(ipaddress.ip_address(address)))
+            entries.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
-            found.append(x509.DNSName(address))
-    return found
+            entries.append(x509.DNSName(address))
+    return entries
 
 
 def make(folder, days):
@@ -333,10 +333,10 @@ def why_new(authority, text, key, node, address, renew_days):
     if certificate.public_key().public_numbers() != key.public_numbers():
         return "its certificate is of another key"
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        present = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        found = []
-    if list(found) != names(node, address):
+        present = []
+    if list(present) != names(node, address):
         return "its name or address has changed"
     # Renewal cannot help if the certificate ends with the authority's own.
     left = expiry(certificate) - now()
@@ -353,21 +353,21 @@ def answer(asked, only_look):
     folder = os.path.expanduser(asked["folder"]) or default_folder()
     authority, new = opened(folder, asked["authority_days"], only_look)
     # In check mode, a node without a key has not sent its request yet.
-    found = {"folder": folder, "changed": new or (only_look and not request), "reason": ""}
-    found.update(authority="", certificate=asked["certificate"], work_public_key="")
+    result = {"folder": folder, "changed": new or (only_look and not request), "reason": ""}
+    result.update(authority="", certificate=asked["certificate"], work_public_key="")
     if authority is None:
-        return found
+        return result
     end = expiry(authority.certificate)
     if end < now():
         raise RefusedError("the authority in {0} expired on {1:%Y-%m-%d}. {2}".format(folder, end, RESTORE))
-    found.update(authority=pem(authority.certificate), work_public_key=authority.work_public_key)
+    result.update(authority=pem(authority.certificate), work_public_key=authority.work_public_key)
     if request:
         key = asked_key(request, node)
         reason = why_new(authority, asked["certificate"], key, node, address, asked["renew_days"])
-        found.update(reason=reason, changed=new or bool(reason))
+        result.update(reason=reason, changed=new or bool(reason))
         if reason and not only_look:
-            found["certificate"] = pem(authority.sign(key, node, address, asked["days"]))
-    return found
+            result["certificate"] = pem(authority.sign(key, node, address, asked["days"]))
+    return result
 
 
 def main():

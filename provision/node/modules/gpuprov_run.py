@@ -155,8 +155,8 @@ class Sieve(Capped):
 
     def _line(self, line):
         if not line[:1].isspace():
-            wanted = self.first or line.startswith(b"-- ")
-            self.keeps = wanted or any(word in line for word in self.words)
+            always = self.first or line.startswith(b"-- ")
+            self.keeps = always or any(word in line for word in self.words)
             self.first = False
         if self.keeps:
             Capped.add(self, line)
@@ -492,7 +492,7 @@ def bridges(lines, devices="/sys/bus/pci/devices"):
     for line in lines:
         if re.search(r"PCIe Bus Error|AER: |\[Hardware Error\]", line):
             named += re.findall(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", line)
-    found = []
+    messages = []
     for port in named:
         try:
             buses = []
@@ -501,10 +501,10 @@ def bridges(lines, devices="/sys/bus/pci/devices"):
                     buses.append(int(source.read()))
         except (OSError, ValueError):
             continue  # not a bridge
-        said = "pci %s: PCI bridge to [bus %02x-%02x]" % (port, buses[0], buses[1])
-        if said not in found:
-            found.append(said)
-    return found
+        message = "pci %s: PCI bridge to [bus %02x-%02x]" % (port, buses[0], buses[1])
+        if message not in messages:
+            messages.append(message)
+    return messages
 
 
 def kernel_log_delta(before, cap):
@@ -512,8 +512,8 @@ def kernel_log_delta(before, cap):
     argv, output, lines = kernel_lines()
     result = dict(output, stdout="")
     if before[0] is None or argv is None:
-        said = (output if argv is None else before[1])["stderr"].strip()
-        result["not_started"] = "the kernel log could not be read: %s" % (said[:200] or "it is empty")
+        reason = (output if argv is None else before[1])["stderr"].strip()
+        result["not_started"] = "the kernel log could not be read: %s" % (reason[:200] or "it is empty")
     elif before[0] != argv:
         result["not_started"] = "the kernel log could be read in two different ways only"
     else:

@@ -139,8 +139,8 @@ def main():
         module.exit_json(changed=False, waiting="")
     why = what_holds_it_back(module, unit)
     if why:
-        said = "{0} runs with the settings from before: {1}. Restart it when it suits: systemctl restart {0}"
-        module.exit_json(changed=False, waiting=said.format(unit, why))
+        text = "{0} runs with the settings from before: {1}. Restart it when it suits: systemctl restart {0}"
+        module.exit_json(changed=False, waiting=text.format(unit, why))
     if not module.check_mode:
         restart(module, unit)
     module.exit_json(changed=True, waiting="")

@@ -140,13 +140,13 @@ def main():
         supports_check_mode=True,
     )
     request = {"facts": ansible.params["facts"], "seconds": ansible.params["timeout"]}
-    found = json.loads(answer(request).decode("utf-8"))
+    observed = json.loads(answer(request).decode("utf-8"))
     ansible.exit_json(
         changed=False,
-        facts=found["facts"],
-        problems=found["problems"],
-        root=found["uid"] == 0,
-        ansible_facts={"gpuprov_node": describe(found["facts"], PRODUCTS)},
+        facts=observed["facts"],
+        problems=observed["problems"],
+        root=observed["uid"] == 0,
+        ansible_facts={"gpuprov_node": describe(observed["facts"], PRODUCTS)},
     )
 
 

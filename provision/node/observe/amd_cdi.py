@@ -26,11 +26,11 @@ def amd_cdi_specification():
     try:
         document = json.loads(text)
         devices = {
-            str(one["name"]): {
+            str(device["name"]): {
                 str(each["path"]): (each.get("major", 0), each.get("minor", 0))
-                for each in one["containerEdits"]["deviceNodes"]
+                for each in device["containerEdits"]["deviceNodes"]
             }
-            for one in document["devices"]
+            for device in document["devices"]
         }
         return str(document["cdiVersion"]), devices
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -39,14 +39,14 @@ def amd_cdi_specification():
 
 def amd_device_files():
     """Return the device files that programs need, which are /dev/kfd and one render node per partition."""
-    found = []
+    files = []
     for name in names_in(AMD_TOPOLOGY):
         text = read_text("%s/%s/properties" % (AMD_TOPOLOGY, name)) or ""
         values = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
         minor = values.get("drm_render_minor", "0")
         if minor.isdigit() and int(minor) > 0:  # a CPU has none
-            found.append("/dev/dri/renderD" + minor)
-    return ["/dev/kfd", *sorted(found)] if found else []
+            files.append("/dev/dri/renderD" + minor)
+    return ["/dev/kfd", *sorted(files)] if files else []
 
 
 def amd_cdi_listed(paths):
@@ -84,10 +84,10 @@ def amd_cdi_stale():
     here, stale = amd_device_files(), []
     for nodes in specification[1].values():
         for path, numbers in nodes.items():
-            found = status_of(path)
+            status = status_of(path)
             # The device file of a partition can outlive the partition.
             gone = path.startswith("/dev/dri/renderD") and path not in here
-            if found is None or gone or numbers != (os.major(found.st_rdev), os.minor(found.st_rdev)):
+            if status is None or gone or numbers != (os.major(status.st_rdev), os.minor(status.st_rdev)):
                 stale.append(path)
     return amd_cdi_listed(stale)
 

@@ -71,11 +71,11 @@ def amd_entries(output, *place):
     starts = [place for place in (output.find("\n" + sign) for sign in "[{") if place >= 0]
     text = "\n" + output if output[:1] in ("[", "{") else output[min(starts) :] if starts else ""
     try:
-        found = json.JSONDecoder().raw_decode(text.lstrip())[0]
+        document = json.JSONDecoder().raw_decode(text.lstrip())[0]
     except ValueError:
         raise answered("amd-smi", output) from None
-    entries = found.get("gpu_data") if isinstance(found, dict) else found
-    if not isinstance(entries, list) or not all(isinstance(within(one, *place), str) for one in entries):
+    entries = document.get("gpu_data") if isinstance(document, dict) else document
+    if not isinstance(entries, list) or not all(isinstance(within(entry, *place), str) for entry in entries):
         raise answered("amd-smi", output)
     return entries
 

@@ -71,8 +71,8 @@ def ras_counters(folder, unread):
     if not files:
         unread.append("the driver gives no error counters")
     silent = None if unread else 0
-    found = {kind: totals[word] or silent if word in totals else None for word, kind in RAS_KINDS.items()}
-    return dict(found, blocks=", ".join(blocks))
+    errors = {kind: totals[word] or silent if word in totals else None for word, kind in RAS_KINDS.items()}
+    return dict(errors, blocks=", ".join(blocks))
 
 
 def bad_pages(folder, unread):
@@ -124,40 +124,40 @@ def kfd_values(path):
 def kfd_properties():
     """Return {PCI address: {compute_units, memory_bytes, partitions, linked}} of the GPUs usable for compute.
     `linked`: PCI addresses of the GPUs at the other end of its xGMI links, joined by spaces."""
-    found = {}
+    gpus = {}
     numbers = {}
     for name in names_in(KFD_NODES):
         folder = "%s/%s/" % (KFD_NODES, name)
         values = kfd_values(folder + "properties")
         simds, each = as_number(values.get("simd_count")), as_number(values.get("simd_per_cu"))
-        place = as_number(values.get("location_id"))
-        if not simds or not each or place is None:
+        location = as_number(values.get("location_id"))
+        if not simds or not each or location is None:
             continue  # a CPU
         domain = as_number(values.get("domain")) or 0
-        place &= 0xFFFF  # the bits above are the partition number
-        address = "%04x:%02x:%02x.%d" % (domain, place >> 8, place >> 3 & 31, place & 7)
+        location &= 0xFFFF  # the bits above are the partition number
+        address = "%04x:%02x:%02x.%d" % (domain, location >> 8, location >> 3 & 31, location & 7)
         numbers[name] = address
-        known = found.setdefault(
+        gpu = gpus.setdefault(
             address, {"compute_units": 0, "memory_bytes": 0, "partitions": 0, "linked": set()}
         )
-        known["linked"].update(kfd_linked(folder))
-        known["compute_units"] += simds // each
-        known["memory_bytes"] += kfd_memory(folder)
-        known["partitions"] += 1
-    for address, known in found.items():
-        peers = {numbers[name] for name in known["linked"] if name in numbers}
-        known["linked"] = " ".join(sorted(peers - {address}))
-    return found
+        gpu["linked"].update(kfd_linked(folder))
+        gpu["compute_units"] += simds // each
+        gpu["memory_bytes"] += kfd_memory(folder)
+        gpu["partitions"] += 1
+    for address, gpu in gpus.items():
+        peers = {numbers[name] for name in gpu["linked"] if name in numbers}
+        gpu["linked"] = " ".join(sorted(peers - {address}))
+    return gpus
 
 
 def kfd_linked(folder):
     """Return the topology nodes that this node's xGMI links lead to."""
-    found = set()
+    nodes = set()
     for name in names_in(folder + "io_links"):
         values = kfd_values("%sio_links/%s/properties" % (folder, name))
         if as_number(values.get("type")) == XGMI:
-            found.add((values.get("node_to") or "").strip())
-    return found
+            nodes.add((values.get("node_to") or "").strip())
+    return nodes
 
 
 def kfd_memory(folder):
@@ -235,12 +235,12 @@ def amdgpu_device(address, computing):
         "pcie_replays": as_number(given("pcie_replay_count")),
         "fatal_error": fatal_error(folder),
     }
-    known = computing.get(address)
-    if known:
-        entry.update(compute_units=known["compute_units"], partitions=known["partitions"])
-        entry["xgmi_to"] = known["linked"]
+    compute = computing.get(address)
+    if compute:
+        entry.update(compute_units=compute["compute_units"], partitions=compute["partitions"])
+        entry["xgmi_to"] = compute["linked"]
         # An MI300A has no separate memory; only the topology shows how much the driver may use.
-        entry["memory_bytes"] = entry["memory_bytes"] or known["memory_bytes"] or None
+        entry["memory_bytes"] = entry["memory_bytes"] or compute["memory_bytes"] or None
     entry.update(xgmi_links(given("xgmi_num_links")))
     entry.update(ras_counters(folder, unread))
     entry.update(bad_pages(folder, unread))
@@ -251,12 +251,12 @@ def amdgpu_device(address, computing):
 def amdgpu_devices():
     """Return one entry per AMD GPU, whether the driver is bound to it or not."""
     computing = kfd_properties()
-    found = []
+    devices = []
     for address in names_in(PCI_FUNCTIONS):
         folder = "%s/%s/" % (PCI_FUNCTIONS, address)
         if number_in(folder + "vendor") == AMD and gpu_part(folder) == "gpu":
-            found.append(amdgpu_device(address, computing))
-    return found
+            devices.append(amdgpu_device(address, computing))
+    return devices
 
 
 def amdgpu_taken():
@@ -273,11 +273,11 @@ def amdgpu_partitions(kind):
 
 def amdgpu_power_limits():
     """Return the distinct power limits of the GPUs in W. The second die of a module has none, or zero."""
-    found = set()
+    limits = set()
     for folder in amdgpu_taken():
         for name in names_in(folder + "hwmon"):
-            found.add((as_number(read_line("%shwmon/%s/power1_cap" % (folder, name))) or 0) // 1000000)
-    return sorted(found - {0})
+            limits.add((as_number(read_line("%shwmon/%s/power1_cap" % (folder, name))) or 0) // 1000000)
+    return sorted(limits - {0})
 
 
 def parse_amdgpu_modinfo(names, output):
@@ -294,7 +294,7 @@ def amdgpu_blacklisted():
     """Return whether the kernel's command line keeps the driver from loading at boot."""
     words = (read_line("/proc/cmdline") or "").split()
     names = [word.partition("=")[2].split(",") for word in words if word.startswith("modprobe.blacklist=")]
-    return any("amdgpu" in one for one in names)
+    return any("amdgpu" in modules for modules in names)
 
 
 def guide_parameters():

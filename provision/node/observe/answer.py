@@ -19,16 +19,16 @@ def plan(names):
     """Return the probes for the requested facts, and the unknown facts."""
     base = {name for names_of, _ in BASE for name in names_of}
     probes = [Probe(list(names_of), read=function) for names_of, function in BASE]
-    known = {}
+    requested = {}
     unknown = []
     for name in sorted(set(names) - base):
         family, _, rest = name.partition(".")
         if family in FAMILIES and FAMILIES[family].knows(rest):
-            known.setdefault(family, []).append(name)
+            requested.setdefault(family, []).append(name)
         else:
             unknown.append(name)
-    for family in known:
-        probes.extend(FAMILIES[family].probes(known[family]))
+    for family in requested:
+        probes.extend(FAMILIES[family].probes(requested[family]))
     return probes, unknown
 
 
@@ -100,9 +100,9 @@ def write_all(data):
 def attempt(probe, function, *arguments):
     """Return the facts and the problems of one probe. A ReadError as a fact's value is a problem."""
     try:
-        found = function(*arguments)
-        unread = {name: str(value) for name, value in found.items() if isinstance(value, ReadError)}
-        return {name: value for name, value in found.items() if name not in unread}, unread
+        facts = function(*arguments)
+        unread = {name: str(value) for name, value in facts.items() if isinstance(value, ReadError)}
+        return {name: value for name, value in facts.items() if name not in unread}, unread
     except ReadError as reason:
         return {}, dict.fromkeys(probe.facts, str(reason))
     except RefusedError:

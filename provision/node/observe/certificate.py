@@ -86,20 +86,20 @@ def days_left(end_tag, end):
 
 
 def alternative_names(extension):
-    found = []
+    names = []
     for tag, content in der_items(der_list(extension)[0][1]):
         if tag == 0x82:
-            found.append("DNS:" + content.decode("ascii"))
+            names.append("DNS:" + content.decode("ascii"))
         elif tag == 0x87:
             import socket
 
             family = socket.AF_INET if len(content) == 4 else socket.AF_INET6
-            found.append("IP:" + socket.inet_ntop(family, content))
+            names.append("IP:" + socket.inet_ntop(family, content))
         elif tag == 0xA0:
             (_, kind), (_, value) = der_list(content)
             if kind == RECEPTOR_NAME:
-                found.append("receptor:" + der_list(value)[0][1].decode("utf-8"))
-    return found
+                names.append("receptor:" + der_list(value)[0][1].decode("utf-8"))
+    return names
 
 
 def issuer_key(extension):

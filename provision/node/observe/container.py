@@ -72,14 +72,14 @@ class CdiSpecification:
         path = self.open.get("hostPath") or self.open.get("path")
         if path:
             major, minor = self.open.get("major"), self.open.get("minor", "0")
-            known = major is not None and major.isdigit() and minor.isdigit()
-            self.nodes[path] = (int(major), int(minor)) if known else None
+            numbered = major is not None and major.isdigit() and minor.isdigit()
+            self.nodes[path] = (int(major), int(minor)) if numbered else None
 
 
 def cdi_numbers(path):
     """Return (major, minor) of a device file; None if it does not exist."""
-    found = status_of(path)
-    return found and (os.major(found.st_rdev), os.minor(found.st_rdev))
+    status = status_of(path)
+    return status and (os.major(status.st_rdev), os.minor(status.st_rdev))
 
 
 def cdi_listed(paths):
@@ -116,10 +116,10 @@ def cdi_stale(specification):
     """Yield the files and the driver version in the specification that do not match this machine."""
     here = set(cdi_of_machine())
     for path, numbers in specification.nodes.items():
-        found = cdi_numbers(path)
+        actual = cdi_numbers(path)
         # The device file of a MIG instance can outlive the instance.
         gone = path.startswith("/dev/nvidia-caps/") and path not in here
-        if found is None or gone or (numbers is not None and numbers != found):
+        if actual is None or gone or (numbers is not None and numbers != actual):
             yield path
     for path in specification.files:
         if not os.path.exists(at(path)):
@@ -155,7 +155,7 @@ def cdi_driver(specification):
 
 def cdi_elsewhere():
     """Return other files with devices of the same kind; a stale one may win, or stop every container."""
-    found = []
+    paths = []
     for folder in CDI_FOLDERS:
         for name in names_in(folder):
             path = folder + "/" + name
@@ -163,14 +163,14 @@ def cdi_elsewhere():
                 continue
             text = (read_text(path, CDI_LIMIT) or "").replace('"', "").replace(" ", "")
             if "kind:" + CDI_KIND in text:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def cdi_facts(names):
-    wanted = [name.rpartition(".")[2] for name in names]
+    attributes = [name.rpartition(".")[2] for name in names]
     specification = CdiSpecification(CDI_FILE)
-    values = dict.fromkeys(wanted)
+    values = dict.fromkeys(attributes)
     if "elsewhere" in values:
         values["elsewhere"] = cdi_elsewhere()
     if specification.there:
@@ -179,7 +179,7 @@ def cdi_facts(names):
         values["driver_version"] = cdi_driver(specification)
         values["stale"] = cdi_listed(cdi_stale(specification))
         values["missing"] = cdi_listed(path for path in cdi_of_machine() if path not in specification.nodes)
-    return {"container.cdi." + name: values[name] for name in wanted}
+    return {"container.cdi." + name: values[name] for name in attributes}
 
 
 def dev_char_missing():

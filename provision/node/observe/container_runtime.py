@@ -48,8 +48,8 @@ def docker_value(what):
         features = settings.get("features")
         return features.get("cdi") if isinstance(features, dict) else None
     runtimes = settings.get("runtimes")
-    one = runtimes.get("amd" if what == "amd_path" else "nvidia") if isinstance(runtimes, dict) else None
-    return one.get("path") if isinstance(one, dict) else None
+    runtime = runtimes.get("amd" if what == "amd_path" else "nvidia") if isinstance(runtimes, dict) else None
+    return runtime.get("path") if isinstance(runtime, dict) else None
 
 
 def toml_value(path, table, key):
@@ -119,16 +119,16 @@ def parse_containerd(facts, output):
             # Without a file, releases up to 2.0 do not print the settings they run with.
             command = [containerd_program(), "config", "default"]
             raise RefusedError({}, Probe(facts, command=command, parse=parse_containerd))
-        told = dict.fromkeys(EFFECTIVE, None)
-        told["runtime_type"] = refused[-1]
+        settings = dict.fromkeys(EFFECTIVE, None)
+        settings["runtime_type"] = refused[-1]
     else:
-        told = containerd_told(output if readable else containerd_merged())
+        settings = containerd_told(output if readable else containerd_merged())
     lists = {"unconfigured": runtimes_unconfigured, "without_cdi": runtimes_without_cdi}
-    found = {}
+    values = {}
     for fact in facts:
         attribute = attribute_of(fact)
-        found[fact] = lists[attribute](told) if attribute in lists else told[attribute]
-    return found
+        values[fact] = lists[attribute](settings) if attribute in lists else settings[attribute]
+    return values
 
 
 def containerd_program():
@@ -187,18 +187,18 @@ def runtimes_to_tell():
 
 def runtimes_unconfigured(containerd=None):
     """Return the installed runtimes that lack the NVIDIA runtime. `containerd`: its parsed settings."""
-    told = {name: runtime_value(name, "path") for name in runtimes_to_tell() if name != "containerd"}
+    configured = {name: runtime_value(name, "path") for name in runtimes_to_tell() if name != "containerd"}
     if "containerd" in runtimes_to_tell():
         # The GPU operator installs the program in another folder.
         ours = "nvidia-container-runtime" in (containerd["path"] or "") and containerd["keeps_runc"]
-        told["containerd"] = ours and (containerd["runtime_type"] or "").startswith("io.containerd.")
-    return [name for name in sorted(told) if not told[name]]
+        configured["containerd"] = ours and (containerd["runtime_type"] or "").startswith("io.containerd.")
+    return [name for name in sorted(configured) if not configured[name]]
 
 
 def runtimes_without_cdi(containerd=None):
     """Return the installed runtimes in which CDI is off; CRI-O and podman have no switch for it."""
-    asked = [name for name in runtimes_to_tell() if name in ("containerd", "docker")]
-    return [n for n in asked if (docker_value("cdi") if n == "docker" else containerd["cdi"]) is not True]
+    runtimes = [name for name in runtimes_to_tell() if name in ("containerd", "docker")]
+    return [n for n in runtimes if (docker_value("cdi") if n == "docker" else containerd["cdi"]) is not True]
 
 
 def docker_without(what):

@@ -9,8 +9,8 @@ CPUINFO_LIMIT = 4 * 1024 * 1024  # about 1.5 KiB for each of up to 2,048 threads
 
 def of_policies(name):
     """Return the distinct values of a file of the frequency policies; empty if there are no policies."""
-    found = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in names_in(POLICIES)}
-    return sorted(value for value in found if value)
+    values = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in names_in(POLICIES)}
+    return sorted(value for value in values if value)
 
 
 def cpu_model():

@@ -17,14 +17,14 @@ def modules_named(name):
 
 def dkms_built(name):
     """Return the kernels with an installed module, from links kernel-RELEASE-ARCH -> VERSION/RELEASE/ARCH."""
-    found = set()
+    kernels = set()
     for module in modules_named(name):
         for entry in names_in(DKMS_TREE + module):
             if entry[:7] == "kernel-":
                 parts = (link_target("%s%s/%s" % (DKMS_TREE, module, entry)) or "").split("/")
                 if len(parts) == 3:
-                    found.add(parts[1])
-    return sorted(found)
+                    kernels.add(parts[1])
+    return sorted(kernels)
 
 
 def first_error(log):
@@ -41,7 +41,7 @@ def first_error(log):
 
 def dkms_failed(name):
     built = dkms_built(name)
-    found = []
+    failures = []
     for module in modules_named(name):
         for version in names_in(DKMS_TREE + module):
             log = read_bytes("%s%s/%s/build/make.log" % (DKMS_TREE, module, version), LOG_LIMIT)
@@ -49,8 +49,8 @@ def dkms_failed(name):
             release = head.partition(LOG_KERNEL)[2].split(b" ")[0].decode("utf-8", "replace")
             # A successful build removes its log; a removed kernel no longer matters.
             if release and release not in built and os.path.isdir(at("/lib/modules/" + release)):
-                found.append("%s: %s" % (release, first_error(log)))
-    return sorted(found)
+                failures.append("%s: %s" % (release, first_error(log)))
+    return sorted(failures)
 
 
 FAMILIES["dkms"] = Family(

@@ -77,7 +77,7 @@ def driver_mismatch():
 
 def driver_broken_libraries():
     """Return driver libraries that no program can load, because they are empty, not ELF or dangling links."""
-    found = []
+    broken = []
     for folder in LIBRARY_FOLDERS:
         for name in names_in(folder):
             if ".so" not in name or name[: name.index(".so")] not in LIBRARIES:
@@ -85,8 +85,8 @@ def driver_broken_libraries():
             path = folder + "/" + name
             target = link_target(path) or path
             if first_bytes(target if target[:1] == "/" else folder + "/" + target) != ELF:
-                found.append(path)
-    return found
+                broken.append(path)
+    return broken
 
 
 def first_bytes(path):

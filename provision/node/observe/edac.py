@@ -24,25 +24,25 @@ def numbered(folder, prefix):
 
 def edac_controllers():
     """Return one entry per memory controller; none if the kernel has no driver for them."""
-    found = []
+    controllers = []
     for name in numbered(CONTROLLERS, "mc"):
         folder = "%s/%s/" % (CONTROLLERS, name)
         counts = {
             "corrected": error_count(folder + "ce_count"),
             "uncorrected": error_count(folder + "ue_count"),
         }
-        found.append(dict(counts, controller=name, driver=read_line(folder + "mc_name")))
-    return found
+        controllers.append(dict(counts, controller=name, driver=read_line(folder + "mc_name")))
+    return controllers
 
 
 def edac_modules():
     """Return one entry per memory module, with the label that firmware or driver give to its slot."""
-    found = []
+    modules = []
     for name in numbered(CONTROLLERS, "mc"):
         for kind in ("dimm", "rank"):
             for module in numbered("%s/%s" % (CONTROLLERS, name), kind):
                 folder = "%s/%s/%s/" % (CONTROLLERS, name, module)
-                found.append(
+                modules.append(
                     {
                         "controller": name,
                         "module": module,
@@ -51,7 +51,7 @@ def edac_modules():
                         "uncorrected": error_count(folder + "dimm_ue_count"),
                     }
                 )
-    return found
+    return modules
 
 
 FAMILIES["edac"] = whole_family({"controllers": edac_controllers, "modules": edac_modules})

@@ -76,8 +76,8 @@ def parse_rpm_fabric(names, output):
     rows = list(rpm_rows(output))
     if len(rows) != len(output.splitlines()):
         raise answered("rpm", output)
-    found = {package: (version, is_locked(locks, package, version)) for package, version, _ in rows}
-    return fabric_facts(names, found)
+    installed = {package: (version, is_locked(locks, package, version)) for package, version, _ in rows}
+    return fabric_facts(names, installed)
 
 
 def log_rows(path):
@@ -108,9 +108,9 @@ def log_rows(path):
 
 def fabric_probes(names):
     logs = [name for name in names if attribute_of(name) in LOGS]
-    found = [single(name, log_rows, LOGS[attribute_of(name)]) for name in logs]
+    probes = [single(name, log_rows, LOGS[attribute_of(name)]) for name in logs]
     packages = [name for name in names if name not in logs]
-    return found + (fabric_package_probes(packages) if packages else [])
+    return probes + (fabric_package_probes(packages) if packages else [])
 
 
 def fabric_package_probes(names):

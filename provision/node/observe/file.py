@@ -54,14 +54,14 @@ def file_attribute(path, attribute):
 
 def read_only_mounts():
     """Return local file systems that are mounted read-only without `ro` in /etc/fstab."""
-    wanted = [
+    declared = [
         line.split() for line in (read_text("/etc/fstab") or "").splitlines() if line.strip()[:1] != "#"
     ]
     rows = [line.split() for line in (read_text("/proc/1/mounts", 4 * FILE_LIMIT) or "").splitlines()]
     mounted = {row[1]: row[3].split(",") for row in rows if len(row) > 3}
     return [
         row[1]
-        for row in wanted
+        for row in declared
         if len(row) > 3 and row[0].startswith(LOCAL) and "ro" not in row[3].split(",")
         and "ro" in mounted.get(row[1], ())
     ]  # fmt: skip
@@ -69,17 +69,17 @@ def read_only_mounts():
 
 def free_space():
     """Return the free percentage of the file systems that every node writes to, without read-only images."""
-    found = {}
+    systems = {}
     for path in WRITTEN:
         try:
             status, device = os.statvfs(at(path)), os.stat(at(path)).st_dev
         except OSError:
             continue
-        if status.f_blocks and device not in found and not status.f_flag & os.ST_RDONLY:
+        if status.f_blocks and device not in systems and not status.f_flag & os.ST_RDONLY:
             inodes = status.f_favail * 100 // status.f_files if status.f_files else 100
             free = status.f_bavail * 100 // status.f_blocks
-            found[device] = {"path": path, "free_percent": free, "free_inodes_percent": inodes}
-    return list(found.values())
+            systems[device] = {"path": path, "free_percent": free, "free_inodes_percent": inodes}
+    return list(systems.values())
 
 
 def nccl_variables():
@@ -91,7 +91,7 @@ def nccl_variables():
         files += ["/etc/systemd/system/%s.service" % unit, "/etc/default/" + unit, "/etc/sysconfig/" + unit]
         folder = "/etc/systemd/system/%s.service.d" % unit
         files += [folder + "/" + name for name in names_in(folder)]
-    found = []
+    variables = []
     for path in files:
         try:
             text = read_text(path) or ""
@@ -101,21 +101,21 @@ def nccl_variables():
         for number, line in enumerate(lines, 1):
             if line.strip()[:1] not in ("#", ";"):
                 for name, value in re.findall(r"\b(NCCL_[A-Z0-9_]{1,40})=[\"']?([\w.:^-]{0,40})", line):
-                    found.append({"file": path, "line": number, "name": name, "value": value})
-    return found
+                    variables.append({"file": path, "line": number, "name": name, "value": value})
+    return variables
 
 
 WHOLE = {"read_only_mounts": read_only_mounts, "free_space": free_space, "nccl_variables": nccl_variables}
 
 
 def file_probes(names):
-    found = []
+    probes = []
     for name in names:
         whole = WHOLE.get(name.partition(".")[2])
-        found.append(
+        probes.append(
             single(name, whole) if whole else single(name, file_attribute, item_of(name), attribute_of(name))
         )
-    return found
+    return probes
 
 
 FAMILIES["file"] = Family(

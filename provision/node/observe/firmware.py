@@ -60,11 +60,11 @@ def width_of(path):
 
 
 def rdma_cards():
-    found = []
+    cards = []
     for name in names_in(RDMA):
         device = RDMA + name + "/"
         address = (link_target(device + "device") or "").rpartition("/")[2] or None
-        found.append(
+        cards.append(
             {
                 "device": name,
                 "address": address,
@@ -74,7 +74,7 @@ def rdma_cards():
                 "link_width_max": width_of(device + "device/max_link_width"),
             }
         )
-    return found
+    return cards
 
 
 FIRMWARE = {"system": system_name, "cpu_microcode": microcode, "rdma": rdma_cards}

@@ -179,7 +179,7 @@ def link_downs_probe(name):
 
 def functions():
     """Return the PCI functions of network cards, by Mellanox or with the class InfiniBand."""
-    found = []
+    cards = []
     for address in names_in(PCI_FOLDER):
         folder = "%s/%s/" % (PCI_FOLDER, address)
         kind = (read_line(folder + "class") or "").lower()
@@ -187,7 +187,7 @@ def functions():
         network = kind[:6] == INFINIBAND_CLASS or (ours and kind[:4] == NETWORK)
         if network and not manages_switches(folder[:-1]):
             width = read_or_none(folder + "max_link_width") or ""
-            found.append(
+            cards.append(
                 {
                     "address": address,
                     "device_id": (read_line(folder + "device") or "").replace("0x", ""),
@@ -195,14 +195,14 @@ def functions():
                     "link_width_max": int(width) if width.isdigit() else None,
                 }
             )
-    return found
+    return cards
 
 
 def parse_mtus(names, output):
     # Not every version prints "0 HCAs found"; the parser of a single port's MTU knows the variants.
     every = ["rdma.%s.active_mtu" % item for item in items()]
-    found = parse_devinfo(every, output)
-    mtus = {name[len("rdma.") : -len(".active_mtu")]: found[name] for name in every}
+    facts = parse_devinfo(every, output)
+    mtus = {name[len("rdma.") : -len(".active_mtu")]: facts[name] for name in every}
     return {name: {item: mtus[item] for item in mtus if mtus[item]} for name in names}
 
 

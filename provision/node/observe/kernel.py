@@ -23,14 +23,14 @@ def kernel_headers():
 
 def newest(paths):
     """Return the modification time of the newest of these files; None if there are none."""
-    return max((found.st_mtime for found in map(status_of, paths) if found), default=None)
+    return max((status.st_mtime for status in map(status_of, paths) if status), default=None)
 
 
 def initramfs_stale():
     """Return whether the next boot's initramfs is older than a file it must contain; False without one."""
     release = boot_release(os.uname().release)
-    made, wanted = newest(image % release for image in IMAGES), newest(IN_INITRAMFS)
-    return made is not None and wanted is not None and wanted > made
+    made, required = newest(image % release for image in IMAGES), newest(IN_INITRAMFS)
+    return made is not None and required is not None and required > made
 
 
 FAMILIES["kernel"] = whole_family(

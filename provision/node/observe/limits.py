@@ -31,10 +31,10 @@ def limit_of_process(process):
 
 
 def session_limit():
-    found = limit_of_process("self")
-    if found is None:
+    limit = limit_of_process("self")
+    if limit is None:
         raise ReadError("/proc/self/limits says nothing of locked memory")
-    return found
+    return limit
 
 
 def parse_manager(names, output):

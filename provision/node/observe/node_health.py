@@ -18,10 +18,10 @@ def result():
     if text is None:
         return None
     try:
-        told = json.loads(text)
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - told["uptime"]
-        limit = max(LATE * told["interval"], LEAST_LATE)
-        same_boot = told["boot_id"] == read_line("/proc/sys/kernel/random/boot_id")
+        document = json.loads(text)
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - document["uptime"]
+        limit = max(LATE * document["interval"], LEAST_LATE)
+        same_boot = document["boot_id"] == read_line("/proc/sys/kernel/random/boot_id")
     except (ValueError, KeyError, TypeError) as error:
         raise ReadError("%s is no result of gpuprov-node-health: %s" % (RESULT, error)) from None
     return "fresh" if same_boot and 0 <= age <= limit else "stale"

@@ -130,7 +130,7 @@ def without_unknown(names, output):
     left = next((fields for fields in TOGETHER if unknown in fields), (unknown,))
     why = "this release of nvidia-smi has no " + unknown
     fields = fields_of(names)
-    unread = {name: why for place, name in enumerate(names) if fields[place] in left}
+    unread = {name: why for index, name in enumerate(names) if fields[index] in left}
     others = [name for name in names if name not in unread]
     if unread and others:
         raise RefusedError(unread, query(others))
@@ -138,31 +138,31 @@ def without_unknown(names, output):
 
 def parse_query(names, output):
     without_unknown(names, output)
-    refused = [one for one in map(refusal, output.splitlines()) if one]
+    refused = [error for error in map(refusal, output.splitlines()) if error]
     if refused:
         return {name: unanswered(refused) if name == SILENT else refused[0] for name in names}
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
     if not rows or any(len(row) not in (len(names), len(names) + len(WHO)) for row in rows):
         raise answered("nvidia-smi", output)
     fields = fields_of(names)
-    found = {}
+    facts = {}
     for place, name in enumerate(names):
         field = fields[place]
         errors = [silent(index, row, row[place], field) for index, row in enumerate(rows)]
-        errors = [one for one in errors if one]
+        errors = [error for error in errors if error]
         if name == SILENT:
             listed = [bus_address(row[-len(WHO)]) for row in rows]
             left_out = [address for address in gpus_of("10de", "nvidia") if address not in listed]
-            found[name] = unanswered(errors, left_out)
+            facts[name] = unanswered(errors, left_out)
             continue
         if name in WITHOUT and not errors:
             cells = [reading(field, row[place]) for row in rows]
-            found[name] = ["GPU %d" % index for index, cell in enumerate(cells) if not cell.strip("0-")]
+            facts[name] = ["GPU %d" % index for index, cell in enumerate(cells) if not cell.strip("0-")]
             continue
         # A missing value of one GPU makes the whole fact unread, with that GPU as the reason.
-        said = [str(one) for one in errors]
-        found[name] = ReadError("; ".join(said)) if said else [reading(field, row[place]) for row in rows]
-    return found
+        texts = [str(error) for error in errors]
+        facts[name] = ReadError("; ".join(texts)) if texts else [reading(field, row[place]) for row in rows]
+    return facts
 
 
 def nvidia_smi_probes(names):

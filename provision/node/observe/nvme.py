@@ -8,12 +8,12 @@ DRIVES = "/sys/class/nvme"
 
 def nvme_drives():
     """Return one entry per PCIe controller; fabric controllers (RDMA, TCP) are not local drives."""
-    found = []
+    drives = []
     for name in names_in(DRIVES):
         folder = "%s/%s/" % (DRIVES, name)
         if (read_line(folder + "transport") or "pcie") != "pcie":
             continue
-        found.append(
+        drives.append(
             {
                 "drive": name,
                 "model": read_line(folder + "model"),
@@ -25,7 +25,7 @@ def nvme_drives():
                 or None,
             }
         )
-    return found
+    return drives
 
 
 FAMILIES["nvme"] = whole_family({"drives": nvme_drives})

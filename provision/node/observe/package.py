@@ -15,12 +15,12 @@ DATABASE = {}  # package -> its paragraphs, read once for several families
 def dpkg_database():
     """Return dpkg's paragraphs by package. An interrupted dpkg's come last, because they override others."""
     if not DATABASE:
-        found = {}
+        paragraphs = {}
         for paragraph in dpkg_paragraphs():
             if paragraph[:9] == b"Package: ":
                 name = paragraph[9 : paragraph.find(b"\n")].decode("ascii", "replace").strip()
-                found.setdefault(name, []).append(paragraph)
-        DATABASE.update(found)  # only when complete, so that a query after an error gets the error, too
+                paragraphs.setdefault(name, []).append(paragraph)
+        DATABASE.update(paragraphs)  # only when complete, so that a query after an error gets the error, too
     return DATABASE
 
 
@@ -39,16 +39,16 @@ def dpkg_packages(names):
     """Look the packages up in dpkg's file, because reading it costs a third of starting dpkg-query."""
     database = dpkg_database()
     foreign = {}
-    found = {}
+    packages = {}
     for name in set(names).intersection(database):
         for paragraph in database[name]:
             entry, native = dpkg_entry(paragraph)
-            (found if native else foreign)[name] = entry
+            (packages if native else foreign)[name] = entry
     for name in foreign:
         # A foreign architecture (i386 next to amd64) counts only if the native package is not installed.
-        if found.get(name, {}).get("version") is None:
-            found[name] = foreign[name]
-    return found
+        if packages.get(name, {}).get("version") is None:
+            packages[name] = foreign[name]
+    return packages
 
 
 def dpkg_entry(paragraph):
@@ -95,17 +95,17 @@ def dnf_lines():
 
 def dnf5_locks():
     """Return (name, [(key, comparator, value)]) of each lock of dnf 5; all its conditions must be met."""
-    found = []
+    locks = []
     for line in (read_text("/etc/dnf/versionlock.toml") or "").splitlines():
         key, _, value = [part.strip().strip("\"'") for part in line.partition("=")]
         if key == "name":
-            found.append((value, []))
-        elif key == "key" and found:
-            found[-1][1].append([value, "", ""])
-        elif key in ("comparator", "value") and found and found[-1][1]:
+            locks.append((value, []))
+        elif key == "key" and locks:
+            locks[-1][1].append([value, "", ""])
+        elif key in ("comparator", "value") and locks and locks[-1][1]:
             # comparator = "=" has one more equals sign than the others
-            found[-1][1][-1][1 if key == "comparator" else 2] = value
-    return [(name, [tuple(one) for one in conditions]) for name, conditions in found]
+            locks[-1][1][-1][1 if key == "comparator" else 2] = value
+    return [(name, [tuple(condition) for condition in conditions]) for name, conditions in locks]
 
 
 def dnf_locks():
@@ -140,16 +140,16 @@ DNF_SETTINGS, DNF_REPOSITORIES = "/etc/dnf/dnf.conf", "/etc/yum.repos.d"
 
 def dnf_sections(text):
     """Parse dnf settings into (name, {key: value}) per section; indented lines continue a value."""
-    found = []
+    sections = []
     for line in text.splitlines():
         key, equals, value = line.partition("=")
         if line[:1] == "[":
-            found.append((line[1:].partition("]")[0], {}))
-        elif found and line[:1] in (" ", "\t") and found[-1][1]:
-            found[-1][1][list(found[-1][1])[-1]] += " " + line.strip()
-        elif found and equals and line[:1] not in "#;":
-            found[-1][1][key.strip()] = value.strip()
-    return found
+            sections.append((line[1:].partition("]")[0], {}))
+        elif sections and line[:1] in (" ", "\t") and sections[-1][1]:
+            sections[-1][1][list(sections[-1][1])[-1]] += " " + line.strip()
+        elif sections and equals and line[:1] not in "#;":
+            sections[-1][1][key.strip()] = value.strip()
+    return sections
 
 
 def texts_of(paths, folder, ends):
@@ -177,15 +177,15 @@ def dnf_repositories(files):
         main.update(dict(dnf_sections(text)).get("main", {}))
     texts = texts_of([], "/etc/dnf/repos.override.d", (".repo",))
     overrides = [override for _, text in texts for override in dnf_sections(text)]
-    found = []
+    repositories = []
     for path, text in files:
         for name, own in dnf_sections(text):
             values = {"skip_if_unavailable": main["skip_if_unavailable"], **own}
             for pattern, others in overrides:
                 values.update(others if fnmatch.fnmatchcase(name, pattern) else {})
             if name != "main" and values.get("enabled", "1").lower() not in OFF:
-                found.append((path, name, values))
-    return found
+                repositories.append((path, name, values))
+    return repositories
 
 
 def address_problem(values):
@@ -215,16 +215,16 @@ def rpm_rows(output):
 
 def parse_rpm(names, output):
     locks = dnf_locks()
-    found = {}
+    entries = {}
     for package, version, plain in rpm_rows(output):
         entry = {"status": "installed", "version": version, "held": is_locked(locks, package, version)}
         # A package may be requested with its version appended: kernel-devel-5.14.0-503.el9.x86_64
         whole = package + "-" + plain
         for name in (package, whole, whole.rpartition("-")[0], whole + "." + os.uname().machine):
-            found[name] = entry
-    if not found and "is not installed" not in output:
+            entries[name] = entry
+    if not entries and "is not installed" not in output:
         raise answered("rpm", output)
-    return package_facts(names, found)
+    return package_facts(names, entries)
 
 
 def package_probes(names):

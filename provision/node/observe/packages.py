@@ -48,17 +48,17 @@ def matching(facts, versions):
     """Return a dictionary (package name -> version) for each requested fact."""
     import fnmatch
 
-    found = {}
+    matches = {}
     for fact in facts:
         names = fnmatch.filter(versions, item_of(fact))
-        found[fact] = {name: versions[name] for name in sorted(names)}
-    return found
+        matches[fact] = {name: versions[name] for name in sorted(names)}
+    return matches
 
 
 def dpkg_versions():
     """Return {package: version} of everything that dpkg has installed and configured."""
-    found = dpkg_packages(dpkg_database())
-    return {name: each["version"] for name, each in found.items() if each["status"] == "installed"}
+    packages = dpkg_packages(dpkg_database())
+    return {name: each["version"] for name, each in packages.items() if each["status"] == "installed"}
 
 
 def parse_rpm_all(facts, output):
@@ -157,11 +157,11 @@ def parse_repositories(facts, output):
     output = without_logins(output)
     files = texts_of([], DNF_REPOSITORIES, (".repo",))
     problems = []
-    for said in re.findall(DNF_REFUSES, output, re.MULTILINE):
-        name = re.search(DNF_NAMED, said)
+    for message in re.findall(DNF_REFUSES, output, re.MULTILINE):
+        name = re.search(DNF_NAMED, message)
         named = [path for path, text in files if name and "[%s]" % (name.group(1) or name.group(2)) in text]
         problems.append(
-            said.replace("\n", ":").replace("Warning: ", "") + (" (%s)" % named[0] if named else "")
+            message.replace("\n", ":").replace("Warning: ", "") + (" (%s)" % named[0] if named else "")
         )
     if not problems and not re.search(DNF_LISTS, output, re.MULTILINE):
         raise answered("dnf", output)
@@ -198,7 +198,7 @@ def overruling_pins(wanted):
     """Return pins of others that keep apt from the driver `wanted`, a version or a branch."""
     import fnmatch
 
-    found = []
+    pins = []
     for path, text in apt_files(APT_PREFERENCES, ("", ".pref")):
         for pin in deb822_paragraphs(text) if text[: len(OURS)] != OURS else []:
             priority, what = pin.get("pin-priority", "0"), pin.get("pin", "")
@@ -216,13 +216,13 @@ def overruling_pins(wanted):
             else:
                 bad = forced and "nvidia" not in what.lower() and not is_our_host(kind, pattern)
             if bad:
-                found.append("%s: Package: %s, Pin: %s, priority %s" % (path, pin["package"], what, priority))
-    return found
+                pins.append("%s: Package: %s, Pin: %s, priority %s" % (path, pin["package"], what, priority))
+    return pins
 
 
 def excluding_settings():
     """Return settings of dnf, and of NVIDIA's repositories, that hide driver packages from dnf."""
-    folder, found = DNF_REPOSITORIES, []
+    folder, settings = DNF_REPOSITORIES, []
     files = [folder + "/" + name for name in names_in(folder) if name.endswith(".repo")]
     for path in [DNF_SETTINGS, *files]:
         for name, values in dnf_sections(read_text(path) or ""):
@@ -231,8 +231,8 @@ def excluding_settings():
             if (name == "main" or "nvidia" in theirs) and values.get("enabled", "1").lower() not in OFF:
                 for key in ("exclude", "excludepkgs"):
                     if is_about_driver(values.get(key, "").replace(",", " ").split(), DNF_PACKAGES):
-                        found.append("%s: %s=%s" % (path, key, values[key]))
-    return found
+                        settings.append("%s: %s=%s" % (path, key, values[key]))
+    return settings
 
 
 def is_named(name, patterns):
@@ -269,25 +269,25 @@ def overruling_holds(wanted):
         for paragraph in database[name]
         if b"\nStatus: hold " in paragraph
     ]
-    found = []
+    holds = []
     for name, version, paragraph in held:
         if not version or (of_driver(name) and upstream(version) in own):
             continue
         text = paragraph.decode("utf-8", "replace")
         lines = re.findall(r"^(?:Pre-)?Depends: (.*)", text, re.MULTILINE)
-        needs = [re.fullmatch(NEED, one) for line in lines for one in line.split(",")]
+        needs = [re.fullmatch(NEED, dependency) for line in lines for dependency in line.split(",")]
         for need in needs:
             if need and of_driver(need.group(1)) and not is_of(need.group(2), wanted):
                 words = (name, version, *need.groups(), name)
-                found.append("%s %s, which is held and needs %s %s (release it: apt-mark unhold %s)" % words)
+                holds.append("%s %s, which is held and needs %s %s (release it: apt-mark unhold %s)" % words)
                 break
-    return found
+    return holds
 
 
 def lock_parts(lock):
     """Return the (name, version) splits of a lock in dnf 4, as NAME-VERSION-RELEASE and NAME-VERSION."""
     ways = [lock.rsplit("-", 2)[:2], lock.rsplit("-", 1)]
-    pairs = [(way[0], way[1].rpartition(":")[2]) for way in ways if len(way) == 2]
+    pairs = [(split[0], split[1].rpartition(":")[2]) for split in ways if len(split) == 2]
     return [(name, version) for name, version in pairs if version[:1] in set("*?[0123456789")]
 
 
@@ -296,7 +296,7 @@ def locks_out(lock, names, wanted):
     versions = [
         version
         for name, version in lock_parts(lock.lstrip("!"))
-        if any(is_named(one, [name]) for one in names)
+        if any(is_named(package, [name]) for package in names)
     ]
     whole = any(is_named(wanted, [version]) or is_named(wanted + ".0", [version]) for version in versions)
     if lock[:1] == "!":
@@ -335,19 +335,19 @@ def overruling_locks(names, wanted, output):
     Locks of dnf 4 on one package at its installed version come from the roles, which also release them.
     """
     installed = [(name, version) for name, version, _ in rpm_rows(output)]
-    found = []
+    locks = []
     for lock in dnf_lines():
         own = any(
             lock.startswith(name + "-") and is_locked([lock], name, version) for name, version in installed
         )
         if not own and locks_out(lock, names, wanted):
-            found.append("%s: %s (release it: dnf versionlock delete '%s')" % (VERSION_LOCKS, lock, lock))
+            locks.append("%s: %s (release it: dnf versionlock delete '%s')" % (VERSION_LOCKS, lock, lock))
     for pattern, conditions in dnf5_locks():
         locked = any(is_named(name, [pattern]) for name in names)
         if locked and not all(meets(condition, wanted) for condition in conditions):
             words = (pattern, pattern)
-            found.append("/etc/dnf/versionlock.toml: %s (release it: dnf versionlock delete '%s')" % words)
-    return found
+            locks.append("/etc/dnf/versionlock.toml: %s (release it: dnf versionlock delete '%s')" % words)
+    return locks
 
 
 def enabled_stream(module):

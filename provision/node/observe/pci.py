@@ -78,23 +78,23 @@ def is_endpoint_of_interest(folder):
 def redirecting_bridges():
     """Return the redirecting bridges above GPUs and RDMA cards, in address order."""
     bridges = []
-    wanted = []
+    endpoints = []
     for address in names_in(PCI_DEVICES):
         folder = "%s/%s/" % (PCI_DEVICES, address)
         if is_endpoint_of_interest(folder):
-            wanted.append((address[:-8], int(address[-7:-5], 16)))
+            endpoints.append((address[:-8], int(address[-7:-5], 16)))
         elif (read_line(folder + "class") or "")[:6] == "0x0604":
             config = read_bytes(folder + "config") or b""
             below = buses_below(address, config)
             if below:
                 bridges.append((address, below, config))
-    found = []
+    redirecting = []
     for address, (domain, first, last), config in bridges:
-        if any(where == domain and first <= bus <= last for where, bus in wanted):
+        if any(where == domain and first <= bus <= last for where, bus in endpoints):
             control = acs_control(config) or 0
             if control & (REQUEST_REDIRECT | COMPLETION_REDIRECT):
-                found.append(address)
-    return found
+                redirecting.append(address)
+    return redirecting
 
 
 def hypervisor():

@@ -79,14 +79,14 @@ def key_fingerprints(path, _attribute):
 def trusted_by(wanted):
     """Return the files by which apt trusts this key for every repository, whatever their Signed-By."""
     folder = "/etc/apt/trusted.gpg.d"
-    found = []
+    files = []
     for path in ["/etc/apt/trusted.gpg", *(folder + "/" + name for name in names_in(folder))]:
         try:
             if wanted in (key_fingerprints(path, None) or []):
-                found.append(path)
+                files.append(path)
         except ReadError:
             pass  # apt cannot read it either
-    return found
+    return files
 
 
 def pgp_key_attribute(item, attribute):

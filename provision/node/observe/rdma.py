@@ -97,8 +97,8 @@ def netdev_of(item):
     first = read_or_none(port_folder(item) + "gid_attrs/ndevs/0")
     if first:
         return first
-    found = names_in("%s/%s/device/net" % (INFINIBAND, item.partition("/")[0]))
-    return found[0] if found else None
+    interfaces = names_in("%s/%s/device/net" % (INFINIBAND, item.partition("/")[0]))
+    return interfaces[0] if interfaces else None
 
 
 def netdev_mtu(item):
@@ -156,7 +156,7 @@ def parse_devinfo(names, output):
     """Parse ibv_devinfo, since the MTU in force is in no file. A port that it does not list has none."""
     if "hca_id:" not in output and "No IB devices found" not in output:
         raise answered("ibv_devinfo", output)
-    found = {}
+    mtus = {}
     device = port = ""
     for line in output.splitlines():
         key, _, value = line.strip().partition(":")
@@ -165,8 +165,8 @@ def parse_devinfo(names, output):
         elif key == "port":
             port = value.strip()
         elif key == "active_mtu":
-            found["%s/%s" % (device, port)] = leading_number(value)
-    return {name: found.get(item_of(name)) for name in names}
+            mtus["%s/%s" % (device, port)] = leading_number(value)
+    return {name: mtus.get(item_of(name)) for name in names}
 
 
 def parse_pfc(names, output):

@@ -22,8 +22,8 @@ def units_of(names):
 
 
 def parse_running(names, output):
-    found = [line.split()[0][: -len(".service")] for line in output.splitlines() if ".service " in line]
-    return dict.fromkeys(names, found)
+    services = [line.split()[0][: -len(".service")] for line in output.splitlines() if ".service " in line]
+    return dict.fromkeys(names, services)
 
 
 def service_probes(names):

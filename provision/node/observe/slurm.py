@@ -18,8 +18,8 @@ HEALTH_CHECK = {"health_check_program": "HealthCheckProgram", "health_check_inte
 def parse_gpus(names, output):
     import re  # imported here, as below, since most nodes need no such fact
 
-    found = re.search(r"^ *Gres=(\S+)", output, re.MULTILINE)
-    if not found:
+    match = re.search(r"^ *Gres=(\S+)", output, re.MULTILINE)
+    if not match:
         raise answered("scontrol", output)
     # If gres.conf has fewer GPUs than slurm.conf, Slurm drains the node; the lower number is the actual one.
     fewer = re.search(r"Reason=gres/gpu count reported lower than configured \((\d{1,6}) < \d+\)", output)
@@ -28,7 +28,7 @@ def parse_gpus(names, output):
     # The sockets are in parentheses: gpu:8(S:0,1)
     counts = [
         re.fullmatch(r"gpu(?::[^:]+)?:(\d{1,6})", entry)
-        for entry in re.sub(r"\([^()]*\)", "", found.group(1)).split(",")
+        for entry in re.sub(r"\([^()]*\)", "", match.group(1)).split(",")
     ]
     return dict.fromkeys(names, sum(int(count.group(1)) for count in counts if count))
 
@@ -60,20 +60,20 @@ def meant(pattern):
     import glob
 
     cut = len(ROOT[0])
-    found = sorted(glob.glob(at(pattern)))
-    return [path[cut:].decode("utf-8", "replace") for path in found] or [pattern]
+    files = sorted(glob.glob(at(pattern)))
+    return [path[cut:].decode("utf-8", "replace") for path in files] or [pattern]
 
 
 def probes(names):
     config = [name for name in names if attribute_of(name) != "gpus"]
     gpus = [name for name in names if attribute_of(name) == "gpus"]
     host = os.uname().nodename.partition(".")[0]
-    found = []
+    result = []
     if config:
-        found.append(Probe(config, command=["scontrol", "show", "config"], parse=parse_config))
+        result.append(Probe(config, command=["scontrol", "show", "config"], parse=parse_config))
     if gpus:
-        found.append(Probe(gpus, command=["scontrol", "show", "node", host], parse=parse_gpus))
-    return found
+        result.append(Probe(gpus, command=["scontrol", "show", "node", host], parse=parse_gpus))
+    return result
 
 
 FAMILIES["slurm"] = Family(("gpus", *HEALTH_CHECK, *PROGRAMS), probes, items=False)

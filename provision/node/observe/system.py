@@ -43,12 +43,12 @@ def version_key(text):
 
 def kernels_installed():
     """Return the kernel releases in /boot that a boot loader offers, newest first."""
-    found = []
+    releases = []
     for name in names_in("/boot"):
         release = name[len("vmlinuz-") :]
         if name[:8] == "vmlinuz-" and "rescue" not in release and release[-4:] not in (".old", ".bak"):
-            found.append(release)
-    return sorted(found, key=version_key, reverse=True)
+            releases.append(release)
+    return sorted(releases, key=version_key, reverse=True)
 
 
 def grub_choice(releases):
@@ -137,13 +137,13 @@ def probe_gpu():
 
 def gpus_of(vendor, driver):
     """Return addresses of a vendor's GPUs with this driver, or with none because it could not start them."""
-    found = []
+    addresses = []
     for address in names_in(PCI_FUNCTIONS):
         folder = "%s/%s/" % (PCI_FUNCTIONS, address)
         holder = (link_target(folder + "driver") or driver).rpartition("/")[2]
         if gpu_part(folder) == "gpu" and number_in(folder + "vendor") == vendor and holder == driver:
-            found.append(address)
-    return found
+            addresses.append(address)
+    return addresses
 
 
 def bus_address(text):

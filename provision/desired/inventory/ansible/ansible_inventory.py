@@ -88,10 +88,10 @@ def _program() -> str:
     beside = Path(sys.executable).parent / "ansible-inventory"
     if beside.is_file():
         return str(beside)
-    found = shutil.which("ansible-inventory")
-    if found is None:
+    program = shutil.which("ansible-inventory")
+    if program is None:
         raise InventoryError("ansible-inventory was not found", "pip install ansible-core")
-    return found
+    return program
 
 
 def _check_readable(source: Path) -> None:
@@ -178,22 +178,22 @@ def _refused(source: Path, stderr: str) -> InventoryError:
             "give --vault-password-file FILE",
         )
     unparsed = _UNPARSED.search(text)
-    wanted = Path(unparsed["source"]) if unparsed else source
+    failed = Path(unparsed["source"]) if unparsed else source
     for each in sources(source):
-        if os.path.abspath(each) == str(wanted):  # noqa: PTH100 - as Ansible does
-            wanted = each
-    place = next((match["place"] for match in _PLACE.finditer(text)), str(wanted))
+        if os.path.abspath(each) == str(failed):  # noqa: PTH100 - as Ansible does
+            failed = each
+    place = next((match["place"] for match in _PLACE.finditer(text)), str(failed))
     causes = {match["plugin"]: match["cause"] for match in _CAUSE.finditer(text)}
     errors = re.findall(r"^(?:\[?ERROR\]?|ERROR!)[: ]+(.+)$", text, re.MULTILINE)
-    cause = next(iter(errors), "") or _likeliest(wanted, causes) or _last_line(text)
+    cause = next(iter(errors), "") or _likeliest(failed, causes) or _last_line(text)
     cause = cause.removeprefix("Failed to parse inventory: ")
     for pattern, line, what, fix in _EXPLAINED:
         if match := re.search(pattern, cause):
             said = re.search(r"Standard error from inventory script:\n(.*)", text)
             names = {name: (value or "").strip() for name, value in match.groupdict().items()}
-            names |= {"file": str(wanted), "said": f": {said[1].strip()}" if said and said[1].strip() else ""}
-            number = _line_of(wanted, line.format(**{key: re.escape(value) for key, value in names.items()}))
-            return InventoryError(f"{wanted}{number}: {what.format(**names)}", fix.format(**names))
+            names |= {"file": str(failed), "said": f": {said[1].strip()}" if said and said[1].strip() else ""}
+            number = _line_of(failed, line.format(**{key: re.escape(value) for key, value in names.items()}))
+            return InventoryError(f"{failed}{number}: {what.format(**names)}", fix.format(**names))
     cause = re.sub(r"<class '[\w.]*?(\w+)'>", r"\1", cause)
     return InventoryError(
         f"{place}: not an inventory Ansible understands: {cause}", "gpuprov init writes one to compare with"

@@ -223,13 +223,13 @@ def _file() -> tuple[Path | None, list[str]]:
     if not skipped:
         candidates.append(here)
     candidates += [Path("~/.ansible.cfg").expanduser(), SYSTEM]
-    found = next((path for path in candidates if os.access(path, os.R_OK)), None)
-    if skipped and os.access(here, os.F_OK) and (chosen is None or found != candidates[0]):
+    readable = next((path for path in candidates if os.access(path, os.R_OK)), None)
+    if skipped and os.access(here, os.F_OK) and (chosen is None or readable != candidates[0]):
         notes.append(
             f"{here} is not read: everybody may write in that folder (as Ansible has it); "
             "chmod o-w the folder, or name the file in ANSIBLE_CONFIG"
         )
-    return found, notes
+    return readable, notes
 
 
 class _Source:

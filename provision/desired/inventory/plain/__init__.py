@@ -53,15 +53,15 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
     # Like Ansible, resolve `..` by the text of the path, even behind a link.
     paths = [Path(os.path.abspath(each)) for each in sources(source)]  # noqa: PTH100
     groups = Groups()
-    known: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     spellings: dict[str, Any] = {}
     try:
         for path in paths:
             for file in _files(path):
-                _add(file, groups, known, spellings)
+                _add(file, groups, scalars, spellings)
         groups.complete()
         folders = [(path if path.is_dir() else path.parent).resolve() for path in paths]
-        return _answer(groups, folders, Contents(known, vault_password_files))
+        return _answer(groups, folders, Contents(scalars, vault_password_files))
     except (OSError, RecursionError) as trouble:
         raise NotPlainError(str(trouble)) from None
 
@@ -70,13 +70,13 @@ def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    found = False
+    has_entries = False
     for entry in sorted(path.iterdir(), key=lambda entry: os.fsencode(entry.name)):
         if entry.name.startswith(".") or entry.name.endswith(_IGNORED_ENDS) or entry.name in _IGNORED_NAMES:
             continue
-        found = True
+        has_entries = True
         yield from _files(entry)
-    if not found:
+    if not has_entries:
         raise NotPlainError(f"{path} is empty")
 
 
@@ -136,15 +136,15 @@ def _shown(variables: dict[str, Any], shared: documents.Shared) -> dict[str, Any
 
 
 def _membership(groups: Groups) -> dict[str, Any]:
-    found = {}
+    members = {}
     for name in sorted(groups.children):
         described = {
             "children": list(groups.children[name]),
             "hosts": list(groups.hosts[name]) if name != ALL else [],
         }
         if shown := {kind: names for kind, names in described.items() if names}:
-            found[name] = shown
-    return found
+            members[name] = shown
+    return members
 
 
 _SECTIONS = frozenset(
@@ -261,16 +261,16 @@ def _files_of(names: Iterable[str], folders: Sequence[Folder]) -> dict[str, list
 
 
 def _below(folder: Path) -> list[Path]:
-    found = []
+    files = []
     for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
         extension = os.path.splitext(path.name)[1]  # noqa: PTH122 - a name that ends in a dot has one for Ansible
         if path.name.startswith(".") or path.name.endswith("~"):
             continue
         if path.is_dir():
-            found += _below(path) if not extension else []
+            files += _below(path) if not extension else []
         elif extension in EXTENSIONS and path.exists():
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 class Contents:
@@ -295,10 +295,10 @@ class Contents:
 
     def of(self, files: Sequence[Path]) -> dict[str, Any]:
         """Return the variables of files that were read; later files win."""
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         for file in files:
-            found.update(self._read[file])
-        return found
+            variables.update(self._read[file])
+        return variables
 
     def _mapping(self, text: str) -> dict[str, Any]:
         value = documents.parse(text, self._known) or {}

@@ -96,7 +96,7 @@ class _Document:
         return value
 
     def _mapping(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         while type(event := self._next()) is not yaml.MappingEndEvent:
             if type(event) is yaml.ScalarEvent and event.value == "<<" and event.implicit[0]:
@@ -105,11 +105,11 @@ class _Document:
             key = self._value(event)
             if type(key) is not str:
                 raise NotPlainError(f"the key {key!r} is not text")
-            if key in found:
+            if key in mapping:
                 raise NotPlainError(f"the key {key} is there twice")
-            found[key] = self._value(self._next())
+            mapping[key] = self._value(self._next())
         # The mapping's own key wins over a merged one, even if `<<` comes after it.
-        return {**merged, **found} if merged else found
+        return {**merged, **mapping} if merged else mapping
 
     def _merged(self) -> dict[str, Any]:
         """Return the value of `<<`: a mapping, or a list of mappings, of which the first with a key wins."""
@@ -120,10 +120,10 @@ class _Document:
         return {key: inner for part in reversed(parts) for key, inner in part.items()}
 
     def _sequence(self) -> list[Any]:
-        found = []
+        items = []
         while type(event := self._next()) is not yaml.SequenceEndEvent:
-            found.append(self._value(event))
-        return found
+            items.append(self._value(event))
+        return items
 
     def _scalar(self, event: Any) -> Any:
         text, tag = event.value, event.tag
