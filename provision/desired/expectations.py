@@ -104,7 +104,7 @@ _sets: dict[frozenset[str], frozenset[str]] = {}  # nodes that differ mostly nee
 
 
 def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> list[Expectation]:
-    """Return what must be true of a node, given its declared variables and its gpuprov_node. Equal nodes
+    """Return the expectations for a node, given its declared variables and its gpuprov_node. Equal nodes
     share the list, so do not change it. Raises StackError on a bad template."""
 
     def compute(mentioned: set[str]) -> list[Expectation]:

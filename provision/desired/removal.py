@@ -38,7 +38,7 @@ def named(roles: Sequence[str]) -> tuple[str, ...]:
 
 
 def of_view(view: View, remove: Sequence[str], node: Mapping[str, Any]) -> list[Expectation]:
-    """Return what must be true of a node without these roles, given its variables and its gpuprov_node."""
+    """Return the expectations for a node without these roles, given its variables and its gpuprov_node."""
     stays = {name for role in remove for name in _listed(role, "stays", view, node)}
     for names in kept(view, remove, node).values():
         stays.update(names)

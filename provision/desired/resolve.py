@@ -35,7 +35,7 @@ _OF_THE_FLEET = frozenset({"groups", "group_names"})
 
 
 class View(ChainMap[str, Any]):
-    """Mappings of which the first with a name counts; ten thousand nodes look up a hundred names each."""
+    """Layered mappings in which the first with a name wins; 10,000 nodes look up a hundred names each."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Look up a name like ChainMap, five times as fast."""
@@ -302,7 +302,7 @@ def ask_ansible(
 
 
 def _question(node: str, asked: Sequence[str], variables: Mapping[str, Any]) -> Hashable:
-    """Return a key that is equal for nodes of which one can answer for all."""
+    """Return a key that is equal for nodes with the same answer."""
     own = {
         name: value for name, value in variables.items() if not name.startswith("ansible_") or name in asked
     }
@@ -311,7 +311,7 @@ def _question(node: str, asked: Sequence[str], variables: Mapping[str, Any]) -> 
 
 
 def _prepared(variables: Mapping[str, Any], asked: Sequence[str], answer: Path) -> dict[str, Any]:
-    """Return variables of a host that answers here; aliases keep Ansible from applying the wanted names."""
+    """Return the variables of a local host; aliases keep Ansible from applying the wanted names."""
     aliases = {f"resolve_{number}": variables[name] for number, name in enumerate(asked)}
     return {
         **variables,

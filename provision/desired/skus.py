@@ -78,7 +78,7 @@ def kinds(vendor: str = DEFAULT_VENDOR) -> tuple[tuple[str | None, str], ...]:
 
 @functools.cache
 def by_pci_id() -> Mapping[str, dict[str, Any]]:
-    """Return gpuprov_node's part from the SKU by PCI id: {sku, architecture, fabric, product_names}."""
+    """Return gpuprov_node's fields by PCI id, as {sku, architecture, fabric, product_names}."""
     return {
         pci_id: {
             "sku": sku.id,

@@ -1,4 +1,4 @@
-"""gpuprov's own inventory variables, where a mistyped one is refused instead of silently ignored."""
+"""gpuprov's own inventory variables; a mistyped one is refused, not silently ignored."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ OWN = {
 
 
 def _text(pattern: str) -> Callable[[Any], bool]:
-    """Return a test whether a value is text of this form."""
+    """Return a predicate that accepts text of this form."""
     form = re.compile(pattern, re.DOTALL)
     return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
 

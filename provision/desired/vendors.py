@@ -1,4 +1,4 @@
-"""Support of gpuprov for the GPUs of each vendor, and the messages about unsupported ones."""
+"""gpuprov's support for the GPUs of each vendor, and the messages about unsupported GPUs."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: gpuprov_gpu_settings
-short_description: Compare GPU settings with what each GPU can do and has now
+short_description: Compare GPU settings with the capabilities and state of each GPU
 description:
   - Reports which settings are impossible, which differ, and which wait for a reboot. Changes nothing.
 options:

@@ -826,7 +826,7 @@ def stop(module, units):
 
 
 def hold_again(manager, names):
-    """Renew holds lost in a transaction (apt drops them, dnf's name a version). Returns renewed ones."""
+    """Renew holds lost in a transaction (apt drops them, dnf's name a version). Returns the names."""
     status = manager.status()
     lost = sorted(name for name in names if name in status and not status[name][0])
     if lost:

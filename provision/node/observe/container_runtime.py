@@ -202,7 +202,7 @@ def runtimes_without_cdi(containerd=None):
 
 
 def docker_without(what):
-    """Return Docker if it is installed without this setting; AMD's toolkit configures no other runtime."""
+    """Return ["docker"] if Docker lacks this setting; AMD's toolkit configures no other runtime."""
     return ["docker"] if "docker" in runtimes_installed() and not docker_value(what) else []
 
 

@@ -1,4 +1,4 @@
-"""Kernels on disk, those with headers, and whether the next boot's initramfs is outdated."""
+"""Kernels on disk, kernels with headers, and the age of the next boot's initramfs."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The size of memory, and memory settings that not every kernel has as a kernel parameter."""
+"""Memory size, and memory settings that have no kernel parameter, or not on every kernel."""
 
 import os
 

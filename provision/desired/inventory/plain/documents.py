@@ -32,7 +32,7 @@ class NoYamlError(NotPlainError):
 
 
 def parse(text: str, known: dict[str, Any]) -> Any:
-    """Return the value of a text that Ansible would try as JSON, then as YAML.
+    """Parse a text that Ansible would try as JSON, then as YAML.
 
     `known` caches the values of plain scalars, shared between files. Dates become text; a `!vault` value
     becomes `{"__ansible_vault": …}`. Raises NotPlainError for anything unusual or invalid.
@@ -166,7 +166,7 @@ def _constructed(tag: str, text: str) -> Any:
 
 
 class Shared:
-    """Values as JSON prints them (keys sorted), where equal values are one object for all hosts."""
+    """Table of values with sorted keys, in which equal values are one object for all hosts."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}
