@@ -30,7 +30,7 @@ options:
       - V(present) installs and V(absent) removes the packages; V(asked) only fails if V(present) would;
         V(held) only holds or releases them.
       - V(gone) removes all packages whose names match O(packages), here regular expressions, and their
-        dependencies that nothing else needs; it fails before any change if it would remove a requested one.
+        dependencies that nothing else needs; it fails before any change if a manually installed one would go.
     type: str
     choices: [present, absent, asked, held, gone]
     default: present
