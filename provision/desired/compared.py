@@ -15,10 +15,10 @@ _KEYS = frozenset({"fact", "from", "pick", "per", "within", "declared_as", "vend
 
 @dataclass(frozen=True)
 class ComparedFact:
-    """One fact that nodes of a kind share. `source`: the observed fact to read it from; `pick`: the key in
-    its entries; `per`: what an entry stands for (GPU, card); `within`: the facts in which nodes must agree to
-    be compared; a node that declares one of `declared_by` is not compared. `vendor`: only nodes with this
-    vendor's GPUs need it; empty: all do."""
+    """One fact that nodes of a kind share.
+    `source`: the observed fact to read it from; `pick`: the key in its entries; `per`: what an entry stands
+    for (GPU, card); `within`: the facts in which nodes must agree to be compared; a node that declares one of
+    `declared_by` is not compared. `vendor`: only nodes with this vendor's GPUs need it; empty: all do."""
 
     fact: str
     source: str
@@ -69,8 +69,8 @@ def compared_facts() -> Mapping[str, ComparedFact]:
 
 @functools.cache
 def facts_to_ask(vendor: str = "") -> frozenset[str]:
-    """Return the observed facts that the comparison needs from every node, or with `vendor` those it needs
-    in addition from a node with this vendor's GPUs."""
+    """Return the observed facts that the comparison needs from every node.
+    With `vendor`, return the facts that it needs in addition from a node with this vendor's GPUs."""
     facts = {name: fact for name, fact in compared_facts().items() if fact.vendor == vendor}
     within = {name for fact in facts.values() for name in fact.within if name not in compared_facts()}
     return frozenset({fact.source for fact in facts.values()} | within)

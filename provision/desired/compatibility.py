@@ -1,5 +1,5 @@
-"""Compatibility rules for the versions on one node (data/compatibility.yml); their kinds are defined in
-compatibility_kinds.py."""
+"""Compatibility rules for the versions on one node (data/compatibility.yml).
+Their kinds are defined in compatibility_kinds.py."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def _refusals(judged: tuple[tuple[_Rule, tuple[str, str]], ...], where: str) -> 
 
 
 def refuse_impossible(views: Mapping[str, Mapping[str, Any]], place_of: Callable[[str, object], str]) -> None:
-    """Raise CompatibilityError with everything that is impossible on any machine, each entry once, with the
-    place where the variable is set, if that can be found."""
+    """Raise CompatibilityError with everything that is impossible on any machine, each entry once.
+    An entry names the place where the variable is set, if that can be found."""
     affected: dict[Refusal, list[str]] = {}
     for name, view in views.items():
         for refusal in check_declared(view, ""):

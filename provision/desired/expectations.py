@@ -104,8 +104,8 @@ _sets: dict[frozenset[str], frozenset[str]] = {}  # nodes that differ mostly nee
 
 
 def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> list[Expectation]:
-    """Return the expectations for a node, given its declared variables and its gpuprov_node. Equal nodes
-    share the list, so do not change it. Raises StackError on a bad template."""
+    """Return the expectations for a node, given its declared variables and its gpuprov_node.
+    Equal nodes share the list, so do not change it. Raises StackError on a bad template."""
 
     def compute(mentioned: set[str]) -> list[Expectation]:
         expected: list[Expectation] = []
@@ -263,8 +263,8 @@ def _check_value(promise: Promise, value: Any) -> None:
 
 
 def _of_file(operator: str, role: Role, name: str, renderer: Renderer, local: Mapping[str, Any]) -> str:
-    """Return the text of a rendered template, or the hexadecimal SHA-256 of a text that is too large or too
-    secret to be compared as text."""
+    """Return the text of a rendered template, or the hexadecimal SHA-256 of a text.
+    The latter is for texts that are too large or too secret to be compared."""
     if operator == "file_sha256":
         return _digest_of(role.path / "files" / name)
     text: str = renderer.file(_template(role.path / "templates" / name), local)

@@ -44,8 +44,8 @@ _AGAIN = "create it again with gpuprov lock"
 
 @dataclass(frozen=True)
 class Group:
-    """The packages of one kind of machine. `os`: `debian 13` (RHEL family: the major release); `nodes`: the
-    nodes they were read from."""
+    """The packages of one kind of machine.
+    `os`: `debian 13` (RHEL family: the major release); `nodes`: the nodes they were read from."""
 
     os: str
     arch: str
@@ -70,8 +70,8 @@ class Lock:
 
     @functools.cached_property
     def variable(self) -> str:
-        """The value of VARIABLE, as `{"places": {"debian 13 x86_64 h100-sxm": 0}, "sets": [{…}]}`. It is
-        text, because equal nodes are then compared in no time."""
+        """The value of VARIABLE, as `{"places": {"debian 13 x86_64 h100-sxm": 0}, "sets": [{…}]}`.
+        It is text, because equal nodes are then compared in no time."""
         places = {place: number for number, group in enumerate(self.groups) for place in group.places}
         return json.dumps({"places": places, "sets": [dict(group.packages) for group in self.groups]})
 
@@ -82,15 +82,15 @@ def is_a(form: str, text: Any) -> bool:
 
 
 def beside(inventory: Path) -> Path:
-    """Return the path of an inventory's lock file, next to the file or next to the whole folder (inside it,
-    Ansible would read it as an inventory). Of several inventories, the first one with a lock file counts."""
+    """Return the path of an inventory's lock file, which is next to the inventory's file or folder.
+    Inside it, Ansible would read an inventory. Of several inventories, the first with a lock file counts."""
     places = [each.absolute().parent / NAME for each in sources(inventory)]
     return next((path for path in places if path.exists()), places[0])
 
 
 def held(fleet: Fleet, named: str | None, ignored: bool = False) -> Fleet:
-    """Return the fleet with a lock file among its variables: the named one, else the one next to the
-    inventory if it exists. Raises StackError if it cannot be read or used."""
+    """Return the fleet with the named lock file, or the one next to the inventory, among its variables.
+    Raises StackError if the file cannot be read or used."""
     path = Path(named).expanduser() if named else beside(fleet.source)
     if ignored or not (named or path.is_file()):
         return fleet

@@ -1,5 +1,5 @@
-"""Monitoring hosts, which are the members of the inventory's group `gpuprov_monitoring`; they run the role
-monitoring and are not GPU nodes (service_hosts.py)."""
+"""Monitoring hosts, which are the members of the inventory's group `gpuprov_monitoring`.
+They run the role monitoring and are not GPU nodes (service_hosts.py)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EXPORTERS = "gpu_metrics_enabled"  # the variable that installs exporters on the
 def watching(
     chosen: Fleet, whole: Callable[[], Fleet], overrides: Container[str], say: Callable[[str], None]
 ) -> Fleet:
-    """Return the chosen nodes; monitoring hosts among them get the nodes of the whole inventory as `NODES`,
-    unless they declare their own. `whole`: returns the fleet with rendered addresses, if needed; `say`:
+    """Return the chosen nodes, where monitoring hosts get the nodes of the whole inventory as `NODES`.
+    A host may declare its own list. `whole`: returns the fleet with rendered addresses, if needed; `say`:
     prints a line about nodes that leave open whether they have exporters."""
     hosts = [node for node in chosen.where(Kind.MONITORING).values() if NODES not in node.variables]
     if not hosts:
@@ -51,7 +51,7 @@ def _target(node: Node) -> dict[str, Any]:
 
 
 def _exporter(node: Node) -> str:
-    """Return the vendor of a node's GPUs if their exporter is declared and reachable from outside, else ''.
+    """Return the vendor of a node's GPUs if their exporter is declared and reachable, else ''.
     Only for vendors other than the default one."""
     variables = node.variables
     guarded = variables.get("gpu_metrics_tls_certificate") or variables.get("gpu_metrics_password_hashes")

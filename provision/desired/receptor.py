@@ -1,5 +1,5 @@
-"""The mesh of workers, which are the members of the inventory's group `gpuprov_workers`; they run the role
-receptor and are not GPU nodes (service_hosts.py).
+"""The mesh of workers, which are the members of the inventory's group `gpuprov_workers`.
+They run the role receptor and are not GPU nodes (service_hosts.py).
 
 A member's settings depend on all others: it listens if another member connects to it. So the list of nodes is
 made here from the whole group, and each member gets it as `receptor_nodes`.
@@ -40,8 +40,8 @@ def is_managed(node: Node) -> bool:
 
 
 def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
-    """Return `fleet`, which is `whole` without the group's members, with the members of the mesh. There is a
-    mesh if a member is a controller, which gives work to the others."""
+    """Return `fleet`, which is `whole` without the group's members, with the members of the mesh.
+    There is a mesh if a member is a controller, which gives work to the others."""
     members = {name for name, node in whole.nodes.items() if is_managed(node)}
     if not any(_is_controller(whole.nodes[name]) for name in members):
         return fleet
@@ -52,8 +52,8 @@ def with_members(fleet: Fleet, whole: Fleet) -> Fleet:
 
 
 def chosen(fleet: Fleet, whole: Fleet, pattern: str) -> Fleet:
-    """Return the nodes of `fleet`, and of the mesh, in `pattern`. Raises InventoryError, also with the reason
-    why members of the group belong to no mesh."""
+    """Return the nodes of `fleet`, and of the mesh, in `pattern`.
+    Raises InventoryError, also with the reason why members of the group belong to no mesh."""
     try:
         return inventory.select(with_members(fleet, whole), pattern)
     except InventoryError:
@@ -75,8 +75,8 @@ def chosen(fleet: Fleet, whole: Fleet, pattern: str) -> Fleet:
 
 
 def meshed(chosen: Fleet, group: Callable[[], Fleet]) -> Fleet:
-    """Return the chosen nodes; members of the mesh among them get the list of its nodes, unless they declare
-    one, and the known facts about the authority. `group`: returns the members with rendered addresses, if
+    """Return the chosen nodes, with the mesh's nodes and authority in the variables of each member.
+    A member may declare its own list of nodes. `group`: returns the members with rendered addresses, if
     needed. Raises InventoryError for an impossible mesh."""
     hosts = [node for node in chosen.nodes.values() if is_managed(node)]
     if not hosts:
@@ -116,8 +116,8 @@ def authority_folder(node: Node) -> Path:
 
 
 def authority_in(folder: Path) -> dict[str, str]:
-    """Return the data that nodes are compared with, from the authority's folder; empty without one. Only the
-    digest of the private key that signs work is taken. Raises InventoryError."""
+    """Return the data that nodes are compared with, from the authority's folder; empty without one.
+    Only the digest of the private key that signs work is taken. Raises InventoryError."""
     if not (folder / _CERTIFICATE).exists():
         return {}
     try:

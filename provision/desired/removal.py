@@ -149,8 +149,8 @@ def _absence(promised: Expectation) -> bool:
 
 
 def _reversed(promised: Expectation) -> Iterator[Expectation]:
-    """Yield the expectations that replace a promise once its role is gone; none for facts that only a boot,
-    or nothing at all, can revert, and for properties of the machine itself."""
+    """Yield the expectations that replace a promise once its role is gone.
+    Facts that only a boot, or nothing at all, can revert, and the machine's own properties get none."""
     fact = promised.fact
     family, item, attribute = fact.partition(".")[0], _item(fact), fact.rpartition(".")[2]
     if attribute in _UNCHANGED:

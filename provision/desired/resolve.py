@@ -1,5 +1,5 @@
-"""Resolution of variables that plain Jinja2 cannot render, by one Ansible run for all nodes that need it
-(playbooks/resolve.yml), which changes no node."""
+"""Resolution of variables that plain Jinja2 cannot render.
+One Ansible run does it for all nodes that need it (playbooks/resolve.yml), and changes no node."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Resolved:
 def views_of(
     fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any] | None = None
 ) -> dict[str, View]:
-    """Return each node's variables as templates see them: resolved, declared, Ansible's own, and values
-    `given` to all nodes."""
+    """Return each node's variables as templates see them.
+    In order of precedence: resolved, declared, Ansible's own, and values `given` to all nodes."""
     shared: dict[str, Any] = {
         **(given or {}),
         "groups": {name: list(members) for name, members in fleet.groups.items()},
@@ -119,8 +119,8 @@ def resolve(
 
 
 def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return replacements for a node's variables when Ansible is given some nodes, and so lacks the rest: the
-    values it resolved before, options that mention groups, the inventory's own location."""
+    """Return replacements for a node's variables when Ansible is given only some nodes.
+    These are values it resolved before, options that mention groups, and the inventory's own location."""
     declared = view.maps[1]
     options = (variables.known() - variables.OWN.keys()) & declared.keys() - view.maps[0].keys()
     values = {name: value for name, value in view.maps[0].items() if not _is_vaulted(declared.get(name))}
@@ -136,8 +136,8 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reachable(fleet: Fleet, overrides: Mapping[str, Any]) -> Fleet:
-    """Return the fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered,
-    including values from `--set`.
+    """Return the fleet with connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered.
+    Values from `--set` are included.
 
     Connections outside Ansible need `ansible_host: "{{ inventory_hostname }}.cluster"` and vaulted passwords
     as plain values, and so do the readers of `gpuprov_rack`. Raises StackError like `resolve`.
@@ -228,8 +228,8 @@ def _fill(
     wanted: Mapping[str, list[str]],
     where: Callable[[str], str] = lambda _name: "",
 ) -> frozenset[str]:
-    """Put Ansible's answers into the views; returns the texts that were vaulted. `where`: returns the place
-    where a name is written, for errors."""
+    """Put Ansible's answers into the views; returns the texts that were vaulted.
+    `where`: returns the place where a name is written, for errors."""
     if not wanted:
         return frozenset()
     vaulted = {node: [n for n in names if _is_vaulted(views[node][n])] for node, names in wanted.items()}
@@ -270,9 +270,9 @@ def ask_ansible(
     around: Callable[[], handover.Around] | None = None,
     where: Callable[[str], str] = lambda _name: "",
 ) -> dict[str, dict[str, Any]]:
-    """Return the values of `wanted` (node → names), given each node's variables. Equal nodes are resolved
-    once. `around`: returns the whole inventory, if a template may refer to it. `where`: returns the place
-    where a name is written, for errors.
+    """Return the values of `wanted` (node → names), given each node's variables.
+    Equal nodes are resolved once. `around`: returns the whole inventory, if a template may refer to it.
+    `where`: returns the place where a name is written, for errors.
 
     Raises StackError with Ansible's message if it cannot resolve a value.
     """

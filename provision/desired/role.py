@@ -58,8 +58,8 @@ class Role:
         return tuple(self.vars.get("main", {}).get(f"__{self.name}_steps_without_packages", ()))
 
     def own_vars(self, os: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the role's internal variables: `vars/main.yml`, overridden by `vars/<os.id>.yml` if it
-        exists, else by `vars/<os.family>.yml`."""
+        """Return the role's internal variables from `vars/main.yml` and its file for the OS.
+        The file for the OS, which wins, is `vars/<os.id>.yml` if it exists, else `vars/<os.family>.yml`."""
         own = self.vars.get(os["id"]) or self.vars.get(os["family"]) or {}
         return {**self.vars["main"], **own} if "main" in self.vars else own
 
@@ -192,8 +192,8 @@ DECIDING = ("gpuprov_roles", "gpuprov_sku")
 
 
 def roles_of(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None) -> list[Role]:
-    """Return a node's roles in their order. `gpuprov_node`: the observed node, or None before it was
-    observed. A machine with GPUs of several vendors would get the roles of all, and is refused."""
+    """Return a node's roles in their order; GPUs of several vendors give the roles of all.
+    Such a machine is refused later. `gpuprov_node`: the observed node, or None before it was observed."""
     chosen = declared.get("gpuprov_roles")
     if chosen is not None:
         return [role for name, role in all_roles().items() if name in chosen]

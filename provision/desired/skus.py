@@ -15,8 +15,8 @@ from provision.node.observe.vendors import VENDORS
 
 @dataclass(frozen=True)
 class Sku:
-    """One GPU product. `memory_mib`: as the vendor's tool prints it; `memory_mib`, `compute_units` (0: not
-    stated) and `power_w` are per device, of which a module may hold several.
+    """One GPU product; a module may hold several of its devices.
+    `memory_mib` (as the vendor's tool prints it), `compute_units` (0: not stated), `power_w` are per device.
 
     `fabric`: the connection between GPUs on its usual baseboard (nvswitch, nvlink5, imex, none)."""
 

@@ -74,8 +74,8 @@ def _read(file: Path) -> Stack:
 def node_stack(
     node: Node, overrides: Mapping[str, Any], gpuprov_node: Mapping[str, Any] | None = None
 ) -> Stack:
-    """Return the stack in the node's inventory variable `gpuprov_stack`, or the default stack for the vendor
-    of its GPUs (`gpuprov_node`: the observed node, or None before it was observed)."""
+    """Return the stack in the node's `gpuprov_stack`, or the default stack for the vendor of its GPUs.
+    `gpuprov_node`: the observed node, or None before it was observed."""
     values = {**node.variables, **overrides}
     usual = DEFAULT_STACKS.get(vendor_of(values, gpuprov_node), DEFAULT)
     name = values.get("gpuprov_stack", usual)
@@ -99,8 +99,8 @@ def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert base facts into `gpuprov_node`: {os: {id, version_id, codename, family, arch},
-    kernel: {release, boot_release}, gpu: {sku, count, architecture, fabric, pci_ids, product_names}}.
+    """Convert base facts into `gpuprov_node`; `sku` and `architecture` are None if unknown.
 
-    `sku`, `architecture` are None if unknown; `fabric` is one of nvswitch, nvlink5, imex, none."""
+    {os: {id, version_id, codename, family, arch}, kernel: {release, boot_release},
+    gpu: {sku, count, architecture, fabric (nvswitch, nvlink5, imex, none), pci_ids, product_names}}"""
     return dict(description.describe(facts, skus.by_pci_id()))

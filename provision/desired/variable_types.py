@@ -58,8 +58,8 @@ def types() -> Mapping[str, tuple[str, str]]:
 
 
 def typed(fleet: Fleet) -> Fleet:
-    """Return the fleet with texts converted to the types that roles require, since INI has no other `false`
-    and quotes are easily written. Other values stay, for `check`. Nodes keep sharing equal variables.
+    """Return the fleet with texts converted to the types that roles require.
+    INI has no other `false`, and quotes are easily written. Misfits stay, for `check`. Nodes share as before.
     """
     named = {name for node in fleet.nodes.values() for name in node.variables}
     # All roles' specs take long to read, and an inventory with only early variables does not need them.
@@ -143,8 +143,8 @@ def are_right(variables: Mapping[str, Any]) -> bool:
 
 
 def _wrong(option: Mapping[str, Any], value: Any) -> str:
-    """Return the kind of value that an option of an argument spec requires; empty if `value` is valid or not
-    known yet."""
+    """Return the kind of value that an option of an argument spec requires.
+    It is empty if `value` is valid or not known yet."""
     kind = str(option.get("type", "str"))
     if value is None or (is_dynamic(value) and not isinstance(value, list)):
         return ""

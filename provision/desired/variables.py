@@ -231,8 +231,8 @@ def _check_types(node: Node, source: Path, overrides: Mapping[str, Any]) -> None
 def check(
     fleet: Fleet, overrides: Mapping[str, Any], say: Callable[[str], None] = lambda _line: None
 ) -> None:
-    """Refuse variables that look like ours but are not, and invalid values of our own. `say` prints a line
-    about variables that only share a prefix with one of our roles, such as another collection's.
+    """Refuse variables that look like ours but are not, and invalid values of our own.
+    `say` prints a line about variables that only share a prefix with a role, as another collection's may.
 
     Raises StackError with the variable, the nodes, the line (if found in the inventory's files) and similar
     names.
@@ -339,8 +339,8 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
 
 
 def written(name: str, source: Path, value: object = "") -> str:
-    """Return `file:line` of a variable in the inventory's files, if its spelling is found there; with
-    `value`, of the line with that value."""
+    """Return `file:line` of a variable in the inventory's files, if its spelling is found there.
+    With `value`, return the line with that value."""
     with_value = rf"""\s*["']?{re.escape(str(value))}(?![\w.])""" if value else ""
     pattern = rf"""(?:[^#;]*[\s{{,])?["']?{re.escape(name)}["']?\s*[:=]{with_value}"""
     return ansible_inventory.place_of(pattern, source)

@@ -77,8 +77,8 @@ def not_measured(gpuprov_node: Mapping[str, Any]) -> str:
 
 
 def cannot(gpuprov_node: Mapping[str, Any], what: str) -> str:
-    """Return a line for a machine with such GPUs: `8 AMD Instinct MI300X: observed; gpuprov cannot provision
-    AMD GPUs yet`. `what`: provision or check."""
+    """Return a line about GPUs that gpuprov cannot provision or check (`what`).
+    Example: `8 AMD Instinct MI300X: observed; gpuprov cannot provision AMD GPUs yet`."""
     gpu = gpuprov_node["gpu"]
     if gpu.get("vendor") == MIXED:
         return f"GPUs of several vendors ({', '.join(gpu['pci_ids'])}): observed; gpuprov cannot {what} them"

@@ -27,9 +27,9 @@ START_HERE = "name one with -i FILE; gpuprov init writes a commented starter"
 
 
 def find(argument: str | None, options: Sequence[str] | None = None, *, last_used: bool = True) -> Path:
-    """Find the inventory to use: argument and each --inventory, GPUPROV_INVENTORY, ./inventory.yml, the one
-    in ansible.cfg, the last one used here. Several become one path, joined with commas
-    (`provision.fleet.sources`).
+    """Find the inventory to use, in the first of several places that names one.
+    These are the argument and each --inventory, GPUPROV_INVENTORY, ./inventory.yml, ansible.cfg and the last
+    one used here. Several become one path, joined with commas (`provision.fleet.sources`).
 
     `last_used`: whether the last one may be taken. A verb that changes or loads nodes takes only an inventory
     that is named, or that lies here. Raises InventoryError if none is found.

@@ -164,8 +164,8 @@ def _is_template(text: str) -> bool:
 
 
 class Renderer:
-    """Renderer over layers of variables, the strongest first. `mentioned` collects each name it looks up.
-    `given` are values without templates, which win over all layers.
+    """Renderer over layers of variables, strongest first, below `given` values without templates.
+    `mentioned` collects each name that it looks up.
 
     >>> Renderer([{"a": "{{ b + 1 }}", "b": 7}]).value("{{ a }}")
     8

@@ -32,8 +32,8 @@ class RenderCache(Generic[Result]):
         compute: Callable[[set[str]], Result],
         read: set[str] | None = None,
     ) -> Result:
-        """Return the cached result for equal values of the names that were read, else a new one. Those names
-        are added to `read`, for a result that consists of several."""
+        """Return the cached result for equal values of the names that were read, else a new one.
+        Those names are added to `read`, for a result that consists of several."""
         variables = _flat(variables)
         for names, results in self._by_names.items():
             key = self._key(variables, names, extra)
@@ -97,8 +97,8 @@ def frozen(value: Any) -> Hashable:
 
 
 class Tracked(Mapping[str, Any]):
-    """View of nested mappings that adds the name of each value that is read to `reads`. A mapping that is
-    read as a whole is such a value.
+    """View of nested mappings that adds the name of each value that is read to `reads`.
+    A mapping that is read as a whole is such a value.
 
     >>> view = Tracked({"os": {"id": "debian", "arch": "x86_64"}}, set())
     >>> view["os"]["id"], view.reads

@@ -234,8 +234,8 @@ def upstream(version):
 
 
 def choose(offered, wanted):
-    """Return the first of `offered` that matches `wanted`, or None. A version matches any of its revisions,
-    580.* all of the branch, *.70203 all with that ending, an empty one everything."""
+    """Return the first of `offered` that matches `wanted` (or any, if that is empty), or None.
+    A version matches any of its revisions, 580.* all of the branch, *.70203 all with that ending."""
     for version in offered:
         if not wanted or wanted in (version, upstream(version)):
             return version

@@ -135,8 +135,8 @@ class Capped:
 
 
 class Sieve(Capped):
-    """The lines of a stream with one of these words, and their indented continuation lines. The first line
-    and journalctl's `-- …` lines are kept as well, to show that there is a log and where it ends.
+    """The lines of a stream with one of these words, and their indented continuation lines.
+    The first line and journalctl's `-- …` lines are kept too, as they show that there is a log, and its end.
     """
 
     def __init__(self, cap, words):
@@ -177,8 +177,8 @@ def signal_group(process, number):
 
 
 def pump(process, streams, until, enough=None):
-    """Read both pipes until they close, the program has ended and gone quiet, `until` passes, or the event
-    `enough` is set.
+    """Read both pipes until they close, the program has ended and gone quiet, or the time is up.
+    The time is up when `until` passes or the event `enough` is set.
     """
     selector = selectors.DefaultSelector()
     for pipe in streams:
@@ -309,8 +309,8 @@ def run_one(command, cap, enough=None):
 
 
 def run_again(command, cap, waited=None):
-    """Run one program, and repeat it while it fails with the text of `retry_on`. `waited`: seconds of retries
-    so far, by text (updated here), because commands that wait for the same thing share their time.
+    """Run one program, and repeat it while it fails with the text of `retry_on`.
+    `waited`: seconds of retries so far, by text, updated here; commands with the same text share their time.
     """
     waited = {} if waited is None else waited
     words, most = command.get("retry_on") or "", float(command.get("retry_for") or 0)
@@ -407,8 +407,8 @@ def holder():
 
 
 class Heartbeat(threading.Thread):
-    """Thread that ends the programs and this process once the result can no longer be read: standard output
-    has no reader, or the run `lock`, which held the node's lock at the start, has released it.
+    """Thread that ends the programs and this process once the result can no longer be read.
+    Then standard output has no reader, or the run `lock`, which held the node's lock, has released it.
     """
 
     def __init__(self, lock):
@@ -457,8 +457,8 @@ def cancel():
 
 
 def kernel_lines():
-    """Return (command that printed the kernel's messages, its output, its lines). The ring buffer has no
-    delay; the journal is the fallback if it is unreadable. --all: also messages with unprintable names.
+    """Return (command that printed the kernel's messages, its output, its lines).
+    The ring buffer has no delay; the journal is the fallback. --all: also messages with unprintable names.
     """
     failed = None
     for argv in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-unix", "--all", "--no-pager", "-q"]):
@@ -471,8 +471,8 @@ def kernel_lines():
 
 
 def appended(before, after):
-    """Return (lines of `after` that are newer than `before`, whether some are lost). A ring buffer drops its
-    oldest lines, so that the rest of `before` is the beginning of `after`.
+    """Return (lines of `after` that are newer than `before`, whether some are lost).
+    A ring buffer drops its oldest lines, so that the rest of `before` is the beginning of `after`.
     """
     if not before:
         return after, False

@@ -1,6 +1,6 @@
 #!/usr/bin/python
-"""Ansible module that observes and describes a node like `gpuprov drift`, for the collection gpuprov.gpu.
-gpuprov itself passes its own observations to the roles."""
+"""Ansible module that observes and describes a node like `gpuprov drift`.
+It is only in the collection gpuprov.gpu; gpuprov itself passes its own observations to the roles."""
 
 DOCUMENTATION = r"""
 module: node_facts

@@ -39,8 +39,8 @@ def amdgpu_version():
 
 
 def counted(text):
-    """Parse a file of error counts into {"ue": 0, "ce": 3}. Raises ReadError if there is no count, as in
-    `Query currently inaccessible`, while the GPU is being reset."""
+    """Parse a file of error counts into {"ue": 0, "ce": 3}.
+    Raises ReadError without a count, as in `Query currently inaccessible`, while the GPU is being reset."""
     counts = {}
     for line in text.splitlines():
         word, colon, number = line.partition(": ")
@@ -53,8 +53,8 @@ def counted(text):
 
 
 def ras_counters(folder, unread):
-    """Sum the errors of a GPU by kind over all its blocks; `blocks` lists the affected ones. Reasons for
-    missing counts are added to `unread`; a total then covers the other blocks, with None instead of zero."""
+    """Sum the errors of a GPU by kind over all its blocks; `blocks` lists the affected ones.
+    Reasons for missing counts go to `unread`; totals then cover other blocks, with None instead of zero."""
     totals = {}
     blocks = []
     files = [name for name in names_in(folder + "ras") if name[-len(COUNTS) :] == COUNTS]
@@ -103,8 +103,8 @@ def bad_page_threshold(folder):
 
 
 def slot_of(folder, address):
-    """Return the folder of the function that is plugged into the slot. AMD's GPUs are behind bridges of their
-    own, between which the link always has its full speed and width."""
+    """Return the folder of the function that is plugged into the slot.
+    AMD's GPUs are behind bridges of their own, between which the link always has its full speed and width."""
     slot = folder
     parents = (link_target(folder[:-1]) or "").split("/")
     for parent in reversed(parents[:-1] if parents[-1:] == [address] else []):
@@ -172,8 +172,8 @@ def kfd_memory(folder):
 
 
 def xgmi_links(row):
-    """Count the links to all other GPUs, and the linked GPUs, in the driver's row (`00 01 01 01`). The row
-    does not identify the GPUs; it is in the order in which the driver was bound to them."""
+    """Count the links to all other GPUs, and the linked GPUs, in the driver's row (`00 01 01 01`).
+    The row does not identify the GPUs; it is in the order in which the driver was bound to them."""
     try:
         numbers = [int(cell, 16) for cell in (row or "").split()]
     except ValueError:
@@ -185,8 +185,8 @@ def xgmi_links(row):
 
 
 def fatal_error(folder):
-    """Return whether the GPU reports a fatal PCIe error that was never cleared; None if its configuration
-    space cannot be read."""
+    """Return whether the GPU reports a fatal PCIe error that was never cleared.
+    The result is None if its configuration space cannot be read."""
     try:
         config = read_bytes(folder + "config") or b""
     except ReadError:

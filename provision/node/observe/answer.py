@@ -235,8 +235,8 @@ class Observer:
 
 
 def answer(request):
-    """Return the answer to a request as JSON. Keys: `facts` (names), `probe_seconds` and `seconds` (time for
-    one probe, for all), `bytes` (size of all values), `root` (prefix of every path; tests only)."""
+    """Return the answer to a request for `facts` (names) as JSON.
+    Other keys: `probe_seconds`, `seconds` (in all), `bytes` (of values), `root` (before paths; for tests)."""
     ROOT[0] = request.get("root", "").encode("utf-8")
     release = os.uname().release
     probes, unknown = plan([name.replace(KERNEL, release) for name in request.get("facts", ())])

@@ -58,8 +58,8 @@ def parse_keeper(names, output):
 
 
 def uptime():
-    """Return the seconds since this machine's first process started (a container's is younger than its
-    kernel); None if the kernel does not report it."""
+    """Return the seconds since this machine's first process started; None if the kernel reports none.
+    A container's first process is younger than its kernel."""
     text = read_text("/proc/uptime")
     if text is None:
         return None

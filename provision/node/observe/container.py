@@ -130,8 +130,8 @@ def cdi_stale(specification):
 
 
 def cdi_present_driver(specification):
-    """Return the driver's version if the loaded module and the libraries' link agree, else None; other facts
-    report which of the two is wrong."""
+    """Return the driver's version if the loaded module and the libraries' link agree, else None.
+    Other facts report which of the two is wrong."""
     loaded = (read_text("/proc/driver/nvidia/version") or "").replace("\n", " ")
     for path in specification.files:
         folder, _, name = path.rpartition("/")

@@ -94,8 +94,8 @@ def containerd_told(text):
 
 
 def containerd_merged():
-    """Return the settings in force, from the files. A drop-in counts if it is imported and its format is not
-    newer than the main file's. Releases of containerd merge drop-ins about one plugin in different ways."""
+    """Return the settings in force, from the main file and an imported drop-in of no newer format.
+    Releases of containerd merge several drop-ins about one plugin in different ways."""
     texts = [read_text(path) or "" for path in (CONTAINERD_FILE, CONTAINERD_DROP_IN)]
     main, drop_in = [int("0" + (toml_text_value(text, "", "version") or "")) for text in texts]
     if not containerd_imports():
@@ -110,8 +110,8 @@ def containerd_merged():
 
 
 def parse_containerd(facts, output):
-    """Parse the effective settings as containerd itself prints them. If it rejects its configuration, the
-    type of the NVIDIA runtime holds the reason, and the rest is null."""
+    """Parse the effective settings as containerd itself prints them.
+    If it rejects its configuration, the type of the NVIDIA runtime holds the reason, and the rest is null."""
     refused = [line for line in output.splitlines() if line.startswith("containerd: ")]
     readable = "[plugins" in output
     if not readable and refused and "permission denied" not in output:
@@ -178,8 +178,8 @@ def runtimes_installed():
 
 
 def runtimes_to_tell():
-    """Return the installed runtimes that need GPU settings. Next to Docker, containerd is only Docker's
-    helper unless there is a kubelet; podman needs no settings."""
+    """Return the installed runtimes that need GPU settings.
+    Next to Docker, containerd is only Docker's helper unless there is a kubelet; podman needs no settings."""
     installed = [name for name in runtimes_installed() if name != "podman"]
     kubelet = any(os.path.exists(at(path)) for path in ("/usr/bin/kubelet", "/usr/local/bin/kubelet"))
     return [name for name in installed if name != "containerd" or "docker" not in installed or kubelet]

@@ -81,8 +81,8 @@ def parse_rpm_fabric(names, output):
 
 
 def log_rows(path):
-    """Summarise a daemon's log since boot as {line, count, first, last} per kind of line, ordered by `last`,
-    in seconds since the epoch. Lines that differ only in long numbers are of one kind. None without a log."""
+    """Summarise a daemon's log since boot as {line, count, first, last} per kind of line.
+    Sorted by `last`, in epoch seconds; None without a log. Lines of one kind differ only in long numbers."""
     import re
     import time
 

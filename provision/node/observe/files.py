@@ -25,8 +25,8 @@ def is_absent(error):
 
 
 def read_bytes(path, limit=FILE_LIMIT, tail=False):
-    """Return the content of a regular file of at most `limit` bytes; None if there is no file. With `tail`,
-    return the last `limit` bytes of a file of any size."""
+    """Return the content of a regular file of at most `limit` bytes; None if there is no file.
+    With `tail`, return the last `limit` bytes of a file of any size."""
     try:
         # O_NONBLOCK, because opening a FIFO would wait for a writer.
         handle = os.open(at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

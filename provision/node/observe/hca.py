@@ -127,8 +127,8 @@ def counter_entry(item):
 
 
 def earlier():
-    """Return the counters of this boot stored by the health program, at least a day old if it has run that
-    long: rows of `hca.counters`, each with the `uptime` in seconds of its reading. None without a record."""
+    """Return the rows of `hca.counters` that the health program stored in this boot, or None.
+    They are at least a day old if it has run that long; `uptime` is the time of their reading in seconds."""
     import json
 
     text = read_text(STORED_COUNTERS, 1024 * 1024)
@@ -148,8 +148,8 @@ def earlier():
 
 
 def parse_link_downs(names, output):
-    """Count by interface how often the link went from up to down. A message must match as a whole, because
-    a user's text within one may have line feeds."""
+    """Count by interface how often the link went from up to down.
+    A message must match as a whole, because a user's text within one may have line feeds."""
     import json
     import re
 

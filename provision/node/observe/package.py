@@ -117,8 +117,8 @@ def dnf_locks():
 
 
 def is_locked(locks, name, version):
-    """Return whether a lock keeps the package at exactly `version` (3:580.126.09-1.el9). A lock that also
-    admits the next version (nvidia*580*) does not."""
+    """Return whether a lock keeps the package at exactly `version` (3:580.126.09-1.el9).
+    A lock that also admits the next version (nvidia*580*) does not."""
     import fnmatch
 
     ends = ("", ".noarch", "." + os.uname().machine)

@@ -311,8 +311,8 @@ def numbers(version):
 
 
 def meets(condition, wanted):
-    """Return whether the version `wanted`, or a release of that branch, can meet a condition of dnf 5. Epochs
-    are not compared, because the driver's never change."""
+    """Return whether the version `wanted`, or a release of that branch, can meet a condition of dnf 5.
+    Epochs are not compared, because the driver's never change."""
     key, comparator, value = condition
     if key != "evr":
         return True

@@ -45,8 +45,8 @@ def word_at(config, offset):
 
 
 def acs_control(config):
-    """Return the ACS control register; None if the device has none. Raises ReadError if too little of the
-    configuration space is readable."""
+    """Return the ACS control register; None if the device has none.
+    Raises ReadError if too little of the configuration space is readable."""
     if len(config) < 256:
         raise ReadError("the configuration space of PCI devices is whole for root alone")
     offset = EXTENDED
@@ -107,8 +107,8 @@ def hypervisor():
 
 
 def iommu_state():
-    """Return `off`, `passthrough` (devices see untranslated memory), `translated` or `mixed`, for the groups
-    of GPUs and RDMA cards, or for all groups if there are none."""
+    """Return `off`, `passthrough` (devices see untranslated memory), `translated` or `mixed`.
+    This describes the groups of GPUs and RDMA cards, or all groups on a machine without any."""
     groups = set()
     for address in names_in(PCI_DEVICES):
         folder = "%s/%s/" % (PCI_DEVICES, address)

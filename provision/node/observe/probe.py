@@ -1,5 +1,5 @@
-"""Building blocks of fact families. A family is one file of this folder, named after the first word of its
-facts; it registers itself in FAMILIES, and is sent only to nodes that are queried for one of its facts."""
+"""Building blocks of fact families, where a family is a file named after the first word of its facts.
+It registers itself in FAMILIES, and is sent only to nodes that are queried for one of its facts."""
 
 import os
 
@@ -10,8 +10,8 @@ FAMILIES = {}
 
 
 class Probe:
-    """A step that may hang: the facts it reads, and either `read` (run in the reader child) or a tool's
-    `command` with the `parse` of its output. `patience`: multiple of the usual timeout, for a slow tool."""
+    """A step that may hang, for which `patience` multiplies the usual timeout.
+    It reads `facts`, by `read` (in the reader child) or by a tool's `command` and `parse` of its output."""
 
     def __init__(self, facts, read=None, command=None, parse=None, patience=1):
         self.facts = facts
@@ -31,8 +31,8 @@ class RefusedError(Exception):
 
 
 class Family:
-    """The facts `NAME.attribute`, or `NAME.item.attribute` with `items`. `whole`: attributes without an item
-    in a family with items. `probes`: makes the probes for the full names of the requested facts."""
+    """The facts `NAME.attribute`, or with `items` `NAME.item.attribute`, except for `whole` attributes.
+    `probes`: makes the probes for the full names of the requested facts."""
 
     def __init__(self, attributes, probes, items=True, whole=()):
         self.attributes = attributes
@@ -69,8 +69,8 @@ def one_each(function):
 
 
 def whole_family(functions, tools=None):
-    """Return a family of facts without items, each read by its function. `tools`: attribute -> function that
-    makes the probe of a fact that comes from a tool."""
+    """Return a family of facts without items, each read by its function.
+    `tools`: attribute -> function that makes the probe of a fact that comes from a tool."""
     tools = tools or {}
 
     def probes(names):

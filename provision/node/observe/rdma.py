@@ -84,8 +84,8 @@ def gid_table(item):
 
 
 def roce_v2_ipv4(item, gids=None):
-    """Return the indexes of IPv4 addresses for RoCE v2 in the GID table (read unless it is given), as values
-    for NCCL_IB_GID_INDEX."""
+    """Return the indexes of IPv4 addresses for RoCE v2 in the GID table, for NCCL_IB_GID_INDEX.
+    The table is read unless it is given."""
     folder = port_folder(item)
     gids = gid_table(item) if gids is None else gids
     own = [index for index in gids if gids[index][: len(IPV4)] == IPV4]
@@ -107,8 +107,8 @@ def netdev_mtu(item):
 
 
 def default_tos(item):
-    """Return the type of service of connections made through the connection manager. The file exists once
-    cma_roce_tos, or our boot unit, has created its folder."""
+    """Return the type of service of connections made through the connection manager.
+    The file exists once cma_roce_tos, or our boot unit, has created its folder."""
     device, _, port = item.partition("/")
     path = "/sys/kernel/config/rdma_cm/%s/ports/%s/default_roce_tos"
     return leading_number(read_line(path % (device, port or "1")))
@@ -184,8 +184,8 @@ def parse_pfc(names, output):
 
 
 def ecn_priorities(netdev):
-    """Return the priorities for which a card sends congestion notifications and reacts to them. None if the
-    driver has no such files (only DOCA-OFED's has them)."""
+    """Return the priorities for which a card sends congestion notifications and reacts to them.
+    None if the driver has no such files (only DOCA-OFED's has them)."""
     parts = []
     for part in ("roce_np", "roce_rp"):
         folder = "/sys/class/net/%s/ecn/%s/enable/" % (netdev, part)
@@ -247,8 +247,8 @@ def roce_probe(names):
 
 
 def parse_peermem(names, output):
-    """Return `ofed` if built with OFED's peer memory interface (then it needs OFED's ib_core), `plain` if
-    built without (loading fails with "Invalid argument"), `absent` if there is no such module."""
+    """Return `ofed`, `plain` or `absent`, by how the peer memory module was built.
+    `ofed` has OFED's peer memory interface and needs its ib_core; `plain` fails with "Invalid argument"."""
     lines = [line for line in output.splitlines() if "not found" not in line]
     if len(lines) == len(output.splitlines()) and not lines:
         raise ReadError("modinfo answered nothing")

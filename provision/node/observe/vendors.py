@@ -1,5 +1,5 @@
-"""GPU vendors, and how to tell their GPUs from displays on the PCI bus. Only this file of the observer's
-base knows vendors; facts from a vendor's driver are in families of their own (driver.py, amdgpu.py)."""
+"""GPU vendors, and how to tell their GPUs from displays on the PCI bus.
+Only this file of the observer's base knows vendors; drivers have families of facts (driver.py, amdgpu.py)."""
 
 from provision.node.observe.files import link_target, read_line
 
@@ -12,8 +12,8 @@ AMD_OLDER = ("738c", "738e", "7408", "740c", "740f", "7410")  # MI100, MI250X, M
 
 
 def part_of(vendor: str, device: str, kind: str) -> "str | None":
-    """Classify a PCI function as `gpu`, `switch` (NVSwitch) or None. `vendor` and `device` as in 10de:2330,
-    `kind` its class as in sysfs."""
+    """Classify a PCI function as `gpu`, `switch` (NVSwitch) or None.
+    `vendor` and `device` as in 10de:2330, `kind` its class as in sysfs."""
     if VENDORS.get(vendor) == "nvidia":
         return "gpu" if kind[:4] == "0x03" else "switch" if kind[:6] == "0x0680" else None
     if vendor == AMD and (kind[:6] == AMD_ACCELERATOR or device in AMD_OLDER):

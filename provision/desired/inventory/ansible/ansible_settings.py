@@ -25,8 +25,8 @@ _TRUE = ("y", "yes", "on", "1", "true", "t")
 
 @dataclass(frozen=True)
 class Setting:
-    """One option of Ansible. `names`: its variables; if none is set, the first gets the value. `environment`,
-    `keys` ([section] name): the last one that is set counts."""
+    """One option of Ansible; of `environment`, and of `keys` ([section] name), the last one set counts.
+    `names`: its inventory variables; if none is set, the first gets the value."""
 
     names: tuple[str, ...]
     environment: tuple[str, ...]
@@ -149,8 +149,8 @@ _ROOT = Setting((), ("ANSIBLE_BECOME",), ((_BECOME, "become"),), "flag")
 
 @dataclass(frozen=True)
 class Settings:
-    """The configured settings. `variables`: by the first of their names; `notes`: messages about settings
-    that change nothing here; `inventories`: paths and lists of hosts, with the place that names them."""
+    """The configured settings, with `variables` by the first of their names.
+    `notes`: messages on settings without effect; `inventories`: paths and lists of hosts, and where from."""
 
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
     ask_pass: bool = False
@@ -191,8 +191,8 @@ def read() -> Settings:
 
 
 def with_defaults(fleet: Fleet, variables: Mapping[str, Any]) -> Fleet:
-    """Return the fleet with these variables on each node that sets them under none of their names. Nodes keep
-    sharing equal variables."""
+    """Return the fleet with these variables on each node that sets them under none of their names.
+    Nodes keep sharing equal variables."""
     if not variables:
         return fleet
     made: dict[int, Mapping[str, Any]] = {}

@@ -274,8 +274,8 @@ def _below(folder: Path) -> list[Path]:
 
 
 class Contents:
-    """The variables in files. Files that only Ansible understands (whole vaults, unusual YAML) are read by
-    it, all at once, each as the variables of a separate host."""
+    """The variables in files, some of which only Ansible can read (whole vaults, unusual YAML).
+    Ansible reads these all at once, each as the variables of a separate host."""
 
     def __init__(self, known: dict[str, Any], vault_password_files: Sequence[Path]) -> None:
         self._known = known
