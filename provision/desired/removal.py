@@ -1,4 +1,4 @@
-"""Removal of roles from a node: what must be true afterwards, what stays for other roles, what forbids it.
+"""Removal of roles from a node: the expected state, what stays for other roles, what forbids it.
 
 What must be true is the reverse of the roles' promises (roles/*/expect.yml): their packages, files and
 services are gone, and nothing that they loaded is in memory. Two variables in a role's `vars` define the

@@ -46,8 +46,8 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
 
 
 def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
-    """Return the fleet without such hosts, for verbs that measure GPU nodes; `say` prints a line about them.
-    If only such hosts were chosen, they stay."""
+    """Return the fleet without such hosts, for verbs that measure GPU nodes.
+    `say` prints a line about them. If only such hosts were chosen, they stay."""
     rest = fleet.where(Kind.GPU)
     if not rest or len(rest) == len(fleet.nodes):
         return fleet

@@ -1,4 +1,4 @@
-"""Inventories in any of Ansible's formats, read into a Fleet of Nodes; host patterns; the starter file."""
+"""Inventories in any of Ansible's formats as a Fleet of Nodes; host patterns; the starter file."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def remember(fleet: Fleet) -> None:
 
 
 def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
-    """Read an inventory; one that is not plain is read with `ansible-inventory`, which gives the same result.
+    """Read an inventory; if it is not plain, `ansible-inventory` reads it with the same result.
 
     Nodes share their common variables, so none may be changed. Raises InventoryError (file, line, remedy).
     """
@@ -141,7 +141,7 @@ def _members(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def select(fleet: Fleet, pattern: str) -> Fleet:
-    """Return the part of the fleet in a host pattern (`all`, `a:&b:!c`, globs, `~regex`, `g[0:2]`, `@FILE`).
+    """Return the fleet within a host pattern (`all`, `a:&b:!c`, globs, `~regex`, `g[0:2]`, `@FILE`).
 
     Groups keep all their members: a variable that mentions `groups` means the inventory, not the selection.
     Raises InventoryError if the pattern, or a part of it, names nothing.

@@ -1,4 +1,4 @@
-"""The program that runs on nodes, reads facts of the machine (docs/facts.md) and prints one framed line.
+"""The program that runs on nodes, reads their facts (docs/facts.md) and prints one framed line.
 
 provision/remote/node_program.py joins these files into one text: files.py, probe.py and system.py, the family
 of each requested fact, answer.py. The controller sends it to `python3 -I -S -`, compiled for Pythons of the

@@ -1,4 +1,4 @@
-"""AMD's Instinct GPUs as seen by the amdgpu driver, from sysfs alone; neither ROCm nor a tool is needed.
+"""AMD's Instinct GPUs as seen by the amdgpu driver, from sysfs alone, without ROCm or a tool.
 
 `amdgpu.devices` has one entry per GPU on the PCI bus, in address order; each die of an MI250 module is one.
 Values that the driver does not provide are None; for counters that it does not provide now, `unread` has the
@@ -122,7 +122,7 @@ def kfd_values(path):
 
 
 def kfd_properties():
-    """Return {PCI address: {compute_units, memory_bytes, partitions, linked}} of the GPUs usable for compute.
+    """Return {PCI address: {compute_units, memory_bytes, partitions, linked}} of GPUs usable for compute.
     `linked`: PCI addresses of the GPUs at the other end of its xGMI links, joined by spaces."""
     gpus = {}
     numbers = {}

@@ -20,7 +20,7 @@ def cpu_model():
 
 
 def cpu_online():
-    """Count the hardware threads that are online: 0-63,128-191 -> 128"""
+    """Count the hardware threads that are online (0-63,128-191 -> 128)."""
     text = read_line("/sys/devices/system/cpu/online") or ""
     count = 0
     for part in text.split(","):

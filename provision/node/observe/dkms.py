@@ -1,4 +1,4 @@
-"""Modules built by DKMS, read from its tree, because `dkms status` is a shell script that takes seconds."""
+"""Modules built by DKMS, read from its tree, because the shell script `dkms status` takes seconds."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The NVLink fabric's programs (fabric manager, IMEX), under any package name, and their logs since boot."""
+"""The NVLink fabric's programs (fabric manager, IMEX), by any package name, and their logs since boot."""
 
 from provision.node.observe.driver import driver_loaded
 from provision.node.observe.files import read_bytes, read_line

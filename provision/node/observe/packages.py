@@ -148,7 +148,7 @@ DNF_LISTS = r"^repo id |^No repositories available|no repositories are enabled"
 
 
 def parse_repositories(facts, output):
-    """Parse the reasons why dnf cannot read its repositories, with the file concerned and without URL logins.
+    """Parse the reasons why dnf cannot read its repositories, with the file and without URL logins.
 
     As with apt, only dnf's own list is read. Whether an address answers shows when packages are installed;
     observing ten thousand nodes must not make each of them download its lists."""
@@ -246,7 +246,7 @@ def of_driver(name):
 
 
 def upstream(version):
-    """Strip epoch and revision: 1:580.126.09-1 -> 580.126.09"""
+    """Strip epoch and revision (1:580.126.09-1 -> 580.126.09)."""
     rest = version.partition(":")[2] or version
     return rest.rpartition("-")[0] or rest
 
@@ -330,7 +330,7 @@ def meets(condition, wanted):
 
 
 def overruling_locks(names, wanted, output):
-    """Return locks that keep one of `names` from the version `wanted`. `output`: installed packages from rpm.
+    """Return locks that keep one of `names` from the version `wanted`. `output`: rpm's packages.
 
     Locks of dnf 4 on one package at its installed version come from the roles, which also release them.
     """

@@ -1,9 +1,9 @@
-"""PCI settings that affect transfers between GPUs and network cards: access control (ACS) and the IOMMU.
+"""PCI settings that affect transfers between GPUs and network cards, by access control and the IOMMU.
 
-If a bridge's ACS redirects requests or completions, transfers between its devices go up to the root complex:
-GPUDirect and peer-to-peer become slow, hang, or (with a translating IOMMU) corrupt data. That is wrong only
-on bare metal; a hypervisor needs it to isolate virtual machines. Facts come from configuration space, as in
-lspci, which is complete only for root; the offsets are from the PCI Express base specification.
+If a bridge's ACS (access control) redirects requests or completions, its devices' transfers go up to the root
+complex: GPUDirect and peer-to-peer become slow, hang, or (with a translating IOMMU) corrupt data. That is
+wrong only on bare metal; a hypervisor needs it to isolate virtual machines. Facts come from configuration
+space, as in lspci, which is complete only for root; the offsets are from the PCI Express base specification.
 """
 
 from provision.node.observe.files import (

@@ -1,4 +1,4 @@
-"""RDMA devices and their ports, from /sys/class/infiniband and, where the kernel has no file, from tools.
+"""RDMA devices and their ports, from /sys/class/infiniband, or from tools if the kernel has no file.
 
 `rdma.DEVICE/PORT.attribute` is about a port (`rdma.mlx5_0/1.state`), `rdma.DEVICE.attribute` about a device.
 The link layer of a port, InfiniBand or Ethernet (RoCE), determines which attributes are meaningful.
@@ -16,7 +16,7 @@ PEER_MODULES = ["nvidia-peermem", "nvidia-current-peermem", "nvidia-current-open
 
 
 def manages_switches(function):
-    """Return whether a PCI card is a ConnectX bridge to NVLink 5 switches, which carries no network traffic.
+    """Return whether a PCI card is a ConnectX bridge to NVLink 5 switches, not for network traffic.
 
     HGX B200 and B300 have two to four of them, with InfiniBand ports that are up. Only they have SMDL=SW_MNG
     in their product data (NVIDIA's Fabric Manager User Guide); their device ID is that of network cards."""
@@ -51,13 +51,13 @@ def read_or_none(path):
 
 
 def after_colon(path):
-    """Return the text after the colon: 4: ACTIVE -> ACTIVE"""
+    """Return the text after the colon (4: ACTIVE -> ACTIVE)."""
     text = read_line(path)
     return None if text is None else text.partition(":")[2].strip()
 
 
 def leading_number(text):
-    """Return the leading number of a text: 400 Gb/sec (4X NDR) -> 400; 0x1a -> 26"""
+    """Return the leading number of a text (400 Gb/sec (4X NDR) -> 400; 0x1a -> 26)."""
     if text is None:
         return None
     word = (text.split() or [""])[0]

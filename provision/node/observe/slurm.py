@@ -1,4 +1,4 @@
-"""Slurm's configuration of this machine: the number of GPUs it allocates and the health programs it runs.
+"""Slurm's configuration of this machine, which is the number of its GPUs and its health programs.
 
 scontrol gets both from slurmctld. `scontrol show node` has `Gres=gpu:h100:8(S:0-1),shard:64`; `scontrol show
 config` has `HealthCheckProgram      = /path`, `(null)` for none, and Prolog and Epilog numbered

@@ -1,4 +1,4 @@
-"""Base facts, which are always read, about the system, its kernel and boot, and its GPUs on the PCI bus."""
+"""Base facts, which are always read, about the system, its kernel, boot and GPUs on the PCI bus."""
 
 import os
 
@@ -147,7 +147,7 @@ def gpus_of(vendor, driver):
 
 
 def bus_address(text):
-    """Convert a PCI address to the spelling of sysfs: 00000000:4B:00.0 -> 0000:4b:00.0"""
+    """Convert a PCI address to the spelling of sysfs (00000000:4B:00.0 -> 0000:4b:00.0)."""
     domain, _, rest = text.strip().lower().partition(":")
     return "%04x:%s" % (int(domain, 16), rest)
 

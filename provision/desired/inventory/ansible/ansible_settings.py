@@ -1,4 +1,4 @@
-"""Connection settings of ansible.cfg and of ANSIBLE_* variables, as the inventory variables they stand for.
+"""Connection settings of ansible.cfg and ANSIBLE_* variables, as the equivalent inventory variables.
 
 They become variables of every node that does not set one itself. So observations over SSH and Ansible's runs
 use the same values, in Ansible's order: inventory variable, command line, environment, file. Nothing else in

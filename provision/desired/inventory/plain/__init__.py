@@ -1,4 +1,4 @@
-"""Reader of plain inventories (YAML, JSON, INI, with group_vars and host_vars) that does not start Ansible.
+"""Reader of plain inventories (YAML, JSON, INI; group_vars and host_vars) that needs no Ansible process.
 
 The answer is that of `ansible-inventory --list`, which takes 25 times as long for 10,000 hosts; a test
 compares the two on thousands of random inventories. Anything unusual or wrong in an inventory, or configured
