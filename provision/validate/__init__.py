@@ -1,1 +1,1 @@
-"""Measuring nodes and judging them: campaigns on nodes, and on pairs and groups of nodes."""
+"""Measurement of nodes and judgement of the results, for single nodes, pairs and groups."""

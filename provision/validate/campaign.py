@@ -1,8 +1,8 @@
-"""Raw output of checks: its storage in the run folder, and its judging into the health of the fleet.
+"""Judge the stored raw output of checks into the health of the fleet.
 
-The order is that of the table of checks: quick before long, heat last (bandwidth measured right after a
-burn is low because the GPUs are hot). All that a judgement needs is in the run folder, so that `rejudge`
-gives the same health again, or another under other thresholds, without touching a node.
+Checks keep the order of their table: quick before long, heat last (bandwidth measured right after a burn is
+low because the GPUs are hot). The run folder holds everything a judgement needs, so `rejudge` reproduces the
+health, or judges it under other thresholds, without touching a node.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def fleet_health(
     *,
     interrupted: bool = False,
 ) -> FleetHealth:
-    """The whole report: the nodes judged against each other as well, and what run.json says of the run. Of a
-    large fleet the rows are held in a file. Raises RunFolderError, OSError."""
+    """Return the whole report: nodes also judged against each other, with the data of run.json.
+
+    For a large fleet the rows are kept in a file. Raises RunFolderError, OSError."""
     many = len(seen) > FEW
     each = (alone(node, seen.get(node.node), many) for node in nodes)
     return judged(folder, _head_of_report(folder, interrupted), each, seen)
@@ -58,13 +59,13 @@ def _head_of_report(folder: RunFolder, interrupted: bool) -> FleetHealth:
 
 
 def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> FleetHealth:
-    """Judge a stored run again, under the shipped thresholds or a user's file; no node is touched."""
+    """Judge a stored run again, under the shipped thresholds or a user's file, without touching a node."""
     folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder.open(run_folder)
     meta = folder.meta()
     asked = [str(name) for name in meta.get("asked", ())]
     if meta.get("verb") != "validate" or not asked:
         raise RunFolderError(f"{folder.path} is not a validate run", "give the folder of a gpuprov validate")
-    # Left out, its findings would be forgiven.
+    # Leaving the check out would drop its findings silently.
     if unknown := [name for name in registry.of_nodes(asked) if name not in CHECKS]:
         raise RunFolderError(
             f"{folder.path} ran the check {unknown[0]!r}, which is not installed here",
@@ -83,7 +84,7 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
 def _judged_again(
     folder: RunFolder, node: NodeFacts, asked: Sequence[str], override: Path | None
 ) -> NodeHealth:
-    """A node by itself, from the raw output that the run kept."""
+    """Judge one node on its own, from the raw output stored in the run."""
     limits = node.limits(override)
     raws = [
         raw for name in registry.of_nodes(asked) if (raw := read_raw(folder, node.node, name)) is not None
@@ -92,15 +93,15 @@ def _judged_again(
     return judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws))
 
 
-# --- judging of a fleet: each node by itself, then by the other nodes, by earlier runs and by its pairs
+# --- judging a fleet: each node on its own, then against other nodes, earlier runs and its pairs
 
 
-FEW = 100  # nodes of which all rows are held as objects, about 0.2 MB each; of more they are in a file
+FEW = 100  # up to this many nodes, all rows are held as objects (0.2 MB a node); beyond it, in a file
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A node that was judged by itself, and what of it the fleet compares."""
+    """A node judged on its own, with the data that the fleet-wide comparison needs."""
 
     node: NodeHealth
     numbers: tuple[fleet_judge.Measured, ...]
@@ -109,7 +110,7 @@ class Alone:
 
 
 def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
-    """What has to be kept of a node that was judged by itself. `many`: it is one of more than FEW."""
+    """Keep the parts of a judged node that the fleet compares. `many`: the fleet has more than FEW nodes."""
     known = one.check_node if one else None
     return Alone(
         health.compressed(node) if many else node,
@@ -122,8 +123,9 @@ def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
 def judged(
     folder: RunFolder, head: FleetHealth, nodes: Iterable[Alone], seen: Mapping[str, NodeFacts]
 ) -> FleetHealth:
-    """The report of these nodes, in the order given, of which `head` says all but the nodes. `nodes` is gone
-    through once. Raises RunFolderError, OSError."""
+    """Return the report of these nodes, in their order; `head` holds everything except the nodes.
+
+    Iterates over `nodes` once. Raises RunFolderError, OSError."""
     rows = RowsFile(folder.path) if len(seen) > FEW else None
     peers, of_kinds = fleet_judge.Peers(), versions.Versions()
     kept: list[NodeHealth] = []
@@ -138,7 +140,7 @@ def judged(
     by_versions, ambiguous = of_kinds.found()
     by_racks = nvlink_domains.judge(trays)
     not_compared = (*peers.not_compared(), *ambiguous)
-    del peers, of_kinds  # what they were compared by is as much as all that is kept of them
+    del peers, of_kinds  # frees as much memory as all the kept nodes take
     past, between = node_history.recalled(folder), fleet_pairs.between(folder, seen)
     for number, node in enumerate(kept):
         told = node
@@ -148,7 +150,7 @@ def judged(
             told = fleet_judge.extended(told, by_racks[node.node])
         if node.node in by_versions:
             told = versions.extended(told, by_versions[node.node])
-        if any(run.bad for run in past.get(node.node, ())):  # what is bad once is not raised
+        if any(run.bad for run in past.get(node.node, ())):  # a first fault is never escalated
             (told,) = offenders.escalate([told], past)
         told = between.extended(told)
         kept[number] = rows.kept(told) if rows else told

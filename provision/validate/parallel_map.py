@@ -16,27 +16,27 @@ from provision.errors import RunFolderError
 
 T = TypeVar("T")
 R = TypeVar("R")
-MOST = 16  # processes, each of which needs some tens of MB
-_BATCH = 4  # things that a process is given at a time
-# Batches for each process that may wait for whoever takes the results, and no more: they are large.
+MOST = 16  # processes; each needs some tens of MB
+_BATCH = 4  # items sent to a process at a time
+# Finished batches per process that may wait for the consumer; results are large.
 _AHEAD = 3
 
 
 def processes(things: int) -> int:
-    """How many processes are worth starting: none for what one has done in a second."""
+    """Return how many processes are worth starting; 1 if a single one is done within a second."""
     return min(MOST, len(os.sched_getaffinity(0))) if things >= 50 else 1
 
 
 def in_order(work: Callable[[T], R], things: Iterable[T], count: int) -> Iterator[R]:
-    """What `work` gives for each thing, in their order, from `count` processes.
+    """Yield `work` of each item, in order, computed by `count` processes.
 
-    The results have to be what pickle knows; `work` need not. Raises what it raises, and RunFolderError when
-    a process was killed.
+    Results must be picklable; `work` need not be. Raises what `work` raises, and RunFolderError if a process
+    was killed.
     """
     if count < 2:
         yield from map(work, things)
         return
-    # fork: they have what was read already, and nothing of it is sent.
+    # fork: children inherit the data already read, so none of it is pickled.
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _begin, (work,))
     waiting: deque[Future[list[R]]] = deque()
     rest = iter(things)
@@ -62,7 +62,7 @@ _work: Callable[[Any], Any]
 def _begin(work: Callable[[Any], Any]) -> None:
     global _work
     _work = work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts and ends its children
 
 
 def _done(batch: list[Any]) -> list[Any]:

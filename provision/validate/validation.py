@@ -1,7 +1,7 @@
 """One validate run: observes the nodes, takes each through its checks, stores and judges the results.
 
-What comes back is stored before it is judged, node by node as it arrives: an interrupted run keeps all but
-the programs that were running, and `--resume` goes on after it.
+Each node's output is stored on arrival, before it is judged: an interrupted run loses only the programs that
+were running, and `--resume` continues after it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from provision.validate.plays.node_commands import Settings as Settings
 
 
 def to_go_on_with(resume: str) -> RunFolder:
-    """The run a user names: a path, a name below the runs, or "" for the last one."""
+    """Open the run a user names: a path, a name below the runs folder, or "" for the last run."""
     if not resume:
         return store.latest("validate")
     path = Path(resume) if Path(resume).is_dir() else runs_home() / resume
@@ -67,7 +67,7 @@ def open_folder(
     settings: Settings,
     arguments: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """A new run folder, or `before`, to go on with it."""
+    """Create a new run folder, or reuse `before` to continue it."""
     kept = {**(arguments or {}), **settings.options, "nodes": list(fleet.nodes)}
     folder = before or RunFolder.create("validate", kept)
     folder.note(inventory=fleet.place, pattern=fleet.pattern, asked=list(asked), interrupted=False)
@@ -76,7 +76,7 @@ def open_folder(
 
 @dataclass
 class _Run:
-    """What is known so far, node by node."""
+    """Data collected so far, by node."""
 
     folder: RunFolder
     asked: Sequence[str]
@@ -88,7 +88,7 @@ class _Run:
     known: dict[str, Fingerprint] = field(default_factory=dict)
 
     def take(self, raw: Raw, *, keep: bool = True) -> CheckResult:
-        """Keep and judge what came back for one check on one node."""
+        """Store and judge the raw output of one check on one node."""
         if keep:
             store.keep_raw(self.folder, raw)
         node = self.seen[raw.node]
@@ -112,7 +112,7 @@ class _Run:
         return fleet
 
     def _judged(self) -> Iterator[NodeHealth]:
-        """Each node by itself."""
+        """Judge each node on its own."""
         for name, node in self.seen.items():
             results = self.results.pop(name, {})
             yield node_judge.judge_node(node, results, self.asked, lost=name in self.lost)
@@ -127,9 +127,9 @@ def validate(
     over: Reach,
     on_event: OnEvent = ignore,
 ) -> tuple[FleetHealth, ExitCode]:
-    """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report.
+    """Run the missing checks, then judge all results; an interrupt ends the checks, not the report.
 
-    `over`: the way to the nodes; its connections end before a check loads them."""
+    `over`: connections to the nodes, closed before a check puts load on them."""
     variables = plain_variables(fleet, overrides)
     pair_campaign.check_inventory(registry.of_pairs(asked), variables)
     run = _Run(folder, asked, settings, variables)
@@ -154,12 +154,12 @@ def validate(
 
 
 def _able(run: _Run) -> dict[str, NodeFacts]:
-    """The nodes that answered to the end of their own checks."""
+    """Return the nodes that answered all of their own checks."""
     return {name: node for name, node in run.seen.items() if not node.error and name not in run.lost}
 
 
 def plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What each node declares; where a tool is may be a template, and is rendered. Raises StackError."""
+    """Return each node's declared variables, with templates in tool paths rendered. Raises StackError."""
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     if not any(_is_template(key, value) for found in declared.values() for key, value in found.items()):
         return declared
@@ -182,7 +182,7 @@ def _is_template(key: str, value: Any) -> bool:
 
 
 def exit_code(fleet: FleetHealth) -> ExitCode:
-    """3 when a node failed, else 5 when something was not measured, else 0: a warning asks for a look."""
+    """Return 3 if a node failed, else 5 if something was not measured, else 0; warnings do not count."""
     verdicts = {node.verdict for node in fleet.nodes}
     verdicts |= {finding.verdict for finding in fleet.fabric}
     if fleet.interrupted:
@@ -193,7 +193,7 @@ def exit_code(fleet: FleetHealth) -> ExitCode:
 
 
 def _look(run: _Run, fleet: Fleet, on_event: OnEvent, over: Reach) -> None:
-    """Observe every node; who does not answer, or has no GPU though none was ruled out, takes no part."""
+    """Observe every node; leave out silent nodes, and nodes without a GPU unless that was declared."""
     on_event(Step(f"looking at {text.many(len(fleet.nodes), 'node')}"))
     found = observe(
         fleet.nodes.values(),
@@ -202,7 +202,7 @@ def _look(run: _Run, fleet: Fleet, on_event: OnEvent, over: Reach) -> None:
     )
     found |= of_vendors(fleet, run.asked, found, over=over)
     loads = bool(set(run.asked) - set(registry.select("quick")))
-    if loads:  # for minutes or hours: open connections would only be in the way
+    if loads:  # checks take minutes or hours, in which open connections would only disturb
         over.close()
     busy = with_jobs(run.settings.schedulers, list(fleet.nodes)) if loads else {}
     earlier = earlier_counters(run.folder, {name: one.facts for name, one in found.items()})
@@ -225,8 +225,9 @@ def of_vendors(
     found: Mapping[str, Observation],
     **how: Any,
 ) -> dict[str, Observation]:
-    """What these checks read of nodes with one vendor's GPUs alone: asked in a second round trip, of these,
-    and returned with what they answered first. `how` they are reached: as `observe` takes it."""
+    """Observe, in a second round trip, the facts that these checks need only for one vendor's GPUs.
+
+    Returns these nodes with the facts of both round trips. `how`: arguments of `observe`."""
     asked = {}
     for name, first in found.items():
         if first.error is not None:
@@ -257,10 +258,10 @@ def _unanswered(late: Observation, asked: Collection[str]) -> dict[str, str]:
 
 
 def seen_of(observation: Observation, variables: Mapping[str, Any]) -> NodeFacts:
-    """What checks may know of a node that was looked at; `error` says why they cannot run on it."""
+    """Convert an observation to the facts checks may use; `error` is the reason if they cannot run."""
     name, facts = observation.node, observation.facts
     if observation.error:
-        silent = observation.unreachable  # the reports say that word themselves
+        silent = observation.unreachable  # reports add that word themselves
         return NodeFacts(name, {}, {}, {}, observation.error if silent else observation.trouble, silent)
     if not isinstance(facts.get("gpu.count"), int):
         why = observation.problems.get("gpu") or observation.problems.get("gpu.count") or "no answer"
@@ -269,26 +270,27 @@ def seen_of(observation: Observation, variables: Mapping[str, Any]) -> NodeFacts
 
 
 def with_jobs(schedulers: Schedulers | None, nodes: Sequence[str]) -> dict[str, str]:
-    """Node → whose job is on it, or why nobody knows, of those that must not be loaded."""
+    """Return the owner of the job, or why jobs are unknown, of each node that must not be loaded."""
     return chosen.loaded(schedulers, nodes) if schedulers is not None else {}
 
 
 def left_out(node: NodeFacts, busy: Mapping[str, str]) -> NodeFacts:
-    """The node, with the reason why no check runs on it where somebody's job does."""
+    """Return the node, with an error that excludes it from checks if a job runs on it."""
     if node.error or node.node not in busy:
         return node
     return replace(node, error=f"not measured: {busy[node.node]} → --with-jobs loads it all the same")
 
 
 class _Lists:
-    """The checks that each node has left, in order, each with its programs. None stands for a check that runs
-    nothing: it was measured before, or the node's facts decide it."""
+    """The remaining checks of each node, in order, each with its programs.
+
+    None marks a check that runs nothing: it was measured before, or the node's facts decide it."""
 
     def __init__(self, run: _Run, on_event: OnEvent) -> None:
         self._run, self._on_event = run, on_event
-        self._alike: dict[str, Programs] = {}  # most nodes of a fleet run the same
-        self._stopped: set[str] = set()  # nodes that gave no answer in this play
-        self._before: dict[str, int] = {}  # how many checks they had when it began
+        self._alike: dict[str, Programs] = {}  # most nodes of a fleet run the same programs
+        self._stopped: set[str] = set()  # nodes that did not answer in this play
+        self._before: dict[str, int] = {}  # number of remaining checks when the play began
         self.left = {
             node.node: {check: self._programs(node, check) for check in registry.of_nodes(run.asked)}
             for node in run.seen.values()
@@ -305,12 +307,12 @@ class _Lists:
         return self._alike.setdefault(found.packed, found) if commands else None
 
     def _measured(self, node: str, check: str) -> Raw | None:
-        """The stored answer to a check, if an earlier part of this run measured it."""
+        """Return the stored answer to a check if an earlier part of this run measured it."""
         known = store.read_raw(self._run.folder, node, check)
         return None if known is None or known.error else known
 
     def _settle(self, node: str) -> None:
-        """Judge the next checks on the list of a node, up to the first one that runs programs."""
+        """Judge the next checks of a node up to the first one that runs programs."""
         left = self.left[node]
         while left and left[check := next(iter(left))] is None:
             del left[check]
@@ -326,7 +328,7 @@ class _Lists:
         return str(self._run.seen[node].facts.get("boot.id") or "")
 
     def hear(self, event: Event) -> None:
-        """Take one event of Ansible's. Workers send some that name no node; those are ignored."""
+        """Handle one Ansible event. Events from workers that name no node are ignored."""
         check = next(iter(self.left.get(event.node, ())), None)
         if check is None:
             return
@@ -347,10 +349,10 @@ class _Lists:
             self._on_event(CheckBegan(node, following))
 
     def silent(self, node: str, message: str, *, lost: bool) -> None:
-        """A node did not answer its current check; a `lost` node runs no more checks."""
+        """Record that a node did not answer its current check; a `lost` node runs no more checks."""
         check = next(iter(self.left[node]))
         del self.left[node][check]
-        why = message.removeprefix(f"{check}: ")  # Ansible names the item of the loop
+        why = message.removeprefix(f"{check}: ")  # Ansible prefixes the loop item
         raw = Raw(node, check, error=why, unreachable=lost)
         self._on_event(CheckEnded(node, check, self._run.take(raw).verdict, why))
         if lost:
@@ -361,7 +363,7 @@ class _Lists:
         self._settle(node)
 
     def hosts(self) -> dict[str, dict[str, Any]]:
-        """The variables of the nodes that have programs left, for playbooks/checks.yml."""
+        """Return the variables of nodes with programs left, for playbooks/checks.yml."""
         self._stopped.clear()
         self._before = {node: len(left) for node, left in self.left.items() if left}
         return {
@@ -370,7 +372,7 @@ class _Lists:
         }
 
     def ended(self, outcomes: Mapping[str, Outcome]) -> None:
-        """Ansible has ended: end the current check of each node that it stopped without an event."""
+        """Fail the current check of each node that Ansible stopped without an event."""
         for node, outcome in outcomes.items():
             stuck = outcome.status != "ok" or len(self.left[node]) == self._before[node]
             if self.left[node] and stuck and node not in self._stopped:
@@ -378,8 +380,10 @@ class _Lists:
 
 
 def _measure(run: _Run, on_event: OnEvent) -> None:
-    """Take each node through its own checks, without waiting for others, `forks` nodes at a time. A node that
-    did not answer a check but is still there continues with the next one after the other nodes are done."""
+    """Take each node through its own checks, independently of others, `forks` nodes at a time.
+
+    A node that missed a check but is still reachable continues with the next one after all other nodes are
+    done."""
     lists, forks = _Lists(run, on_event), run.settings.forks
     while hosts := lists.hosts():
         longest = max(

@@ -1,4 +1,4 @@
-"""Measurement of pairs and groups with NCCL: the first node of each starts the program on all of them."""
+"""Measurement of pairs and groups with NCCL, started by the first node of each on all its members."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LAUNCHER = "gpuprov_launcher"  # inventory variables
 NETWORKS = "gpuprov_mpi_networks"
 SLURM_OPTIONS = "gpuprov_slurm_options"
 
-_STEP = "launch"  # the program's name among the outputs
-_MOST = 1000  # nodes whose host keys mpirun can be told of
-_SPARE = 1800  # seconds to come up and to be cleared away
-_HOST = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,252}")  # what `--host a:1,b:1` can name
-_ALLOCATED = ("idle", "mixed", "allocated", "completing", "planned", "reserved")  # states of sinfo
-_PMI = ("pmix",)  # what OpenMPI speaks; with another kind each node would run for itself
+_STEP = "launch"  # name of the program's output
+_MOST = 1000  # largest number of nodes for one mpirun, which needs a host key of each
+_SPARE = 1800  # seconds for startup and cleanup
+_HOST = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]{0,252}")  # host names that `--host a:1,b:1` can express
+_ALLOCATED = ("idle", "mixed", "allocated", "completing", "planned", "reserved")  # sinfo states
+_PMI = ("pmix",)  # supported by OpenMPI; with any other PMI each node would run on its own
 
 
 class NcclPairs:
@@ -43,20 +43,19 @@ class NcclPairs:
         self._slurm = False
 
     def takes_part(self, node: str) -> bool:
-        """Whether a node has GPUs. Raises ParseError when its ports are not known."""
+        """Return whether a node has GPUs. Raises ParseError if its ports are unknown."""
         perftest_ends.rails(self._nodes[node])
         return self._nodes[node].gpu_count > 0
 
     def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Open the launch: the version of each node's OpenMPI, or srun's kinds of MPI, and why a node cannot
-        take part."""
+        """Open the launch; return each node's MPI version, and the reason for each excluded node."""
         wanted = launcher(self._plays.variables, members)
         mpirun = f"{self._collective.suite.variable}mpirun_path"
         paths = {node: str(self._plays.variables[node].get(mpirun) or "") for node in members}
         ready, missing = self._launch.open(paths)
         in_slurm = {node for node, one in ready.items() if one.slurm_node and _kind(one)}
         free = {node for node in in_slurm if _allocates(ready[node])}
-        # Where Slurm gives out none of the nodes nobody's job is in the way.
+        # If Slurm schedules none of the nodes, no job can be in the way.
         self._slurm = wanted == "slurm" or (wanted == "auto" and bool(free) and in_slurm == set(ready))
         for node, one in ready.items():
             if self._slurm and node not in in_slurm:
@@ -84,8 +83,7 @@ class NcclPairs:
         return f"srun --mpi={_kind(one)}" if self._slurm else one.version
 
     def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
-        """GB/s that these nodes should reach over all rails: what the weakest does, and across racks a part
-        of it."""
+        """Return the GB/s expected over all rails: the weakest node's rate, reduced across racks."""
         override = self._plays.settings.override
         rates = [nccl_between.carries(self._nodes[node], self._able[node].limits(override)) for node in nodes]
         known = [rate for rate in rates if rate is not None]
@@ -95,7 +93,7 @@ class NcclPairs:
         return [("", min(known) / over if fleet.spans(nodes) is not False else min(known))]
 
     def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
-        """What the first of them runs. Raises InventoryError for more nodes than can be started."""
+        """Return the launch command of the first node. Raises InventoryError for too many nodes."""
         if len(nodes) > _MOST and not self._slurm:
             raise InventoryError(
                 f"{many(len(nodes), 'node')} are too many for one start over ssh, {_MOST} at most",
@@ -112,13 +110,13 @@ class NcclPairs:
         mark = (launch.MARK, self._launch.name)
         if self._slurm:
             options = [str(word) for word in variables.get(SLURM_OPTIONS) or ()]
-            # srun hands its environment on: by the mark, `close` ends a job that nobody waits for any more.
+            # srun passes its environment on; `close` finds and ends orphaned jobs by this variable.
             marked = nccl_between.Program(program.argv, {**program.env, mark[0]: mark[1]})
             started = nccl_between.slurm(marked, members, self._job(nodes), seconds, _kind(head), options)
         else:
             networks = str(variables.get(NETWORKS) or "")
             started = nccl_between.openmpi(program, members, head.mpirun, self._launch.folder, mark, networks)
-            if head.user != "root":  # whom the others let in
+            if head.user != "root":  # the user the other nodes accept
                 argv = ("runuser", "-u", head.user, "--preserve-environment", "--", *started.argv)
                 started = nccl_between.Program(argv, started.env)
         return Command(_STEP, started.argv, seconds, cwd="/", env=started.env)
@@ -134,7 +132,7 @@ class NcclPairs:
     def results(
         self, nodes: Sequence[str], number: int, asked: perftest_ends.Asked, outputs: Outputs
     ) -> list[Result]:
-        """What the first of these nodes said."""
+        """Parse the output of the first of these nodes."""
         ((_, expected),) = asked
         names = {self._plays.address(node): node for node in nodes}
         names |= {self._ready[node].hostname: node for node in nodes}
@@ -144,7 +142,7 @@ class NcclPairs:
         return [nccl_between.result(nodes, number, expected, output, gpus, names, suite)]
 
     def after(self, found: Sequence[Result]) -> None:
-        """End what a launch that hung or failed left, on all of its nodes."""
+        """End, on all its nodes, whatever a hung or failed launch left running."""
         bad = [one for one in found if one.outcome is not Outcome.MEASURED]
         if self._slurm:
             cancel = {
@@ -156,12 +154,12 @@ class NcclPairs:
             self._launch.end(sorted({node for one in bad for node in one.nodes}))
 
     def close(self) -> None:
-        """Take the keys back from all nodes."""
+        """Remove the launch keys from all nodes."""
         self._launch.close()
 
 
 def launcher(variables: Mapping[str, Mapping[str, Any]], nodes: Sequence[str]) -> str:
-    """How these nodes are to be started, as the inventory says: one of LAUNCHERS. Raises InventoryError."""
+    """Return the launcher these nodes declare, one of LAUNCHERS. Raises InventoryError."""
     stated = {str(variables[node].get(LAUNCHER, "auto")): node for node in nodes}
     for value, node in stated.items():
         if value not in LAUNCHERS:
@@ -178,12 +176,12 @@ def launcher(variables: Mapping[str, Mapping[str, Any]], nodes: Sequence[str]) -
 
 
 def _kind(one: launch.Ready) -> str:
-    """The kind of MPI that srun is asked for; "" when it has none that OpenMPI knows."""
+    """Return the MPI type to request from srun, or "" if it offers none that OpenMPI supports."""
     return next((kind for kind in _PMI if kind in one.slurm_mpi), "")
 
 
 def _allocates(one: launch.Ready) -> bool:
-    """Whether Slurm gives this node to a job, now or later."""
+    """Return whether Slurm gives this node to a job, now or later."""
     return one.slurm_state.rstrip("*~#!%$@^+-") in _ALLOCATED
 
 

@@ -1,5 +1,6 @@
-"""Measurement of pairs of nodes: round after round, all pairs of a round at once, until no suspect is left.
-Each round is stored before the next is chosen, so that an interrupted run continues after it."""
+"""Rounds of measurements between nodes, all pairs of a round at once, until no suspect is left.
+
+Each round is stored before the next is chosen, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -34,43 +35,45 @@ from provision.validate.pairs.nccl_pairs import NcclPairs, launcher
 from provision.validate.plays.node_commands import Settings
 from provision.validate.plays.pair_plays import Outputs, Plays
 
-_NEIGHBOURS = 5  # rounds for those next to one another in a bad group, and for those of them that are bad
-_AGAIN = 2  # rounds after every pair was measured, for those that were bad
+_NEIGHBOURS = 5  # rounds to compare the members of a bad group with their neighbours, and repeat the bad ones
+_AGAIN = 2  # extra rounds for bad pairs after every pair was measured
 
 
 class Tool(Protocol):
-    """How one metric is measured between nodes."""
+    """Interface of a tool that measures one metric between nodes."""
 
     metric: Metric
 
     def takes_part(self, node: str) -> bool:
-        """Whether a node has what is to be measured. Raises ParseError when that is not known."""
+        """Return whether a node has the parts to measure. Raises ParseError if that is unknown."""
 
     def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Node → its program's version ("" if it does not say); node → why it cannot be measured."""
+        """Return each node's program version ("" if unknown), and each excluded node's reason."""
 
     def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
-        """Each rail to measure ("": all at once) with what is expected; none when they share nothing."""
+        """Return the rails to measure ("": all at once), with the expected value of each."""
 
     def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
-        """What is run on which of these nodes to measure them together: two, or more of a metric of groups.
-        Raises InventoryError for more than can be."""
+        """Return the commands, by node, that measure these nodes together: two, or more for a group metric.
+
+        Raises InventoryError for too many nodes."""
 
     def results(
         self, nodes: Sequence[str], number: int, asked: Sequence[tuple[str, float | None]], outputs: Outputs
     ) -> list[Result]:
-        """Their outputs → one result for each rail that was asked for."""
+        """Parse the outputs into one result for each requested rail."""
 
     def after(self, found: Sequence[Result]) -> None:
-        """End what a round's programs may have left on the nodes."""
+        """End whatever a round's programs left running on the nodes."""
 
     def close(self) -> None:
-        """Remove what `prepare` left on the nodes."""
+        """Remove whatever `prepare` left on the nodes."""
 
 
 class PerftestPairs:
-    """A server of perftest on the first node, a client on the second. `check`: write_bw or write_lat of
-    provision.checks.pairs."""
+    """Perftest with the server on the first node and the client on the second.
+
+    `check`: write_bw or write_lat of provision.checks.pairs."""
 
     def __init__(self, check: Any, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
         self.metric: Metric = check.METRIC
@@ -78,19 +81,19 @@ class PerftestPairs:
         self._nodes = {name: node.check_node for name, node in able.items()}
 
     def takes_part(self, node: str) -> bool:
-        """Whether a node has a port to measure. Raises ParseError when that is not known."""
+        """Return whether a node has a port to measure. Raises ParseError if that is unknown."""
         return bool(ends.rails(self._nodes[node]))
 
     def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """The version of each node's program ("" if it does not say), and why a node has none."""
+        """Return each node's program version ("" if it prints none), and why others lack the program."""
         program = self._check.program
         todo = {name: [ends.version_command(program(self._nodes[name]))] for name in members}
         outputs, missing = self._plays.run("version", todo)
         found = {}
-        for name, said in outputs.items():
+        for name, outputs_of_node in outputs.items():
             if name in missing:
                 continue
-            output = next(iter(said.values()))
+            output = next(iter(outputs_of_node.values()))
             if output.not_started:
                 missing[name] = (
                     f"{output.not_started}: the role {self.metric.installs} installs it, with perftest"
@@ -100,7 +103,7 @@ class PerftestPairs:
         return found, missing
 
     def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
-        """Each rail the two share, and what is expected on it."""
+        """Return the rails that both nodes share, with the value expected on each."""
         oversubscription = max(ends.oversubscription(self._plays.variables[node]) for node in nodes)
         server, client = (self._nodes[node] for node in nodes)
         return [
@@ -109,7 +112,7 @@ class PerftestPairs:
         ]
 
     def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
-        """What each of the two runs."""
+        """Return the command of each of the two nodes."""
         server, client = (self._nodes[node] for node in nodes)
         serving, asking = self._check.commands(server, client, self._plays.address(nodes[0]))
         return dict(zip(nodes, (serving, asking), strict=True))
@@ -119,10 +122,10 @@ class PerftestPairs:
         return found
 
     def after(self, found: Sequence[Result]) -> None:
-        """Its programs end with the step that ran them."""
+        """Do nothing: perftest ends with the step that ran it."""
 
     def close(self) -> None:
-        """It leaves nothing behind."""
+        """Do nothing: perftest leaves nothing behind."""
 
 
 TOOLS: Mapping[str, Callable[[Any, Plays, Mapping[str, NodeFacts]], Tool]] = {
@@ -134,7 +137,7 @@ TOOLS: Mapping[str, Callable[[Any, Plays, Mapping[str, NodeFacts]], Tool]] = {
 
 
 def check_inventory(asked: Sequence[str], variables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises InventoryError for what checks between nodes could not use, before any node is touched."""
+    """Raise InventoryError for settings that pair checks cannot use, before any node is touched."""
     if asked:
         topology(variables)
     if {nccl_between.NCCL_PAIR.ID, nccl_between.NCCL_GROUP.ID} & set(asked):
@@ -149,8 +152,9 @@ def measure(
     settings: Settings,
     on_event: OnEvent,
 ) -> None:
-    """Measure pairs of these nodes, as far as they take part. Raises InventoryError for a rack that is none,
-    and KeyboardInterrupt with all rounds but the last kept."""
+    """Measure pairs among these nodes, as far as they can take part.
+
+    Raises InventoryError for an invalid rack, and KeyboardInterrupt with all rounds but the last stored."""
     plays = Plays(check, folder, variables, settings)
     teams, left_out = _who_takes_part(check, plays, able)
     if line := fleet_pairs.apart([team for team, _ in teams]):
@@ -166,7 +170,7 @@ def measure(
 def _who_takes_part(
     check: str, plays: Plays, able: Mapping[str, NodeFacts]
 ) -> tuple[list[tuple[Team, Tool]], dict[str, str]]:
-    """The nodes to measure, as they are measured together, and why the others are not."""
+    """Return the teams of nodes to measure together, and the reason for each node left out."""
     every = fleet_pairs.teams(check, able, able)
     within = {name for team in every for name in team.nodes}
     left_out = {
@@ -200,7 +204,7 @@ def _measure_team(
     noted: dict[str, Any],
     on_event: OnEvent,
 ) -> None:
-    """Measure the nodes of one team; `noted` is of all teams so far, and gets what is known of this one."""
+    """Measure one team of nodes and add its data to `noted`, which covers all teams so far."""
     check, members = plays.check, list(team.nodes)
     try:
         what = f"reading the version of {tool.metric.program} on {many(len(members), 'node')}"
@@ -245,14 +249,16 @@ def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: dict[str, Any], on
 
 
 def _done(results: Sequence[Result]) -> int:
-    """How many rounds are measured."""
+    """Return the number of rounds measured so far."""
     return max((result.round for result in results), default=0)
 
 
 def _next(
     metric: Metric, fleet: Topology, results: Sequence[Result], settings: Settings, most: int
 ) -> tuple[Pair, ...]:
-    """The pairs of the next round; none when all is known. After every pair come those that were bad once."""
+    """Return the pairs of the next round; empty if nothing is left to measure.
+
+    With `every_pair`, pairs that were bad once are measured again after all pairs."""
     every = exhaustive(fleet.nodes) if settings.every_pair else iter(())
     planned = next(itertools.islice(every, _done(results), None), None)
     planned = planned or suspects.next_round(
@@ -264,7 +270,7 @@ def _next(
 
 
 def _measured(tool: Tool, plays: Plays, fleet: Topology, pairs: Sequence[Pair], number: int) -> list[Result]:
-    """One round: both ends of each pair side by side, so that they start together."""
+    """Measure one round, both ends of each pair next to each other so that they start together."""
     programs: dict[str, list[Command]] = {}
     for pair in pairs:
         programs |= tool.programs(pair)

@@ -1,1 +1,1 @@
-"""What plays programs on nodes: of one check, of several nodes together, of an MPI launch."""
+"""Plays of check programs on nodes: for one check, for several nodes together, for an MPI launch."""

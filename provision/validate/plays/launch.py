@@ -1,7 +1,7 @@
-"""One MPI launch: while it is open, the nodes can start MPI programs on one another.
+"""An MPI launch: while it is open, its nodes can start MPI programs on one another.
 
-With OpenMPI over the nodes' own ssh (the module gpuprov_launch has what the nodes do), or with Slurm, which
-needs nothing from us. `close` takes it all back; where nobody comes to close it, a timer on each node does.
+OpenMPI uses the nodes' own ssh (the module gpuprov_launch does the nodes' part); Slurm needs no preparation.
+`close` removes everything again; if `close` is never called, a timer on each node does.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ from provision import paths
 from provision.errors import ParseError
 from provision.validate.plays.pair_plays import Plays
 
-FOLDER = "/run/gpuprov-launch"  # the module gpuprov_launch has it too
-MARK = "GPUPROV_LAUNCH"  # in the environment of what runs for a launch; data/launch/close.sh ends by it
+FOLDER = "/run/gpuprov-launch"  # repeated in the module gpuprov_launch
+# set in the environment of a launch's processes; data/launch/close.sh finds them by it
+MARK = "GPUPROV_LAUNCH"
 
 _SCRIPTS = ("accept", "reach", "close")
 _STEP = 150  # seconds a node may take to open or close
 _HOST_KEY = re.compile(r"(?:ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d{3}) [A-Za-z0-9+/]{40,2000}={0,2}")
-_STATE = re.compile(r"[a-z_]{0,40}[*~#!%$@^+-]{0,2}")  # sinfo marks what is so in its own way
+_STATE = re.compile(r"[a-z_]{0,40}[*~#!%$@^+-]{0,2}")  # sinfo appends flags such as `*` and `~`
 _TEXTS = ("public_key", "mpirun", "version", "mpirun_missing")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}")
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a node says of itself when it is open: its sshd's keys (`type base64`), the user programs run as,
-    its short host name, where mpirun is and what its --version says or why it says nothing, and what Slurm
-    calls it, in which state it has it and which kinds of MPI srun knows; "" without Slurm.
+    """A node's answer once it is open.
+
+    `host_keys`: of its sshd (`type base64`); `user`: the user that programs run as; `hostname`: short;
+    `mpirun`: its path; `version`: from `mpirun --version`, else `mpirun_missing` is the reason. `slurm_*`:
+    its name and state in Slurm, and the MPI types of srun; "" without Slurm.
     """
 
     host_keys: tuple[str, ...]
@@ -58,13 +61,15 @@ class Ready:
 
 
 def new_name(*words: str) -> str:
-    """A name that no other launch has, to be recognised by these words: a run, a check."""
+    """Return a unique launch name that begins with these words, such as a run and a check."""
     plain = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(words)).strip("-.")[:60]
     return f"{plain or 'launch'}-{secrets.token_hex(3)}"
 
 
 class Launch:
-    """`name`: letters, digits, dots and dashes; `seconds`: how long it stays open at most."""
+    """One launch.
+
+    `name`: letters, digits, dots and dashes; `seconds`: how long it may stay open."""
 
     def __init__(self, plays: Plays, name: str, seconds: int) -> None:
         self.name, self._plays, self._seconds = name, plays, seconds
@@ -72,8 +77,7 @@ class Launch:
         self._opened: list[str] = []
 
     def open(self, mpiruns: Mapping[str, str]) -> tuple[dict[str, Ready], dict[str, str]]:
-        """Open it on these nodes (name → where its mpirun is): what they say, and why a node cannot take
-        part."""
+        """Open the launch on these nodes (name → mpirun path); return answers, and reasons for failures."""
         self._opened = list(mpiruns)
         answers: dict[str, Mapping[str, Any]] = {}
         scripts = {name: (paths.DATA / "launch" / f"{name}.sh").read_text("utf-8") for name in _SCRIPTS}
@@ -89,9 +93,9 @@ class Launch:
         return ready, silent
 
     def admit(self, ready: Mapping[str, Ready]) -> dict[str, str]:
-        """Let these nodes in at one another; why a node could not be."""
+        """Let these nodes log in to one another; return the reason for each node that was refused."""
         authority = Authority(f"gpuprov-launch-{self.name}", self._seconds)
-        wanted: dict[str, dict[str, Any]] = {}
+        certificates: dict[str, dict[str, Any]] = {}
         refused: dict[str, str] = {}
         for node, one in ready.items():
             try:
@@ -99,18 +103,18 @@ class Launch:
             except ParseError as error:
                 refused[node] = error.what
                 continue
-            wanted[node] = {
+            certificates[node] = {
                 "gpuprov_launch_certificate": signed,
                 "gpuprov_launch_authority": authority.public,
             }
-        return {**refused, **self._play("admit", wanted, {})}
+        return {**refused, **self._play("admit", certificates, {})}
 
     def end(self, nodes: Sequence[str]) -> None:
-        """End what still runs for it on these nodes."""
+        """End the launch's remaining processes on these nodes."""
         self._play("end", {node: {} for node in nodes}, {})
 
     def close(self) -> None:
-        """Take back all of it, everywhere."""
+        """Close the launch on every node it was opened on."""
         opened, self._opened = self._opened, []
         self._play("close", {node: {} for node in opened}, {})
 
@@ -126,7 +130,7 @@ class Launch:
 
 
 def _ready(answer: Mapping[str, Any]) -> Ready:
-    """The answer of a node (untrusted). Raises ParseError."""
+    """Parse a node's answer (untrusted). Raises ParseError."""
     slurm = answer.get("slurm") or {}
     try:
         words = {"user": answer["user"], "hostname": answer["hostname"]}
@@ -160,16 +164,16 @@ def _ready(answer: Mapping[str, Any]) -> Ready:
     )
 
 
-# --- the SSH keys of a launch: a certificate authority that lives as long as this process, and its
-# certificates. Each node makes a key pair of its own, and the authority signs the public part: a node that
-# lets in whoever has such a certificate needs one line for all others. The certificate runs out by itself.
+# --- SSH keys of a launch: a certificate authority that lives as long as this process, and its certificates.
+# Each node creates its own key pair and the authority signs the public key, so a node needs a single line to
+# accept all others. Certificates expire by themselves.
 
 
-_CLOCKS = 86400  # seconds that the clock of a node may be wrong
+_CLOCKS = 86400  # largest clock error of a node, in seconds
 
 
 class Authority:
-    """Signs the keys of one launch's nodes, for `seconds`."""
+    """Certificate authority for the keys of one launch; certificates are valid for `seconds`."""
 
     def __init__(self, launch: str, seconds: int) -> None:
         self._launch, self._until = launch, int(time.time()) + seconds
@@ -177,13 +181,14 @@ class Authority:
 
     @property
     def public(self) -> str:
-        """As a line of authorized keys has it: `ssh-ed25519 AAAA…`."""
+        """The public key as a line of authorized_keys: `ssh-ed25519 AAAA…`."""
         encoded = self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         return encoded.decode("ascii")
 
     def sign(self, public_key: str, command: str) -> str:
-        """A certificate for this key (untrusted text), with which sshd runs `command` and nothing else.
-        Raises ParseError when it is no Ed25519 key."""
+        """Return a certificate for this key (untrusted text) that lets sshd run only `command`.
+
+        Raises ParseError if it is not an Ed25519 key."""
         try:
             key = load_ssh_public_key(public_key.encode())
         except (ValueError, UnsupportedAlgorithm) as error:

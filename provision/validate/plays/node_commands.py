@@ -1,5 +1,6 @@
-"""How a run of `validate` runs its checks, and the programs for nodes, in the form that the playbooks
-checks.yml and validate.yml and the module gpuprov_run take."""
+"""Settings of a `validate` run, and check programs in the form that playbooks and gpuprov_run take.
+
+The playbooks are checks.yml and validate.yml."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ from provision.remote.schedulers.chosen import Schedulers
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run the checks. `every_pair`: measure all pairs of nodes. `override`: the user's thresholds.
-    `timeout`: seconds a node has to answer, and a program beyond its load; None leaves each check its own.
-    `schedulers`: who is asked whether jobs run before a node is loaded; None: nobody."""
+    """Settings for running checks.
+
+    `every_pair`: measure all pairs of nodes. `override`: the user's thresholds. `timeout`: seconds a node has
+    to answer, and a program beyond its load; None keeps each check's own. `schedulers`: queried for running
+    jobs before a node is loaded; None: no query."""
 
     burn_seconds: int = 60
     timeout: float | None = None
@@ -37,19 +40,19 @@ class Settings:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What checks may know of it."""
+        """The settings that checks may read."""
         return {"burn_seconds": self.burn_seconds, "timeout": self.timeout}
 
 
-# The task's own limit, over all deadlines of its programs: a killed program has two graces of 5 s, and the
-# module is copied over first. A node that is silent longer is given up.
+# Added to the sum of the program deadlines: a killed program gets two grace periods of 5 s, and the module is
+# copied first. A node that stays silent longer is given up.
 _GRACE_PER_PROGRAM = 15.0
 _GRACE = 30.0
-_KERNEL_LOG = 40.0  # the kernel log is read before and after, 20 s at most each time
+_KERNEL_LOG = 40.0  # the kernel log is read before and after, at most 20 s each
 
 
 def play_variables(variables: Mapping[str, Any], commands: Sequence[Command]) -> dict[str, Any]:
-    """The node's variables for Ansible, with the programs to run and the time the task may take."""
+    """Return a node's variables for Ansible, with the programs to run and the task's time limit."""
     return {
         **variables,
         "gpuprov_commands": [plain(command) for command in commands],
@@ -59,8 +62,9 @@ def play_variables(variables: Mapping[str, Any], commands: Sequence[Command]) ->
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of one check on a node. `packed`: see the function; `names`: the outputs that a complete
-    answer has; `seconds`: the limit of the whole task."""
+    """The programs of one check on a node, packed by `packed()`.
+
+    `names`: the outputs of a complete answer; `seconds`: time limit of the whole task."""
 
     packed: str
     names: tuple[str, ...]
@@ -68,34 +72,34 @@ class Programs:
 
 
 def programs(commands: Sequence[Command]) -> Programs:
-    """The programs of a check in the form that playbooks/checks.yml takes."""
+    """Convert the programs of a check to the form that playbooks/checks.yml takes."""
     text = packed(json.dumps([plain(command) for command in commands]))
     names = (*(command.name for command in commands), KERNEL_LOG_DELTA)
     return Programs(text, names, task_timeout(commands))
 
 
 def checks(left: Mapping[str, Programs | None]) -> dict[str, dict[str, Any]]:
-    """The variable gpuprov_checks: each of these checks that runs programs, and an empty entry at the end."""
+    """Return the value of gpuprov_checks: each check that runs programs, then an empty end marker."""
     asked = {check: one for check, one in left.items() if one is not None}
     played = {check: {"programs": one.packed, "seconds": one.seconds} for check, one in asked.items()}
     return {**played, "": {"programs": "", "seconds": 0}}
 
 
-@functools.lru_cache(256)  # most nodes of a fleet run the same
+@functools.lru_cache(256)  # most nodes of a fleet run the same programs
 def packed(data: str | bytes) -> str:
-    """A text or a file for a module's parameter, in base64 of zlib, in which Ansible finds no template."""
+    """Compress and base64-encode a module parameter, so that Ansible finds no template in it."""
     plain = data.encode("utf-8", "replace") if isinstance(data, str) else data
     return base64.b64encode(zlib.compress(plain, 9)).decode()
 
 
 def task_timeout(commands: Sequence[Command]) -> int:
-    """The seconds that a task with these programs may take; after that the node is given up."""
+    """Return the seconds a task with these programs may take before its node is given up."""
     return math.ceil(_GRACE + longest(commands))
 
 
 def longest(commands: Sequence[Command]) -> float:
-    """The most seconds these programs take on a node, with the looks at the kernel log before and after."""
-    # What runs beside another takes no time of its own, but may need the graces to end.
+    """Return the maximum seconds these programs take on a node, including both reads of the kernel log."""
+    # A program that runs in parallel adds no time, but may need the grace periods to end.
     seconds = (
         _GRACE_PER_PROGRAM + (0.0 if command.beside else command.deadline + command.retry_for)
         for command in commands
@@ -104,7 +108,7 @@ def longest(commands: Sequence[Command]) -> float:
 
 
 def plain(command: Command) -> dict[str, Any]:
-    """A command in the words of the module gpuprov_run."""
+    """Convert a command to the parameters of the module gpuprov_run."""
     return {
         "name": command.name,
         "argv": list(command.argv),
@@ -128,9 +132,9 @@ def play(
     waiting: int = 0,
     **how: Unpack[runner.PlayOptions],
 ) -> dict[str, runner.Outcome]:
-    """Play this playbook on these nodes (each with its variables) and `take` what each answers; how it ended
-    on those that gave no answer. `places`, `waiting`, `how`: see `partitions.run_sharded`. Never raises for
-    what Ansible could not do."""
+    """Run a playbook on these nodes, pass each answer to `take`, return the outcome of silent nodes.
+
+    `places`, `waiting`, `how`: see `partitions.run_sharded`. Never raises for a failure of Ansible."""
     answered: set[str] = set()
 
     def on_event(event: runner.Event) -> None:
@@ -152,7 +156,7 @@ def played(
     waiting: int = 0,
     **how: Unpack[runner.PlayOptions],
 ) -> dict[str, runner.Outcome]:
-    """Play as `play` does, but hand on every event, and return the outcome of every node."""
+    """Run a playbook as `play` does, but pass every event on and return the outcome of every node."""
     runs = {name: held["run"] for held in held_locks.of(hosts) for name in held["nodes"]}
     hosts = {name: {**variables, "gpuprov_lock_run": runs.get(name, "")} for name, variables in hosts.items()}
     try:

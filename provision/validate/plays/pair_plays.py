@@ -1,4 +1,4 @@
-"""Programs on nodes for a check of pairs or groups, on all nodes of a step at once."""
+"""Plays of pair and group checks: programs on all nodes of a step at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from provision.runs.store import RunFolder
 from provision.validate.plays import node_commands
 from provision.validate.plays.node_commands import Settings
 
-Outputs = dict[str, dict[str, Output]]  # by node and name
-_ADDRESS = "gpuprov_address"  # the inventory variable
+Outputs = dict[str, dict[str, Output]]  # by node and output name
+_ADDRESS = "gpuprov_address"  # inventory variable
 
 
 @dataclass(frozen=True)
 class Plays:
-    """One check's plays: where their raw output is kept, and each node's variables."""
+    """The plays of one check. `folder` stores their raw output; `variables`: by node."""
 
     check: str
     folder: RunFolder
@@ -29,15 +29,17 @@ class Plays:
     settings: Settings
 
     def address(self, node: str) -> str:
-        """Where other nodes reach this one."""
+        """Return the address at which other nodes reach this one."""
         stated = (self.variables[node].get(key) for key in (_ADDRESS, "ansible_host", "ansible_ssh_host"))
         return str(next(filter(None, stated), node))
 
     def run(
         self, label: str, commands: Mapping[str, Sequence[Command]], *, together: int = 2
     ) -> tuple[Outputs, dict[str, str]]:
-        """Run these programs on all nodes at once and keep what comes back as `<check>.<label>`: the outputs
-        by node and name, and why a node gave none. `together`: how many nodes wait for one another."""
+        """Run these programs on all nodes at once and store the raw output as `<check>.<label>`.
+
+        Returns the outputs by node and name, and the reason for each failed node. `together`: how many nodes
+        wait for one another."""
         timeout = self.settings.timeout
         todo = {
             node: node_commands.play_variables(self.variables[node], node_judge.within(asked, timeout))
@@ -66,12 +68,13 @@ class Plays:
         *,
         together: int = 1,
     ) -> dict[str, str]:
-        """Play this playbook on these nodes (each with its variables) and `take` what each answers; why a
-        node gave none. Never raises for what Ansible could not do."""
+        """Run a playbook on these nodes, pass each answer to `take`, return why others gave none.
+
+        `hosts`: each node's variables. Never raises for a failure of Ansible."""
         if not hosts:
             return {}
         limit = max(one["gpuprov_task_timeout"] for one in hosts.values())
-        # A server never waits for a client in the queue.
+        # Whole pairs only, so that a server never waits for a queued client.
         forks = max(together, self.settings.forks - self.settings.forks % together)
         silent = node_commands.play(
             paths.PLAYBOOKS / playbook,

@@ -1,7 +1,6 @@
-"""Proof on one real machine: runs every check, keeps the raw output, and provokes known conditions.
+"""Proof on one real machine: run every check, keep the raw output, and provoke known conditions.
 
-run.py is the order of it; machine.py looks at what is here; measure.py runs checks;
-provocations.py and changes.py make conditions that a check must name; the archive of measure.py keeps it all,
-with what identifies a machine masked by serials.py where that is asked for; signals.py ends it in order,
-result.py shows it.
+run.py orders the steps; machine.py observes this machine; measure.py runs checks and keeps the archive;
+provocations.py and changes.py create conditions that a check must name; serials.py masks, on request, what
+identifies a machine; signals.py ends the selftest cleanly; result.py renders the result.
 """

@@ -1,9 +1,9 @@
-"""What a selftest does on a machine with AMD's GPUs: conditions that its checks must name, and the limit of
-power, which is lowered and restored. What is of any GPU is in provocations.py and changes.py.
+"""Selftest of AMD GPUs: conditions that checks must name, and lowering and restoring the power limit.
 
-amd-smi numbers the GPUs in an order of its own; they are told apart by their PCI addresses. Its words for a
-limit differ by release: `--power-cap 600` until 7.1, `--power-cap ppt0 600` in 7.2, `--power-cap 600 ppt0`
-later; it exits 0 whatever came of it, so that the limit is read back.
+provocations.py and changes.py hold the parts shared by all vendors. amd-smi numbers GPUs in its own order, so
+they are matched by PCI address. The arguments for a limit depend on the release: `--power-cap 600` until 7.1,
+`--power-cap ppt0 600` in 7.2, `--power-cap 600 ppt0` later. amd-smi always exits 0, so the limit is read
+back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.measure import Bench
 from provision.validate.selftest.provocations import Condition, NotPossibleError, quoted
 
-_SECONDS = 60.0  # that `rvs -g` may take
-_MIB = 2048  # taken by the program that stands for somebody else's
+_SECONDS = 60.0  # time limit of `rvs -g`
+_MIB = 2048  # allocated by the stand-in for a foreign program
 _NOWHERE = "/nonexistent/TransferBench"
 
 
@@ -44,16 +44,16 @@ class Smi(changes.Smi):
 
     @cached_property
     def numbers(self) -> Mapping[int, int]:
-        """The GPU's index in every check → amd-smi's number. Raises GpuprovError."""
+        """Map the GPU index used in checks to amd-smi's number. Raises GpuprovError."""
         gpus = kernel_incidents.devices(self.bench.node.check_node)
         found = sensors.by_device(self._ask("static", "--bus"), gpus)
         return {int(device[3:]): number for number, device in found.items()}
 
     def read(self, gpu: int) -> dict[str, str]:
         limit = self._ask("static", "-g", str(self._number(gpu)), "--limit")[0]
-        known = {one.metric: one.value for one in sensors.of_limits(limit, f"gpu{gpu}")}
+        limits = {one.metric: one.value for one in sensors.of_limits(limit, f"gpu{gpu}")}
         names = {"power.limit": "power_limit", "power.max_limit": "power_default"}
-        shown = {name: f"{known[metric]:g}" if metric in known else "N/A" for name, metric in names.items()}
+        shown = {name: f"{limits[metric]:g}" if metric in limits else "N/A" for name, metric in names.items()}
         return {**shown, "named": "yes" if isinstance(smi.within(limit, "limit", "ppt0"), dict) else "no"}
 
     def planned(self, now: Mapping[str, str]) -> Iterator[Change | tuple[str, str]]:
@@ -71,15 +71,15 @@ class Smi(changes.Smi):
         return f"amd-smi set -g {self._number(gpu)} {' '.join(words)}"
 
     def call(self, gpu: int, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """In the words of one release, and where it does not take those, of a later one."""
+        """Set a limit with one release's arguments, or with those of later ones if that had no effect."""
         option, *name, watts = words
-        done = self._run("set", "-g", str(self._number(gpu)), *words)
+        result = self._run("set", "-g", str(self._number(gpu)), *words)
         if name and self.read(gpu)["power.limit"] != watts:
-            done = self._run("set", "-g", str(self._number(gpu)), option, watts, *name)
-        return done
+            result = self._run("set", "-g", str(self._number(gpu)), option, watts, *name)
+        return result
 
     def busy(self, gpu: int) -> bool:
-        """Whether the GPU works now. Raises GpuprovError."""
+        """Return whether the GPU is busy now. Raises GpuprovError."""
         known = {self._number(gpu): "it"}
         metric = self._ask("metric", "-g", str(self._number(gpu)), "--usage")
         return any(one.metric == "busy" and one.value for one in sensors.of_metric(metric, known))
@@ -90,7 +90,7 @@ class Smi(changes.Smi):
         return self.numbers[gpu]
 
     def _ask(self, *words: str) -> list[smi.Entry]:
-        """The entries of its document. Raises ParseError, SelftestError."""
+        """Return the entries of amd-smi's JSON document. Raises ParseError, SelftestError."""
         argv = ("amd-smi", *words, "--json")
         done = self._run(*argv[1:])
         return smi.entries(Output("amd_smi", argv, done.returncode, done.stdout, "", 0.0))
@@ -100,7 +100,7 @@ class Smi(changes.Smi):
 
 
 def last_with_limit(bench: Bench) -> int:
-    """The last GPU that tells a limit of power: of a module of two the second has none."""
+    """Return the last GPU that reports a power limit; in a two-GPU module the second has none."""
     tool, count = Smi(bench), bench.node.check_node.gpu_count
     return next((gpu for gpu in reversed(range(count)) if tool.read(gpu)["power.limit"] != "N/A"), count - 1)
 
@@ -109,7 +109,7 @@ def last_with_limit(bench: Bench) -> int:
 
 
 def conditions() -> Iterator[Condition]:
-    """The conditions, in the order they are made."""
+    """Yield the conditions in the order they are created."""
     shared = {one.name: one for one in provocations.all_of()}
     yield replace(shared["a foreign process on a GPU"], make=_process)
     yield Condition(
@@ -168,7 +168,7 @@ def _missing_tool(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 -
     without = bench.with_variables(amd_validation_tools_transferbench_path=_NOWHERE)
     commands = without.commands("memory_bandwidth")
     _, result = without.run("memory_bandwidth", commands, f"{provocations.PLACE}/missing_tool")
-    if result.verdict is Verdict.SKIP:  # with partitioned GPUs, before it looks at the tool
+    if result.verdict is Verdict.SKIP:  # with partitioned GPUs, before the tool is needed
         raise NotPossibleError(
             f"memory_bandwidth measures nothing on this machine: {result.findings[0].message}"
         )
@@ -180,7 +180,7 @@ def _is_error(verdict: Verdict, wrong: Sequence[Finding], said: str) -> tuple[bo
 
 
 def _address(bench: Bench, gpu: int) -> str:
-    """The PCI address of a GPU, as HIP wants it."""
+    """Return the PCI address of a GPU, in the form HIP expects."""
     gpus = kernel_incidents.devices(bench.node.check_node)
     for entry in devices.entries(bench.node.check_node):
         address = str(entry["address"])
@@ -191,7 +191,7 @@ def _address(bench: Bench, gpu: int) -> str:
 
 @contextlib.contextmanager
 def _load(bench: Bench, gpu: int) -> Iterator[Foreign]:
-    """This GPU works for somebody else: rvs on it alone."""
+    """Run rvs on this GPU alone, as the load of a foreign program."""
     rvs, what = bench.tools["rvs"], f"rvs on gpu{gpu} alone"
     if not rvs.path:
         raise foreign.ForeignError("no rvs to load the GPU with", rvs.how)
@@ -204,7 +204,7 @@ def _load(bench: Bench, gpu: int) -> Iterator[Foreign]:
 
 
 def _rvs_number(rvs: str, bench: Bench, gpu: int) -> str:
-    """What rvs calls this GPU. Raises SelftestError."""
+    """Return rvs's number for this GPU. Raises SelftestError."""
     try:
         done = subprocess.run([rvs, "-g"], capture_output=True, text=True, timeout=_SECONDS, check=False)
         output = Output("rvs_gpus", (rvs, "-g"), done.returncode, done.stdout, done.stderr, 0.0)
@@ -215,7 +215,7 @@ def _rvs_number(rvs: str, bench: Bench, gpu: int) -> str:
 
 
 def _seen(tool: Smi, gpu: int) -> bool:
-    """Whether amd-smi shows that the GPU works."""
+    """Return whether amd-smi shows the GPU as busy."""
     try:
         return tool.busy(gpu)
     except GpuprovError:

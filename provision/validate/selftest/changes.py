@@ -20,18 +20,20 @@ from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN,
 PLACE = "changes"
 _FIELDS = ("power.limit", "power.min_limit", "persistence_mode", "compute_mode", "clocks.max.sm", "clocks.sm")
 _COMPUTE = {"Default": "DEFAULT", "Exclusive_Process": "EXCLUSIVE_PROCESS", "Prohibited": "PROHIBITED"}
-_SECONDS = 60.0  # that one call of a driver's program may take
+_SECONDS = 60.0  # time limit of one call of a driver's program
 _BURN = 30
-_RISES = 20.0  # seconds in which a free GPU under load is above the clock it was held at
+_RISES = 20.0  # seconds for a GPU under load to exceed the clock it was locked at
 
 
 @dataclass(frozen=True)
 class Change:
-    """One setting of one GPU: nvidia-smi's words there and back, and what the machine is declared to have."""
+    """One setting of one GPU, with nvidia-smi's arguments to change and restore it.
+
+    `declared`: variables by which a check expects the old value."""
 
     name: str
-    field: str  # of _FIELDS, empty for what cannot be read back
-    value: str  # what it is changed to, as it is read
+    field: str  # one of _FIELDS; empty if it cannot be read back
+    value: str  # the new value, as read back
     there: Sequence[str]
     back: Sequence[str]
     declared: Mapping[str, Any]
@@ -39,22 +41,22 @@ class Change:
 
 
 class Smi:
-    """nvidia-smi: how a GPU's settings are read, and what is told it. AMD's is in amd.py."""
+    """Reader and setter of GPU settings through nvidia-smi; amd.py has AMD's."""
 
     def read(self, gpu: int) -> dict[str, str]:
-        """The settings of one GPU now. Raises SelftestError."""
+        """Return the current settings of one GPU. Raises SelftestError."""
         return read(gpu)
 
     def planned(self, now: Mapping[str, str]) -> Iterator[Change | tuple[str, str]]:
-        """The changes that this GPU allows; one that it does not is (name, why)."""
+        """Yield the changes this GPU allows, and (name, reason) for each it does not allow."""
         return planned(now)
 
     def line(self, gpu: int, words: Sequence[str]) -> str:
-        """The command as a person types it."""
+        """Return the command line as a person types it."""
         return f"nvidia-smi -i {gpu} {' '.join(words)}"
 
     def call(self, gpu: int, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Give it these words. Raises SelftestError when it does not answer."""
+        """Call the program with these arguments. Raises SelftestError if it does not answer."""
         return _smi(gpu, *words)
 
 
@@ -62,7 +64,7 @@ NVIDIA = Smi()
 
 
 def read(gpu: int) -> dict[str, str]:
-    """The settings of one GPU now. Raises SelftestError."""
+    """Return the current settings of one GPU. Raises SelftestError."""
     done = _smi(gpu, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
     values = [value.strip() for value in done.stdout.strip().split(",")]
     if done.returncode or len(values) != len(_FIELDS):
@@ -71,7 +73,7 @@ def read(gpu: int) -> dict[str, str]:
 
 
 def planned(now: Mapping[str, str]) -> Iterator[Change | tuple[str, str]]:
-    """The changes that this GPU allows; one that it does not is (name, why)."""
+    """Yield the changes this GPU allows, and (name, reason) for each it does not allow."""
     yield _power(now)
     clock = _number(now["clocks.max.sm"])
     if clock is None or _number(now["clocks.sm"]) is None:
@@ -97,7 +99,7 @@ def _power(now: Mapping[str, str]) -> Change | tuple[str, str]:
             "power limit",
             f"it is {now['power.limit']}, the lowest allowed {now['power.min_limit']}",
         )
-    lower = math.ceil(max(least, 0.8 * limit))  # whole watts, for a driver may take no others
+    lower = math.ceil(max(least, 0.8 * limit))  # whole watts: a driver may reject fractions
     if lower >= 0.98 * limit:
         return "power limit", f"it is {limit:g} W already, the lowest allowed is {least:g} W"
     there, back = ("-pl", f"{lower}"), ("-pl", f"{limit:g}")
@@ -125,7 +127,9 @@ def _number(text: str) -> float | None:
 def change(
     bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None], smi: Smi = NVIDIA
 ) -> Provoked:
-    """Change it, look, and put it back, whatever happens between; `leftover` takes what was not put back."""
+    """Make a change, verify that the check names it, and restore the setting whatever happens.
+
+    `leftover` receives what could not be restored."""
     began, before = time.monotonic(), smi.read(gpu)
     words = (
         one.name,
@@ -148,7 +152,7 @@ def change(
         named, text = _named(bench, one, gpu)
     finally:
         with signals.held_back():
-            # Where a setting cannot be read back, one that was refused is the one that it was.
+            # A refused change of a setting that cannot be read back has changed nothing.
             trouble = "" if refused and not one.field else _put_back(bench, one, gpu, before, smi)
             left = [(one.name, trouble, one.back)] if trouble else []
             left += _forgotten(gpu, before) if one.field == "persistence_mode" else []
@@ -160,16 +164,16 @@ def change(
 
 
 def _refused(one: Change, gpu: int, smi: Smi) -> str:
-    """Make the change; why it did not come about, else nothing."""
-    tool, said = smi.line(gpu, ()).partition(" ")[0], smi.call(gpu, one.there)
-    if said.returncode:
-        return f"{tool} refused it: {said.stdout.strip()[:200]}"
+    """Make the change; return why it failed, or ""."""
+    tool, result = smi.line(gpu, ()).partition(" ")[0], smi.call(gpu, one.there)
+    if result.returncode:
+        return f"{tool} refused it: {result.stdout.strip()[:200]}"
     now = smi.read(gpu)[one.field] if one.field else one.value
     return "" if now == one.value else f"{tool} accepted it, but the GPU still reports {now}"
 
 
 def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
-    """Whether the check that judges it names this GPU for it."""
+    """Return whether the check that judges the setting names this GPU, and the quoted findings."""
     place = f"{PLACE}/{one.name.replace(' ', '_')}"
     if not one.metric:
         seconds = min(int(bench.options["burn_seconds"]), _BURN)
@@ -181,30 +185,32 @@ def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
 
 
 def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str], smi: Smi) -> str:
-    """Put it back, and read it back; empty when it is as before. Raises nothing: what is left is told."""
+    """Restore the setting and read it back; return "" if it is as before, else the reason. Never raises."""
     try:
-        said = smi.call(gpu, one.back)
+        result = smi.call(gpu, one.back)
         if one.field:
             now = smi.read(gpu)[one.field]
             return "" if now == before[one.field] else f"it is {now}, it was {before[one.field]}"
-        if said.returncode:
+        if result.returncode:
             tool = smi.line(gpu, ()).partition(" ")[0]
-            return f"{tool} refused to put it back: {said.stdout.strip()[:200]}"
+            return f"{tool} refused to put it back: {result.stdout.strip()[:200]}"
         return _rises(bench, gpu, float(one.value))
     except GpuprovError as error:
         return f"the restored value could not be read: {error.what}"
 
 
 def _forgotten(gpu: int, before: Mapping[str, str]) -> list[tuple[str, str, Sequence[str]]]:
-    """Without persistence mode the driver lets go of a GPU that no program uses, and with it of its power
-    limit and compute mode: give them back. What did not come back is (name, why, nvidia-smi's words)."""
-    ways: list[tuple[str, str, Sequence[str]]] = []
+    """Restore the power limit and compute mode, which the driver drops without persistence mode.
+
+    It then forgets the settings of a GPU that no program uses. Returns (name, reason, nvidia-smi's arguments)
+    for each setting that is still wrong."""
+    settings: list[tuple[str, str, Sequence[str]]] = []
     if limit := _number(before["power.limit"]):
-        ways.append(("power limit", "power.limit", ("-pl", f"{limit:g}")))
+        settings.append(("power limit", "power.limit", ("-pl", f"{limit:g}")))
     if mode := _COMPUTE.get(before["compute_mode"]):
-        ways.append(("compute mode", "compute_mode", ("-c", mode)))
+        settings.append(("compute mode", "compute_mode", ("-c", mode)))
     left = []
-    for name, setting, back in ways:
+    for name, setting, back in settings:
         try:
             if read(gpu)[setting] != before[setting]:
                 _smi(gpu, *back)
@@ -216,7 +222,7 @@ def _forgotten(gpu: int, before: Mapping[str, str]) -> list[tuple[str, str, Sequ
 
 
 def _rises(bench: Bench, gpu: int, held: float) -> str:
-    """No query shows a clock lock: a GPU that is free again goes above it under load."""
+    """Check that a clock lock is gone: under load a free GPU exceeds it; no query shows the lock."""
     folder = str(bench.node.variables.get("validation_tools_gpu_burn_dir", "/usr/share/gpu-burn"))
     until = time.monotonic() + _RISES
     with foreign.load(gpu, bench.tools["gpu_burn"], folder):
@@ -228,13 +234,12 @@ def _rises(bench: Bench, gpu: int, held: float) -> str:
 
 
 def _smi(gpu: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """nvidia-smi on one GPU. Raises SelftestError when it does not answer."""
+    """Call nvidia-smi for one GPU. Raises SelftestError if it does not answer."""
     return told("nvidia-smi", "nvidia-smi", "-i", str(gpu), *words)
 
 
 def told(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Have a driver's program (`program` in words) say or set something. Raises SelftestError when it does
-    not answer."""
+    """Call a driver's program, named `program` in errors. Raises SelftestError if it does not answer."""
     try:
         return subprocess.run(
             argv,
@@ -245,7 +250,7 @@ def told(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
             errors="replace",
             timeout=_SECONDS,
             check=False,
-            start_new_session=True,  # Ctrl-C must not end what puts a setting back
+            start_new_session=True,  # Ctrl-C must not kill the program that restores a setting
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SelftestError(f"{program} did not answer: {error}", "look at dmesg") from error

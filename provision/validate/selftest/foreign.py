@@ -16,10 +16,10 @@ from pathlib import Path
 from provision.errors import GpuprovError
 from provision.validate.selftest.machine import PATH, Tool
 
-MOST = 300  # seconds after which one ends by itself, should we be killed
-_READY = 30.0  # seconds until it is at work
-_SETTLE = 1.0  # seconds after that: its memory and its load show
-_GONE = 5.0  # seconds for it to end after TERM, and after KILL
+MOST = 300  # seconds after which a stand-in ends by itself, in case the selftest is killed
+_READY = 30.0  # seconds for it to become busy
+_SETTLE = 1.0  # further seconds until its memory and load show
+_GONE = 5.0  # seconds to end after SIGTERM, and again after SIGKILL
 _TAKEN = 2048  # MiB
 
 
@@ -29,7 +29,9 @@ class ForeignError(GpuprovError):
 
 @dataclass(frozen=True)
 class Foreign:
-    """A running program: `what` it is for a reader, its session, and the memory it has taken at least."""
+    """A running stand-in.
+
+    `what`: its description for a reader; `session`: its session ID; `mib`: memory it holds at least."""
 
     what: str
     session: int
@@ -37,13 +39,13 @@ class Foreign:
 
     @property
     def pids(self) -> set[int]:
-        """The processes of it that live now."""
+        """The IDs of its live processes."""
         return _living(self.session)
 
 
 @contextlib.contextmanager
 def memory(gpu: int, burn: Tool, folder: str, mib: int = _TAKEN) -> Iterator[Foreign]:
-    """Memory of this GPU is held; by gpu_burn where CUDA's library cannot be used directly."""
+    """Hold memory of this GPU, with gpu_burn if CUDA's library cannot be used directly."""
     program = Path(__file__).with_name("hold_memory.py")
     argv = [sys.executable, "-I", "-S", str(program), str(gpu), str(mib), str(MOST)]
     with held(argv, mib, "libcuda.so.1", load(gpu, burn, folder), "CUDA") as other:
@@ -58,23 +60,23 @@ def held(
     instead: contextlib.AbstractContextManager[Foreign],
     runtime: str,
 ) -> Iterator[Foreign]:
-    """A program that says `holding` once it has memory; where it cannot, the load `instead` of it."""
+    """Run a program that prints `holding` once it has memory; fall back to the load `instead`."""
     with _started(argv, "/", heard=True) as process:
-        said = _first_line(process)
-        if said == "holding":
+        line = _first_line(process)
+        if line == "holding":
             what = f"a program holding {mib} MiB through {library}"
             yield Foreign(what, process.pid, mib)
             _refuse_ended(process, what)
             return
         ended = "" if process.poll() is None else f"the program ended without a word, {_status(process)}"
     with instead as other:
-        why = said or ended or f"{runtime} was not ready within {_READY:.0f} s"
+        why = line or ended or f"{runtime} was not ready within {_READY:.0f} s"
         yield Foreign(f"{other.what}, for memory could not be taken directly: {why}", other.session, mib)
 
 
 @contextlib.contextmanager
 def load(gpu: int, burn: Tool, folder: str) -> Iterator[Foreign]:
-    """This GPU works for somebody else: gpu_burn on it alone, with half of its memory."""
+    """Run gpu_burn on this GPU alone with half of its memory, as the load of a foreign program."""
     if not burn.path:
         raise ForeignError("no gpu_burn to load the GPU with", burn.how)
     argv = [burn.path, "-m", "50%", "-i", str(gpu), "-tc", str(MOST)]
@@ -87,7 +89,7 @@ def load(gpu: int, burn: Tool, folder: str) -> Iterator[Foreign]:
 def at_work(
     argv: Sequence[str], folder: str, what: str, seen: Callable[[], bool], smi: str
 ) -> Iterator[Foreign]:
-    """A program, once it is `seen` at work; `smi` is what shows it."""
+    """Run a program and wait until it is `seen` to be busy; `smi` names the tool that shows it."""
     with _started(argv, folder) as process:
         _until_seen(process, what, seen, smi)
         yield Foreign(what, process.pid, 0)
@@ -96,7 +98,7 @@ def at_work(
 
 @contextlib.contextmanager
 def _started(argv: Sequence[str], folder: str, *, heard: bool = False) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a session of its own; all of it is gone at the end."""
+    """Run a program in its own session and end the whole session afterwards."""
     try:
         process = subprocess.Popen(
             argv,
@@ -116,7 +118,7 @@ def _started(argv: Sequence[str], folder: str, *, heard: bool = False) -> Iterat
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """TERM, a grace, KILL, a grace; then it is left, for no one can end what sits in the driver."""
+    """Send SIGTERM, wait, send SIGKILL, wait, then give up: a process stuck in the driver cannot die."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -133,7 +135,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _living(session: int) -> set[int]:
-    """The processes of a session, less those that are dead and that nobody has waited for."""
+    """Return the live processes of a session, without zombies."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -146,11 +148,11 @@ def _living(session: int) -> set[int]:
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:
-    """What it says first; empty when it says nothing in time."""
+    """Return the first line the process prints; "" if it prints nothing in time."""
     if process.stdout is None:
         return ""
-    heard, until = b"", time.monotonic() + _READY
-    while b"\n" not in heard and len(heard) < 400:
+    received, until = b"", time.monotonic() + _READY
+    while b"\n" not in received and len(received) < 400:
         left = max(0.0, until - time.monotonic())
         if not select.select([process.stdout], [], [], left)[0]:
             break
@@ -158,8 +160,8 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
             break
-        heard += more
-    return heard.partition(b"\n")[0].decode("utf-8", "replace").strip()
+        received += more
+    return received.partition(b"\n")[0].decode("utf-8", "replace").strip()
 
 
 def _until_seen(process: subprocess.Popen[bytes], what: str, seen: Callable[[], bool], smi: str) -> None:
@@ -176,7 +178,7 @@ def _until_seen(process: subprocess.Popen[bytes], what: str, seen: Callable[[], 
 
 
 def _seen(gpu: int) -> bool:
-    """Whether nvidia-smi shows a process on the GPU, or in a container, where it shows none, its work."""
+    """Return whether nvidia-smi shows a process on the GPU or, as in a container, only its load."""
     for query in ("--query-compute-apps=pid", "--query-gpu=utilization.gpu"):
         argv = ["nvidia-smi", "-i", str(gpu), query, "--format=csv,noheader,nounits"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -187,7 +189,7 @@ def _seen(gpu: int) -> bool:
 
 
 def _refuse_ended(process: subprocess.Popen[bytes], what: str) -> None:
-    """What a check then named, or did not, tells nothing."""
+    """Raise if the program has ended, since findings of a check would then prove nothing."""
     if process.poll() is not None:
         raise ForeignError(f"{what} ended by itself, {_status(process)}")
 

@@ -1,10 +1,9 @@
-"""A foreign program on a GPU: allocates memory through CUDA's driver library or HIP's, prints `holding`, and
-sleeps.
+"""Stand-in for a foreign program: allocates memory through CUDA or HIP, prints `holding`, and sleeps.
 
-`hold_memory.py GPU MIB SECONDS`; GPU is nvidia-smi's index, or the PCI address of one of AMD's. It ends by
-itself after SECONDS, whatever became of its parent. Standard library only. Calls and their order: CUDA Driver
-API, cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2; HIP runtime API,
-hipDeviceGetByPCIBusId, hipSetDevice, hipMalloc.
+`hold_memory.py GPU MIB SECONDS`; GPU is nvidia-smi's index, or the PCI address of an AMD GPU. It ends by
+itself after SECONDS even if its parent died. Standard library only. Calls and their order: CUDA Driver API,
+cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2; HIP runtime API, hipDeviceGetByPCIBusId, hipSetDevice,
+hipMalloc.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import partial
 
 
 def hold(index: int, mib: int, seconds: int) -> str | None:
-    """Take the memory and keep it; the exit status is 1 with CUDA's number when it does not come."""
+    """Allocate memory through CUDA and hold it; return an error with CUDA's status if that fails."""
     # CUDA numbers GPUs by speed by default; the index is nvidia-smi's.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -37,7 +36,7 @@ def hold(index: int, mib: int, seconds: int) -> str | None:
 
 
 def hold_hip(address: str, mib: int, seconds: int) -> str | None:
-    """The same of AMD's GPU at this PCI address: HIP numbers GPUs in an order of its own."""
+    """Allocate memory on the AMD GPU at this PCI address and hold it; HIP numbers GPUs in its own order."""
     for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         os.environ.pop(name, None)
     hip, why = None, ""
@@ -65,7 +64,7 @@ def hold_hip(address: str, mib: int, seconds: int) -> str | None:
 
 
 def _called(steps: Sequence[partial[int]], seconds: int) -> str | None:
-    """Call each, and hold what that took; else what the first that failed returned."""
+    """Call each step, then hold the memory; return the first failing step with its status."""
     for step in steps:
         status = step()
         if status:

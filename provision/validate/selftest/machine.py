@@ -19,22 +19,21 @@ from provision.paths import PLAYBOOKS
 from provision.remote import node_program
 from provision.remote.protocol import AnswerError, facts_of, unframed
 
-_SECONDS = 60.0  # for all facts together; the program itself gives up on a probe before that
+_SECONDS = 60.0  # for all facts together; the program itself gives up on a probe earlier
 
 
 class SelftestError(GpuprovError):
-    """The selftest cannot run here, or not as it was asked to."""
+    """The selftest cannot run here, or not with these options."""
 
 
 def name() -> str:
-    """This machine's name, as it may stand in a file's name."""
+    """Return this machine's name, made safe for a file name."""
     kept = [letter if letter.isalnum() or letter in "-._" else "-" for letter in platform.node()]
     return "".join(kept).strip("-.") or "localhost"
 
 
 def look(asked: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
-    """What these checks may know of this machine. Raises SelftestError without GPUs, or when it cannot be
-    read."""
+    """Observe the facts these checks need. Raises SelftestError without GPUs, or if they cannot be read."""
     known, problems = _observed(registry.facts_for(asked))
     if not isinstance(known.get("gpu.count"), int):
         why = problems.get("gpu") or problems.get("gpu.count") or "no answer"
@@ -55,7 +54,7 @@ def look(asked: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
 
 
 def _observed(facts: frozenset[str]) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """Run the program that observes nodes, as a node runs it: from its standard input."""
+    """Run the program that observes nodes the way a node runs it, from standard input."""
     program = f"{node_program.text_for(facts)}\n\nmain({{'facts': {sorted(facts)!r}}})\n"
     try:
         done = subprocess.run(
@@ -76,9 +75,9 @@ def _observed(facts: frozenset[str]) -> tuple[Mapping[str, Any], dict[str, str]]
 # --- the programs that checks need: their paths on this machine, and how to install or build a missing one
 
 
-# Where the checks' own runner looks (provision/node/modules/gpuprov_run.py).
+# The search path of the checks' own runner (provision/node/modules/gpuprov_run.py).
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
-PATH += ":/opt/rocm/bin:/opt/rocm/core/bin"  # the last is of ROCm 7.12 and newer
+PATH += ":/opt/rocm/bin:/opt/rocm/core/bin"  # the last folder is used by ROCm 7.12 and newer
 _BUILT = "`gpuprov up` installs it, role validation_tools; `gpuprov selftest --build` builds it from source"
 _COLLECTIVES = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
 _HOW = {
@@ -96,14 +95,14 @@ _OF_AMD = {
     **dict.fromkeys(("rvs", "TransferBench", *_COLLECTIVES), _AMD),
     **{name: _HOW[name] for name in ("ib_write_bw", "fio")},
 }
-SMI = {"nvidia": "nvidia-smi", "amd": "amd-smi"}  # without which nothing is known of the GPUs
-_ALSO = {"gpu_burn": ("gpu-burn",)}  # as a distribution calls it
-_KERNELS = ("compare.ptx", "compare.fatbin")  # gpu_burn's, until May 2026 and since
+SMI = {"nvidia": "nvidia-smi", "amd": "amd-smi"}  # the one tool that all other data on the GPUs depends on
+_ALSO = {"gpu_burn": ("gpu-burn",)}  # names used by distributions
+_KERNELS = ("compare.ptx", "compare.fatbin")  # gpu_burn's file until May 2026, and since
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One program. `path` is empty when it is not here; then `how` says how to get it."""
+    """One program. `path` is empty if it is not installed; `how` then describes how to get it."""
 
     name: str
     path: str
@@ -111,13 +110,13 @@ class Tool:
 
 
 def variable(tool: str, vendor: str = "nvidia") -> str:
-    """The variable with which an inventory says where the tool is."""
+    """Return the inventory variable that holds the tool's path."""
     own = vendor == "amd" and _OF_AMD.get(tool) == _AMD
     return f"{'amd_' if own else ''}validation_tools_{tool.lower()}_path"
 
 
 def find(declared: Mapping[str, Any], vendor: str = "nvidia") -> dict[str, Tool]:
-    """Every tool that this vendor's GPUs need, by name: where the variables say, else on the path."""
+    """Return each tool that this vendor's GPUs need, by name, from the variables or else the search path."""
     return {
         tool: Tool(tool, path, "" if path else how)
         for tool, how in (_OF_AMD if vendor == "amd" else _HOW).items()
@@ -133,7 +132,7 @@ def _place(tool: str, declared: Mapping[str, Any], vendor: str) -> str:
 
 
 def variables(found: Iterable[Tool], declared: Mapping[str, Any], vendor: str = "nvidia") -> dict[str, Any]:
-    """What an inventory would say of these tools; what is declared already stays."""
+    """Return the inventory variables for these tools; declared values take precedence."""
     stated: dict[str, Any] = {variable(tool.name, vendor): tool.path for tool in found if tool.path}
     burn = next((tool.path for tool in found if tool.name == "gpu_burn"), "")
     if burn:
@@ -142,7 +141,7 @@ def variables(found: Iterable[Tool], declared: Mapping[str, Any], vendor: str = 
             next((one for one in folders if any((one / name).exists() for name in _KERNELS)), folders[0])
         )
     if any(tool.path for tool in found if tool.name == "dcgmi"):
-        stated["validation_tools_dcgm_level"] = 1  # its deployment checks: seconds
+        stated["validation_tools_dcgm_level"] = 1  # deployment checks only, which take seconds
     return {**stated, **declared}
 
 
@@ -150,7 +149,7 @@ def variables(found: Iterable[Tool], declared: Mapping[str, Any], vendor: str = 
 
 
 _BUILDING = 900.0
-# What the role validation_tools builds: its variables say from where, and with which SHA-256.
+# Tools that the role validation_tools builds; its variables hold the source URLs and SHA-256 sums.
 _SOURCES = {
     "gpu_burn",
     "nvbandwidth",
@@ -162,15 +161,14 @@ _SOURCES = {
 
 
 def missing(known: Iterable[Tool]) -> list[str]:
-    """The tools that can be built and are not here."""
+    """Return the missing tools that can be built."""
     return [tool.name for tool in known if tool.name in _SOURCES and not tool.path]
 
 
 def build(node: NodeFacts, declared: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Run the role on this machine; `say` is told each task that begins.
+    """Run the role on this machine; `say` receives the name of each task that begins.
 
-    Raises SelftestError with the words of the task that failed: a checksum that is not declared, a
-    compiler's line.
+    Raises SelftestError with the failed task's message: an undeclared checksum, a compiler error.
     """
     from provision.remote.ansible.runner import run_playbook
 

@@ -1,4 +1,4 @@
-"""Runner of a check's programs on this machine, with the same judging as `validate`."""
+"""Runner of a check's programs on this machine, judged exactly as `validate` does."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from provision.validate.selftest.machine import Tool
 from provision.validate.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked
 from provision.validate.selftest.serials import Serials
 
-_CAP = 2 * 1024 * 1024  # bytes kept of a stream, as on a node
+_CAP = 2 * 1024 * 1024  # bytes kept per stream, as on a node
 TIME_OVER = "the selftest's time was over: give it more with --minutes"
-_LEAST = 20.0  # seconds of the selftest's own time below which no check begins
+_LEAST = 20.0  # seconds that must be left for another check to begin
 
 
 def runner() -> ModuleType:
-    """The module that runs programs on nodes; here it is called as a library."""
+    """Load the module that runs programs on nodes, to call it as a library."""
     spec = importlib.util.spec_from_file_location("gpuprov_run_here", MODULES / "gpuprov_run.py")
     if spec is None or spec.loader is None:
         raise ImportError(str(MODULES / "gpuprov_run.py"))
@@ -44,9 +44,10 @@ def runner() -> ModuleType:
 
 @dataclass
 class Bench:
-    """What checks run with. `until`: the moment (time.monotonic) at which all of them must be over; `end`: at
-    which no condition is begun any more;
-    `accused`: the devices with which the check gpu_burn finds fault, before anything is provoked."""
+    """Context shared by all checks.
+
+    `until`: overall deadline of the checks (time.monotonic); `end`: no condition begins after it; `accused`:
+    devices that the check gpu_burn found faulty before anything was provoked."""
 
     node: NodeFacts
     tools: Mapping[str, Tool]
@@ -59,24 +60,24 @@ class Bench:
 
     @property
     def vendor(self) -> str:
-        """Whose the GPUs are."""
+        """The GPU vendor."""
         return self.node.gpuprov_node["gpu"].get("vendor") or "nvidia"
 
     def with_variables(self, **variables: Any) -> Bench:
-        """The same, where an inventory declares this too."""
+        """Return a copy in which the inventory also declares these variables."""
         return replace(self, node=replace(self.node, variables={**self.node.variables, **variables}))
 
     def commands(self, check: str, **options: Any) -> list[Command]:
         return node_judge.commands_for(check, self.node.check_node, {**self.options, **options})
 
     def absent(self, check: str) -> list[Tool]:
-        """The tools of this check that are not here."""
+        """Return the tools this check needs that are not installed."""
         chosen = CHECKS.of_vendor(check, self.vendor)
         needs = chosen.NEEDS if chosen is not None else ()
         return [self.tools[name] for name in needs if name in self.tools and not self.tools[name].path]
 
     def run(self, check: str, commands: Sequence[Command], place: str = "checks") -> tuple[Raw, CheckResult]:
-        """Run these programs as this check's, keep what they print, and judge it."""
+        """Run these commands as `check`, archive their output and judge it."""
         boot = str(self.node.facts.get("boot.id") or "")
         raw = Raw(self.node.node, check, boot_id=boot, boot_id_before=boot)
         if commands:
@@ -87,7 +88,7 @@ class Bench:
         return raw, node_judge.judge_check(self.node, raw, self.node.limits())
 
     def _answer(self, commands: Sequence[Command]) -> dict[str, Any]:
-        """What the module would answer from a node."""
+        """Build the answer that the module would return from a node."""
         before = self.module.kernel_lines()
         outputs = self.module.run_all([node_commands.plain(command) for command in commands], _CAP)
         outputs.append(self.module.kernel_log_delta(before, _CAP))
@@ -95,7 +96,7 @@ class Bench:
 
 
 def one(bench: Bench, check: str) -> tuple[Checked, CheckResult | None]:
-    """One check, as far as this machine and the time left allow it."""
+    """Run one check as far as this machine and the remaining time allow."""
     summary = CHECKS[check].SUMMARY
     commands = bench.commands(check)
     if commands and (missing := bench.absent(check)):
@@ -117,7 +118,7 @@ def one(bench: Bench, check: str) -> tuple[Checked, CheckResult | None]:
 def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: float) -> Checked:
     state, why = PROVEN, ""
     verdicts = {finding.verdict for finding in result.findings}
-    # A fault on one GPU does not prove another one that could not be measured.
+    # A fault on one GPU does not prove another GPU that could not be measured.
     lacking = Verdict.ERROR if Verdict.ERROR in verdicts else result.verdict
     if lacking in (Verdict.ERROR, Verdict.SKIP):
         state = NOT_PROVEN if lacking is Verdict.ERROR else NOT_TRIED
@@ -136,17 +137,17 @@ def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: floa
     return Checked(check, summary, result.verdict.value, state, round(raw.seconds, 1), why, findings)
 
 
-# --- the archive: the unchanged output of every program, as a folder and as one file. A file is a check, in
-# the form in which a run folder keeps raw output: programs' arguments, exit status, output and seconds.
-# Their environment is not in it, nor are the variables that were declared; the kernel's log is, with the
-# command line the kernel was booted with. It is closed to other users, as a run folder is.
+# --- the archive: the unchanged output of every program, as a folder and as one file. Each file holds one
+# check, in a run folder's format for raw output: arguments, exit status, output and seconds of each program.
+# It holds neither their environment nor the declared variables, but the kernel log with the kernel's command
+# line. Other users cannot read it, as with a run folder.
 
 
 FOLDER = "archive"
 
 
 class Archive:
-    """Writes each file as soon as there is something to write: an interrupted selftest keeps what it has."""
+    """Archive writer; each file is written at once, so that an interrupted selftest keeps its data."""
 
     def __init__(self, output: Path, *, mask: bool) -> None:
         self.folder = output / FOLDER
@@ -154,7 +155,7 @@ class Archive:
         self._serials = Serials(platform.node()) if mask else None
 
     def keep(self, place: str, raw: Raw) -> None:
-        """What came back for one check; `place` is its folder in the archive."""
+        """Store the raw output of one check; `place` is its folder in the archive."""
         self.write(f"{place}/{raw.check}.json", {"format": 1, **asdict(raw)})
 
     def write(self, name: str, document: Mapping[str, Any]) -> None:
@@ -168,18 +169,18 @@ class Archive:
         path.write_text(_text(self.shown(document)), encoding="utf-8")
 
     def shown(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """A document as it may leave this machine."""
+        """Return a document in the form that may leave this machine."""
         plain: dict[str, Any] = json.loads(json.dumps(document, default=str))
         return self._serials.hidden(plain) if self._serials else plain
 
     def pack(self) -> Path:
-        """The archive as one file beside its folder; a serial number learnt late is hidden in all of it."""
+        """Pack the archive into one file next to its folder, masking late-found serials in all of it."""
         if self._serials:
             for path in sorted(self.folder.rglob("*.json")):
                 path.write_text(_text(self.shown(json.loads(path.read_text("utf-8")))), encoding="utf-8")
         packed = self.folder.with_suffix(".tar.gz")
         packed.touch(mode=0o600)
-        # The output folder is called after the machine.
+        # The output folder's name contains the machine's name.
         inside = "selftest" if self._serials else self.folder.parent.resolve().name
         with tarfile.open(packed, "w:gz") as tar:
             tar.add(self.folder, arcname=inside)

@@ -17,21 +17,21 @@ from provision.validate.selftest.measure import Bench
 from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN, Provoked
 
 PLACE = "provocations"
-_BURN = 30  # seconds: enough for a steady rate
-_CUT = 2.0  # seconds: the deadline that is too short
-_SHOWN = 3  # findings quoted
+_BURN = 30  # seconds; enough for a steady rate
+_CUT = 2.0  # seconds; a deadline that is too short on purpose
+_SHOWN = 3  # number of quoted findings
 _PID = re.compile(r"\(pid (\d+), (\d+) MiB\)")
-_PEERS = 4  # GPUs: provision.checks.judge.below_peers tells a slow one by three others
+_PEERS = 4  # GPUs; provision.checks.judge.below_peers needs three peers to single out a slow one
 _NOWHERE = "/nonexistent/nvbandwidth"
 
 
 class NotPossibleError(GpuprovError):
-    """This machine gives no occasion for the condition."""
+    """The condition cannot be created on this machine."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition, by the words of the report; `make` makes it and returns (named, what was named)."""
+    """One condition in the report's words; `make` creates it and returns (named, the quoted findings)."""
 
     name: str
     done: str
@@ -41,7 +41,7 @@ class Condition:
 
 
 def all_of() -> Iterator[Condition]:
-    """The conditions, in the order they are made."""
+    """Yield the conditions in the order they are created."""
     yield Condition(
         "a foreign process on a GPU",
         "another program opens gpu{gpu}, and gpu_inventory runs",
@@ -78,7 +78,7 @@ def all_of() -> Iterator[Condition]:
 
 
 def provoke(bench: Bench, condition: Condition, gpu: int) -> Provoked:
-    """Make one condition. It is over when this returns or raises."""
+    """Create one condition, which is over when this returns or raises."""
     began = time.monotonic()
     words = (condition.name, condition.done.format(gpu=gpu), condition.expected.format(gpu=gpu))
     if lacking := [bench.tools[name] for name in condition.needs if not bench.tools[name].path]:
@@ -87,7 +87,7 @@ def provoke(bench: Bench, condition: Condition, gpu: int) -> Provoked:
         named, text = condition.make(bench, gpu)
     except NotPossibleError as error:
         return Provoked(*words, NOT_POSSIBLE, why=error.what)
-    except GpuprovError as error:  # the hardware allows it, and it was not to be had
+    except GpuprovError as error:  # the hardware allows the condition, but creating it failed
         return Provoked(*words, NOT_PROVEN, why="; ".join(filter(None, (error.what, error.fix))))
     why = "" if named else "the check did not name it"
     seconds = round(time.monotonic() - began, 1)
@@ -95,7 +95,7 @@ def provoke(bench: Bench, condition: Condition, gpu: int) -> Provoked:
 
 
 def quoted(findings: Iterable[Finding]) -> str:
-    """Findings as the report quotes them."""
+    """Join findings as the report quotes them."""
     lines = [f"{one.verdict.value} {one.check} {one.device}: {one.message}" for one in findings]
     more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     return "; ".join(lines[:_SHOWN]) + more if lines else "nothing"
@@ -132,7 +132,7 @@ def _of(other: Foreign, found: list[Finding]) -> str:
 
 
 def in_use(bench: Bench, name: str) -> list[Finding]:
-    """What gpu_inventory says of programs on GPUs, run for the condition of this name."""
+    """Return gpu_inventory's findings about programs on GPUs, run for the condition of this name."""
     return [one for one in _run(bench, "gpu_inventory", name).wrong if one.metric == "processes"]
 
 
@@ -143,13 +143,13 @@ def _competition(bench: Bench, gpu: int) -> tuple[bool, str]:
 
 
 def burned(bench: Bench, name: str) -> CheckResult:
-    """What gpu_burn says, run for the condition of this name."""
+    """Run gpu_burn for the condition of this name."""
     seconds = min(int(bench.options["burn_seconds"]), _BURN)
     return _run(bench, "gpu_burn", name, burn_seconds=seconds)
 
 
 def refuse_incomparable(bench: Bench, gpu: int) -> None:
-    """Raises where a burn that names this GPU, the last one, would not show that it was slowed on purpose."""
+    """Raise if a burn could not show that this GPU, the last one, is slowed on purpose."""
     if gpu + 1 < _PEERS and "gpu_burn.rate" not in bench.node.limits():
         raise NotPossibleError(f"gpu_burn compares a GPU with its peers: that takes {_PEERS} GPUs")
     if f"gpu{gpu}" in bench.accused:
@@ -157,7 +157,7 @@ def refuse_incomparable(bench: Bench, gpu: int) -> None:
 
 
 def slow(result: CheckResult, gpu: int) -> tuple[bool, str]:
-    """Whether this GPU alone is accused by a burn."""
+    """Return whether a burn accuses this GPU alone, and the quoted findings."""
     accused = [one for one in result.wrong if one.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR)]
     devices = {one.device for one in accused if one.device.startswith("gpu")}
     return devices == {f"gpu{gpu}"}, quoted(accused)
@@ -166,7 +166,7 @@ def slow(result: CheckResult, gpu: int) -> tuple[bool, str]:
 def _missing_tool(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 - a condition of the machine
     without = bench.with_variables(validation_tools_nvbandwidth_path=_NOWHERE)
     result = _run(without, "memory_bandwidth", "missing_tool")
-    if result.verdict is Verdict.SKIP:  # with MIG on, before it looks at the tool
+    if result.verdict is Verdict.SKIP:  # with MIG on, before the tool is needed
         raise NotPossibleError(
             f"memory_bandwidth measures nothing on this machine: {result.findings[0].message}"
         )

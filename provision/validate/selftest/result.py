@@ -15,15 +15,17 @@ from provision.terminal import printable
 from provision.text import one_line, spelled
 from provision.validate.selftest.machine import Tool
 
-FORMAT = 2  # 1 had the shapes of outputs beside the simulator's
+FORMAT = 2  # format 1 also had the shapes of the simulator's outputs
 PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"  # stored in selftest.json
-NOT_TRIED = "not tried"  # a check that this machine gives no occasion for, or that nobody asked for
+NOT_TRIED = "not tried"  # a check that this machine cannot run or that was not requested
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One check. `state` is proven when it measured this hardware, whatever its verdict: a fault it found is
-    a proof too. `why`: why it is not proven."""
+    """One check.
+
+    `state` is proven if the check measured this hardware, whatever its verdict: a detected fault is a proof
+    too. `why`: the reason if it is not proven."""
 
     check: str
     summary: str
@@ -36,7 +38,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Provoked:
-    """One condition: what was done, what a check had to name, and what it named."""
+    """One condition: the action taken, the finding a check had to report, and the one it reported."""
 
     name: str
     done: str
@@ -49,7 +51,7 @@ class Provoked:
 
 @dataclass
 class Result:
-    """The whole selftest. `leftovers`: what could not be put back or ended, which a person has to do."""
+    """The whole selftest. `leftovers`: settings and programs that a person has to restore or end."""
 
     host: str
     started: str
@@ -74,7 +76,7 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of it; what was not proven is `error`."""
+        """The worst verdict; anything that was not proven counts as `error`."""
         verdicts = [Verdict(one.verdict) for one in self.checks]
         if Verdict.FAIL in verdicts:
             return Verdict.FAIL
@@ -86,7 +88,7 @@ class Result:
 
     @property
     def code(self) -> ExitCode:
-        """0 all proven, 3 the machine is unhealthy, 5 something is not proven, 130 interrupted."""
+        """The exit status: 0 all proven, 3 machine unhealthy, 5 something not proven, 130 interrupted."""
         if self.interrupted:
             return ExitCode.INTERRUPTED
         codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
@@ -94,7 +96,7 @@ class Result:
 
 
 def document(result: Result) -> dict[str, Any]:
-    """selftest.json."""
+    """Build selftest.json."""
     head = {
         "format": FORMAT,
         "gpuprov": __version__,
@@ -104,11 +106,11 @@ def document(result: Result) -> dict[str, Any]:
     return {**head, **asdict(result)}
 
 
-# --- selftest.html: one file that needs no network, made of selftest.json alone; its texts are escaped. And
-# the closing text in the terminal
+# --- selftest.html, one file that needs no network, rendered from selftest.json alone with its texts escaped;
+# and the closing text in the terminal
 
 
-# A state in the colours and marks of a verdict.
+# The verdict that lends a state its colour and mark.
 TONES = {
     PROVEN: Verdict.PASS,
     NOT_PROVEN: Verdict.ERROR,
@@ -118,7 +120,7 @@ TONES = {
 
 
 def render(document: Mapping[str, Any]) -> Iterator[str]:
-    """The page in pieces."""
+    """Yield the page in pieces."""
     checks = document["checks"]
     missing = [tool for tool in document["tools"] if not tool["path"]]
     yield from html.page(
@@ -138,14 +140,14 @@ def render(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """`12 of 16 checks and 5 of 5 conditions proven on gpu-01`."""
+    """Return the headline: `12 of 16 checks and 5 of 5 conditions proven on gpu-01`."""
     checks, conditions = document["checks"], [*document["provocations"], *document["changes"]]
     done = [sum(one["state"] == PROVEN for one in rows) for rows in (checks, conditions)]
-    said = f"{done[0]} of {len(checks)} checks and {done[1]} of {len(conditions)} conditions proven"
-    said += f" on {document['host']}"
+    sentence = f"{done[0]} of {len(checks)} checks and {done[1]} of {len(conditions)} conditions proven"
+    sentence += f" on {document['host']}"
     if document["interrupted"]:
-        return f"interrupted: {said}"
-    return f"stopped: {said}" if document["stopped"] else said
+        return f"interrupted: {sentence}"
+    return f"stopped: {sentence}" if document["stopped"] else sentence
 
 
 # --- the closing text in the terminal

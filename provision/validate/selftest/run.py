@@ -1,6 +1,6 @@
 """The steps of a selftest: observe, check, provoke, change (on request).
 
-What was found by then is kept, also when it is interrupted.
+Results so far are kept, even if the selftest is interrupted.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from provision.validate.selftest.measure import Archive, Bench
 from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
 
 _KEPT_BACK = 240.0  # seconds that checks leave for the provocations
-_AT_LEAST = 60.0  # seconds for the checks, however few minutes were given
+_AT_LEAST = 60.0  # seconds for the checks, even if --minutes is lower
 _PAGE, _DOCUMENT, _BEFORE = "selftest.html", "selftest.json", "settings-before.json"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the selftest was asked to run. `declared`: variables as an inventory would declare them."""
+    """Options of the selftest. `declared`: variables as an inventory would declare them."""
 
     output: Path
     burn_seconds: int = 60
@@ -48,12 +48,12 @@ class Settings:
 
 
 def default_output() -> Path:
-    """`selftest-<hostname>-<date>T<time>Z`, here: a second one on the same day has a folder too."""
+    """Return `selftest-<hostname>-<date>T<time>Z` in the current folder, unique per second."""
     return Path(f"selftest-{machine.name()}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}")
 
 
 def refuse_early(output: Path) -> None:
-    """Raises what would stop the selftest, before anything runs."""
+    """Raise for anything that would stop the selftest, before a check runs."""
     if os.geteuid() != 0:
         raise SelftestError("selftest needs root: it reads the kernel log", "run it with sudo")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -61,7 +61,7 @@ def refuse_early(output: Path) -> None:
 
 
 def run(settings: Settings, on_event: OnEvent = ignore) -> Result:
-    """The whole of it. What was found is in the output folder at the end, interrupted or not."""
+    """Run the whole selftest; the output folder holds all results at the end, interrupted or not."""
     refuse_early(settings.output)
     made = _make(settings.output)
     begun = time.monotonic()
@@ -77,14 +77,14 @@ def run(settings: Settings, on_event: OnEvent = ignore) -> Result:
             _course(settings, found, archive, begun, on_event)
         except KeyboardInterrupt:
             found.interrupted = True
-        except (GpuprovError, OSError) as error:  # OSError: a full disk, a terminal that is gone
+        except (GpuprovError, OSError) as error:  # OSError: a full disk, a closed terminal
             found.stopped = _words(error)
-            # A terminal that goes interrupts, and then takes no more lines.
+            # A closing terminal sends a signal, and then fails further writes.
             found.interrupted = isinstance(error.__context__, KeyboardInterrupt)
-            if not found.checks and not found.interrupted:  # nothing was tried: one line says it all
+            if not found.checks and not found.interrupted:  # nothing was tried: the error line is enough
                 _remove(archive.folder, made)
                 raise error if isinstance(error, GpuprovError) else SelftestError(found.stopped) from error
-        except Exception as error:  # a bug of ours must not cost what was found, nor what is left to put back
+        except Exception as error:  # a bug in gpuprov must lose neither results nor leftovers
             found.stopped, broken = f"a bug in gpuprov: {error!r}", error
         with signals.held_back():
             if found.interrupted or found.stopped:
@@ -118,7 +118,7 @@ def _remove(folder: Path, made: Sequence[Path]) -> None:
 
 
 def _make(output: Path) -> list[Path]:
-    """Make the folder; which folders were not there before, innermost first. Raises UsageError."""
+    """Create the folder; return the newly created folders, innermost first. Raises UsageError."""
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -191,9 +191,9 @@ def _checks(bench: Bench, found: Result, asked: list[str], on_event: OnEvent) ->
 
 
 def _refuse_used(inventory: CheckResult, smi: str) -> None:
-    """Load would disturb whoever works on these GPUs, and be disturbed."""
+    """Refuse GPUs in use: the load would disturb their users, and the users the measurement."""
     listed = [one for one in inventory.measurements if one.metric == "processes"]
-    if not listed and inventory.verdict in (Verdict.ERROR, Verdict.FAIL):  # it hangs, or says nothing
+    if not listed and inventory.verdict in (Verdict.ERROR, Verdict.FAIL):  # it hangs, or reports nothing
         raise SelftestError(
             f"whether the GPUs are in use is unknown: {smi} listed none", "look at gpu_inventory"
         )
@@ -214,7 +214,7 @@ def _provoke(bench: Bench, found: Result, on_event: OnEvent) -> None:
 
 
 def _in_time(bench: Bench, name: str) -> Provoked | None:
-    """The condition as not proven where the time is over; nothing while there is some left."""
+    """Return the condition as not proven if time has run out, else None."""
     if time.monotonic() < bench.end:
         return None
     return Provoked(name, "nothing", "", NOT_PROVEN, why=measure.TIME_OVER)
@@ -224,7 +224,7 @@ def _change(bench: Bench, found: Result, output: Path, on_event: OnEvent) -> Non
     smi = amd.Smi(bench) if bench.vendor == "amd" else changes.NVIDIA
     gpu = amd.last_with_limit(bench) if bench.vendor == "amd" else found.gpu_count - 1
     before = smi.read(gpu)
-    # Should we be killed: what it was.
+    # The old settings, in case the selftest is killed.
     (output / _BEFORE).write_text(json.dumps({"gpu": gpu, **before}, indent=1) + "\n", encoding="utf-8")
     for one in smi.planned(before):
         if isinstance(one, tuple):
@@ -238,7 +238,7 @@ def _change(bench: Bench, found: Result, output: Path, on_event: OnEvent) -> Non
 
 
 def _write(output: Path, found: Result, archive: Archive) -> None:
-    """The page and the document; the archive as one file."""
+    """Write the page, the document, and the archive as one file."""
     packed = archive.folder.with_suffix(".tar.gz")
     found.archive = packed.name
     document = result.document(found)

@@ -1,8 +1,8 @@
-"""Placeholders for serial numbers, UUIDs, hardware addresses and the host name, the same one for the same
-part.
+"""Placeholders for serial numbers, UUIDs, hardware addresses and the host name.
 
-A stand-in has the length of what it replaces. What identifies nothing stays: zeros, `N/A`, PCI addresses. A
-serial number that could as well be any number or word is replaced only where a name says that it is one.
+A part always gets the same placeholder, as long as the original. Values that identify nothing stay: zeros,
+`N/A`, PCI addresses. A serial number that looks like any number or word is only replaced next to a name such
+as `serial`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# Inside a JSON text within JSON a line begins behind the two letters of `\n`.
+# In JSON nested in a JSON text, a line begins after the two characters of `\n`.
 _EDGE = r"(?:(?<![0-9A-Za-z])|(?<=\\[nrt]))"
 _WORD = r"[A-Za-z0-9][\w.-]{3,63}"
-# Serial numbers have no shape of their own: they stand behind a name that says so. The kernel log's
-# `Serial: 8250/16550 driver` and `SerialNumber: 0000:00:14.0` are none.
+# Serial numbers have no shape of their own, so a name in front identifies them. The kernel log's `Serial:
+# 8250/16550 driver` and `SerialNumber: 0000:00:14.0` are no serial numbers.
 _NAMED = (
     re.compile(
         rf"(?P<name><\w{{0,40}}serial\w{{0,40}}>\s{{0,40}})(?P<value>{_WORD})(?=\s{{0,40}}</)", re.IGNORECASE
@@ -38,9 +38,9 @@ _NAMED = (
 )
 _KEY = re.compile(r"serial(?:[ _-]?num(?:ber)?|[ _]?no)?$", re.IGNORECASE)
 _SERIAL = re.compile(rf"(?=.*[1-9]){_WORD}")
-_DIGITS_ALONE, _MIXED = 10, 6  # characters from which a serial number is one wherever it stands
+_DIGITS_ALONE, _MIXED = 10, 6  # minimum length to recognise a known serial number anywhere
 _HOST_KEYS = ("host", "hostname", "node")
-# The kernel's journal, systemd's first words, the ranks of nccl-tests.
+# The kernel's journal, systemd's first lines, the ranks of nccl-tests.
 _HOST_PLACES = (
     r"^(?P<name>\d{{9,}}\.\d+ )(?P<value>{})(?= )",
     r"(?P<name>Hostname set to <)(?P<value>{})(?=>)",
@@ -53,17 +53,17 @@ _UUID = re.compile(
 )
 # systemd's machine ID on the kernel's command line: `systemd.machine_id=`, `initrd=\<ID>\<release>`.
 _MACHINE_ID = re.compile(rf"{_EDGE}[0-9a-f]{{32}}(?![0-9A-Za-z])")
-# Of Ethernet (6 bytes), an EUI-64 (8), and IP over InfiniBand (20).
+# Ethernet (6 bytes), EUI-64 (8), IP over InfiniBand (20).
 _MAC = re.compile(
     rf"{_EDGE}(?<!\b[0-9a-f]{{2}}:)[0-9a-f]{{2}}(?::[0-9a-f]{{2}}){{5}}"
     r"(?:(?::[0-9a-f]{2}){2}|(?::[0-9a-f]{2}){14})?(?!:?[0-9a-f])",
     re.IGNORECASE,
 )
 _GUID = re.compile(rf"{_EDGE}(?<![0-9a-f]:)[0-9a-f]{{4}}(?::[0-9a-f]{{4}}){{3}}(?!:?[0-9a-f])", re.IGNORECASE)
-# An interface that udev calls after its address: `mlx5_core 0000:1a:00.0 enx0c42a1abcdef: renamed from eth0`.
+# An interface that udev named by its address: `mlx5_core 0000:1a:00.0 enx0c42a1abcdef: renamed from eth0`.
 _NAMED_MAC = re.compile(r"(?P<name>(?<![0-9A-Za-z])(?:en|ib|wl|ww)x)(?P<value>[0-9a-f]{12})(?![0-9A-Za-z])")
-# Any number of 64 bits looks so (a throttle reason, an address, a time in the kernel log): a name says it.
-# A PDI is what drivers since 580 call the number of one GPU alone.
+# Any 64-bit number has this shape (a throttle reason, an address, a kernel log time), so a name must precede
+# it. A PDI is the per-GPU identifier of drivers since 580.
 _NAMED_GUID = re.compile(
     r"(?P<name>(?:guid|(?<![0-9A-Za-z])pdi)[^0-9A-Za-z\n]{1,60})(?P<value>0x[0-9a-f]{16}(?![0-9a-f]))",
     re.IGNORECASE,
@@ -80,7 +80,7 @@ _LINK_LOCAL = "fe80000000000000"
 
 
 class Serials:
-    """The stand-ins, kept for as long as the archive is written. `host`: the machine's name."""
+    """The placeholders, kept as long as the archive is written. `host`: the machine's name."""
 
     def __init__(self, host: str = "") -> None:
         self._numbers: dict[str, int] = {}
@@ -95,13 +95,13 @@ class Serials:
             self._places.append(re.compile(rf"(?P<name>)(?<![\w.-])(?P<value>{'|'.join(plain)})(?![\w-])"))
 
     def learn(self, text: str) -> None:
-        """Remember the serial numbers that a text names."""
+        """Collect the serial numbers that a text names."""
         for pattern in _NAMED:
             for found in pattern.finditer(text):
                 self._serial(found["value"])
 
     def learn_columns(self, argv: Iterable[str], text: str) -> None:
-        """Remember those in a table of nvidia-smi's: its columns are in its first line, or were asked for."""
+        """Collect serial numbers from an nvidia-smi table, with columns by its first line or --query-gpu."""
         asked = next((word.partition("=")[2] for word in argv if word.startswith("--query-gpu=")), "")
         lines = text.splitlines()
         for header in (asked, lines[0] if lines else ""):
@@ -113,7 +113,7 @@ class Serials:
                         self._serial(cells[at].strip())
 
     def learn_values(self, value: Any, key: str = "") -> None:
-        """Remember those among named values: a node's facts, a check's measurements."""
+        """Collect serial numbers from named values: a node's facts, a check's measurements."""
         if isinstance(value, Mapping):
             for name, inner in value.items():
                 self.learn_values(inner, str(name))
@@ -124,7 +124,7 @@ class Serials:
             self._serial(value.strip())
 
     def hidden(self, value: Any, key: str = "") -> Any:
-        """A JSON document with the stand-ins."""
+        """Return a JSON document with all placeholders filled in."""
         if isinstance(value, Mapping):
             return {self.hide(str(name)): self.hidden(inner, str(name)) for name, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -136,7 +136,7 @@ class Serials:
         return self._serial(value) if _KEY.search(key) else self.hide(value)
 
     def hide(self, text: str) -> str:
-        """The text with the stand-ins."""
+        """Return the text with all placeholders filled in."""
         for pattern in _NAMED:
             text = pattern.sub(lambda found: found["name"] + self._serial(found["value"]), text)
         lower = text.lower()
@@ -228,7 +228,7 @@ class Serials:
         number = self._number(digits[16:])
         if "::" in value:
             return value[:6] + _refilled(value[6:], number, "0")
-        if digits.startswith("0" * 20 + "ffff"):  # of an IPv4 address
+        if digits.startswith("0" * 20 + "ffff"):  # an IPv4 address
             return value[:30] + _refilled(value[30:], number, "0")
         prefix = value[:20] if digits.startswith(_LINK_LOCAL) else "fd00:0000:0000:0000:"
         return prefix + _refilled(value[20:], number, "0")
@@ -248,19 +248,19 @@ def _tells_itself(serial: str) -> bool:
 
 
 def _tells_a_host(name: str) -> bool:
-    """Whether this name means the machine wherever it stands: `gpu` and `h100` are in every output."""
+    """Return whether this name can only mean the machine; `gpu` and `h100` occur in every output."""
     return len(name) >= _MIXED and any(map(str.isdigit, name)) and any(sign in name for sign in "-.")
 
 
 def _refilled(value: str, number: int, letter: str) -> str:
-    """`value` with its last digits those of `number`, its other digits 0, its letters `letter`."""
+    """Fill `value`: its last digits become `number`, its other digits 0, its letters `letter`."""
     rest, made = str(number), []
     places = sum(one.isdigit() or (letter == "0" and one.isalnum()) for one in value)
     anywhere = places < len(rest)
-    for sign in reversed(value):
-        if not sign.isalnum():
-            made.append(sign)
-        elif sign.isdigit() or letter == "0" or anywhere:
+    for character in reversed(value):
+        if not character.isalnum():
+            made.append(character)
+        elif character.isdigit() or letter == "0" or anywhere:
             made.append(rest[-1:] or "0")
             rest = rest[:-1]
         else:

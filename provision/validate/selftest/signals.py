@@ -12,16 +12,16 @@ from types import FrameType
 from provision.node.burnin.processes import descendants, stat_of
 from provision.remote.ansible import runner
 
-_GONE = 5.0  # seconds for what was killed to be gone
-_TOGETHER = 1.0  # seconds: systemd ends a session with SIGTERM and SIGHUP, one right after the other
+_GONE = 5.0  # seconds for killed processes to disappear
+_TOGETHER = 1.0  # seconds: systemd ends a session with SIGTERM immediately followed by SIGHUP
 _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def as_interrupts() -> contextlib.AbstractContextManager[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt: what was provoked must not outlive the selftest.
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, so that no provocation outlives the selftest.
 
-    Two that come together are one: the second would raise where the first is being tidied up after. One that
-    is ignored stays ignored: nohup means what it says.
+    Two signals in quick succession count as one: the second would interrupt the cleanup. An ignored signal
+    stays ignored, for nohup.
     """
     last = -_TOGETHER
 
@@ -38,8 +38,9 @@ def as_interrupts() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """A signal that comes meanwhile is delivered at the end. Programs started here get theirs as ever: a
-    handler of Python's does not pass to them, as a blocked or ignored signal would."""
+    """Deliver signals that arrive in this block at its end.
+
+    Child processes still get theirs: they inherit a blocked or ignored signal, but not a Python handler."""
     came: list[int] = []
 
     def keep(number: int, _frame: FrameType | None) -> None:
@@ -54,15 +55,16 @@ def held_back() -> Iterator[None]:
 
 
 def running() -> set[int]:
-    """The processes below this one."""
+    """Return the live descendants of this process."""
     below = descendants(os.getpid())  # type: ignore[no-untyped-call]
     states = {pid: stat_of(pid) for pid in below}  # type: ignore[no-untyped-call]
     return {pid for pid, stat in states.items() if stat and stat[1] not in "ZX"}
 
 
 def end_others(known: Collection[int]) -> None:
-    """Kill what was started since `known` was running: a signal that comes while a program is being started
-    leaves it running, with nobody who knows it."""
+    """Kill all descendants started since `known` was taken.
+
+    A signal that arrives while a program is being started leaves it running and unknown."""
     until = time.monotonic() + _GONE
     while (others := running() - set(known)) and time.monotonic() < until:
         for pid in others:

@@ -1,1 +1,1 @@
-"""Nodes in service: their state now."""
+"""Current state of nodes in service."""

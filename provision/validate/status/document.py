@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 def document(status: FleetStatus) -> dict[str, Any]:
-    """The whole state, as plain values."""
+    """Return the whole state as plain values."""
     oldest = status.oldest
     counts = status.health.counts
     return {
@@ -34,7 +34,7 @@ def document(status: FleetStatus) -> dict[str, Any]:
 
 
 def line(status: FleetStatus) -> str:
-    """The document on one line. Pure ASCII, so that no text of a node makes it invalid."""
+    """Return the document on one line, in pure ASCII so that no text of a node can make it invalid."""
     return json.dumps(document(status), default=plain_fields, allow_nan=False) + "\n"
 
 

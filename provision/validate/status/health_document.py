@@ -1,7 +1,7 @@
-"""The health result that a node's own program wrote, /run/gpuprov/health.json: read with care (pure).
+"""Parser of a node's health result, /run/gpuprov/health.json (pure).
 
-It comes from a node, and is untrusted: each field that is used has its type and its bounds, and a text with
-control characters is refused. What is not understood is a DocumentError, never a healthy node.
+The node is untrusted: each field read has a type and bounds, and text with control characters is refused.
+Anything unexpected raises DocumentError and never counts as a healthy node.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from provision.checks.judge import ACTIONS, Finding, Verdict
 from provision.checks.on_node.document import FORMAT, LARGEST
 from provision.text import clean, one_line
 
-_TEXT = 4000  # characters of one text
-_MOST = 4096  # entries of a list
+_TEXT = 4000  # characters per text
+_MOST = 4096  # entries per list
 _HOUR, _YEAR = 3600, 366 * 86400
 
 STATES = ("active", "pending", "clearing")  # of a finding; a pending one does not count yet
 
 
 class DocumentError(Exception):
-    """Why the text is no health result: one line, to follow `the health result …`."""
+    """Reason why the text is no health result; one line that completes `the health result …`."""
 
 
 @dataclass(frozen=True)
 class HeldFinding:
-    """A finding, and where it stands: `active` and `clearing` count, `pending` was not seen often enough yet.
+    """A finding with its debouncing: `active` and `clearing` count, `pending` was not seen often enough yet.
 
     `seen` of the last `of` runs, `needs` of them make it active; `clean` runs since, `clear_after` clear it.
     """
@@ -47,10 +47,11 @@ class HeldFinding:
 
 @dataclass(frozen=True)
 class HealthDocument:
-    """One result. `uptime`: seconds since boot when it was written; `interval`: seconds between two.
+    """One health result.
 
-    `verdict` is what the node stands by, `measured` that of the last run alone; `error` why nothing could be
-    judged. `checks`: how many the last run had."""
+    `uptime`: seconds since boot when written; `interval`: seconds between two results. `verdict`: the
+    debounced one; `measured`: of the last run alone; `error`: why nothing could be judged; `checks`: run in
+    the last run."""
 
     gpuprov: str
     boot_id: str
@@ -68,7 +69,7 @@ class HealthDocument:
 
 
 def read(raw: bytes) -> HealthDocument:
-    """The result in this text. Raises DocumentError."""
+    """Parse a health result. Raises DocumentError."""
     if len(raw) > LARGEST:
         raise DocumentError(f"is larger than {LARGEST // 1024} KiB")
     try:
@@ -113,7 +114,7 @@ def _text(entry: Mapping[str, Any], name: str, most: int = _TEXT) -> str:
 
 
 def _sentence(entry: Mapping[str, Any], name: str) -> str:
-    """A text for people, cut where it is too long."""
+    """Return a text for people, truncated if it is too long."""
     return one_line(_text(entry, name, LARGEST), _TEXT)
 
 
@@ -125,7 +126,7 @@ def _printable(value: str, name: str) -> str:
 
 def _number(entry: Mapping[str, Any], name: str, most: float) -> float:
     value = entry.get(name)
-    # A number too large for a float would be an error of arithmetic later on.
+    # A number too large for a float would raise an arithmetic error later.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise _wrong(name, f"a number from 0 to {most:,.0f}")
     return float(value)
@@ -206,7 +207,7 @@ def _finding(entry: Mapping[str, Any]) -> HeldFinding:
         unit=_text(entry, "unit", 100),
         limit=_sentence(entry, "limit"),
         source=_sentence(entry, "source"),
-        # A newer program may know an action that we do not; the fault itself must not be lost over it.
+        # A newer program may name an unknown action; its finding must not be lost because of that.
         action=action if action in ACTIONS else "investigate",
         evidence=_lines(entry),
     )

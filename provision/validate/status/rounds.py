@@ -1,4 +1,4 @@
-"""Asking a fleet for its state, once or again and again: one round trip to each node."""
+"""Repeated queries for the state of a fleet, with one round trip to each node."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from provision.text import now
 from provision.validate.status.slurm import SlurmState
 from provision.validate.status.status import FleetStatus, NodeStatus, judged
 
-SLURM_SECONDS = 60.0  # between two questions to Slurm: each node's is one more request to its controller
+SLURM_SECONDS = 60.0  # between two queries to Slurm, each of which costs its controller one request per node
 
 
 class Rounds(contextlib.AbstractContextManager["Rounds"]):
-    """The nodes of a fleet, asked as often as `ask` is called. `persistent`: connections stay open."""
+    """Connections to a fleet, queried by each call of `ask`. `persistent`: connections stay open."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
         self._reach.__exit__()
 
     def ask(self, on_done: Callable[[NodeStatus], None] | None = None) -> FleetStatus:
-        """The fleet now. Never raises for a node."""
+        """Query the fleet once. Never raises for a node."""
         scheduler = not self._slurm_asked or time.monotonic() - self._slurm_asked >= SLURM_SECONDS
         if scheduler:
             self._slurm_asked = time.monotonic()
@@ -59,7 +59,7 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
 
 
 class _Asked:
-    """What nodes are asked, and what became of it."""
+    """The request to the nodes, and their results."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class _Asked:
         return self._programs[limit]
 
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:  # noqa: ARG002
-        if node in self.found:  # the first answer counts: after its run Ansible offers each node once more
+        if node in self.found:  # after its run Ansible offers each node again; only the first answer counts
             return
         said = output if isinstance(output, NodeError) else bytes(output)
         status = self.found[node] = judged(node, said, self._slurm.get(node))

@@ -1,6 +1,6 @@
-"""What Slurm says of a node: the state and the reason in `scontrol show node NAME` (pure).
+"""Slurm's state and reason for a node, from `scontrol show node NAME` (pure).
 
-remote/schedulers/slurm_text.py reads the text."""
+remote/schedulers/slurm_text.py parses the text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from provision.text import one_line
 
 @dataclass(frozen=True)
 class SlurmState:
-    """`state`: `IDLE+DRAIN`; `reason`: why somebody set it, with who and when. `error`: why neither is
-    known."""
+    """State of one node in Slurm.
+
+    `state`: such as `IDLE+DRAIN`; `reason`: with user and time; `error`: why neither is known."""
 
     name: str
     state: str = ""
@@ -22,12 +23,12 @@ class SlurmState:
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether Slurm may start a job on it now."""
+        """Whether Slurm may start a job on the node now."""
         return slurm_text.NodeText(self.name, self.state, self.reason, ()).takes_jobs
 
 
 def parsed(name: str, text: str, problem: str) -> SlurmState:
-    """What scontrol printed for `name`. Never raises."""
+    """Parse the output of scontrol for `name`. Never raises."""
     found = slurm_text.nodes(text).get(name)
     if problem or found is None:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")

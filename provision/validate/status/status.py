@@ -1,7 +1,7 @@
-"""The state of a node in service, from the health result that its own program wrote (pure).
+"""The state of a node in service, judged by the health result that its own program wrote (pure).
 
-A result counts while it is fresh. Its age is told by the node's clock since boot, which no administrator and
-no time server moves, so that a jump of the wall clock makes no result older or younger.
+A result counts while it is fresh. Its age comes from the node's clock since boot, which neither
+administrators nor time servers change, so jumps of the wall clock do not affect it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from provision.validate.status import slurm
 from provision.validate.status.health_document import DocumentError, HealthDocument, HeldFinding, read
 from provision.validate.status.slurm import SlurmState
 
-_FUTURE = 5.0  # seconds that a result may be ahead of the node's clock: both are rounded
+_FUTURE = 5.0  # seconds a result may be ahead of the node's clock, since both are rounded
 TIMER = "systemctl status gpuprov-node-health.timer"
 ABSENT = "no health result: the role node_health is not applied"
-_LATEST = 250_000_000_000  # seconds since 1970 that are still a date
+_LATEST = 250_000_000_000  # seconds since 1970; the largest valid date
 _DIGITS = re.compile(r"\d+")
 _MORE = "log in and look at /run/gpuprov/health.json"
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node now. `state`: answered, unreachable or unreadable.
+    """State of one node. `state`: answered, unreachable or unreadable.
 
-    `trouble`: why there is no result that counts, one line; `action`: what to do where that does not say
-    it. `document` is the result, though it may be stale; `age` in seconds, where there is one to tell."""
+    `trouble`: why no result counts, one line; `action`: the remedy if `trouble` names none. `document`: the
+    result, even if stale; `age` in seconds, if known."""
 
     node: str
     verdict: Verdict
@@ -53,7 +53,7 @@ class NodeStatus:
 
     @property
     def counts(self) -> bool:
-        """Whether the result is one that counts: there, understood and fresh."""
+        """Whether the result counts, that is, exists, was parsed and is fresh."""
         return self.document is not None and not self.trouble
 
     @property
@@ -63,7 +63,7 @@ class NodeStatus:
 
     @property
     def health(self) -> NodeHealth:
-        """The node as reports of health know it: its findings without the pending ones, or its trouble."""
+        """The node as in health reports: its findings without pending ones, or its trouble."""
         document = self.document
         gpus, facts = (document.gpus, document.facts) if document else ((), {})
         if self.state != "answered":
@@ -81,14 +81,14 @@ class NodeStatus:
             for check, findings in by_check.items()
         ]
         if self.verdict is not Verdict.PASS and self.verdict not in {one.verdict for one in checks}:
-            checks.append(CheckResult("", self.verdict, (), (), 0.0))  # told as one without a reason
+            checks.append(CheckResult("", self.verdict, (), (), 0.0))  # reported as a check without findings
         return NodeHealth(self.node, self.verdict, tuple(checks), gpus, facts)
 
 
 def judged(node: str, output: bytes | NodeError, before: SlurmState | None = None) -> NodeStatus:
-    """A node by what the program there printed (node/health_result.py), or by why there is nothing.
+    """Judge a node by its program's output (node/health_result.py) or by the error instead of it.
 
-    `before`: what Slurm said last, where it was not asked this time."""
+    `before`: Slurm's previous state, used if Slurm was not queried this time."""
     if isinstance(output, NodeError):
         return NodeStatus(node, Verdict.ERROR, state_word(output.unreachable), output.line)
     try:
@@ -116,11 +116,11 @@ def _judged(node: str, answer: _Answer) -> NodeStatus:
         return NodeStatus(node, Verdict.ERROR, trouble=f"the health result {error}: {_MORE}")
     age = answer.uptime - document.uptime
     if document.boot_id != answer.boot_id:
-        said = f"the health result is from before the last boot, {spelled(int(answer.uptime))} ago"
-        verdict, trouble = Verdict.ERROR, _stale(said, document)
+        reason = f"the health result is from before the last boot, {spelled(int(answer.uptime))} ago"
+        verdict, trouble = Verdict.ERROR, _stale(reason, document)
     elif age < -_FUTURE:
-        said = f"the health result is ahead of the node's clock since boot by {spelled(int(-age))}"
-        verdict, trouble = Verdict.ERROR, f"{said}: {_MORE}"
+        reason = f"the health result is ahead of the node's clock since boot by {spelled(int(-age))}"
+        verdict, trouble = Verdict.ERROR, f"{reason}: {_MORE}"
     elif stale(age, document.interval):
         verdict, trouble = Verdict.ERROR, _stale(f"the health result is {int(age // 60)} min old", document)
     else:
@@ -136,8 +136,9 @@ def _stale(said: str, document: HealthDocument) -> str:
 
 
 def _verdict(document: HealthDocument) -> tuple[Verdict, str]:
-    """The verdict of a fresh result, and why it proves nothing. It is not taken to be better than its own
-    findings are, and one without a check has measured nothing."""
+    """Return the verdict of a fresh result, and why it proves nothing.
+
+    The verdict is never better than the worst finding, and a result without checks has measured nothing."""
     if document.error:
         return Verdict.ERROR, f"the health program could not judge the node: {document.error}"
     if not document.checks and document.verdict is not Verdict.FAIL:
@@ -147,7 +148,7 @@ def _verdict(document: HealthDocument) -> tuple[Verdict, str]:
 
 
 class _Answer:
-    """What the program on the node printed. Raises AnswerError for anything that it would not."""
+    """Parsed output of the program on the node. Raises AnswerError for output it cannot have written."""
 
     def __init__(self, output: bytes) -> None:
         try:
@@ -176,7 +177,7 @@ class _Answer:
         return slurm.parsed(one_line(texts["name"], 100), texts["text"], one_line(texts["problem"], 200))
 
     def text(self) -> bytes:
-        """The result itself; one byte above the limit where it is larger. Raises DocumentError."""
+        """Decompress the result, to at most one byte above the size limit. Raises DocumentError."""
         try:
             return zlib.decompressobj().decompress(binascii.a2b_base64(self._health), LARGEST + 1)
         except (ValueError, binascii.Error, zlib.error):
@@ -185,9 +186,11 @@ class _Answer:
 
 @dataclass(frozen=True)
 class Watched:
-    """What `gpuprov watch` made of a node. `role`: failed (the watch is at work on it), repair (it waits for
-    people), replaces (a spare in service in the place of `other`), spare. `incident`: its id, with its
-    next `step` and its `cause`; `other`: of a failed node its spare; `next`: a command for a person."""
+    """State of a node in `gpuprov watch`.
+
+    `role`: failed (the watch is acting on it), repair (waits for people), replaces (spare in service in place
+    of `other`), spare. `incident`: its id, with its next `step` and `cause`; `other`: for a failed node its
+    spare; `next`: a command for a person."""
 
     role: str
     incident: str = ""
@@ -199,22 +202,23 @@ class Watched:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """The nodes of a fleet at one moment (`at`: ISO 8601 UTC). `watched`: those that `gpuprov watch` took out
-    of service, put into service or keeps as spares."""
+    """The nodes of a fleet at one moment (`at`: ISO 8601 UTC).
 
-    fleet: Fleet = field(repr=False)  # with passwords
+    `watched`: nodes that `gpuprov watch` took out of service, put into service or keeps as spares."""
+
+    fleet: Fleet = field(repr=False)  # contains passwords
     at: str
     nodes: Mapping[str, NodeStatus] = field(default_factory=dict)
     watched: Mapping[str, Watched] = field(default_factory=dict)
 
     @property
     def repair(self) -> dict[str, str]:
-        """The nodes that wait for people, with the spare in their place, if there is one."""
+        """Nodes that wait for people, each with the spare in its place, if there is one."""
         return {name: one.other for name, one in self.watched.items() if one.role == "repair"}
 
     @cached_property
     def health(self) -> FleetHealth:
-        """The same as a report of health."""
+        """The state as a health report."""
         nodes = tuple(status.health for status in self.nodes.values())
         return FleetHealth("", __version__, str(self.fleet.source), self.at, self.at, (), nodes)
 
@@ -239,7 +243,7 @@ class FleetStatus:
 
     @property
     def other_versions(self) -> dict[str, list[str]]:
-        """The nodes whose health program is another version than this gpuprov, by that version."""
+        """Nodes with another version of the health program than this gpuprov, by that version."""
         found: dict[str, list[str]] = {}
         for name, status in self.nodes.items():
             if status.document is not None and status.document.gpuprov != __version__:
@@ -248,7 +252,7 @@ class FleetStatus:
 
     @property
     def still_used(self) -> list[str]:
-        """The nodes that failed, and that Slurm still gives jobs."""
+        """Failed nodes to which Slurm still assigns jobs."""
         return [
             name
             for name, status in self.nodes.items()
@@ -257,7 +261,7 @@ class FleetStatus:
 
     @property
     def signature(self) -> list[Any]:
-        """What a person would call a change: everything but times and ages."""
+        """The state without times and ages, for comparison: a difference is a change worth showing."""
         return [
             (
                 name,

@@ -1,8 +1,7 @@
-"""The health results of a fleet as they change: one connection a node stays open, over which a program there
-tells each new result (node/health_result.py, `follow`).
+"""Stream of health results, over one open connection per node (node/health_result.py, `follow`).
 
-Nodes that only Ansible or a worker reaches have no such connection: they cannot be watched, which is said as
-their trouble. `gpuprov status --watch` asks them, too.
+Nodes reached only through Ansible or a worker have no such connection. They cannot be watched, and their
+trouble states it; `gpuprov status --watch` queries them too.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _MEND = "let this machine log in to it over SSH, or watch it from its worker"
 
 
 class HealthStream(contextlib.AbstractContextManager["HealthStream"]):
-    """The nodes of a fleet, followed from now until the end of the block.
+    """Live health results of a fleet until the end of the block.
 
-    `timeout`: seconds of a login and its first answer; `connections`: logins at the same time, of which there
-    are never more than LOGINS; `say` gets lines for people: what this machine does not allow.
+    `timeout`: seconds for login and first answer; `connections`: concurrent logins, at most LOGINS; `say`:
+    receives messages for people about limits of this machine.
 
-    A node that is lost is `unreachable` at once, and is tried again by itself: after a second, then at
-    growing intervals of up to a minute, and where it refused us after a quarter of an hour. One that is cut
-    off is noticed within 45 s. Slurm is not asked. Safe to use from several threads."""
+    A lost node is `unreachable` at once and retried after a second, then at growing intervals of up to a
+    minute, or after a quarter of an hour if it refused the login. A silent connection is noticed within 45 s.
+    Slurm is not queried. Thread-safe."""
 
     def __init__(
         self, fleet: Fleet, *, timeout: float, connections: int, say: Callable[[str], None] | None = None
@@ -55,14 +54,15 @@ class HealthStream(contextlib.AbstractContextManager["HealthStream"]):
 
     @property
     def latest(self) -> Mapping[str, NodeStatus]:
-        """Each node as it was last told, by name. A node of which nothing is known yet is not among them; the
-        `age` of a result is that at the moment when it came."""
+        """The latest status of each node with a known one, by name; `age` is the age on arrival."""
         with self._news:
             return dict(self._latest)
 
     def changes(self, seconds: float) -> list[NodeStatus]:
-        """The nodes that have changed since the last call, each once, as it is now; waits at most so long for
-        the first. A new result is a change though it says the same, and so is a result that has become stale.
+        """Return the nodes changed since the last call, each once in its current state.
+
+        Waits up to `seconds` for the first. A new result counts as a change even if it is equal, and so does
+        a result becoming stale.
         """
         with self._news:
             self._news.wait_for(lambda: self._changed, seconds)
@@ -73,7 +73,7 @@ class HealthStream(contextlib.AbstractContextManager["HealthStream"]):
     def _take(self, node: str, output: bytes | NodeError) -> None:
         try:
             status = judged(node, output)
-        except Exception as error:  # a status that nobody updates any more would look healthy
+        except Exception as error:  # a status that is no longer updated would look healthy
             status = judged(
                 node, NodeError("garbage", f"{type(error).__name__}: {error}", bug_file.report(error))
             )

@@ -1,4 +1,4 @@
-"""The state of a fleet for a terminal: nodes by verdict, causes with their nodes, and the next commands."""
+"""A fleet's state as text for a terminal: nodes by verdict, causes with their nodes, next commands."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from provision.report.terminal import Ink, section
 from provision.text import many, moment, one_line, spelled
 from provision.validate.status.status import ABSENT, FleetStatus
 
-_COMMANDS = 3  # of incidents that are named
+_COMMANDS = 3  # number of incidents' commands shown
 _WHY = {
     "gpuprov return ": "after its repair: validates the node and makes it a spare",
     "gpuprov watch spare ": "a failed node waits for a spare; NODE: an idle one of the group gpuprov_spares",
 }
-_KINDS = 6  # of pending findings, of Slurm's states and of its reasons that are named
+_KINDS = 6  # number of kinds shown: of pending findings, Slurm states and Slurm reasons
 
 
 def render(status: FleetStatus, width: int = 100, color: bool = False) -> str:
-    """The whole state, ending in a newline and safe to print. `color` adds ANSI colours and nothing else."""
+    """Render the whole state, ending in a newline and safe to print. `color` only adds ANSI colours."""
     ink = Ink(max(width, 40), color)
     found = causes(status.health)
     lines = [*_head(status, ink), *_verdicts(status, ink)]
@@ -36,7 +36,7 @@ def render(status: FleetStatus, width: int = 100, color: bool = False) -> str:
     if commands := list(next_commands(status)):
         lines.append("")
     for command, why in commands:
-        text = f"next: {command}"  # never wrapped: it is there to be pasted
+        text = f"next: {command}"  # never wrapped, so that it can be pasted
         lines += [ink.paint(Verdict.PASS, text, bold=True), *ink.wrap(why, "      ", "")]
     return "\n".join(lines) + "\n"
 
@@ -45,14 +45,14 @@ def _head(status: FleetStatus, ink: Ink) -> Iterator[str]:
     source = one_line(str(status.fleet.source), 200)
     yield from ink.wrap(f"{source} · {many(len(status.nodes), 'node')} · {moment(status.at)}", "", "")
     yield ink.paint(status.verdict, headline(status.health), bold=True)
-    told = []
+    parts = []
     if (oldest := status.oldest) is not None:
-        told.append(f"oldest health result: {spelled(int(oldest.age or 0))} ({one_line(oldest.node, 80)})")
+        parts.append(f"oldest health result: {spelled(int(oldest.age or 0))} ({one_line(oldest.node, 80)})")
     for state in ("unreachable", "unreadable"):
         if count := sum(each.state == state for each in status.nodes.values()):
-            told.append(f"{many(count, 'node')} {state}")
-    if told:
-        yield from ink.wrap(" · ".join(told), "", "")
+            parts.append(f"{many(count, 'node')} {state}")
+    if parts:
+        yield from ink.wrap(" · ".join(parts), "", "")
 
 
 def _verdicts(status: FleetStatus, ink: Ink) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _verdicts(status: FleetStatus, ink: Ink) -> Iterator[str]:
 
 
 def _pending(status: FleetStatus) -> Iterator[str]:
-    """What does not count yet, in one line: a person may want to look before it does."""
+    """Summarise pending findings in one line, for a person who wants to act before they count."""
     if not (pending := status.pending):
         return
     kinds = Counter(
@@ -83,7 +83,7 @@ def _versions(status: FleetStatus) -> Iterator[str]:
 
 
 def _watched(status: FleetStatus) -> Iterator[str]:
-    """What the watch made of nodes: those that failed, with who took whose place, and the spares."""
+    """Describe the nodes handled by the watch: failed ones with their replacements, and the spares."""
     out = [(node, one) for node, one in status.watched.items() if one.role in ("failed", "repair")]
     for node, one in out[:_KINDS]:
         if one.role == "repair":
@@ -99,7 +99,7 @@ def _watched(status: FleetStatus) -> Iterator[str]:
 
 
 def _slurm(status: FleetStatus) -> Iterator[str]:
-    """How many nodes are in which of Slurm's states, and the reasons that somebody gave for one."""
+    """Count the nodes in each Slurm state, and list the reasons set for nodes out of service."""
     known = {name: one.slurm for name, one in status.nodes.items() if one.slurm is not None}
     states = Counter(one.state for one in known.values() if one.state)
     if states:
@@ -119,7 +119,7 @@ def _slurm(status: FleetStatus) -> Iterator[str]:
 
 
 def next_commands(status: FleetStatus) -> Iterator[tuple[str, str]]:
-    """Commands to type next, with the reason."""
+    """Yield the commands to type next, with the reasons."""
     if used := status.still_used:
         names = [one.name for name in used if (one := status.nodes[name].slurm) is not None]
         if names := [name for name in names if listable(name)]:
