@@ -1,1 +1,1 @@
-"""What is desired against what was observed: assessments, drifts and their reports."""
+"""Assessments, drifts and their reports: the declared state compared with the observed one."""

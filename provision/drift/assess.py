@@ -32,25 +32,25 @@ from provision.remote.ssh.fanout import MOST
 from provision.secrets_mask import secrets_of
 from provision.shared_facts import Pool
 
-# Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
+# Receives a node's observation, its drifts, and the secrets to mask before storing either.
 OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
 Item = TypeVar("Item")
-_DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
+_DERIVED = frozenset({"gpu.sku"})  # computed on the controller from a node's answer, so never requested
 
 
 def _health_program() -> ModuleType:
-    """What packs it, imported only where a node is to have it: it is made of modules above `desired`."""
+    """Import the packer of the health program on demand: its modules lie in layers above `desired`."""
     from provision.checks.on_node import packed_program
 
     return packed_program
 
 
-# What an expect.yml finds beside the variables.
+# Globals available to expect.yml in addition to variables.
 GIVEN = {"gpuprov_node_health_sha256": lambda: _health_program().sha256()}
 
 
 class Observe(Protocol):
-    """Reads facts of nodes, as remote.reach.observe.observe does."""
+    """Reader of nodes' facts; remote.reach.observe.observe is the real one."""
 
     def __call__(
         self,
@@ -65,27 +65,28 @@ class Observe(Protocol):
 
 
 class LookOptions(TypedDict, total=False):
-    """How nodes are looked at."""
+    """Options for observing nodes."""
 
-    timeout: float  # seconds a node has to answer
+    timeout: float  # timeout for each node's answer, in seconds
     connections: int
     on_done: Callable[[Observation], None] | None
-    say: Callable[[str], None] | None  # is given lines for people meanwhile
+    say: Callable[[str], None] | None  # receives messages for people meanwhile
     observe: Observe | None
-    also: Collection[str]  # facts to ask of every node beside those its roles promise
-    also_of: Mapping[str, Collection[str]]  # the same of nodes with one vendor's GPUs, by vendor
-    on_judged: OnJudged | None  # is given each node once its drifts are known, while others are still asked
-    remove: tuple[str, ...]  # roles to be taken off the nodes: these alone are looked at (removal.py)
+    also: Collection[str]  # facts to observe on every node in addition to those its roles promise
+    also_of: Mapping[str, Collection[str]]  # additional facts for nodes with one vendor's GPUs, by vendor
+    # receives each node once its drifts are known, before others have answered
+    on_judged: OnJudged | None
+    remove: tuple[str, ...]  # roles to remove from the nodes; only these are compared (removal.py)
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What is declared and what was found, node by node (all mappings are by node name, in inventory order).
+    """The declared and the observed state of each node; mappings are by node name, in inventory order.
 
-    `declared` is what the inventory says; `views` is what templates see (never to be stored: it may hold
-    secrets, of which those that were vaulted are in `vaulted`). `observations` has every node, `described`
-    (its gpuprov_node) those that answered; `refused` those a compatibility rule forbids to touch; `expected`
-    and `drifts` the others. With `remove`, they are about what these roles left, and nothing else.
+    `declared`: the inventory's variables; `views`: variables as templates read them (never store them, they
+    may hold secrets; `vaulted` has the vaulted ones). `observations` has every node, `described` (its
+    gpuprov_node) those that answered; `refused` those that a compatibility rule forbids to touch; `expected`
+    and `drifts` the others. With `remove`, they only cover what these roles left behind.
     """
 
     fleet: Fleet
@@ -102,16 +103,16 @@ class Assessment:
 
     @functools.cached_property
     def secrets(self) -> tuple[str, ...]:
-        """What may never be shown: what was vaulted, and what variables hold that are named like secrets."""
+        """Secrets to mask in all output: vaulted values, and variables named like secrets."""
         return secrets_of({"secret": sorted(self.vaulted)}, *self.declared.values())
 
     def secrets_of(self, node: str) -> tuple[str, ...]:
-        """Those that anything of this node could hold."""
+        """Return the secrets that data of this node could contain."""
         return secrets_of({"secret": sorted(self.vaulted)}, self.declared[node])
 
     @property
     def expectations(self) -> int:
-        """How many expectations were compared."""
+        """Number of compared expectations."""
         return sum(len(expected) for expected in self.expected.values())
 
     @property
@@ -120,7 +121,7 @@ class Assessment:
         return tuple(node for node, found in self.drifts.items() if not found)
 
     def causes(self) -> dict[diagnosis.Diagnosis, list[str]]:
-        """What is wrong with the driver stack: each cause with its nodes (`diagnosis.lines` words it)."""
+        """Return each cause of trouble in the driver stack with its nodes; `diagnosis.lines` words them."""
         if self.remove:
             return {}
         return diagnosis.causes(
@@ -132,22 +133,22 @@ class Assessment:
         )
 
     def arguments(self, nodes: Iterable[str] | None = None) -> str:
-        """These nodes, or all that were chosen, as a command takes them."""
+        """Return these nodes, or all selected ones, as command-line arguments."""
         return inventory.arguments(self.fleet, nodes)
 
     @property
     def unreachable(self) -> dict[str, str]:
-        """Node → why nothing is known about it."""
+        """Node → reason why its state is unknown."""
         return {node: said.error for node, said in self.observations.items() if said.error is not None}
 
     @property
     def troubles(self) -> dict[str, str]:
-        """The same in words for people, which begin with the node's state."""
+        """The same reasons for people, each beginning with the node's state."""
         return {node: said.trouble for node, said in self.observations.items() if said.trouble}
 
     @property
     def host_only(self) -> dict[str, str]:
-        """Node → what its GPUs are, where roles for the host alone are compared: none provisions them."""
+        """Node → description of its GPUs, if no role provisions them and only its host is compared."""
         return {
             name: vendors.cannot(machine, "provision")
             for name, machine in self.described.items()
@@ -156,7 +157,7 @@ class Assessment:
 
     @property
     def roles(self) -> dict[str, tuple[str, ...]]:
-        """Node → the roles it takes part in, or those to be removed."""
+        """Node → its roles, or those to remove."""
         if self.remove:
             return dict.fromkeys(self.declared, self.remove)
         return {
@@ -165,8 +166,7 @@ class Assessment:
         }
 
     def hosts(self, described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The variables of these nodes (node → its gpuprov_node) for Ansible, with the same values as were
-        expected of them."""
+        """Return the Ansible variables of these nodes (node → its gpuprov_node), with the expected values."""
         return {
             node: {
                 **self.declared[node],
@@ -178,16 +178,16 @@ class Assessment:
         }
 
     def _programs(self, node: str) -> dict[str, str]:
-        """The programs of ours that its roles install, as files on this machine."""
+        """Return local paths of the gpuprov programs that the node's roles install."""
         wanted = self.declared[node].get("node_health_enabled") and "node_health" in self.roles[node]
         return {"node_health_program": str(_health_program().file())} if wanted and not self.remove else {}
 
 
 def assess(fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]) -> Assessment:
-    """Look at the whole fleet, one connection a node.
+    """Observe the whole fleet over one connection per node, and compare it with its declaration.
 
-    Raises StackError and CompatibilityError before any node is touched. Afterwards a node's trouble is its
-    own: unreachable or refused, it is named, and the others go on. `observe` stands in for nodes in tests.
+    Raises StackError and CompatibilityError before any node is touched. Later, an unreachable or refused node
+    is recorded and the others continue. `observe` replaces the nodes in tests.
     """
     remove = options.get("remove", ())
     known = declare(fleet, overrides, options.get("say") or (lambda _line: None), remove=remove)
@@ -204,8 +204,9 @@ def declare(
     *,
     remove: tuple[str, ...] = (),
 ) -> Assessment:
-    """What the inventory says of the fleet, without a look at any node. Raises StackError and
-    CompatibilityError."""
+    """Build an assessment from the inventory alone, without contacting nodes.
+
+    Raises StackError and CompatibilityError."""
     variables.check(fleet, overrides, say)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     resolved = resolve.resolve(fleet, declared, GIVEN)
@@ -226,7 +227,7 @@ def with_progress(
     on_event: OnEvent,
     **options: Unpack[LookOptions],
 ) -> Assessment:
-    """`assess` as work that is reported; nodes in trouble are named as they come."""
+    """Run `assess` and report its progress, including each node in trouble as it answers."""
     with work(title, len(fleet.nodes), on_event):
         options.setdefault("say", lambda line: on_event(Note(line)))
         options["on_done"] = lambda said: on_event(
@@ -236,9 +237,9 @@ def with_progress(
 
 
 def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptions]) -> Assessment:
-    """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
-    beside = diagnosis.FACTS.union(options.get("also", ()))  # in the same round trip
-    whole = functools.cache(beside.union)  # one set for all that are asked the same
+    """Observe these nodes (again) and return an assessment of them alone, declared as in `known`."""
+    beside = diagnosis.FACTS.union(options.get("also", ()))  # read in the same round trip
+    whole = functools.cache(beside.union)  # nodes with equal requests share one set
     also_of = options.get("also_of", {})
     remove = known.remove
     ask = {}
@@ -273,17 +274,17 @@ def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptio
 
 
 class _Judge:
-    """Says of each node what differs as soon as it has answered, while others are still asked."""
+    """Judge of single nodes, which compares each one as it answers while others are still being observed."""
 
     def __init__(
         self, known: Assessment, on_judged: OnJudged | None, also_of: Mapping[str, Collection[str]]
     ) -> None:
-        self.missing: dict[str, frozenset[str]] = {}  # node → facts it has to be asked for yet
+        self.missing: dict[str, frozenset[str]] = {}  # node → facts still to be observed
         self._known = known
         self._on_judged = on_judged
         self._also_of = also_of
-        self._first: dict[str, Observation] = {}  # of the nodes that are to be asked again
-        self._machines: dict[Hashable, dict[str, Any]] = {}  # most are alike
+        self._first: dict[str, Observation] = {}  # nodes to be observed again
+        self._machines: dict[Hashable, dict[str, Any]] = {}  # most are equal
         self._pool = Pool()
         self._compared = FleetDrifts()
         self._observations: dict[str, Observation] = {}
@@ -293,7 +294,7 @@ class _Judge:
         self._drifts: dict[str, list[Drift]] = {}
 
     def take(self, observation: Observation) -> None:
-        """What a node answered first; once for each."""
+        """Record and compare a node's first answer; later ones are ignored."""
         name = observation.node
         if name in self._observations or name in self._first:
             return
@@ -319,7 +320,7 @@ class _Judge:
         self._finish(observation)
 
     def join(self, late: Observation) -> None:
-        """What a node answered when it was asked for what was missing."""
+        """Add a node's answer to the request for its missing facts."""
         self._finish(_joined(self._first[late.node], late))
 
     def _finish(self, observation: Observation) -> None:
@@ -333,7 +334,7 @@ class _Judge:
             self._on_judged(observation, found, self._known.secrets_of(name))
 
     def assessment(self, chosen: Collection[str]) -> Assessment:
-        """All of it, in the order of `chosen`."""
+        """Return the complete assessment, in the order of `chosen`."""
         return replace(
             self._known,
             observations=_ordered(self._observations, chosen),
@@ -349,7 +350,7 @@ def _ordered(found: Mapping[str, Item], order: Collection[str]) -> dict[str, Ite
 
 
 def _missing(expectations: Sequence[Expectation], seen: Observation) -> frozenset[str]:
-    """Facts whose names depend on what the node turned out to be, and which it was not asked for."""
+    """Return unobserved facts that expectations need, now that the kind of node is known."""
     return _unasked(by_fact(expectations) - _DERIVED, seen)
 
 

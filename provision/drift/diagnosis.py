@@ -1,7 +1,7 @@
 """Diagnosis of a node's driver stack: one line per cause, with the next step (pure).
 
-A drift says which fact differs; several of them often have one cause. Each rule here knows one such cause by
-the facts that give it away. A rule that misses a fact is silent: the drift itself still says it is unknown.
+Several drifts often have one cause. Each rule here recognises one cause by the facts that reveal it. A rule
+without its facts reports nothing; the drift itself already reports the unknown fact.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from provision.desired.expectations import Expectation
 from provision.node_names import fold
 from provision.text import many, one_line
 
-NODES = "{nodes}"  # in a next step: the inventory and the nodes it is for, as a command takes them
-Arguments = Callable[[Iterable[str]], str]  # what stands there: desired.inventory.arguments of the fleet
-_LONGEST = 320  # characters of what a node said (a compiler's message is the longest)
+NODES = "{nodes}"  # placeholder in a next step for the command-line arguments of inventory and nodes
+Arguments = Callable[[Iterable[str]], str]  # fills the placeholder: desired.inventory.arguments of the fleet
+_LONGEST = 320  # maximum length of text from a node (compiler messages are the longest)
 
 _BY_HAND = "on the node, correct or remove what is named: gpuprov changes no file of others"
 
-# Asked of every node beside what its roles promise; from files, but for one modinfo.
+# Observed on every node in addition to its roles' promises; read from files, except for one modinfo.
 FACTS = frozenset(
     {"driver.loaded_version", "driver.userspace_version", "driver.installed_version", "driver.flavour"}
     | {"module.nouveau.loaded", "kernel.headers", "kernel.initramfs_stale"}
@@ -32,20 +32,20 @@ FACTS = frozenset(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One cause on one node. `rule` names it for programs; `cause` and `next_step` are for people."""
+    """One cause on one node. `rule` is its stable id; `cause` and `next_step` are for people."""
 
     rule: str
     cause: str
     next_step: str
 
     def line(self, nodes: Iterable[str], arguments: Arguments) -> str:
-        """The diagnosis in one line, the next step with these nodes in it."""
+        """Return the diagnosis in one line, with these nodes in the next step."""
         return f"{self.cause}; next: {self.next_step.replace(NODES, arguments(nodes))}"
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A node's facts, and what it was promised, as the rules ask for them."""
+    """A node's facts and promised values, with typed access for the rules."""
 
     facts: Mapping[str, Any]
     wanted: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Seen:
 
     @property
     def has_dkms_package(self) -> bool:
-        """Whether a package with the driver's sources for DKMS is on the node, configured or not."""
+        """Whether a package with the driver's DKMS sources is on the node, configured or not."""
         return any(
             "dkms" in fact and fact.endswith(".status") and value not in (None, "absent", "config-files")
             for fact, value in self.facts.items()
@@ -88,8 +88,9 @@ class _Seen:
 
 
 def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ()) -> list[Diagnosis]:
-    """Every cause these facts give away, the most fundamental first, of roles the node takes part in: no
-    other can be mended with `gpuprov up`, or was declared."""
+    """Return every cause that these facts reveal, the most fundamental first.
+
+    Only causes in roles of the node count, since `gpuprov up` repairs no other."""
     roles = {each.role for each in expectations}
     wanted = {each.fact: each.value for each in expectations if each.operator == "equals"}
     seen = _Seen(facts, wanted)
@@ -103,7 +104,7 @@ def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ())
 def causes(
     nodes: Mapping[str, tuple[Mapping[str, Any], Sequence[Expectation]]],
 ) -> dict[Diagnosis, list[str]]:
-    """Facts and expectations of nodes → each cause with the nodes that share it."""
+    """Diagnose nodes by their facts and expectations; return each cause with its nodes."""
     alike: dict[Diagnosis, list[str]] = {}
     for name, (facts, expectations) in nodes.items():
         for found in diagnose(facts, expectations):
@@ -112,12 +113,12 @@ def causes(
 
 
 def lines(found: Mapping[Diagnosis, Sequence[str]], arguments: Arguments) -> list[str]:
-    """One line for each cause, with its nodes before it."""
+    """Return one line for each cause, preceded by its nodes."""
     return [f"{fold(names)}  {each.line(names, arguments)}" for each, names in found.items()]
 
 
 def section(found: Mapping[Diagnosis, Sequence[str]], arguments: Arguments) -> list[str]:
-    """The lines under a heading, as plan, up and drift show them; nothing when there is no cause to name."""
+    """Return the diagnosis section of plan, up and drift with its heading; empty without a cause."""
     told = [f"  {line}" for line in lines(found, arguments)]
     return ["cause and next step", *told, ""] if told else []
 
@@ -167,12 +168,12 @@ def _overruled(seen: _Seen) -> Diagnosis | None:
 def _dkms(seen: _Seen) -> Diagnosis | None:
     failed = seen.texts("dkms.nvidia.failed")
     kernels = (seen.boots, seen.text("kernel.release"))
-    # The kernel of the next boot matters most; a build that failed for a third one is said as well.
+    # The kernel of the next boot matters most; a failure for a third kernel is still reported.
     chosen = next((each for kernel in kernels for each in failed if each.startswith(f"{kernel}: ")), "")
-    said = chosen or next(iter(failed), "")
-    if not said:
+    message = chosen or next(iter(failed), "")
+    if not message:
         return None
-    kernel, _, error = said.partition(": ")
+    kernel, _, error = message.partition(": ")
     half = sorted(
         fact.split(".")[1]
         for fact, value in seen.facts.items()
@@ -257,7 +258,7 @@ def _fabric_not_ready(seen: _Seen) -> Diagnosis | None:
         what = f"fabric manager is {seen.text('service.nvidia-fabricmanager.active')}"
     else:
         return None
-    if _fabric_manager(seen) is not None:  # that is why
+    if _fabric_manager(seen) is not None:  # that mismatch is the cause
         return None
     return Diagnosis(
         "fabric-not-ready",
@@ -267,7 +268,7 @@ def _fabric_not_ready(seen: _Seen) -> Diagnosis | None:
     )
 
 
-# Each rule with the role whose promises it explains.
+# Each rule with the roles that have the promises it explains.
 _RULES: Mapping[Callable[[_Seen], Diagnosis | None], tuple[str, ...]] = {
     **dict.fromkeys((_nouveau, _secure_boot, _dkms, _headers, _split, _reboot_pending), ("nvidia_driver",)),
     _sources: ("nvidia_repository", "amd_repository"),

@@ -24,14 +24,16 @@ from provision.runs.fingerprint import Standing
 from provision.secrets_mask import masked
 from provision.terminal import printable
 
-FACTS = compared.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
+FACTS = compared.facts_to_ask() | fingerprint.FACTS  # observed in addition to the roles' promises
 FACTS_OF = {vendor: compared.facts_to_ask(vendor) for vendor in vendors.NAMES}
 
 
 @dataclass(frozen=True)
 class DriftReport:
-    """One look at a fleet. `odd` is None when it was not compared with itself; `standings`: node → what its
-    validation is worth now, for the nodes that answered; `required`: a node without a current pass counts."""
+    """One comparison of a fleet; `odd` is None if its nodes were not compared with each other.
+
+    `standings`: node → current validity of its validation, for nodes that answered; `required`: a node
+    without a current pass counts as a finding."""
 
     seen: Assessment
     odd: Comparison | None
@@ -42,12 +44,12 @@ class DriftReport:
 
     @functools.cached_property
     def findings(self) -> list[Finding]:
-        """The one verdict: the exit code and every format for programs are made of these."""
+        """All findings; the exit status and every format for programs are derived from them."""
         return findings(self)
 
     @property
     def code(self) -> ExitCode:
-        """Drift is worse than a failed check, and both are worse than not knowing; none of them is fine."""
+        """The exit status; drift outranks a failed check, and both outrank an unknown state."""
         errors = {each.rule.partition("/")[0] for each in self.findings if each.level == "error"}
         if errors:
             return ExitCode.UNHEALTHY if errors == {"validation"} else ExitCode.DRIFT
@@ -62,16 +64,16 @@ class DriftReport:
 def make(
     seen: Assessment, *, compare: bool = True, required: bool = False, run_folder: str = ""
 ) -> DriftReport:
-    """Compare what was seen with the fleet's majority and with the newest validation of each node.
+    """Compare the observed fleet with its majority and with each node's latest validation.
 
-    Raises RunFolderError when the index of validations cannot be read."""
+    Raises RunFolderError if the index of validations cannot be read."""
     answered = [name for name, said in seen.observations.items() if said.error is None]
     results = node_history.read(answered)
     checks = checks_asked.select("standard")
     standings = {}
     for name in answered:
         if not seen.fleet.nodes[name].kind & Kind.GPU:
-            continue  # validate leaves it out
+            continue  # validate skips such nodes
         said = seen.observations[name]
         now = fingerprint.of(said.facts, said.problems)
         standings[name] = fingerprint.standings(name, checks, results[name], now)
@@ -80,7 +82,7 @@ def make(
 
 
 def _voters(seen: Assessment, answered: Sequence[str]) -> dict[str, Voter]:
-    sets: dict[int, frozenset[str]] = {}  # nodes alike share their list of expectations
+    sets: dict[int, frozenset[str]] = {}  # similar nodes share their list of expectations
 
     def declared(name: str) -> frozenset[str]:
         expected = seen.expected.get(name, [])
@@ -105,8 +107,9 @@ def _voters(seen: Assessment, answered: Sequence[str]) -> dict[str, Voter]:
 
 @dataclass(frozen=True)
 class Expiry:
-    """Checks of one node whose word does not count, for one reason. `done` is what they said and when, empty
-    when they never ran; `why` what changed since."""
+    """Checks of one node with the same expired or missing result.
+
+    `verdict` and `day` describe the result, empty if the checks never ran; `why`: the changes since."""
 
     checks: tuple[str, ...]
     verdict: str
@@ -115,7 +118,7 @@ class Expiry:
     everything: bool = False
 
     def text(self) -> str:
-        """`passed gpu_burn on 2026-11-02, expired: kernel.release 6.12.1 → 6.12.2`"""
+        """Return a sentence: `passed gpu_burn on 2026-11-02, expired: kernel.release 6.12.1 → 6.12.2`."""
         if not self.verdict:
             return "never validated" if self.everything else f"never ran {', '.join(self.checks)}"
         words = {"pass": "passed", "warn": "passed with a warning", "fail": "failed", "skip": "skipped"}
@@ -124,13 +127,13 @@ class Expiry:
 
     @property
     def command(self) -> str:
-        """What makes these checks count again, with NODES where the nodes belong."""
+        """The command that makes these checks valid again, with NODES as placeholder for the nodes."""
         only = "" if self.everything else f" --checks {','.join(self.checks)}"
         return f"gpuprov validate {NODES}{only}"
 
 
 def expiries(standings: Sequence[Standing]) -> list[Expiry]:
-    """The checks of one node that do not hold, those with the same reason together."""
+    """Group the invalid checks of one node by the reason."""
     groups: dict[tuple[str, str], list[Standing]] = {}
     for each in standings:
         if not each.holds:
@@ -148,13 +151,15 @@ def expiries(standings: Sequence[Standing]) -> list[Expiry]:
     ]
 
 
-# --- the same for programs
+# --- findings for programs
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing a CI shows. `rule` is stable (role/fact), `level` error, warning or note; `text` names no
-    node, `more` says why it matters or what to do. Both are safe to print and hold no secret."""
+    """One finding shown by a CI.
+
+    `rule`: stable id (role/fact); `level`: error, warning or note; `text` names no node; `more`: why it
+    matters, or the remedy. Both texts are safe to print and free of secrets."""
 
     rule: str
     nodes: tuple[str, ...]
@@ -163,12 +168,12 @@ class Finding:
     more: str
 
     def advice(self, arguments: Arguments, nodes: Sequence[str] = ()) -> str:
-        """`more` with its nodes (or those given) where a command names them."""
+        """Return `more` with its nodes (or the given ones) filled into commands."""
         return self.more.replace(NODES, arguments(nodes or self.nodes))
 
 
 def findings(report: DriftReport) -> list[Finding]:
-    """Everything there is to say, node by node, the worst kind first."""
+    """Return all findings of the report, sorted by kind with the worst first."""
     seen = report.seen
     found: list[Finding] = []
 
@@ -188,7 +193,7 @@ def findings(report: DriftReport) -> list[Finding]:
         nodes = [node for _, members in each.sides for node in members]
         add(f"majority/{each.fact}", nodes, "error", f"{each.fact} {tie_text(each)}", each.why)
     for cause, names in report.causes.items():
-        # A cause decides nothing: its level is that of the drifts it explains.
+        # A diagnosis takes the level of the drifts it explains.
         levels = {name: _level(seen.drifts.get(name, ())) for name in names}
         for level, alike in drift_text.grouped(levels):
             add(f"diagnosis/{cause.rule}", alike, level, cause.cause, f"next: {cause.next_step}")
@@ -215,12 +220,12 @@ def _level(drifts: Sequence[Drift]) -> str:
 
 
 def rule_of(drift: Drift) -> str:
-    """`nvidia_driver/driver.loaded_version`"""
+    """Return the rule id of a drift: `nvidia_driver/driver.loaded_version`."""
     return f"{drift.expectation.role}/{drift.expectation.fact}"
 
 
 def grouped(found: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
-    """Findings that say the same of several nodes once, with all their nodes; in order of appearance."""
+    """Merge equal findings, each with all its nodes, in order of appearance."""
     groups: dict[tuple[Any, ...], tuple[Finding, dict[str, None]]] = {}
     for each in found:
         key = (each.rule, each.level, each.text, each.more)
@@ -229,7 +234,7 @@ def grouped(found: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
 
 
 def together(found: Sequence[Finding]) -> list[tuple[list[str], list[Finding]]]:
-    """The same, with those of equal nodes, level and role (or kind: majority, validation) side by side."""
+    """Group merged findings with the same nodes, level and role (or kind: majority, validation)."""
     groups: dict[tuple[str, ...], tuple[list[str], list[Finding]]] = {}
     for finding, nodes in grouped(found):
         key = (finding.level, finding.rule.partition("/")[0], *nodes)

@@ -15,7 +15,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One expectation that does not hold on one node. `unknown`: not readable (`problem` says why)."""
+    """One expectation that does not hold on a node. `unknown`: unreadable, see `problem`."""
 
     node: str
     expectation: Expectation
@@ -24,7 +24,7 @@ class Drift:
     problem: str = ""
 
     def record(self) -> dict[str, Any]:
-        """The drift for JSON and the run folder. It may hold a declared secret: mask it before it is kept."""
+        """Return the drift for JSON and the run folder, unmasked: it may hold a declared secret."""
         expectation = self.expectation
         return {
             "node": self.node,
@@ -41,7 +41,7 @@ class Drift:
 
 
 def drifts(expectations: Sequence[Expectation], observation: Observation) -> list[Drift]:
-    """What differs on one observed node, in role order. What could not be read is unknown: it never holds."""
+    """Return the drifts of one observed node, in role order; an unreadable fact is an unknown drift."""
     facts, problems, node = observation.facts, observation.problems, observation.node
     result = []
     for expectation in expectations:
@@ -57,12 +57,12 @@ def drifts(expectations: Sequence[Expectation], observation: Observation) -> lis
 
 @dataclass
 class FleetDrifts:
-    """`drifts` of many nodes: facts that nodes have in common are compared once."""
+    """Drifts of many nodes; facts that nodes share are compared only once."""
 
     _kinds: dict[tuple[int, int], _Kind] = field(default_factory=dict)
 
     def of(self, expectations: Sequence[Expectation], observation: Observation) -> list[Drift]:
-        """As `drifts`. `expectations`: the same object for nodes of which the same is expected."""
+        """Return `drifts` of a node; nodes with equal expectations must share the same object."""
         facts = observation.facts
         if observation.problems or not isinstance(facts, SharedFacts):
             return drifts(expectations, observation)
@@ -76,8 +76,9 @@ class FleetDrifts:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Nodes of which the same is expected and which share a base of facts; both are kept, for their ids are
-    the key. `differing`: places of the expectations that the base does not meet; `places`: of each fact."""
+    """Nodes with equal expectations and a shared base of facts, kept here because their ids are the key.
+
+    `differing`: indexes of expectations that the base does not meet; `places`: indexes by fact."""
 
     expectations: Sequence[Expectation]
     base: Mapping[str, Any]
@@ -96,7 +97,7 @@ class _Kind:
 
 
 def _problem(fact: str, problems: Mapping[str, str]) -> str:
-    """Why a fact could not be read: said of itself, or of its probe (`package`, `package.nvidia-open`)."""
+    """Return why a fact could not be read; its item or probe (`package`) may have the problem instead."""
     probe = fact.partition(".")[0]
     item = fact.rpartition(".")[0]
     return problems.get(fact) or problems.get(item) or problems.get(probe) or ""

@@ -1,4 +1,4 @@
-"""Selection of a lock file's package sets from good nodes, or the reason why they cannot be used (pure)."""
+"""Selection of a lock file's package sets from good nodes, or why they cannot be used (pure)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from provision.remote.reach.observe import Observation
 from provision.text import many
 
 PATTERNS = "package_lock_patterns"
-_KERNELS = ("linux-", "kernel-")  # the driver role follows the kernel that will boot
-_SHOWN = 12  # packages spelled out where nodes disagree
+_KERNELS = ("linux-", "kernel-")  # excluded, since the driver role follows the kernel that will boot
+_SHOWN = 12  # packages listed if nodes disagree
 
 
 def asking_also(observe: Observe, fleet: Fleet, overrides: Mapping[str, Any]) -> Observe:
-    """`observe`, which in the same round trip asks every node for all that a lock file takes from it."""
+    """Wrap `observe` to read all facts a lock file needs from every node in the same round trip."""
     patterns = {name: _patterns(node, overrides) for name, node in fleet.nodes.items()}
 
     def ask_more(
@@ -54,8 +54,9 @@ def _with_packages(facts: Collection[str], patterns: Iterable[str]) -> frozenset
 
 
 def unfit(seen: Assessment) -> dict[str, str]:
-    """Node → why it is no source: nobody looked at it, or it is not as declared. (What the role package_lock
-    promises does not count: the lock file is about to be written again.)"""
+    """Return each node that cannot be a source, with the reason: unknown or not as declared.
+
+    Drifts of the role package_lock do not count, because the lock file is about to be rewritten."""
     found = seen.troubles
     for node, refusals in seen.refused.items():
         found[node] = f"refused: {refusals[0].what.removeprefix(f'{node}: ')} → {refusals[0].fix}"
@@ -73,7 +74,7 @@ def unfit(seen: Assessment) -> dict[str, str]:
 
 
 def packages_of(seen: Assessment, node: str) -> dict[str, str]:
-    """What a lock file takes from a node: packages promised by name, and those that match a pattern."""
+    """Return the packages a lock file takes from a node: those promised by name or matching a pattern."""
     facts = seen.observations[node].facts
     found: dict[str, Any] = {}
     for fact, value in facts.items():
@@ -94,8 +95,9 @@ def packages_of(seen: Assessment, node: str) -> dict[str, str]:
 
 
 def _undeclared(seen: Assessment, node: str) -> list[str]:
-    """Locked packages that no role declares, named as declared ones but for the version in the name:
-    cuda-toolkit-13-2 where cuda-toolkit-12-9 is declared."""
+    """Return undeclared locked packages that differ from declared ones only by the version in their name.
+
+    Example: cuda-toolkit-13-2 if cuda-toolkit-12-9 is declared."""
     facts = {each.fact for each in seen.expected.get(node, ()) if each.fact.startswith("package.")}
     declared = {fact.removeprefix("package.").rpartition(".")[0] for fact in facts}
     series = {re.sub(r"\d+", "", name) for name in declared if re.search(r"\d", name)}
@@ -113,7 +115,7 @@ def _fits(node: str, name: str, version: Any) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """The groups, the nodes whose packages a majority has overruled, and packages of another stack."""
+    """The groups, the nodes outvoted by a majority, and packages that belong to another stack."""
 
     groups: tuple[Group, ...]
     overruled: tuple[str, ...]
@@ -121,8 +123,9 @@ class Found:
 
 
 def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) -> Found:
-    """The groups these nodes make: one for each OS release and architecture, and for each SKU where they
-    differ. Raises StackError naming packages and nodes where nodes of a kind do not agree."""
+    """Group these nodes by OS release and architecture, and by SKU if SKUs differ.
+
+    Raises StackError with the packages and nodes if nodes of one kind disagree."""
     kinds: dict[tuple[str, str, str], dict[str, Mapping[str, str]]] = {}
     for node in nodes:
         kinds.setdefault(lockfile.place_of(seen.described[node]), {})[node] = packages_of(seen, node)
@@ -147,9 +150,9 @@ def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) 
         made[key] = Group(os, arch, skus, names, packages)
     if disagreements:
         more = len(disagreements) - _SHOWN
-        told = [*disagreements[:_SHOWN], *([f"and {many(more, 'more package')}"] if more > 0 else [])]
+        lines = [*disagreements[:_SHOWN], *([f"and {many(more, 'more package')}"] if more > 0 else [])]
         fix = "make them equal with gpuprov up, choose nodes with --nodes, or follow most with --majority"
-        raise StackError("nodes of one kind do not have the same packages:\n  " + "\n  ".join(told), fix)
+        raise StackError("nodes of one kind do not have the same packages:\n  " + "\n  ".join(lines), fix)
     strange = sorted({name for node in nodes for name in _undeclared(seen, node)})
     return Found(tuple(made.values()), tuple(overruled), tuple(strange))
 
@@ -163,8 +166,9 @@ def _members_of(
 def _agreed(
     members: Mapping[str, Mapping[str, str]], majority: bool
 ) -> tuple[Mapping[str, str] | None, list[str]]:
-    """The set all have, or with `majority` the one more than half of them have, and who has another; None
-    without one."""
+    """Return the package set all nodes share (None without one), and the nodes with another set.
+
+    With `majority`, more than half of the nodes are enough."""
     count = Counter(frozenset(packages.items()) for packages in members.values())
     (most, number), *_ = count.most_common(1)
     if len(count) > 1 and not (majority and 2 * number > len(members)):
@@ -173,7 +177,7 @@ def _agreed(
 
 
 def _differences(members: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """One line for each package: `libnccl2 is 2.29.7-1 on gpu-[01-07], absent on gpu-08`."""
+    """Return one line per differing package: `libnccl2 is 2.29.7-1 on gpu-[01-07], absent on gpu-08`."""
     names = sorted({name for packages in members.values() for name in packages})
     lines = []
     for name in names:

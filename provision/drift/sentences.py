@@ -12,14 +12,16 @@ from typing import Any
 from provision.drift.drifts import Drift
 from provision.text import value_text
 
-_FEW = 6  # elements of a list that are said
-_REASON = 240  # characters of the reason why there is none: it names the part and what to do
+_FEW = 6  # elements of a list that are printed
+_REASON = 240  # characters of the reason why a fact is unread: it names the part and the remedy
 
 
 @dataclass(frozen=True)
 class _Words:
-    """What a fact is called, with \\1 for the item in its name. A value is said with `verb` (`is installed`),
-    a fact that is true or false with `yes` or `no`; with neither it is the state of its subject."""
+    """Wording of a fact, with \\1 for the item in its name.
+
+    A value is followed by `verb` (`is installed`), a boolean fact uses `yes` or `no`; with neither, the value
+    is the state of the subject."""
 
     subject: str
     verb: str = ""
@@ -168,7 +170,7 @@ _TABLE: Sequence[tuple[str, _Words]] = (
 
 @functools.lru_cache(maxsize=4096)
 def _words(fact: str) -> _Words | None:
-    for pattern, words in _TABLE:  # compiled where they are needed: most nodes differ in nothing
+    for pattern, words in _TABLE:  # compiled on demand, since most nodes have no drift
         if match := re.fullmatch(pattern, fact):
             item = match.group(1) if match.groups() else ""
             return _Words(words.subject.replace(r"\1", item), words.verb, words.yes, words.no)
@@ -176,7 +178,7 @@ def _words(fact: str) -> _Words | None:
 
 
 def subject(fact: str) -> str:
-    """What a fact is about: `NVIDIA driver`. A fact without a word for it is called by its name.
+    """Return the name of a fact's subject, such as `NVIDIA driver`, or the fact's name if it has none.
 
     >>> subject("module.nouveau.loaded")
     'kernel module nouveau'
@@ -186,7 +188,7 @@ def subject(fact: str) -> str:
 
 
 def sentence(drift: Drift) -> str:
-    """What is wrong, in one line: `NVIDIA driver: 570.1 is loaded, 580.126.09 is declared`."""
+    """Describe a drift in one line: `NVIDIA driver: 570.1 is loaded, 580.126.09 is declared`."""
     fact, expectation = drift.expectation.fact, drift.expectation
     words = _words(fact) or _Words(fact)
     if drift.unknown:
@@ -202,31 +204,31 @@ def sentence(drift: Drift) -> str:
 
 
 def unread(what: str, problem: str) -> str:
-    """`clock could not be read: timed out`"""
+    """Describe an unreadable fact: `clock could not be read: timed out`."""
     return f"{what} could not be read: {value_text(problem, _REASON)}"
 
 
 def likeness(drift: Drift) -> tuple[Any, ...]:
-    """Equal for what is said alike: nodes that are declared alike share their expectations."""
+    """Return a key equal for drifts with equal sentences; nodes declared alike share expectations."""
     found = drift.found if type(drift.found) is str else repr(drift.found)
     return (id(drift.expectation), drift.unknown, drift.problem, found)
 
 
 def for_fleet() -> Callable[[Drift], str]:
-    """`sentence`, which puts what thousands of nodes have in common into words once."""
-    said: dict[tuple[Any, ...], str] = {}
+    """Return a caching `sentence`, which words a drift shared by thousands of nodes once."""
+    sentences: dict[tuple[Any, ...], str] = {}
 
     def one(drift: Drift) -> str:
         key = likeness(drift)
-        if key not in said:
-            said[key] = sentence(drift)
-        return said[key]
+        if key not in sentences:
+            sentences[key] = sentence(drift)
+        return sentences[key]
 
     return one
 
 
 def of_service(drifts: Sequence[Drift]) -> str:
-    """A service in one sentence: `service x is inactive and disabled, must be active and enabled`."""
+    """Describe a service: `service x is inactive and disabled, must be active and enabled`."""
     found = dict.fromkeys(_state(drift.found) for drift in drifts)
     wanted = dict.fromkeys(
         _must(drift.expectation.operator, drift.expectation.value).removeprefix("must be ")
@@ -272,7 +274,7 @@ def _quoted(line: str) -> str:
 
 
 def _value(what: Any) -> str:
-    """A value in a sentence: nothing is `none`, a list its elements, all of them alike one."""
+    """Format a value for a sentence: `none` if empty, a list as its elements, with repetitions counted."""
     if what is None or what == []:
         return "none"
     if isinstance(what, list):
@@ -284,19 +286,19 @@ def _value(what: Any) -> str:
 
 
 def _repeated(what: Sequence[Any]) -> str:
-    """Elements of which some are alike, the most frequent first: `350.00 (7 times), 300.00 (index 3)`.
+    """Format a list with repetitions, the most frequent first: `350.00 (7 times), 300.00 (index 3)`.
 
-    One that differs from all others has its place in the list: for facts of GPUs, the GPU's index.
+    A unique element keeps its index in the list: for facts of GPUs, the GPU's index.
     """
     places: dict[str, list[int]] = {}
     for index, each in enumerate(what):
         places.setdefault(value_text(each), []).append(index)
     found = sorted(places.items(), key=lambda one: -len(one[1]))
-    said = [
+    parts = [
         f"{value} (index {at[0]})" if len(at) == 1 else f"{value} ({len(at)} times)" for value, at in found
     ]
-    more = f" and {len(said) - _FEW} other values" if len(said) > _FEW else ""
-    return ", ".join(said[:_FEW]) + more
+    more = f" and {len(parts) - _FEW} other values" if len(parts) > _FEW else ""
+    return ", ".join(parts[:_FEW]) + more
 
 
 def _state(what: Any) -> str:
@@ -308,21 +310,21 @@ def _either(values: Sequence[Any]) -> str:
 
 
 def _wanted(operator: str, value: Any, verb: str) -> str:
-    """What is declared, after a value: `580.126.09 is declared`."""
+    """Return the declared value as it follows an observed one: `580.126.09 is declared`."""
     if value is None or value == []:
         return "none may be"
-    said = {
+    phrases = {
         "at_least": f"at least {_value(value)} {verb} declared",
         "contains": f"{_value(value)} {verb} missing",
         "matches": f"{_value(value)} must match",
     }
     if operator == "one_of":
         return f"{_either(value)} {verb} declared"
-    return said.get(operator, f"{_value(value)} {verb} declared")
+    return phrases.get(operator, f"{_value(value)} {verb} declared")
 
 
 def _must(operator: str, value: Any) -> str:
-    """What is declared, after a state: `must be active`."""
+    """Return the declared value as it follows a state: `must be active`."""
     if operator == "one_of":
         return f"must be {_either(value)}"
     words = {

@@ -1,8 +1,8 @@
 """Drift as workflow commands of GitHub Actions: each line becomes an annotation of the run.
 
-GitHub shows ten annotations of each kind for a step and drops the others without a word
-(github.com/actions/toolkit, docs/problem-matchers.md). So no kind gets more: findings that say the same of
-other nodes, or other things of the same nodes and role, are one, and the tenth says how many are left out.
+GitHub shows ten annotations of each kind per step and silently drops the others (github.com/actions/toolkit,
+docs/problem-matchers.md). So equal findings of several nodes are merged, as are findings of the same nodes
+and role, and the tenth annotation of a kind states how many are left out.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from provision.node_names import fold
 from provision.text import many
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
-_SHOWN = 10  # annotations of a kind
-_LINES = 12  # findings in an annotation
-_TITLE = 200  # characters; GitHub cuts a title, and a message at 64 KiB
+_SHOWN = 10  # annotations of each kind
+_LINES = 12  # findings per annotation
+_TITLE = 200  # characters; GitHub truncates a title, and a message at 64 KiB
 _NAMES = 200  # characters of folded node names
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def render(report: DriftReport) -> str:
-    """At most ten lines of each kind."""
+    """Render at most ten lines of each kind."""
     whole = "the job's summary" if SUMMARY in os.environ else "gpuprov drift --format markdown"
     file = _property(_in_workspace(report.seen.fleet.source))
     found = together(report.findings)
@@ -44,18 +44,18 @@ def render(report: DriftReport) -> str:
 
 
 def summarize(report: DriftReport) -> None:
-    """Add the Markdown form to the job's summary."""
+    """Append the Markdown form to the job's summary."""
     add_to_summary(lambda: markdown.render(report))
 
 
 def annotation(level: str, source: Path, title: str, text: str) -> str:
-    """One annotation at the inventory."""
+    """Return one annotation at the inventory."""
     where = f"file={_property(_in_workspace(source))},title={_property(title[:_TITLE])}"
     return f"::{level} {where}::{_data(text)}\n"
 
 
 def add_to_summary(render: Callable[[], str]) -> None:
-    """Add a text to the job's summary, where GitHub has one. Raises UsageError when it cannot."""
+    """Append a text to the job's summary, if GitHub offers one. Raises UsageError if writing fails."""
     file = os.environ.get(SUMMARY)
     if not file:
         return
@@ -75,16 +75,16 @@ def _title(nodes: Sequence[str], same: Sequence[Finding]) -> str:
 
 
 def _message(nodes: Sequence[str], same: Sequence[Finding], report: DriftReport) -> str:
-    said = [f"{fold(nodes, _NAMES)}: {same[0].text}\n{same[0].advice(report.seen.arguments, nodes)}"]
+    lines = [f"{fold(nodes, _NAMES)}: {same[0].text}\n{same[0].advice(report.seen.arguments, nodes)}"]
     if len(same) > 1:
-        said = [f"{fold(nodes, _NAMES)}:", *(f"- {each.text}" for each in same[:_LINES])]
+        lines = [f"{fold(nodes, _NAMES)}:", *(f"- {each.text}" for each in same[:_LINES])]
     if len(same) > _LINES:
-        said.append(f"and {len(same) - _LINES} more")
-    return _data("\n".join(said))
+        lines.append(f"and {len(same) - _LINES} more")
+    return _data("\n".join(lines))
 
 
 def _in_workspace(source: Path) -> str:
-    """The inventory as the repository names it, so that the annotation is shown at the file."""
+    """Return the inventory's path relative to the repository, so that GitHub shows the annotation there."""
     workspace = os.environ.get("GITHUB_WORKSPACE")
     source = sources(source)[0]
     full = source.absolute()
@@ -94,10 +94,10 @@ def _in_workspace(source: Path) -> str:
 
 
 def _data(text: str) -> str:
-    """The message of a command: on one line, so that no text of a node can begin a command of its own."""
+    """Escape the message of a command: on one line, no text of a node can start another command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """A property of a command, where commas and colons mean something, too."""
+    """Escape a command's property, in which commas and colons are special too."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,6 +1,6 @@
 """Drift for programs: the document of data/schemas/drift.schema.json.
 
-Keys may be added; `format` changes when one is removed or means something else."""
+Keys may be added; `format` changes if a key is removed or changes its meaning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 def document(report: DriftReport) -> dict[str, Any]:
-    """Everything, with secrets masked."""
+    """Build the whole document, with secrets masked."""
     seen = report.seen
     whole = {
         "format": FORMAT,
@@ -70,13 +70,13 @@ def _majority(report: DriftReport) -> dict[str, Any] | None:
 
 
 def render(report: DriftReport) -> str:
-    """The document as text, a line for each entry."""
+    """Render the document as text with one line per entry."""
     lines = (f" {json.dumps(key)}: {_entries(value)}" for key, value in document(report).items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _entries(value: Any) -> str:
-    """A value of the document, each entry of a list or an object on a line of its own."""
+    """Render a value of the document with each entry of a list or an object on its own line."""
     if value and isinstance(value, dict):
         inside = ",\n".join(f"  {json.dumps(key)}: {_line(each)}" for key, each in value.items())
         return "{\n" + inside + "\n }"
@@ -86,5 +86,5 @@ def _entries(value: Any) -> str:
 
 
 def _line(value: Any) -> str:
-    # Without indent it is Python's C encoder that writes.
+    # Only without `indent` does Python use its C encoder.
     return json.dumps(value, default=str)

@@ -1,4 +1,4 @@
-"""Drift as JUnit XML, which every CI shows: one case per node, and one for what concerns the fleet."""
+"""Drift as JUnit XML, which every CI shows: one case per node, and one for the fleet."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from provision.drift.diagnosis import Arguments
 from provision.drift.drift_report import DriftReport, Finding
 from provision.terminal import printable
 
-_FLEET = "(fleet)"  # the case of what no single node can be blamed for
+_FLEET = "(fleet)"  # case for findings that no single node is responsible for
 
 
 def render(report: DriftReport) -> str:
-    """The document. A node that differs is a failure; one that is refused, silent or unread an error. What
-    is only said (a pass that expired, when none is required) is in the case's output."""
+    """Render the document: drift is a failure; a refused, silent or unreadable node is an error.
+
+    Notes, such as an expired pass if none is required, go to the case's output."""
     suite = ElementTree.Element("testsuite", name="gpuprov drift")
     failures = errors = 0
     cases: dict[str, list[Finding]] = {name: [] for name in report.seen.fleet.nodes}

@@ -12,7 +12,7 @@ from provision.drift.formats import text
 from provision.errors import ExitCode
 from provision.node_names import fold
 
-_ROUND = 4096  # bytes for headings, and for what is said of the rows left out
+_ROUND = 4096  # bytes reserved for headings and for the lines about omitted rows
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$@:])")
 _HEADINGS = (
     ("Differs from the declaration or from the fleet", "error"),
@@ -28,7 +28,7 @@ _WORDS = {
 
 
 def render(report: DriftReport) -> str:
-    """A heading with the result, and a table for each kind of finding: as many rows as GitHub takes."""
+    """Render a heading with the result and a table per kind of finding, as long as GitHub accepts."""
     lines = ["## gpuprov drift", "", f"{_WORDS[report.code]} (exit code {int(report.code)})", ""]
     lines += [f"- {_plain(line)}" for line in text.totals(report)]
     found = together(report.findings)
@@ -55,5 +55,5 @@ def _row(finding: Finding, nodes: list[str], arguments: Arguments) -> str:
 
 
 def _plain(words: str) -> str:
-    """Text of nodes and inventories as text: no markup, no link, no mention of somebody, one line."""
+    """Escape text of nodes and inventories to one line without markup, links or mentions."""
     return _SPECIAL.sub(r"\\\1", html.escape(" ".join(words.split()), quote=False))

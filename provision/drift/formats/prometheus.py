@@ -11,12 +11,12 @@ from provision.node_names import label
 
 
 def render(report: DriftReport) -> str:
-    """The text of a `.prom` file."""
+    """Render the text of a `.prom` file."""
     return text_of(families(report, time.time()))
 
 
 def families(report: DriftReport, now: float) -> list[Family]:
-    """Every metric of a look at a fleet at `now`, seconds since 1970. What did not answer has no series."""
+    """Return every metric of a fleet observed at `now` (seconds since 1970); silent nodes have no series."""
     seen = report.seen
     answered = [name for name, said in seen.observations.items() if said.error is None]
     counts = []

@@ -1,4 +1,4 @@
-"""Drift as SARIF 2.1.0 (OASIS), the form of code scanning: a rule per role and fact, a result per node."""
+"""Drift as SARIF 2.1.0 (OASIS) for code scanning: a rule per role and fact, a result per node."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _INCOMPLETE = "node/unreachable"
 
 
 def render(report: DriftReport) -> str:
-    """The log. What differs is a result of kind fail; of what was not looked at nothing is claimed: it is a
-    notification of the tool."""
+    """Render the log: drift becomes results of kind fail, unreachable nodes become tool notifications."""
     found = report.findings
     rules: dict[str, Finding] = {}
     for each in found:
@@ -68,7 +67,7 @@ def _result(found: Finding, index: dict[str, int], uri: str, arguments: Argument
         "ruleIndex": index[found.rule],
         "level": found.level,
         "message": {"text": f"{who}: {found.text} ({found.advice(arguments)})"},
-        # The inventory is the file that says what the node should be; it is what a viewer can open.
+        # The inventory declares the node's state, and is a file that a viewer can open.
         "locations": [
             {
                 "physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}},
@@ -77,7 +76,7 @@ def _result(found: Finding, index: dict[str, int], uri: str, arguments: Argument
                 ],
             }
         ],
-        # The same trouble of the same node is the same alert, whatever value it has today.
+        # The same fault of the same node stays the same alert even if the value changes.
         "partialFingerprints": {"gpuprovDrift/v1": hashlib.sha256(identity.encode()).hexdigest()},
     }
 

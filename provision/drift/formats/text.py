@@ -13,7 +13,7 @@ from provision.text import many
 
 
 def render(report: DriftReport) -> str:
-    """The whole report, safe to print."""
+    """Render the whole report, safe to print."""
     seen = report.seen
     lines = [
         *_drifts(report),
@@ -34,8 +34,8 @@ def _drifts(report: DriftReport) -> list[str]:
     for name, drifts in report.seen.drifts.items():
         for drift in drifts:
             expected = drift.expectation
-            said = (expected.role, expected.fact, sentence(drift), expected.why)
-            alike.setdefault(said, []).append(name)
+            key = (expected.role, expected.fact, sentence(drift), expected.why)
+            alike.setdefault(key, []).append(name)
     by_nodes: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for likeness, names in alike.items():
         by_nodes.setdefault(tuple(names), []).append(likeness)
@@ -49,7 +49,7 @@ def _drifts(report: DriftReport) -> list[str]:
 
 
 def _odd(report: DriftReport) -> list[str]:
-    """What differs from the fleet although nobody declared it."""
+    """List undeclared facts that differ from the fleet's."""
     if report.odd is None or not report.odd.found:
         return []
     alike: dict[tuple[str, str, str], list[str]] = {}
@@ -78,7 +78,7 @@ def _validation(report: DriftReport) -> list[str]:
 
 
 def totals(report: DriftReport) -> list[str]:
-    """What was looked at, a line each."""
+    """Return the totals of the comparison, one line each."""
     seen, odd = report.seen, report.odd
     total = many(len(seen.fleet.nodes), "node")
     lines = [f"{len(seen.as_declared)} of {total} as declared ({seen.expectations} expectations compared)"]

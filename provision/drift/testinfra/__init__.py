@@ -3,7 +3,8 @@
     pip install gpuprov[testinfra]
     pytest -p gpuprov.pytest_plugin --pyargs provision.drift.testinfra --gpuprov-inventory inventory.yml
 
-A second reader, independent of the program `gpuprov drift` sends: what one of the two misreads, the other
-does not. What testinfra cannot read is skipped with the reason, and counted. It costs a node a program for
-each fact, and is meant for a CI that speaks pytest, and for distrust; `gpuprov drift` is for the rest.
+This second reader is independent of the program that `gpuprov drift` sends, so that neither repeats the
+other's mistakes. Facts that testinfra cannot read are skipped with the reason, and counted. It starts a
+program on the node for each fact; use it in a CI built on pytest or as a cross-check, and `gpuprov drift`
+otherwise.
 """

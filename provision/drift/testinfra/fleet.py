@@ -1,4 +1,4 @@
-"""Expectations of each node for the testinfra suite: gpuprov's own flow, with testinfra as the observer."""
+"""Expectations of each node for the testinfra suite, by gpuprov's flow with testinfra as observer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_ANSIBLE = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "
 
 @dataclass(frozen=True)
 class Case:
-    """One test: an expectation of a node, or why there is none for it (`trouble`)."""
+    """One test of a node's expectation, or the reason why it has none (`trouble`)."""
 
     node: str
     expectation: Expectation | None = None
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """`gpu-01-nvidia_driver/driver.loaded_version`"""
+        """The id of the test: `gpu-01-nvidia_driver/driver.loaded_version`."""
         if self.expectation is None:
             return f"{self.node}-reachable"
         return f"{self.node}-{self.expectation.role}/{self.expectation.fact}"
@@ -55,7 +55,7 @@ class Suite:
     def _observe(
         self, nodes: Collection[Node], _ask: Mapping[str, Collection[str]], **_options: Any
     ) -> dict[str, Observation]:
-        """The base facts of nodes, read by testinfra; nothing of what was asked beside them."""
+        """Read the base facts of nodes with testinfra, ignoring all other requested facts."""
         found = {}
         for node in nodes:
             try:
@@ -79,15 +79,17 @@ def _cases(name: str, seen: assess.Assessment) -> list[Case]:
 
 
 def host_of(node: Node, fleet: Fleet, sockets: str) -> Any:
-    """testinfra's way to a node; `sockets` is a folder for the connections its commands share. What needs a
-    password goes through Ansible, which reads the inventory itself: no secret is handed on by us."""
+    """Return testinfra's connection to a node; `sockets`: folder for the sockets its commands share.
+
+    Connections with a password go through Ansible, which reads the inventory itself, so that gpuprov passes
+    on no secret."""
     values = node.variables
     connection = str(values.get("ansible_connection") or "ssh")
     become = values.get("ansible_become", True) not in (False, "false", "no", "False", 0)
     if connection not in ("ssh", "smart", "ansible.builtin.ssh") or any(
         values.get(key) for key in _OF_ANSIBLE
     ):
-        os.environ["ANSIBLE_INVENTORY"] = fleet.place  # testinfra's own parameter takes one inventory
+        os.environ["ANSIBLE_INVENTORY"] = fleet.place  # testinfra's own parameter takes a single inventory
         return testinfra.get_host(f"ansible://{node.name}", sudo=become)
     user = values.get("ansible_user")
     address = str(values.get("ansible_host") or node.name)
@@ -102,14 +104,14 @@ def host_of(node: Node, fleet: Fleet, sockets: str) -> Any:
         f"ssh://{f'{user}@' if user else ''}{address}{port}",
         ssh_identity_file=str(key_file) if key_file else None,
         ssh_extra_args=" ".join(words),
-        controlpath=f"{sockets}/%%C",  # testinfra formats it
+        controlpath=f"{sockets}/%%C",  # doubled because testinfra formats it
         controlpersist=20,
         sudo=become and user != "root",
     )
 
 
 def base_facts(reader: Reader) -> dict[str, Any]:
-    """What `gpuprov_node` is made of: the system and its GPUs, as docs/facts.md names them."""
+    """Read the facts behind `gpuprov_node`: the system and its GPUs, named as in docs/facts.md."""
     host = reader.host
     release: dict[str, str] = {}
     for line in host.file("/etc/os-release").content_string.splitlines():

@@ -1,8 +1,7 @@
-"""The testinfra reader of each family of facts: testinfra's modules, and `host.run` where it has none.
+"""Readers of each family of facts: testinfra's modules, or `host.run` if it has none.
 
-Nothing here knows the program that gpuprov sends to nodes; only the names of the facts (docs/facts.md) and
-what of the PCI bus is a GPU are shared. Where both would have to read the same file in the same way, another
-source is taken.
+Only fact names (docs/facts.md) and the definition of a GPU on the PCI bus are shared with the program that
+gpuprov sends to nodes. If both would read the same file in the same way, another source is used here.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ _VERSION = re.compile(r"^\d+(?:\.\d+)+$")
 
 
 class Unreadable(Exception):  # noqa: N818 - it is no error: the test is skipped with these words
-    """There is no independent way to read the fact; the text says why."""
+    """A fact has no independent reader; the text is the reason."""
 
 
 class Reader:
-    """Reads facts of one node. What one program lists for many facts is asked once: a reader is for one
-    look."""
+    """Reader of one node's facts; caches output of programs that list many facts, so use it only once."""
 
     def __init__(self, host: Any) -> None:
-        """`host` is testinfra's."""
+        """Store testinfra's `host`."""
         self.host = host
 
     def read(self, fact: str) -> Any:
-        """The value of a fact as docs/facts.md describes it. Raises Unreadable."""
+        """Read a fact as docs/facts.md describes it. Raises Unreadable."""
         family, _, rest = fact.partition(".")
         if family not in _FAMILIES:
             raise Unreadable(f"testinfra has no way of its own to read {family} facts")
@@ -51,8 +49,8 @@ class Reader:
         if attribute not in ("version", "status"):
             raise Unreadable(f"unknown attribute {attribute}")
         if self._has_dpkg:
-            said = self.host.run("dpkg-query -f '${db:Status-Status}' -W %s", name)
-            status = said.stdout.strip() if said.rc == 0 else "not-installed"
+            result = self.host.run("dpkg-query -f '${db:Status-Status}' -W %s", name)
+            status = result.stdout.strip() if result.rc == 0 else "not-installed"
             if attribute == "status":
                 return "absent" if status == "not-installed" else status
             if status in ("not-installed", "config-files"):
@@ -93,7 +91,7 @@ class Reader:
         if attribute == "sha256":
             return file.sha256sum
         if attribute in ("mode", "owner"):
-            # testinfra's mode and user are of a link itself; the fact is of what it leads to.
+            # testinfra's mode and user describe the link itself, the fact its target.
             real = self.host.file(self.host.check_output("readlink -f %s", path))
             return f"{real.mode:04o}" if attribute == "mode" else f"{real.user}:{real.group}"
         raise Unreadable(f"unknown attribute {attribute}")
@@ -107,9 +105,9 @@ class Reader:
             return None
         service = self.host.service(unit)
         if attribute == "active":
-            said = self.host.run("systemctl is-active %s", unit).stdout.strip()
-            # The module and the word must agree: `activating` is no service that runs.
-            return said if service.is_running == (said == "active") else f"{said}, but testinfra disagrees"
+            state = self.host.run("systemctl is-active %s", unit).stdout.strip()
+            # testinfra and systemctl must agree; `activating` is not running.
+            return state if service.is_running == (state == "active") else f"{state}, but testinfra disagrees"
         if attribute == "enabled":
             return self.host.run("systemctl is-enabled %s", unit).stdout.strip() or None
         raise Unreadable(f"unknown attribute {attribute}")
@@ -134,9 +132,9 @@ class Reader:
             return version.content_string.strip() if version.exists else None
         if rest == "installed_version":
             for name in ("nvidia", "nvidia-current", "nvidia-current-open"):
-                said = self.host.run("modinfo -F version %s", name)
-                if said.rc == 0:
-                    return said.stdout.strip()
+                result = self.host.run("modinfo -F version %s", name)
+                if result.rc == 0:
+                    return result.stdout.strip()
             return None
         if rest == "userspace_version":
             return self._library
@@ -161,10 +159,10 @@ class Reader:
         return None
 
     def nvidia_smi(self, rest: str) -> Any:
-        said = self.host.run("nvidia-smi --query-gpu=%s --format=csv,noheader,nounits", rest)
-        if said.rc != 0:
-            raise Unreadable(f"nvidia-smi ended with {said.rc}")
-        lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+        result = self.host.run("nvidia-smi --query-gpu=%s --format=csv,noheader,nounits", rest)
+        if result.rc != 0:
+            raise Unreadable(f"nvidia-smi ended with {result.rc}")
+        lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
         # Drivers 535 to 580 print the last word of the field before its value: `state  Completed`.
         label = f"{rest.rpartition('.')[2]} " if rest.startswith("fabric.") else ""
         return [line.removeprefix(label).strip() for line in lines]
@@ -182,8 +180,9 @@ class Reader:
         return len(self.pci_functions("gpu"))
 
     def pci_functions(self, part: str) -> list[str]:
-        """The PCI ids of the functions that are a `gpu` or a `switch`, in address order: 10de:2330. Those
-        that a GPU has for guests are not among them."""
+        """Return PCI ids (10de:2330) of all functions that are a `gpu` or a `switch`, in address order.
+
+        Virtual functions of a GPU are left out."""
         script = (
             "cd /sys/bus/pci/devices && for d in *; do test -e $d/class && test ! -e $d/physfn && "
             "echo $d $(cat $d/class $d/vendor $d/device); done; true"
@@ -202,8 +201,8 @@ class Reader:
     def secure_boot(self, rest: str) -> Any:
         if rest != "enabled" or not self.host.exists("mokutil"):
             raise Unreadable("no other tool than mokutil prints it, and the node has none")
-        said = self.host.run("mokutil --sb-state")
-        return None if said.rc != 0 else "SecureBoot enabled" in said.stdout
+        result = self.host.run("mokutil --sb-state")
+        return None if result.rc != 0 else "SecureBoot enabled" in result.stdout
 
     def pgp_key(self, rest: str) -> Any:
         path, _, attribute = rest.rpartition(".")

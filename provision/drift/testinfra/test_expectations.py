@@ -1,4 +1,4 @@
-"""One test for each node and fact; the plug-in beside this file collects, reads and judges them."""
+"""One test for each node and fact; the plug-in gpuprov.pytest_plugin collects, reads and judges them."""
 
 from __future__ import annotations
 
