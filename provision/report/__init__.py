@@ -1,4 +1,4 @@
-"""One module per report format. `write_all` writes the files; `terminal.summary` is for a terminal."""
+"""Report formats, one module each. `write_all` writes the files; `terminal.summary` is for a terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from provision.report.context import Context
     from provision.runs.store import RunFolder
 
-# format → (module below, {file name: its function `(fleet) -> Iterable[str]`}), in the order of writing;
-# those of _TELLING take a Context as well.
+# Format → (its module here, {file name: its function `(fleet) -> Iterable[str]`}), in the order of writing;
+# the formats in _TELLING also take a Context.
 FORMATS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "json": ("json", {"report.json": "render"}),
     "html": ("html", {"report.html": "render"}),
@@ -25,7 +25,7 @@ FORMATS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "junit": ("junit", {"report.junit.xml": "render"}),
     "nodes": (
         "nodes",
-        {  # whom to keep out first: a kill in between leaves no bad node at work
+        {  # bad nodes first: a kill in between leaves none of them in service
             "nodes.exclude": "excluded",
             "nodes.exclude.folded": "excluded_folded",
             "nodes.fail": "failed",
@@ -40,7 +40,7 @@ _TELLING = ("html", "md")
 
 
 class _Render(Protocol):
-    """Renders a report; those of _TELLING are given a context."""
+    """Renderer of a report; formats in _TELLING receive a context."""
 
     def __call__(self, fleet: FleetHealth, /, *context: Context) -> Iterable[str]: ...
 
@@ -48,14 +48,13 @@ class _Render(Protocol):
 def write_all(
     fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str], context: Context | None = None
 ) -> dict[str, Path]:
-    """Write the report in each of `formats` (names of FORMATS) below `folder`; format → its file, or
-    the first of its files. Beside them, the lists of nodes that proposed commands name (`--nodes @FILE`).
+    """Write the report below `folder` in each of `formats` (names of FORMATS); return each first file.
 
-    `context`: what is told beyond the run's own health (report_context.read), for those that show it.
+    Also writes the node lists that proposed commands name (`--nodes @FILE`). `context`: data beyond the run's
+    own health (context.of_run), for formats that show it.
 
-    Each file appears whole or not at all: a reader, or a kill in the middle, never sees half a report.
-    Raises UsageError for an unknown format, before anything is written, and RunFolderError when a file cannot
-    be written.
+    Each file appears whole or not at all, even if the process is killed. Raises UsageError for an unknown
+    format, before anything is written, and RunFolderError if a file cannot be written.
     """
     path = folder if isinstance(folder, Path) else folder.path
     for name in formats:
@@ -78,7 +77,7 @@ def write_all(
 
 
 def _write(path: Path, chunks: Iterable[str]) -> Path:
-    """A report is for passing on; the run folder's own mode protects it meanwhile."""
+    """Write a report readable by others; until it is copied, the run folder's own mode protects it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return atomic_file.write(path, chunks, private=False)

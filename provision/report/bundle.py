@@ -1,7 +1,7 @@
-"""Evidence bundle: an archive with a stored run's data about one node, for the vendor's return process.
+"""Evidence bundle: an archive of a stored run's data about one node, for the vendor's return process.
 
-It is made of the run's folder alone; no node is touched. The same run gives the same bytes. What must not
-leave the house is removed first (bundle_secrets.py), from every file.
+It is built from the run's folder alone, without touching a node, and reproducible byte for byte. Data that
+must not leave the site is removed from every file first (bundle_secrets.py).
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from provision.runs.store import RunFolder
 from provision.secrets_mask import secrets_of
 from provision.text import clean, one_line
 
-_LARGEST = 128 * 1024 * 1024  # bytes of one kept file, unpacked; a bug report has some 20 MB
+_LARGEST = 128 * 1024 * 1024  # bytes per stored file, unpacked; a bug report has some 20 MB
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """`name`: of the archive's one top folder; `files`: path below it → content; `removed`: kind → in how
-    many places something was removed; `notes`: what is missing, and why."""
+    """Contents of an evidence bundle.
+
+    `name`: the archive's single top folder; `files`: path below it → content; `removed`: kind → number of
+    removals; `notes`: missing parts with reasons."""
 
     name: str
     files: Mapping[str, bytes]
@@ -53,11 +55,11 @@ class Bundle:
 
 
 def find_node(fleet: FleetHealth, name: str) -> NodeHealth:
-    """The node of that name. Raises RunFolderError when the run has none."""
+    """Return the node of that name. Raises RunFolderError if the run does not have it."""
     for node in fleet.nodes:
         if node.node == name:
             return node
-    if measured := node_history.node_runs().get(name):  # the newest run was of other nodes
+    if measured := node_history.node_runs().get(name):  # the newest run covered other nodes
         advice = f"its newest run has: gpuprov report bundle {shlex.quote(name)} {measured[-1].run}"
         raise RunFolderError(f"the run {fleet.run_id} has no node {one_line(name, 100)}", advice)
     known = [node.node for node in fleet.nodes]
@@ -74,8 +76,10 @@ def make(
     secrets: Iterable[str] = (),
     others: Iterable[str] = (),
 ) -> Bundle:
-    """The files of the bundle. `secrets`: values known to be secret, besides those that are found; `others`:
-    names of machines, besides those the runs know. Raises RunFolderError when the folder cannot be read."""
+    """Build the files of the bundle.
+
+    `secrets`, `others`: known secret values and machine names, in addition to those found in the runs. Raises
+    RunFolderError if the folder cannot be read."""
     seen = _seen(folder, node.node)
     raw, notes = _raw(folder, node.node)
     moments = timeline(folder, node)
@@ -114,9 +118,9 @@ def make(
 
 
 def write(bundle: Bundle, target: Path) -> Path:
-    """The archive below `target`, whole or not at all, readable by its owner only.
+    """Write the archive below `target`, atomically and readable by its owner only.
 
-    Raises RunFolderError when it cannot be written."""
+    Raises RunFolderError if it cannot be written."""
     path = target / f"{bundle.name}.tar.gz"
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -128,7 +132,7 @@ def write(bundle: Bundle, target: Path) -> Path:
 
 
 def _tar(bundle: Bundle) -> bytes:
-    """Nothing in it tells who made it, or when."""
+    """Pack the bundle without user, group or time, which would identify its author."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in bundle.files.items():
@@ -147,7 +151,7 @@ def _json(document: Any) -> str:
 
 
 def _seen(folder: RunFolder, node: str) -> dict[str, Any]:
-    """The run's last look at the node: its entry of facts.jsonl."""
+    """Return the run's last observation of the node: its entry of facts.jsonl."""
     found: dict[str, Any] = {}
     for record in folder.read("facts"):
         if record.get("node") == node:
@@ -156,7 +160,7 @@ def _seen(folder: RunFolder, node: str) -> dict[str, Any]:
 
 
 def _advice(seen: Mapping[str, Any]) -> str:
-    """How to get the log of whose GPUs the node was seen to have; the first vendor's, where nobody knows."""
+    """Explain how to create the log of the node's GPU vendor, or of the default vendor if unknown."""
     described = seen.get("gpuprov_node")
     gpu = described.get("gpu") if isinstance(described, dict) else None
     vendor = gpu.get("vendor") if isinstance(gpu, dict) else None
@@ -166,7 +170,7 @@ def _advice(seen: Mapping[str, Any]) -> str:
 
 
 def _kept(folder: RunFolder, node: str) -> Iterator[Path]:
-    """The plain files of the node's raw folder, by name."""
+    """Yield the regular files of the node's raw folder, by name."""
     home = folder.path / "raw" / file_name(node)
     with contextlib.suppress(OSError):
         for path in sorted(home.iterdir()):
@@ -175,7 +179,7 @@ def _kept(folder: RunFolder, node: str) -> Iterator[Path]:
 
 
 def _raw(folder: RunFolder, node: str) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """Check → what came back, and a note for each file that cannot be read."""
+    """Return the raw output by check, and a note for each unreadable file."""
     found, notes = {}, []
     for path in _kept(folder, node):
         if path.suffix == ".json":
@@ -190,7 +194,7 @@ def _raw(folder: RunFolder, node: str) -> tuple[dict[str, dict[str, Any]], tuple
 
 
 def _bug_reports(folder: RunFolder, node: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Name in the bundle → the text of each maker's log that somebody put beside the raw output."""
+    """Return the vendors' logs placed next to the raw output, by their name in the bundle, and notes."""
     found, notes = {}, []
     for path in _kept(folder, node):
         if ".log" not in path.name or not any(part in path.name for part, _ in RETURN_LOGS.values()):
@@ -212,7 +216,7 @@ def _bug_reports(folder: RunFolder, node: str) -> tuple[dict[str, str], tuple[st
 
 
 def _machines(folder: RunFolder, fleet: FleetHealth) -> set[str]:
-    """The names of all machines the runs beside this one know, and of the one that made them."""
+    """Return the names of all machines in this and neighbouring runs, including the controller."""
     meta = folder.meta()
     arguments = meta.get("arguments")
     asked = arguments.get("nodes") if isinstance(arguments, dict) else ()
@@ -225,10 +229,10 @@ def _machines(folder: RunFolder, fleet: FleetHealth) -> set[str]:
 
 
 def _cleaned(remover: Remover, node: NodeHealth) -> NodeHealth:
-    """The node without secrets in what it, or the checks, said. Words of ours (verdicts, actions) stay."""
+    """Remove secrets from text of the node and its checks, but not from gpuprov's own words."""
 
     def cleaned(row: Any, *words: str) -> Any:
-        """The row, but for these words of ours."""
+        """Clean all fields of the row except these."""
         texts = {one.name: getattr(row, one.name) for one in fields(row) if one.name not in words}
         return replace(
             row,
@@ -256,17 +260,17 @@ def _cleaned(remover: Remover, node: NodeHealth) -> NodeHealth:
     )
 
 
-# --- the timeline of the node: this run, and the stored history of earlier validate and up runs. Only
-# folders beside the run's own are read, line by line, and of those only the lines that name the node. What
-# is damaged or foreign in them is passed over: it costs a line of history, never the bundle.
+# --- the timeline of the node: this run and the stored history of earlier validate and up runs. Only folders
+# next to the run's own are read, and in them only lines that name the node. Damaged or foreign data is
+# skipped: it costs a line of history, never the bundle.
 
 
-RUNS = 20  # earlier runs of each verb that are told
-_FINDINGS = 6  # of one earlier run
+RUNS = 20  # earlier runs listed for each verb
+_FINDINGS = 6  # listed for each earlier run
 
 
 def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
-    """What is known of the node up to the end of this run, oldest first. Never raises for what is stored."""
+    """Return the events of the node up to the end of this run, oldest first. Never raises for stored data."""
     found: list[Moment] = []
     for path in _earlier(folder, "up"):
         found += _up(path, node.node)
@@ -291,7 +295,7 @@ def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
 
 
 def _earlier(folder: RunFolder, verb: str) -> list[Path]:
-    """The newest runs of a verb that began before this one; a folder's name begins with its time."""
+    """Return the newest runs of a verb that began before this one; a folder's name begins with its time."""
     with contextlib.suppress(OSError):
         stamp = folder.path.name.partition("Z-")[0]
         paths = sorted(folder.path.absolute().parent.glob(f"*Z-{verb}"))
@@ -300,7 +304,7 @@ def _earlier(folder: RunFolder, verb: str) -> list[Path]:
 
 
 def _rows(path: Path, name: str, node: str) -> Iterator[dict[str, Any]]:
-    """The records of `<name>.jsonl` on this node."""
+    """Yield the records of `<name>.jsonl` about this node."""
     named = json.dumps(node)
     file = path / f"{name}.jsonl"
     with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
@@ -319,7 +323,7 @@ def _started(path: Path) -> str:
 
 
 def _validated(path: Path, node: str) -> list[Moment]:
-    """What an earlier validate found."""
+    """Return the results of an earlier validate run."""
     rows = list(_rows(path, "findings", node))
     words = [str(row.get("verdict")) for row in rows]
     known = [Verdict(word) for word in words if word in set(Verdict)]
@@ -337,7 +341,7 @@ def _validated(path: Path, node: str) -> list[Moment]:
 
 
 def _remembered(folder: RunFolder, node: NodeHealth, told: set[str]) -> Iterator[Moment]:
-    """Runs of which only the memory of repeat offenders is left."""
+    """Yield runs known only from the record of repeat offenders."""
     for past in node_history.recalled(folder).get(node.node, ()):
         if past.run not in told:
             bad = ", ".join(sorted(past.bad)) or "nothing bad"
@@ -345,7 +349,7 @@ def _remembered(folder: RunFolder, node: NodeHealth, told: set[str]) -> Iterator
 
 
 def _moment_of(run: str) -> str:
-    """20260504T100000.000Z-validate → 2026-05-04T10:00:00.000Z; nothing when the name is another."""
+    """Convert 20260504T100000.000Z-validate to 2026-05-04T10:00:00.000Z; "" for any other form of name."""
     stamp = run.partition("Z-")[0]
     if len(stamp) < 15 or stamp[8] != "T":
         return ""
@@ -354,7 +358,7 @@ def _moment_of(run: str) -> str:
 
 
 def _up(path: Path, node: str) -> Iterator[Moment]:
-    """What an earlier `up` did to it."""
+    """Yield the reboots and outcomes of an earlier `up` run."""
     for row in itertools.islice(_rows(path, "reboots", node), 10):
         yield Moment(str(row.get("time") or ""), path.name, "up: rebooted")
     for row in itertools.islice(_rows(path, "outcomes", node), 10):
@@ -371,7 +375,7 @@ def _this_run(folder: RunFolder, node: NodeHealth) -> Iterator[Moment]:
     for row in _rows(folder.path, "fingerprints", node.node):
         check = verdicts.get(str(row.get("check") or ""))
         if check is not None:
-            said = f"{check.check}: {check.verdict.value} after {check.seconds:.0f} s"
-            yield Moment(str(row.get("at") or ""), name, said)
+            result = f"{check.check}: {check.verdict.value} after {check.seconds:.0f} s"
+            yield Moment(str(row.get("at") or ""), name, result)
     ended = str(meta.get("measured_until") or meta.get("finished") or meta.get("started") or "")
     yield Moment(ended, name, f"judged: {node.verdict.value}")

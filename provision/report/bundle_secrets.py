@@ -1,8 +1,8 @@
 """Removal of secrets and of other machines' names from an evidence bundle (pure).
 
-Secrets are found by the name they go by (`password=`, `--token`, a JSON key), by their shape (private keys,
-known tokens, password hashes, logins in URLs, Authorization headers), and then wherever else the same value
-stands. It takes too much rather than too little: a masked word costs a vendor nothing, a leaked one a fleet.
+Secrets are recognised by name (`password=`, `--token`, a JSON key) or shape (private keys, known tokens,
+password hashes, logins in URLs, Authorization headers), then removed wherever the same value occurs. When in
+doubt, text is removed: a masked word costs a vendor nothing, a leaked one a fleet.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NAMED = (
     r"|account[_-]?key|private[_-]?key|signing[_-]?key|session[_-]?key)"
 )
 _KEY = re.compile(_NAMED, re.IGNORECASE)
-# What follows a name: `=`, `:`, a quote before them when the name was quoted (and backslashes where that text
-# is in a text), or the `>` of an XML element; then the value, to its closing quote where it has one.
+# The text after a name: `=` or `:`, preceded by a closing quote if the name was quoted (and backslashes if
+# quoted within a text), or the `>` of an XML element; then the value, up to its closing quote if it has one.
 _THEN = r"""[\w.-]{0,40}(?:\\{0,3}["'])?(?:[ \t]{0,3}(?:=>|[=:])[ \t]{0,3}|>)"""
 _VALUE = (
     r"""(?:\\+["'](?P<nested>[^\n]{0,4000}?)\\+["']|"(?P<double>(?:\\.|[^"\\\n])*)|'(?P<single>[^'\n]*)"""
@@ -32,7 +32,7 @@ _VALUE = (
 )
 _KEY_BLOCK = r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 
-# kind → patterns; the named groups of a match are the secret.
+# kind → patterns; the named groups of a match hold the secret.
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, flags))
     for kind, pattern, flags in (
@@ -64,7 +64,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         ("password hash", r"""(?P<s>\$(?:1|2[abxy]?|5|6|7|y|gy|argon2\w{1,2})\$[^\s:"'<>]{8,})""", 0),
         (
-            "named secret",  # a variable of an environment: to the end of its line
+            "named secret",  # an environment variable, to the end of its line
             rf"^[ \t]*(?:export +|declare +-x +)?(?=\w{{0,80}}?{_NAMED})[A-Za-z_]\w{{0,120}}="
             r"(?P<s>[^\n\x00]+)",
             re.IGNORECASE | re.MULTILINE,
@@ -91,14 +91,14 @@ _WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
 _PIECE = re.compile(r"[^._-]+")
 _SAYS_NOTHING = re.compile(
     r"gpu\d*|node|localhost|\d+|.", re.IGNORECASE
-)  # our own words for devices, and numbers
+)  # gpuprov's own device names, and numbers
 
 
 class Remover:
-    """Masks texts. First `learn` of everything that will be in the bundle, then `clean` it.
+    """Masker of texts. First `learn` everything that will be in the bundle, then `clean` it.
 
-    `secrets`: values known to be secret; `others`: names of machines that are not to be named; `own`: the
-    name of the one that is. `removed`: kind → in how many places something was removed.
+    `secrets`: known secret values; `others`: machine names to remove; `own`: the machine name to keep.
+    `removed`: kind → number of removals.
     """
 
     def __init__(self, secrets: Iterable[str], others: Iterable[str], own: str) -> None:
@@ -116,7 +116,7 @@ class Remover:
         self._odd = re.compile("|".join(map(re.escape, odd)), re.IGNORECASE) if odd else None
 
     def learn(self, value: Any) -> None:
-        """Remember the secrets in a text, or a document of texts, to know them where they go by no name."""
+        """Collect the secrets in a text or a document, to recognise them where no name marks them."""
         if isinstance(value, str):
             for _, pattern in _RULES:
                 for match in pattern.finditer(value):
@@ -144,7 +144,7 @@ class Remover:
                 self._values = None
 
     def clean(self, value: Any) -> Any:
-        """`value` (text, or a document of mappings, lists and texts) without secrets and other machines."""
+        """Return `value` (text, or mappings and lists of it) without secrets and names of other machines."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, Mapping):
@@ -191,7 +191,7 @@ class Remover:
         return OTHER
 
     def _without_names(self, match: re.Match[str]) -> str:
-        """A word without the names in it: `gpu-07-ib0.pod1` names gpu-07."""
+        """Remove machine names from a word, also within it: `gpu-07-ib0.pod1` contains gpu-07."""
         word = match[0]
         pieces = [piece.span() for piece in _PIECE.finditer(word)]
         made, done, at = [], 0, 0
@@ -199,10 +199,10 @@ class Remover:
             start = pieces[at][0]
             for upto in range(min(len(pieces), at + self._longest), at, -1):
                 end = pieces[upto - 1][1]
-                told = self._names.get(word[start:end].lower())
-                if told is not None:
-                    if told:
-                        made += [word[done:start], told]
+                replacement = self._names.get(word[start:end].lower())
+                if replacement is not None:
+                    if replacement:
+                        made += [word[done:start], replacement]
                         done = end
                         self.removed["name of another machine"] += 1
                     at = upto - 1
@@ -212,7 +212,7 @@ class Remover:
 
 
 def _secret(match: re.Match[str]) -> tuple[str, int, int]:
-    """The part of a match that is the secret, and where it is."""
+    """Return the secret part of a match with its start and end."""
     group = next((name for name, text in match.groupdict().items() if text is not None), 0)
     return match[group], match.start(group), match.end(group)
 
@@ -222,7 +222,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _asks_for_secret(argument: Any) -> bool:
-    """Whether what follows this argument is a secret: `--password`."""
+    """Return whether the value after this argument is a secret, as with `--password`."""
     return (
         isinstance(argument, str)
         and argument.startswith("-")

@@ -15,7 +15,7 @@ from provision.checks.judge import Finding, Verdict, number
 from provision.report.causes import missing, silence
 from provision.text import clean, columns, many, moment, one_line, quantity
 
-_EVIDENCE = 40  # lines of raw output below a finding; raw/ has the rest
+_EVIDENCE = 40  # lines of raw output shown below a finding; raw/ has the rest
 _PART_NUMBER = re.compile(r"<board_part_number>([^<]{1,80})</board_part_number>")
 
 
@@ -31,8 +31,9 @@ class Moment:
 def readme(
     fleet: FleetHealth, node: NodeHealth, seen: Mapping[str, Any], raw: Sequence[Mapping[str, Any]]
 ) -> str:
-    """The summary's text: what machine, which GPUs, what is wrong. `seen`: the node's entry of facts.jsonl;
-    `raw`: the documents of its checks."""
+    """Render the summary of the machine, its GPUs and their health.
+
+    `seen`: the node's entry of facts.jsonl; `raw`: the documents of its checks."""
     title = f"GPU health evidence: {one_line(node.node, 200)}"
     lines = [title, "=" * len(title), ""]
     lines += [
@@ -50,7 +51,7 @@ def readme(
 
 
 def findings(node: NodeHealth, rows: Sequence[Row]) -> str:
-    """The summary's second part: every finding that is no pass, worst first, beside the peers' numbers."""
+    """Render the summary's second part: every finding except passes, worst first, next to peers' values."""
     found = [finding for check in node.checks for finding in check.findings]
     bad = sorted((f for f in found if f.verdict is not Verdict.PASS), key=lambda f: -f.verdict.badness)
     lines = ["", *_heading(f"Findings: {len(bad)} bad, {len(found) - len(bad)} passed")]
@@ -115,7 +116,7 @@ def _gpus(node: NodeHealth, seen: Mapping[str, Any], raw: Sequence[Mapping[str, 
 
 
 def part_numbers(raw: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """PCI address (bus and device) → board part number, where `nvidia-smi -q -x` was kept."""
+    """Return PCI address (bus and device) → board part number, if output of `nvidia-smi -q -x` is stored."""
     found = {}
     for document in raw:
         for output in document.get("outputs") or ():
@@ -127,7 +128,7 @@ def part_numbers(raw: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _bus(address: str) -> str:
-    """00000000:18:00.0 and 0000:18:00.0 are one."""
+    """Normalise a PCI address: 00000000:18:00.0 and 0000:18:00.0 are the same bus."""
     return address.lower().partition(":")[2] or address.lower()
 
 
@@ -153,7 +154,7 @@ def _finding(node: NodeHealth, finding: Finding, rows: Sequence[Row]) -> Iterato
 
 
 def timeline(moments: Iterable[Moment]) -> str:
-    """The history, a line an event."""
+    """Render the history, one line per event."""
     return "".join(
         f"{moment(one.at):<24} {one_line(one.run, 60)}  {_indented(one.what)}\n" for one in moments
     )
@@ -164,7 +165,7 @@ def _indented(text: str) -> str:
 
 
 def measurements(rows: Sequence[Row]) -> str:
-    """Every number beside its peers', as a table."""
+    """Render a table of every value next to its peers' values."""
     heads = (
         "check",
         "metric",
@@ -183,13 +184,13 @@ def measurements(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    said = "others on the node: the median of the node's other devices of the kind\n"
-    said += "other nodes: the median of the same device on as many other nodes of the SKU\n\n"
-    return said + "\n".join(aligned([heads, *table])) + "\n"
+    text = "others on the node: the median of the node's other devices of the kind\n"
+    text += "other nodes: the median of the same device on as many other nodes of the SKU\n\n"
+    return text + "\n".join(aligned([heads, *table])) + "\n"
 
 
 def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows in columns as wide as they need to be."""
+    """Align rows in columns that fit their widest cell."""
     cells = [[one_line(cell, 80) or "-" for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -197,7 +198,7 @@ def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def output(document: Mapping[str, Any]) -> str:
-    """The raw output of one check as a terminal would have shown it."""
+    """Render the raw output of one check as a terminal would have shown it."""
     parts = []
     if document.get("error"):
         parts.append(f"nothing came back: {document['error']}\n")
@@ -216,15 +217,15 @@ def output(document: Mapping[str, Any]) -> str:
 
 
 def removals(removed: Mapping[str, int]) -> str:
-    """What is not in the bundle, and how often it was taken out."""
-    said = ["", *_heading("Removed from every file")]
-    said += [f"{kind:<24} {many(count, 'place')}" for kind, count in sorted(removed.items()) if count]
-    said += [] if any(removed.values()) else ["nothing: no secret and no name of another machine was found"]
-    return "\n".join(said) + "\n"
+    """Render the list of removed kinds with the number of removals."""
+    lines = ["", *_heading("Removed from every file")]
+    lines += [f"{kind:<24} {many(count, 'place')}" for kind, count in sorted(removed.items()) if count]
+    lines += [] if any(removed.values()) else ["nothing: no secret and no name of another machine was found"]
+    return "\n".join(lines) + "\n"
 
 
 def contents(files: Mapping[str, bytes], notes: Iterable[str]) -> str:
-    """What the archive holds, and what it could not."""
+    """Render the archive's table of contents, and the notes on missing parts."""
     words = {
         "findings.json": "every judged measurement, with its limit, the limit's source and the action",
         "measurements.txt": "every number beside those of its peers (measurements.json for programs)",
@@ -238,14 +239,15 @@ def contents(files: Mapping[str, bytes], notes: Iterable[str]) -> str:
     return "\n".join([*lines, *(f"\n{note}" for note in notes)]) + "\n"
 
 
-# --- a node's measurements beside those of its peers: its own other devices, and the same device on other
-# nodes. Of other nodes only medians and counts are kept: a bundle names no machine but its own.
+# --- a node's measurements next to those of its peers: its own other devices, and the same device on other
+# nodes. Only medians and counts of other nodes are kept, so that a bundle names no other machine.
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured number. `here`: the median of the node's `here_count` other devices of the kind; `fleet`:
-    the median of the same device on `fleet_nodes` other nodes of the SKU; None where there is none."""
+    """One value, the median of `here_count` other devices of the node (`here`), and that of the fleet.
+
+    `fleet` is the median of the same device on `fleet_nodes` other nodes of the SKU. None without others."""
 
     check: str
     metric: str
@@ -262,7 +264,7 @@ _Key = tuple[str, str, str, str]  # check, metric, unit, device
 
 
 def rows(fleet: FleetHealth, node: NodeHealth) -> list[Row]:
-    """Every number the node's checks measured, in their order."""
+    """Return every value that the node's checks measured, in their order."""
     sku = node.facts.get("sku")
     places: dict[_Key, list[float]] = defaultdict(list)
     own = dict(_numbers(node))
@@ -295,7 +297,7 @@ def _numbers(node: NodeHealth) -> Iterator[tuple[_Key, float]]:
 
 
 def _kind(device: str) -> str:
-    """Devices are compared with those of their kind: `gpu3` with GPUs, `gpu0->gpu3` with pairs."""
+    """Return a device's kind for comparison: `gpu3` is compared with GPUs, `gpu0->gpu3` with pairs."""
     return "".join(letter for letter in device if not letter.isdigit())
 
 
@@ -304,7 +306,7 @@ def _median(values: list[float]) -> float | None:
 
 
 def beside(finding: Finding, found: Sequence[Row]) -> list[str]:
-    """What a finding's number is beside its peers', a line for each device it names."""
+    """Compare a finding's value with its peers', one line for each device it names."""
     pair = (
         finding.device.split("-") if finding.device.count("-") == 1 and "->" not in finding.device else None
     )
@@ -318,13 +320,13 @@ def beside(finding: Finding, found: Sequence[Row]) -> list[str]:
 
 
 def told(row: Row) -> str:
-    """`median of the 7 others here 51900 Gflop/s, of the same place on 12 nodes 51880 Gflop/s`."""
-    said = []
+    """Describe the peers: `median of the 7 others on the node 51900 Gflop/s, median of the same place …`."""
+    parts = []
     if row.here is not None:
-        said.append(
+        parts.append(
             f"median of the {many(row.here_count, 'other')} on the node {quantity(row.here, row.unit)}"
         )
     if row.fleet is not None:
         nodes = many(row.fleet_nodes, "other node")
-        said.append(f"median of the same place on {nodes} of the SKU {quantity(row.fleet, row.unit)}")
-    return ", ".join(said)
+        parts.append(f"median of the same place on {nodes} of the SKU {quantity(row.fleet, row.unit)}")
+    return ", ".join(parts)

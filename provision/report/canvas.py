@@ -1,8 +1,8 @@
 """The base of every chart in a report: SVG that is part of the page.
 
-A chart has the page's font, and its colours by class only (templates/style.css), so that it follows dark mode
-and print. Whatever text of a node is in it passes `escaped`. The same numbers give the same bytes. Colours
-are near Okabe and Ito's, which the colour-blind tell apart; none stands without a mark, a line or a word.
+A chart uses the page's font, and colours only by class (templates/style.css), so that it follows dark mode
+and print. All text from nodes passes `escaped`. Output is reproducible. Colours are close to Okabe and Ito's
+colour-blind-safe palette, and each comes with a mark, a line or a word.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from provision.checks.judge import Verdict
 from provision.text import clean
 
-LETTER = 0.62  # width of a letter in parts of its size, at most; in a sentence it is less
+LETTER = 0.62  # maximum width of a letter as a share of its size; sentences are narrower
 
 
 @dataclass(frozen=True)
 class Image:
-    """`source`: an <svg> element; `alt`: what it shows in words, which is its label as well."""
+    """An SVG image. `source`: the <svg> element; `alt`: its description and label."""
 
     source: str
     alt: str
 
 
 def svg(parts: Iterable[str], width: int, height: int, alt: str, kind: str) -> Image:
-    """An image of CSS pixels. `kind`: its classes, by which the style sheet knows it."""
+    """Build an image of this size in CSS pixels. `kind`: its classes in the style sheet."""
     box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     return _image(parts, box, alt, kind)
 
@@ -43,13 +43,14 @@ def _image(parts: Iterable[str], size: str, alt: str, kind: str) -> Image:
 
 
 def escaped(text: str) -> str:
-    """A text as markup, for between tags and for an attribute."""
+    """Escape a text for use between tags and in attributes."""
     return html.escape(clean(text))
 
 
 def text(words: str, x: float | str, y: float, kind: str = "", turn: str = "") -> str:
-    """Words at a place; `x`: a number, or several, or percent. `kind`: classes; the style sheet has `mid` and
-    `end` for words that have `x` there. `turn`: a transform."""
+    """Draw words at `x`: a number, several, or percent. `turn`: a transform.
+
+    `kind`: classes; the style sheet has `mid` and `end` for words centred on or ending at `x`."""
     at = x if isinstance(x, str) else short(x)
     more = f' class="{kind}"' if kind else ""
     more += f' transform="{turn}"' if turn else ""
@@ -57,12 +58,12 @@ def text(words: str, x: float | str, y: float, kind: str = "", turn: str = "") -
 
 
 def tone(verdict: Verdict | None) -> str:
-    """The class that colours what has this verdict; "" for what has none."""
+    """Return the colour class of this verdict, or "" without one."""
     return f"v-{verdict.value}" if verdict else ""
 
 
 def short(value: float) -> str:
-    """A coordinate: tenths of a pixel are finer than any screen."""
+    """Format a coordinate; tenths of a pixel are finer than any screen."""
     return f"{round(value, 1):g}"
 
 
@@ -71,7 +72,7 @@ def percent(share: float) -> str:
 
 
 def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """At most `most` round numbers from `low` to `high`, evenly apart, as they are and as they are written.
+    """Return at most `most` evenly spaced round numbers from `low` to `high`, each with its text.
 
     >>> ticks(58.2, 91, 5)
     [(60.0, '60'), (70.0, '70'), (80.0, '80'), (90.0, '90')]
@@ -90,8 +91,7 @@ def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 
 def apart(wanted: Sequence[float], room: float, low: float, high: float) -> list[float]:
-    """Where things go that want these places, in ascending order, and take `room` each: as near as can be,
-    none over another, all from `low` to `high` if they fit."""
+    """Place items of size `room` near their ascending `wanted` positions, within the range if they fit."""
     found: list[float] = []
     for at in wanted:
         found.append(max(at, low, found[-1] + room if found else low))
@@ -101,12 +101,12 @@ def apart(wanted: Sequence[float], room: float, low: float, high: float) -> list
 
 
 def path(points: Iterable[tuple[float, float] | None]) -> str:
-    """A line through these points, broken at each None, in whole units; one point alone is a dot."""
+    """Return a line through these points in whole units, broken at each None; a single point is a dot."""
     return "".join(_steps(points))
 
 
 def _steps(points: Iterable[tuple[float, float] | None]) -> Iterator[str]:
-    """Relative, for a difference has fewer digits than a place."""
+    """Yield path steps in relative coordinates, which need fewer digits."""
     x = y = 0
     points_of_line = 0
     for point in points:

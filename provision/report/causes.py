@@ -1,7 +1,7 @@
-"""The causes of a fleet's bad verdicts, worst first, with the same cause on many nodes grouped (pure).
+"""The causes of a fleet's bad verdicts, worst first; the same cause on many nodes is grouped (pure).
 
-What could not be measured is a cause like any other: a node that was not reached and a check that never ran
-get a finding of their own here, so that every report shows them as loudly as a failure.
+Missing measurements are causes too: an unreachable node and a check that never ran get their own findings
+here, so that every report shows them as prominently as a failure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from provision.checks.judge import Finding, Verdict, without_limit
 from provision.node_names import natural
 from provision.text import many, one_line
 
-# In words and in symbols: a verdict is never told by colour alone.
+# Words and symbols, since colour alone must not carry a verdict.
 SYMBOLS = {Verdict.PASS: "✓", Verdict.SKIP: "-", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.FAIL: "✗"}
 HEADINGS = {
     Verdict.FAIL: "Failed",
@@ -25,7 +25,7 @@ HEADINGS = {
     Verdict.WARN: "Warnings",
     Verdict.SKIP: "Skipped: not applicable",
 }
-FABRIC = "the fabric"  # the name under which what lies between the nodes is told; no host is called so
+FABRIC = "the fabric"  # replaces a node's name for faults between the nodes; no host has this name
 _VARYING = re.compile(
     r"GPU-[0-9a-fA-F-]{36}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d|\d+(?:\.\d+)*"
 )
@@ -47,7 +47,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Cause:
-    """Findings that are the same trouble: same verdict, check, metric and action."""
+    """Findings of the same problem: same verdict, check, metric and action."""
 
     verdict: Verdict
     check: str
@@ -57,28 +57,28 @@ class Cause:
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes it is on, in natural order."""
+        """The affected nodes, in natural order."""
         return tuple(dict.fromkeys(culprit.node.node for culprit in self.culprits))
 
     @property
     def between_nodes(self) -> bool:
-        """Whether it is a fault of what lies between the nodes."""
+        """Whether the fault is in the network between nodes."""
         return self.nodes == (FABRIC,)
 
     @cached_property
     def same_words(self) -> bool:
-        """Whether every culprit has the same message, so that saying it once says it all."""
+        """Whether every culprit has the same message, so that printing it once is enough."""
         return len({culprit.finding.message for culprit in self.culprits}) == 1
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether only the node differs from culprit to culprit, so that a list of nodes says it all."""
+        """Whether culprits differ only in the node, so that a list of nodes is enough."""
         first = self.culprits[0].finding
         return not first.evidence and all(culprit.finding == first for culprit in self.culprits)
 
     @cached_property
     def title(self) -> str:
-        """`gpu_burn: gpu5 computed 128 wrong results`, or the metric and its limit when the words differ."""
+        """`gpu_burn: gpu5 computed 128 wrong results`, or the metric and its limit if messages differ."""
         first = self.culprits[0].finding
         if self.same_words:
             return f"{self.check}: {one_line(first.message)}" if self.check else one_line(first.message)
@@ -89,7 +89,7 @@ class Cause:
 
 
 def causes(fleet: FleetHealth) -> list[Cause]:
-    """Everything that is not a pass, worst verdict first, then the cause that most nodes share."""
+    """Return the causes of everything that is not a pass, worst verdict first, then most nodes first."""
     groups: dict[tuple[Verdict, str, str, str, str], list[Culprit]] = {}
     for culprit in _culprits(fleet):
         finding = culprit.finding
@@ -112,7 +112,7 @@ def causes(fleet: FleetHealth) -> list[Cause]:
 
 
 def worst_first(fleet: FleetHealth) -> list[NodeHealth]:
-    """The nodes in the order in which a person should look at them."""
+    """Return the nodes in the order in which a person should examine them."""
     return sorted(fleet.nodes, key=lambda node: (-node.verdict.badness, natural(node.node)))
 
 
@@ -121,7 +121,7 @@ def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
         yield Culprit(NodeHealth(FABRIC, finding.verdict, ()), finding)
     for node in fleet.nodes:
         if node.unreachable or node.error:
-            told = " → " in node.error  # it says itself what to do
+            told = " → " in node.error  # the error already names the remedy
             action = "none" if told else "investigate" if node.unreachable else "run again"
             yield Culprit(node, Finding("", Verdict.ERROR, "node", silence(node), action=action))
         elif absent := missing(fleet, node):
@@ -142,33 +142,33 @@ def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
 
 
 def _without_limits(findings: Sequence[Finding]) -> Finding:
-    """Several metrics of a node for which nobody has stated a limit, as one."""
+    """Merge the findings of a node about metrics without a limit into one."""
     by_check: dict[str, dict[str, None]] = {}
     for one in findings:
         by_check.setdefault(one.check, {})[one.metric] = None
     metrics = ", ".join(f"{check} {' '.join(names)}" for check, names in by_check.items())
     count = sum(map(len, by_check.values()))
-    said = "no limits are known for this GPU, give them with --thresholds FILE"
-    message = f"{said}: {many(count, 'metric')}, {metrics}"
+    reason = "no limits are known for this GPU, give them with --thresholds FILE"
+    message = f"{reason}: {many(count, 'metric')}, {metrics}"
     return Finding("", Verdict.WARN, "node", message, action="fix configuration")
 
 
 def silence(node: NodeHealth) -> str:
-    """Why a node has no answer: one sentence."""
+    """Return the reason why a node has no results, in one sentence."""
     why = one_line(node.error) or "no reason was given"
     return f"unreachable: {why}" if node.unreachable else why
 
 
 def missing(fleet: FleetHealth, node: NodeHealth) -> tuple[str, ...]:
-    """The checks that were asked for and have no result on this node."""
+    """Return the requested checks without a result on this node."""
     have = {check.check for check in node.checks}
     return tuple(name for name in fleet.asked if name not in have)
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of what was asked was measured, counted in checks on nodes. `asked` is without `skipped`:
-    those that do not apply to their node."""
+    """Coverage of the requested checks, counted per node; `asked` excludes `skipped` ones, which do not
+    apply."""
 
     asked: int
     measured: int
@@ -181,13 +181,13 @@ class Coverage:
 
     @property
     def words(self) -> str:
-        """`30 of 36 checks measured`, and how many were skipped, where any were."""
+        """`30 of 36 checks measured`, with the number of skipped ones if there are any."""
         skipped = f", {self.skipped:,} skipped (not applicable)" if self.skipped else ""
         return f"{self.measured:,} of {many(self.asked, 'check')} measured{skipped}"
 
 
 def coverage(fleet: FleetHealth) -> Coverage:
-    """A check is measured on a node when it has a result there that is neither `error` nor `skip`."""
+    """Count measured checks: those with a result on a node that is neither `error` nor `skip`."""
     asked = silent = 0
     verdicts: Counter[Verdict] = Counter()
     for node in fleet.nodes:
@@ -208,24 +208,25 @@ _HEADLINE: tuple[tuple[Verdict, Callable[[int], str]], ...] = (
 
 
 def headline(fleet: FleetHealth) -> str:
-    """The fleet in one line: `1 of 3 nodes unhealthy, 2 healthy; 1 failure between nodes`."""
+    """Summarise the fleet in one line: `1 of 3 nodes unhealthy, 2 healthy; 1 failure between nodes`."""
     total, counts = len(fleet.nodes), fleet.counts
     if not total:
         return "nothing was measured: the run has no nodes"
     if counts[Verdict.PASS] == total:
-        said = f"all {total:,} nodes healthy" if total > 1 else "the node is healthy"
+        summary = f"all {total:,} nodes healthy" if total > 1 else "the node is healthy"
     else:
         first, *rest = [(counts[verdict], words) for verdict, words in _HEADLINE if counts[verdict]]
-        said = f"{first[0]:,} of {many(total, 'node')} {first[1](first[0]).partition(' ')[2]}"
-        said += "".join(f", {words(count)}" for count, words in rest)
+        summary = f"{first[0]:,} of {many(total, 'node')} {first[1](first[0]).partition(' ')[2]}"
+        summary += "".join(f", {words(count)}" for count, words in rest)
     if between := sum(finding.verdict is Verdict.FAIL for finding in fleet.fabric):
-        said += f"; {many(between, 'failure')} between nodes"
-    return f"{said}; the run was interrupted" if fleet.interrupted else said
+        summary += f"; {many(between, 'failure')} between nodes"
+    return f"{summary}; the run was interrupted" if fleet.interrupted else summary
 
 
 def overall(fleet: FleetHealth) -> Verdict:
-    """The worst verdict of any node or of the fabric; `error` when there is none, or nothing worse and an
-    interrupt."""
+    """Return the worst verdict of all nodes and the fabric.
+
+    It is at least `error` for an empty or interrupted run."""
     verdicts = [node.verdict for node in fleet.nodes] + [finding.verdict for finding in fleet.fabric]
     if fleet.interrupted or not verdicts:
         verdicts.append(Verdict.ERROR)

@@ -1,5 +1,6 @@
-"""The data of a report beyond the health of one run: earlier runs, GPUs under load over time, and
-measurements between nodes; read from its run folder and those before it."""
+"""Data of a report beyond one run's health: earlier runs, load samples, measurements between nodes.
+
+It is read from the run's folder and from those of earlier runs."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from provision.runs.store import RunFolder
 
 @dataclass(frozen=True)
 class Load:
-    """One check's samples on one node: device → series. `raw`: the file in the run folder they are from."""
+    """One check's samples on one node: device → series. `raw`: their file in the run folder."""
 
     check: str
     raw: str
@@ -37,9 +38,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What one check measured between the nodes of `fleet`, in `unit`; `direction`: `at_least` (more is
-    better) or `at_most`, and `tolerance` as in pairs/judge.py. `left_out`: node → why it took no part.
-    `fabric`: what is found of that which lies between them; None: all that the run found of the check."""
+    """One check's measurements between the nodes of `fleet`, in `unit`.
+
+    `direction`: `at_least` (more is better) or `at_most`; `tolerance`: as in pairs/judge.py; `left_out`: node
+    → why it took no part; `fabric`: the findings about the network; None: all fabric findings of the
+    check."""
 
     check: str
     unit: str
@@ -53,10 +56,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Context:
-    """`earlier`: what the runs before said, None when there is none. `loads`: node → the load of each check
-    that kept samples, for the nodes that are worst; `not_read`: the nodes whose samples were left alone.
-    `pairs`: the checks between nodes. For proposed commands: `folder`, where the lists of nodes are that they
-    name, and `pattern`, the nodes that the run was asked for, as --nodes has them.
+    """Data of a report beyond the health of its run.
+
+    `earlier`: earlier runs, if any; `loads`: node → the load of each check with samples, for the worst nodes;
+    `not_read`: nodes with samples that were not read; `pairs`: checks between nodes. For proposed commands:
+    `folder` has their node lists, `pattern` is the run's value of --nodes.
     """
 
     earlier: Earlier | None = None
@@ -72,14 +76,14 @@ NOTHING = Context()
 # --- the context of a stored run
 
 
-# A report must not take longer for its plots than for everything else: these many nodes' samples are read,
-# and of a GPU as many samples kept as a plot has room for.
+# Limits that keep plots from dominating a report's time: the number of nodes whose samples are read, and of
+# samples kept per GPU, as many as a plot can show.
 _NODES = 16
 _SAMPLES = 300
 
 
 def of_run(folder: RunFolder, fleet: FleetHealth) -> Context:
-    """The context of a stored run. Whatever of it cannot be read is left out, never an error."""
+    """Read the context of a stored run, leaving out unreadable parts."""
     sampled = [node for node in worst_first(fleet) if any(check.may_have("samples") for check in node.checks)]
     loads = {node.node: tuple(_loads(folder, node)) for node in sampled[:_NODES]}
     return Context(
@@ -92,7 +96,7 @@ def of_run(folder: RunFolder, fleet: FleetHealth) -> Context:
 
 
 def _pairs(folder: RunFolder, health: FleetHealth) -> Iterator[Pairs]:
-    """What was measured between nodes; who has nothing to measure is no part of that, and is not missed."""
+    """Yield the measurements between nodes; nodes with nothing to measure are not reported as missing."""
     with contextlib.suppress(GpuprovError):
         noted, known = fleet_pairs.noted(folder), read_node_facts(folder)
         for check, of_pairs in PAIRS.items():
@@ -105,7 +109,7 @@ def _pairs(folder: RunFolder, health: FleetHealth) -> Iterator[Pairs]:
 def _pairs_of(
     folder: RunFolder, metric: Metric, noted: Any, health: FleetHealth, known: Mapping[str, NodeFacts]
 ) -> Iterator[Pairs]:
-    """One of all nodes, or one of each vendor's where they are measured among themselves."""
+    """Yield one set of all nodes, or one per vendor if vendors are measured separately."""
     able, left_out = fleet_pairs.took_part(folder, noted)
     results = fleet_pairs.kept(folder, metric.check)
     silent = {node.node: silence(node) for node in health.nodes if node.error and node.node not in able}
@@ -124,13 +128,13 @@ def _pairs_of(
 
 
 def _whose(node: str, teams: Sequence[Team], known: Mapping[str, NodeFacts]) -> int:
-    """The place of the team that a node would be in; the first where that is not known."""
+    """Return the index of the team that a node would belong to, or of the first team if unknown."""
     gpu = known[node].gpuprov_node.get("gpu", {}) if node in known else {}
     return next((at for at, team in enumerate(teams) if team.vendor == str(gpu.get("vendor"))), 0)
 
 
 def _sampled(node: NodeHealth) -> Iterator[str]:
-    """The checks that sampled this node's GPUs under load."""
+    """Yield the checks that sampled this node's GPUs under load."""
     for check in node.checks:
         if any(row.metric == "samples" for row in check.measurements):
             yield check.check
@@ -138,7 +142,7 @@ def _sampled(node: NodeHealth) -> Iterator[str]:
 
 def _loads(folder: RunFolder, node: NodeHealth) -> Iterator[Load]:
     for check in _sampled(node):
-        with contextlib.suppress(GpuprovError):  # what cannot be read again is told by the check's findings
+        with contextlib.suppress(GpuprovError):  # the check's findings already report unreadable samples
             raw = store.read_raw(folder, node.node, check)
             output = next((o for o in raw.outputs if o.name == telemetry.NAME), None) if raw else None
             if raw is not None and output is not None:

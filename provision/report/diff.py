@@ -1,10 +1,10 @@
 """Comparison of two runs of a fleet: verdicts, findings, nodes, checks, GPUs and measurements (pure).
 
-A measurement has moved when its relative change differs from that of its SKU's other devices by more than
-these differ among themselves (data/compare.yml): one noisy benchmark or one warm room accuses nobody. What a
-SKU moved as a whole is told once. Only metrics with a good and a bad direction are compared: those with
-limits, those the fleet is compared by, and rates. Counters that began at 0 have no relative change: limits
-judge them.
+A measurement has moved if its relative change differs from that of its SKU's other devices by more than these
+differ among themselves (data/compare.yml), so that a noisy benchmark or a warm room flags nothing. A change
+of a whole SKU is reported once. Only metrics with a good and a bad direction are compared: those with limits,
+those compared across the fleet, and rates. Counters that start at 0 have no relative change; limits judge
+them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from provision.checks.judge import Finding, Verdict, number, typical
 from provision.node_names import natural
 from provision.paths import DATA
 
-GONE = "not in the report"  # instead of a verdict
+GONE = "not in the report"  # in place of a verdict
 _GPU = re.compile(r"\bgpu(\d{1,4})\b")
 _UNSTATED = re.compile(r"[\W0_]*|\W*(?:N/?A|unknown.*|none|not.*)\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """data/compare.yml: `minimum` and `alone` as fractions, `smallest_group` in devices."""
+    """Rules from data/compare.yml: `minimum` and `alone` as fractions, `smallest_group` in devices."""
 
     minimum: float
     alone: float
@@ -41,8 +41,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Part:
-    """Another GPU in a slot. `was`, `now`: serial number (else UUID), empty when there was none;
-    `moved_from`: where the new one was in the earlier run, `gpu-02 gpu3`."""
+    """A replaced GPU. `was`, `now`: serial number (else UUID), "" without a GPU.
+
+    `moved_from`: the new GPU's place in the earlier run, `gpu-02 gpu3`."""
 
     node: str
     device: str
@@ -54,8 +55,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Moved:
-    """One measurement that moved. `change`: the fraction of the earlier value; `noise`: how much would not
-    have counted; `replaced`: it is another GPU."""
+    """One moved measurement. `change`: as a fraction of the earlier value.
+
+    `noise`: the largest change that does not count; `replaced`: it is another GPU."""
 
     node: str
     check: str
@@ -72,8 +74,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Shift:
-    """A metric that moved on a SKU as a whole: the median `change` of `values` measurements on `nodes`
-    nodes."""
+    """A metric that moved on a whole SKU: median `change` of `values` measurements on `nodes` nodes."""
 
     sku: str
     check: str
@@ -86,8 +87,9 @@ class Shift:
 
 @dataclass(frozen=True)
 class FindingChange:
-    """One judged metric of one device. `was`, `now`: its verdict; empty when it was not judged. `limit_was`,
-    `limit_now`: its limit, as a person reads it."""
+    """One judged metric of one device; verdicts `was` and `now` are "" if it was not judged.
+
+    `limit_was`, `limit_now`: its limit in readable form."""
 
     check: str
     metric: str
@@ -103,7 +105,7 @@ class FindingChange:
 
 @dataclass(frozen=True)
 class NodeChange:
-    """A node whose verdict is another one now (GONE: it is in one run only), and the findings that are."""
+    """A node with a changed verdict (GONE: it is in one run only), and its changed findings."""
 
     node: str
     was: str
@@ -113,10 +115,12 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class Diff:
-    """Everything that differs. `verdicts`: exactly the nodes with another verdict, in the order of the later
-    run, gone ones last; `failing_anew`: nodes that failed both times, now by other findings too;
-    `only_before`, `only_after`: checks that were asked for in one run; `unpaired`: `check.metric` measured in
-    one run only, of checks that measured in both."""
+    """All differences.
+
+    `verdicts`: exactly the nodes with a changed verdict, in the later run's order, missing nodes last;
+    `failing_anew`: nodes that failed both times, now with additional findings; `only_before`, `only_after`:
+    checks requested in one run only; `unpaired`: `check.metric` measured in one run only, for checks that
+    measured in both."""
 
     before: FleetHealth
     after: FleetHealth
@@ -132,43 +136,44 @@ class Diff:
 
     @property
     def changed(self) -> list[NodeChange]:
-        """Those of the `verdicts` whose node is in both runs."""
+        """Changed verdicts of nodes in both runs."""
         return [one for one in self.verdicts if GONE not in (one.was, one.now)]
 
     @property
     def new(self) -> list[tuple[str, str]]:
-        """(node, verdict) of those that only the later run has."""
+        """(node, verdict) of nodes that only the later run has."""
         return [(one.node, one.now) for one in self.verdicts if one.was == GONE]
 
     @property
     def gone(self) -> list[tuple[str, str]]:
-        """(node, verdict) of those that only the earlier run has."""
+        """(node, verdict) of nodes that only the earlier run has."""
         return [(one.node, one.was) for one in self.verdicts if one.now == GONE]
 
     @property
     def worse(self) -> bool:
-        """Whether a node fails that did not, or by more than it did, or something was measured worse."""
+        """Whether a node newly fails or fails in more ways, or something measured worse."""
         failing = any(change.now == Verdict.FAIL for change in (*self.verdicts, *self.failing_anew))
         slower = any(shift.worse for shift in self.shifts) or any(one.worse for one in self.moved)
         return failing or slower
 
     @property
     def less_known(self) -> bool:
-        """Whether something that was measured before is not any more."""
+        """Whether something that was measured before no longer is."""
         lost = (Verdict.ERROR, Verdict.SKIP)
         return bool(self.gone or self.only_before) or any(change.now in lost for change in self.changed)
 
 
 @cache
 def rules() -> Rules:
-    """The shipped rules."""
+    """Load the shipped rules."""
     document = yamlfile.load_mapping(DATA / "compare.yml")
     return Rules(**{name: document[name] for name in Rules.__dataclass_fields__})
 
 
 def diff(before: FleetHealth, after: FleetHealth, *, measured: bool = True) -> Diff:
-    """What differs from `before` to `after`; nodes are the same when they have the same name. `measured`:
-    whether GPUs and measurements are compared too, of which ten thousand nodes have ten million."""
+    """Compare two runs, matching nodes by name; `measured`: include GPUs and measurements.
+
+    Ten thousand nodes have ten million measurements."""
     old, new = ({node.node: node for node in fleet.nodes} for fleet in (before, after))
     both = [(old[name], node) for name, node in new.items() if name in old]
     changes = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]
@@ -195,7 +200,7 @@ def _change(name: str, before: NodeHealth | None, after: NodeHealth | None) -> N
 
 
 def _failing_anew(before: NodeHealth, after: NodeHealth) -> NodeChange:
-    """What fails now and did not, on a node that failed already."""
+    """Return the new failures of a node that failed already."""
     fail = Verdict.FAIL
     both = before.verdict is fail and after.verdict is fail
     found = tuple(one for one in _findings(before, after) if one.now == fail) if both else ()
@@ -203,7 +208,7 @@ def _failing_anew(before: NodeHealth, after: NodeHealth) -> NodeChange:
 
 
 def _judged(node: NodeHealth | None) -> dict[tuple[str, str, str], Finding]:
-    """Check, metric and device → the worst finding."""
+    """Return the worst finding by check, metric and device."""
     found: dict[tuple[str, str, str], Finding] = {}
     for check in node.checks if node else ():
         for finding in check.findings:
@@ -214,9 +219,9 @@ def _judged(node: NodeHealth | None) -> dict[tuple[str, str, str], Finding]:
 
 
 def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[FindingChange]:
-    """The findings of one node that are other ones now; what passed both times is none."""
+    """Yield the changed findings of one node; a pass in both runs is no change."""
     old, new = _judged(before), _judged(after)
-    # A limit holds for all devices of a node: what failed now may have been told with another device before.
+    # A limit covers all devices of a node; a device that fails now may have shared a finding before.
     limits = {(check, metric): found.limit for (check, metric, _), found in old.items() if found.limit}
     later = {(check, metric): found.limit for (check, metric, _), found in new.items() if found.limit}
     for key in [*new, *(key for key in old if key not in new)]:
@@ -225,7 +230,8 @@ def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[F
         old_word, new_word = was.verdict.value if was else "", now.verdict.value if now else ""
         if shown is None or old_word == new_word:
             continue
-        if not {"warn", "error", "fail"} & {old_word, new_word}:  # a pass told with another device
+        # covered by another device's pass
+        if not {"warn", "error", "fail"} & {old_word, new_word}:
             continue
         check, metric, device = key
         yield FindingChange(
@@ -237,12 +243,12 @@ def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[F
 
 
 def _slots(node: NodeHealth) -> dict[str, GpuIdentity]:
-    """Slot → GPU: by PCI address, for the index of a GPU changes when one before it is lost."""
+    """Map slots to GPUs by PCI address, because a GPU's index shifts if one before it is lost."""
     return {gpu.pci_address.lower() or f"gpu{gpu.index}": gpu for gpu in node.gpus}
 
 
 def _identity(one: GpuIdentity, other: GpuIdentity | None = None) -> str:
-    """Serial number, or UUID where it (or that of the `other`) is not stated, as on boards without one."""
+    """Return the serial number, or the UUID if either GPU lacks one, as some boards do."""
     for name in ("serial", "uuid"):
         stated = [str(getattr(gpu, name)) for gpu in (one, other) if gpu]
         if not any(_UNSTATED.fullmatch(text) for text in stated):
@@ -254,7 +260,7 @@ def _parts(old: Iterable[NodeHealth], both: Iterable[tuple[NodeHealth, NodeHealt
     places = {_identity(gpu): f"{node.node} gpu{gpu.index}" for node in old for gpu in node.gpus}
     for before, after in both:
         if not before.gpus or not after.gpus:
-            continue  # not looked at in one of the runs: nobody knows
+            continue  # unknown: not measured in one of the runs
         then, now = _slots(before), _slots(after)
         for slot in sorted({*then, *now}, key=natural):
             one, other = then.get(slot), now.get(slot)
@@ -269,7 +275,7 @@ def _parts(old: Iterable[NodeHealth], both: Iterable[tuple[NodeHealth, NodeHealt
 
 @cache
 def direction(check: str, metric: str, unit: str) -> str:
-    """`at_least` (low is bad), `at_most`, or nothing where neither is."""
+    """Return `at_least` (low is bad), `at_most`, or "" if the metric has no direction."""
     name = f"{check}.{metric}"
     compared = fleet_judge.shipped().metrics.get(name)
     limited = thresholds.find(name)
@@ -281,7 +287,7 @@ def direction(check: str, metric: str, unit: str) -> str:
 
 
 def _values(node: NodeHealth) -> dict[tuple[str, str, str, str], tuple[str, float]]:
-    """(check, metric, unit, device by slot) → (device, value), of what has a direction."""
+    """Return (check, metric, unit, device by slot) → (device, value) for metrics with a direction."""
     slots = {gpu.index: slot for slot, gpu in _slots(node).items()}
     found = {}
     for check in node.checks:
@@ -317,7 +323,8 @@ def _measured(
                 worse = (middle < 1) == low_is_bad
                 shifts.append(Shift(sku, check, metric, middle - 1, worse, nodes, len(rows)))
         for (name, device, was, now), ratio in zip(rows, ratios, strict=True):
-            # Against the others, and at all: who kept its rate while the others gained has not moved.
+            # Compared with the others and with itself: a device that kept its rate while the others gained
+            # has not moved.
             if abs(ratio - middle) > noise and abs(ratio - 1) > use.minimum:
                 gpus = {(name, f"gpu{index}") for index in _GPU.findall(device)}
                 moved.append(
@@ -331,7 +338,7 @@ def _measured(
 
 
 def _unpaired(before: FleetHealth, after: FleetHealth) -> Iterator[str]:
-    """Metrics of checks that ran both times, measured in one run only: another gpuprov may call them so."""
+    """Yield metrics measured in one run only by checks of both; another gpuprov may have renamed them."""
 
     def metrics(fleet: FleetHealth) -> dict[str, set[str]]:
         found: dict[str, set[str]] = defaultdict(set)

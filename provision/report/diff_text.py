@@ -1,4 +1,4 @@
-"""The texts of a diff of two runs: of judging again, `report compare`, and since the last run (pure)."""
+"""Texts of a diff of two runs: after judging again, for `report compare`, since the last run (pure)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from provision.report.diff import Diff, FindingChange, Moved, NodeChange, Part, 
 from provision.runs.node_history import BAD, Earlier
 from provision.text import many, moment, one_line, quantity
 
-FORMAT = 1  # of the JSON documents
-_SHOWN = 20  # nodes, parts and measurements told one by one to a person; JSON has all
-_FINDINGS = 6  # of one node
-_WHY = 2  # findings that say why a node is bad
+FORMAT = 1  # version of the JSON documents
+_SHOWN = 20  # nodes, parts and measurements listed for a person; JSON has all
+_FINDINGS = 6  # listed per node
+_WHY = 2  # findings shown as the reason for a bad node
 
 
-# --- what judging again changed
+# --- changes by judging again
 
 
 def verdict_lines(changes: Sequence[NodeChange]) -> list[str]:
-    """A line for each change of verdict, its nodes folded: `gpu-[03,07]: pass → fail`."""
+    """Return a line per change of verdict with its nodes folded: `gpu-[03,07]: pass → fail`."""
     moved: dict[tuple[str, str], list[str]] = {}
     for change in changes:
         moved.setdefault((change.was, change.now), []).append(change.node)
@@ -32,7 +32,7 @@ def verdict_lines(changes: Sequence[NodeChange]) -> list[str]:
 
 
 def finding_lines(changes: Sequence[NodeChange], whole: str = "--changes --json") -> Iterator[str]:
-    """For a person: each node with what changed it; `whole` has those that are not shown."""
+    """Yield each changed node with its findings, for a person; `whole`: option that lists all of them."""
     for change in changes[:_SHOWN]:
         for one in change.findings[:_FINDINGS]:
             yield f"{change.node} {_finding(one)}"
@@ -50,12 +50,12 @@ def _finding(one: FindingChange) -> str:
         limit = f", limit {one.limit_now}"
     what = " ".join(one_line(word, 60) for word in (one.check, one.metric, one.device) if word)
     measured = quantity(one.value, one.unit)
-    said = f"{one.was or 'no finding'} → {one.now or 'no finding'}"
-    return f"{what}: {said} ({measured or 'no value'}{one_line(limit, 120)})"
+    verdicts = f"{one.was or 'no finding'} → {one.now or 'no finding'}"
+    return f"{what}: {verdicts} ({measured or 'no value'}{one_line(limit, 120)})"
 
 
 def changes_document(found: Diff) -> Mapping[str, Any]:
-    """For a program: `{"format": 1, "run": …, "nodes": [{"node", "was", "now", "findings": […]}]}`."""
+    """Build the JSON document `{"format": 1, "run": …, "nodes": [{"node", "was", "now", "findings"}]}`."""
     nodes = [asdict(change) for change in found.verdicts]
     return {"format": FORMAT, "run": found.after.run_id, "nodes": nodes}
 
@@ -64,8 +64,7 @@ def changes_document(found: Diff) -> Mapping[str, Any]:
 
 
 def comparison_document(found: Diff) -> dict[str, Any]:
-    """For a program: `{"format": 1, "before": {…}, "after": {…}, "changed": […], "moved": […], …}`; changes
-    and noise as fractions."""
+    """Build `{"format": 1, "before": {…}, "after": {…}, "changed": […], …}`, with changes as fractions."""
     return {
         "format": FORMAT,
         "before": _run(found.before),
@@ -97,7 +96,7 @@ def _run(fleet: FleetHealth) -> dict[str, Any]:
 
 
 def comparison(found: Diff) -> Iterator[str]:
-    """For a person, in lines: what is worse first."""
+    """Render the comparison in lines for a person, regressions first."""
     for word, fleet in (("from", found.before), ("to  ", found.after)):
         cut = ", interrupted" if fleet.interrupted else ""
         about = f"{moment(fleet.started)}, {many(len(fleet.nodes), 'node')}"
@@ -160,7 +159,7 @@ def _shift(shift: Shift) -> str:
 
 
 def _moves(moved: Sequence[Moved]) -> Iterator[str]:
-    """A line for each metric of a node: its worst device stands for the others."""
+    """Yield a line for each metric of a node, represented by its worst device."""
     groups: dict[tuple[str, str, str], list[Moved]] = {}
     for one in moved:
         groups.setdefault((one.node, one.check, one.metric), []).append(one)
@@ -185,8 +184,7 @@ def _part(part: Part) -> str:
 
 @dataclass(frozen=True)
 class BadNode:
-    """A node that is bad now. `since`: ISO 8601 UTC, empty when it is not known; `why`: in the words of its
-    findings."""
+    """A node that is bad now. `since`: ISO 8601 UTC, "" if unknown; `why`: its findings' messages."""
 
     node: str
     was: str
@@ -197,9 +195,10 @@ class BadNode:
 
 @dataclass(frozen=True)
 class Since:
-    """This run against the last one of each node. `run`, `at`: the newest of those, and its start (ISO 8601
-    UTC). `newly`: bad now and not before; `still`: then, too, the longest first. `groups`: all there is to
-    tell, in words, with its nodes; the worst first, and nothing that is empty.
+    """This run compared with the previous one of each node.
+
+    `run`, `at`: the latest of those, and its start (ISO 8601 UTC). `newly`: bad now, but not before; `still`:
+    bad in both, the longest first. `groups`: each non-empty change in words with its nodes, the worst first.
     """
 
     run: str
@@ -210,7 +209,7 @@ class Since:
 
 
 def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
-    """What changed; None when there is nothing to compare with."""
+    """Compare with earlier runs; return None if there are none."""
     if before is None:
         return None
     found = diff(before.fleet, fleet, measured=False)
@@ -224,7 +223,7 @@ def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
     still = [node for node in fleet.nodes if node.verdict in BAD and was.get(node.node) in BAD]
     still.sort(key=lambda node: (before.since.get(node.node) or "~", -node.verdict.badness))
     better = [one for one in found.changed if one.now not in BAD]
-    told = [
+    groups = [
         ("newly unhealthy or not measured", [one.node for one in newly]),
         ("still unhealthy or not measured", [node.node for node in still]),
         ("recovered", [one.node for one in better if one.was in BAD]),
@@ -246,20 +245,20 @@ def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
             )
             for node in still
         ),
-        groups=tuple((words, tuple(names)) for words, names in told if names),
+        groups=tuple((words, tuple(names)) for words, names in groups if names),
     )
 
 
 def since_line(found: Since) -> str:
-    """One line: `since the run of 2026-05-03 10:00:00 UTC: 1 node newly unhealthy …: gpu-03`."""
-    told = [f"{len(nodes):,} {words}: {fold(nodes, 80)}" for words, nodes in found.groups]
+    """Summarise: `since the run of 2026-05-03 10:00:00 UTC: 1 node newly unhealthy …: gpu-03`."""
+    parts = [f"{len(nodes):,} {words}: {fold(nodes, 80)}" for words, nodes in found.groups]
     if found.still and found.still[0].since:
-        told.append(f"the longest since {moment(found.still[0].since)}")
-    return f"since the run of {moment(found.at)}: {'; '.join(told) or 'no verdict changed'}"
+        parts.append(f"the longest since {moment(found.still[0].since)}")
+    return f"since the run of {moment(found.at)}: {'; '.join(parts) or 'no verdict changed'}"
 
 
 def _reasons(change: NodeChange, node: NodeHealth) -> tuple[str, ...]:
-    """What made a node bad."""
+    """Return the reasons why a node became bad."""
     bad = [one for one in change.findings if one.now in BAD] or change.findings
     return _first([_said(one) for one in bad] or [silence(node)])
 

@@ -1,8 +1,8 @@
 """Heat maps of pairs as SVG (pure): slow, broken and unknown ones.
 
-A cell's colour is its share of what it should be, in steps; the worse, the farther from the page's colour, so
-that it shows in grey as well. What is wrong has a mark besides, and what was to be measured and was not is
-hatched. See `peer_maps` and `pair_maps` for what is drawn.
+A cell's colour is the share of its reference value, in steps; worse steps contrast more with the page, so
+that they also show in grey. Faults have an additional mark, and missing measurements are hatched. `peer_maps`
+and `pair_maps` select the content.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from provision.checks.judge import Verdict
 from provision.report.canvas import LETTER, Image, short, svg, text, tone
 from provision.text import one_line
 
-LARGEST = 72  # names along a map: more are no longer told apart by eye
-_ROOMY = 20  # up to so many, a cell's value is written in it
-_NAME = 30  # letters of a name
-_SIDE = 900  # pixels of a map's side at most
+LARGEST = 72  # names along a map; the eye cannot distinguish more
+_ROOMY = 20  # up to this many names, a cell shows its value
+_NAME = 30  # letters per name
+_SIDE = 900  # maximum side of a map in pixels
 _SIGN = {Verdict.FAIL: "✗", Verdict.ERROR: "?", Verdict.WARN: "!"}
 
-Group = tuple[str, int]  # the name of so many neighbours
+Group = tuple[str, int]  # name and number of adjacent members
 
 
 class Mark(enum.StrEnum):
-    """What a cell is besides its colour."""
+    """Mark of a cell in addition to its colour."""
 
     NONE = ""
     FAIL = "✗"
@@ -40,8 +40,7 @@ class Mark(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """`share`: of what it should be, the more the better; None when there is no number. `text`: the number,
-    or how many."""
+    """A cell. `share`: of its reference value, None without a number; `text`: the number, or a count."""
 
     share: float | None
     text: str = ""
@@ -50,8 +49,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Scale:
-    """`says`: what a cell's colour is the share of; `steps`: where a worse colour begins, the best first;
-    `words`: of each mark, and of Mark.NONE what a blank cell is."""
+    """Meaning of a cell's colour (`says`) and of each mark (`words`; Mark.NONE: a blank cell).
+
+    `steps`: shares below which a worse colour begins, the best first."""
 
     says: str
     steps: tuple[float, float, float, float]
@@ -60,11 +60,12 @@ class Scale:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """`names`: of the rows, and of the columns if `across` has no others. `cells`: by row and column, none
-    where nothing was asked. `groups`: of the rows, told apart by a line (`beside`: of the columns `across`).
-    `named`: name → verdict of those that stand out. `own`: what the cell of something with itself is, "" when
-    it is a cell like any other. `directed`: from the row to the column. `largest`: pixels of a cell at most.
-    `alt`: the map in words.
+    """A heat map.
+
+    `names`: of the rows, and of the columns unless `across` has others. `cells`: by row and column, absent if
+    nothing was requested. `groups`: of the rows, separated by a line (`beside`: of the columns `across`).
+    `named`: name → verdict of highlighted ones. `own`: meaning of the diagonal, "" if it has ordinary cells.
+    `directed`: from row to column. `largest`: maximum cell size in pixels. `alt`: the map in words.
     """
 
     title: str
@@ -86,7 +87,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the legend: the class of a cell, its mark, and what they mean."""
+    """A line of the legend: a cell's class and mark with their meaning."""
 
     look: str
     mark: Mark
@@ -95,7 +96,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Maps with their titles, and the one legend of them: `says` and its entries."""
+    """Maps with their titles and shared legend: `says` and its entries."""
 
     maps: tuple[tuple[str, Image], ...]
     says: str
@@ -103,12 +104,12 @@ class Drawn:
 
     @property
     def size(self) -> int:
-        """Characters of all maps."""
+        """Total number of characters of all maps."""
         return sum(len(image.source) for _, image in self.maps)
 
 
 def draw(maps: Sequence[HeatMap], scale: Scale) -> Drawn:
-    """The maps, to stand beside each other. Raises ValueError without a map, or for one too large."""
+    """Draw the maps for display next to each other. Raises ValueError for none or too large a map."""
     if not maps or any(not 0 < len(names) <= LARGEST for one in maps for names in (one.names, one.columns)):
         raise ValueError(f"a heat map takes 1 to {LARGEST} names")
     used = {cell.mark for one in maps for cell in one.cells.values()}
@@ -117,16 +118,16 @@ def draw(maps: Sequence[HeatMap], scale: Scale) -> Drawn:
     return Drawn(images, scale.says, tuple(_legend(used, scale, own)))
 
 
-# --- what a cell looks like: the class of its colour, and of what is written in it
+# --- look of a cell: the class of its colour, and its text
 
 
-_STEPS = ("s0", "s1", "s2", "s3", "s4")  # the better first
+_STEPS = ("s0", "s1", "s2", "s3", "s4")  # better ones first
 _BROKEN, _UNKNOWN, _SELF, _BLANK = "broken", "unknown", "self", "blank"
 _BREAKS = (Mark.HANG, Mark.ERROR)
 
 
 def digits(value: float) -> str:
-    """A number as there is room for in a cell: 394, 61.3, 1.87."""
+    """Format a number to fit a cell: 394, 61.3, 1.87."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -139,7 +140,7 @@ def look(cell: Cell, scale: Scale) -> str:
 
 
 def _legend(used: set[Mark], scale: Scale, own: str) -> Iterator[Entry]:
-    """What is in the maps: every colour, and the marks that are used."""
+    """Yield the legend: every colour, and the marks in use."""
     shown = [f"{step * 100:g}" for step in scale.steps]
     between = [f"{low} to {high} %" for high, low in pairwise(shown)]
     for step, words in zip(_STEPS, (f"{shown[0]} % or more", *between, f"below {shown[-1]} %"), strict=True):
@@ -159,8 +160,7 @@ def _legend(used: set[Mark], scale: Scale, own: str) -> Iterator[Entry]:
 
 
 class _Map:
-    """A map's measures, in pixels: it is as large as its names need to be read, and the page scrolls it where
-    there is less room."""
+    """A map's dimensions in pixels, large enough to read its names; the page scrolls if needed."""
 
     def __init__(self, drawn: HeatMap, scale: Scale) -> None:
         self.drawn, self.scale = drawn, scale
@@ -190,11 +190,11 @@ class _Map:
         return svg(parts, self.width, self.height, self.drawn.alt, kind)
 
     def _at(self, row: float, column: float) -> tuple[float, float]:
-        """The x and y of a place."""
+        """Return the x and y of a position."""
         return self.left + column * self.cell, self.top + row * self.cell
 
     def _cells(self) -> Iterator[str]:
-        """Neighbours of one look in a row are one dashed line, as thick as a cell."""
+        """Draw adjacent equal cells of a row as one dashed line as thick as a cell."""
         looks = {place: look(cell, self.scale) for place, cell in self.drawn.cells.items()}
         if self.drawn.own:
             at = {name: column for column, name in enumerate(self.drawn.columns)}
@@ -212,7 +212,7 @@ class _Map:
         yield "</g>"
 
     def _frame(self) -> Iterator[str]:
-        """A line around the map, and between groups with their names."""
+        """Draw a frame around the map, and lines and names for the groups."""
         drawn = self.drawn
         yield f'<path class="rule" d="{self._rules(range(1, self.rows), range(1, self.columns))}"/>'
         rows, columns = list(_ends(drawn.groups)), list(_ends(drawn.beside if drawn.across else drawn.groups))
@@ -247,7 +247,7 @@ class _Map:
             yield self._turned("from", 7, (self.top + self.bottom) / 2, "mid soft")
 
     def _turned(self, words: str, x: float, y: float, kind: str) -> str:
-        """Words from below, in the middle of `x`."""
+        """Draw words rotated to read upwards, centred on `x`."""
         return text(words, 0, 4, kind, f"translate({short(x)} {short(y)}) rotate(-90)")
 
     def _loud(self, name: str) -> str:
@@ -255,8 +255,7 @@ class _Map:
         return f"{tone(verdict)} loud" if verdict in _SIGN else "soft"
 
     def _marks(self) -> Iterator[str]:
-        """What is written in the cells: numbers where there is room for them, and marks, of which those in
-        one line that look alike are one text."""
+        """Draw numbers, if cells have room, and marks; equal marks of a row share one text element."""
         marks: dict[tuple[float, str], list[tuple[float, Mark]]] = defaultdict(list)
         for (row, column), cell in sorted(self.drawn.cells.items()):
             number = one_line(cell.text, 12) if self.roomy else ""
@@ -272,7 +271,7 @@ class _Map:
 
 
 def _runs(looks: Mapping[tuple[int, int], str]) -> Iterator[tuple[int, int, int]]:
-    """Row, first column and number of neighbours in a row that look alike."""
+    """Yield row, first column and length of each run of equal cells."""
     first: tuple[int, int] | None = None
     count = 0
     for place in sorted(looks):
@@ -287,13 +286,13 @@ def _runs(looks: Mapping[tuple[int, int], str]) -> Iterator[tuple[int, int, int]
 
 
 def shortened(name: str) -> str:
-    """A name as long as there is room for, its end kept: that is where names differ."""
+    """Shorten a name in the middle, since the ends of names differ."""
     name = one_line(name, 200)
     return name if len(name) <= _NAME else f"{name[: _NAME // 2]}…{name[-_NAME // 2 + 1 :]}"
 
 
 def label(name: str, drawn: HeatMap) -> str:
-    """A name with the mark of its verdict."""
+    """Return a name with the mark of its verdict."""
     sign = _SIGN.get(drawn.named[name], "") if name in drawn.named else ""
     return f"{sign} {shortened(name)}".lstrip()
 

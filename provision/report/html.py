@@ -1,8 +1,8 @@
 """report.html: one file that needs no network, to read, filter, print and forward.
 
-Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content
-security policy in the page allows its own script and style and nothing else, should both ever fail. Charts
-are SVG whose texts are escaped by `canvas`.
+Text from nodes passes `_shown` (control characters) and Jinja2's autoescape (markup). Should both fail, a
+content security policy allows only the page's own script and style. Charts are SVG with texts escaped by
+`canvas`.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from provision.report.terminal import next_commands
 from provision.text import clean, columns, duration, many, moment, one_line, quantity
 
 _TEMPLATES = Path(__file__).parent / "templates"
-# A browser must stay quick with the whole page. Every node has its row in the table; the full measurements
-# come worst node first until this many bytes are spent, and the page says that the rest is in report.json.
+# The page must stay responsive in a browser. Every node has its row in the table; full measurements are
+# included worst node first up to this many bytes, and the page refers to report.json for the rest.
 _DETAILS = 3_000_000
-# Of a large fleet what is wrong with the nodes after these is told in as many bytes more.
+# Further bytes for the faults of later nodes in a large fleet.
 _BRIEF = 4_000_000
 _TROUBLED = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
-_LISTED = 1000  # of those, without the page's script
-# Charts over time are within this as well, worst node first, and have what heat maps leave of all images.
+_LISTED = 1000  # bad nodes listed if the page's script cannot run
+# Byte limits of charts over time (worst node first) and of all images, in which heat maps take precedence.
 _PLOTS, _IMAGES = 1_200_000, 1_500_000
-_CULPRITS = 60  # rows of one cause; the rest are named, and have their own row and details
-_CHANGED = 12  # nodes told one by one of what is new since the last run
-_CAUSES = 150  # of one verdict
+_CULPRITS = 60  # rows of one cause; further nodes are only named, with their own row and details
+_CHANGED = 12  # changed nodes listed individually
+_CAUSES = 150  # per verdict
 _EVIDENCE = 60  # lines
 _TILES = (
     (Verdict.FAIL, "unhealthy"),
@@ -61,11 +61,11 @@ _TILES = (
     (Verdict.PASS, "healthy"),
 )
 _GPU = re.compile(r"\bgpu\d{1,4}\b")
-_LONG = 4000  # characters of one text: whatever is longer has its place in the raw output
+_LONG = 4000  # characters per text; the raw output has longer ones in full
 
 
 def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
-    """The page in pieces."""
+    """Yield the page in pieces."""
     environment = _environment()
     nodes = worst_first(fleet)
     between = [pair_maps.between(fleet, pairs) for pairs in context.pairs]
@@ -87,7 +87,7 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     stream = page.generate(
         fleet=fleet,
         nodes=nodes,
-        # What is no node, the fabric, has no section to link to.
+        # The fabric is not a node and has no section to link to.
         ids=defaultdict(lambda: len(nodes), {id(node): number for number, node in enumerate(nodes)}),
         numbers={node.node: number for number, node in enumerate(nodes)},
         detailed=detailed,
@@ -117,7 +117,7 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
 
 
 def page(template: str, style: str, **values: Any) -> Iterator[str]:
-    """Another page with this one's look: `style` is its own style sheet after the common one; no script."""
+    """Render another page in the same look, without script. `style`: style sheet after the common one."""
     own = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", style)]
     text = "\n".join(own)
     inline = {"style": Markup(text), "style_hash": Markup(_hash(text))}  # noqa: S704 - our own files
@@ -145,7 +145,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Every value on its way into the page. Markup is our own (macros, inlined files)."""
+    """Clean every value inserted into the page, except Markup, which is trusted (macros, inlined files)."""
     if isinstance(value, Markup):
         return value
     if isinstance(value, str):
@@ -154,10 +154,10 @@ def _shown(value: Any) -> Any:
 
 
 def _inline(*scripts: str) -> dict[str, Markup]:
-    """Style and script, with the hashes that the page's security policy names."""
+    """Return style and script with the hashes for the page's security policy."""
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
     script = "\n".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in scripts)
-    # Our own files, no node's text: marking them safe is the point.
+    # Safe to mark as Markup: these are our own files without text from nodes.
     return {
         "style": Markup(style),  # noqa: S704
         "script": Markup(script),  # noqa: S704
@@ -171,7 +171,7 @@ def _hash(text: str) -> str:
 
 
 def _telemetry(nodes: Sequence[NodeHealth], context: Context, room: int) -> dict[str, dict[str, list[Image]]]:
-    """Node → check → its charts under load, worst node first, as far as there is room (bytes)."""
+    """Return charts of GPUs under load by node and check, worst node first, as `room` (bytes) allows."""
     spent, drawn = 0, {}
     for node in nodes:
         bad = standing_out((f.device, f.verdict) for check in node.checks for f in check.wrong)
@@ -185,7 +185,7 @@ def _telemetry(nodes: Sequence[NodeHealth], context: Context, room: int) -> dict
 
 
 def standing_out(wrong: Iterable[tuple[str, Verdict]]) -> dict[str, Verdict]:
-    """GPU → the worst verdict, of these (device, verdict), that names it and is neither pass nor skip."""
+    """Return each GPU named by (device, verdict) pairs, with its worst verdict other than pass and skip."""
     bad: dict[str, Verdict] = {}
     for device, verdict in wrong:
         for name in _GPU.findall(device) if verdict in _TROUBLED else ():
@@ -194,8 +194,7 @@ def standing_out(wrong: Iterable[tuple[str, Verdict]]) -> dict[str, Verdict]:
 
 
 def _picture(image: Image) -> Markup:
-    """A chart, read aloud by its words. It is our own markup, its texts escaped, and longer than any text may
-    be."""
+    """Return a chart as Markup: our own markup with escaped texts, which may exceed the limit for texts."""
     return Markup(image.source)  # noqa: S704
 
 
@@ -209,8 +208,9 @@ def _sections(
     first: int = 0,
     brief: bool = False,
 ) -> list[Markup]:
-    """The section of each node, worst first, as far as the budget (bytes without charts) goes. `brief`: only
-    what is wrong with it; `first`: the number of the first of these nodes."""
+    """Render the section of each node, worst first, up to the budget (bytes without charts).
+
+    `brief`: only its faults; `first`: number of the first of these nodes."""
     template = environment.get_template("node.html.j2")
     spent, sections = 0, []
     for number, node in enumerate(nodes, first):
@@ -225,7 +225,7 @@ def _sections(
 
 
 def facts(node: NodeHealth) -> str:
-    """A node's facts in one line, for the table: `h100-sxm · driver 580.126.09`."""
+    """Return a node's facts in one line, for the table: `h100-sxm · driver 580.126.09`."""
     names = [
         str(node.facts[key])
         for key in ("sku", "driver", "driver_version", "driver version")
@@ -234,7 +234,7 @@ def facts(node: NodeHealth) -> str:
     return " · ".join(one_line(name, 60) for name in names)
 
 
-# A fleet's table has tens of thousands of these few cells: made once. Our own words, no node's text.
+# Built once, since a fleet's table has tens of thousands of these cells. No text from nodes.
 _CELLS = {
     v: Markup('<td class="v-{0}" data-s="{1}">{2} {0}</td>').format(v.value, v.badness, SYMBOLS[v])
     for v in Verdict
@@ -247,18 +247,18 @@ def _cell(verdict: Verdict) -> Markup:
 
 
 def _check_cells(node: NodeHealth, checks: Sequence[str]) -> Markup:
-    """The cells of one row: the verdict of each check; one that is missing was not measured."""
+    """Render the cells of one row, one verdict per check; a missing check was not measured."""
     have = {check.check: check.verdict for check in node.checks}
     return Markup("").join(_CELLS[have[name]] if name in have else _DID_NOT_RUN for name in checks)
 
 
 def _breakable(text: str, after: str = "_") -> Markup:
-    """A text that may go on in the next line after this character: a check's name, after an underscore."""
+    """Allow a line break after each `after` character, such as the underscores of a check's name."""
     return Markup("{}<wbr>").format(after).join(_shown(part) for part in text.split(after))
 
 
 def _folded(names: Iterable[str], limit: int) -> Markup:
-    """Nodes as ranges, broken between two of them and not within a number."""
+    """Fold nodes into ranges, with line breaks allowed only between ranges."""
     return _breakable(fold(names, limit), ",")
 
 
@@ -268,7 +268,7 @@ def _evidence(lines: Sequence[str]) -> str:
 
 
 def _row_words(node: NodeHealth) -> str:
-    """What a node is found by besides what its row shows: serial numbers, and what is wrong with it."""
+    """Return search words of a node in addition to its row: serial numbers and faults."""
     words = [gpu.serial for gpu in node.gpus]
     wrong = [finding for check in node.checks for finding in check.wrong]
     words += [f"{one_line(f.device, 40)} {one_line(f.message, 120)}" for f in wrong[:8]]
@@ -276,7 +276,7 @@ def _row_words(node: NodeHealth) -> str:
 
 
 def _batched(stream: Iterator[str]) -> Iterator[str]:
-    """Jinja2 yields a piece per tag; writing each would cost more than making it."""
+    """Join pieces into batches: Jinja2 yields one per tag, and writing each costs more than rendering it."""
     batch: list[str] = []
     for piece in stream:
         batch.append(piece)
@@ -286,18 +286,18 @@ def _batched(stream: Iterator[str]) -> Iterator[str]:
     yield "".join(batch)
 
 
-# --- the table of a large fleet as data, of which the page's own script draws the visible rows. Ten thousand
-# rows as markup are 15 MB, and a browser needs seconds for each keystroke over them. As data, what nodes have
-# in common, verdicts of all checks, facts, messages, is told once.
+# --- the table of a large fleet as data, from which the page's script draws only visible rows. As markup, ten
+# thousand rows take 15 MB, and seconds per keystroke in a browser. As data, values that nodes share (verdicts
+# of all checks, facts, messages) are stored once.
 
 
-MANY = 1000  # nodes; up to here every row is in the page as markup
+MANY = 1000  # nodes; up to this many, all rows are in the page as markup
 _WORST = sorted(Verdict, key=lambda verdict: -verdict.badness)
-_MESSAGES = 8  # of a node, to be found by
+_MESSAGES = 8  # searchable messages per node
 
 
 class _Shared:
-    """Texts that are told once: `of` gives the place of one in `all`."""
+    """Texts stored once: `of` returns a text's index in `all`."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
@@ -311,10 +311,12 @@ class _Shared:
 
 
 def data(nodes: Sequence[NodeHealth], checks: Sequence[str], facts: Callable[[NodeHealth], str]) -> Markup:
-    """The rows for templates/fleet.js, in the order given. A row: name, verdict's place, place of its checks'
-    verdicts (a digit each, `.` where a check did not run), GPUs, place of its facts, serial numbers, places
-    of what is wrong. It ends no script and begins no markup, whatever a node is called."""
-    cells, told, wrong = _Shared(), _Shared(), _Shared()
+    """Build the rows for templates/fleet.js, in the given order.
+
+    A row: name, verdict index, index of its checks' verdicts (a digit each, `.` for a check that did not
+    run), number of GPUs, facts index, serial numbers, fault indexes. No node name can end the script or start
+    markup."""
+    cells, fact_texts, wrong = _Shared(), _Shared(), _Shared()
     place = {verdict: str(number) for number, verdict in enumerate(_WORST)}
     rows: list[list[Any]] = []
     for node in nodes:
@@ -326,7 +328,7 @@ def data(nodes: Sequence[NodeHealth], checks: Sequence[str], facts: Callable[[No
                 int(place[node.verdict]),
                 cells.of("".join(have.get(name, ".") for name in checks)),
                 len(node.gpus),
-                told.of(clean(facts(node))),
+                fact_texts.of(clean(facts(node))),
                 " ".join(one_line(gpu.serial, 60) for gpu in node.gpus),
                 [wrong.of(f"{one_line(f.device, 40)} {one_line(f.message, 120)}") for f in found],
             ]
@@ -335,7 +337,7 @@ def data(nodes: Sequence[NodeHealth], checks: Sequence[str], facts: Callable[[No
         "verdicts": [[verdict.value, SYMBOLS[verdict], verdict.badness] for verdict in _WORST],
         "checks": [one_line(name, 60) for name in checks],
         "cells": cells.all,
-        "facts": told.all,
+        "facts": fact_texts.all,
         "wrong": wrong.all,
         "rows": rows,
     }

@@ -12,7 +12,7 @@ from provision.runs.stored_health import StoredNodes
 
 
 def render(fleet: FleetHealth) -> Iterator[str]:
-    """The document of `health.to_json` in pieces, a node each: 10,000 nodes never lie in memory twice.
+    """Yield the document of `health.to_json` by node, so that 10,000 nodes are never in memory twice.
 
     Pure ASCII, so that no text of a node (a lone surrogate) makes it invalid.
     """
@@ -27,7 +27,7 @@ def render(fleet: FleetHealth) -> Iterator[str]:
 def _encode(value: Any) -> str:
     try:
         return json.dumps(value, default=plain_fields, allow_nan=False)
-    except ValueError:  # NaN and Infinity are not JSON: a reader in another language would refuse the whole
+    except ValueError:  # NaN and Infinity are not JSON; other languages would reject the whole document
         return json.dumps(_finite(json.loads(json.dumps(value, default=plain_fields))), allow_nan=False)
 
 

@@ -1,5 +1,4 @@
-"""report.junit.xml: a test suite per node and a test case per check, for CI systems; what lies between the
-nodes, where something was found there, is a suite as well."""
+"""report.junit.xml: a test suite per node, and one for faults between nodes; a test case per check."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from provision.checks.judge import Finding, Verdict
 from provision.report.causes import FABRIC, missing, silence
 from provision.text import clean, columns, one_line, quantity
 
-# What CI knows: `warn` passes, and is told in the case's output. `error` and `skip` never pass.
+# CI systems have no `warn`: it passes, with its text in the case's output. `error` and `skip` never pass.
 _OUTCOMES = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped"}
 
 
 def render(fleet: FleetHealth) -> Iterator[str]:
-    """The document in pieces, a suite each."""
+    """Yield the document in pieces, one suite each."""
     totals: Counter[Verdict] = Counter()
     for node in fleet.nodes:
         totals.update(_verdicts(fleet, node))
@@ -32,7 +31,7 @@ def render(fleet: FleetHealth) -> Iterator[str]:
 
 
 def _fabric(fleet: FleetHealth) -> Iterator[str]:
-    """A case for each finding."""
+    """Yield a suite with a case for each finding between nodes."""
     counts = _counts(Counter(finding.verdict for finding in fleet.fabric))
     yield f"<testsuite name={_attribute(FABRIC)}{counts} timestamp={_attribute(fleet.started)}>\n"
     for finding in fleet.fabric:
@@ -91,11 +90,11 @@ def _case(node: NodeHealth, check: CheckResult) -> str:
 
 
 def _told(case: str, verdict: Verdict, notable: Sequence[Finding]) -> str:
-    """A case, begun, with what was found, worst first."""
+    """Complete a begun test case with its findings, worst first."""
     kind = _OUTCOMES.get(verdict)
     if kind is None:
-        told = f"<system-out>{_text(notable)}</system-out>" if notable else ""
-        return f"{case}>{told}</testcase>\n" if told else f"{case}/>\n"
+        output = f"<system-out>{_text(notable)}</system-out>" if notable else ""
+        return f"{case}>{output}</testcase>\n" if output else f"{case}/>\n"
     message = _attribute(f"{notable[0].device}: {notable[0].message}" if notable else "no reason was given")
     return f"{case}><{kind} message={message}>{_text(notable)}</{kind}></testcase>\n"
 
@@ -113,5 +112,5 @@ def _text(findings: Iterable[Finding]) -> str:
 
 
 def _attribute(value: str) -> str:
-    """A quoted XML attribute: one line, nothing XML 1.0 forbids."""
+    """Quote an XML attribute: one line, without characters that XML 1.0 forbids."""
     return f'"{escape(one_line(value))}"'

@@ -14,17 +14,19 @@ from provision.report.context import NOTHING, Context
 from provision.report.terminal import next_commands
 from provision.text import clean, columns, duration, many, moment, one_line, quantity
 
-_CAUSES = 40  # per verdict; with _ROWS, keeps the text below what ticket systems take (65,536 characters)
+# keeps the text, with _ROWS, within ticket systems' 65,536 characters
+_CAUSES = 40
 _ROWS = 20
-_EVIDENCE = 12  # lines of raw output under a cause
-# What Markdown acts on inside a line. An underscore within a word (gpu_burn) is harmless, and stays readable.
+_EVIDENCE = 12  # lines of raw output below a cause
+# Characters special within a line of Markdown. An underscore within a word (gpu_burn) is harmless and left
+# readable.
 _SPECIAL = re.compile(r"([\\`*{}\[\]|~>]|(?<!\w)_|_(?!\w))")
-# A zero-width space keeps ticket systems from turning @name into a mention, #1 and addresses into links.
+# A zero-width space stops ticket systems from turning @name into a mention, and #1 and addresses into links.
 _LINKED = re.compile(r"(@|#|:(?=//)|www\.)(?=[\w/])")
 
 
 def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
-    """The document in pieces, kept below what one ticket takes."""
+    """Yield the document in pieces, up to the size of one ticket."""
     budget = 60_000
     for piece in _pieces(fleet, context):
         budget -= len(piece)
@@ -122,7 +124,7 @@ def _cause(cause: Cause) -> str:
 
 
 def _evidence(cause: Cause) -> str:
-    """Raw output of the first culprit that has any, as an indented block: nothing in it can end the block."""
+    """Render raw output of the first culprit that has some, indented so that it cannot end the block."""
     for culprit in cause.culprits:
         lines = [columns(line, 200) for line in culprit.finding.evidence[:_EVIDENCE]]
         if lines:
@@ -132,13 +134,13 @@ def _evidence(cause: Cause) -> str:
 
 
 def escape(text: str, limit: int = 400) -> str:
-    """Text that Markdown shows as it is: no markup, no HTML, no cell or line ended, nobody mentioned."""
+    """Escape text for Markdown: no markup, HTML, links or mentions, and no end of a cell or line."""
     line = one_line(text, limit).replace("&", "&amp;").replace("<", "&lt;")
     return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
 
 
 def _code(text: str) -> str:
-    """A code span; longer fences than any run of backticks inside, as CommonMark asks."""
+    """Render a code span with a fence longer than any run of backticks inside, as CommonMark requires."""
     line = one_line(text, 400)
     fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 1)
     pad = " " if "`" in line else ""

@@ -1,11 +1,11 @@
-"""Node lists for schedulers and launchers: which nodes may take work, which failed, which to keep out (pure).
+"""Node lists for schedulers and launchers: nodes to use, failed nodes, nodes to exclude (pure).
 
-nodes.pass     healthy, or with warnings: a warning asks for a look, not for a repair (validate exits 0, too)
-nodes.fail     a part of it is bad
+nodes.pass     healthy, or with warnings: a warning needs attention, not a repair (validate exits 0, too)
+nodes.fail     a part of the node is bad
 nodes.exclude  every node that is not in nodes.pass: failed, not measured, skipped, or cut off by an interrupt
 
-One name per line, sorted, nothing else (`pdsh -w ^nodes.pass`, `mpirun --hostfile nodes.pass`); each has a
-`.folded` beside it, one line that Slurm, pdsh and ClusterShell expand: `gpu-[01-03,07],login`.
+One name per line, sorted, nothing else (`pdsh -w ^nodes.pass`, `mpirun --hostfile nodes.pass`). Each list has
+a `.folded` twin, one line that Slurm, pdsh and ClusterShell expand: `gpu-[01-03,07],login`.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from provision.node_names import fold, natural
 from provision.report.causes import missing
 from provision.text import many
 
-# What each reader of such a list takes as one machine: no option (`-x`), range (`n[1-9]`) or login (`a@b`),
-# no word of a shell, and not the one that means all machines (`scontrol update nodename=ALL`).
+# Names that every reader of such a list takes as one machine: no option (`-x`), range (`n[1-9]`), login
+# (`a@b`) or shell syntax, and not the name of all machines (`scontrol update nodename=ALL`).
 _NAME = re.compile(r"(?!all\Z)[a-z0-9_][a-z0-9_.-]{0,252}", re.IGNORECASE | re.ASCII)
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
 
 
 def passed(fleet: FleetHealth) -> Iterator[str]:
-    """The text of nodes.pass."""
+    """Yield the text of nodes.pass."""
     return _lines(node.node for node in fleet.nodes if _may_work(fleet, node))
 
 
 def failed(fleet: FleetHealth) -> Iterator[str]:
-    """The text of nodes.fail."""
+    """Yield the text of nodes.fail."""
     return _lines(node.node for node in fleet.nodes if node.verdict is Verdict.FAIL)
 
 
 def excluded(fleet: FleetHealth) -> Iterator[str]:
-    """The text of nodes.exclude."""
+    """Yield the text of nodes.exclude."""
     return _lines(node.node for node in fleet.nodes if not _may_work(fleet, node))
 
 
 def _one_line(listed: Callable[[FleetHealth], Iterator[str]]) -> Callable[[FleetHealth], Iterator[str]]:
-    """What the `.folded` beside a list has."""
+    """Return the function that renders a list's `.folded` twin."""
     return lambda fleet: _line(listed(fleet))
 
 
@@ -50,13 +50,13 @@ passed_folded, failed_folded, excluded_folded = map(_one_line, (passed, failed, 
 
 
 def _may_work(fleet: FleetHealth, node: NodeHealth) -> bool:
-    """Whether it was measured whole and nothing of it failed."""
+    """Return whether the node was measured completely and did not fail."""
     proven = node.verdict in (Verdict.PASS, Verdict.WARN)
     return proven and not (node.error or node.unreachable or missing(fleet, node))
 
 
 def listable(name: str) -> bool:
-    """Whether a scheduler can take this name for one machine: a host name or an address."""
+    """Return whether a scheduler accepts this name for one machine: a host name or an address."""
     if _NAME.fullmatch(name):
         return True
     try:
@@ -66,7 +66,7 @@ def listable(name: str) -> bool:
 
 
 def left_out(fleet: FleetHealth) -> str:
-    """One sentence on the nodes that are in no list, for their names are none; empty when there are none."""
+    """Return a sentence about nodes that no list can name, or "" if there are none."""
     names = [node.node for node in fleet.nodes if not listable(node.node)]
     if not names:
         return ""
@@ -83,7 +83,7 @@ def _line(lines: Iterable[str]) -> Iterator[str]:
 
 
 def folded(names: Sequence[str]) -> str:
-    """A host list without a space or a limit; only numbers at the end fold, as Slurm asks.
+    """Fold names into a host list without spaces; only final numbers fold, as Slurm requires.
 
     >>> folded(["gpu-08", "gpu-09", "gpu-10", "gpu-12", "login.example"])
     'gpu-[08-10,12],login.example'
@@ -105,7 +105,7 @@ def folded(names: Sequence[str]) -> str:
 
 
 def _ranges(numbers: Sequence[str]) -> Iterator[str]:
-    """`08 09 10 12` as `08-10`, `12`; numbers of other widths are other names, and begin another range."""
+    """Fold `08 09 10 12` to `08-10`, `12`; a number of another width is a new name and starts a range."""
     start = end = ""
     for number in numbers:
         if end and len(number) == len(end) and int(number) == int(end) + 1:

@@ -1,7 +1,7 @@
 """Heat maps of the measurements between nodes, one for each check of pairs (pure).
 
-Up to `_MOST` nodes all of them are drawn, in the order of their racks. Of more nodes there are two maps: rack
-by rack, and the nodes that are named or suspected by whom they were measured with.
+Up to `_MOST` nodes, a single map has all of them, ordered by rack. Larger fleets get two maps: racks by
+racks, and accused or suspected nodes by their partners.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_RACK, _ABSENT = "rack not known", "took no part"
 
 @dataclass(frozen=True)
 class Shown:
-    """A map with what is to be said of it."""
+    """A map with its caption."""
 
     heat: Drawn
     words: str
@@ -36,8 +36,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class PairMaps:
-    """One check's maps. `measured` of `possible` pairs in `rounds`; `named`: who is to blame or suspected;
-    `left_out`: those that took no part, a line for each reason; `notes`: what is not drawn, and why."""
+    """One check's maps; `measured` of `possible` pairs in `rounds` rounds.
+
+    `named`: accused or suspected; `left_out`: nodes that took no part, a line per reason; `notes`: omitted
+    maps, with reasons."""
 
     check: str
     shown: tuple[Shown, ...]
@@ -50,7 +52,7 @@ class PairMaps:
 
 
 def between(fleet: FleetHealth, pairs: Pairs) -> PairMaps:
-    """What to draw of one check."""
+    """Select and draw the maps of one check."""
     seen = PairCells(fleet, pairs)
     nodes = [*_by_rack(pairs, pairs.fleet.nodes), *pairs.left_out]
     few = len(nodes) <= _MOST
@@ -72,7 +74,7 @@ def between(fleet: FleetHealth, pairs: Pairs) -> PairMaps:
 
 
 def _large(seen: PairCells) -> tuple[list[Shown], list[str]]:
-    """The maps of a fleet whose nodes are too many for one, and lines on what they leave out."""
+    """Draw the maps of a fleet too large for a single map, with notes on omitted ones."""
     racks = list(seen.pairs.fleet.members)
     shown, notes = [], []
     if 2 <= len(racks) <= _MOST:
@@ -87,7 +89,7 @@ def _large(seen: PairCells) -> tuple[list[Shown], list[str]]:
 
 
 def _by_rack(pairs: Pairs, nodes: Iterable[str]) -> list[str]:
-    """The nodes rack by rack, in the inventory's order; those without a rack last."""
+    """Sort nodes by rack, in the inventory's order; nodes without a rack come last."""
     fleet = pairs.fleet
     racks = {rack: place for place, rack in enumerate(fleet.members)}
 
@@ -116,7 +118,7 @@ def _every_node(seen: PairCells, nodes: Sequence[str]) -> Shown:
 
 
 def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
-    """Named nodes as rows, those they met as columns; as many as fit, the worst of them."""
+    """Draw the worst of the named nodes as rows and their partners as columns, as many as fit."""
     rows = _by_rack(seen.pairs, named[:_NAMED])
     met = {
         other: min(badness(seen.of(node, other)) for node in seen.met[other] if node in rows)
@@ -141,7 +143,7 @@ def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
 
 
 def _named(seen: PairCells) -> list[str]:
-    """The nodes with a finding, worst first; where there is none, those that have a bad pair."""
+    """Return the nodes with a finding, worst first, or else the nodes with a bad pair."""
 
     def bad(node: str) -> int:
         return sum(seen.of(node, other).mark in BAD for other in seen.met[node])
@@ -162,7 +164,7 @@ def _loud(seen: PairCells) -> dict[str, Verdict]:
 
 
 def _groups(seen: PairCells, nodes: Sequence[str]) -> list[Group]:
-    """Neighbours of one rack; none where no rack is known and all took part."""
+    """Group adjacent nodes of a rack; empty if no rack is known and all nodes took part."""
     racks = seen.pairs.fleet.racks
 
     def rack(node: str) -> str:
@@ -206,13 +208,13 @@ LOUD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
 _RANK = (*BAD, Mark.UNKNOWN, Mark.UNSTEADY, Mark.NONE)
 _EXPECTED, _USUAL = (1.0, 0.9, 0.75, 0.5), (0.9, 0.8, 0.65, 0.5)  # 10 %: pairs/judge.py, TOLERANCE
 _BROKE = {Outcome.HANG: Mark.HANG, Outcome.ERROR: Mark.ERROR}
-_LEAVES = ("leaf", "uplink", "some uplinks")  # as suspects.device calls what a rack shares
+_LEAVES = ("leaf", "uplink", "some uplinks")  # terms of suspects.device for parts shared by a rack
 
 Pair = tuple[str, str]  # in the order of the inventory
 
 
 class PairCells:
-    """`cells`: of each pair that was to be measured, the worst of its results; `met`: node → with whom."""
+    """One check's cells: `cells` has each pair's worst result, `met` the partners of each node."""
 
     def __init__(self, fleet: FleetHealth, pairs: Pairs) -> None:
         self.pairs = pairs
@@ -245,19 +247,19 @@ class PairCells:
             self.met[other].append(one)
 
     def pair(self, one: str, other: str) -> Pair:
-        """Two nodes as `cells` has them."""
+        """Order two nodes as in the keys of `cells`."""
         order = self.pairs.fleet.order
         return (one, other) if order[one] < order[other] else (other, one)
 
     def of(self, one: str, other: str) -> Cell:
-        """The cell of two nodes that met."""
+        """Return the cell of two nodes that were measured together."""
         return self.cells[self.pair(one, other)]
 
     def _counts(self, result: Result) -> bool:
         return result in self._judged and result.outcome is not Outcome.NOT_RUN
 
     def _cells(self, results: Sequence[Result]) -> Iterator[Cell]:
-        """Of one pair, a cell for each result: each rail, each time."""
+        """Yield a cell for each result of one pair, that is, each rail and each repetition."""
         good = {r.rail for r in results if r in self._judged and self._judged[r].grade is Grade.OK}
         for result in results:
             if not self._counts(result):
@@ -277,7 +279,7 @@ class PairCells:
         return value / reference if self.pairs.direction == "at_least" else reference / value
 
     def scale(self, cell: str = "a pair's worst measurement, of its rails and rounds") -> Scale:
-        """What colours and marks mean; `cell`: what a cell shows."""
+        """Return the meaning of colours and marks; `cell`: the content of a cell."""
         most = self.pairs.direction == "at_most"
         limit = f"the {'most' if most else 'least'} that is expected" if self._expected else "what is usual"
         says = f"{limit} as a share of {cell}" if most else f"{cell}, as a share of {limit}"
@@ -289,37 +291,37 @@ class PairCells:
         return Scale(f"Colour: {says}", _EXPECTED if self._expected else _USUAL, words)
 
     def to_blame(self) -> Iterator[str]:
-        """Whom the findings name: what lies between the nodes, then the nodes that fail."""
+        """Yield the culprits named by findings: first parts of the network, then failing nodes."""
         for finding in self._fabric:
             yield one_line(finding.message if finding.device == "suspects" else finding.device, 600)
         if failed := [node for node, verdict in self.verdicts.items() if verdict is Verdict.FAIL]:
             yield fold(failed, 300)
 
     def stands_out(self, rack: str) -> bool:
-        """Whether a finding names what this rack's nodes share."""
+        """Return whether a finding names a part that this rack's nodes share."""
         named = {f"{part} of rack {one_line(rack, 80)}" for part in _LEAVES}
         return any(finding.device.partition("/rail ")[0] in named for finding in self._fabric)
 
     def alt(self, what: str, pairs: Iterable[Pair]) -> str:
-        """A map of these pairs in words: how much was measured, and what is bad, worst first."""
+        """Describe a map of these pairs in a sentence: their number, and bad pairs, worst first."""
         drawn = [pair for pair in pairs if pair in self.measured]
         bad = [pair for pair in drawn if self.cells[pair].mark in BAD]
         bad.sort(
             key=lambda pair: (badness(self.cells[pair]), pair)
-        )  # the same words for any order of `pairs`
+        )  # makes the text independent of the order of `pairs`
         unit = one_line(self.pairs.unit, 20)
-        told = f"{self.pairs.check} between {what}: {many(len(drawn), 'pair')} measured"
+        description = f"{self.pairs.check} between {what}: {many(len(drawn), 'pair')} measured"
         if self._values:
-            told += f", {quantity(self._values[0])} to {quantity(self._values[-1])} {unit} in all"
+            description += f", {quantity(self._values[0])} to {quantity(self._values[-1])} {unit} in all"
         for one, other in bad[:8]:
             cell = self.cells[one, other]
             how = {Mark.HANG: "hang", Mark.ERROR: "error"}.get(cell.mark, f"{cell.text} {unit}")
-            told += f"; {cell.mark} {one_line(one, 60)} and {one_line(other, 60)}: {how}"
-        return told + (f"; and {len(bad) - 8:,} more bad pairs" if len(bad) > 8 else "")
+            description += f"; {cell.mark} {one_line(one, 60)} and {one_line(other, 60)}: {how}"
+        return description + (f"; and {len(bad) - 8:,} more bad pairs" if len(bad) > 8 else "")
 
 
 def badness(cell: Cell) -> tuple[int, float]:
-    """A cell's place among others, the worst first."""
+    """Return a sort key for cells, the worst first."""
     return _RANK.index(cell.mark), cell.share if cell.share is not None else 0.0
 
 

@@ -1,5 +1,4 @@
-"""Selection of the GPU-to-GPU heat maps to draw: each node without a clean pass, beside a typical healthy
-node (pure)."""
+"""GPU-to-GPU heat maps: nodes without a clean pass, next to a typical healthy node (pure)."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from provision.report.tables import sku_name
 from provision.text import many, one_line, quantity
 
 CHECK = "p2p_bandwidth"
-_USUAL = 256  # healthy nodes of a SKU that say what is usual
-_NODES = 5  # drawn of a SKU; the others are named
-_BYTES = 450_000  # of all maps together
+_USUAL = 256  # healthy nodes of a SKU from which usual values are computed
+_NODES = 5  # drawn per SKU; others are only named
+_BYTES = 450_000  # all maps together
 _PAIR = re.compile(r"gpu(\d{1,4})->gpu(\d{1,4})")
 _DEVICES = re.compile(r"gpu\d{1,4}")
 _LIMIT = re.compile(r"≥ (\d{1,12}(?:\.\d{1,6})?) GB/s")
-_STEPS = (0.95, 0.85, 0.7, 0.5)  # 15 % below its peers a pair has lost links (checks/p2p_bandwidth.py)
+_STEPS = (0.95, 0.85, 0.7, 0.5)  # 15 % below its peers, a pair has lost links (checks/p2p_bandwidth.py)
 _MARKS = {Verdict.FAIL: Mark.FAIL, Verdict.WARN: Mark.WARN, Verdict.ERROR: Mark.UNKNOWN}
 _WORDS = {
     Mark.FAIL: "a finding fails it",
@@ -33,12 +32,12 @@ _WORDS = {
 }
 
 Place = tuple[int, int]  # two GPUs: from, to
-Matrix = Mapping[Place, float | None]  # GB/s; None: the tool says N/A
+Matrix = Mapping[Place, float | None]  # GB/s; None: the tool prints N/A
 
 
 @dataclass(frozen=True)
 class NodeMap:
-    """One node's map. `typical`: it is healthy, and here to compare with."""
+    """One node's map. `typical`: a healthy node, shown for comparison."""
 
     node: NodeHealth
     verdict: Verdict
@@ -48,8 +47,7 @@ class NodeMap:
 
 @dataclass(frozen=True)
 class SkuMaps:
-    """The maps of one SKU, the typical node first. `left_out`: nodes that are no pass and have no map for
-    want of room."""
+    """The maps of one SKU, the typical node first. `left_out`: bad nodes without a map for lack of room."""
 
     sku: str
     shown: tuple[NodeMap, ...]
@@ -58,7 +56,7 @@ class SkuMaps:
 
 @dataclass(frozen=True)
 class PeerMaps:
-    """Of the SKUs that have a node which is no pass. `unmeasured`: nodes with no number to draw."""
+    """Maps of each SKU with a node that does not pass. `unmeasured`: nodes without a value to draw."""
 
     skus: tuple[SkuMaps, ...]
     unmeasured: tuple[str, ...]
@@ -66,7 +64,7 @@ class PeerMaps:
 
 
 def peers(fleet: FleetHealth) -> PeerMaps:
-    """What to draw, the SKU with most nodes first; nothing of one whose nodes all pass or skip."""
+    """Select and draw the maps, the largest SKU first, leaving out SKUs in which all nodes pass or skip."""
     groups: dict[str, list[NodeHealth]] = defaultdict(list)
     for node in worst_first(fleet):
         if CHECK in fleet.asked or any(check.check == CHECK for check in node.checks):
@@ -106,8 +104,9 @@ def _of_sku(
 
 
 def _looked_at(nodes: Sequence[NodeHealth]) -> list[NodeHealth]:
-    """The nodes whose measurements are read: of those that pass as many as say what is usual, from all over
-    the fleet; of a group without any other, none."""
+    """Return nodes to read: all bad ones, and a sample of passing ones from all over the fleet.
+
+    Empty if no node is bad."""
     bad = [node for node in nodes if _verdict(node) in _MARKS]
     passed = [node for node in nodes if _verdict(node) is Verdict.PASS] if bad else []
     return bad + passed[:: max(1, -(-len(passed) // _USUAL))]
@@ -118,19 +117,19 @@ def _check(node: NodeHealth) -> CheckResult | None:
 
 
 def _verdict(node: NodeHealth) -> Verdict:
-    """`error` where the check is missing: it was asked for."""
+    """Return the verdict of the check, `error` if it is missing although requested."""
     check = _check(node)
     return check.verdict if check else Verdict.ERROR
 
 
 def _matrices(check: CheckResult | None) -> dict[str, Matrix]:
-    """Metric → what was measured between which GPUs; none that has no number, or too many GPUs to draw."""
+    """Return a matrix of values between GPUs per metric, without those empty or too large to draw."""
     found: dict[str, dict[Place, float | None]] = defaultdict(dict)
     for row in check.measurements if check else ():
         match = _PAIR.fullmatch(row.device)
         if match and match[1] != match[2] and row.unit == "GB/s":
             value = number(row.value)
-            usable = value is not None and 0 <= value < 1e6  # nor NaN
+            usable = value is not None and 0 <= value < 1e6  # also excludes NaN
             found[row.metric][int(match[1]), int(match[2])] = value if usable else None
     return {
         one_line(metric, 40): matrix
@@ -141,7 +140,7 @@ def _matrices(check: CheckResult | None) -> dict[str, Matrix]:
 
 
 def _usual(healthy: Iterable[Mapping[str, Matrix]]) -> Mapping[tuple[str, Place], float]:
-    """What each pair of GPUs has in healthy nodes: which are bridged depends on where they sit."""
+    """Return the healthy nodes' median of each pair of GPUs, since bridges depend on where GPUs sit."""
     values: dict[tuple[str, Place], list[float]] = defaultdict(list)
     for matrices in healthy:
         for metric, matrix in matrices.items():
@@ -152,7 +151,7 @@ def _usual(healthy: Iterable[Mapping[str, Matrix]]) -> Mapping[tuple[str, Place]
 
 
 def _typical(healthy: Sequence[NodeHealth], measured: Mapping[str, Mapping[str, Matrix]]) -> NodeHealth:
-    """The one in the middle, by the median of all its pairs."""
+    """Return the middle node, by the median of all its pairs."""
 
     def middle(node: NodeHealth) -> float:
         return statistics.median(v for m in measured[node.node].values() for v in m.values() if v is not None)
@@ -214,8 +213,9 @@ def _cells(
 
 
 def _concerns(finding: Finding, metric: str, place: Place, value: float | None, share: float | None) -> bool:
-    """Whether a finding is about this cell: it names the pair, a GPU of it or the node, and the cell is slow
-    by the finding's own limit, or has no number."""
+    """Return whether a finding concerns this cell.
+
+    It names the pair, one of its GPUs or the node, and the cell is slower than its limit or has no value."""
     if finding.metric not in ("p2p_read", "p2p_write", metric):
         return False
     source, target = (f"gpu{gpu}" for gpu in place)
@@ -235,10 +235,10 @@ def _alt(
 ) -> str:
     """`peer bandwidth inside gpu-03. p2p_read: 56 of 56 pairs measured, 61.3 to 374 GB/s; ✗ gpu2 to …`."""
     values = [value for value in matrix.values() if value is not None]
-    told = f"peer bandwidth inside {one_line(node.node, 60)}. {metric}: "
-    told += f"{len(values):,} of {many(len(names) * (len(names) - 1), 'pair')} measured, "
-    told += f"{quantity(min(values))} to {quantity(max(values))} GB/s"
+    description = f"peer bandwidth inside {one_line(node.node, 60)}. {metric}: "
+    description += f"{len(values):,} of {many(len(names) * (len(names) - 1), 'pair')} measured, "
+    description += f"{quantity(min(values))} to {quantity(max(values))} GB/s"
     marked = [(place, cell) for place, cell in sorted(cells.items()) if cell.mark]
     for (row, column), cell in marked[:8]:
-        told += f"; {cell.mark} {names[row]} to {names[column]} {cell.text or 'not measured'}"
-    return told + (f" and {len(marked) - 8} more marked" if len(marked) > 8 else "")
+        description += f"; {cell.mark} {names[row]} to {names[column]} {cell.text or 'not measured'}"
+    return description + (f" and {len(marked) - 8} more marked" if len(marked) > 8 else "")

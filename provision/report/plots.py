@@ -26,12 +26,12 @@ from provision.report.canvas import (
 from provision.report.tables import Mark, Sku, Strip
 from provision.text import many, one_line, quantity
 
-_DEVICES = 72  # lines of one plot: a GB200 NVL72 domain
+_DEVICES = 72  # lines per plot; one GB200 NVL72 domain
 _WIDTH, _HEIGHT = 400, 216  # of a plot over time
-_TOP, _BOTTOM = 26, 38  # above and below its lines: the title; the time
-_SIZE = 11  # of a chart's letters, as style.css has it
-_LINE = 13  # from one name beside a plot to the next
-_FINE = 2  # parts of a pixel in which lines are drawn
+_TOP, _BOTTOM = 26, 38  # room for the title above and the time axis below the lines
+_SIZE = 11  # letter size of a chart, as in style.css
+_LINE = 13  # distance between names next to a plot
+_FINE = 2  # subdivisions of a pixel in line coordinates
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ _QUANTITIES = (
 
 
 def telemetry(series: Mapping[str, Series], bad: Mapping[str, Verdict]) -> list[Image]:
-    """Temperature, power and SM clock over time, a chart each; none of what was not sampled.
+    """Draw temperature, power and SM clock over time, one chart for each with samples.
 
-    `bad`: device → verdict of the devices that stand out: these are coloured and named, the others quiet.
+    `bad`: device → verdict of flagged devices, which are coloured and named; the others stay grey.
     """
     shown = sorted(series, key=lambda name: (-_badness(bad, name), natural(name)))[:_DEVICES]
     return [
@@ -83,7 +83,7 @@ def _plot(
     known: Mapping[str, Sequence[Value]],
     bad: Mapping[str, Verdict],
 ) -> Iterator[str]:
-    """`seconds`, `known`: of each device, its times and its values."""
+    """Draw one plot. `seconds`, `known`: times and values of each device."""
     low, high = _edges([value for values in known.values() for value in values if value is not None], 0.12)
     longest = max(times[-1] for times in seconds.values()) or 1.0
     last = {name: next(v for v in reversed(values) if v is not None) for name, values in known.items()}
@@ -119,8 +119,7 @@ def _plot(
 
 
 def _names(named: Sequence[str]) -> dict[str, str]:
-    """Device → what is written at the end of its line; of more than fit the first are, with how many there
-    are besides."""
+    """Return the label at each device's line end; if too many, the last one shown counts the rest."""
     fit = (_HEIGHT - _TOP - _BOTTOM) // _LINE
     names = {name: one_line(name, 10) for name in named[:fit]}
     if len(named) > fit:
@@ -129,19 +128,19 @@ def _names(named: Sequence[str]) -> dict[str, str]:
 
 
 def _edges(values: Sequence[float], margin: float) -> tuple[float, float]:
-    """The ends of an axis with these values on it, with some room beyond them."""
+    """Return the ends of an axis for these values, with a margin."""
     low, high = min(values), max(values)
     more = (high - low) * margin or abs(high) * 0.02 or 1.0
     return low - more, high + more
 
 
 def _wide(words: str, size: float = _SIZE) -> float:
-    """How many pixels these words take, at most."""
+    """Return the maximum width of these words in pixels."""
     return len(words) * size * LETTER
 
 
 def _time_unit(longest: float) -> tuple[str, float]:
-    """What a person counts so many seconds in, and how many seconds one of it is."""
+    """Return a readable time unit for this duration, and its length in seconds."""
     return (
         ("seconds", 1.0) if longest <= 900 else ("minutes", 60.0) if longest <= 10800 else ("hours", 3600.0)
     )
@@ -153,22 +152,22 @@ def _range(who: str, values: Iterable[Sequence[Value]], unit: str) -> str:
 
 
 def _farthest(last: Mapping[str, float]) -> str:
-    """Who ended farthest from the middle: where nobody has a finding, the one a reader asks for."""
+    """Return the device farthest from the median at the end: the most interesting one without findings."""
     middle = statistics.median(last.values())
     return max(last, key=lambda name: abs(last[name] - middle))
 
 
-# --- the fleet against its limits. A strip's x are percent, for the page has its words beside it where there
-# is room and above it where there is not.
+# --- the fleet against its limits. A strip's x are percent, because the page shows its words next to it, or
+# above it if space is limited.
 
 
-_BINS, _LANES = 140, 5  # where dots of a strip may be: what would cover each other is drawn once
+_BINS, _LANES = 140, 5  # grid of a strip's dots; dots at the same point are drawn once
 _LANE = 4.5  # pixels between dots
-# A strip is at least as wide, and at least as wide where the page is (style.css): there are more names.
+# Minimum width of a strip, and on a wide page (style.css), which has room for more names.
 _NARROW, _ROOMY = 300, 480
-_LABELS = 6  # names of a strip
-_NAME = 44  # letters of one
-_BAND, _TALL, _STRIP = 18, 26, 60  # where the dots begin, how tall they are, the whole
+_LABELS = 6  # names per strip
+_NAME = 44  # letters per name
+_BAND, _TALL, _STRIP = 18, 26, 60  # top of the dots, their height, the height of the strip
 _MARKER = {
     Verdict.FAIL: "M-4-4l8 8m0-8l-8 8",
     Verdict.WARN: "M0-5.5l5.5 10h-11z",
@@ -179,8 +178,9 @@ _MARKER = {
 
 @dataclass(frozen=True)
 class StripChart:
-    """A strip with the words beside it: `what` is measured, in which `unit` and whether more is better, its
-    `limit`, and how many nodes have no value and how many values stand out without a name."""
+    """A strip with its caption: `what` is measured, its `unit` and better direction, its `limit`.
+
+    `silent`: number of nodes without a value; `more`: number of highlighted values without a name."""
 
     what: str
     unit: str
@@ -197,7 +197,7 @@ class SkuChart:
 
 
 def fleet(skus: Sequence[Sku]) -> list[SkuChart]:
-    """A strip for each key metric of each SKU: every value a dot, the limit a line, who stands out named."""
+    """Draw a strip for each key metric of each SKU: values as dots, the limit as line, outliers named."""
     return [
         SkuChart(f"{sku.name}: {many(sku.nodes, 'node')}", tuple(_strip(sku, strip) for strip in sku.strips))
         for sku in skus
@@ -226,7 +226,7 @@ def _strip(sku: Sku, strip: Strip) -> StripChart:
 
 
 def _axis(low: float, high: float) -> Iterator[str]:
-    """The line below the dots, and as many round numbers as fit a narrow strip."""
+    """Draw the line below the dots, and as many round numbers as fit a narrow strip."""
     bottom = _BAND + _TALL
     yield f'<line class="rule" x2="100%" y1="{bottom}" y2="{bottom}"/>'
     for most in (6, 5, 4, 3, 2):
@@ -247,13 +247,13 @@ def _upright(value: float, low: float, high: float, kind: str) -> str:
 
 
 def _dots(values: Iterable[float], low: float, high: float) -> str:
-    """Each value in one of a few lanes, and one dot for those that share a place."""
+    """Draw each value in one of a few lanes, with a single dot for values at the same point."""
     count: dict[int, int] = {}
     for value in values:
         place = _place(value, low, high)
         count[place] = min(count.get(place, 0) + 1, _LANES)
     lanes = sorted(((lane - _LANES // 2) * _LANE for lane in range(_LANES)), key=abs)
-    # In a box of its own that is stretched to the strip's width; the style keeps its dots round.
+    # The dots' own box is stretched to the strip's width; the style keeps the dots round.
     found = [
         f"M{place * 10 + 5} {short(_TALL / 2 + lanes[lane])}h0"
         for place, dots in sorted(count.items())
@@ -268,7 +268,7 @@ def _place(value: float, low: float, high: float) -> int:
 
 
 def _markers(marks: Sequence[Mark], low: float, high: float) -> Iterator[str]:
-    """The values that stand out, over the dots; the worst on top."""
+    """Draw the highlighted values over the dots, with the worst on top."""
     for verdict in sorted({mark.verdict for mark in marks}, key=lambda verdict: verdict.badness):
         for place in sorted({_place(mark.value, low, high) for mark in marks if mark.verdict is verdict}):
             x, y = percent((place + 0.5) / _BINS), _BAND + _TALL // 2
@@ -276,8 +276,9 @@ def _markers(marks: Sequence[Mark], low: float, high: float) -> Iterator[str]:
 
 
 def _labels(marks: Sequence[Mark], low: float, high: float) -> Iterator[str]:
-    """The names of the worst, where there is room above them: what fits a narrow strip first, then what fits
-    a wide one only, which a narrow one does not show."""
+    """Draw the names of the worst values, as far as there is room.
+
+    Names that fit a narrow strip come first, then names that only a wide one shows."""
     named: dict[str, tuple[float, float, str]] = {}  # share of the strip, pixels, anchor
     for width, kind in ((_NARROW, ""), (_ROOMY, "roomy")):
         for mark in marks:
@@ -303,6 +304,6 @@ def _are_apart(one: tuple[float, float, str], other: tuple[float, float, str], w
 
 def _strip_words(sku: Sku, strip: Strip) -> str:
     every = [*strip.values, *(mark.value for mark in strip.marks)]
-    told = f"{sku.name} {_range(strip.what, [every], strip.unit)}"
+    description = f"{sku.name} {_range(strip.what, [every], strip.unit)}"
     marks = ", ".join(f"{mark.label} {quantity(mark.value)}" for mark in strip.marks[:3])
-    return f"{told}{f', stands out: {marks}' if marks else ''}"
+    return f"{description}{f', stands out: {marks}' if marks else ''}"

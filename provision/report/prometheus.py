@@ -1,6 +1,6 @@
 """The health of a fleet as metrics, for the textfile folder of a node exporter (docs/metrics.md).
 
-Messages and measured values are no labels: a series lasts as long as its fault, and has no other name then.
+Messages and measured values are not labels, so that a series lasts as long as its fault.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from provision.node_names import label
 from provision.report.causes import Culprit, missing
 from provision.text import one_line
 
-_LONGEST = 200  # characters of a label
+_LONGEST = 200  # characters per label
 
 
 def render(fleet: FleetHealth) -> Iterator[str]:
-    """The text of `gpuprov-validation.prom`."""
+    """Yield the text of `gpuprov-validation.prom`."""
     yield text_of(families(fleet))
 
 
 def families(fleet: FleetHealth) -> list[Family]:
-    """Every metric of a validation."""
+    """Return every metric of a validation."""
     return [
         Family(
             "gpuprov_validation_timestamp_seconds",

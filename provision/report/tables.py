@@ -1,5 +1,4 @@
-"""Tables of measurements: metrics by devices, a matrix for measurements between two devices, and the fleet
-against its limits (pure)."""
+"""Tables of measurements: metrics by devices, matrices of device pairs, the fleet against its limits."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from provision.node_names import natural
 from provision.text import one_line, quantity
 
 _PAIR = re.compile(r"^(.{0,80}\D|)(\d{1,9})->(.{0,80}\D|)(\d{1,9})$")
-_LARGEST = 72  # devices along a matrix: a GB200 NVL72 domain; more is a list
+_LARGEST = 72  # devices along a matrix: one GB200 NVL72 domain; more become a list
 # Share of the matrix's median → shade; each also shows its number. Below the first: the worst shade.
 _SHADES = (0.5, 0.8, 0.9, 0.97, 1.03)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One value as shown. `verdict` is that of a finding which names this very measurement, else None."""
+    """One displayed value. `verdict`: of a finding about exactly this measurement, else None."""
 
     text: str
     shade: int | None = None
@@ -36,7 +35,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """`heads` are the columns after the first; a row is its name and a cell per head (None: not measured)."""
+    """A table. `heads`: columns after the first; a row: its name and a cell per head (None: not measured)."""
 
     title: str
     unit: str
@@ -46,7 +45,7 @@ class Table:
 
 
 def tables(check: CheckResult) -> list[Table]:
-    """All measurements of a check: a matrix per metric between pairs, then one table of the rest."""
+    """Return all measurements of a check: a matrix per metric between pairs, and one table of the rest."""
     marked = blamed(check.findings)
     pairs: dict[tuple[str, str], list[Measurement]] = {}
     rest: list[Measurement] = []
@@ -66,8 +65,7 @@ def tables(check: CheckResult) -> list[Table]:
 
 
 def blamed(findings: Iterable[Finding]) -> dict[tuple[str, str], Verdict]:
-    """(metric, device) → verdict of what is no pass; a finding on the pair gpu2-gpu6 is one on both of its
-    directions."""
+    """Return (metric, device) → verdict of findings except passes; gpu2-gpu6 stands for both directions."""
     found: dict[tuple[str, str], Verdict] = {}
     for finding in findings:
         if finding.verdict is Verdict.PASS:
@@ -108,7 +106,7 @@ def _matrix(
 
 
 def _shade(value: float | None, middle: float, faster_is_better: bool) -> int | None:
-    """0 (far worse than the median) to 5 (better); None for what has no better and worse."""
+    """Return 0 (far worse than the median) to 5 (better), or None for metrics without a direction."""
     if value is None or middle <= 0 or value != value:
         return None
     share = value / middle if faster_is_better else middle / value if value > 0 else 0.0
@@ -139,18 +137,18 @@ def _plain(rows: Sequence[Measurement], marked: dict[tuple[str, str], Verdict]) 
 
 
 # --- the fleet against its limits: for each SKU the key metrics, with every value, the limit and the
-# outliers. Which metrics are key says data/fleet_metrics.yml: those that are worth comparing between nodes.
+# outliers. data/fleet_metrics.yml lists the key metrics: those worth comparing between nodes.
 
 
-_SKUS = 4  # drawn; the rest is said to be left out
-_ROWS = 6  # of a SKU
+_SKUS = 4  # drawn; the others are only counted
+_ROWS = 6  # per SKU
 _LIMIT = re.compile(r"[≥≤=] (\d{1,12}(?:\.\d{1,6})?) (.+)")
-_OF_PEERS = "median of"  # in the source of a limit that holds for one node or group, not for the SKU
+_OF_PEERS = "median of"  # in the source of a limit for a single node or group, not the SKU
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A value that is no pass, with the name of what has it."""
+    """A value that is not a pass, with the name of its node and device."""
 
     label: str
     value: float
@@ -159,8 +157,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Strip:
-    """One metric of one SKU. `values`: all that are not `marks`; `limit` with its words, None when there is
-    none; `better`: at_least (more is better) or at_most; `silent`: nodes of the SKU without a value.
+    """One metric of one SKU. `values`: all except the `marks`.
+
+    `limit`: with its words, None without one; `better`: at_least (more is better) or at_most; `silent`:
+    number of the SKU's nodes without a value.
     """
 
     what: str
@@ -175,7 +175,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Sku:
-    """The strips of one SKU; `left_out`: measured metrics that have none."""
+    """The strips of one SKU; `left_out`: number of measured metrics without a strip."""
 
     name: str
     nodes: int
@@ -185,8 +185,9 @@ class Sku:
 
 @dataclass(frozen=True)
 class Glance:
-    """The SKUs with the most nodes; `more_skus`: how many others there are; `nodes_unknown`: nodes of which
-    not even the SKU is known, as of one that was not reached."""
+    """The SKUs with the most nodes; `more_skus`: number of other SKUs.
+
+    `nodes_unknown`: number of nodes of unknown SKU, such as unreachable ones."""
 
     skus: tuple[Sku, ...]
     more_skus: int
@@ -194,7 +195,7 @@ class Glance:
 
 
 def glance(fleet: FleetHealth) -> Glance:
-    """What to draw of a fleet, the largest SKU first."""
+    """Select the strips to draw for a fleet, the largest SKU first."""
     groups: dict[str, list[NodeHealth]] = defaultdict(list)
     for node in fleet.nodes:
         if name := sku_name(node):
@@ -206,13 +207,13 @@ def glance(fleet: FleetHealth) -> Glance:
 
 
 def sku_name(node: NodeHealth) -> str:
-    """What a node is grouped by: its SKU, or its GPUs' product name; "" when neither is known."""
+    """Return a node's group: its SKU, or its GPUs' product name; "" if neither is known."""
     return one_line(str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else "")), 60)
 
 
 @dataclass
 class _Seen:
-    """What a SKU's nodes have of one metric."""
+    """Values of one metric on the nodes of a SKU."""
 
     metric: FleetMetric
     values: list[float] = field(default_factory=list)
@@ -240,7 +241,7 @@ def _sku(name: str, nodes: Sequence[NodeHealth]) -> Sku:
                 _take(node, check, wanted)
     seen = [by_check[metric.check][metric.metric] for metric in known]
     found = [_strip(one, name, len(nodes)) for one in seen if one.units]
-    # Who stands out is shown whatever the metric; the others fill what room is left, in the table's order.
+    # Metrics with outliers are always shown; others fill the remaining room in the table's order.
     order = sorted(found, key=lambda strip: -max((m.verdict.badness for m in strip.marks), default=0))
     chosen = order[:_ROWS]
     return Sku(name, len(nodes), tuple(s for s in found if s in chosen), len(found) - len(chosen))
@@ -248,13 +249,13 @@ def _sku(name: str, nodes: Sequence[NodeHealth]) -> Sku:
 
 def _take(node: NodeHealth, check: CheckResult, wanted: Mapping[str, _Seen]) -> None:
     bad = blamed(check.findings)
-    # A device that is no pass by another metric of the check stands out as well, with that metric's name.
+    # A device with a bad verdict for another metric of the check also stands out, labelled with that metric.
     wrong = {device: (name, verdict) for (name, device), verdict in bad.items() if device != "node"}
     measured = set()
     for row in check.measurements:
         seen = wanted.get(row.metric)
         value = number(row.value) if seen else None
-        if seen is None or value is None or not 0 <= value < 1e15:  # nor NaN
+        if seen is None or value is None or not 0 <= value < 1e15:  # also excludes NaN
             continue
         measured.add(row.metric)
         verdict, label = bad.get((row.metric, row.device)), ""
@@ -287,14 +288,14 @@ def _label(node: NodeHealth, device: str) -> str:
 
 
 def _limits(finding: Finding) -> Iterator[tuple[float, str]]:
-    """The limit that a finding was judged by, where it is one for the whole SKU."""
+    """Yield the limit by which a finding was judged, if it applies to the whole SKU."""
     match = _LIMIT.fullmatch(finding.limit)
     if match and match[2] == finding.unit and _OF_PEERS not in finding.source:
         yield float(match[1]), one_line(finding.limit, 40)
 
 
 def _limit(seen: _Seen, sku: str, unit: str) -> tuple[float | None, str]:
-    """The limit most values were judged by; where no finding tells one, the shipped one, named so."""
+    """Return the limit used for most values, or the shipped one, marked as such, if no finding has one."""
     if seen.limits:
         (value, words), _ = seen.limits.most_common(1)[0]
         return value, f"limit {words}"

@@ -29,10 +29,10 @@ from provision.text import duration, many, one_line, quantity
 if TYPE_CHECKING:
     from provision.report.context import Context
 
-_CAUSES = 12  # shown of each verdict; the report files have all
-_CULPRITS = 6  # told one by one; more are folded into ranges
-_EXAMPLES = 3  # told one by one of a folded cause
-_NAMED = 8  # nodes named in a command; of more it names a file
+_CAUSES = 12  # shown for each verdict; the report files have all
+_CULPRITS = 6  # listed one by one; more are folded into ranges
+_EXAMPLES = 3  # listed for a folded cause
+_NAMED = 8  # nodes named in a command; beyond that it names a file
 _COLOURS = {
     Verdict.PASS: "32",
     Verdict.SKIP: "2",
@@ -43,11 +43,10 @@ _COLOURS = {
 
 
 def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: Context | None = None) -> str:
-    """The whole summary, ending in a newline: the headline, every cause worst first with its culprits, what
-    was not measured as loud as what failed, and the next command.
+    """Render the summary: headline, causes with culprits, worst first, and the next command.
 
-    `width` in columns (at least 40 are used); `color` adds ANSI colours, and never anything else; `context`:
-    earlier runs, for a line on what is new.
+    Causes include missing measurements, as prominently as failures. `width` in columns (at least 40 are
+    used); `color` only adds ANSI colours; `context`: earlier runs, for a line on changes. Ends in a newline.
     """
     ink = Ink(max(width, 40), color)
     found = causes(fleet)
@@ -61,10 +60,10 @@ def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: 
 
 
 class Ink:
-    """Wraps lines to a width and paints verdicts, if asked."""
+    """Formatter that wraps lines to a width and, if enabled, colours verdicts."""
 
     def pack(self, ranges: str, indent: str) -> list[str]:
-        """Like `wrap`, breaking after commas: ranges have no spaces."""
+        """Wrap like `wrap`, but after commas, since ranges have no spaces."""
         lines = [indent]
         for piece in re.findall(r"[^,]*,?", ranges):
             if len(lines[-1]) + len(piece) > self.width and lines[-1].strip():
@@ -91,7 +90,7 @@ class Ink:
 
 
 def _context(fleet: FleetHealth, ink: Ink, context: Context | None) -> Iterator[str]:
-    """How much was measured, how long it took, and what is new."""
+    """Summarise coverage, duration, and changes since earlier runs."""
     seen = coverage(fleet)
     told = [seen.words]
     if seen.nodes_silent:
@@ -112,7 +111,7 @@ def _context(fleet: FleetHealth, ink: Ink, context: Context | None) -> Iterator[
 
 
 def section(group: Sequence[Cause], ink: Ink) -> Iterator[str]:
-    """Causes of one verdict, line by line; the first of many."""
+    """Render the first causes of one verdict, line by line."""
     for cause in group[:_CAUSES]:
         yield from _cause(cause, ink)
     if left := group[_CAUSES:]:
@@ -147,7 +146,7 @@ def _cause(cause: Cause, ink: Ink) -> Iterator[str]:
 
 
 def _culprit(culprit: Culprit, told: bool) -> str:
-    """`gpu-03 gpu5 (serial 165…, 0000:bb:00.0): …`; the message is left out where it was `told` already."""
+    """`gpu-03 gpu5 (serial 165…, 0000:bb:00.0): …`; without the message if `told` is set."""
     finding = culprit.finding
     name = one_line(culprit.node.node, 80)
     if finding.device != "node":
@@ -156,7 +155,7 @@ def _culprit(culprit: Culprit, told: bool) -> str:
         name += f" ({'; '.join(_identity(gpu, len(culprit.gpus) > 1) for gpu in culprit.gpus)})"
     facts = [] if told else [one_line(finding.message, 300)]
     measured, limit = quantity(finding.value, finding.unit), one_line(finding.limit, 80)
-    # A message that tells the limit tells the value too; without a limit, a word tells nothing new.
+    # A message with the limit also has the value; without a limit, repeating a text value adds nothing.
     if limit and limit not in finding.message:
         facts.append(f"measured {measured or 'nothing'}, limit {limit}")
     elif not limit and isinstance(finding.value, int | float) and f"{finding.value:g}" not in finding.message:
@@ -165,14 +164,14 @@ def _culprit(culprit: Culprit, told: bool) -> str:
 
 
 def _identity(gpu: GpuIdentity, of_many: bool) -> str:
-    """Which physical GPU it is: the serial is on its label, the PCI address leads to its slot."""
+    """Identify the physical GPU by the serial on its label and the PCI address of its slot."""
     which = f"gpu{gpu.index} " if of_many else ""
     known = [f"serial {one_line(gpu.serial, 40) or 'unknown'}", one_line(gpu.pci_address, 40)]
     return which + ", ".join(filter(None, known))
 
 
 def _next(fleet: FleetHealth, found: Sequence[Cause], ink: Ink, context: Context | None) -> Iterator[str]:
-    """The command to type now."""
+    """Render the commands to type now, with reasons."""
     for number, (command, why) in enumerate(next_commands(fleet, found, context)):
         label = "next: " if number == 0 else "then: "
         text = f"{label}{command}"
@@ -182,7 +181,7 @@ def _next(fleet: FleetHealth, found: Sequence[Cause], ink: Ink, context: Context
 
 @dataclass(frozen=True)
 class _Step:
-    """A command to type, and why. `nodes` are those it is for; `kind` names the file that lists them."""
+    """A command to type, and the reason. `nodes`: its nodes; `kind`: names the file that lists them."""
 
     command: str
     why: str
@@ -195,11 +194,11 @@ class _Step:
 
     @property
     def file(self) -> str:
-        """Where its nodes are listed; nowhere when a line can name them, or one has a name that is none."""
+        """The file that lists its nodes; "" if a line can hold them or one has an invalid name."""
         return f"nodes.{self.kind}" if len(self.names) > _NAMED and all(map(listable, self.nodes)) else ""
 
     def text(self, folder: str) -> str:
-        """The command with its nodes; where they are too many for a line, with the file in `folder`."""
+        """Return the command with its nodes, or with their file in `folder` if a line cannot hold them."""
         if not self.nodes:
             return self.command
         pattern = ",".join(self.names)
@@ -213,18 +212,18 @@ class _Step:
 def next_commands(
     fleet: FleetHealth, found: Sequence[Cause], context: Context | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Commands to type next, with the reason; at least one."""
+    """Yield at least one command to type next, with the reason."""
     folder, pattern = (context.folder, context.pattern) if context is not None else ("", "all")
     return ((step.text(folder), step.why) for step in _steps(fleet, found, pattern))
 
 
 def node_lists(fleet: FleetHealth) -> dict[str, list[str]]:
-    """File name → the nodes in it, of the commands to type next that are for more than a line can name."""
+    """Return file name → nodes for the proposed commands with too many nodes for a line."""
     return {step.file: step.names for step in _steps(fleet, causes(fleet), "all") if step.file}
 
 
 def _steps(fleet: FleetHealth, found: Sequence[Cause], pattern: str) -> Iterator[_Step]:
-    # Whoever pastes a command means this fleet, wherever another inventory would be found.
+    # Pasted commands must use this inventory even if another would be found by default.
     of = f" {shlex.quote(one_line(fleet.inventory, 4096))}" if fleet.inventory else ""
     chosen = of if pattern == "all" else f"{of} --nodes {shlex.quote(one_line(pattern, 4096))}"
     failed = _on(found, Verdict.FAIL)
