@@ -187,8 +187,7 @@ def assess(fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOpt
     """Observe the whole fleet over one connection per node, and compare it with its declaration.
 
     Raises StackError and CompatibilityError before any node is touched. Later, an unreachable or refused node
-    is recorded and the others continue. `observe` replaces the nodes in tests.
-    """
+    is recorded and the others continue. `observe` replaces the nodes in tests."""
     remove = options.get("remove", ())
     known = declare(fleet, overrides, options.get("say") or (lambda _line: None), remove=remove)
     seen = look(known, list(fleet.nodes), **options)

@@ -1,8 +1,7 @@
 """Diagnosis of a node's driver stack: one line per cause, with the next step (pure).
 
 Several drifts often have one cause. Each rule here recognises one cause by the facts that reveal it. A rule
-without its facts reports nothing; the drift itself already reports the unknown fact.
-"""
+without its facts reports nothing; the drift itself already reports the unknown fact."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ FACTS_OF = {vendor: compared.facts_to_ask(vendor) for vendor in vendors.NAMES}
 
 @dataclass(frozen=True)
 class DriftReport:
-    """One comparison of a fleet; `odd` is None if its nodes were not compared with each other.
+    """One comparison of a fleet. `odd`: its outliers, None if nodes were not compared with each other.
 
-    `standings`: node → current validity of its validation, for nodes that answered; `required`: a node
-    without a current pass counts as a finding."""
+    `standings`: node → validity of its validation, if it answered; `required`: a missing pass is a
+    finding."""
 
     seen: Assessment
     odd: Comparison | None
@@ -64,9 +64,7 @@ class DriftReport:
 def make(
     seen: Assessment, *, compare: bool = True, required: bool = False, run_folder: str = ""
 ) -> DriftReport:
-    """Compare the observed fleet with its majority and with each node's latest validation.
-
-    Raises RunFolderError if the index of validations cannot be read."""
+    """Compare the fleet with its majority and with each node's latest validation. Raises RunFolderError."""
     answered = [name for name, said in seen.observations.items() if said.error is None]
     results = node_history.read(answered)
     checks = checks_asked.select("standard")
@@ -156,10 +154,9 @@ def expiries(standings: Sequence[Standing]) -> list[Expiry]:
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding shown by a CI.
+    """One finding for a CI: `text` and `more` (the reason or remedy) are printable and free of secrets.
 
-    `rule`: stable id (role/fact); `level`: error, warning or note; `text` names no node; `more`: why it
-    matters, or the remedy. Both texts are safe to print and free of secrets."""
+    `rule`: stable id (role/fact); `level`: error, warning or note; `text` names no node."""
 
     rule: str
     nodes: tuple[str, ...]

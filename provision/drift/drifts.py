@@ -76,7 +76,7 @@ class FleetDrifts:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Nodes with equal expectations and a shared base of facts, kept here because their ids are the key.
+    """Nodes with equal expectations and a shared base of facts, kept because their ids are the key.
 
     `differing`: indexes of expectations that the base does not meet; `places`: indexes by fact."""
 

@@ -95,9 +95,7 @@ def packages_of(seen: Assessment, node: str) -> dict[str, str]:
 
 
 def _undeclared(seen: Assessment, node: str) -> list[str]:
-    """Return undeclared locked packages that differ from declared ones only by the version in their name.
-
-    Example: cuda-toolkit-13-2 if cuda-toolkit-12-9 is declared."""
+    """Return undeclared packages of declared series: cuda-toolkit-13-2 if cuda-toolkit-12-9 is declared."""
     facts = {each.fact for each in seen.expected.get(node, ()) if each.fact.startswith("package.")}
     declared = {fact.removeprefix("package.").rpartition(".")[0] for fact in facts}
     series = {re.sub(r"\d+", "", name) for name in declared if re.search(r"\d", name)}
@@ -123,9 +121,7 @@ class Found:
 
 
 def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) -> Found:
-    """Group these nodes by OS release and architecture, and by SKU if SKUs differ.
-
-    Raises StackError with the packages and nodes if nodes of one kind disagree."""
+    """Group nodes by OS release and architecture, and by SKU if needed. Raises StackError on disagreement."""
     kinds: dict[tuple[str, str, str], dict[str, Mapping[str, str]]] = {}
     for node in nodes:
         kinds.setdefault(lockfile.place_of(seen.described[node]), {})[node] = packages_of(seen, node)

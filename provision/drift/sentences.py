@@ -181,8 +181,7 @@ def subject(fact: str) -> str:
     """Return the name of a fact's subject, such as `NVIDIA driver`, or the fact's name if it has none.
 
     >>> subject("module.nouveau.loaded")
-    'kernel module nouveau'
-    """
+    'kernel module nouveau'"""
     words = _words(fact)
     return words.subject if words else fact
 
@@ -288,8 +287,7 @@ def _value(what: Any) -> str:
 def _repeated(what: Sequence[Any]) -> str:
     """Format a list with repetitions, the most frequent first: `350.00 (7 times), 300.00 (index 3)`.
 
-    A unique element keeps its index in the list: for facts of GPUs, the GPU's index.
-    """
+    A unique element keeps its index in the list: for facts of GPUs, the GPU's index."""
     places: dict[str, list[int]] = {}
     for index, each in enumerate(what):
         places.setdefault(value_text(each), []).append(index)

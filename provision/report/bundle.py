@@ -1,8 +1,7 @@
 """Evidence bundle: an archive of a stored run's data about one node, for the vendor's return process.
 
 It is built from the run's folder alone, without touching a node, and reproducible byte for byte. Data that
-must not leave the site is removed from every file first (bundle_secrets.py).
-"""
+must not leave the site is removed from every file first (bundle_secrets.py)."""
 
 from __future__ import annotations
 
@@ -43,10 +42,9 @@ _LARGEST = 128 * 1024 * 1024  # bytes per stored file, unpacked; a bug report ha
 
 @dataclass(frozen=True)
 class Bundle:
-    """Contents of an evidence bundle.
+    """Contents of an evidence bundle. `name`: the archive's top folder; `files`: path below it → content.
 
-    `name`: the archive's single top folder; `files`: path below it → content; `removed`: kind → number of
-    removals; `notes`: missing parts with reasons."""
+    `removed`: kind → number of removals; `notes`: missing parts with reasons."""
 
     name: str
     files: Mapping[str, bytes]
@@ -76,10 +74,9 @@ def make(
     secrets: Iterable[str] = (),
     others: Iterable[str] = (),
 ) -> Bundle:
-    """Build the files of the bundle.
+    """Build the files of the bundle. Raises RunFolderError if the folder cannot be read.
 
-    `secrets`, `others`: known secret values and machine names, in addition to those found in the runs. Raises
-    RunFolderError if the folder cannot be read."""
+    `secrets`, `others`: known secret values and machine names, in addition to those found in the runs."""
     seen = _seen(folder, node.node)
     raw, notes = _raw(folder, node.node)
     moments = timeline(folder, node)
@@ -118,9 +115,7 @@ def make(
 
 
 def write(bundle: Bundle, target: Path) -> Path:
-    """Write the archive below `target`, atomically and readable by its owner only.
-
-    Raises RunFolderError if it cannot be written."""
+    """Write the archive below `target`, atomically and readable by its owner only. Raises RunFolderError."""
     path = target / f"{bundle.name}.tar.gz"
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -31,9 +31,7 @@ class Moment:
 def readme(
     fleet: FleetHealth, node: NodeHealth, seen: Mapping[str, Any], raw: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Render the summary of the machine, its GPUs and their health.
-
-    `seen`: the node's entry of facts.jsonl; `raw`: the documents of its checks."""
+    """Render the summary from the node's entry of facts.jsonl (`seen`) and its checks' documents (`raw`)."""
     title = f"GPU health evidence: {one_line(node.node, 200)}"
     lines = [title, "=" * len(title), ""]
     lines += [

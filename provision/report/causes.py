@@ -167,8 +167,7 @@ def missing(fleet: FleetHealth, node: NodeHealth) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Coverage of the requested checks, counted per node; `asked` excludes `skipped` ones, which do not
-    apply."""
+    """Coverage of the requested checks, counted per node; `asked` excludes `skipped` ones."""
 
     asked: int
     measured: int

@@ -1,6 +1,4 @@
-"""Data of a report beyond one run's health: earlier runs, load samples, measurements between nodes.
-
-It is read from the run's folder and from those of earlier runs."""
+"""Data of a report beyond one run's health: earlier runs, load samples, measurements between nodes."""
 
 from __future__ import annotations
 
@@ -60,8 +58,7 @@ class Context:
 
     `earlier`: earlier runs, if any; `loads`: node → the load of each check with samples, for the worst nodes;
     `not_read`: nodes with samples that were not read; `pairs`: checks between nodes. For proposed commands:
-    `folder` has their node lists, `pattern` is the run's value of --nodes.
-    """
+    `folder` has their node lists, `pattern` is the run's value of --nodes."""
 
     earlier: Earlier | None = None
     loads: Mapping[str, tuple[Load, ...]] = field(default_factory=dict)

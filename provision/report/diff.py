@@ -4,8 +4,7 @@ A measurement has moved if its relative change differs from that of its SKU's ot
 differ among themselves (data/compare.yml), so that a noisy benchmark or a warm room flags nothing. A change
 of a whole SKU is reported once. Only metrics with a good and a bad direction are compared: those with limits,
 those compared across the fleet, and rates. Counters that start at 0 have no relative change; limits judge
-them.
-"""
+them."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Part:
-    """A replaced GPU. `was`, `now`: serial number (else UUID), "" without a GPU.
+    """A replaced GPU; `was` and `now` are serial numbers (else UUIDs), or "" without a GPU.
 
     `moved_from`: the new GPU's place in the earlier run, `gpu-02 gpu3`."""
 
@@ -55,9 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Moved:
-    """One moved measurement. `change`: as a fraction of the earlier value.
-
-    `noise`: the largest change that does not count; `replaced`: it is another GPU."""
+    """One moved measurement; `change` and `noise` (not significant) are fractions of the earlier value."""
 
     node: str
     check: str
@@ -87,9 +84,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class FindingChange:
-    """One judged metric of one device; verdicts `was` and `now` are "" if it was not judged.
-
-    `limit_was`, `limit_now`: its limit in readable form."""
+    """One judged metric of one device; verdicts and limits (`…was`, `…now`) are "" if it was not judged."""
 
     check: str
     metric: str
@@ -171,9 +166,7 @@ def rules() -> Rules:
 
 
 def diff(before: FleetHealth, after: FleetHealth, *, measured: bool = True) -> Diff:
-    """Compare two runs, matching nodes by name; `measured`: include GPUs and measurements.
-
-    Ten thousand nodes have ten million measurements."""
+    """Compare two runs, matching nodes by name; `measured`: include GPUs and (many) measurements."""
     old, new = ({node.node: node for node in fleet.nodes} for fleet in (before, after))
     both = [(old[name], node) for name, node in new.items() if name in old]
     changes = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]

@@ -2,8 +2,7 @@
 
 Text from nodes passes `_shown` (control characters) and Jinja2's autoescape (markup). Should both fail, a
 content security policy allows only the page's own script and style. Charts are SVG with texts escaped by
-`canvas`.
-"""
+`canvas`."""
 
 from __future__ import annotations
 
@@ -208,9 +207,7 @@ def _sections(
     first: int = 0,
     brief: bool = False,
 ) -> list[Markup]:
-    """Render the section of each node, worst first, up to the budget (bytes without charts).
-
-    `brief`: only its faults; `first`: number of the first of these nodes."""
+    """Render each node's section (`brief`: faults only) up to the budget, in bytes without charts."""
     template = environment.get_template("node.html.j2")
     spent, sections = 0, []
     for number, node in enumerate(nodes, first):

@@ -1,8 +1,7 @@
 """Heat maps of the measurements between nodes, one for each check of pairs (pure).
 
 Up to `_MOST` nodes, a single map has all of them, ordered by rack. Larger fleets get two maps: racks by
-racks, and accused or suspected nodes by their partners.
-"""
+racks, and accused or suspected nodes by their partners."""
 
 from __future__ import annotations
 
@@ -36,10 +35,9 @@ class Shown:
 
 @dataclass(frozen=True)
 class PairMaps:
-    """One check's maps; `measured` of `possible` pairs in `rounds` rounds.
+    """One check's maps; `named` nodes are accused or suspected, `left_out` took no part.
 
-    `named`: accused or suspected; `left_out`: nodes that took no part, a line per reason; `notes`: omitted
-    maps, with reasons."""
+    `measured` of `possible` pairs in `rounds` rounds; `notes`: omitted maps, with reasons."""
 
     check: str
     shown: tuple[Shown, ...]

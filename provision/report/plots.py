@@ -51,8 +51,7 @@ _QUANTITIES = (
 def telemetry(series: Mapping[str, Series], bad: Mapping[str, Verdict]) -> list[Image]:
     """Draw temperature, power and SM clock over time, one chart for each with samples.
 
-    `bad`: device → verdict of flagged devices, which are coloured and named; the others stay grey.
-    """
+    `bad`: device → verdict of flagged devices, which are coloured and named; the others stay grey."""
     shown = sorted(series, key=lambda name: (-_badness(bad, name), natural(name)))[:_DEVICES]
     return [
         image

@@ -160,8 +160,7 @@ class Strip:
     """One metric of one SKU. `values`: all except the `marks`.
 
     `limit`: with its words, None without one; `better`: at_least (more is better) or at_most; `silent`:
-    number of the SKU's nodes without a value.
-    """
+    number of the SKU's nodes without a value."""
 
     what: str
     unit: str

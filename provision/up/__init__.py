@@ -1,1 +1,1 @@
-"""Provisioning a fleet: plan, waves, health gate, resume and result."""
+"""Provisioning of a fleet: plan, waves, health gate, resume and result."""

@@ -1,7 +1,7 @@
-"""The plan of one node as changes of things: what each role adds, changes and removes there (pure).
+"""The plan of one node as changes of things: additions, changes and removals by each role (pure).
 
-Several drifts are often about one thing: content, mode and owner of a file; whether a service runs, and comes
-back at boot. A thing that is not there and is to be is added; one that is and is not to be is removed.
+Several drifts are often about one thing: content, mode and owner of a file; whether a service runs, and
+starts at boot. A declared thing that is absent is added; a present thing that must be absent is removed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from provision.remote.ansible import diffs
 from provision.text import many, value_text
 from provision.up.plan import Change, NodePlan, PackageChange, Plan, is_package
 
-NAMES = 12  # of packages and files on one line; the rest are counted
+NAMES = 12  # packages and files listed on one line; the rest are counted
 
 
 class Sign(enum.StrEnum):
-    """What happens to a thing, as it is printed before it."""
+    """Kind of change of a thing, by the sign printed in front of it."""
 
     ADD = "+"
     CHANGE = "~"
     REMOVE = "-"
-    UNREAD = "?"  # what is there could not be read: its role runs, and finds out
+    UNREAD = "?"  # its state could not be read; its role runs and determines it
     BEYOND = "!"  # no role can change it
 
 
 @dataclass(frozen=True)
 class Item:
-    """One line of a plan. `count`: the things it is about; `drifts`: the reasons; `diff`: lines of a unified
-    diff, without secrets. `text` may hold secrets: it is masked when it is printed."""
+    """One line of a plan. `count`: number of its things; `drifts`: the reasons; `diff`: unified diff.
+
+    `diff` is without secrets; `text` may hold some and is masked when printed."""
 
     sign: Sign
     text: str
@@ -45,15 +46,15 @@ class Item:
 def of_node(
     node: NodePlan, *, every: bool = False, diff: bool = False, secrets: Collection[str] = ()
 ) -> dict[str, list[Item]]:
-    """Each role that runs, or has a reason to, with its changes: packages, then files, then the others.
+    """Return each role that runs or has a reason to, with its changes: packages, files, then others.
 
-    `every`: each name in full. `diff`: each file for itself, with the difference in its content."""
+    `every`: list all names. `diff`: list files one by one, with the difference in their content."""
     roles = dict.fromkeys([*node.roles, *(drift.expectation.role for drift in node.drifts)])
     return {role: [*_of_role(role, node, every, diff, secrets)] for role in roles}
 
 
 def count(items: Mapping[str, Sequence[Item]]) -> dict[Sign, int]:
-    """How many things have each sign."""
+    """Count the things with each sign."""
     found = dict.fromkeys(Sign, 0)
     for of_role in items.values():
         for item in of_role:
@@ -62,9 +63,9 @@ def count(items: Mapping[str, Sequence[Item]]) -> dict[Sign, int]:
 
 
 def count_all(made: Plan) -> dict[Sign, int]:
-    """The same of the whole fleet: a package on two nodes is two things."""
+    """Count the things of the whole fleet by sign; a package on two nodes counts twice."""
     found = dict.fromkeys(Sign, 0)
-    alike: dict[object, dict[Sign, int]] = {}  # expectations are shared by nodes that are declared alike
+    alike: dict[object, dict[Sign, int]] = {}  # nodes declared alike share their expectations
     for node in made.nodes.values():
         key = (node.packages, tuple((id(each.expectation), _sign_of(each)) for each in node.drifts))
         if key not in alike:
@@ -105,7 +106,7 @@ def _of_package(drift: Drift) -> bool:
 
 
 def _thing(fact: str) -> str:
-    """What files and services have several attributes of; other facts are things by themselves."""
+    """Return the file or service that a fact is an attribute of; other facts are things by themselves."""
     return fact.rpartition(".")[0] if fact.startswith(("file.", "service.")) else fact
 
 
@@ -113,7 +114,7 @@ def _thing(fact: str) -> str:
 
 
 def _of_packages(packages: Sequence[PackageChange], drifts: Sequence[Drift], every: bool) -> list[Item]:
-    """One line for each transition: `2 packages 570.124.06-1 → 580.126.09, held: a, b`."""
+    """Return one line for each transition: `2 packages 570.124.06-1 → 580.126.09, held: a, b`."""
     alike: dict[object, list[PackageChange]] = {}
     for each in packages:
         alike.setdefault((each.change, each.before, each.after, each.held), []).append(each)
@@ -132,7 +133,7 @@ _SIGNS = {Change.INSTALL: Sign.ADD, Change.REMOVE: Sign.REMOVE}
 
 
 def _about(names: Collection[str], drifts: Sequence[Drift]) -> tuple[Drift, ...]:
-    """The drifts of these packages: by their names, or by what they are (fabric manager, kernel headers)."""
+    """Return the drifts of these packages, by their names or else by kind (fabric manager, headers)."""
 
     def name(drift: Drift) -> str:
         return drift.expectation.fact.removeprefix("package.").rpartition(".")[0]
@@ -142,14 +143,14 @@ def _about(names: Collection[str], drifts: Sequence[Drift]) -> tuple[Drift, ...]
 
 
 def listed(names: Sequence[str], every: bool = False) -> str:
-    """Names with commas; of many the first, and how many more."""
+    """Join names with commas; a long list ends with the number of omitted ones."""
     if every or len(names) <= NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:NAMES])} and {len(names) - NAMES} more"
 
 
 def transition(package: PackageChange) -> str:
-    """`570.124.06-1 → 580.126.09, held`"""
+    """Describe a package change: `570.124.06-1 → 580.126.09, held`."""
     before, after = value_text(package.before), value_text(package.after)
     words: Mapping[Change, str] = {
         Change.UNKNOWN: "could not be read",
@@ -180,7 +181,7 @@ def _of_file(name: str, drifts: Sequence[Drift], diff: bool, secrets: Collection
             _of_attribute(attribute, drift, path) for attribute, drift in by_attribute.items()
         )
     content = by_attribute.get("content")
-    drifts = sorted(drifts, key=lambda drift: drift is not content)  # its reason is the file's
+    drifts = sorted(drifts, key=lambda drift: drift is not content)  # its reason stands for the file
     return Item(sign, text, tuple(drifts), diff=_diff(path, content, secrets) if diff and content else ())
 
 
@@ -191,17 +192,16 @@ def _of_attribute(attribute: str, drift: Drift, path: str) -> str:
 
 
 def _diff(path: str, drift: Drift, secrets: Collection[str]) -> tuple[str, ...]:
-    """What would become of the content, as `up --check --diff` shows it; empty where the expectation is
-    about a part of it."""
-    wanted = drift.expectation.value
+    """Return the diff of the content as in `up --check --diff`, or a note if only a part is declared."""
+    expected = drift.expectation.value
     if drift.expectation.operator not in ("template", "equals"):
         return ("only a part of it is declared: gpuprov up --check --diff shows what its role would do",)
-    difference = {"before": drift.found, "after": wanted, "before_header": path}
+    difference = {"before": drift.found, "after": expected, "before_header": path}
     return tuple(diffs.text({"diff": difference}, secrets).splitlines())
 
 
 def _folded(files: Sequence[Item], every: bool) -> list[Item]:
-    """Files that are only there afterwards, or no longer, in one line each."""
+    """Merge added files into one line, and removed files into another."""
     found: list[Item] = []
     for sign in (Sign.ADD, Sign.REMOVE):
         same = [file for file in files if file.sign is sign]
@@ -218,7 +218,7 @@ def _folded(files: Sequence[Item], every: bool) -> list[Item]:
 
 
 def _of_other(drifts: Sequence[Drift]) -> Item:
-    """A service or a setting; of a service both attributes in one line."""
+    """Describe a service or a setting, with both attributes of a service in one line."""
     text = of_service(drifts) if len(drifts) > 1 else sentence(drifts[0])
     return Item(_sign(drifts), text, tuple(drifts))
 
@@ -240,7 +240,7 @@ def _sign_of(drift: Drift) -> Sign:
 
 
 def _of_unread(drifts: Sequence[Drift]) -> list[Item]:
-    """What could not be read, for one reason once."""
+    """Return the unreadable facts, those with the same reason merged."""
     alike: dict[str, list[Drift]] = {}
     for drift in drifts:
         alike.setdefault(drift.problem, []).append(drift)

@@ -1,8 +1,7 @@
-"""What the workers of a killed controller did meanwhile: collected into that run's journal when it is
-resumed.
+"""Events of workers of a killed controller, collected into that run's journal on resume.
 
-A unit that still runs is waited for: nobody else may touch its nodes till then. What came of each node is
-found out by looking at it, as in every run: nothing is repeated that holds already.
+A unit that still runs is waited for, because its nodes must not be touched before it ends. Nodes are then
+observed as in every run, so nothing that already holds is repeated.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ from provision.secrets_mask import secrets_of
 from provision.text import many
 from provision.up.executor import Journal
 
-_OF_UP = ("up.yml", "remove.yml", "reboot.yml")  # what is journaled; all else is looked at or measured again
+# their events are journaled; others are run again
+_OF_UP = ("up.yml", "remove.yml", "reboot.yml")
 
 
 @dataclass
 class Collected:
-    """One unit of an earlier run: what it said, until that is in the journal of its run."""
+    """One unit of an earlier run, with its events until they are in that run's journal."""
 
     run: RunFolder
     record: Record
@@ -44,8 +44,7 @@ def folder_of(run: RunFolder) -> Path:
 
 
 def gather(runs: Sequence[RunFolder], say: Callable[[str], None]) -> list[Collected]:
-    """Wait for the units of these runs, none of which goes on, and read what they said. Those of no use are
-    ended."""
+    """Wait for the units of these ended runs and read their events; end units no longer needed."""
     found: list[Collected] = []
     for run in runs:
         for record, _ in register.records(folder_of(run)):
@@ -64,7 +63,7 @@ def _gathered(run: RunFolder, record: Record, say: Callable[[str], None]) -> Ite
     try:
         unit = record.unit or labelled(control.units(), record.label)
         state = control.unit(unit) if unit else None
-        if unit is None or state is None:  # it was never begun
+        if unit is None or state is None:  # it was never started
             leftovers.remove(folder_of(run), record)
             return
         if state.get("StateName") == "Running":
@@ -93,8 +92,7 @@ def _gathered(run: RunFolder, record: Record, say: Callable[[str], None]) -> Ite
 def keep(
     collected: Sequence[Collected], fleet: Fleet, vaulted: frozenset[str], secrets: tuple[str, ...]
 ) -> None:
-    """Write what was collected into the journals of its runs, but for what they have already; then have
-    nothing of the units left."""
+    """Append the collected events to the journals of their runs without duplicates; remove the units."""
     for one in collected:
         _journal(one, fleet, vaulted, Journal(one.run, secrets))
         leftovers.remove(folder_of(one.run), one.record)
@@ -115,8 +113,9 @@ def _journal(one: Collected, fleet: Fleet, vaulted: frozenset[str], journal: Jou
 
 
 def unlock(collected: Sequence[Collected], fleet: Fleet, busy: Collection[str], lock: FleetLock) -> None:
-    """Release the killed run's locks of nodes that its units did and that nothing more is to be done on: they
-    would last for half an hour. (Those of `busy` nodes are taken over with their wave.)"""
+    """Release the killed run's locks on nodes of its units that need no more work.
+
+    They would last for half an hour. Locks of `busy` nodes are taken over with their wave."""
     done = [node for one in collected for node in one.record.nodes]
     nodes = [node for node in done if node in fleet.nodes and node not in busy]
     if nodes:
@@ -125,7 +124,7 @@ def unlock(collected: Sequence[Collected], fleet: Fleet, busy: Collection[str], 
 
 
 def remove_overdue(besides: Sequence[RunFolder]) -> None:
-    """Remove what is left of the units of runs that were killed and never resumed, once their time is up."""
+    """Remove the units of killed runs that were never resumed, once their deadline has passed."""
     spared = {run.path.resolve() for run in besides}
     for folder in runs_home().glob(f"*/{register.FOLDER}"):
         if folder.parent.resolve() in spared:

@@ -1,10 +1,9 @@
-"""Takes nodes out of service through their scheduler before a change, waits for their jobs, and returns them.
+"""Draining of nodes through their scheduler before a change, and their return to service.
 
-The reason that a node is given, `gpuprov: up RUN`, is what says later that an `up` holds it: this one, one
-that was killed, or one on another controller. A node that somebody else holds, or another verb of gpuprov (a
-burn-in that it failed), is changed and stays out of service. What is done is recorded as calls of hooks are,
-before and after, so that `--resume` knows.
-"""
+The reason set on a node, `gpuprov: up RUN`, later identifies it as held by an `up`: this one, a killed one,
+or one on another controller. A node held by anyone else, or by another verb of gpuprov (such as a failed
+burn-in), is changed and stays out of service. Actions are recorded like calls of hooks, before and after, for
+`--resume`."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from provision.remote.schedulers.chosen import Schedulers, jobs_on
 from provision.up.hooks import DRAIN, UNDRAIN, Called
 
 VERB = "up"
-POLL = 10.0  # seconds between two looks at the jobs
-EVICTION = 300.0  # seconds in which what did not end may be moved elsewhere
-SAID = 60.0  # seconds between two lines on what is waited for
+POLL = 10.0  # seconds between two queries for jobs
+EVICTION = 300.0  # seconds for the scheduler to move remaining jobs elsewhere
+SAID = 60.0  # seconds between two messages while waiting
 _OURS = re.compile(re.escape(PREFIX) + rf"(?:\([^)]*\) )?{VERB} ")
 
 
 @dataclass
 class Drains:
-    """The schedulers around one run. `begun` is told before anything is done, `heard` of what came of it."""
+    """The schedulers around one run. `begun` is called before each action, `heard` with its outcome."""
 
     schedulers: Schedulers
     run: str
@@ -39,8 +38,9 @@ class Drains:
     _since: float = field(default=0.0)
 
     def drain(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Node → why it is not ready to be changed, for those where that is so; these are back in service, if
-        it was we who took them out. Nodes without a scheduler are ready."""
+        """Drain nodes and wait for their jobs; return the reason for each node that is not ready.
+
+        Nodes that this call drained in vain return to service. Nodes without a scheduler are ready."""
         mine = [node for node in nodes if node in self.schedulers.of]
         if not mine:
             return {}
@@ -61,14 +61,15 @@ class Drains:
         problems |= self._jobs([node for node in mine if node not in problems])
         for node in free:
             self._called(DRAIN, node, problems.get(node, ""))
-        # Not what an earlier run drained: it may be half changed, or have failed its health gate.
+        # Nodes drained by an earlier run stay drained: they may be half changed, or have failed the health
+        # gate.
         back = [node for node in free if node in problems and looked[node].holder is Holder.NOBODY]
         for node, why in (self._returned(back) if back else {}).items():
             problems[node] += f"; and it is still drained: {why}"
         return problems
 
     def undrain(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Return those of these nodes that an `up` holds. Node → why that failed."""
+        """Return the nodes held by an `up` to service; return the reason for each failure."""
         mine = [node for node in nodes if node in self.schedulers.of]
         if not mine:
             return {}
@@ -88,7 +89,7 @@ class Drains:
         return problems
 
     def _jobs(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Wait until no job is on these nodes, each for its own time. Node → what still is, afterwards."""
+        """Wait until these nodes have no jobs, each up to its limit; return the remaining jobs by node."""
         start, said_at = self.clock(), -SAID
         left = self._busy(nodes)
         over: dict[str, str] = {}
@@ -110,7 +111,7 @@ class Drains:
         return self._evicted(over)
 
     def _evicted(self, over: dict[str, str]) -> dict[str, str]:
-        """What is left of `over` (node → what did not end) where the scheduler can move it elsewhere."""
+        """Evict the jobs in `over` (node → remaining jobs) if the scheduler can; return remaining ones."""
         for scheduler, nodes in self.schedulers.grouped(list(over)):
             if isinstance(scheduler, Evicts):
                 self.say(f"{fold(nodes)}: moving elsewhere what did not end by itself")
@@ -137,5 +138,5 @@ def _by_up(said: Scheduled) -> bool:
 
 
 def no_drains() -> Drains:
-    """Where no node has a scheduler."""
+    """Return drains without any scheduler."""
     return Drains(Schedulers({}, {}), "", lambda _event, _nodes: None, lambda _called: None)

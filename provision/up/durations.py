@@ -1,12 +1,10 @@
-"""Durations of roles and reboots, learnt from the run folders of earlier `up`s.
+"""Durations of roles and reboots, learnt from the run folders of earlier `up` runs.
 
-A run's events have times: from one event of a node to its next, the role of the later one was at work. Only
-nodes that ended well count. A role that installs packages takes minutes, one that mends a setting seconds, so
-the two are kept apart. The median over the nodes of a run, then the median over recent runs, shrugs off a
-slow mirror and a node that hung. What is learnt is kept beside the events (durations.json), so that a fleet's
-history is read once. Whatever is damaged, foreign or newer in a history is passed over: it costs exactness,
-never the plan.
-"""
+The time between two events of a node belongs to the role of the later one. Only nodes that ended well count.
+A role takes minutes to install packages and seconds to change a setting, so these are learnt separately. The
+median over the nodes of a run, then over recent runs, ignores a slow mirror or a hanging node. Results are
+stored next to the events (durations.json), so that history is read only once. Damaged, foreign or newer data
+is skipped: it costs accuracy, never the plan."""
 
 from __future__ import annotations
 
@@ -25,9 +23,9 @@ from provision import paths, yamlfile
 from provision.errors import GpuprovError
 from provision.runs.store import RunFolder, runs_home
 
-RUNS = 20  # recent runs that are looked at
-LINES = 200_000  # of one file of a run: as many as a second reads
-LONGEST = 6 * 3600.0  # seconds; a role that seems to take longer is a clock that was set
+RUNS = 20  # recent runs that are read
+LINES = 200_000  # per file of a run; reading takes about a second
+LONGEST = 6 * 3600.0  # seconds; a longer duration means that a clock was set
 REBOOT = "reboot"
 FORMAT = 1
 KEPT = "durations.json"
@@ -38,7 +36,7 @@ Key = tuple[str, str, bool]
 
 @dataclass(frozen=True)
 class Expected:
-    """Minutes something will take. `runs`: how many runs that was learnt from, 0 for an estimate."""
+    """An expected duration in minutes. `runs`: number of runs it was learnt from, 0 for an estimate."""
 
     minutes: float
     runs: int = 0
@@ -46,14 +44,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Minutes:
-    """What to expect: as learnt from this inventory's runs, else from others', else estimated
-    (data/minutes.yml)."""
+    """Expected durations: from this inventory's runs, else other runs, else data/minutes.yml."""
 
     own: Mapping[Key, tuple[float, ...]] = field(default_factory=dict)
     others: Mapping[Key, tuple[float, ...]] = field(default_factory=dict)
 
     def role(self, role: str, kind: str, packages: bool) -> Expected:
-        """One role on one node of a kind; `packages`: whether it has to install any."""
+        """Return the time of one role on one node of a kind; `packages`: whether it installs any."""
         table = _table()
         bare = float(table["roles"].get(role, table["other"]))
         return self._learnt((role, kind, packages)) or Expected(
@@ -61,7 +58,7 @@ class Minutes:
         )
 
     def reboot(self, kind: str) -> Expected:
-        """One reboot, until the node answers again and its services have started."""
+        """Return the time of one reboot, until the node answers again and its services have started."""
         return self._learnt((REBOOT, kind, False)) or Expected(float(_table()["reboot"]))
 
     def _learnt(self, key: Key) -> Expected | None:
@@ -75,14 +72,15 @@ def _table() -> Mapping[str, Any]:
 
 
 def kind_of(facts: Mapping[str, Any]) -> str:
-    """What a duration depends on: SKU and operating system (`h100-sxm on debian 13`)."""
+    """Return the kind of machine that durations depend on, as in `h100-sxm on debian 13`."""
     words = [facts.get("gpu.sku") or "unknown GPU", "on", facts.get("os.id"), facts.get("os.version_id")]
     return " ".join(word for word in words if isinstance(word, str))
 
 
 def learn(inventory: str = "", runs: Path | None = None) -> Minutes:
-    """What the newest runs of `up` below `runs` (default: where runs are kept) teach. Never raises for what
-    is in them."""
+    """Learn durations from the latest `up` runs below `runs` (default: the runs folder).
+
+    Never raises for their content."""
     own: dict[Key, list[float]] = {}
     others: dict[Key, list[float]] = {}
     for folder in _newest(runs or runs_home()):
@@ -101,8 +99,9 @@ def _newest(home: Path) -> list[RunFolder]:
 
 
 def _durations(folder: RunFolder, meta: Mapping[str, Any]) -> dict[Key, float]:
-    """Seconds by key, the median over the nodes of one run; nothing for a run that is not over, or that
-    changed nothing on purpose (--check) or removed roles."""
+    """Return seconds by key, as the median over the nodes of one run.
+
+    Empty for a run that is not over, was a dry run (--check) or removed roles."""
     asked = meta.get("arguments") or {}
     if meta.get("finished") is None or asked.get("check") or asked.get("remove"):
         return {}
@@ -110,13 +109,13 @@ def _durations(folder: RunFolder, meta: Mapping[str, Any]) -> dict[Key, float]:
     if kept is None:
         kept = derive(folder)
         rows = [[*key, round(seconds, 1)] for key, seconds in kept.items()]
-        with contextlib.suppress(OSError):  # a folder of somebody else's is read again next time
+        with contextlib.suppress(OSError):  # a folder owned by another user is read again next time
             folder.write_json(KEPT, {"format": FORMAT, "durations": rows})
     return kept
 
 
 def _kept(folder: RunFolder) -> dict[Key, float] | None:
-    """What was learnt of this run before; None when nothing, or nothing this version understands."""
+    """Return the durations stored with this run, or None if there are none this version can read."""
     try:
         document = json.loads((folder.path / KEPT).read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
@@ -136,9 +135,9 @@ def _sane(seconds: Any) -> float:
 
 
 def derive(folder: RunFolder) -> dict[Key, float]:
-    """The durations a run's own records show: events.jsonl, beside outcomes, first facts and first drifts.
+    """Derive durations from a run's records: events.jsonl with outcomes, first facts and first drifts.
 
-    Raises RunFolderError where a file is damaged in its middle."""
+    Raises RunFolderError if a file is damaged before its end."""
     done = {row.get("node") for row in _rows(folder, "outcomes") if row.get("status") == "done"}
     kinds = {
         row.get("node"): kind_of(row["facts"])
@@ -169,12 +168,13 @@ def _rows(folder: RunFolder, name: str) -> Iterator[dict[str, Any]]:
 def _spent(
     events: Iterable[Mapping[str, Any]], begun: Mapping[str, Sequence[float]]
 ) -> dict[tuple[str, str], float]:
-    """(node, role or REBOOT) → seconds. A node's first event only starts its clock. A reboot starts when the
-    run says so (`begun`, by node), else after the last role of the wave."""
+    """Return (node, role or REBOOT) → seconds; a node's first event only starts its clock.
+
+    A reboot starts when the run recorded it (`begun`, by node), else after the last role of the wave."""
     spent: dict[tuple[str, str], float] = {}
     before: dict[str, float] = {}
     roles_ended = 0.0
-    rebooting: dict[str, float] = {}  # node → when its reboot began
+    rebooting: dict[str, float] = {}  # node → start of its reboot
 
     def add(node: str, what: str, seconds: float) -> None:
         spent[node, what] = spent.get((node, what), 0.0) + (seconds if seconds >= 0 else LONGEST + 1)

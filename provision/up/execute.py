@@ -1,8 +1,7 @@
-"""Carries out the plan of `up`, wave by wave: out of service, changed, looked at, back into service.
+"""Execution of an `up` plan, wave by wave: drain, change, verify, return to service.
 
-The next wave begins only when the expectations of the nodes before it hold. A node is done when its
-expectations hold, never because a playbook succeeded. Nodes are reached through an `Executor` only.
-"""
+A wave begins only once the expectations of all earlier nodes hold. A node is done when its expectations hold,
+not when a playbook succeeds. Nodes are reached through an `Executor` only."""
 
 from __future__ import annotations
 
@@ -24,19 +23,19 @@ from provision.up.waves import BATCH, CANARY, Wave
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a node found. `error`: why the node as a whole could not be read."""
+    """The result of observing a node. `error`: why the node as a whole could not be read."""
 
     node: str
     drifts: tuple[Drift, ...] = ()
-    boot_required: str = ""  # why the node itself asks for a reboot
+    boot_required: str = ""  # the node's own reason for a reboot
     error: str = ""
     unreachable: bool = False
-    booted: bool = False  # since the look before
-    causes: tuple[str, ...] = ()  # what is wrong with its driver stack, and the next step, a line each
+    booted: bool = False  # rebooted since the previous observation
+    causes: tuple[str, ...] = ()  # faults of its driver stack with the next step, one per line
 
 
 class Executor(Protocol):
-    """Acts on nodes. Every method answers for every node it was given, and raises for none."""
+    """Interface for acting on nodes; each method returns a result for every given node and never raises."""
 
     def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
         """Observe nodes again."""
@@ -48,32 +47,31 @@ class Executor(Protocol):
         """Reboot nodes, and wait until they are back."""
 
     def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
-        """Take nodes out of service: node → why that failed, for those where it did."""
+        """Take nodes out of service; return the reason for each failure."""
 
     def undrain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
-        """Put nodes back into service: as `drain`."""
+        """Return nodes to service; return the reason for each failure."""
 
     def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """The health gate of nodes that are as declared: node → what is wrong, where it did not pass."""
+        """Run the health gate on nodes in their declared state; return the finding for each that fails."""
 
 
-PASSES = 2  # a role may undo what another promised; whoever still differs after the second pass is stuck
-SETTLE_LOOKS = 12  # further looks at what is still starting (a fabric manager takes half a minute)
+PASSES = 2  # a role may undo another's promise; a node that still differs after two passes is stuck
+SETTLE_LOOKS = 12  # further observations while services start (a fabric manager takes half a minute)
 SETTLE_PAUSE = 5.0  # seconds between them
-LOST_LOOKS = 6  # looks at a node that fell silent in the middle: a short cut, a quick reboot
+LOST_LOOKS = 6  # observations of a node that stopped answering: a short network failure, a quick reboot
 LOST_PAUSE = 10.0
-_MOVING = ("activating", "reloading", "deactivating")  # what systemd calls a service that is on its way
+_MOVING = ("activating", "reloading", "deactivating")  # systemd's states of a service in transition
 _WELL = {Status.DONE, Status.CHECKED, Status.REBOOT_NEEDED}
 
 
 @dataclass
 class Execution:
-    """Carries out a plan, and keeps one Result per node in `results`.
+    """Execution of a plan, with one Result per node in `results`.
 
-    `waiting`: nodes that match their declared state, whose wave an earlier run began and did not finish; they
-    are put through the gate before any wave. `halted`: why no further wave may begin (a lock was lost), if
-    so; `on_wave` gets each wave's number and itself as it begins (True) and ends (False).
-    """
+    `waiting`: nodes in their declared state from an unfinished wave of an earlier run; they pass the gate
+    before any wave. `halted`: returns why no further wave may begin (a lock was lost), or ""; `on_wave`:
+    receives each wave's number and the wave at its begin (True) and end (False)."""
 
     plan: Plan
     executor: Executor
@@ -84,7 +82,7 @@ class Execution:
     say: Callable[[str], None] = lambda _text: None
     pause: Callable[[float], None] = time.sleep
     waiting: Sequence[str] = ()
-    stopped: str = ""  # why later waves were not begun
+    stopped: str = ""  # why later waves were not started
     _hold: dict[str, str] = field(default_factory=dict)  # as declared, but their wave has not ended yet
 
     def __post_init__(self) -> None:
@@ -99,7 +97,7 @@ class Execution:
         return self._ledger.results
 
     def run(self) -> None:
-        """Carry the plan out. On KeyboardInterrupt every node still has a Result."""
+        """Execute the plan. On KeyboardInterrupt every node still has a Result."""
         try:
             if self.waiting:
                 for node in self.waiting:
@@ -130,7 +128,7 @@ class Execution:
         self._put_back(number, wave.kind)
 
     def _put_back(self, number: int, kind: str) -> None:
-        """Put the held nodes through the health gate, and return those that pass to service."""
+        """Run the held nodes through the health gate, and return the passing ones to service."""
         for node, why in (self.executor.gate(list(self._hold)) if self._hold else {}).items():
             self._hold.pop(node)
             self._ledger.end(node, Status.UNHEALTHY, why)
@@ -145,14 +143,14 @@ class Execution:
                 self._ledger.end(node, Status.DONE, message)
 
     def _drained(self, number: int, wave: Wave) -> list[str]:
-        """The nodes that are out of service now. One that is not stays untouched, with its group."""
+        """Drain a wave and return its drained nodes; a failure excludes the node with its whole group."""
         refused = self.executor.drain(number, wave)
         left: dict[str, str] = {}
         for node, why in refused.items():
             for other in wave.together(node):
                 left.setdefault(other, why if other == node else f"{node} of its group: {why}")
         left.update(refused)
-        # Not what an earlier run took out of service: it may be half changed, or have failed its gate.
+        # Nodes drained by an earlier run stay drained: they may be half changed, or have failed the gate.
         ours = {*wave}.difference(refused, self.options.earlier.drained)
         back = Wave([node for node in left if node in ours], wave.kind)
         for node, why in (self.executor.undrain(number, back) if back else {}).items():
@@ -163,14 +161,14 @@ class Execution:
         return [node for node in wave if node not in left]
 
     def _bad(self) -> list[Result]:
-        """Nodes that were touched, and are in trouble now."""
+        """Return the touched nodes that are in trouble now."""
         touched = [self.results[node] for node in self._ledger.done if node in self.results]
         return [one for one in touched if one.status in (UNHEALTHY | INCOMPLETE) - {Status.REBOOT_NEEDED}]
 
     def _stop_if_too_many_failed(self, number: int, wave: Wave) -> None:
         dead = [node for node in wave if self.results[node].status not in _WELL]
         if wave.kind == CANARY and dead:
-            # Whatever --max-failures says: the others of its kind would be done without a proof.
+            # Stop regardless of --max-failures: the others of its kind would be changed without proof.
             tried = [node for node in dead if self.results[node].status is not Status.NOT_ATTEMPTED]
             what = "canary" if len(tried or dead) == 1 else "canaries"
             how = "failed" if tried else "not attempted"
@@ -192,8 +190,7 @@ class Execution:
 
 @dataclass
 class WaveWork:
-    """Brings the nodes of one wave to what was declared: apply, look again, reboot where that is what is
-    missing, look again."""
+    """Work on the nodes of one wave: apply, observe, reboot if only that is missing, observe again."""
 
     plan: Plan
     executor: Executor
@@ -203,8 +200,9 @@ class WaveWork:
     pause: Callable[[float], None]
 
     def run(self, nodes: Collection[str], may_fail: int) -> dict[str, str]:
-        """The nodes that are as declared now, each with what there is to say of it. The others have ended.
-        More than `may_fail` nodes that do not come back from a reboot: no further one is rebooted."""
+        """Return the nodes now in their declared state, each with a remark; the others have ended.
+
+        Once more than `may_fail` nodes failed to come back from a reboot, no other is rebooted."""
         pending = {node: self.plan.nodes[node].roles for node in nodes}
         known = {node: _facts(self.plan.nodes[node].drifts) for node in nodes}
         hold: dict[str, str] = {}
@@ -237,7 +235,7 @@ class WaveWork:
     def _apply(
         self, roles: Mapping[str, tuple[str, ...]], number: int
     ) -> tuple[list[str], dict[str, Outcome]]:
-        """Run roles: the nodes on which they succeeded, and those that fell silent (they get a chance)."""
+        """Run roles; return the nodes on which they succeeded, and silent nodes, which get another chance."""
         for node, names in roles.items():
             done = self.ledger.begin(node)
             done.roles += [name for name in names if name not in done.roles]
@@ -251,7 +249,7 @@ class WaveWork:
         return self._survivors([node for node in roles if node not in lost], outcomes, checked), lost
 
     def _returned(self, lost: Mapping[str, Outcome]) -> dict[str, Look]:
-        """Nodes that fell silent in the middle, and answer again after a while; the others end here."""
+        """Wait for nodes that stopped answering, end the lost ones and return the others."""
         found: dict[str, Look] = {}
         looks: Mapping[str, Look] = {}
         for number in range(LOST_LOOKS):
@@ -275,7 +273,7 @@ class WaveWork:
         return found
 
     def _reboot(self, nodes: Sequence[str], may_fail: int) -> set[str]:
-        """Reboot nodes, some at a time; those that came back."""
+        """Reboot nodes in batches; return the ones that came back."""
         back: set[str] = set()
         step = self.options.reboots_at_once or max(1, len(nodes))
         for start in range(0, len(nodes), step):
@@ -307,7 +305,7 @@ class WaveWork:
         return alive
 
     def _look(self, nodes: Sequence[str]) -> dict[str, Look]:
-        """Look again; nodes that cannot be asked any more end here."""
+        """Observe nodes again; end those without an answer."""
         looks = {}
         for node, look in (self.executor.look(nodes) if nodes else {}).items():
             if look.error:
@@ -318,8 +316,9 @@ class WaveWork:
         return looks
 
     def _settled(self, nodes: Sequence[str], *, booted: bool = False) -> dict[str, Look]:
-        """Look again until nothing is on its way any more. A machine that has just booted gets at least a
-        second look, and more as long as each finds less to differ."""
+        """Observe repeatedly until no service is in transition.
+
+        A freshly booted machine is observed at least twice, and again as long as its drifts decrease."""
         looks = self._look(nodes)
         for _ in range(SETTLE_LOOKS):
             moving = [node for node, look in looks.items() if _is_moving(look) or (booted and look.drifts)]
@@ -333,8 +332,7 @@ class WaveWork:
         return {node: looks[node] for node in nodes if node in looks}
 
     def _again(self, look: Look, known: set[tuple[str, str]], every: bool) -> tuple[str, ...]:
-        """The roles worth running once more: their promise was broken meanwhile, a step of theirs was not
-        enough, or they had waited for a reboot, or were interrupted (`every`)."""
+        """Return the roles to run again: newly broken, or all that differ if the node rebooted (`every`)."""
         wanted = {
             drift.expectation.role
             for drift in look.drifts
@@ -343,7 +341,7 @@ class WaveWork:
         return tuple(role for role in roles_in_order() if role in wanted)
 
     def _verdict(self, node: str, look: Look) -> dict[str, str]:
-        """Whether the node's expectations hold, now that all was done; it ends here when they do not."""
+        """Judge a node after all work: return it if its expectations hold, else end it."""
         end = self.ledger.end
         if not look.drifts:
             return {node: f"it still needs a reboot: {look.boot_required}" if look.boot_required else ""}
@@ -370,8 +368,9 @@ def _is_moving(look: Look) -> bool:
 
 
 def _wants_reboot(look: Look, number: int) -> bool:
-    """On the first pass any promise that waits for a reboot is reason enough: other roles may wait for it,
-    too (the fabric manager for the driver). On the last one a reboot must be all that is missing."""
+    """Return whether to reboot: in the first pass if one promise waits for it, later if all do.
+
+    Other roles may depend on a waiting promise, such as the fabric manager on the driver."""
     waiting = [drift for drift in look.drifts if drift.expectation.reboot and not drift.unknown]
     if number < PASSES:
         return bool(waiting or look.boot_required)

@@ -1,5 +1,4 @@
-"""The executor of `up`: Ansible changes nodes, an observation looks at them, the site's hooks take them out
-of service and back. The journal records all of it in the run folder."""
+"""The executor of `up`: Ansible changes nodes, gpuprov observes them, hooks drain and return them."""
 
 from __future__ import annotations
 
@@ -30,16 +29,16 @@ from provision.up.options import QUICK, UpOptions
 from provision.up.plan import Plan
 from provision.up.waves import Wave
 
-_BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
-_PACKAGES = "packages"  # the tag of what readies a node's package manager, before any role
-_ROLES_OWN_LOOK = "node_facts"  # the tag of what plays without gpuprov need
-SHARD = 500  # nodes one ansible-playbook gets: what it keeps of each host, and looks through, grows
+_BASE_MINUTES = 60.0  # for one playbook on one node, in addition to the expected time of its roles
+_PACKAGES = "packages"  # tag of the tasks that prepare a node's package manager before any role
+_ROLES_OWN_LOOK = "node_facts"  # tag of tasks that only plays without gpuprov need
+SHARD = 500  # nodes per ansible-playbook, since its data per host, and the time to search it, grows
 _KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
 
 
 @dataclass
 class Journal:
-    """Writes events into the run folder, with secrets masked."""
+    """Writer of events to the run folder, with secrets masked."""
 
     folder: RunFolder
     secrets: tuple[str, ...] = ()
@@ -48,7 +47,7 @@ class Journal:
         self.folder.append(name, {"time": text.now(), **masked(record, self.secrets)})
 
     def looked(self, found: Assessment, when: str) -> None:
-        """Record what was observed, and its drifts."""
+        """Record observations and their drifts."""
         for node, said in found.observations.items():
             facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
             self.write("facts", {"node": node, "when": when, **facts, "unreachable": said.unreachable})
@@ -56,7 +55,7 @@ class Journal:
                 self.write("drifts", {"when": when, **drift.record()})
 
     def called(self, called: hooks.Called) -> None:
-        """Record how a hook ended, and in a file of its own what it printed."""
+        """Record the outcome of a hook, and its output in a separate file."""
         record: dict[str, Any] = {"hook": called.hook, "nodes": list(called.nodes), "status": called.status}
         record |= {"seconds": round(called.seconds, 1), "problem": called.problem}
         if called.output:
@@ -67,7 +66,7 @@ class Journal:
         self.write("hooks", record)
 
     def event(self, event: Event) -> None:
-        """Record what a task did. Starts and skips are not worth a line; output is kept of failures."""
+        """Record the result of a task, without starts and skips; output is stored for failures only."""
         if event.kind in ("started", "skipped", "said"):
             return
         record: dict[str, Any] = {"node": event.node, "role": event.role, "task": event.task}
@@ -90,7 +89,7 @@ class Journal:
 
 
 def looks(found: Assessment) -> dict[str, Look]:
-    """An assessment, as one Look for each node."""
+    """Convert an assessment to one Look per node."""
     answers = {}
     for node, said in found.observations.items():
         refused = found.refused.get(node)
@@ -108,7 +107,7 @@ def looks(found: Assessment) -> dict[str, Look]:
 
 
 def _boot_reason(facts: Mapping[str, Any]) -> str:
-    """Why the node asks for a reboot; empty when it does not."""
+    """Return the node's reason for requesting a reboot, or ""."""
     if facts.get("boot.required") is not True:
         return ""
     reason = facts.get("boot.reason")
@@ -118,8 +117,9 @@ def _boot_reason(facts: Mapping[str, Any]) -> str:
 
 @dataclass
 class AnsibleExecutor:
-    """The executor on real nodes. `health`: the checks behind `--gate quick`; `rebooted` gets the nodes that
-    came back from a reboot; `on_event` each event of a role that its node needs."""
+    """The executor on real nodes. `health`: the checks behind `--gate quick`.
+
+    `rebooted`: receives nodes back from a reboot; `on_event`: each event of a role its node needs."""
 
     options: UpOptions
     known: Assessment
@@ -142,7 +142,7 @@ class AnsibleExecutor:
         self._boots = {node: _boot(said) for node, said in self.known.observations.items()}
 
     def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
-        """Observe nodes again, and compare with what is declared."""
+        """Observe nodes again, and compare them with the declared state."""
         options = self.options
         found = assess.look(self.known, nodes, timeout=options.timeout, connections=options.connections)
         self._described.update(found.described)
@@ -158,7 +158,7 @@ class AnsibleExecutor:
         return answers
 
     def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
-        """Run each node's roles, and only those; or remove them."""
+        """Run or remove each node's roles, and no others."""
         self._applying = roles
         remove = self.known.remove
         hosts = {
@@ -171,7 +171,7 @@ class AnsibleExecutor:
         longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
         if remove:
             return self._run("remove.yml", hosts, _BASE_MINUTES + 4 * longest)
-        # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node.
+        # Without skip tags, a role that no node needs costs Ansible one skip per task and node.
         tags = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
         unneeded = set(roles_in_order()).difference(*roles.values()) | {_ROLES_OWN_LOOK}
         if tags <= steps_without_packages():
@@ -197,13 +197,12 @@ class AnsibleExecutor:
         return dict(self._run("reboot.yml", self._hosts(nodes), self._reboot_minutes(nodes) * 2 + 10))
 
     def _reboot_minutes(self, nodes: Collection[str]) -> float:
-        """How long these nodes have to come back."""
+        """Return the minutes these nodes have to come back."""
         chosen = [one.get("gpuprov_reboot_timeout") for one in self._hosts(list(nodes)).values()]
         return max((seconds for seconds in chosen if isinstance(seconds, int)), default=1800) / 60
 
     def _awaited(self, lost: Mapping[str, Outcome]) -> dict[str, Outcome]:
-        """What becomes of nodes whose worker was lost while they rebooted: another one looks until they have
-        booted. A node that goes on answering without that is rebooted once more."""
+        """Await nodes whose worker was lost in a reboot, through another one; repeat reboots not done."""
         minutes = self._reboot_minutes(lost)
         limit = f"{minutes:.0f} min"
         self.say(f"{fold(lost)}: the worker was lost while they rebooted; waiting up to {limit} for them")
@@ -225,17 +224,17 @@ class AnsibleExecutor:
         return outcomes | (self._rebooted(same) if same else {})
 
     def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
-        """Call the drain hooks, and drain through schedulers: no node has both."""
+        """Drain nodes through hooks or schedulers; no node has both."""
         called = self.hooks.call(hooks.DRAIN, nodes, wave, nodes.kind)
         return {**called, **self.drains.drain(nodes)}
 
     def undrain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
-        """Call the undrain hooks, and return nodes through schedulers."""
+        """Return nodes to service through hooks or schedulers."""
         called = self.hooks.call(hooks.UNDRAIN, nodes, wave, nodes.kind)
         return {**called, **self.drains.undrain(nodes)}
 
     def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """The quick checks, with `--gate quick`."""
+        """Run the quick checks if `--gate quick` was given."""
         return self.health(nodes) if self.options.gate == QUICK else {}
 
     @property
@@ -244,10 +243,10 @@ class AnsibleExecutor:
         return {accelerator.ASKED: accelerator.FREE} if asked else {}
 
     def _tags(self, node: str, role: str) -> set[str]:
-        """The steps of the role that can make the node as declared; the whole role where one is not known.
+        """Return tags of the role's steps that can repair the node, or of the whole role if one is unknown.
 
-        So it is in check mode, where a step cannot build on what another one would have done, and the second
-        time, when what differs now was not made by the steps."""
+        The whole role also runs in check mode, in which a step cannot build on another's changes, and in a
+        second pass, since the steps did not cause the remaining drifts."""
         options = self.options
         if options.full or options.check_mode or node in self._applied:
             return {role}
@@ -256,7 +255,7 @@ class AnsibleExecutor:
         return {role} if not steps or "" in steps else {f"{role}_{step}" for step in steps}
 
     def _removal(self, node: str, roles: Sequence[str]) -> dict[str, Any]:
-        """What playbooks/remove.yml is told of a node."""
+        """Return the variables for playbooks/remove.yml."""
         remove = self.known.remove
         keep = removal.kept(self.known.views[node], remove, self.known.described[node])
         enabled = {f"{role}_enabled": True for role in roles}
@@ -302,7 +301,7 @@ class AnsibleExecutor:
     def _heard(self, event: Event) -> None:
         self.journal.event(event)
         if event.kind == "started" and event.role and event.role not in self._applying.get(event.node, ()):
-            return  # a role this node does not need: all its tasks will be skipped
+            return  # this node does not need the role: all its tasks will be skipped
         self.on_event(event)
 
 

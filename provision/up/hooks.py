@@ -1,8 +1,7 @@
-"""Hooks of the site: programs that take nodes out of service before a change, and return them afterwards.
+"""Hooks of the site: programs that take nodes out of service and return them around a change.
 
-They run here, on the controller, never through a shell: the node's name (or all of a wave's names) as
-arguments, JSON on standard input, an environment of their own. docs/hooks.md is their manual.
-"""
+They run on the controller, without a shell, with the node's name (or all of a wave's names) as arguments,
+JSON on standard input and a clean environment. docs/hooks.md is their manual."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ from provision.fleet import Fleet, folder_of
 from provision.text import one_line
 
 DRAIN, UNDRAIN = "drain", "undrain"
-TIMEOUT = 600.0  # seconds, unless gpuprov_hook_timeout says otherwise
-AT_ONCE = 16  # hooks running at the same time: schedulers are asked, not flooded
-OUTPUT = 256 * 1024  # bytes kept of what a hook prints
-GRACE = 5.0  # seconds between asking a hook to end and killing it
+TIMEOUT = 600.0  # seconds; gpuprov_hook_timeout overrides it
+AT_ONCE = 16  # concurrent hooks, to avoid flooding a scheduler
+OUTPUT = 256 * 1024  # bytes stored of a hook's output
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEPT = ("HOME", "USER", "LOGNAME", "TZ")
 
 
 @dataclass(frozen=True)
 class Hook:
-    """One program; `per_wave`: called once with all nodes of a wave, else once for each."""
+    """One program; `per_wave`: called once with all nodes of a wave, else once per node."""
 
     path: Path
     timeout: float = TIMEOUT
@@ -45,7 +44,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class Called:
-    """How one call went. `problem`: empty when it went well, else one line."""
+    """The outcome of one call. `problem`: one line, "" on success."""
 
     hook: str
     nodes: tuple[str, ...]
@@ -56,7 +55,7 @@ class Called:
 
 
 def load(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Hook]]:
-    """DRAIN and UNDRAIN → node → its hook. Raises InventoryError for one that could not be started."""
+    """Return each node's hook by event (DRAIN, UNDRAIN). Raises InventoryError for an unusable hook."""
     found: dict[str, dict[str, Hook]] = {DRAIN: {}, UNDRAIN: {}}
     checked: dict[Path, None] = {}
     for node in fleet.nodes.values():
@@ -75,7 +74,7 @@ def load(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Hook
 
 
 def placed(named: str, source: Path) -> Path:
-    """A relative path is relative to the inventory that names it."""
+    """Resolve a path relative to the inventory that names it."""
     return (folder_of(source, named) / Path(named).expanduser()).absolute()
 
 
@@ -91,10 +90,11 @@ def refuse_unusable(path: Path, where: str) -> None:
 
 
 def changeable(path: Path) -> tuple[str, str] | None:
-    """How others than root and this user could change the program that starts, and what to do about it;
-    None if they cannot. Each folder, link and file on the way to it counts. A folder for everyone (/tmp) is
-    safe if it is sticky, as for sudo and ssh. Raises OSError if there is no such file."""
-    path.stat()  # an error for links in a circle
+    """Return how users other than root and this one could change the program, with the remedy, or None.
+
+    Checks each folder, link and file on its path. A world-writable folder (/tmp) is safe if it is sticky, as
+    for sudo and ssh. Raises OSError if there is no such file."""
+    path.stat()  # raises an error for circular links
     trusted = {0, os.geteuid(), int(os.environ.get("SUDO_UID") or 0)}
     for part in (*reversed(path.parents), path):
         found = part.lstat()
@@ -111,8 +111,9 @@ def changeable(path: Path) -> tuple[str, str] | None:
 
 @dataclass
 class Runner:
-    """Calls hooks. `run`: the run's name; `about`: node → what a hook is told of it. `begun` is told before
-    anything is called, `heard` of every call that ended, both in the caller's thread."""
+    """Runner of hooks. `run`: the run's name; `about`: node → data passed to its hook.
+
+    `begun` is called before any hook, `heard` for every call that ended, both in the caller's thread."""
 
     hooks: Mapping[str, Mapping[str, Hook]]
     run: str
@@ -125,8 +126,7 @@ class Runner:
     _stopped: bool = False
 
     def call(self, event: str, nodes: Sequence[str], wave: int, kind: str) -> dict[str, str]:
-        """Node → why its hook did not do what it is for, for those where that is so. Nodes without a hook
-        need none. An interrupt ends what runs."""
+        """Call the hooks of these nodes; return each failure's reason. An interrupt ends running hooks."""
         hooks = self.hooks.get(event, {})
         calls: dict[tuple[Any, ...], list[str]] = {}
         for node in nodes:
@@ -180,11 +180,11 @@ class Runner:
         reasons = [str(self.about.get(node, {}).get("reason") or "") for node in nodes]
         if any(reasons):
             environment["GPUPROV_REASON"] = one_line("; ".join(filter(None, reasons)), 200)
-        with tempfile.TemporaryFile() as given:  # a file: a hook need not read it
+        with tempfile.TemporaryFile() as given:  # a file, because a hook need not read its input
             given.write(json.dumps(document).encode() + b"\n")
             given.seek(0)
             try:
-                if what := changeable(hook.path):  # long after it was loaded, and as another may have left it
+                if what := changeable(hook.path):  # checked again: much time may have passed since loading
                     raise PermissionError(0, f"{what[0]}: {what[1]}")
                 process = self._started([str(hook.path), *nodes], given, environment, hook.path.parent)
             except OSError as error:
@@ -218,7 +218,8 @@ class Runner:
 
 
 def end_of(process: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, str]:
-    """(its status, or None when it had to be ended; what it printed). Nothing of it is left running."""
+    """Wait for a process group, killing it after `timeout`; return its status (None if killed), its
+    output."""
     kept = bytearray()
     reader = threading.Thread(target=_read, args=(process.stdout, kept), daemon=True)
     reader.start()
@@ -232,7 +233,7 @@ def end_of(process: subprocess.Popen[bytes], timeout: float) -> tuple[int | None
         _signal(process.pid, signal.SIGKILL)
         process.wait()
     reader.join(1)
-    if reader.is_alive():  # it left a child behind, which keeps the output open
+    if reader.is_alive():  # a child it left behind keeps the output open
         _signal(process.pid, signal.SIGKILL)
         reader.join(1)
     return status, bytes(kept).decode("utf-8", "replace")
@@ -262,12 +263,12 @@ def _problem(event: str, status: int | None, output: str, timeout: float) -> str
 
 
 def left_drained(records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """The nodes that were drained and not put back, from the records of hooks of a run and those before."""
+    """Return the nodes still drained, from the hook records of a run and earlier runs."""
     drained: dict[str, bool] = {}
     for record in records:
         for node in record.get("nodes") or ():
             if record.get("hook") == DRAIN:
-                drained[str(node)] = True  # also one that failed: who knows how far it came
+                drained[str(node)] = True  # even after a failure, since it may have had an effect
             elif record.get("hook") == UNDRAIN and record.get("status") == 0:
                 drained[str(node)] = False
     return frozenset(node for node, still in drained.items() if still)

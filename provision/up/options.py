@@ -1,4 +1,4 @@
-"""The options of one `up`, and the state that the runs it resumes left."""
+"""The options of one `up`, and the state left by the runs it resumes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from provision.events import OnEvent
 from provision.fleet import Fleet
 from provision.up.waves import Share
 
-EXPECTATIONS, QUICK = "expectations", "quick"  # what a wave's nodes must pass before the next is begun
+# health gates of a wave
+EXPECTATIONS, QUICK = "expectations", "quick"
 
 
 @dataclass(frozen=True)
 class EarlierRuns:
-    """What the runs that are resumed left. `ids`: their locks are taken over; `ended`: nodes that were
-    finished; `changed`: those that were brought there; `drained`: those that are still out of service;
-    `begun`: those whose wave was begun and that were not finished; `applied`: node → roles that --full has
-    applied there to their end."""
+    """State left by the resumed runs.
+
+    `ids`: runs whose locks are taken over; `ended`: finished nodes; `changed`: nodes finished with changes;
+    `drained`: nodes still out of service; `begun`: unfinished nodes of begun waves; `applied`: node → roles
+    that --full applied completely."""
 
     ids: tuple[str, ...] = ()
     ended: frozenset[str] = frozenset()
@@ -30,8 +32,7 @@ class EarlierRuns:
 
 @dataclass(frozen=True)
 class UpOptions:
-    """More than `max_failures` nodes in trouble: no further wave is begun. `remove`: roles to be taken off,
-    the last one first."""
+    """Options of `up`; no wave begins after `max_failures` failures, `remove` starts with the last role."""
 
     wave_size: Share | None = None
     canary: bool = True
@@ -42,7 +43,7 @@ class UpOptions:
     reboots_at_once: int | None = None
     check_mode: bool = False
     diff: bool = False
-    verbosity: int = 0  # as Ansible's -v, -vv …
+    verbosity: int = 0  # number of Ansible's -v
     break_lock: bool = False
     forks: int = 50
     connections: int = 64
@@ -52,5 +53,5 @@ class UpOptions:
     earlier: EarlierRuns = EarlierRuns()
 
 
-# The health gate of a wave: node → what was found, of those that did not pass.
+# The health gate of a wave; returns the finding of each node that did not pass.
 Gate = Callable[[Fleet, Mapping[str, Any], Sequence[str], UpOptions, OnEvent], Mapping[str, str]]

@@ -13,19 +13,18 @@ from provision.remote.reach.observe import Observation
 from provision.up import waves
 from provision.up.durations import Expected, Minutes, kind_of
 
-_LOADED = ("driver", "kernel", "module", "rdma")  # families of facts about what the kernel has in memory
-FORKS = 50  # nodes `up` changes at the same time unless it is told otherwise
+_LOADED = ("driver", "kernel", "module", "rdma")  # families of facts about the kernel's memory
+FORKS = 50  # default number of nodes that `up` changes at the same time
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What `up` would do to one node. `roles` in the order they run; `drifts` are the reasons.
+    """The work of `up` on one node: `roles` in the order they run, with `drifts` as the reasons.
 
-    Drifts of the hardware are among them though no role can repair those. `packages` are those that are
-    promised by name; what they depend on comes with them. `restarts`: units. `reboot`: one may be needed;
-    `reboot_sure`: it will be; `reboot_because`: one line for each reason. `learnt_from`: how many runs
-    `minutes` were learnt from (of its parts, the fewest), 0 when a part of them is an estimate.
-    """
+    Drifts of the hardware are included although no role can repair them. `packages`: those promised by name,
+    without dependencies. `restarts`: units. `reboot`: one may be needed; `reboot_sure`: one will be;
+    `reboot_because`: one line per reason. `learnt_from`: number of runs that `minutes` were learnt from (the
+    fewest of its parts), 0 if a part is estimated."""
 
     node: str
     roles: tuple[str, ...]
@@ -45,8 +44,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `up` would do to the fleet. `unreachable`: node → why nothing can be said about it; `scheduler`:
-    node → why its scheduler could not take it out of service, so that `up` would not touch it."""
+    """The work of `up` on the fleet, with the reasons for each unreachable or undrainable node."""
 
     nodes: Mapping[str, NodePlan]
     waves: tuple[waves.Wave, ...]
@@ -54,8 +52,7 @@ class Plan:
     scheduler: Mapping[str, str] = field(default_factory=dict)
 
     def minutes(self, forks: int = FORKS) -> Expected:
-        """For all of it: waves one after the other, each as long as its slowest node, or as what `forks`
-        nodes at a time need for all of its nodes."""
+        """Return the time of all waves in sequence, with `forks` nodes of a wave at a time."""
         total = 0.0
         for wave in self.waves:
             each = [self.nodes[node].minutes for node in wave]
@@ -74,12 +71,12 @@ def make(
     rollout: waves.Rollout | None = None,
     minutes: Minutes | None = None,
 ) -> Plan:
-    """`found` has the drifts of each node that answered. `full`: every role a node takes part in
-    (`takes_part`, by default all). `remove`: the order of the roles, where these are taken off. `minutes`:
-    what is known of durations (default: estimates).
+    """Plan the work for `found`, the drifts of each node that answered.
 
-    `rollout` divides the nodes with something to do into waves. A fact that could not be read calls for its
-    role: the plan cannot promise that the node is as declared."""
+    `full`: plan every role a node takes part in (`takes_part`, default all). `remove`: roles to remove, in
+    their order. `minutes`: known durations (default: estimates). `rollout` divides nodes with work into
+    waves. A fact that could not be read requires its role, because the plan cannot promise that the node is
+    as declared."""
     order = tuple(remove) or roles_in_order()
     everything = order if full else ()
     durations = minutes or Minutes()
@@ -113,7 +110,7 @@ def _of_node(
     waiting = [drift for drift in ours if drift.expectation.reboot and not drift.unknown]
     asks = facts.get("boot.required") is True and bool(roles)
     sure = asks or any(_in_use(drift) for drift in waiting)
-    expected = _durations(roles, ours, facts, durations, reboot=sure)  # most bare nodes need none
+    expected = _durations(roles, ours, facts, durations, reboot=sure)  # most nodes without a driver need none
     return NodePlan(
         node,
         roles,
@@ -143,13 +140,14 @@ def _durations(
 
 
 def _in_use(drift: Drift) -> bool:
-    """Whether the kernel has something else in memory than the declared, which no role takes from under its
-    users. Where nothing is (no driver loaded), and for settings, the role first tries without a reboot."""
+    """Return whether the kernel uses an undeclared state, which no role replaces while it is in use.
+
+    If nothing is loaded, and for settings, the role first tries without a reboot."""
     return drift.expectation.fact.partition(".")[0] in _LOADED and drift.found not in (None, False, "", [])
 
 
 def because(drift: Drift) -> str:
-    """Why a drift takes a reboot, as programs are told."""
+    """Return the reason why a drift needs a reboot, in a form for programs."""
     expectation = drift.expectation
     return f"{expectation.fact} ({expectation.role}): {expectation.why}"
 
@@ -161,29 +159,30 @@ def _asked_for(facts: Mapping[str, Any]) -> str:
 
 
 _FAMILY = "package."
-# Promised by what they are, because their names vary; and what they are called until that is known.
+# Packages promised by function, because their names vary, with their usual names.
 _KINDS = {"fabric.manager_": "nvidia-fabricmanager", "fabric.imex_": "nvidia-imex"}
-_ABSENT = ("absent", "config-files", None)  # of what dpkg calls a package that is not there
+_ABSENT = ("absent", "config-files", None)  # dpkg's states of a package that is not installed
 
 
 class Change(enum.StrEnum):
-    """What happens to a package; the first that is true of it."""
+    """The change of a package; the first that applies."""
 
-    UNKNOWN = "unknown"  # what is installed could not be read
+    UNKNOWN = "unknown"  # installed version could not be read
     REMOVE = "remove"
     INSTALL = "install"
-    REPLACE = "replace"  # another version of it, newer or older
-    REPAIR = "repair"  # the same version again: it is half-installed
+    REPLACE = "replace"  # by another version, newer or older
+    REPAIR = "repair"  # same version again, because it is half-installed
     HOLD = "hold"
     RELEASE = "release"  # no longer held
 
 
 @dataclass(frozen=True)
 class PackageChange:
-    """One package of one node. `before`: the installed version, None when absent. `after`: the version as
-    declared (perhaps without distribution revision); None when it is removed, and when nobody declared one:
-    then the repository decides. `held`: whether it is held afterwards; None when that does not change.
-    `roles`: who wants it, in the order they run."""
+    """One package of one node.
+
+    `before`: installed version, None if absent. `after`: declared version (perhaps without distribution
+    revision); None if it is removed, or if none is declared and the repository decides. `held`: new hold
+    state; None if unchanged. `roles`: roles that need it, in the order they run."""
 
     name: str
     change: Change
@@ -193,20 +192,20 @@ class PackageChange:
     roles: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the change as plain values for JSON."""
         return {**vars(self), "change": self.change.value, "roles": list(self.roles)}
 
 
 @dataclass
 class _Drifts:
-    """What differs of one package, by attribute."""
+    """The drifts of one package, by attribute."""
 
     of: dict[str, list[Drift]] = field(default_factory=dict)
     roles: dict[str, None] = field(default_factory=dict)
 
 
 def packages_of(drifts: Sequence[Drift], facts: Mapping[str, Any]) -> tuple[PackageChange, ...]:
-    """The packages these drifts of one node are about, in the order of their first drift."""
+    """Return the packages these drifts of one node concern, in the order of their first drift."""
     found: dict[str, _Drifts] = {}
     headers: list[PackageChange] = []
     for drift in drifts:
@@ -222,7 +221,7 @@ def packages_of(drifts: Sequence[Drift], facts: Mapping[str, Any]) -> tuple[Pack
 
 
 def _package_of(fact: str, facts: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The package a fact is about, and which attribute of it; None when it is about none."""
+    """Return the package and attribute that a fact describes; None if it describes no package."""
     if fact.startswith(_FAMILY):
         name, _, attribute = fact[len(_FAMILY) :].rpartition(".")
         return name, attribute
@@ -234,12 +233,12 @@ def _package_of(fact: str, facts: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def is_package(fact: str) -> bool:
-    """Whether a fact is about a package that a role installs."""
+    """Return whether a fact is about a package that a role installs."""
     return _package_of(fact, {}) is not None
 
 
 def _of_headers(drift: Drift, facts: Mapping[str, Any]) -> PackageChange:
-    """The one package that is promised by what it brings: its name holds the kernel's release."""
+    """Return the kernel headers, promised by content; the package name has the kernel's release."""
     prefix = "kernel-devel-" if facts.get("os.family") == "redhat" else "linux-headers-"
     name = f"{prefix}{drift.expectation.value}"
     return PackageChange(name, Change.INSTALL, None, None, None, (drift.expectation.role,))
@@ -276,7 +275,7 @@ def _goes(versions: Iterable[Drift], states: Iterable[Drift]) -> bool:
 
 
 def _wanted_version(versions: Sequence[Drift]) -> str | None:
-    """The most exact version that is declared: a whole one before one without revision."""
+    """Return the most exact declared version, preferring one with a revision."""
     exact = [drift.expectation.value for drift in versions if drift.expectation.operator == "equals"]
     loose = [
         drift.expectation.value for drift in versions if drift.expectation.operator in ("version", "at_least")

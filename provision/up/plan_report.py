@@ -19,13 +19,13 @@ from provision.up.options import UpOptions
 from provision.up.plan import NodePlan, PackageChange, Plan, because
 from provision.up.waves import CANARY
 
-FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
-FACTS = 4  # names of facts after a line; the rest are counted
-REASONS = 12  # lines for each role; the rest are counted
+FORMAT = 2  # version of the JSON document described in data/schemas/plan.schema.json
+FACTS = 4  # names of facts shown after a line; the rest are counted
+REASONS = 12  # lines per role; the rest are counted
 
 
 def document(seen: Assessment, made: Plan) -> dict[str, Any]:
-    """The plan for a program. Secrets are still to be masked."""
+    """Build the plan as JSON, with secrets not yet masked."""
     whole = made.minutes()
     return {
         "format": FORMAT,
@@ -58,12 +58,12 @@ def _record(node: NodePlan) -> dict[str, Any]:
 
 
 def reboot_word(node: NodePlan) -> str:
-    """`yes`, `no`, or `may` where the role first tries without one."""
+    """Return `yes`, `no`, or `may` if the role first tries without a reboot."""
     return "yes" if node.reboot_sure else "may" if node.reboot else "no"
 
 
 def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool = False) -> list[str]:
-    """The plan for a person. `diff`: what would become of files, line by line, with secrets masked."""
+    """Render the plan for a person. `diff`: include line diffs of files, with secrets masked."""
     said: list[str] = []
     secrets = seen.secrets if diff else ()
     for names in _groups(made, diff):
@@ -84,9 +84,7 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool
 
 
 def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
-    """The plan as a comment on a pull request: a table, the details folded away, in the order of `lines`.
-
-    What would not fit into a summary of GitHub is counted."""
+    """Render the plan as a comment: a table with folded details in the order of `lines`, size-limited."""
     groups = _groups(made, diff)
     told = [
         *diagnosis.lines(seen.causes(), seen.arguments),
@@ -129,9 +127,8 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
 
 
 def github(seen: Assessment, made: Plan, *, diff: bool = False) -> str:
-    """The plan as one annotation of a GitHub Actions run; the job's summary gets the Markdown form. Raises
-    UsageError when that cannot be written."""
-    from provision.drift.formats import github as form  # it imports every check
+    """Render one GitHub annotation and add the Markdown form to the job's summary. Raises UsageError."""
+    from provision.drift.formats import github as form  # on demand, because it imports every check
 
     text = drift_text.safe(lines(seen, made, diff=diff), seen.secrets)
     level = "error" if seen.refused else "warning" if made.waves or seen.unreachable else "notice"
@@ -145,7 +142,7 @@ def _head(seen: Assessment, made: Plan) -> str:
 
 
 def _scheduler(made: Plan) -> list[str]:
-    """Why schedulers could not take nodes out of service, equal reasons together."""
+    """Return why schedulers could not drain nodes, equal reasons merged."""
     alike = drift_text.grouped({node: why.replace(node, "the node") for node, why in made.scheduler.items()})
     return [f"{fold(nodes)}: up would not touch it: its scheduler: {why}" for why, nodes in alike]
 
@@ -161,18 +158,19 @@ def _as_list(texts: Iterable[str]) -> list[str]:
 
 
 def about(expected: Expected) -> str:
-    """`about 6 min (learnt from 14 runs)`, `about 9 min (estimate)`."""
+    """Format an expected duration: `about 6 min (learnt from 14 runs)`, `about 9 min (estimate)`."""
     basis = f"learnt from {many(expected.runs, 'run')}" if expected.runs else "estimate"
     minutes = f"{expected.minutes:.0f}" if expected.minutes >= 1 else "1"
     return f"{'less than' if expected.minutes < 1 else 'about'} {minutes} min ({basis})"
 
 
 def _groups(made: Plan, contents: bool = False) -> list[list[str]]:
-    """Nodes that differ in the same way; first what no role repairs, then by reboot and time. `contents`:
-    files count as the same only when all of their lines are."""
+    """Group nodes with equal drifts; first nodes that no role repairs, then by reboot and time.
+
+    `contents`: compare files line by line."""
     others = {name: _found(node) for name, node in made.nodes.items() if not node.as_declared}
     alike: dict[Any, list[str]] = {}
-    for _, names in drift_text.grouped(others):  # of equal nodes one is put into words
+    for _, names in drift_text.grouped(others):  # equal nodes are worded only once
         alike.setdefault(_likeness(made.nodes[names[0]], contents), []).extend(names)
     groups = list(alike.values())
 
@@ -184,7 +182,7 @@ def _groups(made: Plan, contents: bool = False) -> list[list[str]]:
 
 
 def _found(node: NodePlan) -> tuple[Any, ...]:
-    """What was found, as it came; nodes that are declared alike share their expectations."""
+    """Return a key of a node's drifts; nodes declared alike share their expectations."""
     return (node.roles, node.reboot_because, tuple(map(likeness, node.drifts)))
 
 
@@ -216,7 +214,7 @@ _WORDS = {
 
 
 def tally(made: Plan) -> str:
-    """`3 to add, 2 to change, 1 to remove`, of all nodes together."""
+    """Return the totals of all nodes: `3 to add, 2 to change, 1 to remove`."""
     counted = changes.count_all(made)
     always = (Sign.ADD, Sign.CHANGE, Sign.REMOVE)
     return ", ".join(
@@ -225,7 +223,7 @@ def tally(made: Plan) -> str:
 
 
 def intent(made: Plan, options: UpOptions, total: int) -> str:
-    """The changes that `up` is about to make to a fleet of `total` nodes, in one line."""
+    """Summarise in one line what `up` will change in a fleet of `total` nodes."""
     busy = [made.nodes[node] for wave in made.waves for node in wave]
     share = f"{len(busy)} of {many(total, 'node')}"
     words = [f"{share} {'differs from its' if len(busy) == 1 else 'differ from their'} declared state"]
@@ -275,13 +273,14 @@ def _of_role(role: str, items: Sequence[Item], everything: bool) -> list[str]:
 
 def _facts(item: Item) -> str:
     facts = [drift.expectation.fact for drift in item.drifts]
-    names = list({fact.rpartition(".")[0]: fact for fact in reversed(facts)}.values())[::-1]  # one of a thing
+    # one per thing
+    names = list({fact.rpartition(".")[0]: fact for fact in reversed(facts)}.values())[::-1]
     more = f" and {len(names) - FACTS} more" if len(names) > FACTS else ""
     return f"  [{', '.join(names[:FACTS])}{more}]" if names else ""
 
 
 def _packages(packages: Sequence[PackageChange]) -> list[str]:
-    """One line for each transition: `a, b: 570.124.06-1 → 580.126.09, held`."""
+    """Return one line for each transition: `a, b: 570.124.06-1 → 580.126.09, held`."""
     alike: dict[str, list[str]] = {}
     for each in packages:
         alike.setdefault(changes.transition(each), []).append(each.name)

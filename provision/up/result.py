@@ -1,5 +1,4 @@
-"""The result of `up`: how it ended for each node, the exit code that makes, and the closing summary as text
-and JSON."""
+"""The result of `up`: outcome of each node, exit status, and closing summary as text and JSON."""
 
 from __future__ import annotations
 
@@ -20,20 +19,20 @@ from provision.text import many
 
 
 class Status(enum.StrEnum):
-    """How it ended for one node, worst first."""
+    """The outcome of one node, worst first."""
 
     FAILED = "failed"  # a role failed on it
-    NOT_HELD = "not as declared"  # the roles ran, and expectations still do not hold
-    UNHEALTHY = "unhealthy"  # as declared, and the checks after its wave found something (--gate)
-    DRAINED = "still drained"  # as declared, and its undrain hook failed
-    REFUSED = "refused"  # incompatible versions, or a machine we do not know: nothing was touched
-    REBOOT_NEEDED = "reboot needed"  # --no-reboot was given, and only a reboot is missing
+    NOT_HELD = "not as declared"  # roles ran, but expectations still do not hold
+    UNHEALTHY = "unhealthy"  # as declared, but the checks after its wave found a fault (--gate)
+    DRAINED = "still drained"  # as declared, but its undrain hook failed
+    REFUSED = "refused"  # incompatible versions or unknown machine: nothing was touched
+    REBOOT_NEEDED = "reboot needed"  # only a reboot is missing, which --no-reboot prevented
     INTERRUPTED = "interrupted"
-    NOT_ATTEMPTED = "not attempted"  # others had failed before its wave, or it could not be drained
-    UNREADABLE = "unreadable"  # it answered, but what matters could not be read
+    NOT_ATTEMPTED = "not attempted"  # too many earlier failures, or it could not be drained
+    UNREADABLE = "unreadable"  # it answered, but essential facts could not be read
     UNREACHABLE = "unreachable"
     CHECKED = "checked"  # --check: nothing was changed
-    DONE = "done"  # changed, and verified
+    DONE = "done"  # changed and verified
     AS_DECLARED = "as declared"  # nothing to do
 
 
@@ -50,8 +49,9 @@ _VALUE = 60  # characters of an expected or found value
 
 @dataclass(frozen=True)
 class Result:
-    """How it ended for one node. `message` is one line, and one for each cause that is known; `drifts` are
-    those that remain; `roles` those that ran."""
+    """The outcome of one node; `roles` ran, `drifts` remain.
+
+    `message`: one line, plus one for each known cause."""
 
     node: str
     status: Status
@@ -64,7 +64,7 @@ class Result:
     drifts: tuple[Drift, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """As it stands in outcomes.jsonl and in `--json`."""
+        """Return the record for outcomes.jsonl and `--json`."""
         return {
             **vars(self),
             "status": self.status.value,
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass
 class NodeWork:
-    """What was done to a node so far in its wave."""
+    """Work done on a node so far in its wave."""
 
     roles: list[str] = field(default_factory=list)
     changed: int = 0
@@ -84,7 +84,7 @@ class NodeWork:
 
 @dataclass
 class Ledger:
-    """How it ended for each node that has ended, and what was done to each that was begun."""
+    """The results of ended nodes, and the work done on each node that was begun."""
 
     on_result: Callable[[Result], None]
     results: dict[str, Result] = field(default_factory=dict)
@@ -115,12 +115,12 @@ class Ledger:
 
 
 def count_of(drifts: Sequence[Drift], what: str) -> str:
-    """`1 expectation …` or `3 expectations …`."""
+    """Return `1 expectation …` or `3 expectations …`."""
     return f"{many(len(drifts), 'expectation')} {what}"
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:
-    """The worst that happened, as the shell sees it."""
+    """Return the exit status of the worst outcome."""
     statuses = {result.status for result in results}
     if Status.INTERRUPTED in statuses:
         return ExitCode.INTERRUPTED
@@ -130,7 +130,7 @@ def exit_code(results: Iterable[Result]) -> ExitCode:
 
 
 def counts(results: Iterable[Result]) -> dict[str, int]:
-    """How many nodes ended how, worst first; only what happened."""
+    """Count the nodes by outcome, worst first, without zeros."""
     ended = [result.status for result in results]
     return {status.value: ended.count(status) for status in _ORDER if status in ended}
 
@@ -138,7 +138,7 @@ def counts(results: Iterable[Result]) -> dict[str, int]:
 def text(
     results: Sequence[Result], next_command: str, run: str, minutes: float, drained: Collection[str] = ()
 ) -> str:
-    """The summary as text. `drained`: nodes that are left out of service."""
+    """Render the summary as text. `drained`: nodes left out of service."""
     headline = " · ".join(f"{number} {status}" for status, number in counts(results).items())
     lines = [f"{many(len(results), 'node')}: {headline or 'nothing to do'} · {_duration(minutes)}"]
     for cause in _causes(results):
@@ -161,8 +161,9 @@ def text(
 def next_command(
     results: Iterable[Result], fleet: str, run: str, remove: Sequence[str] = (), *, locked: bool = False
 ) -> str:
-    """What to type now. `fleet`: inventory and nodes as a command takes them; `remove`: the roles that this
-    run was to remove; `locked`: nodes that do not answer have its lock, which a new run would wait for."""
+    """Return the next command. `fleet`: arguments for inventory and nodes; `remove`: roles to remove.
+
+    `locked`: silent nodes still hold this run's lock, which a new run would wait for."""
     ended = {result.status for result in results}
     up = " ".join(["gpuprov up", fleet, *(f"--remove {role}" for role in remove)])
     if ended & {Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED}:
@@ -183,7 +184,7 @@ def next_command(
 
 
 def after_removal(roles: Sequence[str], listing: Sequence[str], fleet: str) -> str:
-    """What to do now that roles are removed. `listing`: nodes whose `gpuprov_roles` would bring them back."""
+    """Return the next step after removing roles. `listing`: nodes with them in `gpuprov_roles`."""
     if not listing:
         return f"gpuprov plan {fleet}"
     names = ", ".join(roles)
@@ -201,7 +202,7 @@ def document(
     drained: Collection[str],
     diffs: Mapping[tuple[str, str, str], Sequence[str]],
 ) -> dict[str, Any]:
-    """The summary as JSON (`--json`)."""
+    """Build the summary as JSON (`--json`)."""
     return {
         "diffs": [
             {"role": role, "task": task, "nodes": list(nodes), "diff": diff}
@@ -217,7 +218,7 @@ def document(
 
 
 def _causes(results: Sequence[Result]) -> Iterator[list[str]]:
-    """Nodes in trouble, those with the same cause together: one block of lines for each."""
+    """Yield a block of lines for each cause, with all nodes that have it."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for result in sorted(results, key=lambda result: _ORDER.index(result.status)):
         if result.status not in _FINE or result.message:
@@ -227,7 +228,8 @@ def _causes(results: Sequence[Result]) -> Iterator[list[str]]:
         where = " · ".join(part for part in (first.role, first.task) if part)
         head = f"{first.status.value.upper()}: {fold(result.node for result in same)}"
         lines = [f"{head} · {where}" if where else head]
-        message = first.message if len(same) == 1 else _cause(first)[3]  # the first one's name is not theirs
+        # without the first node's name
+        message = first.message if len(same) == 1 else _cause(first)[3]
         lines += [f"  {line}" for line in message.splitlines()]
         lines += [f"  {_drift_line(drift)}" for drift in first.drifts[:_SHOWN]]
         if len(first.drifts) > _SHOWN:
@@ -249,7 +251,7 @@ def _cause(result: Result) -> tuple[Any, ...]:
 
 
 def _drift_line(drift: Drift) -> str:
-    """`fact: expected …, found … (why)` in one line."""
+    """Render a drift as `fact: expected …, found … (why)` in one line."""
     expectation = drift.expectation
     if drift.unknown:
         return f"{expectation.fact}: could not be read: {drift.problem}"
@@ -278,13 +280,13 @@ def _duration(minutes: float) -> str:
 
 
 def would_change(tasks: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
-    """`--check`: a line for each task. `tasks`: role and task → the nodes that it would change."""
+    """Yield a line for each task of a `--check`. `tasks`: role and task → the nodes that it would change."""
     for (role, task), nodes in tasks.items():
         yield printable(f"  would change: {role + ' · ' if role else ''}{task}: {fold(nodes)}")
 
 
 def differences(diffs: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator[str]:
-    """`--diff`: what tasks changed, or would change. `diffs`: role, task and difference → the nodes."""
+    """Yield each task's diff for `--diff`. `diffs`: role, task and difference → the nodes."""
     for (role, task, diff), nodes in diffs.items():
         head = f"{role + ' · ' if role else ''}{task}: {fold(nodes)}"
         yield printable(f"{head}\n{diff.rstrip()}\n", limit=100_000)
@@ -292,10 +294,10 @@ def differences(diffs: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator
 
 @dataclass(frozen=True)
 class UpResult:
-    """How one `up` ended for each node. `command`: what to type now; `drained`: the nodes that are left out
-    of service; `removed`: the roles that were to be taken off. `changes`: role and task → the nodes that it
-    would change, of a check; `diffs`: role, task and difference → the nodes, where differences were asked
-    for."""
+    """The outcome of one `up`.
+
+    `command`: next command; `drained`: nodes left out of service; `removed`: roles to remove. `changes`: role
+    and task → nodes that a check would change; `diffs`: role, task and difference → nodes, with --diff."""
 
     folder: Path
     results: tuple[Result, ...] = field(repr=False)
@@ -310,13 +312,13 @@ class UpResult:
     secrets: tuple[str, ...] = field(repr=False)
 
     def document(self) -> dict[str, Any]:
-        """The document of `gpuprov up --json` , with secrets masked."""
+        """Return the document of `gpuprov up --json`, with secrets masked."""
         made = document(self.results, str(self.folder), self.code, self.command, self.drained, self.diffs)
         found: dict[str, Any] = masked(made, self.secrets)
         return found
 
     def text(self) -> str:
-        """The summary for people, with secrets masked."""
+        """Return the summary for people, with secrets masked."""
         run = str(self.folder)
         said = masked(text(self.results, self.command, run, self.minutes, self.drained), self.secrets)
         fine = all(result.status is Status.AS_DECLARED for result in self.results)

@@ -1,6 +1,6 @@
-"""Several runs of `up` on one fleet: what a resumed run takes over, and the locks against others.
+"""Coordination of several `up` runs on one fleet: state taken over on resume, and locks.
 
-Locks are taken before anything is changed, kept during the run, and always released."""
+Locks are taken before any change, held during the run, and always released."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from provision.up.result import Result, Status
 
 _LONGEST = 100  # runs in a chain of resumptions
 _RUNNING = "running.lock"
-BUSY_SECONDS = 900.0  # how long what an earlier run left running on a node is waited for
+BUSY_SECONDS = 900.0  # maximum wait for processes that an earlier run left on a node
 BUSY_PAUSE = 5.0
 
 
 def chain(folder: RunFolder) -> list[RunFolder]:
-    """The run and those it resumed, the newest first."""
+    """Return the run and those it resumed, the latest first."""
     found = [folder]
     while len(found) < _LONGEST:
         named = found[-1].meta().get("resumes")
@@ -45,12 +45,12 @@ def chain(folder: RunFolder) -> list[RunFolder]:
         try:
             found.append(RunFolder.open(Path(named)))
         except RunFolderError:
-            break  # it was cleared away: what it knew is found out by looking
+            break  # the folder was deleted; observing the nodes recovers its state
     return found
 
 
 def earlier(folder: RunFolder) -> EarlierRuns:
-    """What a run that resumes `folder` has to know. Raises RunFolderError for a damaged one."""
+    """Return the state that a run resuming `folder` needs. Raises RunFolderError for a damaged folder."""
     runs = chain(folder)
     oldest_first = list(reversed(runs))
     ends = [
@@ -71,9 +71,9 @@ def earlier(folder: RunFolder) -> EarlierRuns:
 
 
 def _applied(runs: Sequence[RunFolder]) -> dict[str, set[str]]:
-    """Node → the roles that runs with --full applied to their end (a later one began there).
+    """Return the roles that --full runs applied completely, by node: a later role began there.
 
-    Not the one that was last: it may have been cut short. A repair before all roles is no end of its role."""
+    The last role does not count, since it may have been cut short, nor does a repair before all roles."""
     order = roles_in_order()
     found: dict[str, set[str]] = {}
     for run in runs:
@@ -88,7 +88,7 @@ def _applied(runs: Sequence[RunFolder]) -> dict[str, set[str]]:
 
 
 class StillRunning:
-    """Marks a run folder as in use while its process lives, however that ends."""
+    """Marker of a run folder in use; it lasts as long as the process, however that ends."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._file = os.open(folder.path / _RUNNING, os.O_RDWR | os.O_CREAT, 0o600)
@@ -101,8 +101,9 @@ class StillRunning:
 
 
 def to_go_on_with(named: str) -> RunFolder:
-    """The run a user names: a path, a name below the runs, or "" for the last one. Raises GpuprovError for
-    one that is no `up`, or is still going on."""
+    """Open the run a user names: a path, a name below the runs folder, or "" for the last run.
+
+    Raises GpuprovError for a run that is no `up`, or is still in progress."""
     if named:
         before = RunFolder.open(Path(named) if Path(named).is_dir() else store.runs_home() / named)
     else:
@@ -114,7 +115,7 @@ def to_go_on_with(named: str) -> RunFolder:
 
 
 def refuse_running(folder: RunFolder) -> None:
-    """Raise GpuprovError when the run is not over: to go on with it would do everything twice."""
+    """Raise GpuprovError if the run is still in progress, since resuming would do everything twice."""
     try:
         file = os.open(folder.path / _RUNNING, os.O_RDWR)
     except FileNotFoundError:
@@ -132,8 +133,7 @@ def refuse_running(folder: RunFolder) -> None:
 
 @dataclass
 class Locked:
-    """The outcome of taking locks. `lost`: nodes that could not be locked, and are left alone; `clocks`: node
-    → how far its clock is off."""
+    """Outcome of locking. `lost`: nodes that could not be locked; `clocks`: node → its clock error."""
 
     lost: dict[str, Result] = field(default_factory=dict)
     clocks: Mapping[str, str] = field(default_factory=dict)
@@ -147,7 +147,7 @@ def locked(
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Locked]:
-    """Hold the locks of `nodes`. Raises LockedError when another run has one of them."""
+    """Hold the locks of `nodes`. Raises LockedError if another run holds one of them."""
     with fleet_lock.held(lock, nodes, say=say, pause=pause) as answers:
         made = Locked({said.node: _unlocked(said) for said in answers.values() if said.error})
         made.clocks = skewed(answers.values())
@@ -168,7 +168,7 @@ def _still_busy(
     say: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> dict[str, Result]:
-    """Wait for what an earlier run left running. The nodes on which it does not end."""
+    """Wait for processes of an earlier run; return the nodes on which they do not end."""
     busy = {said.node: said.busy for said in answers.values() if said.busy}
     if busy:
         some = next(iter(busy.values()))
@@ -184,14 +184,14 @@ def _still_busy(
     return {node: Result(node, Status.NOT_ATTEMPTED, why + ", ".join(names)) for node, names in busy.items()}
 
 
-_NAMED = 5  # machines that are named; one mistake in a template makes hundreds
+_NAMED = 5  # machines listed; one mistake in a template affects hundreds
 
 
 def refuse_twice_named(fleet: Fleet) -> None:
-    """Raise InventoryError with the names and their places when two nodes are reached at one address.
+    """Raise InventoryError with names and places if two nodes have the same address.
 
-    The same address behind another jump host, or at another port, is another machine. What only Ansible can
-    reach is not compared here: the lock on the node finds it (fleet_lock.py)."""
+    The same address behind another jump host, or at another port, is another machine. Nodes that only Ansible
+    can reach are not compared here; the lock on the node detects them (fleet_lock.py)."""
     configs = ConfigFiles()
     found: dict[tuple[Any, ...], list[str]] = {}
     for node in fleet.nodes.values():
@@ -205,33 +205,33 @@ def refuse_twice_named(fleet: Fleet) -> None:
         found.setdefault(key, []).append(node.name)
     twice = {key: names for key, names in found.items() if len(names) > 1}
     if twice:
-        told = [
+        lines = [
             f"{' and '.join(_placed(name, fleet.source) for name in names)} are "
             f"{'all' if len(names) > 2 else 'both'} at {key[0]}"
             for key, names in list(twice.items())[:_NAMED]
         ]
         more = f"\n  and {len(twice) - _NAMED} more" if len(twice) > _NAMED else ""
         raise InventoryError(
-            "the inventory lists one machine under two names: " + "\n  ".join(told) + more,
+            "the inventory lists one machine under two names: " + "\n  ".join(lines) + more,
             "take one of them out, or correct its ansible_host",
         )
 
 
 def _placed(name: str, source: Path) -> str:
-    """`gpu-01 (fleet.yml:12)`, where the name can be found in the inventory's files."""
+    """Return `gpu-01 (fleet.yml:12)` if the name can be found in the inventory's files."""
     place = ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)""", source)
     return f"{name} ({place})" if place else name
 
 
-_SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
+_SKEW = 24 * 3600.0  # seconds; a smaller clock error is not reported
 
 
 def skewed(answers: Iterable[Answer]) -> dict[str, str]:
-    """Node → how far its clock is off, where that is worth a word."""
+    """Return the clock error of each node with a notable one."""
     return {said.node: _clock(said.skew) for said in answers if not said.error and abs(said.skew) > _SKEW}
 
 
 def _clock(skew: float) -> str:
-    """`its clock is 400 days ahead of this controller's`."""
+    """Describe a clock error: `its clock is 400 days ahead of this controller's`."""
     days = abs(skew) / 86400
     return f"its clock is {days:.0f} days {'ahead of' if skew > 0 else 'behind'} this controller's"

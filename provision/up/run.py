@@ -1,4 +1,4 @@
-"""One run of `up`: look, plan, lock, carry out in waves, leave a run folder."""
+"""One run of `up`: observe, plan, lock, execute in waves, leave a run folder."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ from provision.up.waves import Wave
 
 @dataclass
 class UpRun:
-    """One `up`. `results` fills as nodes end; whatever happens, the run folder records how far it came.
-    `changes`: role and task → the nodes it would change, with --check; `diffs`: role, task and what it
-    changes in files → the nodes, with --diff."""
+    """One `up`. `results` fills as nodes end; the run folder always records the progress.
+
+    `changes`: role and task → nodes a --check would change; `diffs`: role, task and file difference → nodes
+    (--diff)."""
 
     fleet: Fleet
     overrides: Mapping[str, Any]
@@ -70,13 +71,13 @@ class UpRun:
     _clocks: Mapping[str, str] = field(default_factory=dict)
     _still_locked: tuple[str, ...] = ()
     _started: float = field(default_factory=time.monotonic)
-    _listing: tuple[str, ...] = ()  # nodes whose declared roles still have one that was removed
+    _listing: tuple[str, ...] = ()  # nodes that still declare a removed role
 
     def run(self) -> UpResult:
-        """Raises GpuprovError when it is stopped by a named error, after noting it in the run folder."""
+        """Run `up`. Raises GpuprovError after noting it in the run folder."""
         running = StillRunning(self.folder)
         try:
-            # To be terminated is to be interrupted: what was begun is ended in order, and locks are released.
+            # SIGTERM counts as an interrupt: work in progress ends in order, and locks are released.
             with ended_as_interrupted(), register.use(self.folder.path):
                 return self._run()
         except KeyboardInterrupt:
@@ -128,9 +129,7 @@ class UpRun:
         schedulers: chosen.Schedulers,
         waiting: Sequence[str],
     ) -> None:
-        """Finish `waiting` (an earlier run changed them, and went no further); then wave by wave.
-
-        Raises LockedError when another `up` holds one of the nodes."""
+        """Finish nodes that an earlier run left `waiting`, then execute. Raises LockedError."""
         options, lock = self.options, self._lock()
         executor = AnsibleExecutor(
             options,
@@ -215,7 +214,7 @@ class UpRun:
     def _note_wave(self, lock: FleetLock, number: int, wave: Wave, begins: bool) -> None:
         what = "begins" if begins else "ends"
         self._journal.write("waves", {"wave": number, "what": what, **wave.record()})
-        if not begins:  # nothing more is done to them; who is silent now would hold the next wave up
+        if not begins:  # no more work follows; releasing silent nodes would delay the next wave
             silent = (Status.UNREACHABLE, Status.UNREADABLE)
             lock.release([name for name in wave if self.results[name].status not in silent])
 
@@ -226,7 +225,7 @@ class UpRun:
         self.on_event(NodeEnded(result.node, result.status, result.message))
 
     def _look(self) -> Assessment:
-        """The first look at every node; those nothing can be done on end here."""
+        """Observe every node for the first time; nodes that cannot be worked on end here."""
         known = assess.with_progress(
             "look",
             self.fleet,
@@ -257,7 +256,7 @@ class UpRun:
         return known
 
     def _plan(self, known: Assessment) -> Plan:
-        """What to do on whom; nodes nothing is to be done on end here."""
+        """Plan the work; nodes without any end here."""
         options, before = self.options, self.options.earlier
         verified = {node for node in before.ended if not known.drifts.get(node, ("unknown",))}
         rollout = waves.rollout(
@@ -276,28 +275,28 @@ class UpRun:
         unfinished = set(self._unfinished(known))
         for node in verified - unfinished:
             self._note(Result(node, Status.AS_DECLARED))
-        for node, wanted in made.nodes.items():
-            if wanted.as_declared and node in unfinished:
+        for node, planned in made.nodes.items():
+            if planned.as_declared and node in unfinished:
                 continue  # its result is that of the health gate
-            if wanted.as_declared:
+            if planned.as_declared:
                 self._note(Result(node, Status.AS_DECLARED))
-            elif not wanted.roles:
-                text = count_of(wanted.drifts, "no role can make true")
-                self._note(Result(node, Status.NOT_HELD, text, drifts=wanted.drifts))
+            elif not planned.roles:
+                text = count_of(planned.drifts, "no role can make true")
+                self._note(Result(node, Status.NOT_HELD, text, drifts=planned.drifts))
         self.folder.write_json(
             "plan.json",
             {
                 "waves": [wave.record() for wave in made.waves],
                 "nodes": {
-                    node: {"roles": wanted.roles, "reboot": wanted.reboot, "minutes": wanted.minutes}
-                    for node, wanted in made.nodes.items()
+                    node: {"roles": planned.roles, "reboot": planned.reboot, "minutes": planned.minutes}
+                    for node, planned in made.nodes.items()
                 },
             },
         )
         return made
 
     def _confirm(self, made: Plan, known: Assessment) -> None:
-        """Tell what is about to happen, and have it confirmed. Raises GpuprovError for a no."""
+        """Report the planned changes and ask for confirmation. Raises GpuprovError if it is declined."""
         names = [node for wave in made.waves for node in wave]
         seen = known.described
         stacks = {stack.node_stack(self.fleet.nodes[node], self.overrides, seen[node]).name for node in names}
@@ -308,13 +307,13 @@ class UpRun:
             raise GpuprovError("stopped before anything was changed", "--yes skips the confirmation")
 
     def _heard(self, event: Event) -> None:
-        """Report what is happening, and keep what will be said at the end."""
+        """Report an event, and collect changes and diffs for the summary."""
         if "detail" in event.result:
             where = [event.node, event.kind, event.role, event.task, str(event.result.get("item", ""))]
             self._say(" · ".join([*filter(None, where), event.result["detail"]]))
-        # Only where it will be said: it grows with tasks times nodes.
+        # Collected only if the summary shows it, since it grows with tasks times nodes.
         if event.kind == "changed" and (self.options.check_mode or "diff" in event.result):
-            node = self.fleet.nodes[event.node].name  # the text that is there anyway
+            node = self.fleet.nodes[event.node].name  # reuses the existing string
             if self.options.check_mode and "item" not in event.result:
                 self.changes.setdefault((event.role, event.task), []).append(node)
             if "diff" in event.result:
@@ -328,14 +327,14 @@ class UpRun:
         self._journal.write("outcomes", result.record())
 
     def _unfinished(self, known: Assessment) -> list[str]:
-        """Nodes as declared now that an earlier run left out of service, or did not put through the gate."""
+        """Return nodes in their declared state that an earlier run left drained or did not gate."""
         earlier, gated = self.options.earlier, self.options.gate == QUICK
         left = earlier.drained | (earlier.begun if gated else frozenset())
         return [node for node in known.as_declared if node in left and not self.options.check_mode]
 
     @property
     def _drained(self) -> tuple[str, ...]:
-        """The nodes of this fleet that are out of service now because of us."""
+        """The nodes of this fleet that `up` has taken out of service and not returned."""
         mine = (
             {"hook": hooks.DRAIN, "nodes": sorted(self.options.earlier.drained)},
             *self.folder.read("hooks"),
@@ -343,7 +342,7 @@ class UpRun:
         return tuple(sorted(hooks.left_drained(mine) & set(self.fleet.nodes)))
 
     def _tell_drained(self) -> None:
-        """Name the nodes left out of service by a run that ends without a summary, and the next command."""
+        """Report the nodes still drained by a run that ends without a summary, and the next command."""
         if drained := self._drained:
             self._say(
                 f"gpuprov: still drained, out of service: {fold(drained)}\n"

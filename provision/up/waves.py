@@ -1,8 +1,8 @@
 """Division of nodes into waves, and their order (pure).
 
-First one node of each kind (SKU and operating system): the canaries. What goes wrong on every machine of a
-kind goes wrong there, once. Then the rest, in batches. Nodes that must not be split (a rack, an NVLink
-domain) are one unit, also when one of them is a canary.
+The canaries go first: one node of each kind (SKU and operating system), so that a fault of every machine of a
+kind occurs there, once. The rest follows in batches. Nodes that must not be split (a rack, an NVLink domain)
+form one unit, even if one of them is a canary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from provision.node_names import fold
 
 CANARY, BATCH = "canary", "batch"
 
-# Without --wave: fleets up to this size in one batch, larger ones in tenths. A mistake the canaries did not
+# Defaults without --wave: small fleets in one batch, larger ones in tenths. A mistake that canaries did not
 # show is then seen after a tenth of the machines, and no fleet needs more than ten batches, each of which
 # lasts as long as its slowest node (a driver and a reboot: a quarter of an hour).
 SMALL = 20
@@ -32,7 +32,7 @@ class Share:
     percent: bool = False
 
     def of(self, total: int) -> int:
-        """How many of `total` nodes, rounded down."""
+        """Return the share of `total` nodes, rounded down."""
         return total * self.number // 100 if self.percent else self.number
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Share:
 
 
 def share(text: str) -> Share:
-    """`20` or `10%`. Raises ValueError."""
+    """Parse `20` or `10%`. Raises ValueError."""
     number = text.removesuffix("%")
     if not (number.isascii() and number.isdecimal()) or len(number) > 9:
         raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
@@ -51,10 +51,10 @@ def share(text: str) -> Share:
 
 
 class Wave(tuple[str, ...]):
-    """The nodes of one wave; `kind` is CANARY or BATCH, `groups` those of its nodes that stay together.
+    """The nodes of one wave; `kind`: CANARY or BATCH; `groups`: its nodes that stay together.
 
-    It is the tuple of its nodes: it can be compared with one, and is a list of names in JSON (`record` says
-    all of it).
+    A tuple of its nodes, so that it compares equal to one and becomes a list of names in JSON (`record` is
+    complete).
     """
 
     kind: str
@@ -69,27 +69,27 @@ class Wave(tuple[str, ...]):
         return made
 
     def together(self, node: str) -> tuple[str, ...]:
-        """The nodes that share the fate of `node`, itself among them."""
+        """Return the nodes that must be handled together with `node`, including itself."""
         return next((group for group in self.groups if node in group), (node,))
 
     def without(self, nodes: Collection[str]) -> Wave:
-        """The same wave, less these nodes."""
+        """Return the wave without these nodes."""
         groups = [tuple(node for node in group if node not in nodes) for group in self.groups]
         kept = [group for group in groups if len(group) > 1]
         return Wave([node for node in self if node not in nodes], self.kind, kept)
 
     def record(self) -> dict[str, Any]:
-        """For JSON: kind, nodes, groups."""
+        """Return kind, nodes and groups for JSON."""
         return {"kind": self.kind, "nodes": list(self), "groups": [list(group) for group in self.groups]}
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """How a fleet is divided; all mappings are by node name.
+    """Rules for dividing a fleet; mappings are by node name.
 
-    `stages` are the numbers of `gpuprov_wave`: a lower one is done first, and none shares a wave with
-    another. `kinds`: what a canary stands for. `atomic`: nodes with the same value are never split. `chosen`:
-    canaries by the inventory's wish. `proved`: kinds that need no canary (a resumed run had one).
+    `stages`: values of `gpuprov_wave`; lower ones go first, in separate waves. `kinds`: kind of machine that
+    a canary represents. `atomic`: nodes with the same value are never split. `chosen`: canaries selected in
+    the inventory. `proved`: kinds that need no canary (a resumed run had one).
     """
 
     size: Share | None = None
@@ -101,13 +101,13 @@ class Rollout:
     proved: frozenset[str] = frozenset()
 
     def waves(self, nodes: Sequence[str]) -> tuple[Wave, ...]:
-        """Each of `nodes` in exactly one wave, in their order within a stage."""
+        """Assign each of `nodes` to exactly one wave, in their order within a stage."""
         size = batch_size(self.size, len(nodes))
-        seen = set(self.proved)  # over all stages: a kind that an earlier stage proved needs no second canary
+        seen = set(self.proved)  # across stages: a kind proved by an earlier stage needs no second canary
         waves = []
         for _number, members in groupby(sorted(nodes, key=self._stage), key=self._stage):
             units = self._units(tuple(members))
-            # With one node there is nothing left that a canary could protect.
+            # A single node leaves nothing for a canary to protect.
             first = self._canaries(units, seen) if self.canary and len(nodes) > 1 else []
             if first:
                 waves.append(_wave(first, CANARY))
@@ -118,7 +118,7 @@ class Rollout:
         return self.stages.get(node, 0)
 
     def _units(self, nodes: Sequence[str]) -> list[tuple[str, ...]]:
-        """Nodes that stay together, in the order of their first."""
+        """Group nodes that stay together, ordered by their first node."""
         units: dict[tuple[str, str], list[str]] = {}
         for node in nodes:
             key = ("group", self.atomic[node]) if node in self.atomic else ("node", node)
@@ -126,7 +126,7 @@ class Rollout:
         return [tuple(unit) for unit in units.values()]
 
     def _canaries(self, units: Sequence[tuple[str, ...]], seen: set[str]) -> list[tuple[str, ...]]:
-        """The units that go first; the kinds they stand for are added to `seen`."""
+        """Return the units that go first, and add their kinds to `seen`."""
         first = [unit for unit in units if self.chosen.intersection(unit)]
         seen.update(self._kind(node) for unit in first for node in unit)
         for unit in units:
@@ -141,14 +141,14 @@ class Rollout:
 
 
 def batch_size(wanted: Share | None, total: int) -> int:
-    """Nodes in one batch, of `total` with something to do."""
+    """Return the number of nodes per batch, for `total` nodes with work."""
     if wanted is None:
         wanted = Share(total) if total <= SMALL else Share(max(SMALL, Share(PART, True).of(total)))
     return max(1, wanted.of(total))
 
 
 def _batches(units: Sequence[tuple[str, ...]], size: int) -> Iterator[list[tuple[str, ...]]]:
-    """Units in their order, as many at a time as fit; one that is larger than `size` is a batch alone."""
+    """Fill batches with units in order; a unit larger than `size` gets its own batch."""
     batch: list[tuple[str, ...]] = []
     for unit in units:
         if batch and sum(map(len, batch)) + len(unit) > size:
@@ -170,10 +170,10 @@ def rollout(
     size: Share | None = None,
     canary: bool = True,
 ) -> Rollout:
-    """How the inventory wants its fleet divided. `declared`: each node's variables; `described`: what each
-    node that answered is (`gpuprov_node`).
+    """Return the inventory's rules for dividing its fleet.
 
-    Raises StackError where gpuprov_atomic cannot be followed.
+    `declared`: each node's variables; `described`: `gpuprov_node` of each node that answered. Raises
+    StackError if gpuprov_atomic cannot be followed.
     """
     stages = {node: int(given.get("gpuprov_wave") or 0) for node, given in declared.items()}
     atomic = {node: group for node, given in declared.items() if (group := _group(node, given)) is not None}
@@ -189,7 +189,7 @@ def rollout(
 
 
 def kind(described: Mapping[str, Any]) -> str:
-    """What a canary stands for: `h100-sxm on debian 13`."""
+    """Return the kind that a canary represents: `h100-sxm on debian 13`."""
     system = described.get("os") or {}
     sku = (described.get("gpu") or {}).get("sku") or "unknown GPU"
     words = [sku, "on", system.get("id") or "unknown OS", system.get("version_id")]
@@ -197,7 +197,7 @@ def kind(described: Mapping[str, Any]) -> str:
 
 
 def _group(node: str, given: Mapping[str, Any]) -> str | None:
-    """The group `gpuprov_atomic` puts a node in: the value of the variable it names."""
+    """Return the node's group: the value of the variable that `gpuprov_atomic` names."""
     named = given.get("gpuprov_atomic")
     if named is None:
         return None
@@ -216,8 +216,8 @@ def _refuse_torn_groups(atomic: Mapping[str, str], stages: Mapping[str, int]) ->
         found.setdefault(group, {}).setdefault(stages[node], []).append(node)
     for group, numbers in found.items():
         if len(numbers) > 1:
-            told = "; ".join(f"{number}: {fold(nodes)}" for number, nodes in sorted(numbers.items()))
+            stages_text = "; ".join(f"{number}: {fold(nodes)}" for number, nodes in sorted(numbers.items()))
             raise StackError(
-                f"{group} must stay together (gpuprov_atomic), and its gpuprov_wave differs: {told}",
+                f"{group} must stay together (gpuprov_atomic), and its gpuprov_wave differs: {stages_text}",
                 "give them one gpuprov_wave",
             )

@@ -2,8 +2,7 @@
 
 Checks keep the order of their table: quick before long, heat last (bandwidth measured right after a burn is
 low because the GPUs are hot). The run folder holds everything a judgement needs, so `rejudge` reproduces the
-health, or judges it under other thresholds, without touching a node.
-"""
+health, or judges it under other thresholds, without touching a node."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ def fleet_health(
     *,
     interrupted: bool = False,
 ) -> FleetHealth:
-    """Return the whole report: nodes also judged against each other, with the data of run.json.
+    """Return the report of nodes judged alone and against each other; a large fleet's rows go to a file.
 
-    For a large fleet the rows are kept in a file. Raises RunFolderError, OSError."""
+    Raises RunFolderError, OSError."""
     many = len(seen) > FEW
     each = (alone(node, seen.get(node.node), many) for node in nodes)
     return judged(folder, _head_of_report(folder, interrupted), each, seen)
@@ -123,9 +122,7 @@ def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
 def judged(
     folder: RunFolder, head: FleetHealth, nodes: Iterable[Alone], seen: Mapping[str, NodeFacts]
 ) -> FleetHealth:
-    """Return the report of these nodes, in their order; `head` holds everything except the nodes.
-
-    Iterates over `nodes` once. Raises RunFolderError, OSError."""
+    """Build the report from one pass over `nodes`, and `head`. Raises RunFolderError, OSError."""
     rows = RowsFile(folder.path) if len(seen) > FEW else None
     peers, of_kinds = fleet_judge.Peers(), versions.Versions()
     kept: list[NodeHealth] = []

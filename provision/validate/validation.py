@@ -1,8 +1,7 @@
 """One validate run: observes the nodes, takes each through its checks, stores and judges the results.
 
 Each node's output is stored on arrival, before it is judged: an interrupted run loses only the programs that
-were running, and `--resume` continues after it.
-"""
+were running, and `--resume` continues after it."""
 
 from __future__ import annotations
 
@@ -127,7 +126,7 @@ def validate(
     over: Reach,
     on_event: OnEvent = ignore,
 ) -> tuple[FleetHealth, ExitCode]:
-    """Run the missing checks, then judge all results; an interrupt ends the checks, not the report.
+    """Run the missing checks, then judge all results, even if interrupted.
 
     `over`: connections to the nodes, closed before a check puts load on them."""
     variables = plain_variables(fleet, overrides)
@@ -282,9 +281,7 @@ def left_out(node: NodeFacts, busy: Mapping[str, str]) -> NodeFacts:
 
 
 class _Lists:
-    """The remaining checks of each node, in order, each with its programs.
-
-    None marks a check that runs nothing: it was measured before, or the node's facts decide it."""
+    """The remaining checks of each node, each with its programs, or None if it runs nothing."""
 
     def __init__(self, run: _Run, on_event: OnEvent) -> None:
         self._run, self._on_event = run, on_event
@@ -380,10 +377,9 @@ class _Lists:
 
 
 def _measure(run: _Run, on_event: OnEvent) -> None:
-    """Take each node through its own checks, independently of others, `forks` nodes at a time.
+    """Run each node's own checks, independently of others, `forks` nodes at a time.
 
-    A node that missed a check but is still reachable continues with the next one after all other nodes are
-    done."""
+    A node that missed a check but is still reachable continues after all other nodes are done."""
     lists, forks = _Lists(run, on_event), run.settings.forks
     while hosts := lists.hosts():
         longest = max(

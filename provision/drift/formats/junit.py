@@ -13,9 +13,7 @@ _FLEET = "(fleet)"  # case for findings that no single node is responsible for
 
 
 def render(report: DriftReport) -> str:
-    """Render the document: drift is a failure; a refused, silent or unreadable node is an error.
-
-    Notes, such as an expired pass if none is required, go to the case's output."""
+    """Render drift as failures, refused, silent and unreadable nodes as errors, and notes as output."""
     suite = ElementTree.Element("testsuite", name="gpuprov drift")
     failures = errors = 0
     cases: dict[str, list[Finding]] = {name: [] for name in report.seen.fleet.nodes}

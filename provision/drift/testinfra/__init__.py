@@ -6,5 +6,4 @@
 This second reader is independent of the program that `gpuprov drift` sends, so that neither repeats the
 other's mistakes. Facts that testinfra cannot read are skipped with the reason, and counted. It starts a
 program on the node for each fact; use it in a CI built on pytest or as a cross-check, and `gpuprov drift`
-otherwise.
-"""
+otherwise."""

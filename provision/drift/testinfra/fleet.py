@@ -81,8 +81,7 @@ def _cases(name: str, seen: assess.Assessment) -> list[Case]:
 def host_of(node: Node, fleet: Fleet, sockets: str) -> Any:
     """Return testinfra's connection to a node; `sockets`: folder for the sockets its commands share.
 
-    Connections with a password go through Ansible, which reads the inventory itself, so that gpuprov passes
-    on no secret."""
+    Connections with a password go through Ansible, which reads it from the inventory itself."""
     values = node.variables
     connection = str(values.get("ansible_connection") or "ssh")
     become = values.get("ansible_become", True) not in (False, "false", "no", "False", 0)

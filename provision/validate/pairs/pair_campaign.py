@@ -54,9 +54,7 @@ class Tool(Protocol):
         """Return the rails to measure ("": all at once), with the expected value of each."""
 
     def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
-        """Return the commands, by node, that measure these nodes together: two, or more for a group metric.
-
-        Raises InventoryError for too many nodes."""
+        """Return the commands by node for one joint measurement. Raises InventoryError for too many nodes."""
 
     def results(
         self, nodes: Sequence[str], number: int, asked: Sequence[tuple[str, float | None]], outputs: Outputs
@@ -71,9 +69,7 @@ class Tool(Protocol):
 
 
 class PerftestPairs:
-    """Perftest with the server on the first node and the client on the second.
-
-    `check`: write_bw or write_lat of provision.checks.pairs."""
+    """Tool for perftest's write_bw or write_lat (`check`), the server on the first of two nodes."""
 
     def __init__(self, check: Any, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
         self.metric: Metric = check.METRIC
@@ -256,9 +252,7 @@ def _done(results: Sequence[Result]) -> int:
 def _next(
     metric: Metric, fleet: Topology, results: Sequence[Result], settings: Settings, most: int
 ) -> tuple[Pair, ...]:
-    """Return the pairs of the next round; empty if nothing is left to measure.
-
-    With `every_pair`, pairs that were bad once are measured again after all pairs."""
+    """Return the pairs of the next round, if any; bad pairs are repeated after every pair was measured."""
     every = exhaustive(fleet.nodes) if settings.every_pair else iter(())
     planned = next(itertools.islice(every, _done(results), None), None)
     planned = planned or suspects.next_round(

@@ -1,8 +1,7 @@
 """An MPI launch: while it is open, its nodes can start MPI programs on one another.
 
 OpenMPI uses the nodes' own ssh (the module gpuprov_launch does the nodes' part); Slurm needs no preparation.
-`close` removes everything again; if `close` is never called, a timer on each node does.
-"""
+`close` removes everything again; if `close` is never called, a timer on each node does."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Ready:
 
     `host_keys`: of its sshd (`type base64`); `user`: the user that programs run as; `hostname`: short;
     `mpirun`: its path; `version`: from `mpirun --version`, else `mpirun_missing` is the reason. `slurm_*`:
-    its name and state in Slurm, and the MPI types of srun; "" without Slurm.
-    """
+    its name and state in Slurm, and the MPI types of srun; "" without Slurm."""
 
     host_keys: tuple[str, ...]
     user: str
@@ -67,9 +65,7 @@ def new_name(*words: str) -> str:
 
 
 class Launch:
-    """One launch.
-
-    `name`: letters, digits, dots and dashes; `seconds`: how long it may stay open."""
+    """One launch named by letters, digits, dots and dashes, open for at most `seconds`."""
 
     def __init__(self, plays: Plays, name: str, seconds: int) -> None:
         self.name, self._plays, self._seconds = name, plays, seconds
@@ -186,9 +182,7 @@ class Authority:
         return encoded.decode("ascii")
 
     def sign(self, public_key: str, command: str) -> str:
-        """Return a certificate for this key (untrusted text) that lets sshd run only `command`.
-
-        Raises ParseError if it is not an Ed25519 key."""
+        """Return a certificate that lets this (untrusted) key run only `command`. Raises ParseError."""
         try:
             key = load_ssh_public_key(public_key.encode())
         except (ValueError, UnsupportedAlgorithm) as error:

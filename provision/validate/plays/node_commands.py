@@ -1,6 +1,4 @@
-"""Settings of a `validate` run, and check programs in the form that playbooks and gpuprov_run take.
-
-The playbooks are checks.yml and validate.yml."""
+"""Settings of a `validate` run, and programs in the form of its playbooks and of gpuprov_run."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def play_variables(variables: Mapping[str, Any], commands: Sequence[Command]) ->
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of one check on a node, packed by `packed()`.
-
-    `names`: the outputs of a complete answer; `seconds`: time limit of the whole task."""
+    """The `packed` programs of one check, the `names` of all outputs, the time limit in `seconds`."""
 
     packed: str
     names: tuple[str, ...]

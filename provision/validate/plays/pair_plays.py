@@ -38,8 +38,8 @@ class Plays:
     ) -> tuple[Outputs, dict[str, str]]:
         """Run these programs on all nodes at once and store the raw output as `<check>.<label>`.
 
-        Returns the outputs by node and name, and the reason for each failed node. `together`: how many nodes
-        wait for one another."""
+        Returns outputs by node and name, and reasons for failed nodes. `together`: size of groups that must
+        overlap."""
         timeout = self.settings.timeout
         todo = {
             node: node_commands.play_variables(self.variables[node], node_judge.within(asked, timeout))
@@ -68,9 +68,8 @@ class Plays:
         *,
         together: int = 1,
     ) -> dict[str, str]:
-        """Run a playbook on these nodes, pass each answer to `take`, return why others gave none.
-
-        `hosts`: each node's variables. Never raises for a failure of Ansible."""
+        """Run a playbook on these nodes; pass answers to `take`, return why others gave none. Never
+        raises."""
         if not hosts:
             return {}
         limit = max(one["gpuprov_task_timeout"] for one in hosts.values())

@@ -27,9 +27,7 @@ _RISES = 20.0  # seconds for a GPU under load to exceed the clock it was locked 
 
 @dataclass(frozen=True)
 class Change:
-    """One setting of one GPU, with nvidia-smi's arguments to change and restore it.
-
-    `declared`: variables by which a check expects the old value."""
+    """One setting of one GPU: arguments to change and restore it, and the declared old value."""
 
     name: str
     field: str  # one of _FIELDS; empty if it cannot be read back
@@ -127,9 +125,7 @@ def _number(text: str) -> float | None:
 def change(
     bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None], smi: Smi = NVIDIA
 ) -> Provoked:
-    """Make a change, verify that the check names it, and restore the setting whatever happens.
-
-    `leftover` receives what could not be restored."""
+    """Make a change, verify that the check names it, restore it; `leftover` receives what stays changed."""
     began, before = time.monotonic(), smi.read(gpu)
     words = (
         one.name,
@@ -200,10 +196,9 @@ def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str], sm
 
 
 def _forgotten(gpu: int, before: Mapping[str, str]) -> list[tuple[str, str, Sequence[str]]]:
-    """Restore the power limit and compute mode, which the driver drops without persistence mode.
+    """Restore the power limit and compute mode, which an idle GPU loses without persistence mode.
 
-    It then forgets the settings of a GPU that no program uses. Returns (name, reason, nvidia-smi's arguments)
-    for each setting that is still wrong."""
+    Returns (name, reason, nvidia-smi's arguments) for each setting that is still wrong."""
     settings: list[tuple[str, str, Sequence[str]]] = []
     if limit := _number(before["power.limit"]):
         settings.append(("power limit", "power.limit", ("-pl", f"{limit:g}")))

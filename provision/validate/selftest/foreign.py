@@ -29,9 +29,7 @@ class ForeignError(GpuprovError):
 
 @dataclass(frozen=True)
 class Foreign:
-    """A running stand-in.
-
-    `what`: its description for a reader; `session`: its session ID; `mib`: memory it holds at least."""
+    """A running stand-in: a description, its session ID, and the memory it holds at least."""
 
     what: str
     session: int

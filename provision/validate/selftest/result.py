@@ -22,10 +22,7 @@ NOT_TRIED = "not tried"  # a check that this machine cannot run or that was not 
 
 @dataclass(frozen=True)
 class Checked:
-    """One check.
-
-    `state` is proven if the check measured this hardware, whatever its verdict: a detected fault is a proof
-    too. `why`: the reason if it is not proven."""
+    """One check; proven if it measured this hardware, since even a detected fault is a proof."""
 
     check: str
     summary: str

@@ -21,8 +21,7 @@ def as_interrupts() -> contextlib.AbstractContextManager[None]:
     """Make SIGTERM and SIGHUP raise KeyboardInterrupt, so that no provocation outlives the selftest.
 
     Two signals in quick succession count as one: the second would interrupt the cleanup. An ignored signal
-    stays ignored, for nohup.
-    """
+    stays ignored, for nohup."""
     last = -_TOGETHER
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -62,9 +61,7 @@ def running() -> set[int]:
 
 
 def end_others(known: Collection[int]) -> None:
-    """Kill all descendants started since `known` was taken.
-
-    A signal that arrives while a program is being started leaves it running and unknown."""
+    """Kill all descendants started since `known` was taken, such as one interrupted while starting."""
     until = time.monotonic() + _GONE
     while (others := running() - set(known)) and time.monotonic() < until:
         for pid in others:

@@ -1,8 +1,7 @@
 """Parser of a node's health result, /run/gpuprov/health.json (pure).
 
 The node is untrusted: each field read has a type and bounds, and text with control characters is refused.
-Anything unexpected raises DocumentError and never counts as a healthy node.
-"""
+Anything unexpected raises DocumentError and never counts as a healthy node."""
 
 from __future__ import annotations
 

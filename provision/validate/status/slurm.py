@@ -12,9 +12,7 @@ from provision.text import one_line
 
 @dataclass(frozen=True)
 class SlurmState:
-    """State of one node in Slurm.
-
-    `state`: such as `IDLE+DRAIN`; `reason`: with user and time; `error`: why neither is known."""
+    """State (`IDLE+DRAIN`) and reason (with user and time) of one node, or `error` if unknown."""
 
     name: str
     state: str = ""

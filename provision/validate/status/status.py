@@ -1,8 +1,7 @@
 """The state of a node in service, judged by the health result that its own program wrote (pure).
 
 A result counts while it is fresh. Its age comes from the node's clock since boot, which neither
-administrators nor time servers change, so jumps of the wall clock do not affect it.
-"""
+administrators nor time servers change, so jumps of the wall clock do not affect it."""
 
 from __future__ import annotations
 
@@ -86,9 +85,7 @@ class NodeStatus:
 
 
 def judged(node: str, output: bytes | NodeError, before: SlurmState | None = None) -> NodeStatus:
-    """Judge a node by its program's output (node/health_result.py) or by the error instead of it.
-
-    `before`: Slurm's previous state, used if Slurm was not queried this time."""
+    """Judge a node by its program's output or error; `before`: Slurm's last state, if not queried now."""
     if isinstance(output, NodeError):
         return NodeStatus(node, Verdict.ERROR, state_word(output.unreachable), output.line)
     try:
@@ -136,9 +133,7 @@ def _stale(said: str, document: HealthDocument) -> str:
 
 
 def _verdict(document: HealthDocument) -> tuple[Verdict, str]:
-    """Return the verdict of a fresh result, and why it proves nothing.
-
-    The verdict is never better than the worst finding, and a result without checks has measured nothing."""
+    """Return a fresh result's verdict, at least as bad as its worst finding, or why it proves nothing."""
     if document.error:
         return Verdict.ERROR, f"the health program could not judge the node: {document.error}"
     if not document.checks and document.verdict is not Verdict.FAIL:
