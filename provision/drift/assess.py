@@ -74,8 +74,7 @@ class LookOptions(TypedDict, total=False):
     observe: Observe | None
     also: Collection[str]  # facts to observe on every node in addition to those its roles promise
     also_of: Mapping[str, Collection[str]]  # additional facts for nodes with one vendor's GPUs, by vendor
-    # receives each node once its drifts are known, before others have answered
-    on_judged: OnJudged | None
+    on_judged: OnJudged | None  # receives each node once its drifts are known, before others have answered
     remove: tuple[str, ...]  # roles to remove from the nodes; only these are compared (removal.py)
 
 

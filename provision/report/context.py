@@ -1,4 +1,6 @@
-"""Data of a report beyond one run's health: earlier runs, load samples, measurements between nodes."""
+"""Data of a report beyond one run's health: earlier runs, load samples, measurements between nodes.
+
+It is read from the run's folder and from those of earlier runs."""
 
 from __future__ import annotations
 

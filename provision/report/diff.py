@@ -54,7 +54,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Moved:
-    """One moved measurement; `change` and `noise` (not significant) are fractions of the earlier value."""
+    """One moved measurement. `change`: as a fraction of the earlier value.
+
+    `noise`: the largest change that does not count; `replaced`: it is another GPU."""
 
     node: str
     check: str
@@ -223,8 +225,7 @@ def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[F
         old_word, new_word = was.verdict.value if was else "", now.verdict.value if now else ""
         if shown is None or old_word == new_word:
             continue
-        # covered by another device's pass
-        if not {"warn", "error", "fail"} & {old_word, new_word}:
+        if not {"warn", "error", "fail"} & {old_word, new_word}:  # covered by another device's pass
             continue
         check, metric, device = key
         yield FindingChange(

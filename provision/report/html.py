@@ -207,7 +207,9 @@ def _sections(
     first: int = 0,
     brief: bool = False,
 ) -> list[Markup]:
-    """Render each node's section (`brief`: faults only) up to the budget, in bytes without charts."""
+    """Render the section of each node, worst first, up to the budget (bytes without charts).
+
+    `brief`: faults only; `first`: number of the first of these nodes."""
     template = environment.get_template("node.html.j2")
     spent, sections = 0, []
     for number, node in enumerate(nodes, first):

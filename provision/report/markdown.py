@@ -14,8 +14,7 @@ from provision.report.context import NOTHING, Context
 from provision.report.terminal import next_commands
 from provision.text import clean, columns, duration, many, moment, one_line, quantity
 
-# keeps the text, with _ROWS, within ticket systems' 65,536 characters
-_CAUSES = 40
+_CAUSES = 40  # keeps the text, with _ROWS, within ticket systems' 65,536 characters
 _ROWS = 20
 _EVIDENCE = 12  # lines of raw output below a cause
 # Characters special within a line of Markdown. An underscore within a word (gpu_burn) is harmless and left

@@ -26,8 +26,7 @@ from provision.secrets_mask import secrets_of
 from provision.text import many
 from provision.up.executor import Journal
 
-# their events are journaled; others are run again
-_OF_UP = ("up.yml", "remove.yml", "reboot.yml")
+_OF_UP = ("up.yml", "remove.yml", "reboot.yml")  # their events are journaled; others are run again
 
 
 @dataclass

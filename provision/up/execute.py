@@ -332,7 +332,7 @@ class WaveWork:
         return {node: looks[node] for node in nodes if node in looks}
 
     def _again(self, look: Look, known: set[tuple[str, str]], every: bool) -> tuple[str, ...]:
-        """Return the roles to run again: newly broken, or all that differ if the node rebooted (`every`)."""
+        """Return roles with new drifts; with `every` (after a reboot or lost connection), with any drift."""
         wanted = {
             drift.expectation.role
             for drift in look.drifts

@@ -202,7 +202,9 @@ class AnsibleExecutor:
         return max((seconds for seconds in chosen if isinstance(seconds, int)), default=1800) / 60
 
     def _awaited(self, lost: Mapping[str, Outcome]) -> dict[str, Outcome]:
-        """Await nodes whose worker was lost in a reboot, through another one; repeat reboots not done."""
+        """Wait for nodes that rebooted when their worker was lost, observing them through a different one.
+
+        A node that keeps answering without having booted is rebooted once more."""
         minutes = self._reboot_minutes(lost)
         limit = f"{minutes:.0f} min"
         self.say(f"{fold(lost)}: the worker was lost while they rebooted; waiting up to {limit} for them")

@@ -126,7 +126,7 @@ class Runner:
     _stopped: bool = False
 
     def call(self, event: str, nodes: Sequence[str], wave: int, kind: str) -> dict[str, str]:
-        """Call the hooks of these nodes; return each failure's reason. An interrupt ends running hooks."""
+        """Call these nodes' hooks, if any; return each failure's reason. An interrupt ends running hooks."""
         hooks = self.hooks.get(event, {})
         calls: dict[tuple[Any, ...], list[str]] = {}
         for node in nodes:
@@ -218,8 +218,7 @@ class Runner:
 
 
 def end_of(process: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, str]:
-    """Wait for a process group, killing it after `timeout`; return its status (None if killed), its
-    output."""
+    """Run a process group to its end, by force after `timeout`; return status (None if killed) and output."""
     kept = bytearray()
     reader = threading.Thread(target=_read, args=(process.stdout, kept), daemon=True)
     reader.start()

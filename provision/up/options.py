@@ -10,8 +10,7 @@ from provision.events import OnEvent
 from provision.fleet import Fleet
 from provision.up.waves import Share
 
-# health gates of a wave
-EXPECTATIONS, QUICK = "expectations", "quick"
+EXPECTATIONS, QUICK = "expectations", "quick"  # health gates of a wave
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,9 @@ class EarlierRuns:
 
 @dataclass(frozen=True)
 class UpOptions:
-    """Options of `up`; no wave begins after `max_failures` failures, `remove` starts with the last role."""
+    """Options of `up`. With more than `max_failures` nodes in trouble, no further wave begins.
+
+    `remove`: roles to remove, the last one first."""
 
     wave_size: Share | None = None
     canary: bool = True

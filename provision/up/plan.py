@@ -44,7 +44,9 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of `up` on the fleet, with the reasons for each unreachable or undrainable node."""
+    """The work of `up` on the fleet. `unreachable`: node → why its state is unknown.
+
+    `scheduler`: node → why its scheduler could not drain it, so that `up` would not touch it."""
 
     nodes: Mapping[str, NodePlan]
     waves: tuple[waves.Wave, ...]

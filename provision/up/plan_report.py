@@ -273,8 +273,7 @@ def _of_role(role: str, items: Sequence[Item], everything: bool) -> list[str]:
 
 def _facts(item: Item) -> str:
     facts = [drift.expectation.fact for drift in item.drifts]
-    # one per thing
-    names = list({fact.rpartition(".")[0]: fact for fact in reversed(facts)}.values())[::-1]
+    names = list({fact.rpartition(".")[0]: fact for fact in reversed(facts)}.values())[::-1]  # one per thing
     more = f" and {len(names) - FACTS} more" if len(names) > FACTS else ""
     return f"  [{', '.join(names[:FACTS])}{more}]" if names else ""
 

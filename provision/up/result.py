@@ -228,8 +228,7 @@ def _causes(results: Sequence[Result]) -> Iterator[list[str]]:
         where = " · ".join(part for part in (first.role, first.task) if part)
         head = f"{first.status.value.upper()}: {fold(result.node for result in same)}"
         lines = [f"{head} · {where}" if where else head]
-        # without the first node's name
-        message = first.message if len(same) == 1 else _cause(first)[3]
+        message = first.message if len(same) == 1 else _cause(first)[3]  # without the first node's name
         lines += [f"  {line}" for line in message.splitlines()]
         lines += [f"  {_drift_line(drift)}" for drift in first.drifts[:_SHOWN]]
         if len(first.drifts) > _SHOWN:

@@ -281,7 +281,7 @@ def left_out(node: NodeFacts, busy: Mapping[str, str]) -> NodeFacts:
 
 
 class _Lists:
-    """The remaining checks of each node, each with its programs, or None if it runs nothing."""
+    """The remaining checks of each node, with programs or None (measured before, or decided by facts)."""
 
     def __init__(self, run: _Run, on_event: OnEvent) -> None:
         self._run, self._on_event = run, on_event

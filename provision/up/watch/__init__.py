@@ -1,1 +1,1 @@
-"""`gpuprov watch`: a node that fails is taken out of service, and a proven spare is put in its place."""
+"""`gpuprov watch`: a failed node is taken out of service, and a validated spare takes its place."""

@@ -1,9 +1,8 @@
-"""Alerts in Alertmanager: each is sent again while what it tells of lasts, and ended when that is over.
+"""Alerts in Alertmanager, each renewed while its condition lasts and ended afterwards.
 
-Alertmanager forgets an alert at its `endsAt`, so whoever gave it must renew it (POST /api/v2/alerts of its
-API v2; openapi.yaml of its sources). A watch that has ended renews none: its alerts end a little later. One
-file for each that is open: the watch that starts next goes on with them.
-"""
+Alertmanager drops an alert at its `endsAt` unless it is renewed (POST /api/v2/alerts of its API v2;
+openapi.yaml of its sources), so those of a stopped watch end. Each open alert has a file, for the next
+watch."""
 
 from __future__ import annotations
 
@@ -21,15 +20,15 @@ from provision.text import iso
 from provision.up.watch.incidents import FORMAT, Incident
 from provision.up.watch.steps import Message
 
-MINUTES = 15  # an alert lives for so long if nobody renews it
+MINUTES = 15  # lifetime of an alert without renewal
 RENEW = 300.0  # seconds between two renewals
-AGAIN = 15.0  # seconds after one that failed
+AGAIN = 15.0  # seconds after a failed one
 
 Alert = Mapping[str, Any]
 
 
 def alert(message: Message, ends: float) -> Alert:
-    """A message as an alert that ends at this time (seconds since 1970), if it is not renewed."""
+    """Convert a message to an alert that ends at `ends` (seconds since 1970) unless it is renewed."""
     labels = {
         "alertname": "GpuprovWatch",
         "kind": message.kind,
@@ -53,8 +52,10 @@ def is_over(
     held: Collection[str],
     validated: Mapping[str, float],
 ) -> bool:
-    """Whether what a message tells of is over. `held`: the ids of messages on what lasts: a limit that keeps
-    nodes in service, a spare without its pool; `validated`: spare → when it last passed."""
+    """Return whether the condition of a message is over; `validated`: spare → time of its last pass.
+
+    `held`: ids of messages about lasting conditions: a limit that keeps nodes in service, a spare without its
+    pool."""
     if not message.incident:
         passed = validated.get(message.node, 0.0) > message.at
         return passed if message.kind == "spare-failed" else message.id not in held
@@ -67,8 +68,9 @@ def is_over(
 
 
 class Alerts:
-    """The alerts that are open, in a folder. `post` takes them to Alertmanager, and raises OSError or
-    ValueError; `say`: lines for the log. Called from several threads."""
+    """The open alerts, stored in a folder. Thread-safe.
+
+    `post`: sends them to Alertmanager, raises OSError or ValueError; `say`: writes a log line."""
 
     def __init__(
         self, folder: Path, post: Callable[[Sequence[Alert]], None], say: Callable[[str], None]
@@ -89,7 +91,7 @@ class Alerts:
                 self._open[message.id] = message
 
     def open(self, message: Message) -> None:
-        """Have this one sent, now and again. One that cannot be kept on disk is gone after a restart."""
+        """Send this alert now, and renew it. One that cannot be stored on disk is lost on restart."""
         with self._guard:
             if message.id in self._open:
                 return
@@ -106,23 +108,23 @@ class Alerts:
             self._due = 0.0
 
     def settle(self, over: Callable[[Message], bool]) -> None:
-        """Have those ended that are over."""
+        """End the alerts that are over."""
         with self._guard:
             for message in [one for one in self._open.values() if over(one)]:
                 self._over[message.id] = self._open.pop(message.id)
                 self._due = 0.0
 
     def round(self) -> float:
-        """Send what is due; the seconds until something is."""
+        """Send due alerts; return the seconds until the next is due."""
         now = time.monotonic()
         with self._guard:
             if now < self._due:
                 return self._due - now
             still, over = list(self._open.values()), list(self._over.values())
-            self._due = now + RENEW  # whoever opens one meanwhile has its own say
+            self._due = now + RENEW  # `open` sets it to 0 for a new alert
         rows = [alert(one, time.time() + MINUTES * 60) for one in still]
         labels = [row["labels"] for row in rows]
-        # The same alert may have begun anew: with another number of nodes, for instance.
+        # The same alert may have been opened again, with another number of nodes for instance.
         rows += [row for row in (alert(one, time.time()) for one in over) if row["labels"] not in labels]
         try:
             if rows:

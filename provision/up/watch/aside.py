@@ -1,4 +1,4 @@
-"""Making a node a spare: it is drained, and waits for a node that fails."""
+"""Setting nodes aside as spares: each is drained, and waits for another node to fail."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def set_aside(
     scheduler: Scheduler,
     say: Callable[[str], None],
 ) -> None:
-    """Drain idle nodes of the spares' group, so that the watch may choose them. A watch never does this
-    itself: a node that serves may have replaced another, for a watch whose folder this user does not have.
-    Raises UsageError for a node that is no spare or has jobs, GpuprovError where the scheduler does not drain
-    one; then those before it are drained."""
+    """Drain idle nodes of the spares' group, so that the watch may choose them.
+
+    A watch never does this itself: a node in service may have replaced another, for a watch whose folder this
+    user does not have. Raises UsageError for a node that is no spare or has jobs, GpuprovError if the
+    scheduler does not drain one; nodes before it stay drained."""
     role = roles(fleet, incidents)
     for name in nodes:
         if name not in fleet.groups.get(SPARES, ()):

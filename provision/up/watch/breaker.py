@@ -1,7 +1,6 @@
-"""The breaker of all drains as the watch sees it: when it opens for a common cause, and what people read.
+"""The watch's view of the breaker of all drains: when it opens, and messages about it.
 
-The breaker itself is the scheduler's (provision.remote.schedulers.Breaks), since nodes drain themselves, too.
-"""
+The breaker is the scheduler's (provision.remote.schedulers.Breaks), since nodes drain themselves too."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen
 
 KIND = "breaker-open"
-AGAIN = 5.0  # seconds until a breaker that could not be opened is tried again
+AGAIN = 5.0  # seconds until opening the breaker is retried
 _HOUR = 3600.0
 
 
 def stopped(why: str) -> str:
-    """What people read of an open breaker."""
+    """Return the message about an open breaker."""
     return (
         f"the breaker of all drains is open, so nothing is drained for a fault: {why}. Find the common "
         "cause, then close it with gpuprov watch breaker --close"
@@ -34,8 +33,9 @@ def common_cause(
     after: float,
     policy: Policy,
 ) -> str:
-    """That more nodes of a pool have failed within an hour than may be drained in it, whoever would drain
-    them, or "". `recent`: nodes that were taken out of service within the hour; `after`: when it began."""
+    """Return why a pool has more failures within an hour than may be drained, or "".
+
+    `recent`: nodes taken out of service within the hour; `after`: its beginning."""
     pools: dict[str, list[str]] = {}
     for name, word in scheduled.items():
         for pool in () if word.error else word.pools:
@@ -48,15 +48,16 @@ def common_cause(
 
 
 def _fails(seen: Seen | None, word: Scheduled, after: float) -> bool:
-    """Whether a node failed since then that takes jobs, or that its own program drained."""
+    """Return whether a node failed since `after` that takes jobs, or that its own program drained."""
     if seen is None or not seen.fatal or seen.since <= after:
         return False
     return word.holder is Holder.NOBODY or by_the_node_itself(word.reason)
 
 
 class Breaker:
-    """What a watch knows of it. `why`: why it is open; None while it is closed, as far as is known. Each
-    drain needs the scheduler's own permit, so what is not known here drains nothing too much."""
+    """The breaker as last read; drains need the scheduler's own permit, so an outdated state is harmless.
+
+    `why`: why it is open; None while it is closed, as far as known."""
 
     def __init__(self, scheduler: Scheduler, say: Callable[[str], None]) -> None:
         self._scheduler, self._say = scheduler, say
@@ -65,12 +66,11 @@ class Breaker:
 
     @property
     def counts(self) -> float:
-        """Seconds for which a failure counts towards opening it. What failed before a person closed it does
-        not: it would be open again at once, and permits hold those nodes."""
+        """Seconds for which a failure counts towards opening it, but none from before a person closed it."""
         return min(_HOUR, time.monotonic() - self._closed)
 
     def read(self) -> None:
-        """Read it again; without an answer the last one stands."""
+        """Read its state; without an answer the last one is kept."""
         if isinstance(self._scheduler, Breaks):
             with contextlib.suppress(BreakerError):
                 before, self.why = self.why, self._scheduler.breaker()
@@ -78,7 +78,7 @@ class Breaker:
                     self._closed = time.monotonic()
 
     def open(self, why: str) -> None:
-        """Open it for everybody."""
+        """Open the breaker for all of gpuprov."""
         if not isinstance(self._scheduler, Breaks) or time.monotonic() < self._not_before:
             return
         try:

@@ -1,8 +1,7 @@
-"""Which nodes are taken out of service now, which are left, and why (pure).
+"""Decision which nodes to take out of service now, which to leave, and why (pure).
 
-Everything here errs towards doing nothing: a fault costs a job, a wrong drain of half a fleet costs all of
-them. What is held back is told to people, once, for as long as it is so.
-"""
+When in doubt, nothing is done: a fault costs a job, a wrong drain of half a fleet costs all of them. People
+are told once about each action held back, for as long as it lasts."""
 
 from __future__ import annotations
 
@@ -27,48 +26,50 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class View:
-    """All that a decision rests on, at one moment. `at`: seconds since 1970. `scheduled`: what the scheduler
-    said, at most seconds ago; a node that is missing there is one of which nothing is known."""
+    """All data that a decision depends on, at one moment. `at`: seconds since 1970.
+
+    `scheduled`: the scheduler's answers, seconds old at most; a missing node is one with unknown state."""
 
     at: float
     fleet: Fleet
     seen: Mapping[str, Seen]
     scheduled: Mapping[str, Scheduled]
     incidents: Sequence[Incident]
-    validated: Mapping[str, float] = field(default_factory=dict)  # spare → when it last passed
+    validated: Mapping[str, float] = field(default_factory=dict)  # spare → time of its last pass
     unscheduled: Collection[str] = ()  # nodes without a scheduler: watched and reported, never drained
     ages: Mapping[str, float] = field(default_factory=dict)  # incident → seconds since it was opened (Ages)
     breaker: str | None = None  # why the breaker of all drains is open
-    counts: float = HOUR  # seconds for which failures count towards it: fewer after a person closed it
+    counts: float = HOUR  # seconds for which failures count towards it; fewer after a person closed it
 
     @property
     def roles(self) -> dict[str, Role]:
         return roles(self.fleet, self.incidents)
 
     def within_an_hour(self, incident: Incident) -> bool:
-        """Whether it was opened within the last hour."""
+        """Return whether it was opened within the last hour."""
         return self.age(incident) < HOUR
 
     def age(self, incident: Incident) -> float:
-        """Seconds since it was opened."""
+        """Return the seconds since it was opened."""
         return self.ages.get(incident.id, self.at - incident.opened)
 
     @property
     def acts(self) -> bool:
-        """Whether there is a node that may be drained: a watch that follows another one has none."""
+        """Whether any node may be drained; False in a watch that follows."""
         return any(name in self.scheduled for name in self.fleet.nodes)
 
 
 class Ages:
-    """How long ago incidents were opened, by a clock that nobody steps: limits by the hour hold when the wall
-    clock does not. At first sight the wall clock counts; what is in the future then was opened just now."""
+    """Ages of incidents by a monotonic clock, so that hourly limits survive steps of the wall clock.
+
+    The wall clock counts at first sight, and a time in its future then means just now."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._opened: dict[str, float] = {}
 
     def of(self, incidents: Sequence[Incident], at: float) -> dict[str, float]:
-        """Incident → seconds; `at`: the wall clock's time."""
+        """Return the seconds since each incident was opened; `at`: the wall clock's time."""
         now = self._clock()
         self._opened = {
             one.id: self._opened.get(one.id, now - max(0.0, at - one.opened)) for one in incidents
@@ -78,8 +79,7 @@ class Ages:
 
 @dataclass(frozen=True)
 class Held:
-    """A state that lasts and that people must know of. `kind`: docs/watch.md; `held.*` are failed nodes that
-    are left in service."""
+    """A lasting condition for people. `kind`: see docs/watch.md; `held.*`: nodes left in service."""
 
     kind: str
     nodes: tuple[str, ...]
@@ -87,7 +87,7 @@ class Held:
 
     @property
     def key(self) -> str:
-        """What is reported once an hour: the kind; for one that stops a single incident, that one."""
+        """Identity for hourly reports: the kind, plus the incident if only that one is stopped."""
         return f"{self.kind}.{self.nodes[0]}" if self.kind == "incident-stuck" else self.kind
 
     @property
@@ -98,8 +98,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Decision:
-    """`opened`: new incidents, to be written before anything is done. `held`: what is not done. `common`: why
-    the breaker of all drains is to be opened now, or ""."""
+    """Decision of one round; `opened` incidents are stored before any action, `held` ones are not done.
+
+    `common`: why the breaker of all drains must open now, or ""."""
 
     opened: tuple[Incident, ...] = ()
     held: tuple[Held, ...] = ()
@@ -107,7 +108,7 @@ class Decision:
 
 
 def suspects(view: View, policy: Policy) -> list[str]:
-    """The nodes of which the scheduler's word is needed now: failed ones, and those silent for long."""
+    """Return the nodes to look up in the scheduler now: failed ones, and ones silent for long."""
     busy = {one.node for one in view.incidents if one.holds_node}
     return [
         name
@@ -118,7 +119,7 @@ def suspects(view: View, policy: Policy) -> list[str]:
 
 
 def decide(view: View, policy: Policy) -> Decision:
-    """The incidents to open now."""
+    """Return the incidents to open now."""
     candidates = suspects(view, policy)
     opened: list[Incident] = []
     role = view.roles
@@ -128,7 +129,7 @@ def decide(view: View, policy: Policy) -> Decision:
     if view.breaker is None and view.acts:
         common = breaker.common_cause(view.seen, view.scheduled, recent, view.at - view.counts, policy)
     open_breaker = common if view.breaker is None else view.breaker
-    # Who failed first goes first; in one moment, the one whose fault is certain before the silent one.
+    # The earliest failure goes first; at the same time, a certain fault goes before a silent node.
     for name in sorted(
         candidates, key=lambda name: (view.seen[name].silent, view.seen[name].since, natural(name))
     ):
@@ -145,11 +146,10 @@ def decide(view: View, policy: Policy) -> Decision:
 
 
 def _too_silent(view: View, policy: Policy, role: Mapping[str, Role]) -> tuple[Collection[str], list[Held]]:
-    """Nodes that are left alone because too many are silent at once, and why.
+    """Return nodes to leave alone because too many are silent at once, with the reason.
 
-    A node that is out of service already may be switched off for its repair, so it does not count. When the
-    rack of each silent node is known, only these racks are left alone.
-    """
+    A node already out of service may be switched off for its repair and does not count. If the rack of each
+    silent node is known, only these racks are left alone."""
     nodes = [
         name
         for name in view.seen
@@ -180,8 +180,7 @@ def _too_silent(view: View, policy: Policy, role: Mapping[str, Role]) -> tuple[C
 
 
 def _taken(word: Scheduled | None, was_spare: bool) -> bool:
-    """Whether a person took the node out of service, or a run of gpuprov did: `up`, a burn-in, the watch of
-    another machine."""
+    """Return whether a person or a run of gpuprov (`up`, a burn-in, another watch) took the node out."""
     if word is None or word.error:
         return False
     ours = word.holder is Holder.US and not was_spare and not by_the_node_itself(word.reason)
@@ -202,7 +201,7 @@ def _one(
         why = f"no scheduler that gpuprov can ask, so it is not drained: {seen.cause}"
         return Held("held.unscheduled", (name,), why) if seen.fatal else None
     if word is None:
-        return None  # asked, but not answered yet
+        return None  # queried, but not answered yet
     if word.error:
         return Held("held.scheduler", (name,), f"no answer from the scheduler: {word.error}")
     if _taken(word, was_spare):
@@ -210,11 +209,11 @@ def _one(
     cause, action = seen.cause, seen.action
     if not seen.fatal:
         if word.takes_jobs or not word.down:
-            return None  # silent to us alone
+            return None  # silent only for this watch
         silent = spelled(int(view.at - seen.since))
         cause = f"down: no answer for {silent}, and the scheduler has it as {word.state}"
         action = "investigate"
-    # What the node's own program has drained was counted, and is only taken over.
+    # A node drained by its own program was already counted, and is only taken over.
     if not was_spare and open_breaker and word.holder is Holder.NOBODY:
         return Held(breaker.KIND, (name,), breaker.stopped(open_breaker))
     if not was_spare and (limit := _limit(name, word, view, policy, opened)):
@@ -244,7 +243,7 @@ def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Seque
     for pool in word.pools:
         members = [other for other, its in view.scheduled.items() if pool in its.pools and not its.error]
         unknown = [other for other in out if (its := view.scheduled.get(other)) is None or its.error]
-        members += unknown  # they may be in it
+        members += unknown  # they may belong to it
         mine = [other for other in members if other in out]
         if len(mine) >= policy.out_of(len(members)):
             why = (
@@ -256,7 +255,7 @@ def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Seque
 
 
 def _together(held: Sequence[Held]) -> tuple[Held, ...]:
-    """The same reason once, with all its nodes."""
+    """Merge equal reasons, with all their nodes."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in held:
         found.setdefault((one.kind, one.why), []).extend(one.nodes)
@@ -264,7 +263,7 @@ def _together(held: Sequence[Held]) -> tuple[Held, ...]:
 
 
 def ready(spare: str, view: View, policy: Policy) -> str:
-    """Why a spare cannot go into service now, or ""."""
+    """Return why a spare cannot go into service now, or ""."""
     seen, word = view.seen.get(spare), view.scheduled.get(spare)
     if seen is None:
         return "no health result yet"
@@ -289,13 +288,14 @@ def ready(spare: str, view: View, policy: Policy) -> str:
 
 
 def lost_spares(view: View) -> int:
-    """How many spares went to repair within the last hour, and are still there."""
+    """Count the spares that went to repair within the last hour and are still there."""
     return sum(one.was_spare and one.holds_node and view.within_an_hour(one) for one in view.incidents)
 
 
 def spares_in_service(view: View) -> list[Held]:
-    """Nodes of the spares' group that take jobs, though no incident says why. They may have replaced failed
-    nodes for a watch whose state is lost, or elsewhere, so they are left alone."""
+    """Report spares that take jobs without an incident that explains it.
+
+    They may have replaced failed nodes for a watch with lost state, or elsewhere, so they are left alone."""
     taken = {one.spare for one in view.incidents if one.holds_spare}
     found = [
         name
@@ -316,7 +316,7 @@ def spares_in_service(view: View) -> list[Held]:
 
 
 def spares_gone(view: View) -> list[Held]:
-    """Whether the inventory has spares, and none of them is a spare now."""
+    """Report that the inventory has spares but none is a spare now."""
     spares = [name for name in view.fleet.groups.get(SPARES, ()) if name in view.fleet.nodes]
     if not spares or Role.SPARE in view.roles.values():
         return []
@@ -327,8 +327,9 @@ def spares_gone(view: View) -> list[Held]:
 def choose(
     incident: Incident, view: View, policy: Policy, aside: Mapping[str, str] | None = None
 ) -> tuple[str, dict[str, str]]:
-    """The spare for an incident, or ""; and why each of the others is none. `aside`: spares that could not be
-    checked a moment ago, with the reason."""
+    """Return the best spare for an incident, or "", and why each other one is unsuitable.
+
+    `aside`: spares that could not be checked a moment ago, with the reason."""
     role, node = view.roles, view.fleet.nodes.get(incident.node)
     if node is None:
         return "", {}
@@ -368,15 +369,15 @@ def choose(
 
 
 class Telling:
-    """What people are told of it: each kind once an hour, however often it comes and goes, and again when
-    twice as many failed nodes are held; a rack falls silent one node after the other. An open breaker waits
-    for a person, and is told once."""
+    """Filter that reports each kind of condition at most once an hour, an open breaker only once.
+
+    It reports a kind again once the held nodes have doubled, since a rack falls silent node by node."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, int]] = {}
 
     def news(self, held: Sequence[Held], at: float) -> list[Held]:
-        """Those that are to be told now."""
+        """Return the conditions to report now."""
         stays = {breaker.KIND} & {one.key for one in held}
         self._told = {key: told for key, told in self._told.items() if key in stays or at - told[0] < HOUR}
         found = []

@@ -19,15 +19,16 @@ from provision.up.watch.incidents import FORMAT, Step
 from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role
 
-EVERY = 15.0  # seconds between two beats
-LATE = 120.0  # seconds after which a watch without a beat counts as gone
+EVERY = 15.0  # seconds between two heartbeats
+LATE = 120.0  # seconds after which a watch without a heartbeat counts as gone
 
 
 def beat(
     folder: Path, nodes: str, held: Collection[str], counts: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Write the file, and return its content. `nodes`: the pattern of --nodes; `held`: the kinds of what
-    people must know of; `counts`: what the watch counts (`counted`). Raises OSError."""
+    """Write the heartbeat file and return its content. Raises OSError. `nodes`: pattern of --nodes.
+
+    `held`: kinds of lasting conditions; `counts`: see `counted`."""
     row = {"format": FORMAT, "at": time.time(), "pid": os.getpid(), "nodes": nodes, "held": sorted(held)}
     row["counts"] = dict(counts or {})
     atomic_file.write(folder / "heartbeat.json", json.dumps(row) + "\n", sync=False)
@@ -37,11 +38,11 @@ def beat(
 def counted(
     view: View, policy: Policy, results: Mapping[str, tuple[float, float]], began: float, failures: int
 ) -> dict[str, Any]:
-    """What the watch counts. `results`: node → age and interval of its newest health result, in seconds;
-    `began`: when this watch started, seconds since 1970; `failures`: rounds since then that an error ended.
+    """Return the watch's counters; `results`: node → age and interval (s) of its latest health result.
 
-    Drains and replacements are those of all incident files, so they grow across restarts. A node in repair
-    may be switched off, so its result does not count."""
+    `began`: start of this watch, seconds since 1970; `failures`: its failed rounds. Drains and replacements
+    are counted in all incident files, so they grow across restarts. Nodes in repair may be off, so their
+    results do not count."""
     role = view.roles
     steps = Counter(one.step for one in view.incidents if one.holds_node)
     taken = {one.spare for one in view.incidents if one.holds_spare}
@@ -61,7 +62,7 @@ def counted(
 
 
 def export(path: str, row: Mapping[str, Any]) -> str:
-    """Write the metrics; why that failed, or ""."""
+    """Write the metrics; return why that failed, or ""."""
     try:
         with atomic_file.held(Path(path).absolute().parent) as exporters:
             atomic_file.write(exporters / Path(path).name, render(families(row)), private=False, sync=False)
@@ -70,7 +71,7 @@ def export(path: str, row: Mapping[str, Any]) -> str:
     return ""
 
 
-_METRICS = {  # of a heartbeat and of `counted`: the metric, and its help
+_METRICS = {  # key of a heartbeat or of `counted`: the metric, and its help
     "at": ("heartbeat_timestamp_seconds", "When the watch last finished a round, in seconds since 1970."),
     "started": ("start_timestamp_seconds", "When this watch started, in seconds since 1970."),
     "failures": ("failed_rounds_total", "Rounds since then that an error ended."),
@@ -86,7 +87,7 @@ _INCIDENTS = "Nodes out of service, by the next step of their incident."
 
 
 def families(row: Mapping[str, Any]) -> list[Family]:
-    """The metrics of a heartbeat."""
+    """Return the metrics of a heartbeat."""
     values = {"at": row["at"], **row.get("counts", {})}
     steps = values.get("incidents", {})
     return [
@@ -109,7 +110,7 @@ def _by(name: str, about: str, label: str, values: Mapping[str, int]) -> Family:
 
 
 def last(folder: Path) -> dict[str, Any]:
-    """The newest heartbeat; empty if there is none."""
+    """Return the latest heartbeat, {} without one."""
     try:
         row = json.loads((folder / "heartbeat.json").read_text("utf-8"))
         held = [str(kind) for kind in row["held"]]
@@ -119,18 +120,19 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 def state(row: Mapping[str, Any], now: float, running: bool) -> str:
-    """`work`; `held`: at work, but something keeps it from a part of that; `follows`: another watch has the
-    nodes, and this one does nothing to them; `late`: it runs, and finishes no round; `stopped`; `never`: it
-    has not run here yet. `running`: whether its process is there."""
+    """Return the state of the watch; `running`: its process exists.
+
+    `work`; `held`: working, but partly blocked; `follows`: another watch has the nodes, and this one does
+    nothing to them; `late`: running, but finishes no round; `stopped`; `never`: has not run here yet."""
     if not running:
         return "stopped" if row else "never"
-    if not row or abs(now - row["at"]) > LATE:  # a heartbeat from the future is one of another clock
+    if not row or abs(now - row["at"]) > LATE:  # a heartbeat from the future was written by another clock
         return "late"
     return "held" if row["held"] else "follows" if row.get("follows") else "work"
 
 
 def line(row: Mapping[str, Any], now: float, running: bool) -> str:
-    """The same for people."""
+    """Return the state as a line for people."""
     which = "" if not row or row["nodes"] == "all" else f" of --nodes {row['nodes']}"
     ago = f"its last round was {spelled(abs(int(now - row['at'])))} ago, at {iso(row['at'])}" if row else ""
     return {
@@ -144,7 +146,7 @@ def line(row: Mapping[str, Any], now: float, running: bool) -> str:
 
 
 def status(row: Mapping[str, Any], follows: str = "") -> str:
-    """The same in the words of `systemctl status`. `follows`: who has the nodes, if this watch has none."""
+    """Return the state for `systemctl status`. `follows`: watch with the nodes, if this one has none."""
     if follows:
         return f"follows {follows}"
     counts = row["counts"]

@@ -1,19 +1,18 @@
-"""What the watch remembers: one file for each incident, and what follows from all of them.
+"""Persistent state of the watch: one file for each incident, and the state derived from all of them.
 
-    incidents/<id>.json    a node that failed, and how far its replacement has come
-    last-number            the number that the last change of a node's role got
-    returns/<id>.json      how far `gpuprov return` has brought that node back
-    lease.json             who this watch is in its leases (lease.py), and whom it follows
-    nodes.json             the nodes that are watched, and in which inventory
-    validated.json         when each spare was validated last, and with which verdict
+    incidents/<id>.json    a failed node, and the progress of its replacement
+    last-number            number of the last change of a node's role
+    returns/<id>.json      progress of `gpuprov return` for that node
+    lease.json             identity of this watch in its leases (lease.py), and the watch it follows
+    nodes.json             the watched nodes and their inventory
+    validated.json         time and verdict of each spare's last validation
     history.jsonl          each change of a node's health
-    outbox/<id>.json       a message that was not delivered to everybody yet (tell.py)
-    alerts/<id>.json       an alert that is open in Alertmanager (alerts.py)
+    outbox/<id>.json       a message not yet delivered to all receivers (tell.py)
+    alerts/<id>.json       an open alert in Alertmanager (alerts.py)
 
-An incident's `step` names what is to be done **next**, and is written before it is done. Every step can be
-done twice without harm, so a watch that was killed takes each incident up at its step. Files are replaced
-whole; they are meant to be read by people, and a newer format is refused.
-"""
+An incident's `step` names the **next** action, and is written before it is done. Every step is idempotent, so
+a watch that was killed resumes each incident at its step. Files are replaced atomically; people may read
+them, and a newer format is refused."""
 
 from __future__ import annotations
 
@@ -39,16 +38,16 @@ from provision.node_names import fold
 from provision.remote.schedulers import PREFIX
 
 FORMAT = 1
-SPARE = "spare"  # the reason that a waiting spare has in its scheduler
+SPARE = "spare"  # a waiting spare's reason in its scheduler
 _NODES = "nodes.json"
-_HISTORY = 64 * 1024 * 1024  # bytes of history.jsonl; then it is begun anew, and the old one kept beside
+_HISTORY = 64 * 1024 * 1024  # bytes of history.jsonl before it is rotated; one old file is kept
 
 
 class Step(enum.StrEnum):
-    """What is to be done next."""
+    """The next action."""
 
     DRAIN = "drain"
-    CHOOSE = "choose"  # a spare; waits here while there is none
+    CHOOSE = "choose"  # a spare; waits here until one is ready
     VERIFY = "verify"
     PLACE = "place"
     EVIDENCE = "evidence"
@@ -60,14 +59,12 @@ class Step(enum.StrEnum):
 class Incident:
     """One failed node. Times are seconds since 1970.
 
-    `cause`: one line for people; `action`, `device`, `serial` of the finding. `spare`: the node that takes
-    its place (chosen from step `verify` on); `tried`: spares that turned out to be none; `pools`: those that
-    the spare was put into. `was_spare`: it failed while it waited, so nobody takes its place. `placed`,
-    `closed`, `returned`: when. `note`: why it stands where it stands. `returning`: how far `gpuprov return`
-    has come: step → the run that did it. `number`, `placed_number`, `returned_number`: the order in which
-    nodes changed their roles, whatever the clock said then (Store.next_number); 0 where an earlier gpuprov
-    wrote the incident, whose changes come first, in order of time.
-    """
+    `cause`: one line for people; `action`, `device`, `serial`: of the finding. `spare`: the node that takes
+    its place (chosen from step `verify` on); `tried`: rejected spares; `pools`: those the spare was added to.
+    `was_spare`: it failed while waiting, so nothing replaces it. `placed`, `closed`, `returned`: times.
+    `note`: reason for the current step. `returning`: progress of `gpuprov return`, part → time it passed.
+    `number`, `placed_number`, `returned_number`: order of role changes, independent of the clock
+    (Store.next_number); 0 in incidents of an earlier gpuprov, whose changes come first, by time."""
 
     id: str
     node: str
@@ -93,12 +90,12 @@ class Incident:
 
     @property
     def reason(self) -> str:
-        """What the scheduler is told: the id first, so that each watch knows whose drain it is."""
+        """Reason for the scheduler; the id comes first, so that each watch recognises its drains."""
         return f"{self.id} {self.cause}"
 
     @property
     def is_open(self) -> bool:
-        """Whether the watch has something left to do for it."""
+        """Whether the watch has work left for it."""
         return self.step not in (Step.REPAIR, Step.CLOSED)
 
     @property
@@ -108,41 +105,44 @@ class Incident:
 
     @property
     def holds_spare(self) -> bool:
-        """Whether its spare is about to go into service. Later it is a node in service as any other, which
-        may fail, return, and be chosen again."""
+        """Whether its spare is about to go into service, after which it is an ordinary node."""
         return bool(self.spare) and self.is_open and self.placed is None
 
 
 def new(node: str, at: float, cause: str, **more: Any) -> Incident:
-    """A new one. Its name says when and what; random bits keep it apart from one that another watch opens for
-    the same node in the same second."""
+    """Create an incident named after time and node.
+
+    Random bits distinguish it from another watch's incident for the same node in the same second."""
     stamp = datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", node)[:60]
     return Incident(f"{stamp}-{plain}-{secrets.token_hex(4)}", node, at, Step.DRAIN, cause, **more)
 
 
-# A reason that a run of gpuprov gave: `up`, a burn-in, the watch of a spare, an incident.
+# A reason set by a run of gpuprov: `up`, a burn-in, the watch for a spare, an incident.
 _OF_A_RUN = re.compile(r"(?:\([^)]*\) )?(?:up |burn-in |spare\b|\d{8}T\d{6}Z-)")
 
 
 def by_the_node_itself(reason: str) -> bool:
-    """Whether a node was drained by its own health program (role slurm_health, NHC), which begins its reason
-    as every part of gpuprov does: the watch goes on from there."""
+    """Return whether a node was drained by its own health program (role slurm_health, NHC).
+
+    Its reason begins like every reason of gpuprov. The watch continues from there."""
     return reason.startswith(PREFIX) and _OF_A_RUN.match(reason, len(PREFIX)) is None
 
 
 def place_of(fleet: Fleet) -> Path:
-    """The folder of the watch of this inventory."""
+    """Return the watch's folder for this inventory."""
     whole = fleet.place
     if len(sources(fleet.source)) > 1:
-        whole = ",".join(sorted(whole.split(",")))  # in whichever order they were named
+        whole = ",".join(sorted(whole.split(",")))  # independent of the order of inventories
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", Path(whole).name)[:60]
     return paths.state_home() / "watch" / f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def elsewhere(place: Path, fleet: Fleet) -> tuple[str, str]:
-    """Nodes of `fleet` that a watch with another folder than `place` has now, and its inventory as options;
-    "" and "" where none has. Each choice of inventories has its folder: two know nothing of each other."""
+    """Return nodes of `fleet` that a running watch with another folder has, and its inventory options.
+
+    Both are "" if there is none. Each choice of inventories has its own folder, so two watches share no
+    state."""
     mine = _reached(fleet)
     for path in sorted(place.parent.glob(f"*/{_NODES}")):
         with contextlib.suppress(RunFolderError, OSError, KeyError, TypeError, AttributeError):
@@ -172,13 +172,13 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The folders' times of change, and what was in them then.
+        # modification times of the folders, and their incidents at that time
         self._known: tuple[tuple[int, ...], list[Incident]] = ((), [])
         self.damaged: dict[str, str] = {}  # incident → why its file cannot be read
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold it against another watch on this machine; the kernel lets go when we are killed."""
+        """Lock the folder against other watches on this machine; the kernel unlocks it if we are killed."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -194,7 +194,7 @@ class Store:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             for folder in ("incidents", "outbox", "alerts", "returns"):
                 (self.path / folder).mkdir(exist_ok=True, mode=0o700)
-            # What a kill left half-written. (In `returns` another process may be writing now.)
+            # Remove files left half-written by a kill. (In `returns` another process may be writing now.)
             for folder in ("incidents", "outbox", "alerts"):
                 for half in self.path.glob(f"{folder}/.*.json.*"):
                     half.unlink(missing_ok=True)
@@ -203,13 +203,13 @@ class Store:
             os.close(descriptor)
 
     def is_watched(self) -> bool:
-        """Whether a watch of this machine holds it now."""
+        """Return whether a watch of this machine holds the folder now."""
         with contextlib.suppress(OSError):
             return is_locked(self.path / "lock")
         return False
 
     def announce(self, fleet: Fleet) -> None:
-        """Write which nodes are watched from here. Raises GpuprovError where another watch has one."""
+        """Record the nodes watched from here. Raises GpuprovError if another watch has one."""
         self._replace(_NODES, {"format": FORMAT, "inventory": fleet.place, "nodes": _reached(fleet)})
         names, options = elsewhere(self.path, fleet)
         if names:
@@ -219,12 +219,11 @@ class Store:
             )
 
     def incidents(self) -> list[Incident]:
-        """Those that can be read, by time; `damaged` has the others. Raises RunFolderError for a newer
-        format."""
+        """Return readable incidents by time; `damaged` has the others. Raises RunFolderError if too new."""
         folder, returns = self.path / "incidents", self.path / "returns"
-        # Each file is replaced by renaming, which changes its folder's time.
+        # Each file is replaced by renaming, which changes its folder's modification time.
         changed = tuple(one.stat().st_mtime_ns if one.is_dir() else 0 for one in (folder, returns))
-        if changed != self._known[0] or self.damaged:  # a file may be repaired in its place
+        if changed != self._known[0] or self.damaged:  # a file may be repaired in place
             found, damaged = [], {}
             for path in sorted(folder.glob("[!.]*.json")):
                 try:
@@ -236,12 +235,13 @@ class Store:
         return list(self._known[1])
 
     def next_number(self) -> int:
-        """A number that is higher than any before: what orders changes of roles, since clocks are stepped.
-        Raises RunFolderError where it cannot be kept."""
+        """Return a number above all earlier ones, to order role changes despite clock steps.
+
+        Raises RunFolderError if it cannot be stored."""
         path = self.path / "last-number"
         known = [max(one.number, one.placed_number, one.returned_number) for one in self.incidents()]
         with _kept(path), path.open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # `gpuprov return` is a process of its own
+            fcntl.flock(file, fcntl.LOCK_EX)  # `gpuprov return` is a separate process
             file.seek(0)
             text = file.read().strip()
             number = max([int(text) if text.isdecimal() else 0, *known]) + 1
@@ -252,17 +252,17 @@ class Store:
         return number
 
     def write(self, incident: Incident) -> None:
-        """Keep it as it is now. Raises RunFolderError where that is not possible."""
+        """Store the incident. Raises RunFolderError if that fails."""
         document = {name: value for name, value in asdict(incident).items() if name not in _OF_RETURN}
         self._replace(f"incidents/{incident.id}.json", {"format": FORMAT, **document})
 
     def write_return(self, incident: Incident) -> None:
-        """Keep how far its node has come back: a file of its own, since a watch may write the other."""
+        """Store the progress of the node's return, in a separate file because a watch may write the other."""
         document = {name: value for name, value in asdict(incident).items() if name in _OF_RETURN}
         self._replace(f"returns/{incident.id}.json", {"format": FORMAT, **document})
 
     def validated(self) -> dict[str, dict[str, Any]]:
-        """Spare → {at, verdict, run}: its last validation. Without a file that can be read all are due."""
+        """Return spare → {at, verdict, run} of its last validation; empty (all are due) if unreadable."""
         try:
             found = _read(self.path / "validated.json")
         except _DamagedError:
@@ -274,7 +274,7 @@ class Store:
         self._replace("validated.json", {"format": FORMAT, "nodes": nodes})
 
     def lease(self) -> dict[str, Any]:
-        """What `write_lease` kept; empty before that. Raises RunFolderError."""
+        """Return the data stored by `write_lease`; empty before that. Raises RunFolderError."""
         return _read(self.path / "lease.json")
 
     def write_lease(self, document: Mapping[str, Any]) -> None:
@@ -288,7 +288,7 @@ class Store:
                 path.replace(path.with_suffix(".1.jsonl"))
             with path.open("ab+") as file:
                 if (end := file.seek(0, os.SEEK_END)) and os.pread(file.fileno(), 1, end - 1) != b"\n":
-                    file.write(b"\n")  # what a kill or a full disk cut off
+                    file.write(b"\n")  # terminates a line cut off by a kill or a full disk
                 file.write("".join(json.dumps(row) + "\n" for row in rows).encode("ascii"))
 
     def _replace(self, name: str, document: Mapping[str, Any]) -> None:
@@ -358,5 +358,5 @@ def _incident(path: Path, back: Path) -> Incident:
 
 
 def moved(incident: Incident, step: Step, note: str = "", **more: Any) -> Incident:
-    """The incident at another step."""
+    """Return the incident at another step."""
     return replace(incident, step=step, note=note, **more)

@@ -1,10 +1,9 @@
-"""Which nodes a watch may act on: those whose lease in the scheduler is its own.
+"""Leases in the scheduler, which decide on which nodes a watch may act.
 
-A watch takes the leases that nobody has, and keeps them until a person has another watch take them over
-(take_over.py): no lease ends by itself, since a watch that is not heard of may still be at work. A watch that
-meets another one's leases follows: it shows what it sees, and does nothing. It stays a follower when those
-leases are gone, too, for it does not know what was done under them.
-"""
+A watch takes free leases and keeps them until a person has another watch take over (take_over.py): leases do
+not expire, because a silent watch may still be working. A watch that finds another's leases follows: it shows
+health and does nothing. It stays a follower even when those leases are gone, since it does not know what was
+done under them."""
 
 from __future__ import annotations
 
@@ -25,22 +24,22 @@ from provision.text import one_line
 from provision.up.watch.incidents import Incident, Step, Store, is_locked
 from provision.up.watch.roles import Role, changes
 
-SPARE_AGAIN = "spare"  # Lease.placed of a node that was repaired since
-AT = 200  # characters of Lease.at
-_GIVES_WAY = 10  # looks at whether a watch that took nodes in the same moment gives them back
+SPARE_AGAIN = "spare"  # Lease.placed of a node that has been repaired since
+AT = 200  # maximum length of Lease.at
+_GIVES_WAY = 10  # polls while a watch that took nodes at the same moment gives them back
 
 
 class LostLeaseError(Exception):
-    """Another watch has a node's lease, so this one does nothing to it."""
+    """Another watch has a node's lease, so this one must not act on it."""
 
 
 def placement(incident: Incident) -> str:
-    """Lease.placed of a failed node and of the spare that takes its place."""
+    """Return Lease.placed of a failed node and of its spare."""
     return f"{incident.id} {incident.node} {incident.spare}"
 
 
 def placements(incidents: Sequence[Incident]) -> dict[str, str]:
-    """Node → Lease.placed: all that another watch needs to go on, if these incidents are lost."""
+    """Return Lease.placed by node: all that another watch needs to continue if these incidents are lost."""
     found: dict[str, str] = {}
     for node, role, one in changes(incidents):
         if role is Role.SPARE:
@@ -48,13 +47,13 @@ def placements(incidents: Sequence[Incident]) -> dict[str, str]:
         elif one.placed is not None:
             found[node] = placement(one)
     for one in incidents:
-        if one.step is Step.PLACE:  # its spare may be in service any moment
+        if one.step is Step.PLACE:  # its spare may go into service at any moment
             found |= dict.fromkeys((one.node, one.spare), placement(one))
     return found
 
 
 def refuse_held(words: Mapping[str, Scheduled], store: Store) -> None:
-    """Raises GpuprovError where a watch with another folder has one of these nodes."""
+    """Raise GpuprovError if a watch with another folder has one of these nodes."""
     mine = store.lease().get("holder")
     for name, word in words.items():
         if word.lease is not None and word.lease.holder != mine:
@@ -65,14 +64,15 @@ def refuse_held(words: Mapping[str, Scheduled], store: Store) -> None:
 
 
 def refuse_half_taken(store: Store) -> None:
-    """Raises GpuprovError where a take-over into this folder did not come to its end."""
+    """Raise GpuprovError if a take-over into this folder was interrupted."""
     if store.lease().get("taking") is True:
         raise GpuprovError("a take-over was interrupted", "run `gpuprov watch take-over` again")
 
 
 class Holding:
-    """The leases of one watch. `follows`: who has those of its nodes, while it has none itself; `others`:
-    nodes on which it must not act, with their lease. Threads may share it."""
+    """The leases of one watch. Thread-safe. `follows`: the watch that has its nodes while it has none.
+
+    `others`: nodes not to act on, with their lease."""
 
     def __init__(self, store: Store, scheduler: Leases, sleep: Callable[[float], None] = time.sleep) -> None:
         kept = store.lease()
@@ -83,12 +83,12 @@ class Holding:
         self.at = one_line(f"{socket.gethostname()}:{store.path}", AT)
         self.others: dict[str, Lease | None] = {}
         self.trouble: dict[str, str] = {}  # node → why its lease cannot be written
-        self.unattended = ""  # that certainly nobody acts on the nodes that this watch leaves alone
+        self.unattended = ""  # message that no watch acts on the nodes which this watch leaves alone
         self._store, self._scheduler, self._sleep = store, scheduler, sleep
         self._told = ""
 
     def save(self, **changed: str | bool) -> None:
-        """Keep who this is. Raises RunFolderError."""
+        """Store the identity of this watch. Raises RunFolderError."""
         for name, value in changed.items():
             setattr(self, name, value)
         names = ("holder", "fleet", "follows", "taking")
@@ -98,7 +98,7 @@ class Holding:
         return word.lease is not None and word.lease.holder == self.holder
 
     def saw(self, words: Mapping[str, Scheduled]) -> None:
-        """Take in whose leases these are. Without an answer they are whose they were."""
+        """Update the owners of these nodes' leases; without an answer the last owner is kept."""
         for name, word in words.items():
             if self.is_mine(word):
                 self.others.pop(name, None)
@@ -109,19 +109,20 @@ class Holding:
         return not any(node in self.others for node in nodes)
 
     def part(self, fleet: Fleet) -> Fleet:
-        """The fleet without the nodes on which this watch must not act."""
+        """Return the fleet without nodes on which this watch must not act."""
         if not (others := self.others.copy()):
             return fleet
         return replace(fleet, nodes={name: node for name, node in fleet.nodes.items() if name not in others})
 
     def keep(self, words: Mapping[str, Scheduled], incidents: Sequence[Incident]) -> None:
-        """Take the leases that nobody has, if this watch follows none, and write into its own what happened.
-        `words`: what the scheduler says of all its nodes now. Raises RunFolderError."""
+        """Take free leases unless following, and record replacements in own ones. Raises RunFolderError.
+
+        `words`: the scheduler's current state of all its nodes."""
         self.trouble = {}
         known = {name: word for name, word in words.items() if not word.error}
         theirs = [word.lease for word in known.values() if word.lease and not self.is_mine(word)]
         mine = [name for name, word in known.items() if self.is_mine(word)]
-        # Its own may be those of which the scheduler says nothing for a moment.
+        # This watch's own nodes may be among those without an answer at the moment.
         follows = "" if mine else theirs[0].at if theirs else self.follows
         if follows != self.follows:
             self.save(follows=follows)
@@ -132,7 +133,7 @@ class Holding:
         for name in mine:
             if (now := known[name].lease) is None:
                 continue
-            # What an incident that is not here has left stays: its file may be damaged or lost.
+            # Data of an incident unknown here stays, because its file may be damaged or lost.
             old = "" if now.placed.partition(" ")[0] in ids else now.placed
             new = replace(now, placed=placed.get(name, old), at=self.at)
             if new != now:
@@ -151,8 +152,7 @@ class Holding:
         self.unattended = self._unattended()
 
     def _unattended(self) -> str:
-        """That the watch whose leases keep this one from its work is not at work, as far as this machine
-        tells: of another one nothing is known."""
+        """Return a message if the followed watch belongs to this machine but is not running, or ""."""
         if not (self.follows and self.others):
             return ""
         ats = {lease.at for lease in self.others.values() if lease}
@@ -169,9 +169,10 @@ class Holding:
         return False
 
     def _settle(self, taken: Mapping[str, Lease]) -> None:
-        """Read back what was written. Of two watches that took nodes of one fleet in the same moment, and got
-        some each, the one with the higher id gives its own back, and the other one waits for that: with a
-        part of its nodes it would report spares as gone, and a watch to follow."""
+        """Read the written leases back; of two watches that took nodes at once, the lower id keeps them.
+
+        The other one gives its own back, and the winner waits for that: with only some of its nodes it would
+        report missing spares, and a watch to follow."""
         words = self._scheduler.look(list(taken))
         kept = {name: word.lease for name, word in words.items() if self.is_mine(word)}
         rivals = self._rivals(words)
@@ -192,8 +193,7 @@ class Holding:
         return [word.lease.holder for word in words.values() if word.lease and not self.is_mine(word)]
 
     def note(self, incident: Incident) -> str:
-        """Write into both leases that the spare is about to take the node's place; why that failed, or "".
-        Raises LostLeaseError."""
+        """Record the replacement in both leases; return why that failed, or "". Raises LostLeaseError."""
         words = self._scheduler.look([incident.node, incident.spare])
         self.own(words)
         before = {name: word.lease for name, word in words.items() if word.lease}
@@ -205,8 +205,7 @@ class Holding:
         return "; ".join(problems.values())
 
     def news(self) -> list[tuple[str, str]]:
-        """Who has the nodes that this watch leaves alone, as an id that changes with it and a sentence; empty
-        where that is nobody, or was returned before."""
+        """Return who has the nodes that this watch leaves alone, if changed: (id of the state, sentence)."""
         others = self.others.copy()
         names, lease = fold(others, 200), next((one for one in others.values() if one), None)
         ident, text = "", ""
@@ -220,7 +219,7 @@ class Holding:
         return [(ident, text)] if ident not in ("", before) else []
 
     def own(self, words: Mapping[str, Scheduled]) -> None:
-        """Take in whose leases these are. Raises LostLeaseError where this watch must not act on one."""
+        """Update lease owners. Raises LostLeaseError if this watch must not act on one of the nodes."""
         self.saw(words)
         if not self.acts_on(*words):
             raise LostLeaseError

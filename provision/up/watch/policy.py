@@ -1,4 +1,4 @@
-"""What the operator allows the watch to do (pure): limits, and which spare may stand in for which node."""
+"""The operator's limits for the watch, and the rules which spare may replace which node (pure)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from provision.errors import StackError
 from provision.fleet import Fleet, Node
 from provision.remote.schedulers.slurm_breaker import LEAST, SHARE, limit
 
-SPARES = "gpuprov_spares"  # the group of nodes that wait
+SPARES = "gpuprov_spares"  # group of waiting nodes
 _OBJECT = "gpuprov_watch"
 
 
@@ -18,21 +18,21 @@ _OBJECT = "gpuprov_watch"
 class Policy:
     """The mapping `gpuprov_watch` of the inventory; each value below is its default.
 
-    Limits: `hourly` substitutions in 60 minutes; `share` percent of a pool (a partition) that the watch may
-    keep out of service at the same time, one node at least; with `silent_share` percent of the nodes silent,
-    and `silent_nodes` at least, the fault is taken to be here or in the network, and nothing is drained.
-    `rack_hourly`: nodes of one rack taken out of service in 60 minutes. By all of gpuprov `breaker_share`
-    percent of a pool, and `breaker_nodes` at least, are drained for a fault within an hour; then none is
-    until a person closes the breaker. `down_minutes`: how long a node must be silent here and down for the
-    scheduler until it counts as failed.
+    Limits: `hourly` substitutions in 60 minutes; `share` percent of a pool (a partition), but at least one
+    node, that the watch may keep out of service at the same time; if `silent_share` percent of the nodes, and
+    at least `silent_nodes`, are silent, the fault is assumed to be here or in the network, and nothing is
+    drained. `rack_hourly`: nodes of one rack taken out of service in 60 minutes. All parts of gpuprov
+    together drain up to `breaker_share` percent of a pool, but at least `breaker_nodes`, for faults within an
+    hour; then none until a person closes the breaker. `down_minutes`: how long a node must be silent here,
+    and down in the scheduler, before it counts as failed.
 
-    Spares: SKU and stack must be the failed node's. So must the variables named in `same`; those in `prefer`
-    decide among several. A spare was validated within `validated_hours`, or is validated before it counts.
-    `verify_seconds`: the longest that its last check, before it goes into service, may take. With
-    `spares_hourly` spares gone to repair within 60 minutes no other one is checked or put into service.
+    Spares: SKU and stack must equal the failed node's, as must the variables named in `same`; those in
+    `prefer` rank several candidates. A spare was validated within `validated_hours`, or is validated before
+    it counts. `verify_seconds`: time limit of its last check before it goes into service. After
+    `spares_hourly` spares went to repair within 60 minutes, no other one is checked or put into service.
 
-    `return_hours`: how long a node stays away after its first failure in 30 days; twice that after each more.
-    `metrics`: the file, of a node exporter's textfile folder, that has the watch's heartbeat.
+    `return_hours`: how long a node stays away after its first failure in 30 days; doubled by each further
+    one. `metrics`: file in a node exporter's textfile folder for the watch's heartbeat.
     """
 
     hourly: int = 4
@@ -52,20 +52,20 @@ class Policy:
     metrics: str = ""
 
     def out_of(self, pool: int) -> int:
-        """How many nodes of a pool of this size the watch may keep out of service."""
+        """Return how many nodes of a pool of this size the watch may keep out of service."""
         return max(1, int(pool * self.share / 100))
 
     def common_cause(self, failed: int, pool: int) -> bool:
-        """Whether more nodes of a pool of this size have failed at once than the breaker lets be drained."""
+        """Return whether more nodes of a pool failed at once than the breaker lets be drained."""
         return failed > limit(pool, self.breaker_share, self.breaker_nodes)
 
     def too_silent(self, silent: int, nodes: int) -> bool:
-        """Whether so many nodes are silent that the fault is not theirs."""
+        """Return whether so many nodes are silent that the fault is probably not theirs."""
         return silent >= self.silent_nodes and silent * 100 >= nodes * self.silent_share
 
 
 def of(fleet: Fleet, overrides: Mapping[str, Any]) -> Policy:
-    """The one policy of a fleet. Raises StackError for a value that cannot be meant, or two policies."""
+    """Return the policy of a fleet. Raises StackError for an invalid value, or for two policies."""
     given: dict[str, tuple[Any, str]] = {}
     for node in fleet.nodes.values():
         value = overrides.get(_OBJECT, node.variables.get(_OBJECT))
@@ -81,7 +81,7 @@ def of(fleet: Fleet, overrides: Mapping[str, Any]) -> Policy:
 
 
 def policy(value: Any, where: str) -> Policy:
-    """The policy that this value of `gpuprov_watch` says; `where`: the node that has it."""
+    """Parse a value of `gpuprov_watch`; `where`: the node that has it."""
     if value is None:
         return Policy()
     if not isinstance(value, Mapping):
@@ -141,11 +141,11 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def fits(spare: Node, node: Node, policy: Policy) -> bool:
-    """Whether a spare may stand in for a node."""
+    """Return whether a spare may replace a node."""
     names = ("gpuprov_sku", "gpuprov_stack", "gpuprov_expected_gpus", *policy.same)
     return all(spare.variables.get(name) == node.variables.get(name) for name in names)
 
 
 def distance(spare: Node, node: Node, policy: Policy) -> int:
-    """In how many of the preferred variables they differ: the fewer, the better."""
+    """Count the preferred variables in which two nodes differ; fewer are better."""
     return sum(spare.variables.get(name) != node.variables.get(name) for name in policy.prefer)

@@ -1,4 +1,4 @@
-"""Spares are validated again before their validation counts no more, one at a time."""
+"""Revalidation of spares, one at a time, before their validation expires."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role
 from provision.up.watch.steps import Checked, Message, World
 
-RENEW = 0.9  # part of the time a validation counts for, after which a spare is validated again
-_AGAIN = 60.0  # seconds until a check that found out nothing is tried again
+RENEW = 0.9  # fraction of a validation's lifetime after which a spare is validated again
+_AGAIN = 60.0  # seconds until an inconclusive check is retried
 
 
 class Renewal:
-    """The checks of the spares that wait. `checked` is told what came of each."""
+    """The checks of waiting spares. `checked`: receives the outcome of each."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Renewal:
         self._after: dict[str, float] = {}
 
     def stop(self) -> None:
-        """Wait for the check that runs."""
+        """Wait for the running check."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def go_on(self, view: View) -> None:
-        """Take in a check that has ended, or begin the next one that is due."""
+        """Record a finished check, or begin the next one that is due."""
         if self._running is None:
             self._begin(view)
-        elif self._running[1].done():  # `view` does not know of it yet
+        elif self._running[1].done():  # `view` does not include it yet
             (name, future), self._running = self._running, None
             self._ended(name, future.result())
 

@@ -1,7 +1,7 @@
-"""What the watch would have done: its decisions over a recorded history of health (pure).
+"""Dry run of the watch: its decisions over a recorded history of health (pure).
 
-The history says nothing of schedulers, so each node is taken to be in one pool, with the spares drained and
-validated; a node that was silent is not taken to be down.
+The history has no scheduler states, so all nodes are assumed to be in one pool, with the spares drained and
+validated; a silent node is not assumed to be down.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from provision.up.watch.policy import Policy
 from provision.up.watch.roles import Role
 from provision.up.watch.seen import Seen, recorded
 
-TICK = 60.0  # seconds between two decisions while nothing changes: limits end with time
+TICK = 60.0  # seconds between two decisions without changes, since limits expire with time
 POOL = "the fleet"
 _DAY = 86400.0
-_BEGIN = '{"at": '  # of each line (seen.Seen.row)
+_BEGIN = '{"at": '  # start of each line (seen.Seen.row)
 
 
 def history(paths: Sequence[Path]) -> list[Seen]:
-    """The rows of these files, by time. Raises UsageError naming file and line."""
+    """Return the rows of these files, by time. Raises UsageError naming file and line."""
     rows: list[Seen] = []
     for path in paths:
         try:
@@ -43,7 +43,7 @@ def history(paths: Sequence[Path]) -> list[Seen]:
                 rows.append(recorded(row if isinstance(row, dict) else {}))
             except ValueError as error:
                 if line.startswith(_BEGIN) and isinstance(error, json.JSONDecodeError):
-                    continue  # a watch was killed while it wrote this line, or its disk was full
+                    continue  # a watch was killed while writing this line, or its disk was full
                 raise UsageError(
                     f"{path}, line {number}: not a line of a health history: {error}", "remove it"
                 ) from None
@@ -51,7 +51,7 @@ def history(paths: Sequence[Path]) -> list[Seen]:
 
 
 def last_day(rows: Sequence[Seen]) -> list[Seen]:
-    """The rows of the last 24 hours that are recorded, and how each node was before them."""
+    """Return the rows of the last recorded 24 hours, and the state of each node before them."""
     start = rows[-1].since - _DAY if rows else 0.0
     before = {one.node: replace(one, since=min(one.since, start)) for one in rows if one.since <= start}
     return [*before.values(), *(one for one in rows if one.since > start)]
@@ -59,17 +59,17 @@ def last_day(rows: Sequence[Seen]) -> list[Seen]:
 
 @dataclass
 class Replay:
-    """One pass. `lines` yields what would have been done, a line each."""
+    """One pass over a history. `lines` yields the simulated actions, one per line."""
 
     fleet: Fleet
     policy: Policy
     seen: dict[str, Seen] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     telling: Telling = field(default_factory=Telling)
-    breaker: str | None = None  # once open it stays so: nobody closes it
+    breaker: str | None = None  # once open it stays open: a replay has no person to close it
 
     def lines(self, rows: Iterable[Seen]) -> Iterator[str]:
-        """Go through the rows, which are sorted by time."""
+        """Process the rows, which are sorted by time."""
         others = set[str]()
         at = 0.0
         for since, group in itertools.groupby(rows, key=lambda row: row.since):

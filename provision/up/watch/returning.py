@@ -1,9 +1,8 @@
-"""Bringing a repaired node back: provisioned, validated, burnt in, and then a spare.
+"""Return of a repaired node: it is provisioned, validated, burnt in, and then becomes a spare.
 
-Each part is a run of its own, and is noted when it has passed: interrupted, the next call goes on with the
-part that is missing. Where a part found the node unfit the next call begins anew: what passed before a repair
-says nothing of the node after it. The node stays drained through all of it.
-"""
+Each part is a separate run, recorded once it has passed, so that the next call after an interruption
+continues with the missing part. If a part finds the node unfit, the next call starts over, because results
+from before a repair say nothing about the node after it. The node stays drained throughout."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from provision.up.watch.policy import Policy
 from provision.up.watch.roles import may_return
 
 PARTS = ("up", "validate", "burnin")
-_UNFIT = (ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE)  # what these say is said of the node
+_UNFIT = (ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE)  # exit statuses that judge the node
 
 
 def incident_of(node: str, fleet: Fleet, incidents: Sequence[Incident]) -> Incident:
-    """The incident that keeps a node out of service. Raises UsageError where there is none."""
+    """Return the incident that keeps a node out of service. Raises UsageError without one."""
     if node not in fleet.nodes:
         raise UsageError(f"the inventory has no node {node}", "gpuprov watch state lists the nodes in repair")
     mine = [one for one in incidents if one.node == node and one.holds_node]
@@ -40,7 +39,7 @@ def incident_of(node: str, fleet: Fleet, incidents: Sequence[Incident]) -> Incid
 def refuse_early(
     incident: Incident, incidents: Sequence[Incident], policy: Policy, now: float, forced: bool
 ) -> None:
-    """A node that fails again and again waits longer each time. Raises UsageError before its time."""
+    """Make a repeatedly failing node wait longer each time. Raises UsageError before its time."""
     begin = may_return(incident.node, incidents, policy.return_hours, now)
     if now < begin and not forced:
         count = sum(one.node == incident.node for one in incidents)
@@ -59,8 +58,9 @@ def bring_back(
     now: Callable[[], float],
     say: Callable[[str], None],
 ) -> ExitCode:
-    """Do the parts that are missing; `run` does one and returns its exit code. Raises GpuprovError where the
-    scheduler does not have the node as the watch left it."""
+    """Run the missing parts; `run` runs one and returns its exit status.
+
+    Raises GpuprovError if the node's state in the scheduler is not as the watch left it."""
     node = incident.node
     _refuse_others(scheduler, node, store)
     for part in PARTS:
@@ -105,9 +105,9 @@ def _refuse_others(scheduler: Scheduler, node: str, store: Store) -> None:
 
 
 def refuse_unfinished(incident: Incident) -> None:
-    """Raises UsageError while the watch is at work on the node."""
+    """Raise UsageError while the watch is working on the node."""
     node = incident.node
-    if incident.step is Step.CHOOSE:  # as a spare it would take its own place
+    if incident.step is Step.CHOOSE:  # as a spare it could replace itself
         raise UsageError(
             f"{node} still waits for a spare, so it cannot become one",
             "add a spare; or, if it is repaired, run gpuprov validate on it and resume it in its scheduler",

@@ -1,4 +1,4 @@
-"""What each node is for, by the inventory and by what incidents have changed since (pure)."""
+"""The role of each node, from the inventory and later changes by incidents (pure)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from provision.fleet import Fleet
 from provision.up.watch.incidents import Incident, Step
 from provision.up.watch.policy import SPARES
 
-DAYS = 30  # for so long a failure counts against a node
+DAYS = 30  # days for which a failure counts against a node
 _MOST_HOURS = 7 * 24
 
 
 class Role(enum.StrEnum):
-    """What a node is for, now."""
+    """The current role of a node."""
 
     SERVICE = "service"
     SPARE = "spare"
@@ -22,7 +22,7 @@ class Role(enum.StrEnum):
 
 
 def roles(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Role]:
-    """What each node is for: what the inventory says, and since then its incidents, in their order."""
+    """Return the role of each node: the inventory's, changed by its incidents in their order."""
     spares = fleet.groups.get(SPARES, ())
     found = {name: Role.SPARE if name in spares else Role.SERVICE for name in fleet.nodes}
     for node, role, _ in changes(incidents):
@@ -32,7 +32,7 @@ def roles(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Role]:
 
 
 def changes(incidents: Sequence[Incident]) -> list[tuple[str, Role, Incident]]:
-    """Each change of a node's role, in order, with its incident."""
+    """Return each change of a node's role, in order, with its incident."""
     found: list[tuple[int, float, int, str, Role, Incident]] = []
     for one in incidents:
         if one.step is Step.CLOSED and one.placed is None:
@@ -47,7 +47,7 @@ def changes(incidents: Sequence[Incident]) -> list[tuple[str, Role, Incident]]:
 
 
 def serving(incidents: Sequence[Incident]) -> dict[str, Incident]:
-    """Each spare that is in service, with the incident whose node it replaces."""
+    """Return each spare in service, with the incident of the node it replaces."""
     found: dict[str, Incident] = {}
     for node, role, one in changes(incidents):
         if role is Role.SERVICE:
@@ -58,8 +58,9 @@ def serving(incidents: Sequence[Incident]) -> dict[str, Incident]:
 
 
 def may_return(node: str, incidents: Sequence[Incident], hours: float, now: float) -> float:
-    """From when on a node may come back: each failure in the last 30 days doubles the wait. A failure in the
-    future, which a clock that went wrong has stamped, keeps it away no longer."""
+    """Return the earliest time at which a node may return; each failure within 30 days doubles the wait.
+
+    Failures in the future, stamped by a wrong clock, do not count."""
     mine = sorted(
         one.opened
         for one in incidents

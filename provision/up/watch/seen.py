@@ -1,4 +1,4 @@
-"""What the watch knows of a node: what matters of its newest health result, and since when (pure)."""
+"""The watch's view of a node: the relevant part of its latest health result, and since when (pure)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from provision.checks.judge import Finding, Verdict
 from provision.text import one_line
 from provision.validate.status.status import NodeStatus
 
-# A finding that fails, with one of these as what to do, is a matter of the job or of the measurement.
+# Failed findings with one of these actions concern the job or the measurement, not the node.
 _NO_FAULT = frozenset({"none", "watch", "restart job", "run again"})
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One node. `verdict`: of a result that counts, else `error`. `silent`: it does not answer at all.
+    """One node. `verdict`: of a result that counts, else `error`; `silent`: no answer at all.
 
-    `fatal`: a finding that counts says that the node is not fit for jobs; then `cause`, `device`, `serial`
-    and `action` are that finding's. `since`: seconds since 1970 at which this began. `trouble`: why nothing
-    is known."""
+    `fatal`: a finding shows that the node is unfit for jobs; `cause`, `device`, `serial` and `action` are
+    that finding's. `since`: beginning of this state, seconds since 1970. `trouble`: why the state is
+    unknown."""
 
     node: str
     verdict: Verdict
@@ -38,11 +38,11 @@ class Seen:
         return self.verdict in (Verdict.PASS, Verdict.WARN) and not self.fatal
 
     def same_as(self, other: Seen | None) -> bool:
-        """Whether nothing but the time differs."""
+        """Return whether at most the time differs."""
         return other is not None and replace(self, since=0.0) == replace(other, since=0.0)
 
     def row(self, at: float) -> dict[str, Any]:
-        """A line of the history."""
+        """Return a line of the history."""
         return {
             "at": round(at, 3),
             "node": self.node,
@@ -58,7 +58,7 @@ class Seen:
 
 
 def seen(status: NodeStatus, at: float, before: Seen | None = None) -> Seen:
-    """What matters of a node's newest result."""
+    """Extract the relevant part of a node's latest result."""
     silent = status.state == "unreachable"
     found = Seen(status.node, status.verdict, at, silent, trouble=one_line(status.trouble, 300))
     counting = [held.finding for held in status.held if held.state != "pending"]
@@ -73,7 +73,7 @@ def seen(status: NodeStatus, at: float, before: Seen | None = None) -> Seen:
             serial=_serial(first, status),
             action=first.action,
         )
-    # Why a silent node does not answer is said in other words from try to try.
+    # The reason why a silent node does not answer varies from try to try.
     lasts = before is not None and (found.same_as(before) or (found.silent and before.silent))
     since = before.since if before is not None and lasts else at
     return replace(found, since=since)
@@ -85,13 +85,13 @@ def _cause(finding: Finding) -> str:
 
 
 def _serial(finding: Finding, status: NodeStatus) -> str:
-    """The serial number of the GPU that a finding is about."""
+    """Return the serial number of the GPU named by a finding."""
     gpus = status.document.gpus if status.document is not None else ()
     return next((gpu.serial for gpu in gpus if f"gpu{gpu.index}" == finding.device), "")
 
 
 def recorded(row: Mapping[str, Any]) -> Seen:
-    """A node as a line of the history has it. Raises ValueError for a line that is none."""
+    """Convert a line of the history back to a node's state. Raises ValueError for an invalid line."""
     texts = ("node", "cause", "device", "serial", "action", "trouble")
     if not all(isinstance(row.get(name), str) for name in texts):
         raise ValueError(f"{', '.join(texts)} must be texts")

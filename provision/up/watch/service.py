@@ -1,8 +1,7 @@
-"""The watch itself: reads the nodes' health as it changes, asks the scheduler, decides, and acts.
+"""The watch itself: reads health changes, queries the scheduler, decides, and acts.
 
-One thread takes health in and decides. Incidents are taken forward by a few others, so that a spare's check
-keeps nobody waiting. All that must survive a kill is in the store before it is done.
-"""
+One thread reads health and decides. A few others advance incidents, so that a spare's check delays nothing
+else. State that must survive a kill is stored before each action."""
 
 from __future__ import annotations
 
@@ -43,11 +42,11 @@ from provision.up.watch.surroundings import Checks, Pace, People, Stream
 from provision.up.watch.take_over import strays
 from provision.validate.status.status import NodeStatus
 
-AT_ONCE = 4  # incidents taken forward at the same time
+AT_ONCE = 4  # incidents advanced at the same time
 
 
 class Watch:
-    """One fleet under watch. The store is held by the caller (Store.alone). `say`: lines for the log."""
+    """One fleet under watch. The caller locks the store (Store.alone). `say`: writes a log line."""
 
     def __init__(
         self,
@@ -70,9 +69,9 @@ class Watch:
         self._stream, self._checks, self._say, self._clock = stream, checks, say, clock
         self._people = people
         self._seen: dict[str, Seen] = {}
-        self._words: dict[str, tuple[float, Scheduled]] = {}  # node → when it was asked, the answer
+        self._words: dict[str, tuple[float, Scheduled]] = {}  # node → time of the query, its answer
         self.lease = Holding(store, scheduler)
-        self._nodes = f" {inventory.arguments(fleet)}"  # as another command takes them
+        self._nodes = f" {inventory.arguments(fleet)}"  # as command-line arguments
         self._steps = Steps(self, store, policy, say, self._nodes)
         self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "incident")
         self._running: dict[str, tuple[Incident, concurrent.futures.Future[tuple[Incident, float]]]] = {}
@@ -81,24 +80,24 @@ class Watch:
         self._renewal = Renewal(self, store, policy, say, self._steps.checked)
         self.pace = pace or Pace()
         self._telling, self._steady, self._ages = Telling(), steady, Ages(steady)
-        self._held: dict[str, str] = {}  # what lasts (Held.key) → the message on it
-        self._told: dict[str, Message] = {}  # the same, and what has ended since
+        self._held: dict[str, str] = {}  # lasting condition (Held.key) → id of its message
+        self._told: dict[str, Message] = {}  # messages of lasting and ended conditions
         self._breaker = Breaker(scheduler, say)
         self._full = ""  # why the folder cannot be written
-        self._unanswered: dict[str, int] = {}  # node → how often in a row the scheduler did not answer
+        self._unanswered: dict[str, int] = {}  # node → consecutive unanswered queries
         self._last_beat, self._asked_all, self._stopped, self._unexported = 0.0, 0.0, False, ""
         self._systemd, self._began, self._failures = systemd, time.time(), 0
-        # Node → when its newest result was written, and its interval; the start where none came.
+        # Node → time of its latest result (or the start) and its interval.
         self._results = dict.fromkeys(fleet.nodes, (time.monotonic(), 60.0))
-        self._lost: dict[str, tuple[str, str]] = {}  # spare → why it is not in its pools, and who told so
+        self._lost: dict[str, tuple[str, str]] = {}  # spare → why it lacks pools, message id
 
-    # What steps act on: the protocol World.
+    # The protocol World, on which steps act.
 
     def now(self) -> float:
         return self._clock()
 
     def view(self) -> View:
-        """What is known now, with the scheduler's word of each spare of the last seconds."""
+        """Return the current view, with scheduler states of spares that are seconds old."""
         role = roles(self._fleet, self._store.incidents())
         self._ask([name for name, one in role.items() if one is Role.SPARE], self.pace.ask_some)
         return self._known()
@@ -110,7 +109,7 @@ class Watch:
             for name, one in self._store.validated().items()
             if one.get("verdict") == "pass"
             and isinstance(one.get("at"), int | float)
-            and one["at"] <= at  # what a clock that was ahead has stamped proves nothing
+            and one["at"] <= at  # a validation stamped by a clock that was ahead proves nothing
         }
         words = {name: word for name, (_, word) in self._words.copy().items()}
         ages = self._ages.of(incidents, at)
@@ -136,7 +135,7 @@ class Watch:
             while not self._stopped:
                 try:
                     self.round(self.pace.wait)
-                except Exception as error:  # the next round may do; if none does, the heartbeat stops
+                except Exception as error:  # the next round may succeed; if none does, the heartbeat stops
                     self._failed(error)
         finally:
             self._systemd("STOPPING=1")
@@ -145,15 +144,15 @@ class Watch:
             self._renewal.stop()
 
     def stop(self) -> None:
-        """End after this round; what is begun goes on at the next start."""
+        """End after this round; work in progress continues at the next start."""
         self._stopped = True
         self._checks.stop()
 
     def round(self, wait: float) -> None:
-        """Take in what changed, decide, and take incidents a step forward."""
+        """Process changes, decide, and advance incidents by a step."""
         began = time.monotonic()
         if not self._take(self._stream.changes(wait)):
-            # A thousand nodes change every few milliseconds; nothing of it is urgent but a failure.
+            # A thousand nodes change every few milliseconds, and only failures are urgent.
             time.sleep(max(0.0, began + self.pace.least - time.monotonic()))
         if all_of_them := time.monotonic() - self._asked_all > self.pace.ask_all or not self._asked_all:
             self._asked_all = time.monotonic()
@@ -181,7 +180,7 @@ class Watch:
             try:
                 self._store.write(replace(incident, number=self._store.next_number()))
                 self._say(f"{incident.id}: {name} failed: {incident.cause}")
-            except RunFolderError as error:  # what cannot be kept is not done
+            except RunFolderError as error:  # an action that cannot be recorded is not taken
                 why = f"{name} failed ({incident.cause}) and is not drained, since {error.what}"
                 held.append(Held("incident-stuck", (name,), why))
         self._tell_held(held)
@@ -194,7 +193,7 @@ class Watch:
         self._beat(view)
 
     def _failed(self, error: Exception) -> None:
-        """Report a round that an error of ours ended, and go on after a moment."""
+        """Report a round that failed with an exception, and continue after a moment."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the watch fails: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
         self._failures += 1
@@ -203,7 +202,7 @@ class Watch:
         time.sleep(self.pace.wait)
 
     def _troubles(self) -> list[Held]:
-        """What keeps this watch from its work, and has to do with no node."""
+        """Return conditions that keep this watch from its work and concern no single node."""
         found = list(self._stuck.values())
         for name, why in self._store.damaged.items():
             found.append(Held("incident-stuck", (name,), f"{why}; this incident is left alone until then"))
@@ -213,7 +212,7 @@ class Watch:
         if trouble := self.lease.trouble.copy():
             why = f"the lease of {fold(trouble, 200)} cannot be written: {next(iter(trouble.values()))}"
             found.append(Held("no-lease", tuple(trouble), why))
-        if mute := [name for name, times in self._unanswered.items() if times > 1]:  # once: it starts anew
+        if mute := [name for name, times in self._unanswered.items() if times > 1]:  # once may be a restart
             why = f"the scheduler does not answer for {fold(mute, 200)}, so nothing is done to them: "
             found.append(Held("no-scheduler", tuple(mute), f"{why}{self._words[mute[0]][1].error}"))
         if self.lease.unattended:
@@ -224,7 +223,7 @@ class Watch:
         return found
 
     def _beat(self, view: View) -> None:
-        """Show that the watch is at work; systemd kills one that does not (unit.py)."""
+        """Show that the watch is working; systemd kills one that does not (unit.py)."""
         if time.monotonic() - self._last_beat < self.pace.beat and self._last_beat:
             return
         self._last_beat = time.monotonic()
@@ -245,7 +244,7 @@ class Watch:
             self._say(self._unexported)
 
     def _take(self, changed: Sequence[NodeStatus]) -> bool:
-        """Take in what changed; whether a node failed."""
+        """Process health changes; return whether a node failed."""
         rows = []
         for status in changed:
             at, before = self.now(), self._seen.get(status.node)
@@ -260,12 +259,12 @@ class Watch:
         try:
             if rows:
                 self._store.remember(rows)
-        except RunFolderError as error:  # what is decided does not need it
+        except RunFolderError as error:  # decisions do not need the history
             self._full = error.what
         return any(self._seen[status.node].fatal for status in changed)
 
     def _ask(self, nodes: Sequence[str], age: float) -> None:
-        """Have the scheduler's word of these nodes, at most so many seconds old."""
+        """Query the scheduler for these nodes unless its last answer is younger than `age` seconds."""
         now = time.monotonic()
         old = [name for name in nodes if name not in self._words or now - self._words[name][0] >= age]
         old = [name for name in old if name not in self._unscheduled]
@@ -273,18 +272,18 @@ class Watch:
             return
         try:
             found = self.scheduler.look(old)
-        except Exception as error:  # an answer that nobody foresaw is none
+        except Exception as error:  # an unexpected answer counts as none
             found = dict.fromkeys(old, Scheduled("", error=f"{type(error).__name__}: {error}"))
         for name in old:
             self._words[name] = (time.monotonic(), found.get(name, Scheduled(name, error="no answer")))
         self.lease.saw(found)
 
     def _keep_leases(self) -> None:
-        """Hold the leases of all nodes that have a scheduler; people hear once whom this watch follows."""
-        words = {name: word for name, (_, word) in self._words.copy().items()}  # all were asked just now
+        """Keep the leases of all nodes with a scheduler; report once which watch this one follows."""
+        words = {name: word for name, (_, word) in self._words.copy().items()}  # all were queried just now
         try:
             self.lease.keep(words, self._store.incidents())
-        except RunFolderError as error:  # who cannot be known again takes nothing
+        except RunFolderError as error:  # a watch that cannot store its identity takes nothing
             self._full = error.what
         for ident, text in self.lease.news():
             stamp, advice = f"{self.lease.holder}.{ident}", f"gpuprov watch take-over{self._nodes}"
@@ -305,7 +304,7 @@ class Watch:
                     self._stuck[name] = Held("incident-stuck", (incident.node,), text)
                 self._not_before[name] = time.monotonic() + pause
                 changed += (incident.node, incident.spare)
-        # At once: a node whose word is not known counts for no pool, and the next one may fail now.
+        # At once, because a node in unknown state counts for no pool, and the next one may fail now.
         self._ask([name for name in changed if name in self._fleet.nodes], 0.0)
         self._stuck = {
             one.id: self._stuck[one.id] for one in self._store.incidents() if one.id in self._stuck
@@ -317,7 +316,7 @@ class Watch:
                 self._running[incident.id] = incident, self._pool.submit(self._on, incident)
 
     def _on(self, incident: Incident) -> tuple[Incident, float]:
-        """As far forward as it goes without waiting."""
+        """Advance an incident as far as possible without waiting."""
         pause = 0.0
         try:
             while incident.is_open and not pause and not self._stopped:
@@ -330,18 +329,19 @@ class Watch:
     # Spares.
 
     def _forget_aside(self) -> None:
-        """A node that is no spare any more is not set aside as one."""
+        """Drop nodes that are no longer spares from those set aside."""
         role = roles(self._fleet, self._store.incidents())
         for name in self._steps.aside.keys() - {name for name, one in role.items() if one is Role.SPARE}:
             self._steps.aside.pop(name, None)
 
     def _serving(self, view: View) -> list[Held]:
-        """Spares in service, and drains, that no incident explains; one that cannot be read may."""
+        """Report unexplained spares in service and drains, unless an unreadable incident may explain them."""
         return [] if self._store.damaged else [*spares_in_service(view), *strays(view)]
 
     def _keep_pools(self) -> None:
-        """A spare in service that lost pools it was put into gets them back: what scontrol changes is gone
-        when slurm.conf is read again. One that the failed node is not in any more the site has taken away."""
+        """Put spares in service back into pools they lost when slurm.conf was read again.
+
+        A pool that the failed node has left too was removed by the site."""
         nobody = (0.0, Scheduled("", error="not asked"))
         in_service = serving(self._store.incidents())
         self._lost = {spare: told for spare, told in self._lost.items() if spare in in_service}
@@ -376,7 +376,7 @@ class Watch:
             self.tell(self._told[one.key])
         self._held = {one.key: self._told[one.key].id for one in held}
         for key in self._held.keys() - before.keys() - {one.key for one in news}:
-            self.tell(self._told[key])  # it is back within the hour: its alert is open again
+            self.tell(self._told[key])  # it is back within the hour, so its alert opens again
 
     def _greet(self) -> None:
         incidents = self._store.incidents()

@@ -1,4 +1,4 @@
-"""What the watch made of each node, for the state of the fleet (pure)."""
+"""The watch's state of each node, for the state of the fleet (pure)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from provision.validate.status.status import Watched
 
 
 def of(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Watched]:
-    """Each node that has an incident, took the place of such a node, or is a spare: those for which the watch
-    is still at work first."""
+    """Return each node with an incident, each replacement and each spare, unfinished incidents first."""
     held = sorted((one for one in incidents if one.holds_node), key=lambda one: not one.is_open)
     found = {
         one.node: Watched(

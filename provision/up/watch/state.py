@@ -1,4 +1,4 @@
-"""What the watch has done and does, for people and for programs (pure)."""
+"""The past and present work of the watch, for people and for programs (pure)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from provision.up.watch.roles import Role, roles
 def document(
     fleet: Fleet, incidents: Sequence[Incident], validated: Mapping[str, Mapping[str, Any]], at: float
 ) -> dict[str, Any]:
-    """The state as plain values; times are ISO 8601 UTC, ages seconds."""
+    """Return the state as plain values; times are ISO 8601 UTC, ages seconds."""
     role = roles(fleet, incidents)
     return {
         "format": FORMAT,
@@ -38,8 +38,7 @@ def document(
 
 
 def next_command(one: Incident, incidents: Sequence[Incident], fleet: Fleet) -> str:
-    """What a person types next for an incident of these; "" where there is nothing to do, or the watch goes
-    on by itself. NODE stands for a node that is no spare yet."""
+    """Return a person's next command for an incident, or ""; NODE stands for a node to become a spare."""
     if one.step is Step.CHOOSE and one.note:  # it waits for a spare
         repaired = [other for other in incidents if other.step is Step.REPAIR and other.holds_node]
         if not repaired:
@@ -78,7 +77,7 @@ def _verdict(row: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def text(found: Mapping[str, Any], place: Path, watch: str = "") -> str:
-    """The same to be read: what waits for people first. `watch`: a line on the watch itself."""
+    """Render the state as text, tasks for people first. `watch`: a line about the watch itself."""
     return "".join(f"{line}\n" for line in _lines(found, place, watch))
 
 

@@ -1,9 +1,8 @@
-"""One incident, step by step: drained, a spare chosen, verified and put in its place, evidence kept.
+"""One incident, step by step: drain, choose a spare, verify and place it, store evidence.
 
-Before a step is done the incident says so on disk (incidents.py); each can be done twice. Whoever else acts
-on the same node meanwhile (a person, `up`, the watch of another machine) is asked of the scheduler before
-each step, and wins.
-"""
+Each step is recorded on disk before it is done (incidents.py), and can be repeated. Before each step the
+scheduler is queried for anyone else acting on the node (a person, `up`, another machine's watch), who takes
+precedence."""
 
 from __future__ import annotations
 
@@ -20,18 +19,18 @@ from provision.up.watch.incidents import SPARE, Incident, Step, Store, by_the_no
 from provision.up.watch.lease import Holding, placement
 from provision.up.watch.policy import Policy
 
-PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a step that failed is tried again; the last one stays
-PLACE_TRIES = 4  # then the spare is put back, and another one is chosen
-CHECK_TRIES = 3  # checks of one spare that found out nothing; then another one is chosen
+PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a failed step is retried; the last value repeats
+PLACE_TRIES = 4  # then the spare is put back for another choice
+CHECK_TRIES = 3  # inconclusive checks of a spare before a different one is chosen
 ASIDE = 60.0  # seconds until such a spare may be chosen again
-PATIENCE = 600.0  # seconds that a failed node waits for such spares before people hear of it by itself
+PATIENCE = 600.0  # seconds a failed node waits for such spares before it is reported itself
 
 
 @dataclass(frozen=True)
 class Checked:
-    """How a spare's last check went. `passed`: it may go into service. `again`: inconclusive (another run
-    holds the spare, the check was interrupted, the network is down). `elsewhere`: to check the same spare
-    again at once would only cost time (it did not answer)."""
+    """Outcome of a spare's last check; `again`: inconclusive (spare busy, interrupted, network down).
+
+    `elsewhere`: checking the same spare again at once would only cost time (it did not answer)."""
 
     passed: bool
     why: str = ""
@@ -42,7 +41,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Message:
-    """What people are told. `kind`: one of docs/watch.md; `id` is the same however often it is sent."""
+    """A message for people. `kind`: see docs/watch.md; `id` stays the same however often it is sent."""
 
     id: str
     kind: str
@@ -59,34 +58,34 @@ class Message:
 
 
 class World(Protocol):
-    """What steps act on. Called from several threads."""
+    """Interface through which steps act. Called from several threads."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """Who hands the nodes out."""
+        """The scheduler."""
 
     @property
     def lease(self) -> Holding:
         """The nodes that may be acted on."""
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
 
     def view(self) -> View:
-        """All that is known now; the scheduler's word of spares is of the last seconds."""
+        """Return the current view; scheduler states of spares are seconds old."""
 
     def verify(self, spare: str) -> Checked:
         """Check a spare once more, as `gpuprov validate --stage quick` does."""
 
     def evidence(self, incident: Incident) -> str:
-        """Keep what a repair needs. Why that did not work, or ""."""
+        """Store evidence for the repair; return why that failed, or ""."""
 
     def tell(self, message: Message) -> None:
-        """Have people told, sooner or later; returns when the message is on disk."""
+        """Queue a message for delivery; returns once it is on disk."""
 
 
 class Steps:
-    """Takes incidents forward. `say`: lines for the log; `nodes`: how a command names the watched nodes."""
+    """Advances incidents step by step. `say`: writes a log line; `nodes`: the watched nodes as arguments."""
 
     def __init__(
         self, world: World, store: Store, policy: Policy, say: Callable[[str], None], nodes: str = ""
@@ -94,10 +93,10 @@ class Steps:
         self._world, self._store, self._policy, self._say = world, store, policy, say
         self._nodes = nodes
         self.aside: dict[str, tuple[float, str]] = {}  # spare → since when, and why it cannot be checked
-        self._unsure: dict[str, int] = {}  # spare → its checks without a result, one after the other
-        self._choosing = threading.Lock()  # a spare must not be given to two
+        self._unsure: dict[str, int] = {}  # spare → its consecutive inconclusive checks
+        self._choosing = threading.Lock()  # a spare must not be chosen for two incidents
         self._tries: dict[tuple[str, str], int] = {}
-        self._permitted: set[str] = set()  # incidents whose drain was counted
+        self._permitted: set[str] = set()  # incidents with a drain already counted
         self._doing = {
             Step.DRAIN: self._drain,
             Step.CHOOSE: self._choose,
@@ -107,8 +106,7 @@ class Steps:
         }
 
     def advance(self, incident: Incident) -> tuple[Incident, float]:
-        """Do the next step. The incident as it is now (and on disk), and the seconds to wait before the next
-        call: 0.0 where it went on."""
+        """Run and store the next step; also return the seconds to wait, 0.0 if it advanced."""
         after = self._doing[incident.step](incident)
         if after.step is not incident.step:
             self._say(f"{after.id}: {_sentence(after)}")
@@ -123,7 +121,7 @@ class Steps:
         return after, 0.0
 
     def _word(self, node: str) -> Scheduled:
-        """The scheduler's word. Raises LostLeaseError where another watch has the node."""
+        """Query the scheduler. Raises LostLeaseError if another watch has the node."""
         word = self._world.scheduler.look([node]).get(node) or Scheduled(node, error="no answer")
         self._world.lease.own({node: word})
         return word
@@ -135,7 +133,7 @@ class Steps:
             return self._marked(incident)
         if word.holder is Holder.NOBODY and not word.error:
             seen = self._world.view().seen.get(name)
-            # One from the future is as old as anybody knows: the clock was set.
+            # An incident from the future has an unknown age, because the clock was set.
             if seen is None and not 0 <= self._world.now() - incident.opened <= _OLD:
                 return _again(incident, f"waiting for a health result of {name}: it may have recovered")
             if seen is not None and seen.healthy:
@@ -144,7 +142,7 @@ class Steps:
                 return waits
             problem = scheduler.drain({name: incident.reason}).get(name, "")
             word = self._word(name)
-            if problem and (word.error or word.holder is Holder.NOBODY):  # else somebody drained it just now
+            if problem and (word.error or word.holder is Holder.NOBODY):  # else drained by a person
                 return self._stuck(incident, f"{name} cannot be drained: {problem}")
         if word.error:
             return self._stuck(incident, f"the scheduler does not answer for {name}: {word.error}")
@@ -161,7 +159,7 @@ class Steps:
         return moved(incident, Step.CHOOSE, drained=self._world.now())
 
     def _marked(self, incident: Incident) -> Incident:
-        """A spare that failed waits drained already, unless somebody has put it into service or taken it."""
+        """Mark a failed spare, which is already drained unless a person put it into service or took it."""
         name, scheduler = incident.node, self._world.scheduler
         problem = scheduler.mark({name: incident.reason}).get(name, "")
         if not problem:
@@ -177,12 +175,12 @@ class Steps:
         return self._stuck(incident, f"the spare {name} was put into service, and failed: {incident.cause}")
 
     def _not_permitted(self, incident: Incident) -> Incident | None:
-        """The incident as it waits where the breaker of all drains is open or not to be read."""
+        """Return the waiting incident if the breaker of all drains is open or unreadable."""
         scheduler, policy = self._world.scheduler, self._policy
         if not isinstance(scheduler, Breaks):
             return None
         try:
-            if incident.id in self._permitted:  # a drain that is tried again is one drain
+            if incident.id in self._permitted:  # a retried drain counts once
                 reason = scheduler.breaker()
                 why = "" if reason is None else stopped(reason)
             else:
@@ -212,7 +210,7 @@ class Steps:
                 return chosen
         each = "; ".join(f"{name}: {problem}" for name, problem in why.items())
         note = one_line(f"no spare for {incident.node}: {each or 'the group gpuprov_spares is empty'}", 600)
-        # People were told of spares that cannot be checked; a network that is back soon is no second message.
+        # Uncheckable spares were already reported; a short network failure needs no second message.
         if not aside or view.at - incident.opened > PATIENCE:
             self._tell(incident, "no-spare", note, "add a spare, or repair one and run gpuprov return")
         return _again(incident, note)
@@ -227,7 +225,7 @@ class Steps:
         if word.holder is not Holder.US:
             return self._other(incident, f"{spare} is no longer a spare: {word.state} {word.reason}")
         mine = f"{incident.id} takes the place of {incident.node}"
-        # The watch of another machine may want the same spare: who is named last has it.
+        # Another machine's watch may want the same spare; the last mark wins.
         problem = "" if incident.id in word.reason else scheduler.mark({spare: mine}).get(spare, "")
         if problem:
             return self._other(incident, f"{spare} cannot be marked: {problem}")
@@ -261,7 +259,7 @@ class Steps:
         seen, failed = self._world.view().seen.get(spare), self._word(incident.node)
         problem = word.error or failed.error
         if theirs := _of_another(incident, failed):
-            # Two watches drained the node in the same moment, and the other one is named last.
+            # Two watches drained the node at the same moment, and the other's reason was set last.
             if word.holder is Holder.US and (undone := scheduler.mark({spare: SPARE}).get(spare, "")):
                 return _again(incident, f"{theirs}; {spare} cannot be marked as a spare: {undone}")
             return self._closed(replace(incident, spare=""), theirs)
@@ -316,7 +314,7 @@ class Steps:
         return moved(incident, Step.CHOOSE, why, spare="", tried=tried)
 
     def checked(self, spare: str, checked: Checked) -> None:
-        """Count a check without a result; after some the spare is set aside, and people are told."""
+        """Count an inconclusive check; after a few, set the spare aside and report it."""
         if not checked.again:
             self._unsure.pop(spare, None)
             self.aside.pop(spare, None)
@@ -326,7 +324,7 @@ class Steps:
             self.aside[spare] = self._world.now(), f"could not be checked: {checked.why}"
 
     def _spare_no_more(self, spare: str, why: str) -> None:
-        """A spare that is none waits for repair, as any failed node does: so many an hour, at most."""
+        """Send an unfit spare to repair like any failed node, within the hourly limit."""
         with self._choosing:
             view = self._world.view()
             if any(one.node == spare and one.holds_node for one in view.incidents):
@@ -340,7 +338,7 @@ class Steps:
         self._tell(incident, "spare-failed", text, f"gpuprov return {incident.node}{self._nodes}")
 
     def _stuck(self, incident: Incident, note: str) -> Incident:
-        """A failed node still gets jobs: people must know."""
+        """Report a failed node that still gets jobs."""
         self._tell(incident, "not-drained", note, "drain it by hand, or fix the scheduler")
         return _again(incident, note)
 
@@ -366,11 +364,11 @@ class Steps:
         )
 
 
-_OLD = 60.0  # seconds after which an incident that did nothing yet is not believed unseen
+_OLD = 60.0  # seconds after which an unstarted incident needs a new health result
 
 
 def _of_another(incident: Incident, word: Scheduled) -> str:
-    """That the failed node is drained for another run of gpuprov by now, or ""."""
+    """Return a message if the failed node is now drained for another run of gpuprov, or ""."""
     mine = incident.id in word.reason or by_the_node_itself(word.reason)
     if word.error or word.holder is not Holder.US or mine:
         return ""
@@ -382,7 +380,7 @@ def _again(incident: Incident, note: str) -> Incident:
 
 
 def _sentence(incident: Incident) -> str:
-    """An incident's newest step, for the log."""
+    """Describe an incident's latest step, for the log."""
     spare, node = incident.spare, incident.node
     return {
         Step.CHOOSE: f"{node} is out of service; choosing a spare",

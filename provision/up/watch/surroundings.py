@@ -1,4 +1,4 @@
-"""What a watch is given: health as it changes, the checks of spares, who is told, and how often it looks."""
+"""Surroundings of a watch: health changes, checks of spares, receivers of messages, and its pace."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from provision.validate.status.status import NodeStatus
 
 @dataclass(frozen=True)
 class Pace:
-    """How often the watch does what it does, in seconds."""
+    """Intervals of the watch's activities, in seconds."""
 
-    least: float = 0.2  # between two rounds, where nothing failed
-    wait: float = 1.0  # at most between two looks at what there is to do
-    ask_all: float = 30.0  # between two questions to the scheduler about all nodes
-    ask_some: float = 5.0  # for which its word about a node that failed, or a spare, is believed
-    stuck: float = 60.0  # until an incident that an error stopped is tried again
+    least: float = 0.2  # minimum between two rounds without a failure
+    wait: float = 1.0  # maximum between two rounds
+    ask_all: float = 30.0  # between two queries to the scheduler for all nodes
+    ask_some: float = 5.0  # maximum age of its answer about a failed node or a spare
+    stuck: float = 60.0  # until an incident stopped by an error is retried
     beat: float = heartbeat.EVERY  # between two heartbeats
 
 
 class Stream(Protocol):
-    """Health as it changes: provision.validate.status.stream.HealthStream."""
+    """Stream of health changes: provision.validate.status.stream.HealthStream."""
 
     def changes(self, seconds: float) -> Sequence[NodeStatus]:
-        """What changed, the newest only for each node; waits at most so long."""
+        """Return changed nodes, each in its latest state; wait at most `seconds`."""
 
 
 class Checks(Protocol):
-    """What the watch runs: provision.api.spare_checks.SpareChecks."""
+    """Checks run by the watch: provision.api.spare_checks.SpareChecks."""
 
     def verify(self, spare: str) -> Checked: ...
     def evidence(self, incident: Incident) -> str: ...
@@ -40,10 +40,10 @@ class Checks(Protocol):
 
 
 class People(Protocol):
-    """Who is told: provision.up.watch.tell.Teller."""
+    """Receivers of messages: provision.up.watch.tell.Teller."""
 
     def tell(self, message: Message) -> None:
-        """Have people told; returns when the message is on disk."""
+        """Queue a message; returns once it is on disk."""
 
     def settle(self, over: Callable[[Message], bool]) -> None:
-        """What was told and is over is no longer shown as open."""
+        """Close messages for which `over` is true."""

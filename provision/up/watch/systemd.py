@@ -1,4 +1,4 @@
-"""What systemd is told of the watch that it started: ready, at work, ending (sd_notify(3))."""
+"""Notification of systemd about the watch it started: ready, working, ending (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 
 def teller() -> Callable[[str], None]:
-    """What sends lines such as READY=1 to the socket NOTIFY_SOCKET; without one it does nothing. It neither
-    waits nor raises. The variable is taken away: the checks that the watch starts are not the service."""
+    """Return a function that sends lines such as READY=1 to systemd, a no-op without NOTIFY_SOCKET.
+
+    It neither waits nor raises. The variable is removed: checks started by the watch are not the service."""
     place = os.environ.pop("NOTIFY_SOCKET", "")
-    address = f"\0{place[1:]}" if place.startswith("@") else place  # "@": a name that is no file
+    address = f"\0{place[1:]}" if place.startswith("@") else place  # "@": an abstract socket name
 
     def tell(lines: str) -> None:
         if not address:

@@ -1,10 +1,8 @@
-"""Taking over the leases of another watch, and its incidents: from its folder where that can be read, else
-from what the scheduler keeps.
+"""Take-over of another watch's leases and incidents, from its folder or else from the scheduler.
 
-A drained node has the incident and its cause in its reason. A replacement stands in the leases of the failed
-node and of its spare (Lease.placed), written before the spare is resumed. So a failed node stays in repair, a
-replacement stays in service, and no fault gets a second one; where that is in doubt people are told.
-"""
+A drained node has the incident and its cause in its reason. A replacement is recorded in the leases of the
+failed node and its spare (Lease.placed) before the spare is resumed. So a failed node stays in repair, a
+replacement stays in service, and no fault gets a second one; doubtful cases are reported to people."""
 
 from __future__ import annotations
 
@@ -30,19 +28,20 @@ from provision.up.watch.incidents import SPARE, Incident, Step, Store, is_locked
 from provision.up.watch.lease import SPARE_AGAIN, Holding
 from provision.up.watch.policy import SPARES
 
-_ID = r"\d{8}T\d{6}Z-[A-Za-z0-9._-]{1,120}"  # the name of a file
+_ID = r"\d{8}T\d{6}Z-[A-Za-z0-9._-]{1,120}"  # name of an incident file
 _FORM = rf"(?:\([^)]{{0,60}}\) )?(?P<id>{_ID}) (?P<cause>.{{0,400}})"
 _REASON = re.compile(re.escape(PREFIX) + _FORM)
 _ID_WHOLE = re.compile(_ID).fullmatch
 _WHO = re.compile(r" \[[^\[\]]{1,100}\]$")
-# What steps.py marks a spare with: it waits for its last check, or did not come into service.
+# Marks that steps.py sets on a spare waiting for its last check, or one that did not come into service.
 _MARKS = ("takes the place of ", "could not be put into service")
 _UNKNOWN = "not known: it was rebuilt from the scheduler"
 
 
 def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[list[Incident], list[str]]:
-    """The incidents that reasons and leases of these nodes tell of, in order, and what people must know of
-    them. `at`: seconds since 1970."""
+    """Rebuild incidents in order from reasons and leases; also return messages for people.
+
+    `at`: seconds since 1970."""
     spares = fleet.groups.get(SPARES, ())
     last = {name: word.lease.placed for name, word in words.items() if word.lease}
     reasons = {name: _WHO.sub("", word.reason) for name, word in words.items() if word.holder is Holder.US}
@@ -89,8 +88,7 @@ def rebuilt(fleet: Fleet, words: Mapping[str, Scheduled], at: float) -> tuple[li
 
 
 def strays(view: View) -> list[Held]:
-    """Nodes that are drained for an incident that is not known here: nobody goes on with it. An earlier watch
-    may have been in the middle of a step when its nodes were taken over."""
+    """Report nodes drained for an unknown incident, such as one interrupted by a take-over."""
     known = {one.id for one in view.incidents}
     found = []
     for name in view.fleet.nodes:
@@ -103,7 +101,7 @@ def strays(view: View) -> list[Held]:
 
 
 def _placed(last: Mapping[str, str], marked: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Incident → (node, spare), of all replacements that came about: such a spare is not marked any more."""
+    """Return incident → (node, spare) of completed replacements; such a spare is no longer marked."""
     facts = [
         words for placed in last.values() if len(words := placed.split(" ")) == 3 and _ID_WHOLE(words[0])
     ]
@@ -111,7 +109,7 @@ def _placed(last: Mapping[str, str], marked: Mapping[str, str]) -> dict[str, tup
 
 
 def _serves(name: str, last: Mapping[str, str], placed: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether a node of the spares' group had taken a place when it failed."""
+    """Return whether a node of the spares' group was replacing another when it failed."""
     ident, _, names = last.get(name, "").partition(" ")
     return ident in placed and names.endswith(f" {name}")
 
@@ -126,7 +124,7 @@ def _when(one: Incident) -> tuple[float, str]:
 
 
 def _opened(ident: str, at: float) -> float:
-    """When an incident was opened, by its name."""
+    """Return the opening time of an incident, from its name."""
     try:
         moment = datetime.datetime.strptime(ident[:16], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
     except ValueError:
@@ -143,8 +141,9 @@ def take_over(
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Take the leases of all nodes of the fleet, and the incidents of whoever had them. `folder`: the state
-    folder of that watch. The store is held by the caller. Raises GpuprovError."""
+    """Take over the leases of all nodes of the fleet, and the incidents of their earlier watches.
+
+    `folder`: state folder of the earlier watch. The caller locks the store. Raises GpuprovError."""
     holding = Holding(store, scheduler)
     words = _answers(scheduler, fleet)
     others = {name: word.lease for name, word in words.items() if not holding.is_mine(word)}
@@ -175,7 +174,7 @@ def take_over(
         _copy(source, store, say)
     kept = {one.id for one in store.incidents()}
     incidents = [one for one in found if one.id not in kept and not taken.isdisjoint((one.node, one.spare))]
-    if source is not None:  # it knows what has returned
+    if source is not None:  # the folder knows which nodes have returned
         incidents, told = [one for one in incidents if one.returned is None], []
     for one in incidents:
         one = replace(one, number=store.next_number())
@@ -206,8 +205,9 @@ def _answers(scheduler: Leases, fleet: Fleet) -> dict[str, Scheduled]:
 
 
 def _source(folder: Path | None, theirs: Sequence[Lease], store: Store) -> Store | None:
-    """The folder of the earlier watch: the one that was named, or its own one on this machine. Raises
-    GpuprovError for one that is another fleet's, or still in use."""
+    """Return the earlier watch's folder, as named or found on this machine.
+
+    Raises GpuprovError for a folder of another fleet, or one still in use."""
     host = f"{socket.gethostname()}:"
     known = [Path(lease.at.removeprefix(host)) for lease in theirs if lease.at.startswith(host)]
     mine = (path for path in known if _is_readable(path) and path.stat().st_uid == os.geteuid())
@@ -229,7 +229,7 @@ def _is_readable(place: Path) -> bool:
 
 
 def _copy(source: Store, store: Store, say: Callable[[str], None]) -> None:
-    """Copy what a folder knows of incidents and spares."""
+    """Copy a folder's incidents and validations of spares."""
     incidents = source.incidents()
     for one in incidents:
         store.write(one)
@@ -243,7 +243,7 @@ def _copy(source: Store, store: Store, say: Callable[[str], None]) -> None:
 
 
 def _set_aside(store: Store, nodes: Collection[str]) -> None:
-    """Put away what this folder knew of these nodes when it had them before."""
+    """Move away what this folder stored about these nodes when it had them before."""
     for one in store.incidents():
         for name in ("incidents", "returns"):
             path = store.path / name / f"{one.id}.json"

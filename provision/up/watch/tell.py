@@ -1,10 +1,8 @@
-"""Telling people: a program of the site and webhooks, each message until all have it; and an Alertmanager,
-which is told what lasts (alerts.py).
+"""Delivery of messages to a program of the site, to webhooks, and to an Alertmanager (alerts.py).
 
-A message is on disk before it is sent, and stays there until every receiver has taken it, so that neither a
-restart nor a receiver that is down loses one. It may come twice after a crash: `id` is then the same.
-Addresses may hold a token, so they are written nowhere: on disk a receiver is its position in the inventory's
-list.
+A message is on disk before it is sent, and stays there until every receiver has it, so that neither a restart
+nor a receiver that is down loses one. After a crash it may be delivered twice, with the same `id`. Addresses
+may hold a token, so they are never stored: on disk a receiver is its position in the inventory's list.
 """
 
 from __future__ import annotations
@@ -34,23 +32,22 @@ from provision.up.watch.alerts import Alert, Alerts
 from provision.up.watch.steps import Message
 
 FORMAT = 1
-SECONDS = 10.0  # for a receiver to take one message over HTTP
-PROGRAM_SECONDS = 60.0  # for the site's program to end
-PAUSES = (2.0, 5.0, 15.0, 60.0, 300.0)  # between tries; the last one stays
-GIVEN_UP = 24 * 3600.0  # after so long nobody needs it any more
+SECONDS = 10.0  # timeout for a receiver to accept a message over HTTP
+PROGRAM_SECONDS = 60.0  # timeout of the site's program
+PAUSES = (2.0, 5.0, 15.0, 60.0, 300.0)  # between tries; the last value repeats
+GIVEN_UP = 24 * 3600.0  # age at which a message is no longer useful
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """One that is told. `name`: for the log, without a secret; `send` raises OSError or ValueError."""
+    """A receiver of messages. `name`: for the log, without a secret; `send` raises OSError or ValueError."""
 
     name: str
     send: Callable[[Message], None]
 
 
 def receivers(fleet: Fleet, overrides: Mapping[str, Any]) -> list[Receiver]:
-    """Those that the inventory names, the same for all its nodes. Raises InventoryError for one that cannot
-    be used."""
+    """Return the inventory's receivers, equal for all nodes. Raises InventoryError for an unusable one."""
     found: list[Receiver] = []
     if program := _one("gpuprov_watch_hook", fleet, overrides):
         path = placed(str(program), fleet.source)
@@ -64,7 +61,7 @@ def receivers(fleet: Fleet, overrides: Mapping[str, Any]) -> list[Receiver]:
 
 
 def alertmanager(fleet: Fleet, overrides: Mapping[str, Any]) -> Callable[[Sequence[Alert]], None] | None:
-    """What takes alerts to the inventory's Alertmanager, if there is one. Raises InventoryError."""
+    """Return a function that sends alerts to the inventory's Alertmanager, if any. Raises InventoryError."""
     url = _one("gpuprov_watch_alertmanager", fleet, overrides)
     if not url:
         return None
@@ -91,12 +88,12 @@ def _check(name: str, url: Any) -> None:
 
 
 def document(message: Message) -> dict[str, Any]:
-    """What a program and a webhook get."""
+    """Return the document for a program or a webhook."""
     return {"format": FORMAT, "gpuprov": __version__, **asdict(message), "at": iso(message.at)}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A message for one host is not carried to another."""
+    """HTTP handler that refuses redirects, so that a message for one host never reaches another."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -124,10 +121,10 @@ def _post(url: str, body: Any) -> None:
 
 
 def _run(program: Path, message: Message) -> None:
-    """Run the site's program: the kind and the node as arguments, the message on standard input."""
+    """Run the site's program with kind and node as arguments and the message on standard input."""
     if what := changeable(program):
         raise OSError(f"{what[0]}: {what[1]}")
-    with tempfile.TemporaryFile() as given:  # a file: it need not be read
+    with tempfile.TemporaryFile() as given:  # a file, because the program need not read it
         given.write(json.dumps(document(message)).encode() + b"\n")
         given.seek(0)
         process = subprocess.Popen(
@@ -148,7 +145,7 @@ def _run(program: Path, message: Message) -> None:
 
 
 class Teller(contextlib.AbstractContextManager["Teller"]):
-    """Sends what is in the outbox, and `alerts`, in a thread of its own. `say`: lines for the log."""
+    """Sender of the outbox and of `alerts`, in its own thread. `say`: writes a log line."""
 
     def __init__(
         self,
@@ -161,7 +158,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         self._wake, self._ended = threading.Event(), False
         self._told: set[str] = set()
         self._waits: dict[str, tuple[float, int]] = {}  # message → not before, tries
-        self._kept: list[tuple[Message, list[int]]] = []  # with who has not got it; the disk had no room
+        self._kept: list[tuple[Message, list[int]]] = []  # unstored for lack of room; missing receivers
         self._thread = threading.Thread(target=self._loop, name="tell", daemon=True)
 
     def __enter__(self) -> Teller:
@@ -174,8 +171,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         self._thread.join(SECONDS)
 
     def tell(self, message: Message) -> None:
-        """Put a message into the outbox, once, and open its alert. What cannot be written is sent from
-        memory."""
+        """Put a message into the outbox, once, and open its alert; if writing fails, send from memory."""
         if self._alerts is not None:
             self._alerts.open(message)
             self._wake.set()
@@ -194,7 +190,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         self._wake.set()
 
     def settle(self, over: Callable[[Message], bool]) -> None:
-        """End the alerts of what is over."""
+        """End the alerts that are over."""
         if self._alerts is not None:
             self._alerts.settle(over)
             self._wake.set()
@@ -206,13 +202,13 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
                 pause = self._round()
                 if self._alerts is not None and not self._ended:
                     pause = min(pause, self._alerts.round())
-            except Exception as error:  # without this thread nobody hears of anything
+            except Exception as error:  # without this thread no message would be delivered
                 pause = PAUSES[0]
                 self._say(f"messages could not be sent: {type(error).__name__}: {error}; trying again")
             self._wake.wait(pause)
 
     def _round(self) -> float:
-        """Send all that is due; seconds until the next may be."""
+        """Send all due messages; return the seconds until the next may be due."""
         now, soonest = time.monotonic(), 3600.0
         for row in list(self._kept):
             row[1][:] = self._left(*row, news=False)
@@ -232,7 +228,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         return soonest
 
     def _left(self, message: Message, left: Sequence[int], news: bool) -> list[int]:
-        """Send a message to these receivers; those that have not taken it."""
+        """Send a message to these receivers; return the ones that did not accept it."""
         still = []
         for number in left:
             if number >= len(self._to):
@@ -246,7 +242,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         return still
 
     def _sent(self, path: Path) -> bool:
-        """Whether everybody has it now."""
+        """Deliver a message; return whether all receivers have it now."""
         try:
             row = json.loads(path.read_text("ascii"))
             message, left = Message(**row["message"]), [int(number) for number in row["left"]]

@@ -54,7 +54,7 @@ class Tool(Protocol):
         """Return the rails to measure ("": all at once), with the expected value of each."""
 
     def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
-        """Return the commands by node for one joint measurement. Raises InventoryError for too many nodes."""
+        """Return the commands by node that measure these two (or a group) together. Raises InventoryError."""
 
     def results(
         self, nodes: Sequence[str], number: int, asked: Sequence[tuple[str, float | None]], outputs: Outputs

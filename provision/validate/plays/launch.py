@@ -27,8 +27,7 @@ from provision.errors import ParseError
 from provision.validate.plays.pair_plays import Plays
 
 FOLDER = "/run/gpuprov-launch"  # repeated in the module gpuprov_launch
-# set in the environment of a launch's processes; data/launch/close.sh finds them by it
-MARK = "GPUPROV_LAUNCH"
+MARK = "GPUPROV_LAUNCH"  # in the environment of a launch's processes; data/launch/close.sh finds them by it
 
 _SCRIPTS = ("accept", "reach", "close")
 _STEP = 150  # seconds a node may take to open or close

@@ -38,8 +38,8 @@ class Plays:
     ) -> tuple[Outputs, dict[str, str]]:
         """Run these programs on all nodes at once and store the raw output as `<check>.<label>`.
 
-        Returns outputs by node and name, and reasons for failed nodes. `together`: size of groups that must
-        overlap."""
+        Returns outputs by node and name, and reasons for failures. `together`: nodes that wait for one
+        another."""
         timeout = self.settings.timeout
         todo = {
             node: node_commands.play_variables(self.variables[node], node_judge.within(asked, timeout))
@@ -68,8 +68,8 @@ class Plays:
         *,
         together: int = 1,
     ) -> dict[str, str]:
-        """Run a playbook on these nodes; pass answers to `take`, return why others gave none. Never
-        raises."""
+        """Run a playbook; pass answers to `take`, return why other nodes gave none. Never raises for
+        Ansible."""
         if not hosts:
             return {}
         limit = max(one["gpuprov_task_timeout"] for one in hosts.values())

@@ -22,7 +22,7 @@ NOT_TRIED = "not tried"  # a check that this machine cannot run or that was not 
 
 @dataclass(frozen=True)
 class Checked:
-    """One check; proven if it measured this hardware, since even a detected fault is a proof."""
+    """One check, proven if it measured this hardware, whatever its verdict. `why`: if it is not proven."""
 
     check: str
     summary: str

@@ -133,7 +133,7 @@ def _stale(said: str, document: HealthDocument) -> str:
 
 
 def _verdict(document: HealthDocument) -> tuple[Verdict, str]:
-    """Return a fresh result's verdict, at least as bad as its worst finding, or why it proves nothing."""
+    """Return a fresh result's verdict, no better than its findings, and a reason if it proves nothing."""
     if document.error:
         return Verdict.ERROR, f"the health program could not judge the node: {document.error}"
     if not document.checks and document.verdict is not Verdict.FAIL:
