@@ -121,7 +121,7 @@ class Found:
 
 
 def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) -> Found:
-    """Group nodes by OS release and architecture, and by SKU if needed. Raises StackError on disagreement."""
+    """Group nodes by OS release and architecture, and by SKU if needed. Raises StackError for a conflict."""
     kinds: dict[tuple[str, str, str], dict[str, Mapping[str, str]]] = {}
     for node in nodes:
         kinds.setdefault(lockfile.place_of(seen.described[node]), {})[node] = packages_of(seen, node)

@@ -1,4 +1,4 @@
-"""Report formats, one module each. `write_all` writes the files; `terminal.summary` is for a terminal."""
+"""Report formats, one module each: `write_all` writes files, `terminal.summary` is for terminals."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ _FINDINGS = 6  # listed for each earlier run
 
 
 def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
-    """Return the events of the node up to the end of this run, oldest first. Never raises for stored data."""
+    """Return the node's events up to the end of this run, oldest first. Never raises for stored data."""
     found: list[Moment] = []
     for path in _earlier(folder, "up"):
         found += _up(path, node.node)

@@ -33,7 +33,7 @@ def svg(parts: Iterable[str], width: int, height: int, alt: str, kind: str) -> I
 
 
 def banner(parts: Iterable[str], height: int, alt: str, kind: str) -> Image:
-    """An image as wide as there is room: its x are percent, its y CSS pixels."""
+    """Build an image of full width: its x are percent, its y CSS pixels."""
     return _image(parts, f'width="100%" height="{height}"', alt, kind)
 
 

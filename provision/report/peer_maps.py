@@ -233,7 +233,7 @@ def _concerns(finding: Finding, metric: str, place: Place, value: float | None, 
 def _alt(
     node: NodeHealth, metric: str, matrix: Matrix, names: Sequence[str], cells: Mapping[Place, Cell]
 ) -> str:
-    """`peer bandwidth inside gpu-03. p2p_read: 56 of 56 pairs measured, 61.3 to 374 GB/s; ✗ gpu2 to …`."""
+    """Describe a map: `peer bandwidth inside gpu-03. p2p_read: 56 of 56 pairs measured, …; ✗ gpu2 to …`."""
     values = [value for value in matrix.values() if value is not None]
     description = f"peer bandwidth inside {one_line(node.node, 60)}. {metric}: "
     description += f"{len(values):,} of {many(len(names) * (len(names) - 1), 'pair')} measured, "

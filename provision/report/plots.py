@@ -27,7 +27,7 @@ from provision.report.tables import Mark, Sku, Strip
 from provision.text import many, one_line, quantity
 
 _DEVICES = 72  # lines per plot; one GB200 NVL72 domain
-_WIDTH, _HEIGHT = 400, 216  # of a plot over time
+_WIDTH, _HEIGHT = 400, 216  # size of a plot over time
 _TOP, _BOTTOM = 26, 38  # room for the title above and the time axis below the lines
 _SIZE = 11  # letter size of a chart, as in style.css
 _LINE = 13  # distance between names next to a plot

@@ -35,7 +35,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `heads`: columns after the first; a row: its name and a cell per head (None: not measured)."""
+    """A table. `heads`: columns after the first; a row: its name and a cell per head, None if missing."""
 
     title: str
     unit: str

@@ -146,7 +146,7 @@ def _cause(cause: Cause, ink: Ink) -> Iterator[str]:
 
 
 def _culprit(culprit: Culprit, told: bool) -> str:
-    """`gpu-03 gpu5 (serial 165…, 0000:bb:00.0): …`; without the message if `told` is set."""
+    """Format `gpu-03 gpu5 (serial 165…, 0000:bb:00.0): …`, without the message if `told` is set."""
     finding = culprit.finding
     name = one_line(culprit.node.node, 80)
     if finding.device != "node":

@@ -218,7 +218,7 @@ class Runner:
 
 
 def end_of(process: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, str]:
-    """Run a process group to its end, by force after `timeout`; return status (None if killed) and output."""
+    """Run a process group to its end, forced after `timeout`; return status (None if killed) and output."""
     kept = bytearray()
     reader = threading.Thread(target=_read, args=(process.stdout, kept), daemon=True)
     reader.start()

@@ -22,7 +22,7 @@ _FAMILIES = frozenset(
 _VERSION = re.compile(r"^\d+(?:\.\d+)+$")
 
 
-class Unreadable(Exception):  # noqa: N818 - it is no error: the test is skipped with these words
+class Unreadable(Exception):  # noqa: N818 - not an error: the test is skipped with this text
     """A fact has no independent reader; the text is the reason."""
 
 

@@ -290,7 +290,7 @@ class Watch:
             self.tell(Message(stamp, "following", self.now(), text, next=advice))
 
     def _forward(self) -> None:
-        """Let each open incident take its next step."""
+        """Start the next step of each open incident."""
         changed: list[str] = []
         for name, (incident, future) in list(self._running.items()):
             if future.done():

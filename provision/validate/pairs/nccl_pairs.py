@@ -29,7 +29,7 @@ _PMI = ("pmix",)  # supported by OpenMPI; with any other PMI each node would run
 
 
 class NcclPairs:
-    """`check`: nccl_pair or nccl_group, for one vendor's GPUs."""
+    """Tool for NCCL measurements of one vendor's GPUs. `check`: nccl_pair or nccl_group."""
 
     def __init__(self, check: nccl_between.Between, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
         self.metric = check.METRIC

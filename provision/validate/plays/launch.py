@@ -88,7 +88,7 @@ class Launch:
         return ready, silent
 
     def admit(self, ready: Mapping[str, Ready]) -> dict[str, str]:
-        """Let these nodes log in to one another; return the reason for each node that was refused."""
+        """Admit these nodes to one another over ssh; return the reason for each node that was refused."""
         authority = Authority(f"gpuprov-launch-{self.name}", self._seconds)
         certificates: dict[str, dict[str, Any]] = {}
         refused: dict[str, str] = {}

@@ -68,8 +68,7 @@ class Plays:
         *,
         together: int = 1,
     ) -> dict[str, str]:
-        """Run a playbook; pass answers to `take`, return why other nodes gave none. Never raises for
-        Ansible."""
+        """Run a playbook and pass answers to `take`; return why other nodes gave none. Never raises."""
         if not hosts:
             return {}
         limit = max(one["gpuprov_task_timeout"] for one in hosts.values())

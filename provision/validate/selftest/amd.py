@@ -44,7 +44,7 @@ class Smi(changes.Smi):
 
     @cached_property
     def numbers(self) -> Mapping[int, int]:
-        """Map the GPU index used in checks to amd-smi's number. Raises GpuprovError."""
+        """The GPU index used in checks → amd-smi's number. Raises GpuprovError."""
         gpus = kernel_incidents.devices(self.bench.node.check_node)
         found = sensors.by_device(self._ask("static", "--bus"), gpus)
         return {int(device[3:]): number for number, device in found.items()}

@@ -1,4 +1,4 @@
-"""GPU settings changed on purpose, verified by the check that judges them, and restored; only on request."""
+"""GPU settings changed on request, verified by the check that judges them, and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Harmless conditions of a real machine that the checks must name; each is created, verified, and ended."""
+"""Harmless conditions of a real machine that the checks must name, each created, verified and ended."""
 
 from __future__ import annotations
 
