@@ -125,9 +125,9 @@ class Assessment:
             return {}
         return diagnosis.causes(
             {
-                name: (said.facts, self.expected.get(name, ()))
-                for name, said in self.observations.items()
-                if said.error is None
+                name: (seen.facts, self.expected.get(name, ()))
+                for name, seen in self.observations.items()
+                if seen.error is None
             }
         )
 
@@ -138,12 +138,12 @@ class Assessment:
     @property
     def unreachable(self) -> dict[str, str]:
         """Node → reason why its state is unknown."""
-        return {node: said.error for node, said in self.observations.items() if said.error is not None}
+        return {node: seen.error for node, seen in self.observations.items() if seen.error is not None}
 
     @property
     def troubles(self) -> dict[str, str]:
         """The same reasons for people, each beginning with the node's state."""
-        return {node: said.trouble for node, said in self.observations.items() if said.trouble}
+        return {node: seen.trouble for node, seen in self.observations.items() if seen.trouble}
 
     @property
     def host_only(self) -> dict[str, str]:
@@ -178,8 +178,8 @@ class Assessment:
 
     def _programs(self, node: str) -> dict[str, str]:
         """Return local paths of the gpuprov programs that the node's roles install."""
-        wanted = self.declared[node].get("node_health_enabled") and "node_health" in self.roles[node]
-        return {"node_health_program": str(_health_program().file())} if wanted and not self.remove else {}
+        installed = self.declared[node].get("node_health_enabled") and "node_health" in self.roles[node]
+        return {"node_health_program": str(_health_program().file())} if installed and not self.remove else {}
 
 
 def assess(fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]) -> Assessment:

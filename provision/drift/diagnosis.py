@@ -91,8 +91,8 @@ def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ())
 
     Only causes in roles of the node count, since `gpuprov up` repairs no other."""
     roles = {each.role for each in expectations}
-    wanted = {each.fact: each.value for each in expectations if each.operator == "equals"}
-    seen = _Seen(facts, wanted)
+    promised = {each.fact: each.value for each in expectations if each.operator == "equals"}
+    seen = _Seen(facts, promised)
     return [
         found
         for rule, names in _RULES.items()
@@ -118,8 +118,8 @@ def lines(found: Mapping[Diagnosis, Sequence[str]], arguments: Arguments) -> lis
 
 def section(found: Mapping[Diagnosis, Sequence[str]], arguments: Arguments) -> list[str]:
     """Return the diagnosis section of plan, up and drift with its heading; empty without a cause."""
-    told = [f"  {line}" for line in lines(found, arguments)]
-    return ["cause and next step", *told, ""] if told else []
+    rows = [f"  {line}" for line in lines(found, arguments)]
+    return ["cause and next step", *rows, ""] if rows else []
 
 
 def _nouveau(seen: _Seen) -> Diagnosis | None:

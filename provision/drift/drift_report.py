@@ -65,15 +65,15 @@ def make(
     seen: Assessment, *, compare: bool = True, required: bool = False, run_folder: str = ""
 ) -> DriftReport:
     """Compare the fleet with its majority and with each node's latest validation. Raises RunFolderError."""
-    answered = [name for name, said in seen.observations.items() if said.error is None]
+    answered = [name for name, seen_node in seen.observations.items() if seen_node.error is None]
     results = node_history.read(answered)
     checks = checks_asked.select("standard")
     standings = {}
     for name in answered:
         if not seen.fleet.nodes[name].kind & Kind.GPU:
             continue  # validate skips such nodes
-        said = seen.observations[name]
-        now = fingerprint.of(said.facts, said.problems)
+        seen_node = seen.observations[name]
+        now = fingerprint.of(seen_node.facts, seen_node.problems)
         standings[name] = fingerprint.standings(name, checks, results[name], now)
     odd = majority.compare(_voters(seen, answered)) if compare else None
     return DriftReport(seen, odd, standings, seen.causes(), required, run_folder)
@@ -120,8 +120,8 @@ class Expiry:
         if not self.verdict:
             return "never validated" if self.everything else f"never ran {', '.join(self.checks)}"
         words = {"pass": "passed", "warn": "passed with a warning", "fail": "failed", "skip": "skipped"}
-        said = f"{words.get(self.verdict, 'could not measure')} {', '.join(self.checks)} on {self.day}"
-        return f"{said}, expired: {'; '.join(self.why)}" if self.why else said
+        result = f"{words.get(self.verdict, 'could not measure')} {', '.join(self.checks)} on {self.day}"
+        return f"{result}, expired: {'; '.join(self.why)}" if self.why else result
 
     @property
     def command(self) -> str:

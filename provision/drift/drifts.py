@@ -71,7 +71,7 @@ class FleetDrifts:
             self._kinds[key] = _Kind.of(expectations, replace(observation, facts=facts.base))
         kind = self._kinds[key]
         places = kind.differing.union(*(kind.places.get(name, ()) for name in facts.own))
-        return drifts([expectations[place] for place in sorted(places)], observation)
+        return drifts([expectations[index] for index in sorted(places)], observation)
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class _Kind:
     @classmethod
     def of(cls, expectations: Sequence[Expectation], base: Observation) -> _Kind:
         places: dict[str, list[int]] = {}
-        for place, expectation in enumerate(expectations):
-            places.setdefault(expectation.fact, []).append(place)
+        for index, expectation in enumerate(expectations):
+            places.setdefault(expectation.fact, []).append(index)
         differing = frozenset(
-            place for place, expectation in enumerate(expectations) if drifts([expectation], base)
+            index for index, expectation in enumerate(expectations) if drifts([expectation], base)
         )
         return cls(expectations, base.facts, differing, places)
 

@@ -66,8 +66,8 @@ def unfit(seen: Assessment) -> dict[str, str]:
             first = other[0].expectation
             blame = "" if first.role == HARDWARE else f" ({first.role})"
             found[node] = f"{many(len(other), 'expectation')} not held, the first is {first.fact}{blame}"
-    for node, said in seen.observations.items():
-        unread = [problem for fact, problem in said.problems.items() if fact.startswith("packages.")]
+    for node, observed in seen.observations.items():
+        unread = [problem for fact, problem in observed.problems.items() if fact.startswith("packages.")]
         if unread and node not in found:
             found[node] = f"its packages could not be read: {unread[0]}"
     return found

@@ -197,8 +197,8 @@ def sentence(drift: Drift) -> str:
     if words.yes and isinstance(expectation.value, bool):
         return f"{words.subject} {_yes_or_no(words, drift.found, expectation.value)}"
     if words.verb:
-        wanted = _wanted(expectation.operator, expectation.value, words.verb.split()[0])
-        return f"{words.subject.rstrip(',')}: {_value(drift.found)} {words.verb}, {wanted}"
+        declared = _wanted(expectation.operator, expectation.value, words.verb.split()[0])
+        return f"{words.subject.rstrip(',')}: {_value(drift.found)} {words.verb}, {declared}"
     return f"{words.subject} is {_state(drift.found)}, {_must(expectation.operator, expectation.value)}"
 
 
@@ -229,12 +229,12 @@ def for_fleet() -> Callable[[Drift], str]:
 def of_service(drifts: Sequence[Drift]) -> str:
     """Describe a service: `service x is inactive and disabled, must be active and enabled`."""
     found = dict.fromkeys(_state(drift.found) for drift in drifts)
-    wanted = dict.fromkeys(
+    required = dict.fromkeys(
         _must(drift.expectation.operator, drift.expectation.value).removeprefix("must be ")
         for drift in drifts
     )
     name = subject(drifts[0].expectation.fact)
-    return f"{name} is {' and '.join(found)}, must be {' and '.join(wanted)}"
+    return f"{name} is {' and '.join(found)}, must be {' and '.join(required)}"
 
 
 def _yes_or_no(words: _Words, found: Any, wanted: bool) -> str:

@@ -68,10 +68,10 @@ def write_all(
     written: dict[str, Path] = {}
     for name in dict.fromkeys(formats):
         module, files = FORMATS[name]
-        told = () if context is None or name not in _TELLING else (context,)
+        extra = () if context is None or name not in _TELLING else (context,)
         for file_name, function in files.items():
             render: _Render = getattr(importlib.import_module(f"{__name__}.{module}"), function)
-            made = _write(path / file_name, render(fleet, *told))
+            made = _write(path / file_name, render(fleet, *extra))
             written.setdefault(name, made)
     return written
 

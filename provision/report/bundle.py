@@ -214,9 +214,9 @@ def _machines(folder: RunFolder, fleet: FleetHealth) -> set[str]:
     """Return the names of all machines in this and neighbouring runs, including the controller."""
     meta = folder.meta()
     arguments = meta.get("arguments")
-    asked = arguments.get("nodes") if isinstance(arguments, dict) else ()
+    nodes = arguments.get("nodes") if isinstance(arguments, dict) else ()
     names = {node.node for node in fleet.nodes} | {str(meta.get("controller") or "")}
-    names |= {str(name) for name in asked or ()} | {str(row.get("node")) for row in folder.read("facts")}
+    names |= {str(name) for name in nodes or ()} | {str(row.get("node")) for row in folder.read("facts")}
     for place in ("validated", "offenders"):
         for path in (folder.path.absolute().parent / place).glob("[!.]*.json*"):
             names.add(urllib.parse.unquote(path.name.rpartition(".")[0]))
@@ -269,7 +269,7 @@ def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
     found: list[Moment] = []
     for path in _earlier(folder, "up"):
         found += _up(path, node.node)
-    told, before = set(), None
+    listed, before = set(), None
     for path in [*_earlier(folder, "validate"), folder.path]:
         for row in _rows(path, "fingerprints", node.node):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
@@ -282,9 +282,9 @@ def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
                     ]
                 before = now
         if path != folder.path and (moments := _validated(path, node.node)):
-            told.add(path.name)
+            listed.add(path.name)
             found += moments
-    found += _remembered(folder, node, told)
+    found += _remembered(folder, node, listed)
     found += _this_run(folder, node)
     return sorted(found, key=lambda moment: moment.at)
 

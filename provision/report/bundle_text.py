@@ -233,7 +233,7 @@ def contents(files: Mapping[str, bytes], notes: Iterable[str]) -> str:
         "MANIFEST.sha256": "check with: sha256sum -c MANIFEST.sha256",
     }
     lines = ["", *_heading(f"In this archive: {many(len(files) + 2, 'file')}")]
-    lines += [f"{name:<18} {said}" for name, said in words.items()]
+    lines += [f"{name:<18} {about}" for name, about in words.items()]
     return "\n".join([*lines, *(f"\n{note}" for note in notes)]) + "\n"
 
 
@@ -310,10 +310,10 @@ def beside(finding: Finding, found: Sequence[Row]) -> list[str]:
     )
     devices = {finding.device} if not pair else {"->".join(pair), "->".join(reversed(pair))}
     return [
-        f"{row.device}: {quantity(row.value, row.unit)}; {said}"
+        f"{row.device}: {quantity(row.value, row.unit)}; {peers}"
         for row in found
         if (row.check, row.metric) == (finding.check, finding.metric) and row.device in devices
-        if (said := told(row))
+        if (peers := told(row))
     ]
 
 

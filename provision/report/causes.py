@@ -41,8 +41,8 @@ class Culprit:
 
     @property
     def gpus(self) -> tuple[GpuIdentity, ...]:
-        wanted = {int(index) for index in _GPU.findall(self.finding.device)}
-        return tuple(gpu for gpu in self.node.gpus if gpu.index in wanted) if wanted else ()
+        indexes = {int(index) for index in _GPU.findall(self.finding.device)}
+        return tuple(gpu for gpu in self.node.gpus if gpu.index in indexes) if indexes else ()
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
         yield Culprit(NodeHealth(FABRIC, finding.verdict, ()), finding)
     for node in fleet.nodes:
         if node.unreachable or node.error:
-            told = " → " in node.error  # the error already names the remedy
-            action = "none" if told else "investigate" if node.unreachable else "run again"
+            has_remedy = " → " in node.error  # the error already names the remedy
+            action = "none" if has_remedy else "investigate" if node.unreachable else "run again"
             yield Culprit(node, Finding("", Verdict.ERROR, "node", silence(node), action=action))
         elif absent := missing(fleet, node):
             message = f"did not run: {', '.join(absent)}"

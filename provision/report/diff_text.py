@@ -116,12 +116,12 @@ def comparison(found: Diff) -> Iterator[str]:
         "GPUs that are others", [_part(part) for part in found.parts[:_SHOWN]], len(found.parts)
     )
     alone = {"earlier": found.only_before, "later": found.only_after}
-    asked = [
+    rows = [
         f"{many(len(checks), 'check')} only in the {word} run: {', '.join(checks)}"
         for word, checks in alone.items()
         if checks
     ]
-    yield from _section("not compared", asked)
+    yield from _section("not compared", rows)
     yield from _section("measured in one run only", list(found.unpaired[:_SHOWN]), len(found.unpaired))
     better = [one for one in found.moved if not one.worse]
     gained = [_shift(one) for one in found.shifts if not one.worse]

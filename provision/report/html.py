@@ -316,15 +316,15 @@ def data(nodes: Sequence[NodeHealth], checks: Sequence[str], facts: Callable[[No
     run), number of GPUs, facts index, serial numbers, fault indexes. No node name can end the script or start
     markup."""
     cells, fact_texts, wrong = _Shared(), _Shared(), _Shared()
-    place = {verdict: str(number) for number, verdict in enumerate(_WORST)}
+    rank = {verdict: str(number) for number, verdict in enumerate(_WORST)}
     rows: list[list[Any]] = []
     for node in nodes:
-        have = {check.check: place[check.verdict] for check in node.checks}
+        have = {check.check: rank[check.verdict] for check in node.checks}
         found = [finding for check in node.checks for finding in check.wrong][:_MESSAGES]
         rows.append(
             [
                 one_line(node.node, 200),
-                int(place[node.verdict]),
+                int(rank[node.verdict]),
                 cells.of("".join(have.get(name, ".") for name in checks)),
                 len(node.gpus),
                 fact_texts.of(clean(facts(node))),

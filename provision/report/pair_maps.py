@@ -188,8 +188,8 @@ def _racks(seen: PairCells, racks: Sequence[str]) -> Shown:
         bad = sum(cell.mark in BAD for cell in each)
         cells[at] = Cell(worst(each).share, f"{bad} of {len(each)}" if bad else "", worst(each).mark)
     named = {rack: Verdict.FAIL for rack in racks if seen.stands_out(rack)}
-    told = seen.alt(many(len(racks), "rack"), within)
-    drawn = HeatMap(f"{seen.pairs.check}, rack by rack", racks, cells, named=named, largest=35, alt=told)
+    alt = seen.alt(many(len(racks), "rack"), within)
+    drawn = HeatMap(f"{seen.pairs.check}, rack by rack", racks, cells, named=named, largest=35, alt=alt)
     scale = seen.scale("the worst measurement of all pairs of two racks")
     words = (
         "The diagonal has the pairs within a rack. A bad leaf slows all of its row, those included; a bad "

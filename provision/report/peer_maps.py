@@ -175,9 +175,9 @@ def _drawn(
         reference = {place: usual.get((metric, place), own) for place in matrix}
         cells = dict(_cells(metric, matrix, gpus, reference, findings))
         names = tuple(f"gpu{gpu}" for gpu in gpus)
-        told = _alt(node, metric, matrix, names, cells)
+        alt = _alt(node, metric, matrix, names, cells)
         title = f"{metric}, GB/s"
-        maps.append(HeatMap(title, names, cells, own="the GPU itself", directed=True, largest=32, alt=told))
+        maps.append(HeatMap(title, names, cells, own="the GPU itself", directed=True, largest=32, alt=alt))
     of = (
         f"the same pair in the healthy nodes of this SKU (median of {healthy:,})"
         if healthy

@@ -69,11 +69,11 @@ def _over_time(what: _Quantity, series: Mapping[str, Series], bad: Mapping[str, 
     known = {name: values for name, values in known.items() if any(v is not None for v in values)}
     if not known:
         return None
-    told = [_range(f"{what.what} of {many(len(known), 'GPU')}", known.values(), what.unit)]
+    alts = [_range(f"{what.what} of {many(len(known), 'GPU')}", known.values(), what.unit)]
     named = [name for name in known if name in bad]
-    told += [_range(f"{name} ({bad[name].value})", [known[name]], what.unit) for name in named[:4]]
+    alts += [_range(f"{name} ({bad[name].value})", [known[name]], what.unit) for name in named[:4]]
     parts = _plot(what, {name: series[name].seconds for name in known}, known, bad)
-    return svg(parts, _WIDTH, _HEIGHT, "; ".join(told), "plot")
+    return svg(parts, _WIDTH, _HEIGHT, "; ".join(alts), "plot")
 
 
 def _plot(

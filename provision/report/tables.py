@@ -236,8 +236,8 @@ def _sku(name: str, nodes: Sequence[NodeHealth]) -> Sku:
         by_check[metric.check][metric.metric] = _Seen(metric)
     for node in nodes:
         for check in node.checks:
-            if wanted := by_check.get(check.check):
-                _take(node, check, wanted)
+            if metrics := by_check.get(check.check):
+                _take(node, check, metrics)
     seen = [by_check[metric.check][metric.metric] for metric in known]
     found = [_strip(one, name, len(nodes)) for one in seen if one.units]
     # Metrics with outliers are always shown; others fill the remaining room in the table's order.

@@ -92,13 +92,13 @@ class Ink:
 def _context(fleet: FleetHealth, ink: Ink, context: Context | None) -> Iterator[str]:
     """Summarise coverage, duration, and changes since earlier runs."""
     seen = coverage(fleet)
-    told = [seen.words]
+    parts = [seen.words]
     if seen.nodes_silent:
-        told.append(f"{many(seen.nodes_silent, 'node')} unreachable")
-    told.append(duration(fleet.started, fleet.finished))
+        parts.append(f"{many(seen.nodes_silent, 'node')} unreachable")
+    parts.append(duration(fleet.started, fleet.finished))
     if fleet.asked:
-        told.append(", ".join(one_line(name, 40) for name in fleet.asked))
-    yield from ink.wrap(" · ".join(filter(None, told)), "", "")
+        parts.append(", ".join(one_line(name, 40) for name in fleet.asked))
+    yield from ink.wrap(" · ".join(filter(None, parts)), "", "")
     if context is not None and context.earlier is not None:
         from provision.report import diff_text
 
@@ -127,9 +127,9 @@ def _cause(cause: Cause, ink: Ink) -> Iterator[str]:
     mark = f"{SYMBOLS[cause.verdict]} {cause.verdict.value.upper()}"
     where = f"{many(len(cause.nodes), 'node')}: " if len(cause.nodes) > 1 else ""
     action = f" → {one_line(cause.action, 80)}" if cause.action not in {"", "none"} else ""
-    told = f"{mark}  {where}{one_line(cause.title, 240)}"
-    on_one_line = len(told) + len(action) + 2 <= ink.width
-    first, *rest = ink.wrap(told + action if on_one_line else told, "  ")
+    head = f"{mark}  {where}{one_line(cause.title, 240)}"
+    on_one_line = len(head) + len(action) + 2 <= ink.width
+    first, *rest = ink.wrap(head + action if on_one_line else head, "  ")
     yield first.replace(mark, ink.paint(cause.verdict, mark), 1)
     yield from rest
     if action and not on_one_line:
@@ -141,8 +141,8 @@ def _cause(cause: Cause, ink: Ink) -> Iterator[str]:
     if nodes_only and cause.uniform:
         return
     for culprit in cause.culprits[: _CULPRITS if one_by_one else _EXAMPLES]:
-        said = _culprit(culprit, told=cause.same_words)
-        yield from ink.wrap(said if one_by_one else f"for example {said}", "      ")
+        text = _culprit(culprit, told=cause.same_words)
+        yield from ink.wrap(text if one_by_one else f"for example {text}", "      ")
 
 
 def _culprit(culprit: Culprit, told: bool) -> str:

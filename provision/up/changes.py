@@ -231,10 +231,10 @@ def _sign(drifts: Iterable[Drift]) -> Sign:
 def _sign_of(drift: Drift) -> Sign:
     if drift.unknown:
         return Sign.UNREAD
-    found, wanted = drift.found, drift.expectation.value
+    found, expected = drift.found, drift.expectation.value
     if drift.expectation.fact.endswith(".exists"):
-        return Sign.ADD if wanted else Sign.REMOVE
-    if wanted is None:
+        return Sign.ADD if expected else Sign.REMOVE
+    if expected is None:
         return Sign.REMOVE
     return Sign.ADD if found is None else Sign.CHANGE
 

@@ -69,9 +69,9 @@ def _gathered(run: RunFolder, record: Record, say: Callable[[str], None]) -> Ite
             say(f"{where}: {record.what} of the earlier run still goes on there; waiting for it")
         stream = units.reader(record, sealed.kept(record.label), one.events.append)
         route = mesh.Mesh(record.socket, "").has_route
-        way = units.Way(control, "", "", record.worker, "", route=lambda: route(record.worker))
+        route_to_unit = units.Way(control, "", "", record.worker, "", route=lambda: route(record.worker))
         known = Record(**{**vars(record), "unit": unit})
-        ended = units.Unit(way, None, known, stream, lambda: False).follow()
+        ended = units.Unit(route_to_unit, None, known, stream, lambda: False).follow()
     except sealed.MissingKeyError:
         say(f"{where}: what it did cannot be read: this machine was started anew; its work is ended")
         leftovers.remove(folder_of(run), record)
@@ -102,9 +102,9 @@ def _journal(one: Collected, fleet: Fleet, vaulted: frozenset[str], journal: Jou
     label = one.record.label
     known = [str(row.get("unit", "")).rpartition(":") for row in one.run.read("events")]
     last = max((int(number) for name, _, number in known if name == label and number.isdigit()), default=0)
-    said = {"secret": sorted(vaulted)}
+    vault = {"secret": sorted(vaulted)}
     hosts = {name: fleet.nodes[name].variables if name in fleet.nodes else {} for name in one.record.nodes}
-    tally = Tally({name: secrets_of(variables, said) for name, variables in hosts.items()})
+    tally = Tally({name: secrets_of(variables, vault) for name, variables in hosts.items()})
     for raw in one.events:
         event = tally.take(raw)
         if event is not None and raw["counter"] > last:

@@ -46,15 +46,15 @@ class Drains:
             return {}
         self._since = self.clock()
         looked = self.schedulers.look(mine)
-        problems = {node: f"its scheduler: {said.error}" for node, said in looked.items() if said.error}
+        problems = {node: f"its scheduler: {state.error}" for node, state in looked.items() if state.error}
         free = []
-        for node, said in looked.items():
+        for node, state in looked.items():
             if node in problems:
                 continue
-            if said.holder is Holder.NOBODY or _by_up(said):
+            if state.holder is Holder.NOBODY or _by_up(state):
                 free.append(node)
             else:
-                self.say(f"{node}: out of service already ({said.reason or said.state}), and stays so")
+                self.say(f"{node}: out of service already ({state.reason or state.state}), and stays so")
         if free:
             self.begun(DRAIN, free)
             problems |= self.schedulers.drain(dict.fromkeys(free, f"{VERB} {self.run}"))
@@ -79,12 +79,12 @@ class Drains:
     def _returned(self, nodes: Sequence[str]) -> dict[str, str]:
         self.begun(UNDRAIN, nodes)
         looked = self.schedulers.look(nodes)
-        problems = {node: f"its scheduler: {said.error}" for node, said in looked.items() if said.error}
-        problems |= self.schedulers.resume([node for node, said in looked.items() if _by_up(said)])
+        problems = {node: f"its scheduler: {state.error}" for node, state in looked.items() if state.error}
+        problems |= self.schedulers.resume([node for node, state in looked.items() if _by_up(state)])
         for node in nodes:
-            said = looked[node]
-            if said.holder is not Holder.NOBODY and not said.error and not _by_up(said):
-                self.say(f"{node}: not returned to service: {said.reason or said.state}")
+            state = looked[node]
+            if state.holder is not Holder.NOBODY and not state.error and not _by_up(state):
+                self.say(f"{node}: not returned to service: {state.reason or state.state}")
             self._called(UNDRAIN, node, problems.get(node, ""))
         return problems
 
@@ -121,11 +121,11 @@ class Drains:
 
     def _busy(self, nodes: Sequence[str]) -> dict[str, str]:
         found = {}
-        for node, said in self.schedulers.look(nodes).items() if nodes else ():
-            if said.error:
-                found[node] = f"its scheduler does not say whether jobs run on it ({said.error})"
-            elif said.jobs:
-                found[node] = jobs_on(said)
+        for node, state in self.schedulers.look(nodes).items() if nodes else ():
+            if state.error:
+                found[node] = f"its scheduler does not say whether jobs run on it ({state.error})"
+            elif state.jobs:
+                found[node] = jobs_on(state)
         return found
 
     def _called(self, event: str, node: str, problem: str) -> None:

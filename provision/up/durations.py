@@ -102,8 +102,8 @@ def _durations(folder: RunFolder, meta: Mapping[str, Any]) -> dict[Key, float]:
     """Return seconds by key, as the median over the nodes of one run.
 
     Empty for a run that is not over, was a dry run (--check) or removed roles."""
-    asked = meta.get("arguments") or {}
-    if meta.get("finished") is None or asked.get("check") or asked.get("remove"):
+    options = meta.get("arguments") or {}
+    if meta.get("finished") is None or options.get("check") or options.get("remove"):
         return {}
     kept = _kept(folder)
     if kept is None:

@@ -333,12 +333,12 @@ class WaveWork:
 
     def _again(self, look: Look, known: set[tuple[str, str]], every: bool) -> tuple[str, ...]:
         """Return roles with new drifts; with `every` (after a reboot or lost connection), with any drift."""
-        wanted = {
+        differing = {
             drift.expectation.role
             for drift in look.drifts
             if every or (drift.expectation.role, drift.expectation.fact) not in known
         }
-        return tuple(role for role in roles_in_order() if role in wanted)
+        return tuple(role for role in roles_in_order() if role in differing)
 
     def _verdict(self, node: str, look: Look) -> dict[str, str]:
         """Judge a node after all work: return it if its expectations hold, else end it."""

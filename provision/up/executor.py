@@ -48,9 +48,9 @@ class Journal:
 
     def looked(self, found: Assessment, when: str) -> None:
         """Record observations and their drifts."""
-        for node, said in found.observations.items():
-            facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
-            self.write("facts", {"node": node, "when": when, **facts, "unreachable": said.unreachable})
+        for node, observed in found.observations.items():
+            facts = {"facts": observed.facts, "problems": observed.problems, "error": observed.error}
+            self.write("facts", {"node": node, "when": when, **facts, "unreachable": observed.unreachable})
             for drift in found.drifts.get(node, ()):
                 self.write("drifts", {"when": when, **drift.record()})
 
@@ -60,9 +60,9 @@ class Journal:
         record |= {"seconds": round(called.seconds, 1), "problem": called.problem}
         if called.output:
             names = file_name(called.nodes[0] if len(called.nodes) == 1 else f"{len(called.nodes)} nodes")
-            place = f"hooks/{text.now().replace(':', '')}-{called.hook}-{names}.txt"
-            self.folder.write(place, str(masked(called.output, self.secrets)))
-            record["output"] = place
+            path = f"hooks/{text.now().replace(':', '')}-{called.hook}-{names}.txt"
+            self.folder.write(path, str(masked(called.output, self.secrets)))
+            record["output"] = path
         self.write("hooks", record)
 
     def event(self, event: Event) -> None:
@@ -91,18 +91,18 @@ class Journal:
 def looks(found: Assessment) -> dict[str, Look]:
     """Convert an assessment to one Look per node."""
     answers = {}
-    for node, said in found.observations.items():
+    for node, observed in found.observations.items():
         refused = found.refused.get(node)
-        if said.error is not None:
-            answers[node] = Look(node, error=said.error, unreachable=said.unreachable)
+        if observed.error is not None:
+            answers[node] = Look(node, error=observed.error, unreachable=observed.unreachable)
         elif refused:
             answers[node] = Look(node, error="\n".join(refusal.what for refusal in refused))
         else:
             drifts = tuple(found.drifts.get(node, ()))
             expected = found.expected.get(node, ())
-            why = diagnosis.diagnose(said.facts, expected) if drifts and not found.remove else ()
+            why = diagnosis.diagnose(observed.facts, expected) if drifts and not found.remove else ()
             causes = tuple(cause.line([node], found.arguments) for cause in why)
-            answers[node] = Look(node, drifts, _boot_reason(said.facts), causes=causes)
+            answers[node] = Look(node, drifts, _boot_reason(observed.facts), causes=causes)
     return answers
 
 
@@ -139,7 +139,7 @@ class AnsibleExecutor:
     _applying: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._boots = {node: _boot(said) for node, said in self.known.observations.items()}
+        self._boots = {node: _boot(observed) for node, observed in self.known.observations.items()}
 
     def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
         """Observe nodes again, and compare them with the declared state."""
@@ -149,8 +149,8 @@ class AnsibleExecutor:
         self._looked += 1
         self.journal.looked(found, f"look {self._looked}")
         answers = looks(found)
-        for node, said in found.observations.items():
-            before, now = self._boots.get(node, ""), _boot(said)
+        for node, observed in found.observations.items():
+            before, now = self._boots.get(node, ""), _boot(observed)
             if before and now and before != now:
                 self.journal.write("boots", {"node": node, "before": before, "after": now})
                 answers[node] = replace(answers[node], booted=True)
@@ -219,8 +219,8 @@ class AnsibleExecutor:
         outcomes = {
             node: Outcome(node, "ok", 1)
             if found.get(node)
-            else replace(said, message=f"it did not come back within {limit}: {said.message}")
-            for node, said in lost.items()
+            else replace(outcome, message=f"it did not come back within {limit}: {outcome.message}")
+            for node, outcome in lost.items()
         }
         same = [node for node, booted in found.items() if not booted]
         return outcomes | (self._rebooted(same) if same else {})
@@ -241,8 +241,8 @@ class AnsibleExecutor:
 
     @property
     def _strategy(self) -> dict[str, str]:
-        asked = any(declared.get(accelerator.VARIABLE) for declared in self.known.declared.values())
-        return {accelerator.ASKED: accelerator.FREE} if asked else {}
+        free = any(declared.get(accelerator.VARIABLE) for declared in self.known.declared.values())
+        return {accelerator.ASKED: accelerator.FREE} if free else {}
 
     def _tags(self, node: str, role: str) -> set[str]:
         """Return tags of the role's steps that can repair the node, or of the whole role if one is unknown.

@@ -252,8 +252,8 @@ def _signal(group: int, number: int) -> None:
 def _problem(event: str, status: int | None, output: str, timeout: float) -> str:
     if status == 0:
         return ""
-    said = [line for line in output.splitlines() if line.strip()]
-    last = f": {one_line(said[-1], 200)}" if said else ""
+    lines = [line for line in output.splitlines() if line.strip()]
+    last = f": {one_line(lines[-1], 200)}" if lines else ""
     if status is None:
         return f"its {event} hook did not end within {timeout:g} s, and was killed{last}"
     if status < 0:

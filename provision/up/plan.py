@@ -94,7 +94,7 @@ def make(
         for node, drifts in found.items()
     }
     busy = [node for node, plan in nodes.items() if plan.roles]
-    silent = {node: said.error for node, said in observations.items() if said.error is not None}
+    silent = {node: observed.error for node, observed in observations.items() if observed.error is not None}
     return Plan(nodes, (rollout or waves.Rollout(canary=False)).waves(busy), silent)
 
 

@@ -64,34 +64,34 @@ def reboot_word(node: NodePlan) -> str:
 
 def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool = False) -> list[str]:
     """Render the plan for a person. `diff`: include line diffs of files, with secrets masked."""
-    said: list[str] = []
+    out: list[str] = []
     secrets = seen.secrets if diff else ()
     for names in _groups(made, diff):
         node = made.nodes[names[0]]
         items = changes.of_node(node, every=all_reasons, diff=diff, secrets=secrets)
-        said += [
+        out += [
             f"{fold(names)}  ({many(len(names), 'node')})  {_effort(node, items)}",
             *_of_node(node, items, all_reasons),
             "",
         ]
-    said += diagnosis.section(seen.causes(), seen.arguments)
-    said += [*drift_text.trouble(seen.refused, seen.troubles, seen.host_only), *_scheduler(made)]
+    out += diagnosis.section(seen.causes(), seen.arguments)
+    out += [*drift_text.trouble(seen.refused, seen.troubles, seen.host_only), *_scheduler(made)]
     idle = [name for name, node in made.nodes.items() if node.as_declared]
     if idle:
         what = f"without anything of {', '.join(seen.remove)}" if seen.remove else "as declared"
-        said.append(f"{many(len(idle), 'node')} {what}: {fold(idle)}")
-    return [*said, *_rollout(made, seen)]
+        out.append(f"{many(len(idle), 'node')} {what}: {fold(idle)}")
+    return [*out, *_rollout(made, seen)]
 
 
 def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
     """Render the plan as a comment: a table with folded details in the order of `lines`, size-limited."""
     groups = _groups(made, diff)
-    told = [
+    notes = [
         *diagnosis.lines(seen.causes(), seen.arguments),
         *drift_text.trouble(seen.refused, seen.troubles, seen.host_only),
         *_scheduler(made),
     ]
-    trouble = _as_list(told)
+    trouble = _as_list(notes)
     some = trouble[: drift_text.fitting([[line] for line in trouble], drift_text.SUMMARY // 4)]
     more = [f"- and {len(trouble) - len(some)} more"] if len(some) < len(trouble) else []
     end = ["", *some, *more, *_as_list(_rollout(made, seen))]
@@ -114,16 +114,16 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
         details.append(["", head, "", "```", *why, "```", "", "</details>"])
     room = drift_text.SUMMARY - drift_text.size(end)
     shown = drift_text.fitting([[row] for row in rows], room // 2)
-    said = [f"### {_head(seen, made)}", ""]
+    out = [f"### {_head(seen, made)}", ""]
     if rows:
-        said += ["| nodes | roles | packages | restarts | reboot | time |", "|---|---|---|---|---|---|"]
-        said += rows[:shown]
+        out += ["| nodes | roles | packages | restarts | reboot | time |", "|---|---|---|---|---|---|"]
+        out += rows[:shown]
     whole = drift_text.fitting(details[:shown], room - drift_text.size(rows[:shown]))
-    said += [line for detail in details[:whole] for line in detail]
+    out += [line for detail in details[:whole] for line in detail]
     if whole < len(groups):
         left = f"{len(groups) - whole} of {many(len(groups), 'group')} of nodes are not shown whole here"
-        said += ["", f"{left}: `gpuprov plan --json` has them all"]
-    return [*said, *end]
+        out += ["", f"{left}: `gpuprov plan --json` has them all"]
+    return [*out, *end]
 
 
 def github(seen: Assessment, made: Plan, *, diff: bool = False) -> str:
@@ -225,12 +225,12 @@ def tally(made: Plan) -> str:
 def intent(made: Plan, options: UpOptions, total: int) -> str:
     """Summarise in one line what `up` will change in a fleet of `total` nodes."""
     busy = [made.nodes[node] for wave in made.waves for node in wave]
-    share = f"{len(busy)} of {many(total, 'node')}"
-    words = [f"{share} {'differs from its' if len(busy) == 1 else 'differ from their'} declared state"]
+    extent = f"{len(busy)} of {many(total, 'node')}"
+    words = [f"{extent} {'differs from its' if len(busy) == 1 else 'differ from their'} declared state"]
     if options.remove:
-        words = [f"{', '.join(options.remove)} to be removed from {share}"]
+        words = [f"{', '.join(options.remove)} to be removed from {extent}"]
     if options.full:
-        words = [f"every role on {share}"]
+        words = [f"every role on {extent}"]
     canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
     first = f", {many(canaries, 'node')} first as {'canary' if canaries == 1 else 'canaries'}"
     words.append(many(len(made.waves), "wave") + (first if canaries else ""))
@@ -242,33 +242,33 @@ def intent(made: Plan, options: UpOptions, total: int) -> str:
 
 
 def _of_node(node: NodePlan, items: Mapping[str, Sequence[Item]], all_reasons: bool) -> list[str]:
-    said = []
+    out = []
     for role, of_role in items.items():
-        said += _of_role(role, of_role, all_reasons)
+        out += _of_role(role, of_role, all_reasons)
     if node.restarts:
-        said.append(f"  restarts {', '.join(node.restarts)}")
+        out.append(f"  restarts {', '.join(node.restarts)}")
     if node.reboot:
         named = {because(drift): subject(drift.expectation.fact) for drift in node.drifts}
         reasons = dict.fromkeys(named.get(reason, reason) for reason in node.reboot_because)
         sure = "reboot" if node.reboot_sure else "reboot, if it cannot be done without"
-        said.append(f"  {sure}: {', '.join(reasons)}")
-    return said
+        out.append(f"  {sure}: {', '.join(reasons)}")
+    return out
 
 
 def _of_role(role: str, items: Sequence[Item], everything: bool) -> list[str]:
     if not items:
         return [f"  {role}: as declared; --full runs it all the same"]
-    said = [f"  {role}"]
+    out = [f"  {role}"]
     limit = len(items) if everything else REASONS
     for item in items[:limit]:
-        said.append(f"    {item.sign} {item.text}{_facts(item) if everything else ''}")
+        out.append(f"    {item.sign} {item.text}{_facts(item) if everything else ''}")
         if everything and item.drifts:
-            said.append(f"        {item.drifts[0].expectation.why}")
-        said += [f"        {line}" for line in item.diff]
+            out.append(f"        {item.drifts[0].expectation.why}")
+        out += [f"        {line}" for line in item.diff]
     if len(items) > limit:
         left = sum(item.count for item in items[limit:])
-        said.append(f"    and {left} more (-v shows all)")
-    return said
+        out.append(f"    and {left} more (-v shows all)")
+    return out
 
 
 def _facts(item: Item) -> str:
@@ -290,14 +290,14 @@ def _rollout(made: Plan, seen: Assessment) -> list[str]:
     busy = sum(len(wave) for wave in made.waves)
     if not busy:
         return []
-    said = []
+    out = []
     if len(made.waves) > 1:
         for number, wave in enumerate(made.waves, 1):
             reboots = sum(made.nodes[name].reboot for name in wave)
             rebooting = f", up to {many(reboots, 'reboot')}" if reboots else ""
-            said.append(f"wave {number} ({wave.kind}): {fold(wave)}{rebooting}")
+            out.append(f"wave {number} ({wave.kind}): {fold(wave)}{rebooting}")
     waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
     command = " ".join(["gpuprov up", seen.arguments(), *(f"--remove {role}" for role in seen.remove)])
     reboots = sum(node.reboot for node in made.nodes.values())
     parts = [tally(made), *([many(reboots, "reboot")] if reboots else []), about(made.minutes())]
-    return [*said, f"{command} would change {many(busy, 'node')} in {waves}: {', '.join(parts)}"]
+    return [*out, f"{command} would change {many(busy, 'node')} in {waves}: {', '.join(parts)}"]

@@ -319,10 +319,10 @@ class UpResult:
     def text(self) -> str:
         """Return the summary for people, with secrets masked."""
         run = str(self.folder)
-        said = masked(text(self.results, self.command, run, self.minutes, self.drained), self.secrets)
+        summary = masked(text(self.results, self.command, run, self.minutes, self.drained), self.secrets)
         fine = all(result.status is Status.AS_DECLARED for result in self.results)
         if self.results and not self.drained and fine:
             what = f"without anything of {', '.join(self.removed)}" if self.removed else "already as declared"
-            said = f"{many(len(self.results), 'node')} {what}\nnext: {self.command}\nrun:  {run}"
+            summary = f"{many(len(self.results), 'node')} {what}\nnext: {self.command}\nrun:  {run}"
         would = would_change(self.changes) if self.check_mode else ()
-        return "\n".join([*masked(list(differences(self.diffs)), self.secrets), *would, said])
+        return "\n".join([*masked(list(differences(self.diffs)), self.secrets), *would, summary])

@@ -149,7 +149,7 @@ def locked(
 ) -> Iterator[Locked]:
     """Hold the locks of `nodes`. Raises LockedError if another run holds one of them."""
     with fleet_lock.held(lock, nodes, say=say, pause=pause) as answers:
-        made = Locked({said.node: _unlocked(said) for said in answers.values() if said.error})
+        made = Locked({answer.node: _unlocked(answer) for answer in answers.values() if answer.error})
         made.clocks = skewed(answers.values())
         for node, why in made.clocks.items():
             say(f"{node}: {why}: certificates and package lists may not be believed there")
@@ -169,7 +169,7 @@ def _still_busy(
     pause: Callable[[float], None],
 ) -> dict[str, Result]:
     """Wait for processes of an earlier run; return the nodes on which they do not end."""
-    busy = {said.node: said.busy for said in answers.values() if said.busy}
+    busy = {answer.node: answer.busy for answer in answers.values() if answer.busy}
     if busy:
         some = next(iter(busy.values()))
         say(f"{fold(busy)}: an earlier run is still at work there ({', '.join(some[:3])}); waiting for it")
@@ -177,7 +177,7 @@ def _still_busy(
     while busy and waited < BUSY_SECONDS:
         pause(BUSY_PAUSE)
         waited += BUSY_PAUSE
-        busy = {said.node: said.busy for said in lock.take(list(busy)).values() if said.busy}
+        busy = {answer.node: answer.busy for answer in lock.take(list(busy)).values() if answer.busy}
     for node in busy:
         say(f"{node}: not attempted: it did not end")
     why = f"after {BUSY_SECONDS / 60:.0f} min an earlier run still has running there: "
@@ -219,8 +219,8 @@ def refuse_twice_named(fleet: Fleet) -> None:
 
 def _placed(name: str, source: Path) -> str:
     """Return `gpu-01 (fleet.yml:12)` if the name can be found in the inventory's files."""
-    place = ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)""", source)
-    return f"{name} ({place})" if place else name
+    position = ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)""", source)
+    return f"{name} ({position})" if position else name
 
 
 _SKEW = 24 * 3600.0  # seconds; a smaller clock error is not reported

@@ -61,11 +61,11 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
     """Judge a stored run again, under the shipped thresholds or a user's file, without touching a node."""
     folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder.open(run_folder)
     meta = folder.meta()
-    asked = [str(name) for name in meta.get("asked", ())]
-    if meta.get("verb") != "validate" or not asked:
+    checks = [str(name) for name in meta.get("asked", ())]
+    if meta.get("verb") != "validate" or not checks:
         raise RunFolderError(f"{folder.path} is not a validate run", "give the folder of a gpuprov validate")
     # Leaving the check out would drop its findings silently.
-    if unknown := [name for name in registry.of_nodes(asked) if name not in CHECKS]:
+    if unknown := [name for name in registry.of_nodes(checks) if name not in CHECKS]:
         raise RunFolderError(
             f"{folder.path} ran the check {unknown[0]!r}, which is not installed here",
             "install the distribution it came from, then judge again",
@@ -74,7 +74,7 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
     many = len(known) > FEW
 
     def judged_alone(name: str) -> Alone:
-        return alone(_judged_again(folder, known[name], asked, override), known[name], many)
+        return alone(_judged_again(folder, known[name], checks, override), known[name], many)
 
     nodes = parallel_map.in_order(judged_alone, known, parallel_map.processes(len(known)))
     return judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)
@@ -140,17 +140,17 @@ def judged(
     del peers, of_kinds  # frees as much memory as all the kept nodes take
     past, between = node_history.recalled(folder), fleet_pairs.between(folder, seen)
     for number, node in enumerate(kept):
-        told = node
+        judged_node = node
         if number in by_peers:
-            told = fleet_judge.extended(told, by_peers[number])
+            judged_node = fleet_judge.extended(judged_node, by_peers[number])
         if node.node in by_racks:
-            told = fleet_judge.extended(told, by_racks[node.node])
+            judged_node = fleet_judge.extended(judged_node, by_racks[node.node])
         if node.node in by_versions:
-            told = versions.extended(told, by_versions[node.node])
+            judged_node = versions.extended(judged_node, by_versions[node.node])
         if any(run.bad for run in past.get(node.node, ())):  # a first fault is never escalated
-            (told,) = offenders.escalate([told], past)
-        told = between.extended(told)
-        kept[number] = rows.kept(told) if rows else told
+            (judged_node,) = offenders.escalate([judged_node], past)
+        judged_node = between.extended(judged_node)
+        kept[number] = rows.kept(judged_node) if rows else judged_node
     return replace(
         head, nodes=tuple(kept), not_compared=not_compared, fabric=between.fabric, between=between.told
     )

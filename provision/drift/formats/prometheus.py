@@ -18,7 +18,7 @@ def render(report: DriftReport) -> str:
 def families(report: DriftReport, now: float) -> list[Family]:
     """Return every metric of a fleet observed at `now` (seconds since 1970); silent nodes have no series."""
     seen = report.seen
-    answered = [name for name, said in seen.observations.items() if said.error is None]
+    answered = [name for name, observed in seen.observations.items() if observed.error is None]
     counts = []
     for node, drifts in seen.drifts.items():
         unreadable = sum(drift.unknown for drift in drifts)

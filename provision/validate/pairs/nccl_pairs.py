@@ -49,14 +49,14 @@ class NcclPairs:
 
     def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """Open the launch; return each node's MPI version, and the reason for each excluded node."""
-        wanted = launcher(self._plays.variables, members)
+        chosen = launcher(self._plays.variables, members)
         mpirun = f"{self._collective.suite.variable}mpirun_path"
         paths = {node: str(self._plays.variables[node].get(mpirun) or "") for node in members}
         ready, missing = self._launch.open(paths)
         in_slurm = {node for node, one in ready.items() if one.slurm_node and _kind(one)}
         free = {node for node in in_slurm if _allocates(ready[node])}
         # If Slurm schedules none of the nodes, no job can be in the way.
-        self._slurm = wanted == "slurm" or (wanted == "auto" and bool(free) and in_slurm == set(ready))
+        self._slurm = chosen == "slurm" or (chosen == "auto" and bool(free) and in_slurm == set(ready))
         for node, one in ready.items():
             if self._slurm and node not in in_slurm:
                 missing[node] = "Slurm does not know it, or its srun has no PMIx"

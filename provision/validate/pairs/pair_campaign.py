@@ -280,16 +280,16 @@ def _results(
     outputs: Outputs,
     silent: Mapping[str, str],
 ) -> list[Result]:
-    asked = tool.expected(fleet, nodes)
-    if not asked:
+    rails = tool.expected(fleet, nodes)
+    if not rails:
         return [Result(nodes, number, Outcome.NOT_RUN, said="they have no rail in common")]
     mute = [node for node in nodes if node in silent]
     if not mute:
-        return tool.results(nodes, number, asked, outputs)
+        return tool.results(nodes, number, rails, outputs)
     end = mute[0] if len(mute) == 1 else ""
     said = "; ".join(f"{node}: {silent[node]}" for node in mute)
     unit = tool.metric.unit
     return [
         Result(nodes, number, Outcome.ERROR, None, rail, unit, expected, end, said=said)
-        for rail, expected in asked
+        for rail, expected in rails
     ]

@@ -77,8 +77,8 @@ class Launch:
         answers: dict[str, Mapping[str, Any]] = {}
         scripts = {name: (paths.DATA / "launch" / f"{name}.sh").read_text("utf-8") for name in _SCRIPTS}
         same = {"gpuprov_launch_seconds": self._seconds, "gpuprov_launch_scripts": scripts}
-        wanted = {node: {**same, "gpuprov_launch_mpirun": path} for node, path in mpiruns.items()}
-        silent = self._play("open", wanted, answers)
+        variables = {node: {**same, "gpuprov_launch_mpirun": path} for node, path in mpiruns.items()}
+        silent = self._play("open", variables, answers)
         ready: dict[str, Ready] = {}
         for node, answer in answers.items():
             try:

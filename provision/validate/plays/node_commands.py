@@ -76,8 +76,8 @@ def programs(commands: Sequence[Command]) -> Programs:
 
 def checks(left: Mapping[str, Programs | None]) -> dict[str, dict[str, Any]]:
     """Return the value of gpuprov_checks: each check that runs programs, then an empty end marker."""
-    asked = {check: one for check, one in left.items() if one is not None}
-    played = {check: {"programs": one.packed, "seconds": one.seconds} for check, one in asked.items()}
+    running = {check: one for check, one in left.items() if one is not None}
+    played = {check: {"programs": one.packed, "seconds": one.seconds} for check, one in running.items()}
     return {**played, "": {"programs": "", "seconds": 0}}
 
 

@@ -42,16 +42,16 @@ class Plays:
         another."""
         timeout = self.settings.timeout
         todo = {
-            node: node_commands.play_variables(self.variables[node], node_judge.within(asked, timeout))
-            for node, asked in commands.items()
-            if asked
+            node: node_commands.play_variables(self.variables[node], node_judge.within(programs, timeout))
+            for node, programs in commands.items()
+            if programs
         }
         outputs: Outputs = {}
         unclear: dict[str, str] = {}
 
         def take(node: str, answer: Mapping[str, Any]) -> None:
-            asked = [command.name for command in commands[node]]
-            raw = node_judge.raw_from_answer(node, f"{self.check}.{label}", answer, "", asked)
+            names = [command.name for command in commands[node]]
+            raw = node_judge.raw_from_answer(node, f"{self.check}.{label}", answer, "", names)
             store.keep_raw(self.folder, raw)
             outputs[node] = {output.name: output for output in raw.outputs}
             if raw.error:

@@ -160,8 +160,8 @@ def _hidden(bench: Bench, gpu: int) -> tuple[bool, str]:
     shown = {"ROCR_VISIBLE_DEVICES": ",".join(map(str, range(gpu)))}
     hidden = [replace(one, env={**one.env, **shown}) for one in commands]
     _, result = bench.run("memory_bandwidth", hidden, f"{provocations.PLACE}/hidden_gpu")
-    said = f"and the node has {bench.node.check_node.gpu_count}"
-    return _is_error(result.verdict, result.wrong, said)
+    expected = f"and the node has {bench.node.check_node.gpu_count}"
+    return _is_error(result.verdict, result.wrong, expected)
 
 
 def _missing_tool(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 - a condition of the machine

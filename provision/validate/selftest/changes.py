@@ -152,9 +152,9 @@ def change(
             trouble = "" if refused and not one.field else _put_back(bench, one, gpu, before, smi)
             left = [(one.name, trouble, one.back)] if trouble else []
             left += _forgotten(gpu, before) if one.field == "persistence_mode" else []
-            for name, said, back in left:
-                leftover(f"{name} of gpu{gpu}: {said}; run: {smi.line(gpu, back)}")
-    why = "; ".join(said for _, said, _ in left) or ("" if named else "the check did not name it")
+            for name, why_left, back in left:
+                leftover(f"{name} of gpu{gpu}: {why_left}; run: {smi.line(gpu, back)}")
+    why = "; ".join(why_left for _, why_left, _ in left) or ("" if named else "the check did not name it")
     state = NOT_PROVEN if why else PROVEN
     return Provoked(*words, state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
 

@@ -82,8 +82,8 @@ class Bench:
         raw = Raw(self.node.node, check, boot_id=boot, boot_id_before=boot)
         if commands:
             answer = self._answer(commands)
-            asked = [*(command.name for command in commands), KERNEL_LOG_DELTA]
-            raw = node_judge.raw_from_answer(self.node.node, check, answer, boot, asked)
+            names = [*(command.name for command in commands), KERNEL_LOG_DELTA]
+            raw = node_judge.raw_from_answer(self.node.node, check, answer, boot, names)
         self.archive.keep(place, raw)
         return raw, node_judge.judge_check(self.node, raw, self.node.limits())
 

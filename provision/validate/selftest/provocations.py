@@ -177,8 +177,8 @@ def _missing_tool(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 -
 def _short_deadline(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 - a condition of the machine
     commands = [replace(one, deadline=_CUT) for one in bench.commands("gpu_burn", burn_seconds=600)]
     _, result = bench.run("gpu_burn", commands, f"{PLACE}/short_deadline")
-    said = f"did not end within {_CUT:.0f} s"
-    return result.verdict is Verdict.ERROR and any(said in one.message for one in result.wrong), quoted(
+    expected = f"did not end within {_CUT:.0f} s"
+    return result.verdict is Verdict.ERROR and any(expected in one.message for one in result.wrong), quoted(
         result.wrong
     )
 

@@ -176,8 +176,8 @@ def _lines(found: Result, output: Path) -> Iterator[str]:
     if wrong:
         yield "found"
     for check, finding in wrong:
-        said = one_line(finding["message"], 200)
-        yield f"  {finding['verdict']} {check} {finding['device']}: {said}"
+        message = one_line(finding["message"], 200)
+        yield f"  {finding['verdict']} {check} {finding['device']}: {message}"
     for leftover in found.leftovers:
         yield f"NOT PUT BACK  {one_line(leftover, 400)}"
     yield f"page     {output / 'selftest.html'}"

@@ -130,12 +130,12 @@ def _make(output: Path) -> list[Path]:
 
 
 def _course(settings: Settings, found: Result, archive: Archive, begun: float, on_event: OnEvent) -> None:
-    asked = list(registry.of_nodes(registry.select("burnin")))
+    checks = list(registry.of_nodes(registry.select("burnin")))
     conditions = 5 + (4 if settings.change_settings else 0)
-    with work("selftest", len(asked) + conditions, on_event):
+    with work("selftest", len(checks) + conditions, on_event):
         on_event(Step("looking at this machine"))
-        bench = _bench(settings, found, archive, begun, asked, on_event)
-        _checks(bench, found, asked, on_event)
+        bench = _bench(settings, found, archive, begun, checks, on_event)
+        _checks(bench, found, checks, on_event)
         _provoke(bench, found, on_event)
         if settings.change_settings:
             _change(bench, found, settings.output, on_event)

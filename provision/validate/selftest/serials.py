@@ -102,9 +102,9 @@ class Serials:
 
     def learn_columns(self, argv: Iterable[str], text: str) -> None:
         """Collect serial numbers from an nvidia-smi table, with columns by its first line or --query-gpu."""
-        asked = next((word.partition("=")[2] for word in argv if word.startswith("--query-gpu=")), "")
+        queried = next((word.partition("=")[2] for word in argv if word.startswith("--query-gpu=")), "")
         lines = text.splitlines()
-        for header in (asked, lines[0] if lines else ""):
+        for header in (queried, lines[0] if lines else ""):
             columns = [cell.strip() for cell in header.split(",")]
             for at in (number for number, name in enumerate(columns) if _KEY.search(name)):
                 for line in lines:

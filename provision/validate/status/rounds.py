@@ -50,11 +50,11 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
         scheduler = not self._slurm_asked or time.monotonic() - self._slurm_asked >= SLURM_SECONDS
         if scheduler:
             self._slurm_asked = time.monotonic()
-        asked = _Asked({"scheduler": scheduler}, {} if scheduler else self._slurm, on_done)
-        self._reach.put(asked)
-        self._slurm = {name: one.slurm for name, one in asked.found.items() if one.slurm is not None}
+        query = _Asked({"scheduler": scheduler}, {} if scheduler else self._slurm, on_done)
+        self._reach.put(query)
+        self._slurm = {name: one.slurm for name, one in query.found.items() if one.slurm is not None}
         return FleetStatus(
-            self._fleet, now("seconds"), {name: asked.found[name] for name in self._fleet.nodes}
+            self._fleet, now("seconds"), {name: query.found[name] for name in self._fleet.nodes}
         )
 
 
@@ -82,7 +82,7 @@ class _Asked:
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:  # noqa: ARG002
         if node in self.found:  # after its run Ansible offers each node again; only the first answer counts
             return
-        said = output if isinstance(output, NodeError) else bytes(output)
-        status = self.found[node] = judged(node, said, self._slurm.get(node))
+        answer = output if isinstance(output, NodeError) else bytes(output)
+        status = self.found[node] = judged(node, answer, self._slurm.get(node))
         if self._on_done is not None:
             self._on_done(status)
