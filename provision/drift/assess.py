@@ -117,7 +117,7 @@ class Assessment:
     @property
     def as_declared(self) -> tuple[str, ...]:
         """The nodes on which every expectation holds."""
-        return tuple(node for node, found in self.drifts.items() if not found)
+        return tuple(node for node, drifts in self.drifts.items() if not drifts)
 
     def causes(self) -> dict[diagnosis.Diagnosis, list[str]]:
         """Return each cause of trouble in the driver stack with its nodes; `diagnosis.lines` words them."""
@@ -188,8 +188,8 @@ def assess(fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOpt
     Raises StackError and CompatibilityError before any node is touched. Later, an unreachable or refused node
     is recorded and the others continue. `observe` replaces the nodes in tests."""
     remove = options.get("remove", ())
-    known = declare(fleet, overrides, options.get("say") or (lambda _line: None), remove=remove)
-    seen = look(known, list(fleet.nodes), **options)
+    declaration = declare(fleet, overrides, options.get("say") or (lambda _line: None), remove=remove)
+    seen = look(declaration, list(fleet.nodes), **options)
     if not remove:
         lockfile.refuse_contradictions(seen.expected)
     return seen
@@ -325,11 +325,11 @@ class _Judge:
         name = observation.node
         observation = _with_sku(observation, self._described.get(name), self._pool)
         self._observations[name] = observation
-        found: list[Drift] = []
+        drifts: list[Drift] = []
         if name in self._expected and observation.error is None:
-            found = self._drifts[name] = self._compared.of(self._expected[name], observation)
+            drifts = self._drifts[name] = self._compared.of(self._expected[name], observation)
         if self._on_judged is not None:
-            self._on_judged(observation, found, self._known.secrets_of(name))
+            self._on_judged(observation, drifts, self._known.secrets_of(name))
 
     def assessment(self, chosen: Collection[str]) -> Assessment:
         """Return the complete assessment, in the order of `chosen`."""

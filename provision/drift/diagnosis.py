@@ -50,12 +50,12 @@ class _Seen:
     wanted: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self, fact: str) -> str:
-        found = self.facts.get(fact)
-        return one_line(found, _LONGEST) if isinstance(found, str) else ""
+        value = self.facts.get(fact)
+        return one_line(value, _LONGEST) if isinstance(value, str) else ""
 
     def texts(self, fact: str) -> list[str]:
-        found = self.facts.get(fact)
-        texts = found if isinstance(found, list) else []
+        value = self.facts.get(fact)
+        texts = value if isinstance(value, list) else []
         return [one_line(each, _LONGEST) for each in texts if isinstance(each, str)]
 
     def is_true(self, fact: str) -> bool:
@@ -94,9 +94,9 @@ def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ())
     promised = {each.fact: each.value for each in expectations if each.operator == "equals"}
     seen = _Seen(facts, promised)
     return [
-        found
+        cause
         for rule, names in _RULES.items()
-        if not roles.isdisjoint(names) and (found := rule(seen)) is not None
+        if not roles.isdisjoint(names) and (cause := rule(seen)) is not None
     ]
 
 
@@ -106,8 +106,8 @@ def causes(
     """Diagnose nodes by their facts and expectations; return each cause with its nodes."""
     alike: dict[Diagnosis, list[str]] = {}
     for name, (facts, expectations) in nodes.items():
-        for found in diagnose(facts, expectations):
-            alike.setdefault(found, []).append(name)
+        for cause in diagnose(facts, expectations):
+            alike.setdefault(cause, []).append(name)
     return alike
 
 
@@ -159,8 +159,8 @@ def _sources(seen: _Seen) -> Diagnosis | None:
 
 def _overruled(seen: _Seen) -> Diagnosis | None:
     facts = [fact for fact in seen.facts if fact.startswith("packages.") and fact.endswith(".overruled_by")]
-    found = [text for fact in facts for text in seen.texts(fact)]
-    cause = f"the package manager is kept from the declared driver by {found[0]}" if found else ""
+    settings = [text for fact in facts for text in seen.texts(fact)]
+    cause = f"the package manager is kept from the declared driver by {settings[0]}" if settings else ""
     return Diagnosis("driver-overruled", cause, _BY_HAND) if cause else None
 
 

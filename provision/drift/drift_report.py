@@ -212,8 +212,8 @@ def findings(report: DriftReport) -> list[Finding]:
 
 
 def _level(drifts: Sequence[Drift]) -> str:
-    known = any(not drift.unknown for drift in drifts)
-    return "error" if known else "warning" if drifts else "note"
+    readable = any(not drift.unknown for drift in drifts)
+    return "error" if readable else "warning" if drifts else "note"
 
 
 def rule_of(drift: Drift) -> str:

@@ -46,12 +46,12 @@ def drifts(expectations: Sequence[Expectation], observation: Observation) -> lis
     result = []
     for expectation in expectations:
         problem = _problem(expectation.fact, problems) if problems else ""
-        found = facts.get(expectation.fact, _ABSENT)
-        if problem or found is _ABSENT:
+        value = facts.get(expectation.fact, _ABSENT)
+        if problem or value is _ABSENT:
             problem = problem or "the node did not answer this fact"
             result.append(Drift(node, expectation, None, unknown=True, problem=problem))
-        elif not expectation.holds(found):
-            result.append(Drift(node, expectation, found))
+        elif not expectation.holds(value):
+            result.append(Drift(node, expectation, value))
     return result
 
 

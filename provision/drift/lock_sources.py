@@ -40,12 +40,12 @@ def asking_also(observe: Observe, fleet: Fleet, overrides: Mapping[str, Any]) ->
 
 def _patterns(node: Node, overrides: Mapping[str, Any]) -> Sequence[str]:
     default = all_roles()[lockfile.ROLE].defaults[PATTERNS]
-    found = overrides.get(PATTERNS, node.variables.get(PATTERNS, default))
-    if not isinstance(found, list) or not all(
-        isinstance(each, str) and each and "{{" not in each for each in found
+    patterns = overrides.get(PATTERNS, node.variables.get(PATTERNS, default))
+    if not isinstance(patterns, list) or not all(
+        isinstance(each, str) and each and "{{" not in each for each in patterns
     ):
-        raise StackError(f"{node.name}: {PATTERNS} must be a list of shell patterns, not {found!r}", "")
-    return found
+        raise StackError(f"{node.name}: {PATTERNS} must be a list of shell patterns, not {patterns!r}", "")
+    return patterns
 
 
 def _with_packages(facts: Collection[str], patterns: Iterable[str]) -> frozenset[str]:
@@ -57,39 +57,39 @@ def unfit(seen: Assessment) -> dict[str, str]:
     """Return each node that cannot be a source, with the reason: unknown or not as declared.
 
     Drifts of the role package_lock do not count, because the lock file is about to be rewritten."""
-    found = seen.troubles
+    reasons = seen.troubles
     for node, refusals in seen.refused.items():
-        found[node] = f"refused: {refusals[0].what.removeprefix(f'{node}: ')} → {refusals[0].fix}"
+        reasons[node] = f"refused: {refusals[0].what.removeprefix(f'{node}: ')} → {refusals[0].fix}"
     for node, drifts in seen.drifts.items():
         other = [drift for drift in drifts if drift.expectation.role != lockfile.ROLE]
         if other:
             first = other[0].expectation
             blame = "" if first.role == HARDWARE else f" ({first.role})"
-            found[node] = f"{many(len(other), 'expectation')} not held, the first is {first.fact}{blame}"
+            reasons[node] = f"{many(len(other), 'expectation')} not held, the first is {first.fact}{blame}"
     for node, observed in seen.observations.items():
         unread = [problem for fact, problem in observed.problems.items() if fact.startswith("packages.")]
-        if unread and node not in found:
-            found[node] = f"its packages could not be read: {unread[0]}"
-    return found
+        if unread and node not in reasons:
+            reasons[node] = f"its packages could not be read: {unread[0]}"
+    return reasons
 
 
 def packages_of(seen: Assessment, node: str) -> dict[str, str]:
     """Return the packages a lock file takes from a node: those promised by name or matching a pattern."""
     facts = seen.observations[node].facts
-    found: dict[str, Any] = {}
+    packages: dict[str, Any] = {}
     for fact, value in facts.items():
         if fact.startswith("packages.") and isinstance(value, dict):
-            found.update(value)
+            packages.update(value)
     for expectation in seen.expected.get(node, ()):
         name, _, attribute = expectation.fact.removeprefix("package.").rpartition(".")
         if expectation.fact.startswith("package.") and attribute in ("version", "status"):
             version = facts.get(f"package.{name}.version")
             if version is not None and expectation.value is not None:
-                found[name] = version
+                packages[name] = version
     kernel = str(facts.get("kernel.release"))
     return {
         name: version
-        for name, version in found.items()
+        for name, version in packages.items()
         if not name.startswith(_KERNELS) and kernel not in name and _fits(node, name, version)
     }
 

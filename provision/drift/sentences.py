@@ -209,8 +209,8 @@ def unread(what: str, problem: str) -> str:
 
 def likeness(drift: Drift) -> tuple[Any, ...]:
     """Return a key equal for drifts with equal sentences; nodes declared alike share expectations."""
-    found = drift.found if type(drift.found) is str else repr(drift.found)
-    return (id(drift.expectation), drift.unknown, drift.problem, found)
+    value = drift.found if type(drift.found) is str else repr(drift.found)
+    return (id(drift.expectation), drift.unknown, drift.problem, value)
 
 
 def for_fleet() -> Callable[[Drift], str]:
@@ -228,13 +228,13 @@ def for_fleet() -> Callable[[Drift], str]:
 
 def of_service(drifts: Sequence[Drift]) -> str:
     """Describe a service: `service x is inactive and disabled, must be active and enabled`."""
-    found = dict.fromkeys(_state(drift.found) for drift in drifts)
+    states = dict.fromkeys(_state(drift.found) for drift in drifts)
     required = dict.fromkeys(
         _must(drift.expectation.operator, drift.expectation.value).removeprefix("must be ")
         for drift in drifts
     )
     name = subject(drifts[0].expectation.fact)
-    return f"{name} is {' and '.join(found)}, must be {' and '.join(required)}"
+    return f"{name} is {' and '.join(states)}, must be {' and '.join(required)}"
 
 
 def _yes_or_no(words: _Words, found: Any, wanted: bool) -> str:
@@ -291,9 +291,9 @@ def _repeated(what: Sequence[Any]) -> str:
     places: dict[str, list[int]] = {}
     for index, each in enumerate(what):
         places.setdefault(value_text(each), []).append(index)
-    found = sorted(places.items(), key=lambda one: -len(one[1]))
+    repeated = sorted(places.items(), key=lambda one: -len(one[1]))
     parts = [
-        f"{value} (index {at[0]})" if len(at) == 1 else f"{value} ({len(at)} times)" for value, at in found
+        f"{value} (index {at[0]})" if len(at) == 1 else f"{value} ({len(at)} times)" for value, at in repeated
     ]
     more = f" and {len(parts) - _FEW} other values" if len(parts) > _FEW else ""
     return ", ".join(parts[:_FEW]) + more

@@ -60,10 +60,10 @@ def find_node(fleet: FleetHealth, name: str) -> NodeHealth:
     if measured := node_history.node_runs().get(name):  # the newest run covered other nodes
         advice = f"its newest run has: gpuprov report bundle {shlex.quote(name)} {measured[-1].run}"
         raise RunFolderError(f"the run {fleet.run_id} has no node {one_line(name, 100)}", advice)
-    known = [node.node for node in fleet.nodes]
-    some = f"it has {', '.join(known[:3])}{', …' if len(known) > 3 else ''}" if known else "it has no nodes"
+    names = [node.node for node in fleet.nodes]
+    some = f"it has {', '.join(names[:3])}{', …' if len(names) > 3 else ''}" if names else "it has no nodes"
     raise RunFolderError(
-        f"the run {fleet.run_id} has no node {one_line(name, 100)}", did_you_mean(name, known, some)
+        f"the run {fleet.run_id} has no node {one_line(name, 100)}", did_you_mean(name, names, some)
     )
 
 
@@ -147,11 +147,11 @@ def _json(document: Any) -> str:
 
 def _seen(folder: RunFolder, node: str) -> dict[str, Any]:
     """Return the run's last observation of the node: its entry of facts.jsonl."""
-    found: dict[str, Any] = {}
+    latest: dict[str, Any] = {}
     for record in folder.read("facts"):
         if record.get("node") == node:
-            found = record
-    return found
+            latest = record
+    return latest
 
 
 def _advice(seen: Mapping[str, Any]) -> str:
@@ -175,22 +175,22 @@ def _kept(folder: RunFolder, node: str) -> Iterator[Path]:
 
 def _raw(folder: RunFolder, node: str) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """Return the raw output by check, and a note for each unreadable file."""
-    found, notes = {}, []
+    documents, notes = {}, []
     for path in _kept(folder, node):
         if path.suffix == ".json":
             try:
                 document = json.loads(path.read_text(encoding="utf-8"))
                 if not isinstance(document, dict):
                     raise ValueError("not an object")
-                found[file_name(path.stem)] = document
+                documents[file_name(path.stem)] = document
             except (OSError, ValueError, RecursionError) as error:
                 notes.append(f"The raw output {clean(path.name)} could not be read: {one_line(str(error))}")
-    return found, tuple(notes)
+    return documents, tuple(notes)
 
 
 def _bug_reports(folder: RunFolder, node: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the vendors' logs placed next to the raw output, by their name in the bundle, and notes."""
-    found, notes = {}, []
+    texts, notes = {}, []
     for path in _kept(folder, node):
         if ".log" not in path.name or not any(part in path.name for part, _ in RETURN_LOGS.values()):
             continue
@@ -206,8 +206,8 @@ def _bug_reports(folder: RunFolder, node: str) -> tuple[dict[str, str], tuple[st
             notes.append(f"{clean(path.name)} is not in this archive: it is above {_LARGEST >> 20} MiB.")
             continue
         name = file_name(path.name.removesuffix(".gz")) + ".gz"
-        found[name] = content.decode("utf-8", "surrogateescape")
-    return found, tuple(notes)
+        texts[name] = content.decode("utf-8", "surrogateescape")
+    return texts, tuple(notes)
 
 
 def _machines(folder: RunFolder, fleet: FleetHealth) -> set[str]:
@@ -266,16 +266,16 @@ _FINDINGS = 6  # listed for each earlier run
 
 def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
     """Return the node's events up to the end of this run, oldest first. Never raises for stored data."""
-    found: list[Moment] = []
+    moments_so_far: list[Moment] = []
     for path in _earlier(folder, "up"):
-        found += _up(path, node.node)
+        moments_so_far += _up(path, node.node)
     listed, before = set(), None
     for path in [*_earlier(folder, "validate"), folder.path]:
         for row in _rows(path, "fingerprints", node.node):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 now = fingerprint.from_record(row)
                 if before is not None:
-                    found += [
+                    moments_so_far += [
                         Moment(_started(path), path.name, f"changed since the run before: {change}")
                         for change in fingerprint.changes("", before, now)
                         if not change.unknown
@@ -283,10 +283,10 @@ def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
                 before = now
         if path != folder.path and (moments := _validated(path, node.node)):
             listed.add(path.name)
-            found += moments
-    found += _remembered(folder, node, listed)
-    found += _this_run(folder, node)
-    return sorted(found, key=lambda moment: moment.at)
+            moments_so_far += moments
+    moments_so_far += _remembered(folder, node, listed)
+    moments_so_far += _this_run(folder, node)
+    return sorted(moments_so_far, key=lambda moment: moment.at)
 
 
 def _earlier(folder: RunFolder, verb: str) -> list[Path]:
@@ -321,18 +321,18 @@ def _validated(path: Path, node: str) -> list[Moment]:
     """Return the results of an earlier validate run."""
     rows = list(_rows(path, "findings", node))
     words = [str(row.get("verdict")) for row in rows]
-    known = [Verdict(word) for word in words if word in set(Verdict)]
-    if not known:
+    verdicts = [Verdict(word) for word in words if word in set(Verdict)]
+    if not verdicts:
         return []
     at = _started(path)
-    found = [Moment(at, path.name, f"validate: {worst(known).value}")]
+    moments = [Moment(at, path.name, f"validate: {worst(verdicts).value}")]
     bad = [row for row in rows if row.get("verdict") in ("fail", "error", "warn")]
     for row in sorted(bad, key=lambda row: row["verdict"] == "warn")[:_FINDINGS]:
         words = [str(row.get(key) or "") for key in ("verdict", "check", "device", "message", "action")]
-        found.append(Moment(at, path.name, "  {} {} {}: {} (action: {})".format(*words)))
+        moments.append(Moment(at, path.name, "  {} {} {}: {} (action: {})".format(*words)))
     if len(bad) > _FINDINGS:
-        found.append(Moment(at, path.name, f"  … and {len(bad) - _FINDINGS} more findings"))
-    return found
+        moments.append(Moment(at, path.name, f"  … and {len(bad) - _FINDINGS} more findings"))
+    return moments
 
 
 def _remembered(folder: RunFolder, node: NodeHealth, told: set[str]) -> Iterator[Moment]:

@@ -50,11 +50,11 @@ def readme(
 
 def findings(node: NodeHealth, rows: Sequence[Row]) -> str:
     """Render the summary's second part: every finding except passes, worst first, next to peers' values."""
-    found = [finding for check in node.checks for finding in check.findings]
-    bad = sorted((f for f in found if f.verdict is not Verdict.PASS), key=lambda f: -f.verdict.badness)
-    lines = ["", *_heading(f"Findings: {len(bad)} bad, {len(found) - len(bad)} passed")]
+    judged = [finding for check in node.checks for finding in check.findings]
+    bad = sorted((f for f in judged if f.verdict is not Verdict.PASS), key=lambda f: -f.verdict.badness)
+    lines = ["", *_heading(f"Findings: {len(bad)} bad, {len(judged) - len(bad)} passed")]
     if not bad:
-        lines.append("every check that ran passed" if found else "nothing was measured")
+        lines.append("every check that ran passed" if judged else "nothing was measured")
     for finding in bad:
         lines += ["", *_finding(node, finding, rows)]
     return "\n".join(lines) + "\n"
@@ -97,10 +97,10 @@ def _gpus(node: NodeHealth, seen: Mapping[str, Any], raw: Sequence[Mapping[str, 
     }
     parts = part_numbers(raw)
     if not node.gpus:
-        found = _mapping(seen.get("facts")).get("firmware.gpu_uuid")
+        uuids = _mapping(seen.get("facts")).get("firmware.gpu_uuid")
         yield "the identities of its GPUs were not measured"
-        if isinstance(found, list):
-            yield from (f"gpu{index}  uuid {one_line(str(uuid), 60)}" for index, uuid in enumerate(found))
+        if isinstance(uuids, list):
+            yield from (f"gpu{index}  uuid {one_line(str(uuid), 60)}" for index, uuid in enumerate(uuids))
         return
     heads = ("gpu", "model", "serial number", "part number", "VBIOS", "PCI address", "UUID")
     table = [
@@ -115,14 +115,14 @@ def _gpus(node: NodeHealth, seen: Mapping[str, Any], raw: Sequence[Mapping[str, 
 
 def part_numbers(raw: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return PCI address (bus and device) → board part number, if output of `nvidia-smi -q -x` is stored."""
-    found = {}
+    numbers = {}
     for document in raw:
         for output in document.get("outputs") or ():
             text = output.get("stdout") if isinstance(output, Mapping) else None
             for piece in text.split('<gpu id="')[1:] if isinstance(text, str) else ():
                 if match := _PART_NUMBER.search(piece):
-                    found[_bus(piece.partition('"')[0])] = match[1].strip()
-    return found
+                    numbers[_bus(piece.partition('"')[0])] = match[1].strip()
+    return numbers
 
 
 def _bus(address: str) -> str:
@@ -274,16 +274,16 @@ def rows(fleet: FleetHealth, node: NodeHealth) -> list[Row]:
     kinds: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
     for key, value in own.items():
         kinds[*key[:3], _kind(key[3])].append(value)
-    found = []
+    compared = []
     for key, value in own.items():
         check, metric, unit, device = key
         alike = list(kinds[check, metric, unit, _kind(device)])
         alike.remove(value)
         there = places.get(key, [])
-        found.append(
+        compared.append(
             Row(check, metric, device, value, unit, _median(alike), len(alike), _median(there), len(there))
         )
-    return found
+    return compared
 
 
 def _numbers(node: NodeHealth) -> Iterator[tuple[_Key, float]]:

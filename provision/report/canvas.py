@@ -92,12 +92,12 @@ def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 def apart(wanted: Sequence[float], room: float, low: float, high: float) -> list[float]:
     """Place items of size `room` near their ascending `wanted` positions, within the range if they fit."""
-    found: list[float] = []
+    places: list[float] = []
     for at in wanted:
-        found.append(max(at, low, found[-1] + room if found else low))
-    for number in reversed(range(len(found))):
-        found[number] = min(found[number], high if number == len(found) - 1 else found[number + 1] - room)
-    return found
+        places.append(max(at, low, places[-1] + room if places else low))
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], high if number == len(places) - 1 else places[number + 1] - room)
+    return places
 
 
 def path(points: Iterable[tuple[float, float] | None]) -> str:

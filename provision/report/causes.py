@@ -96,7 +96,7 @@ def causes(fleet: FleetHealth) -> list[Cause]:
         words = finding.metric or _VARYING.sub("#", finding.message.replace(culprit.node.node, "#"))
         key = (finding.verdict, finding.check, finding.metric, finding.action, words)
         groups.setdefault(key, []).append(culprit)
-    found = [
+    grouped = [
         Cause(
             verdict,
             check,
@@ -107,7 +107,7 @@ def causes(fleet: FleetHealth) -> list[Cause]:
         for (verdict, check, metric, action, _), culprits in groups.items()
     ]
     return sorted(
-        found, key=lambda cause: (-cause.verdict.badness, -len(cause.nodes), cause.check, cause.metric)
+        grouped, key=lambda cause: (-cause.verdict.badness, -len(cause.nodes), cause.check, cause.metric)
     )
 
 

@@ -87,7 +87,7 @@ def of_run(folder: RunFolder, fleet: FleetHealth) -> Context:
     loads = {node.node: tuple(_loads(folder, node)) for node in sampled[:_NODES]}
     return Context(
         earlier=node_history.earlier(folder, fleet),
-        loads={name: found for name, found in loads.items() if found},
+        loads={name: node_loads for name, node_loads in loads.items() if node_loads},
         not_read=tuple(node.node for node in sampled[_NODES:]),
         pairs=tuple(_pairs(folder, fleet)),
         pattern=str(folder.meta().get("pattern") or "all"),
@@ -97,12 +97,12 @@ def of_run(folder: RunFolder, fleet: FleetHealth) -> Context:
 def _pairs(folder: RunFolder, health: FleetHealth) -> Iterator[Pairs]:
     """Yield the measurements between nodes; nodes with nothing to measure are not reported as missing."""
     with contextlib.suppress(GpuprovError):
-        noted, known = fleet_pairs.noted(folder), read_node_facts(folder)
+        noted, node_facts = fleet_pairs.noted(folder), read_node_facts(folder)
         for check, of_pairs in PAIRS.items():
             if check in noted:
-                for found in _pairs_of(folder, of_pairs.METRIC, noted[check], health, known):
-                    if found.results or not of_pairs.METRIC.group:  # a good group needs no pairs
-                        yield found
+                for pairs in _pairs_of(folder, of_pairs.METRIC, noted[check], health, node_facts):
+                    if pairs.results or not of_pairs.METRIC.group:  # a good group needs no pairs
+                        yield pairs
 
 
 def _pairs_of(

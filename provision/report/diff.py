@@ -172,7 +172,7 @@ def diff(before: FleetHealth, after: FleetHealth, *, measured: bool = True) -> D
     old, new = ({node.node: node for node in fleet.nodes} for fleet in (before, after))
     both = [(old[name], node) for name, node in new.items() if name in old]
     changes = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]
-    found = Diff(
+    made = Diff(
         before,
         after,
         rules(),
@@ -182,11 +182,11 @@ def diff(before: FleetHealth, after: FleetHealth, *, measured: bool = True) -> D
         tuple(name for name in after.asked if name not in before.asked),
     )
     if not measured:
-        return found
+        return made
     parts = tuple(_parts(before.nodes, both))
-    shifts, moved = _measured(both, parts, found.use)
+    shifts, moved = _measured(both, parts, made.use)
     unpaired = tuple(_unpaired(before, after))
-    return replace(found, parts=parts, shifts=shifts, moved=moved, unpaired=unpaired)
+    return replace(made, parts=parts, shifts=shifts, moved=moved, unpaired=unpaired)
 
 
 def _change(name: str, before: NodeHealth | None, after: NodeHealth | None) -> NodeChange:
@@ -198,19 +198,19 @@ def _failing_anew(before: NodeHealth, after: NodeHealth) -> NodeChange:
     """Return the new failures of a node that failed already."""
     fail = Verdict.FAIL
     both = before.verdict is fail and after.verdict is fail
-    found = tuple(one for one in _findings(before, after) if one.now == fail) if both else ()
-    return NodeChange(after.node, before.verdict.value, after.verdict.value, found)
+    new = tuple(one for one in _findings(before, after) if one.now == fail) if both else ()
+    return NodeChange(after.node, before.verdict.value, after.verdict.value, new)
 
 
 def _judged(node: NodeHealth | None) -> dict[tuple[str, str, str], Finding]:
     """Return the worst finding by check, metric and device."""
-    found: dict[tuple[str, str, str], Finding] = {}
+    worst: dict[tuple[str, str, str], Finding] = {}
     for check in node.checks if node else ():
         for finding in check.findings:
             key = (check.check, finding.metric, finding.device)
-            if key not in found or found[key].verdict.badness < finding.verdict.badness:
-                found[key] = finding
-    return found
+            if key not in worst or worst[key].verdict.badness < finding.verdict.badness:
+                worst[key] = finding
+    return worst
 
 
 def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[FindingChange]:
@@ -274,24 +274,24 @@ def direction(check: str, metric: str, unit: str) -> str:
     compared = fleet_judge.shipped().metrics.get(name)
     limited = thresholds.find(name)
     stated = compared or limited
-    found = stated.direction if stated else ""
-    if found in ("at_least", "at_most"):
-        return found
+    stated_direction = stated.direction if stated else ""
+    if stated_direction in ("at_least", "at_most"):
+        return stated_direction
     return "at_least" if unit.endswith("/s") else "at_most" if unit == "us" else ""
 
 
 def _values(node: NodeHealth) -> dict[tuple[str, str, str, str], tuple[str, float]]:
     """Return (check, metric, unit, device by slot) → (device, value) for metrics with a direction."""
     slots = {gpu.index: slot for slot, gpu in _slots(node).items()}
-    found = {}
+    values = {}
     for check in node.checks:
         for m in check.measurements:
             value = number(m.value)
             if value is None or not math.isfinite(value) or not direction(check.check, m.metric, m.unit):
                 continue
             place = _GPU.sub(lambda match: slots.get(int(match[1]), match[0]), m.device)
-            found[check.check, m.metric, m.unit, place] = (m.device, value)
-    return found
+            values[check.check, m.metric, m.unit, place] = (m.device, value)
+    return values
 
 
 def _measured(
@@ -335,13 +335,13 @@ def _unpaired(before: FleetHealth, after: FleetHealth) -> Iterator[str]:
     """Yield metrics measured in one run only by checks of both; another gpuprov may have renamed them."""
 
     def metrics(fleet: FleetHealth) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
+        names: dict[str, set[str]] = defaultdict(set)
         for node in fleet.nodes:
             for check in node.checks:
-                found[check.check] |= {
+                names[check.check] |= {
                     m.metric for m in check.measurements if direction(check.check, m.metric, m.unit)
                 }
-        return found
+        return names
 
     one, other = metrics(before), metrics(after)
     for check in one:

@@ -212,24 +212,24 @@ def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
     """Compare with earlier runs; return None if there are none."""
     if before is None:
         return None
-    found = diff(before.fleet, fleet, measured=False)
+    changes = diff(before.fleet, fleet, measured=False)
     was = {node.node: node.verdict for node in before.fleet.nodes}
     nodes = {node.node: node for node in fleet.nodes}
     newly = tuple(
         BadNode(one.node, one.was, one.now, fleet.started, _reasons(one, nodes[one.node]))
-        for one in found.changed
+        for one in changes.changed
         if one.now in BAD and one.was not in BAD
     )
     still = [node for node in fleet.nodes if node.verdict in BAD and was.get(node.node) in BAD]
     still.sort(key=lambda node: (before.since.get(node.node) or "~", -node.verdict.badness))
-    better = [one for one in found.changed if one.now not in BAD]
+    better = [one for one in changes.changed if one.now not in BAD]
     groups = [
         ("newly unhealthy or not measured", [one.node for one in newly]),
         ("still unhealthy or not measured", [node.node for node in still]),
         ("recovered", [one.node for one in better if one.was in BAD]),
         ("otherwise changed", [one.node for one in better if one.was not in BAD]),
-        ("not in the runs before", [name for name, _ in found.new]),
-        ("not in this run", [name for name, _ in found.gone if name in before.names]),
+        ("not in the runs before", [name for name, _ in changes.new]),
+        ("not in this run", [name for name, _ in changes.gone if name in before.names]),
     ]
     return Since(
         run=before.fleet.run_id,

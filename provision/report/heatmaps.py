@@ -205,10 +205,10 @@ class _Map:
             x, y = self._at(row + 0.5, column)
             runs[looks[row, column]].append(f"M{short(x + 0.5)} {short(y)}h{count * self.cell}")
         yield f'<g class="cells" stroke-width="{self.cell - 1}" stroke-dasharray="{self.cell - 1} 1">'
-        for kind, found in sorted(runs.items()):
-            yield f'<path class="{kind}" d="{"".join(found)}"/>'
+        for kind, strokes in sorted(runs.items()):
+            yield f'<path class="{kind}" d="{"".join(strokes)}"/>'
             if kind == _UNKNOWN:
-                yield f'<path class="hatch" stroke-dasharray="1 3" d="{"".join(found)}"/>'
+                yield f'<path class="hatch" stroke-dasharray="1 3" d="{"".join(strokes)}"/>'
         yield "</g>"
 
     def _frame(self) -> Iterator[str]:

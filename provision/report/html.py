@@ -320,7 +320,7 @@ def data(nodes: Sequence[NodeHealth], checks: Sequence[str], facts: Callable[[No
     rows: list[list[Any]] = []
     for node in nodes:
         have = {check.check: rank[check.verdict] for check in node.checks}
-        found = [finding for check in node.checks for finding in check.wrong][:_MESSAGES]
+        findings = [finding for check in node.checks for finding in check.wrong][:_MESSAGES]
         rows.append(
             [
                 one_line(node.node, 200),
@@ -329,7 +329,7 @@ def data(nodes: Sequence[NodeHealth], checks: Sequence[str], facts: Callable[[No
                 len(node.gpus),
                 fact_texts.of(clean(facts(node))),
                 " ".join(one_line(gpu.serial, 60) for gpu in node.gpus),
-                [wrong.of(f"{one_line(f.device, 40)} {one_line(f.message, 120)}") for f in found],
+                [wrong.of(f"{one_line(f.device, 40)} {one_line(f.message, 120)}") for f in findings],
             ]
         )
     document = {

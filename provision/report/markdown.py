@@ -36,12 +36,12 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
 
 
 def _pieces(fleet: FleetHealth, context: Context) -> Iterator[str]:
-    found = causes(fleet)
+    all_causes = causes(fleet)
     yield f"# GPU fleet health: {escape(headline(fleet))}\n\n"
     yield from _header(fleet)
     yield from _since(fleet, context)
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
-        group = [cause for cause in found if cause.verdict is verdict]
+        group = [cause for cause in all_causes if cause.verdict is verdict]
         if group:
             yield f"\n## {SYMBOLS[verdict]} {HEADINGS[verdict]}\n"
         for cause in group[:_CAUSES]:
@@ -52,7 +52,7 @@ def _pieces(fleet: FleetHealth, context: Context) -> Iterator[str]:
     if healthy:
         yield f"\n## ✓ Healthy\n\n{many(len(healthy), 'node')}: {escape(fold(healthy, 2000))}\n"
     yield "\n## Next\n\n"
-    for command, why in next_commands(fleet, found, context):
+    for command, why in next_commands(fleet, all_causes, context):
         yield f"- {_code(command)}: {escape(why)}\n"
 
 
@@ -76,17 +76,17 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
 
 
 def _since(fleet: FleetHealth, context: Context) -> Iterator[str]:
-    found = diff_text.since(context.earlier, fleet)
-    if found is None:
+    changes = diff_text.since(context.earlier, fleet)
+    if changes is None:
         return
-    yield f"\n## Since the last run\n\n{escape(moment(found.at))}, run {_code(found.run)}\n\n"
-    for words, nodes in found.groups:
+    yield f"\n## Since the last run\n\n{escape(moment(changes.at))}, run {_code(changes.run)}\n\n"
+    for words, nodes in changes.groups:
         yield f"- {len(nodes):,} {words}: {escape(fold(nodes))}\n"
-    if not found.groups:
+    if not changes.groups:
         yield "No node has another verdict.\n"
-    for one in found.newly[:_ROWS]:
+    for one in changes.newly[:_ROWS]:
         yield f"- {escape(one.node)}: {one.was} → **{one.now}**: {escape('; '.join(one.why))}\n"
-    for one in found.still[:_ROWS]:
+    for one in changes.still[:_ROWS]:
         if one.since:
             yield f"- {escape(one.node)}: {one.now} since {escape(moment(one.since))}\n"
 

@@ -78,8 +78,8 @@ def _lines(names: Iterable[str]) -> Iterator[str]:
 
 
 def _line(lines: Iterable[str]) -> Iterator[str]:
-    found = folded([line.rstrip("\n") for line in lines])
-    yield f"{found}\n" if found else ""
+    text = folded([line.rstrip("\n") for line in lines])
+    yield f"{text}\n" if text else ""
 
 
 def folded(names: Sequence[str]) -> str:

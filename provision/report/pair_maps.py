@@ -147,10 +147,10 @@ def _named(seen: PairCells) -> list[str]:
         return sum(seen.of(node, other).mark in BAD for other in seen.met[node])
 
     order = seen.pairs.fleet.order
-    found = [node for node in order if seen.verdicts.get(node) in LOUD and seen.met[node]]
-    found = found or [node for node in order if bad(node)]
+    named = [node for node in order if seen.verdicts.get(node) in LOUD and seen.met[node]]
+    named = named or [node for node in order if bad(node)]
     worse = {node: LOUD.index(v) for node, v in seen.verdicts.items() if v in LOUD}
-    return sorted(found, key=lambda node: (worse.get(node, len(LOUD)), -bad(node), order[node]))
+    return sorted(named, key=lambda node: (worse.get(node, len(LOUD)), -bad(node), order[node]))
 
 
 def _title(seen: PairCells) -> str:
@@ -168,23 +168,23 @@ def _groups(seen: PairCells, nodes: Sequence[str]) -> list[Group]:
     def rack(node: str) -> str:
         return _ABSENT if node in seen.pairs.left_out else racks.get(node, "")
 
-    found = [(name, len(list(each))) for name, each in groupby(nodes, rack)]
-    if len(found) == 1 and not found[0][0]:
+    runs = [(name, len(list(each))) for name, each in groupby(nodes, rack)]
+    if len(runs) == 1 and not runs[0][0]:
         return []
-    return [(f"✗ {name}" if seen.stands_out(name) else name or _NO_RACK, size) for name, size in found]
+    return [(f"✗ {name}" if seen.stands_out(name) else name or _NO_RACK, size) for name, size in runs]
 
 
 def _racks(seen: PairCells, racks: Sequence[str]) -> Shown:
     place = {rack: number for number, rack in enumerate(racks)}
     of = seen.pairs.fleet.racks
-    found: dict[tuple[int, int], list[Cell]] = defaultdict(list)
+    cells_by_place: dict[tuple[int, int], list[Cell]] = defaultdict(list)
     within = [pair for pair in seen.cells if pair[0] in of and pair[1] in of]
     for pair in within:
         one, other = (place[of[node]] for node in pair)
         for at in {(one, other), (other, one)}:
-            found[at].append(seen.cells[pair])
+            cells_by_place[at].append(seen.cells[pair])
     cells = {}
-    for at, each in found.items():
+    for at, each in cells_by_place.items():
         bad = sum(cell.mark in BAD for cell in each)
         cells[at] = Cell(worst(each).share, f"{bad} of {len(each)}" if bad else "", worst(each).mark)
     named = {rack: Verdict.FAIL for rack in racks if seen.stands_out(rack)}

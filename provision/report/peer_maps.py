@@ -69,15 +69,15 @@ def peers(fleet: FleetHealth) -> PeerMaps:
     for node in worst_first(fleet):
         if CHECK in fleet.asked or any(check.check == CHECK for check in node.checks):
             groups[sku_name(node)].append(node)
-    found, spent, unmeasured = [], 0, []
+    maps_of_skus, spent, unmeasured = [], 0, []
     for sku, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
         measured = {node.node: _matrices(_check(node)) for node in _looked_at(nodes)}
         unmeasured += [n.node for n in nodes if _verdict(n) in _MARKS and not measured[n.node]]
         maps = _of_sku(sku, nodes, measured, _BYTES - spent)
         if maps.shown or maps.left_out:
-            found.append(maps)
+            maps_of_skus.append(maps)
         spent += sum(one.heat.size for one in maps.shown)
-    return PeerMaps(tuple(found), tuple(sorted(unmeasured, key=natural)))
+    return PeerMaps(tuple(maps_of_skus), tuple(sorted(unmeasured, key=natural)))
 
 
 def _of_sku(
@@ -124,16 +124,16 @@ def _verdict(node: NodeHealth) -> Verdict:
 
 def _matrices(check: CheckResult | None) -> dict[str, Matrix]:
     """Return a matrix of values between GPUs per metric, without those empty or too large to draw."""
-    found: dict[str, dict[Place, float | None]] = defaultdict(dict)
+    matrices: dict[str, dict[Place, float | None]] = defaultdict(dict)
     for row in check.measurements if check else ():
         match = _PAIR.fullmatch(row.device)
         if match and match[1] != match[2] and row.unit == "GB/s":
             value = number(row.value)
             usable = value is not None and 0 <= value < 1e6  # also excludes NaN
-            found[row.metric][int(match[1]), int(match[2])] = value if usable else None
+            matrices[row.metric][int(match[1]), int(match[2])] = value if usable else None
     return {
         one_line(metric, 40): matrix
-        for metric, matrix in found.items()
+        for metric, matrix in matrices.items()
         if any(value is not None for value in matrix.values())
         and len({gpu for place in matrix for gpu in place}) <= LARGEST
     }

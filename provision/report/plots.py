@@ -65,14 +65,14 @@ def _badness(bad: Mapping[str, Verdict], name: str) -> int:
 
 
 def _over_time(what: _Quantity, series: Mapping[str, Series], bad: Mapping[str, Verdict]) -> Image | None:
-    known = {name: what.values(one) for name, one in series.items()}
-    known = {name: values for name, values in known.items() if any(v is not None for v in values)}
-    if not known:
+    values_of = {name: what.values(one) for name, one in series.items()}
+    values_of = {name: values for name, values in values_of.items() if any(v is not None for v in values)}
+    if not values_of:
         return None
-    alts = [_range(f"{what.what} of {many(len(known), 'GPU')}", known.values(), what.unit)]
-    named = [name for name in known if name in bad]
-    alts += [_range(f"{name} ({bad[name].value})", [known[name]], what.unit) for name in named[:4]]
-    parts = _plot(what, {name: series[name].seconds for name in known}, known, bad)
+    alts = [_range(f"{what.what} of {many(len(values_of), 'GPU')}", values_of.values(), what.unit)]
+    named = [name for name in values_of if name in bad]
+    alts += [_range(f"{name} ({bad[name].value})", [values_of[name]], what.unit) for name in named[:4]]
+    parts = _plot(what, {name: series[name].seconds for name in values_of}, values_of, bad)
     return svg(parts, _WIDTH, _HEIGHT, "; ".join(alts), "plot")
 
 
@@ -229,11 +229,11 @@ def _axis(low: float, high: float) -> Iterator[str]:
     bottom = _BAND + _TALL
     yield f'<line class="rule" x2="100%" y1="{bottom}" y2="{bottom}"/>'
     for most in (6, 5, 4, 3, 2):
-        found = ticks(low, high, most)
-        step = (found[1][0] - found[0][0]) / (high - low) * _NARROW if len(found) > 1 else _NARROW
-        if step > _wide(max((label for _, label in found), key=len, default="")) + 12:
+        marks = ticks(low, high, most)
+        step = (marks[1][0] - marks[0][0]) / (high - low) * _NARROW if len(marks) > 1 else _NARROW
+        if step > _wide(max((label for _, label in marks), key=len, default="")) + 12:
             break
-    for at, label in found:
+    for at, label in marks:
         share = (at - low) / (high - low)
         half = _wide(label) / 2 / _NARROW
         if half <= share <= 1 - half:
@@ -253,13 +253,13 @@ def _dots(values: Iterable[float], low: float, high: float) -> str:
         count[place] = min(count.get(place, 0) + 1, _LANES)
     lanes = sorted(((lane - _LANES // 2) * _LANE for lane in range(_LANES)), key=abs)
     # The dots' own box is stretched to the strip's width; the style keeps the dots round.
-    found = [
+    dots_drawn = [
         f"M{place * 10 + 5} {short(_TALL / 2 + lanes[lane])}h0"
         for place, dots in sorted(count.items())
         for lane in range(dots)
     ]
     box = f'y="{_BAND}" width="100%" height="{_TALL}" viewBox="0 0 {_BINS * 10} {_TALL}"'
-    return f'<svg {box} preserveAspectRatio="none"><path class="dots" d="{"".join(found)}"/></svg>'
+    return f'<svg {box} preserveAspectRatio="none"><path class="dots" d="{"".join(dots_drawn)}"/></svg>'
 
 
 def _place(value: float, low: float, high: float) -> int:

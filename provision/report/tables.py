@@ -54,19 +54,19 @@ def tables(check: CheckResult) -> list[Table]:
             pairs.setdefault((row.metric, row.unit), []).append(row)
         else:
             rest.append(row)
-    found = []
+    matrices = []
     for (metric, unit), rows in pairs.items():
         table = _matrix(metric, unit, rows, marked)
         if table is None:
             rest += rows
         else:
-            found.append(table)
-    return [*found, *([_plain(rest, marked)] if rest else [])]
+            matrices.append(table)
+    return [*matrices, *([_plain(rest, marked)] if rest else [])]
 
 
 def blamed(findings: Iterable[Finding]) -> dict[tuple[str, str], Verdict]:
     """Return (metric, device) → verdict of findings except passes; gpu2-gpu6 stands for both directions."""
-    found: dict[tuple[str, str], Verdict] = {}
+    verdicts: dict[tuple[str, str], Verdict] = {}
     for finding in findings:
         if finding.verdict is Verdict.PASS:
             continue
@@ -75,8 +75,8 @@ def blamed(findings: Iterable[Finding]) -> dict[tuple[str, str], Verdict]:
             one, other = finding.device.split("-")
             devices += [f"{one}->{other}", f"{other}->{one}"]
         for device in devices:
-            found[finding.metric, device] = finding.verdict
-    return found
+            verdicts[finding.metric, device] = finding.verdict
+    return verdicts
 
 
 def _matrix(
@@ -199,8 +199,8 @@ def glance(fleet: FleetHealth) -> Glance:
     for node in fleet.nodes:
         if name := sku_name(node):
             groups[name].append(node)
-    found = [_sku(name, nodes) for name, nodes in sorted(groups.items(), key=lambda one: -len(one[1]))]
-    drawn = [sku for sku in found if sku.strips]
+    of_skus = [_sku(name, nodes) for name, nodes in sorted(groups.items(), key=lambda one: -len(one[1]))]
+    drawn = [sku for sku in of_skus if sku.strips]
     unknown = len(fleet.nodes) - sum(len(nodes) for nodes in groups.values())
     return Glance(tuple(drawn[:_SKUS]), len(drawn[_SKUS:]), unknown)
 
@@ -230,20 +230,20 @@ class _Seen:
 
 
 def _sku(name: str, nodes: Sequence[NodeHealth]) -> Sku:
-    known = fleet_judge.shipped().metrics.values()
+    shipped = fleet_judge.shipped().metrics.values()
     by_check: dict[str, dict[str, _Seen]] = defaultdict(dict)
-    for metric in known:
+    for metric in shipped:
         by_check[metric.check][metric.metric] = _Seen(metric)
     for node in nodes:
         for check in node.checks:
             if metrics := by_check.get(check.check):
                 _take(node, check, metrics)
-    seen = [by_check[metric.check][metric.metric] for metric in known]
-    found = [_strip(one, name, len(nodes)) for one in seen if one.units]
+    seen = [by_check[metric.check][metric.metric] for metric in shipped]
+    strips = [_strip(one, name, len(nodes)) for one in seen if one.units]
     # Metrics with outliers are always shown; others fill the remaining room in the table's order.
-    order = sorted(found, key=lambda strip: -max((m.verdict.badness for m in strip.marks), default=0))
+    order = sorted(strips, key=lambda strip: -max((m.verdict.badness for m in strip.marks), default=0))
     chosen = order[:_ROWS]
-    return Sku(name, len(nodes), tuple(s for s in found if s in chosen), len(found) - len(chosen))
+    return Sku(name, len(nodes), tuple(s for s in strips if s in chosen), len(strips) - len(chosen))
 
 
 def _take(node: NodeHealth, check: CheckResult, wanted: Mapping[str, _Seen]) -> None:

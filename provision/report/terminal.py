@@ -49,13 +49,13 @@ def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: 
     used); `color` only adds ANSI colours; `context`: earlier runs, for a line on changes. Ends in a newline.
     """
     ink = Ink(max(width, 40), color)
-    found = causes(fleet)
+    all_causes = causes(fleet)
     lines = [ink.paint(overall(fleet), headline(fleet), bold=True), *_context(fleet, ink, context)]
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
-        group = [cause for cause in found if cause.verdict is verdict]
+        group = [cause for cause in all_causes if cause.verdict is verdict]
         if group:
             lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *section(group, ink)]
-    lines += ["", *_next(fleet, found, ink, context)]
+    lines += ["", *_next(fleet, all_causes, ink, context)]
     return "\n".join(lines) + "\n"
 
 
@@ -102,8 +102,8 @@ def _context(fleet: FleetHealth, ink: Ink, context: Context | None) -> Iterator[
     if context is not None and context.earlier is not None:
         from provision.report import diff_text
 
-        if (found := diff_text.since(context.earlier, fleet)) is not None:
-            yield from ink.wrap(diff_text.since_line(found), "", "")
+        if (changes := diff_text.since(context.earlier, fleet)) is not None:
+            yield from ink.wrap(diff_text.since_line(changes), "", "")
     for line in fleet.not_compared:
         yield from ink.wrap(f"not compared with the fleet: {one_line(line, 240)}", "", "")
     for line in fleet.between:
@@ -166,8 +166,8 @@ def _culprit(culprit: Culprit, told: bool) -> str:
 def _identity(gpu: GpuIdentity, of_many: bool) -> str:
     """Identify the physical GPU by the serial on its label and the PCI address of its slot."""
     which = f"gpu{gpu.index} " if of_many else ""
-    known = [f"serial {one_line(gpu.serial, 40) or 'unknown'}", one_line(gpu.pci_address, 40)]
-    return which + ", ".join(filter(None, known))
+    parts = [f"serial {one_line(gpu.serial, 40) or 'unknown'}", one_line(gpu.pci_address, 40)]
+    return which + ", ".join(filter(None, parts))
 
 
 def _next(fleet: FleetHealth, found: Sequence[Cause], ink: Ink, context: Context | None) -> Iterator[str]:

@@ -55,24 +55,24 @@ def of_node(
 
 def count(items: Mapping[str, Sequence[Item]]) -> dict[Sign, int]:
     """Count the things with each sign."""
-    found = dict.fromkeys(Sign, 0)
+    totals = dict.fromkeys(Sign, 0)
     for of_role in items.values():
         for item in of_role:
-            found[item.sign] += item.count
-    return found
+            totals[item.sign] += item.count
+    return totals
 
 
 def count_all(made: Plan) -> dict[Sign, int]:
     """Count the things of the whole fleet by sign; a package on two nodes counts twice."""
-    found = dict.fromkeys(Sign, 0)
+    totals = dict.fromkeys(Sign, 0)
     alike: dict[object, dict[Sign, int]] = {}  # nodes declared alike share their expectations
     for node in made.nodes.values():
         key = (node.packages, tuple((id(each.expectation), _sign_of(each)) for each in node.drifts))
         if key not in alike:
             alike[key] = count(of_node(node))
         for sign, number in alike[key].items():
-            found[sign] += number
-    return found
+            totals[sign] += number
+    return totals
 
 
 def _of_role(role: str, node: NodePlan, every: bool, diff: bool, secrets: Collection[str]) -> list[Item]:
@@ -202,16 +202,16 @@ def _diff(path: str, drift: Drift, secrets: Collection[str]) -> tuple[str, ...]:
 
 def _folded(files: Sequence[Item], every: bool) -> list[Item]:
     """Merge added files into one line, and removed files into another."""
-    found: list[Item] = []
+    items: list[Item] = []
     for sign in (Sign.ADD, Sign.REMOVE):
         same = [file for file in files if file.sign is sign]
         if len(same) > 1 and not every:
             paths = listed([file.text.removeprefix("file ") for file in same])
             about = tuple(drift for file in same for drift in file.drifts)
-            found.append(Item(sign, f"{len(same)} files: {paths}", about, len(same)))
+            items.append(Item(sign, f"{len(same)} files: {paths}", about, len(same)))
         else:
-            found += same
-    return [*found, *(file for file in files if file.sign is Sign.CHANGE)]
+            items += same
+    return [*items, *(file for file in files if file.sign is Sign.CHANGE)]
 
 
 # --- the others
@@ -231,12 +231,12 @@ def _sign(drifts: Iterable[Drift]) -> Sign:
 def _sign_of(drift: Drift) -> Sign:
     if drift.unknown:
         return Sign.UNREAD
-    found, expected = drift.found, drift.expectation.value
+    observed, expected = drift.found, drift.expectation.value
     if drift.expectation.fact.endswith(".exists"):
         return Sign.ADD if expected else Sign.REMOVE
     if expected is None:
         return Sign.REMOVE
-    return Sign.ADD if found is None else Sign.CHANGE
+    return Sign.ADD if observed is None else Sign.CHANGE
 
 
 def _of_unread(drifts: Sequence[Drift]) -> list[Item]:

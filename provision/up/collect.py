@@ -44,15 +44,15 @@ def folder_of(run: RunFolder) -> Path:
 
 def gather(runs: Sequence[RunFolder], say: Callable[[str], None]) -> list[Collected]:
     """Wait for the units of these ended runs and read their events; end units no longer needed."""
-    found: list[Collected] = []
+    collected: list[Collected] = []
     for run in runs:
         for record, _ in register.records(folder_of(run)):
             if record.what in _OF_UP:
-                found += _gathered(run, record, say)
+                collected += _gathered(run, record, say)
             else:
                 leftovers.remove(folder_of(run), record)
         register.clear(folder_of(run))
-    return found
+    return collected
 
 
 def _gathered(run: RunFolder, record: Record, say: Callable[[str], None]) -> Iterator[Collected]:
@@ -70,8 +70,8 @@ def _gathered(run: RunFolder, record: Record, say: Callable[[str], None]) -> Ite
         stream = units.reader(record, sealed.kept(record.label), one.events.append)
         route = mesh.Mesh(record.socket, "").has_route
         route_to_unit = units.Way(control, "", "", record.worker, "", route=lambda: route(record.worker))
-        known = Record(**{**vars(record), "unit": unit})
-        ended = units.Unit(route_to_unit, None, known, stream, lambda: False).follow()
+        started = Record(**{**vars(record), "unit": unit})
+        ended = units.Unit(route_to_unit, None, started, stream, lambda: False).follow()
     except sealed.MissingKeyError:
         say(f"{where}: what it did cannot be read: this machine was started anew; its work is ended")
         leftovers.remove(folder_of(run), record)

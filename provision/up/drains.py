@@ -120,13 +120,13 @@ class Drains:
         return over
 
     def _busy(self, nodes: Sequence[str]) -> dict[str, str]:
-        found = {}
+        busy = {}
         for node, state in self.schedulers.look(nodes).items() if nodes else ():
             if state.error:
-                found[node] = f"its scheduler does not say whether jobs run on it ({state.error})"
+                busy[node] = f"its scheduler does not say whether jobs run on it ({state.error})"
             elif state.jobs:
-                found[node] = jobs_on(state)
-        return found
+                busy[node] = jobs_on(state)
+        return busy
 
     def _called(self, event: str, node: str, problem: str) -> None:
         seconds = self.clock() - self._since

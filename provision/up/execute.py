@@ -204,7 +204,7 @@ class WaveWork:
 
         Once more than `may_fail` nodes failed to come back from a reboot, no other is rebooted."""
         pending = {node: self.plan.nodes[node].roles for node in nodes}
-        known = {node: _facts(self.plan.nodes[node].drifts) for node in nodes}
+        before = {node: _facts(self.plan.nodes[node].drifts) for node in nodes}
         hold: dict[str, str] = {}
         for number in range(1, PASSES + 1):
             alive, lost = self._apply(pending, number)
@@ -222,7 +222,7 @@ class WaveWork:
             pending = {}
             for node, look in looks.items():
                 every = node in rebooted or node in returned
-                again = () if number == PASSES else self._again(look, known[node], every)
+                again = () if number == PASSES else self._again(look, before[node], every)
                 if look.drifts and again:
                     self.say(f"{node}: now {', '.join(again)} differs: a second pass")
                     pending[node] = again
@@ -250,27 +250,27 @@ class WaveWork:
 
     def _returned(self, lost: Mapping[str, Outcome]) -> dict[str, Look]:
         """Wait for nodes that stopped answering, end the lost ones and return the others."""
-        found: dict[str, Look] = {}
+        back: dict[str, Look] = {}
         looks: Mapping[str, Look] = {}
         for number in range(LOST_LOOKS):
-            missing = [node for node in lost if node not in found]
+            missing = [node for node in lost if node not in back]
             if not missing:
                 break
             if number:
                 self.pause(LOST_PAUSE)
             looks = self.executor.look(missing)
-            found.update({node: look for node, look in looks.items() if not look.error})
+            back.update({node: look for node, look in looks.items() if not look.error})
         for node, outcome in lost.items():
             where = " · ".join(part for part in (outcome.role, outcome.task) if part)
-            if node in found:
-                why = "it booted by itself" if found[node].booted else "the connection broke"
+            if node in back:
+                why = "it booted by itself" if back[node].booted else "the connection broke"
                 self.say(f"{node}: {why} in the middle{f' of {where}' if where else ''}; it answers again")
                 continue
             look = looks.get(node, Look(node, error=outcome.message, unreachable=True))
             status = Status.UNREACHABLE if look.unreachable else Status.UNREADABLE
             message = f"it stopped answering during this task: {outcome.message}"
             self.ledger.end(node, status, message, role=outcome.role, task=outcome.task)
-        return found
+        return back
 
     def _reboot(self, nodes: Sequence[str], may_fail: int) -> set[str]:
         """Reboot nodes in batches; return the ones that came back."""

@@ -144,12 +144,12 @@ class AnsibleExecutor:
     def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
         """Observe nodes again, and compare them with the declared state."""
         options = self.options
-        found = assess.look(self.known, nodes, timeout=options.timeout, connections=options.connections)
-        self._described.update(found.described)
+        seen = assess.look(self.known, nodes, timeout=options.timeout, connections=options.connections)
+        self._described.update(seen.described)
         self._looked += 1
-        self.journal.looked(found, f"look {self._looked}")
-        answers = looks(found)
-        for node, observed in found.observations.items():
+        self.journal.looked(seen, f"look {self._looked}")
+        answers = looks(seen)
+        for node, observed in seen.observations.items():
             before, now = self._boots.get(node, ""), _boot(observed)
             if before and now and before != now:
                 self.journal.write("boots", {"node": node, "before": before, "after": now})
@@ -209,20 +209,20 @@ class AnsibleExecutor:
         limit = f"{minutes:.0f} min"
         self.say(f"{fold(lost)}: the worker was lost while they rebooted; waiting up to {limit} for them")
         end, answered = self.clock() + minutes * 60, Counter[str]()
-        found = {}
-        while (waiting := [node for node in lost if node not in found]) and self.clock() < end:
+        booted_again = {}
+        while (waiting := [node for node in lost if node not in booted_again]) and self.clock() < end:
             for node, look in self.look(waiting).items():
                 answered[node] = 0 if look.error else answered[node] + 1
                 if look.booted or answered[node] == LOST_LOOKS:
-                    found[node] = look.booted
+                    booted_again[node] = look.booted
             self.pause(LOST_PAUSE)
         outcomes = {
             node: Outcome(node, "ok", 1)
-            if found.get(node)
+            if booted_again.get(node)
             else replace(outcome, message=f"it did not come back within {limit}: {outcome.message}")
             for node, outcome in lost.items()
         }
-        same = [node for node, booted in found.items() if not booted]
+        same = [node for node, booted in booted_again.items() if not booted]
         return outcomes | (self._rebooted(same) if same else {})
 
     def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:

@@ -56,11 +56,11 @@ class Called:
 
 def load(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Hook]]:
     """Return each node's hook by event (DRAIN, UNDRAIN). Raises InventoryError for an unusable hook."""
-    found: dict[str, dict[str, Hook]] = {DRAIN: {}, UNDRAIN: {}}
+    by_event: dict[str, dict[str, Hook]] = {DRAIN: {}, UNDRAIN: {}}
     checked: dict[Path, None] = {}
     for node in fleet.nodes.values():
         given = {**node.variables, **overrides}
-        for event, hooks in found.items():
+        for event, hooks in by_event.items():
             name = f"gpuprov_{event}_hook"
             if not given.get(name):
                 continue
@@ -70,7 +70,7 @@ def load(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Hook
                 checked[path] = None
             timeout = float(given.get("gpuprov_hook_timeout") or TIMEOUT)
             hooks[node.name] = Hook(path, timeout, given.get("gpuprov_hook_scope") == "wave")
-    return found
+    return by_event
 
 
 def placed(named: str, source: Path) -> Path:
@@ -97,14 +97,14 @@ def changeable(path: Path) -> tuple[str, str] | None:
     path.stat()  # raises an error for circular links
     trusted = {0, os.geteuid(), int(os.environ.get("SUDO_UID") or 0)}
     for part in (*reversed(path.parents), path):
-        found = part.lstat()
-        if found.st_uid not in trusted:
-            what = f"{part} belongs to uid {found.st_uid}, neither root nor the user who runs gpuprov"
+        status = part.lstat()
+        if status.st_uid not in trusted:
+            what = f"{part} belongs to uid {status.st_uid}, neither root nor the user who runs gpuprov"
             return what, "keep the program, with the folders above it, where only these can change it"
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             return changeable(part.parent / part.readlink() / path.relative_to(part))
-        if found.st_mode & 0o022 and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
-            who = "everybody" if found.st_mode & 0o002 else "a group"
+        if status.st_mode & 0o022 and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+            who = "everybody" if status.st_mode & 0o002 else "a group"
             return f"{who} may change {part}", f"chmod go-w {part}"
     return None
 

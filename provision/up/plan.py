@@ -137,8 +137,8 @@ def _durations(
 ) -> list[Expected]:
     kind = kind_of(facts)
     installing = {d.expectation.role for d in drifts if is_package(d.expectation.fact)}
-    found = [durations.role(role, kind, role in installing) for role in roles]
-    return [*found, durations.reboot(kind)] if reboot else found
+    expected = [durations.role(role, kind, role in installing) for role in roles]
+    return [*expected, durations.reboot(kind)] if reboot else expected
 
 
 def _in_use(drift: Drift) -> bool:
@@ -208,7 +208,7 @@ class _Drifts:
 
 def packages_of(drifts: Sequence[Drift], facts: Mapping[str, Any]) -> tuple[PackageChange, ...]:
     """Return the packages these drifts of one node concern, in the order of their first drift."""
-    found: dict[str, _Drifts] = {}
+    by_name: dict[str, _Drifts] = {}
     headers: list[PackageChange] = []
     for drift in drifts:
         fact = drift.expectation.fact
@@ -216,10 +216,10 @@ def packages_of(drifts: Sequence[Drift], facts: Mapping[str, Any]) -> tuple[Pack
             headers.append(_of_headers(drift, facts))
         elif named := _package_of(fact, facts):
             name, attribute = named
-            package = found.setdefault(name, _Drifts())
+            package = by_name.setdefault(name, _Drifts())
             package.of.setdefault(attribute, []).append(drift)
             package.roles[drift.expectation.role] = None
-    return (*headers, *(_change(name, package, facts) for name, package in found.items()))
+    return (*headers, *(_change(name, package, facts) for name, package in by_name.items()))
 
 
 def _package_of(fact: str, facts: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -313,8 +313,8 @@ class UpResult:
     def document(self) -> dict[str, Any]:
         """Return the document of `gpuprov up --json`, with secrets masked."""
         made = document(self.results, str(self.folder), self.code, self.command, self.drained, self.diffs)
-        found: dict[str, Any] = masked(made, self.secrets)
-        return found
+        shown: dict[str, Any] = masked(made, self.secrets)
+        return shown
 
     def text(self) -> str:
         """Return the summary for people, with secrets masked."""

@@ -37,16 +37,16 @@ BUSY_PAUSE = 5.0
 
 def chain(folder: RunFolder) -> list[RunFolder]:
     """Return the run and those it resumed, the latest first."""
-    found = [folder]
-    while len(found) < _LONGEST:
-        named = found[-1].meta().get("resumes")
-        if not isinstance(named, str) or Path(named) in [run.path for run in found]:
+    runs = [folder]
+    while len(runs) < _LONGEST:
+        named = runs[-1].meta().get("resumes")
+        if not isinstance(named, str) or Path(named) in [run.path for run in runs]:
             break
         try:
-            found.append(RunFolder.open(Path(named)))
+            runs.append(RunFolder.open(Path(named)))
         except RunFolderError:
             break  # the folder was deleted; observing the nodes recovers its state
-    return found
+    return runs
 
 
 def earlier(folder: RunFolder) -> EarlierRuns:
@@ -75,16 +75,16 @@ def _applied(runs: Sequence[RunFolder]) -> dict[str, set[str]]:
 
     The last role does not count, since it may have been cut short, nor does a repair before all roles."""
     order = roles_in_order()
-    found: dict[str, set[str]] = {}
+    applied: dict[str, set[str]] = {}
     for run in runs:
         seen: dict[str, set[str]] = {}
         for record in run.read("events") if (run.meta().get("arguments") or {}).get("full") else ():
             node, role = str(record.get("node")), record.get("role")
             if role in order:
                 begun = seen.setdefault(node, set())
-                found.setdefault(node, set()).update(begun.intersection(order[: order.index(role)]))
+                applied.setdefault(node, set()).update(begun.intersection(order[: order.index(role)]))
                 begun.add(role)
-    return found
+    return applied
 
 
 class StillRunning:
@@ -193,7 +193,7 @@ def refuse_twice_named(fleet: Fleet) -> None:
     The same address behind another jump host, or at another port, is another machine. Nodes that only Ansible
     can reach are not compared here; the lock on the node detects them (fleet_lock.py)."""
     configs = ConfigFiles()
-    found: dict[tuple[Any, ...], list[str]] = {}
+    by_address: dict[tuple[Any, ...], list[str]] = {}
     for node in fleet.nodes.values():
         try:
             route = route_of(node, configs)
@@ -202,8 +202,8 @@ def refuse_twice_named(fleet: Fleet) -> None:
         target = route.target
         jumps = tuple((hop.host, hop.port) for hop in route.jumps)
         key = (target.host.lower(), target.port, jumps, target.proxy_command)
-        found.setdefault(key, []).append(node.name)
-    twice = {key: names for key, names in found.items() if len(names) > 1}
+        by_address.setdefault(key, []).append(node.name)
+    twice = {key: names for key, names in by_address.items() if len(names) > 1}
     if twice:
         lines = [
             f"{' and '.join(_placed(name, fleet.source) for name in names)} are "

@@ -98,7 +98,7 @@ class UpRun:
 
     def _run(self) -> UpResult:
         resume.refuse_twice_named(self.fleet)
-        found = hooks.load(self.fleet, self.overrides)
+        site_hooks = hooks.load(self.fleet, self.overrides)
         schedulers = chosen.load(self.fleet, self.overrides)
         name = accelerator.VARIABLE
         accelerator.check(
@@ -108,17 +108,17 @@ class UpRun:
         earlier = resume.chain(self.folder)[1:]
         collect.remove_overdue([self.folder, *earlier])
         collected = collect.gather(earlier, self._say)
-        known = self._look()
-        collect.keep(collected, self.fleet, known.vaulted, known.secrets)
-        made = self._plan(known)
+        seen = self._look()
+        collect.keep(collected, self.fleet, seen.vaulted, seen.secrets)
+        made = self._plan(seen)
         busy = {node for wave in made.waves for node in wave}
-        waiting = [node for node in self._unfinished(known) if node not in busy]
+        waiting = [node for node in self._unfinished(seen) if node not in busy]
         collect.unlock(collected, self.fleet, {*busy, *waiting}, self._lock())
         if made.waves:
-            self._confirm(made, known)
+            self._confirm(made, seen)
         if made.waves or waiting:
             with work("up", len(busy) + len(waiting), self.on_event):
-                self._carry_out(known, made, found, schedulers, waiting)
+                self._carry_out(seen, made, site_hooks, schedulers, waiting)
         return self._close(exit_code(self.results.values()))
 
     def _carry_out(
@@ -226,7 +226,7 @@ class UpRun:
 
     def _look(self) -> Assessment:
         """Observe every node for the first time; nodes that cannot be worked on end here."""
-        known = assess.with_progress(
+        seen = assess.with_progress(
             "look",
             self.fleet,
             self.overrides,
@@ -236,24 +236,24 @@ class UpRun:
             say=None,
             remove=self.options.remove,
         )
-        self._secrets = known.secrets
+        self._secrets = seen.secrets
         self._listing = tuple(
             node
-            for node, declared in known.declared.items()
+            for node, declared in seen.declared.items()
             for roles in [declared.get("gpuprov_roles")]
             if roles is None or set(self.options.remove).intersection(roles)
         )
-        self._journal.looked(known, "before")
-        for node, look in looks(known).items():
-            if node in known.refused:
-                fixes = dict.fromkeys(refusal.fix for refusal in known.refused[node] if refusal.fix)
+        self._journal.looked(seen, "before")
+        for node, look in looks(seen).items():
+            if node in seen.refused:
+                fixes = dict.fromkeys(refusal.fix for refusal in seen.refused[node] if refusal.fix)
                 self._note(
                     Result(node, Status.REFUSED, "\n".join([look.error, *(f"→ {fix}" for fix in fixes)]))
                 )
             elif look.error:
                 status = Status.UNREACHABLE if look.unreachable else Status.UNREADABLE
                 self._note(Result(node, status, look.error))
-        return known
+        return seen
 
     def _plan(self, known: Assessment) -> Plan:
         """Plan the work; nodes without any end here."""
@@ -264,7 +264,7 @@ class UpRun:
         )
         proved = frozenset(rollout.kinds[node] for node in verified & before.changed)
         made = plan.make(
-            {node: found for node, found in known.drifts.items() if node not in verified},
+            {node: drifts for node, drifts in known.drifts.items() if node not in verified},
             known.observations,
             full=options.full,
             rollout=replace(rollout, proved=proved),

@@ -44,10 +44,10 @@ def share(text: str) -> Share:
     number = text.removesuffix("%")
     if not (number.isascii() and number.isdecimal()) or len(number) > 9:
         raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
-    found = Share(int(number), text.endswith("%"))
-    if found.percent and found.number > 100:
+    parsed = Share(int(number), text.endswith("%"))
+    if parsed.percent and parsed.number > 100:
         raise ValueError(f"{text!r} is more than all of them")
-    return found
+    return parsed
 
 
 class Wave(tuple[str, ...]):
@@ -211,10 +211,10 @@ def _group(node: str, given: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_torn_groups(atomic: Mapping[str, str], stages: Mapping[str, int]) -> None:
-    found: dict[str, dict[int, list[str]]] = {}
+    by_group: dict[str, dict[int, list[str]]] = {}
     for node, group in atomic.items():
-        found.setdefault(group, {}).setdefault(stages[node], []).append(node)
-    for group, numbers in found.items():
+        by_group.setdefault(group, {}).setdefault(stages[node], []).append(node)
+    for group, numbers in by_group.items():
         if len(numbers) > 1:
             stages_text = "; ".join(f"{number}: {fold(nodes)}" for number, nodes in sorted(numbers.items()))
             raise StackError(

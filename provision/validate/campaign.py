@@ -110,12 +110,12 @@ class Alone:
 
 def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
     """Keep the parts of a judged node that the fleet compares. `many`: the fleet has more than FEW nodes."""
-    known = one.check_node if one else None
+    check_node = one.check_node if one else None
     return Alone(
         health.compressed(node) if many else node,
         tuple(fleet_judge.numbers(node)),
-        versions.voter_of(node, known),
-        nvlink_domains.tray_of(node, known),
+        versions.voter_of(node, check_node),
+        nvlink_domains.tray_of(node, check_node),
     )
 
 

@@ -99,8 +99,8 @@ class _Run:
         if keep and not raw.error and raw.node in self.known:
             node_history.note_result(self.folder, raw.node, raw.check, self.known[raw.node], text.now())
         if keep:
-            known = {"node": raw.node, "check": raw.check}
-            self.folder.append_all("measurements", [{**known, **asdict(row)} for row in result.measurements])
+            keys = {"node": raw.node, "check": raw.check}
+            self.folder.append_all("measurements", [{**keys, **asdict(row)} for row in result.measurements])
         return result
 
     def health(self, *, interrupted: bool) -> FleetHealth:
@@ -300,21 +300,21 @@ class _Lists:
         if node.without_gpus or self._measured(node.node, check):
             return None
         commands = node_judge.commands_for(check, node.check_node, self._run.settings.options)
-        found = node_commands.programs(commands)
-        return self._alike.setdefault(found.packed, found) if commands else None
+        programs = node_commands.programs(commands)
+        return self._alike.setdefault(programs.packed, programs) if commands else None
 
     def _measured(self, node: str, check: str) -> Raw | None:
         """Return the stored answer to a check if an earlier part of this run measured it."""
-        known = store.read_raw(self._run.folder, node, check)
-        return None if known is None or known.error else known
+        stored = store.read_raw(self._run.folder, node, check)
+        return None if stored is None or stored.error else stored
 
     def _settle(self, node: str) -> None:
         """Judge the next checks of a node up to the first one that runs programs."""
         left = self.left[node]
         while left and left[check := next(iter(left))] is None:
             del left[check]
-            if known := self._measured(node, check):
-                verdict = self._run.take(known, keep=False).verdict
+            if stored := self._measured(node, check):
+                verdict = self._run.take(stored, keep=False).verdict
                 self._on_event(CheckEnded(node, check, verdict, "measured before"))
             else:
                 boot_id = self._boot_id(node)

@@ -30,10 +30,10 @@ def render(report: DriftReport) -> str:
     """Render at most ten lines of each kind."""
     whole = "the job's summary" if SUMMARY in os.environ else "gpuprov drift --format markdown"
     file = _property(_in_workspace(report.seen.fleet.source))
-    found = together(report.findings)
+    groups = together(report.findings)
     lines = []
     for level, command in _COMMANDS.items():
-        chosen = [(nodes, same) for nodes, same in found if same[0].level == level]
+        chosen = [(nodes, same) for nodes, same in groups if same[0].level == level]
         shown = chosen if len(chosen) <= _SHOWN else chosen[: _SHOWN - 1]
         head = f"::{command} file={file},title="
         lines += [f"{head}{_title(nodes, same)}::{_message(nodes, same, report)}\n" for nodes, same in shown]

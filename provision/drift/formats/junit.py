@@ -21,11 +21,11 @@ def render(report: DriftReport) -> str:
         fleet = len(finding.nodes) > 1 and finding.rule.startswith("majority/")
         for node in [_FLEET] if fleet else finding.nodes:
             cases.setdefault(node, []).append(finding)
-    for name, found in cases.items():
+    for name, findings in cases.items():
         case = ElementTree.SubElement(suite, "testcase", classname="gpuprov.drift", name=printable(name))
-        unknown = [each for each in found if each.level == "warning"]
-        real = [each for each in found if each.level == "error"]
-        notes = [each for each in found if each.level == "note"]
+        unknown = [each for each in findings if each.level == "warning"]
+        real = [each for each in findings if each.level == "error"]
+        notes = [each for each in findings if each.level == "note"]
         for kind, members in (("failure", real), ("error", unknown)):
             if members:
                 message = members[0].text.splitlines()[0]

@@ -31,12 +31,12 @@ def render(report: DriftReport) -> str:
     """Render a heading with the result and a table per kind of finding, as long as GitHub accepts."""
     lines = ["## gpuprov drift", "", f"{_WORDS[report.code]} (exit code {int(report.code)})", ""]
     lines += [f"- {_plain(line)}" for line in text.totals(report)]
-    found = together(report.findings)
+    groups = together(report.findings)
     room = drift_text.SUMMARY - drift_text.size(lines) - _ROUND
     for heading, level in _HEADINGS:
         rows = [
             _row(each, nodes, report.seen.arguments)
-            for nodes, same in found
+            for nodes, same in groups
             for each in same
             if each.level == level
         ]

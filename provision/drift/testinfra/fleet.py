@@ -56,17 +56,17 @@ class Suite:
         self, nodes: Collection[Node], _ask: Mapping[str, Collection[str]], **_options: Any
     ) -> dict[str, Observation]:
         """Read the base facts of nodes with testinfra, ignoring all other requested facts."""
-        found = {}
+        observed = {}
         for node in nodes:
             try:
                 reader = self.readers.setdefault(
                     node.name, Reader(host_of(node, self._fleet, self._sockets.name))
                 )
-                found[node.name] = Observation(node.name, base_facts(reader))
+                observed[node.name] = Observation(node.name, base_facts(reader))
             except (RuntimeError, OSError, AssertionError) as why:
                 text = " ".join(str(why).split())[-300:]
-                found[node.name] = Observation(node.name, error=text or repr(why), unreachable=True)
-        return found
+                observed[node.name] = Observation(node.name, error=text or repr(why), unreachable=True)
+        return observed
 
 
 def _cases(name: str, seen: assess.Assessment) -> list[Case]:

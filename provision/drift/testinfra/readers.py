@@ -100,8 +100,8 @@ class Reader:
 
     def service(self, rest: str) -> Any:
         unit, _, attribute = rest.rpartition(".")
-        known = self.host.run("systemctl cat %s", unit).rc == 0
-        if not known:
+        exists = self.host.run("systemctl cat %s", unit).rc == 0
+        if not exists:
             return None
         service = self.host.service(unit)
         if attribute == "active":
@@ -222,12 +222,12 @@ class Reader:
                 )
         except (OSError, subprocess.TimeoutExpired) as why:
             raise Unreadable(f"gpg cannot be started on this machine: {why}") from None
-        found, primary = [], False
+        fingerprints, primary = [], False
         for line in done.stdout.decode("utf-8", "replace").splitlines():
             words = line.split(":")
             if words[0] in ("pub", "sub"):
                 primary = words[0] == "pub"
             elif words[0] == "fpr" and primary:
-                found.append(words[9])
+                fingerprints.append(words[9])
                 primary = False
-        return found
+        return fingerprints

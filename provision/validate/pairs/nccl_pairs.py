@@ -86,11 +86,11 @@ class NcclPairs:
         """Return the GB/s expected over all rails: the weakest node's rate, reduced across racks."""
         override = self._plays.settings.override
         rates = [nccl_between.carries(self._nodes[node], self._able[node].limits(override)) for node in nodes]
-        known = [rate for rate in rates if rate is not None]
-        if len(known) < len(rates):
+        stated = [rate for rate in rates if rate is not None]
+        if len(stated) < len(rates):
             return [("", None)]
         over = max(perftest_ends.oversubscription(self._plays.variables[node]) for node in nodes)
-        return [("", min(known) / over if fleet.spans(nodes) is not False else min(known))]
+        return [("", min(stated) / over if fleet.spans(nodes) is not False else min(stated))]
 
     def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
         """Return the launch command of the first node. Raises InventoryError for too many nodes."""

@@ -85,7 +85,7 @@ class PerftestPairs:
         program = self._check.program
         todo = {name: [ends.version_command(program(self._nodes[name]))] for name in members}
         outputs, missing = self._plays.run("version", todo)
-        found = {}
+        versions = {}
         for name, outputs_of_node in outputs.items():
             if name in missing:
                 continue
@@ -95,8 +95,8 @@ class PerftestPairs:
                     f"{output.not_started}: the role {self.metric.installs} installs it, with perftest"
                 )
             else:
-                found[name] = ends.version(output)
-        return found, missing
+                versions[name] = ends.version(output)
+        return versions, missing
 
     def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
         """Return the rails that both nodes share, with the value expected on each."""
@@ -114,8 +114,8 @@ class PerftestPairs:
         return dict(zip(nodes, (serving, asking), strict=True))
 
     def results(self, nodes: Sequence[str], number: int, asked: ends.Asked, outputs: Outputs) -> list[Result]:
-        found: list[Result] = self._check.results(nodes, number, asked, outputs)
-        return found
+        parsed: list[Result] = self._check.results(nodes, number, asked, outputs)
+        return parsed
 
     def after(self, found: Sequence[Result]) -> None:
         """Do nothing: perftest ends with the step that ran it."""
@@ -172,7 +172,7 @@ def _who_takes_part(
     left_out = {
         name: vendors.not_measured(node.gpuprov_node) for name, node in able.items() if name not in within
     }
-    found: list[tuple[Team, Tool]] = []
+    taking_part: list[tuple[Team, Tool]] = []
     for team in every:
         tool = TOOLS[check](team.check, plays, {name: able[name] for name in team.nodes})
         members: list[str] = []
@@ -185,11 +185,11 @@ def _who_takes_part(
             except ParseError as error:
                 left_out[name] = f"its RDMA ports are not known: {error.what}"
         if members:
-            found.append((replace(team, nodes=tuple(members)), tool))
-    if len(found) > 1:
-        left_out |= {team.nodes[0]: fleet_pairs.ALONE for team, _ in found if len(team.nodes) == 1}
-        found = [(team, tool) for team, tool in found if len(team.nodes) > 1]
-    return found, left_out
+            taking_part.append((replace(team, nodes=tuple(members)), tool))
+    if len(taking_part) > 1:
+        left_out |= {team.nodes[0]: fleet_pairs.ALONE for team, _ in taking_part if len(team.nodes) == 1}
+        taking_part = [(team, tool) for team, tool in taking_part if len(team.nodes) > 1]
+    return taking_part, left_out
 
 
 def _measure_team(
@@ -225,10 +225,10 @@ def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: dict[str, Any], on
         if not groups.of_group(results):
             on_event(Step(f"{check}: all {many(len(fleet.nodes), 'node')} at once"))
             outputs, silent = plays.run("group", tool.programs(fleet.nodes))
-            found = _results(tool, fleet, fleet.nodes, groups.ROUND, outputs, silent)
-            fleet_pairs.keep(plays.folder, check, found)
-            results += found
-            tool.after(found)
+            results_of_round = _results(tool, fleet, fleet.nodes, groups.ROUND, outputs, silent)
+            fleet_pairs.keep(plays.folder, check, results_of_round)
+            results += results_of_round
+            tool.after(results_of_round)
         if groups.as_expected(results):
             return
         results = groups.pairs_of(results)
@@ -236,12 +236,12 @@ def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: dict[str, Any], on
     while pairs := _next(tool.metric, fleet, results, settings, most):
         began, number = time.monotonic(), _done(results) + 1
         on_event(Step(f"{check}: round {number} of {most} at most, {many(len(pairs), 'pair')}"))
-        found = _measured(tool, plays, fleet, pairs, number)
+        results_of_round = _measured(tool, plays, fleet, pairs, number)
         noted["round_seconds"] = round(time.monotonic() - began, 1)
         fleet_pairs.note(plays.folder, check, noted)
-        fleet_pairs.keep(plays.folder, check, found)
-        results += found
-        tool.after(found)
+        fleet_pairs.keep(plays.folder, check, results_of_round)
+        results += results_of_round
+        tool.after(results_of_round)
 
 
 def _done(results: Sequence[Result]) -> int:

@@ -46,8 +46,8 @@ class Smi(changes.Smi):
     def numbers(self) -> Mapping[int, int]:
         """The GPU index used in checks → amd-smi's number. Raises GpuprovError."""
         gpus = kernel_incidents.devices(self.bench.node.check_node)
-        found = sensors.by_device(self._ask("static", "--bus"), gpus)
-        return {int(device[3:]): number for number, device in found.items()}
+        by_device = sensors.by_device(self._ask("static", "--bus"), gpus)
+        return {int(device[3:]): number for number, device in by_device.items()}
 
     def read(self, gpu: int) -> dict[str, str]:
         limit = self._ask("static", "-g", str(self._number(gpu)), "--limit")[0]
@@ -80,9 +80,9 @@ class Smi(changes.Smi):
 
     def busy(self, gpu: int) -> bool:
         """Return whether the GPU is busy now. Raises GpuprovError."""
-        known = {self._number(gpu): "it"}
+        gpus = {self._number(gpu): "it"}
         metric = self._ask("metric", "-g", str(self._number(gpu)), "--usage")
-        return any(one.metric == "busy" and one.value for one in sensors.of_metric(metric, known))
+        return any(one.metric == "busy" and one.value for one in sensors.of_metric(metric, gpus))
 
     def _number(self, gpu: int) -> int:
         if gpu not in self.numbers:
@@ -140,11 +140,11 @@ def _process(bench: Bench, gpu: int) -> tuple[bool, str]:
     words = [_address(bench, gpu), str(_MIB), str(foreign.MOST)]
     argv = [sys.executable, "-I", "-S", str(program), *words]
     with foreign.held(argv, _MIB, "libamdhip64.so", _load(bench, gpu), "HIP") as other:
-        found, own = provocations.in_use(bench, "foreign_process"), other.pids
+        findings, own = provocations.in_use(bench, "foreign_process"), other.pids
     named = {f"({pid})" for pid in own}
-    right = {one.device for one in found} == {f"gpu{gpu}"}
-    seen = any(pid in str(one.value) for one in found for pid in named)
-    return right and seen, f"{quoted(found)} [the program was {other.what}]"
+    right = {one.device for one in findings} == {f"gpu{gpu}"}
+    seen = any(pid in str(one.value) for one in findings for pid in named)
+    return right and seen, f"{quoted(findings)} [the program was {other.what}]"
 
 
 def _competition(bench: Bench, gpu: int) -> tuple[bool, str]:

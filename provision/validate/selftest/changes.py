@@ -176,8 +176,8 @@ def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
         return slow(bench.run("gpu_burn", bench.commands("gpu_burn", burn_seconds=seconds), place)[1], gpu)
     declared = bench.with_variables(**one.declared)
     result: CheckResult = declared.run("gpu_inventory", declared.commands("gpu_inventory"), place)[1]
-    found = [finding for finding in result.wrong if finding.metric == one.metric]
-    return f"gpu{gpu}" in {finding.device for finding in found}, quoted(found)
+    findings = [finding for finding in result.wrong if finding.metric == one.metric]
+    return f"gpu{gpu}" in {finding.device for finding in findings}, quoted(findings)
 
 
 def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str], smi: Smi) -> str:

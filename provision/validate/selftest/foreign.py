@@ -134,15 +134,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def _living(session: int) -> set[int]:
     """Return the live processes of a session, without zombies."""
-    found = set()
+    pids = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
                 # 4242 (a name) S <parent> <group> <session> …: proc(5)
                 fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 if fields[3] == str(session) and fields[0] not in "ZX":
-                    found.add(int(entry.name))
-    return found
+                    pids.add(int(entry.name))
+    return pids
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:

@@ -34,12 +34,12 @@ def name() -> str:
 
 def look(asked: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
     """Observe the facts these checks need. Raises SelftestError without GPUs, or if they cannot be read."""
-    known, problems = _observed(registry.facts_for(asked))
-    if not isinstance(known.get("gpu.count"), int):
+    facts, problems = _observed(registry.facts_for(asked))
+    if not isinstance(facts.get("gpu.count"), int):
         why = problems.get("gpu") or problems.get("gpu.count") or "no answer"
         raise SelftestError(f"the PCI devices could not be read: {why}", "is /sys mounted?")
-    described = stack.describe_node(known)
-    if not known["gpu.count"]:
+    described = stack.describe_node(facts)
+    if not facts["gpu.count"]:
         raise SelftestError(
             "no NVIDIA or AMD Instinct GPU on the PCI bus of this machine",
             "run it on a GPU machine; on one, look at `lspci -d 10de:` or `lspci -d 1002:`, and at the GPUs' "
@@ -49,8 +49,8 @@ def look(asked: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
         raise SelftestError(vendors.cannot(described, "load"), "run it on a machine with other GPUs")
     if late := registry.facts_of_vendor(asked, described["gpu"]["vendor"]):
         more, unknown = _observed(late)
-        known, problems = {**known, **more}, {**problems, **unknown}
-    return node_facts_of(name(), known, problems, described, declared)
+        facts, problems = {**facts, **more}, {**problems, **unknown}
+    return node_facts_of(name(), facts, problems, described, declared)
 
 
 def _observed(facts: frozenset[str]) -> tuple[Mapping[str, Any], dict[str, str]]:

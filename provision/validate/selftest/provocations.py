@@ -108,19 +108,19 @@ def _run(bench: Bench, check: str, name: str, **options: int) -> CheckResult:
 
 def _process(bench: Bench, gpu: int) -> tuple[bool, str]:
     with _held(bench, gpu) as other:
-        found, own = in_use(bench, "foreign_process"), other.pids
-    pids = [int(pid) for one in found for pid, _ in _PID.findall(str(one.value))]
-    right = {one.device for one in found} == {f"gpu{gpu}"}
-    return right and bool(set(pids) & own), _of(other, found)
+        findings, own = in_use(bench, "foreign_process"), other.pids
+    pids = [int(pid) for one in findings for pid, _ in _PID.findall(str(one.value))]
+    right = {one.device for one in findings} == {f"gpu{gpu}"}
+    return right and bool(set(pids) & own), _of(other, findings)
 
 
 def _memory(bench: Bench, gpu: int) -> tuple[bool, str]:
     with _held(bench, gpu) as other:
-        found = in_use(bench, "memory_taken")
+        findings = in_use(bench, "memory_taken")
     taken = sum(
-        int(mib) for one in found if one.device == f"gpu{gpu}" for _, mib in _PID.findall(str(one.value))
+        int(mib) for one in findings if one.device == f"gpu{gpu}" for _, mib in _PID.findall(str(one.value))
     )
-    return taken >= other.mib > 0, _of(other, found)
+    return taken >= other.mib > 0, _of(other, findings)
 
 
 def _held(bench: Bench, gpu: int) -> AbstractContextManager[Foreign]:

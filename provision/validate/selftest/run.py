@@ -152,29 +152,29 @@ def _bench(
     node = machine.look(asked, settings.declared)
     gpu = node.gpuprov_node["gpu"]
     vendor = gpu.get("vendor") or "nvidia"
-    known = machine.find(settings.declared, vendor)
-    if settings.build and machine.missing(known.values()):
+    tools = machine.find(settings.declared, vendor)
+    if settings.build and machine.missing(tools.values()):
         if vendor != "nvidia":
             raise SelftestError(
                 "--build builds the tools of NVIDIA's GPUs alone",
-                next(t.how for t in known.values() if t.how),
+                next(t.how for t in tools.values() if t.how),
             )
         machine.build(node, settings.declared, lambda task: on_event(Step(f"building tools: {task}")))
-        known = machine.find(settings.declared, vendor)
-    node = dataclasses.replace(node, variables=machine.variables(known.values(), node.variables, vendor))
+        tools = machine.find(settings.declared, vendor)
+    node = dataclasses.replace(node, variables=machine.variables(tools.values(), node.variables, vendor))
     found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
     loaded = "amdgpu.loaded_version" if vendor == "amd" else "driver.loaded_version"
     found.driver = str(node.facts.get(loaded) or "")
     found.kernel = str(node.facts.get("kernel.release") or "")
     found.os = f"{node.facts.get('os.id', '')} {node.facts.get('os.version_id', '')}".strip()
-    found.tools = list(known.values())
+    found.tools = list(tools.values())
     archive.write("facts.json", {"facts": node.facts, "problems": node.problems, "node": node.gpuprov_node})
     smi = machine.SMI[vendor]
-    if not known[smi].path:
-        raise SelftestError(f"{smi} is not installed", known[smi].how)
+    if not tools[smi].path:
+        raise SelftestError(f"{smi} is not installed", tools[smi].how)
     options = {"burn_seconds": settings.burn_seconds, "timeout": None}
     end = begun + 60.0 * settings.minutes
-    return Bench(node, known, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
+    return Bench(node, tools, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
 
 
 def _checks(bench: Bench, found: Result, asked: list[str], on_event: OnEvent) -> None:

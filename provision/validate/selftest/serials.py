@@ -97,8 +97,8 @@ class Serials:
     def learn(self, text: str) -> None:
         """Collect the serial numbers that a text names."""
         for pattern in _NAMED:
-            for found in pattern.finditer(text):
-                self._serial(found["value"])
+            for match in pattern.finditer(text):
+                self._serial(match["value"])
 
     def learn_columns(self, argv: Iterable[str], text: str) -> None:
         """Collect serial numbers from an nvidia-smi table, with columns by its first line or --query-gpu."""

@@ -27,9 +27,9 @@ class SlurmState:
 
 def parsed(name: str, text: str, problem: str) -> SlurmState:
     """Parse the output of scontrol for `name`. Never raises."""
-    found = slurm_text.nodes(text).get(name)
-    if problem or found is None:
+    parsed_node = slurm_text.nodes(text).get(name)
+    if problem or parsed_node is None:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
         why = ": ".join(filter(None, (problem, last))) or "scontrol printed nothing"
         return SlurmState(name, error=one_line(why, 200))
-    return SlurmState(name, found.state, found.reason)
+    return SlurmState(name, parsed_node.state, parsed_node.reason)

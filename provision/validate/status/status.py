@@ -158,8 +158,8 @@ class _Answer:
             uid = int(fields["uid"])
         except (ValueError, TypeError, KeyError, OverflowError):
             raise AnswerError("its answer is not of the form expected") from None
-        known = self.problem in ("", "absent", "refused", "unreadable")
-        if not known or not 0 <= self.uptime < 1e12 or not 0 <= (self.written or 0) < _LATEST:
+        expected = self.problem in ("", "absent", "refused", "unreadable")
+        if not expected or not 0 <= self.uptime < 1e12 or not 0 <= (self.written or 0) < _LATEST:
             raise AnswerError("its answer is not of the form expected")
         if "permission denied" in self.detail and uid:
             self.detail += f" (run as uid {uid}, without sudo: ansible_become is off)"
@@ -230,20 +230,20 @@ class FleetStatus:
     @property
     def pending(self) -> dict[str, list[HeldFinding]]:
         """The findings that do not count yet, by node."""
-        found = {
+        pending = {
             name: [each for each in status.held if each.state == "pending"]
             for name, status in self.nodes.items()
         }
-        return {name: held for name, held in found.items() if held}
+        return {name: held for name, held in pending.items() if held}
 
     @property
     def other_versions(self) -> dict[str, list[str]]:
         """Nodes with another version of the health program than this gpuprov, by that version."""
-        found: dict[str, list[str]] = {}
+        by_version: dict[str, list[str]] = {}
         for name, status in self.nodes.items():
             if status.document is not None and status.document.gpuprov != __version__:
-                found.setdefault(status.document.gpuprov, []).append(name)
-        return found
+                by_version.setdefault(status.document.gpuprov, []).append(name)
+        return by_version
 
     @property
     def still_used(self) -> list[str]:

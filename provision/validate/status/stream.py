@@ -67,8 +67,8 @@ class HealthStream(contextlib.AbstractContextManager["HealthStream"]):
         with self._news:
             self._news.wait_for(lambda: self._changed, seconds)
             self._follow.check()
-            found, self._changed = list(self._changed.values()), {}
-        return found
+            changed, self._changed = list(self._changed.values()), {}
+        return changed
 
     def _take(self, node: str, output: bytes | NodeError) -> None:
         try:

@@ -26,10 +26,10 @@ _KINDS = 6  # number of kinds shown: of pending findings, Slurm states and Slurm
 def render(status: FleetStatus, width: int = 100, color: bool = False) -> str:
     """Render the whole state, ending in a newline and safe to print. `color` only adds ANSI colours."""
     ink = Ink(max(width, 40), color)
-    found = causes(status.health)
+    all_causes = causes(status.health)
     lines = [*_head(status, ink), *_verdicts(status, ink)]
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
-        if group := [cause for cause in found if cause.verdict is verdict]:
+        if group := [cause for cause in all_causes if cause.verdict is verdict]:
             lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *section(group, ink)]
     if more := [*_pending(status), *_versions(status), *_watched(status), *_slurm(status)]:
         lines += ["", *(line for text in more for line in ink.wrap(text, ""))]
@@ -100,14 +100,14 @@ def _watched(status: FleetStatus) -> Iterator[str]:
 
 def _slurm(status: FleetStatus) -> Iterator[str]:
     """Count the nodes in each Slurm state, and list the reasons set for nodes out of service."""
-    known = {name: one.slurm for name, one in status.nodes.items() if one.slurm is not None}
-    states = Counter(one.state for one in known.values() if one.state)
+    answered = {name: one.slurm for name, one in status.nodes.items() if one.slurm is not None}
+    states = Counter(one.state for one in answered.values() if one.state)
     if states:
         shown = ", ".join(f"{count:,} {state}" for state, count in states.most_common(_KINDS))
         more = f", … and {len(states) - _KINDS:,} more states" if len(states) > _KINDS else ""
         yield f"Slurm: {shown}{more}"
     reasons: dict[str, list[str]] = {}
-    for name, one in known.items():
+    for name, one in answered.items():
         if one.reason and not one.takes_jobs:  # Slurm keeps a reason after RESUME (24.11)
             reasons.setdefault(f"{one.state}: {one.reason}", []).append(name)
         elif one.error:
