@@ -62,7 +62,7 @@ class FleetDrifts:
     _kinds: dict[tuple[int, int], _Kind] = field(default_factory=dict)
 
     def of(self, expectations: Sequence[Expectation], observation: Observation) -> list[Drift]:
-        """Return `drifts` of a node; nodes with equal expectations must share the same object."""
+        """Return the drifts of a node; nodes with equal expectations should share one list of them."""
         facts = observation.facts
         if observation.problems or not isinstance(facts, SharedFacts):
             return drifts(expectations, observation)

@@ -243,9 +243,10 @@ def contents(files: Mapping[str, bytes], notes: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One value, the median of `here_count` other devices of the node (`here`), and that of the fleet.
+    """One value with the medians of its peers, None without any.
 
-    `fleet` is the median of the same device on `fleet_nodes` other nodes of the SKU. None without others."""
+    `here`: of the node's `here_count` other devices of the kind; `fleet`: of the same device on `fleet_nodes`
+    other nodes of the SKU."""
 
     check: str
     metric: str

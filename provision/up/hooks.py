@@ -1,4 +1,4 @@
-"""Hooks of the site: programs that take nodes out of service and return them around a change.
+"""Hooks of the site: programs that drain nodes before a change and return them to service afterwards.
 
 They run on the controller, without a shell, with the node's name (or all of a wave's names) as arguments,
 JSON on standard input and a clean environment. docs/hooks.md is their manual."""

@@ -28,7 +28,7 @@ _WORDS = {
 
 
 def render(report: DriftReport) -> str:
-    """Render a heading with the result and a table per kind of finding, as long as GitHub accepts."""
+    """Render a heading with the result and a table per kind of finding, within GitHub's size limit."""
     lines = ["## gpuprov drift", "", f"{_WORDS[report.code]} (exit code {int(report.code)})", ""]
     lines += [f"- {_plain(line)}" for line in text.totals(report)]
     groups = together(report.findings)

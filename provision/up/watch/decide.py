@@ -1,4 +1,4 @@
-"""Decision which nodes to take out of service now, which to leave, and why (pure).
+"""Decision on which nodes to take out of service now and which to leave, with reasons (pure).
 
 When in doubt, nothing is done: a fault costs a job, a wrong drain of half a fleet costs all of them. People
 are told once about each action held back, for as long as it lasts."""

@@ -1,4 +1,4 @@
-"""The operator's limits for the watch, and the rules which spare may replace which node (pure)."""
+"""The operator's limits for the watch, and the rules on which spare may replace which node (pure)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class DocumentError(Exception):
 
 @dataclass(frozen=True)
 class HeldFinding:
-    """A finding with its debouncing: `active` and `clearing` count, `pending` was seen too rarely to count.
+    """A finding with its debouncing; `active` and `clearing` count, `pending` was seen too rarely yet.
 
     `seen` of the last `of` runs, `needs` of them make it active; `clean` runs since, `clear_after` clear it.
     """
