@@ -41,6 +41,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": Formatter, "allow_abbrev": False, **settings})
+        self._given: set[str] = set()
 
     @property
     def verbs(self) -> dict[str, Parser]:
@@ -57,12 +58,18 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         options, unknown = super().parse_known_args(args, namespace)
+        options.given = self._given | getattr(options, "given", set())
         if unknown:
             option_names = [name for action in self._actions for name in action.option_strings]
             flag = next((word for word in unknown if word.startswith("-")), "")
             near = hint(flag.partition("=")[0], option_names)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return options, unknown
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings:  # on the command line, perhaps with its default value
+            self._given.add(action.dest)
+        return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         try:

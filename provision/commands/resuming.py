@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,14 @@ from provision.commands import fleet_options
 from provision.errors import UsageError
 from provision.secrets_mask import HIDDEN
 
-# Options for nodes and logins, with their defaults.
-_FLEET: Mapping[str, Any] = {
-    **{"nodes": "all", "vault_password_file": [], "lock": None, "no_lock": False},
-    **{"user": None, "ask_pass": False, "ask_become_pass": False},  # passwords are prompted for again
-}
+# Options for nodes and logins; passwords are prompted for again.
+_FLEET = ("nodes", "vault_password_file", "lock", "no_lock", "user", "ask_pass", "ask_become_pass")
 
 
-def remembered(options: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the command line for the run folder; `defaults`: the verb's own options to store."""
+def remembered(options: argparse.Namespace, own: Sequence[str]) -> dict[str, Any]:
+    """Return the command line for the run folder; `own`: the verb's own options to store."""
     files = [str(Path(file).expanduser().absolute()) for file in options.vault_password_file]
-    kept = {name: getattr(options, name) for name in (*_FLEET, *defaults)}
+    kept = {name: getattr(options, name) for name in (*_FLEET, *own)}
     given = fleet_options.overrides(options)
     shown = _without_secrets(secrets_mask.masked(given, secrets_mask.secrets_of(given)))
     return {**kept, "vault_password_file": files, "set": shown}
@@ -41,15 +38,15 @@ def _without_secrets(value: Any) -> Any:
     return [_without_secrets(inner) for inner in value] if isinstance(value, list) else value
 
 
-def take_over(options: argparse.Namespace, meta: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def take_over(options: argparse.Namespace, meta: Mapping[str, Any], own: Sequence[str]) -> None:
     """Copy the earlier run's settings from run.json (`meta`) into `options`.
     Raises UsageError for a value of --set that was not stored completely."""
     arguments = meta.get("arguments") or {}
     pattern = {"nodes": meta["pattern"]} if meta.get("pattern") else {}
     locked = options.lock or options.no_lock  # giving either one now replaces both
-    for name, default in {**_FLEET, **defaults}.items():
+    for name in (*_FLEET, *own):
         before = {**arguments, **pattern}.get(name)
-        if getattr(options, name) == default and before and not (locked and name in ("lock", "no_lock")):
+        if name not in options.given and before and not (locked and name in ("lock", "no_lock")):
             setattr(options, name, before)
     if not (options.inventory or options.inventory_option):
         options.inventory = meta.get("inventory") or None

@@ -215,11 +215,11 @@ def _at_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-# Settings that a resumed run takes over besides nodes and logins, with their defaults.
-_TAKEN_OVER: Mapping[str, Any] = {
-    **{"wave": None, "no_canary": False, "full": False, "max_failures": None, "gate": None},
-    **{"no_reboot": False, "reboots_at_once": None, "remove": []},
-}
+# Options that a resumed run takes over, besides nodes and logins.
+_TAKEN_OVER = (
+    *("wave", "no_canary", "full", "max_failures", "gate"),
+    *("no_reboot", "reboots_at_once", "remove"),
+)
 _SHARES = ("wave", "max_failures")
 
 

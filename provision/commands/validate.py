@@ -141,8 +141,8 @@ def carried_out(
         return validations.validate(loaded, chosen, on_event, arguments=arguments)
 
 
-# Settings that a resumed run takes over besides nodes, logins and checks, with their defaults.
-_TAKEN_OVER: Mapping[str, Any] = {"burn_seconds": 60, "timeout": None, "thresholds": None, "pairs": None}
+# Options that a resumed run takes over, besides nodes, logins and checks.
+_TAKEN_OVER = ("burn_seconds", "timeout", "thresholds", "pairs")
 
 
 def _remembered(options: argparse.Namespace) -> dict[str, Any]:
@@ -161,9 +161,8 @@ def _resumed(options: argparse.Namespace) -> str:
     from provision.validate import validation
 
     before = validation.to_go_on_with(options.resume)
-    names = dict(_TAKEN_OVER)
-    if options.checks or options.stage:  # not the same checks as in that run
-        del names["pairs"]
+    other_checks = options.checks or options.stage
+    names = [name for name in _TAKEN_OVER if not (other_checks and name == "pairs")]
     resuming.take_over(options, before.meta(), names)
     return str(before.path)
 

@@ -354,6 +354,13 @@ def test_a_resumed_run_takes_over_the_options_that_are_not_given_again(
     chosen = validate_command.campaign(options)
     assert (chosen.burn_seconds, chosen.timeout, chosen.thresholds) == (8, 90.0, tmp_path / "mine.yml")
     assert (options.set, options.user) == (['validation_tools_scratch_dir="/mnt"'], "ops")
+    options = cli.parsed(
+        ["validate", "--resume", folder.name, "--burn-seconds", "60", "-uroot", "--nodes=all"]
+    )
+    chosen = validate_command.campaign(options)
+    assert (chosen.burn_seconds, options.user, options.nodes) == (60, "root", "all"), (
+        "60 and all are defaults"
+    )
 
 
 @pytest.mark.usefixtures("machines")
