@@ -209,7 +209,8 @@ class Steps:
                 self._store.write(chosen)
                 return chosen
         each = "; ".join(f"{name}: {problem}" for name, problem in why.items())
-        note = one_line(f"no spare for {incident.node}: {each or 'the group gpuprov_spares is empty'}", 600)
+        note = f"no spare for {incident.node}: {each or 'no node of the group gpuprov_spares is a spare now'}"
+        note = one_line(note, 600)
         # Uncheckable spares were already reported; a short network failure needs no second message.
         if not aside or view.at - incident.opened > PATIENCE:
             self._tell(incident, "no-spare", note, "add a spare, or repair one and run gpuprov return")
