@@ -63,7 +63,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.validate.selftest import run as selftest
     from provision.validate.selftest.result import summary
 
-    output = Path(options.output).expanduser() if options.output else selftest.default_output()
+    steps = selftest.Steps()
+    output = Path(options.output).expanduser() if options.output else selftest.default_output(steps.machine)
     settings = selftest.Settings(
         output=output,
         burn_seconds=options.burn_seconds,
@@ -74,6 +75,6 @@ def run(options: argparse.Namespace) -> ExitCode:
         declared=fleet_options.overrides(options),
     )
     with fleet_options.Drawn() as draw:
-        result = selftest.run(settings, draw)
+        result = selftest.run(settings, draw, steps)
     sys.stdout.write(summary(result, output))
     return result.code

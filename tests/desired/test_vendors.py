@@ -15,7 +15,7 @@ from provision.checks.judging.node_facts import node_facts_of
 from provision.desired import compatibility, stack, vendors
 from provision.desired.role import all_roles
 from provision.errors import GpuprovError
-from provision.validate.selftest import machine
+from provision.validate.selftest.machine import Machine
 from tests.support.observed import debian
 
 PACKAGE = Path(cli.__file__).parent
@@ -89,14 +89,12 @@ def test_checks_run_on_a_machine_with_the_second_vendors_gpus() -> None:
     assert node_facts_of("gpu-01", facts, {}, stack.describe_node(facts), {}).error == ""
 
 
-def test_the_selftest_begins_on_it_unless_its_gpus_are_of_several_vendors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(machine, "_observed", lambda _: (base("1002:74a1"), {}))
-    assert machine.look((), {}).gpuprov_node["gpu"]["vendor"] == "amd"
-    monkeypatch.setattr(machine, "_observed", lambda _: (base("1002:74a1", "10de:2330"), {}))
+def test_the_selftest_begins_on_it_unless_its_gpus_are_of_several_vendors() -> None:
+    one = Machine(observe=lambda _: (base("1002:74a1"), {}))
+    assert one.facts((), {}).gpuprov_node["gpu"]["vendor"] == "amd"
+    mixed = Machine(observe=lambda _: (base("1002:74a1", "10de:2330"), {}))
     with pytest.raises(GpuprovError, match="gpuprov cannot load them"):
-        machine.look((), {})
+        mixed.facts((), {})
 
 
 def test_each_role_is_for_one_vendors_gpus_or_for_any_machine() -> None:

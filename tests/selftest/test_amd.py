@@ -48,15 +48,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             words = f"{said} {sys.executable} -I -S {SILICON / 'run.py'} {name}"
             (folder / name).write_text(f'#!/bin/sh\nexec env {words} "$@"\n')
             (folder / name).chmod(0o755)
-        monkeypatch.setattr(machine, "PATH", f"{folder}:/usr/bin:/bin")
-        monkeypatch.setattr(machine, "_observed", lambda facts: _seen(node, facts))
+        there = machine.Machine(path=f"{folder}:/usr/bin:/bin", observe=lambda facts: _seen(node, facts))
         module = measure.runner()
-        module.PATH = machine.PATH  # type: ignore[attr-defined]
-        found = machine.look(("gpu_inventory", "gpu_burn", "memory_bandwidth"), {})
-        tools = machine.find({}, "amd")
+        module.PATH = there.path  # type: ignore[attr-defined]
+        found = there.facts(("gpu_inventory", "gpu_burn", "memory_bandwidth"), {})
+        tools = there.find({}, "amd")
         stated = machine.variables(tools.values(), found.variables, "amd")
         (tmp_path / "out").mkdir()
-        archive = Archive(tmp_path / "out", mask=False)
+        archive = Archive(tmp_path / "out")
         options = {"burn_seconds": 20, "timeout": None}
         return Bench(replace(found, variables=stated), tools, archive, options, math.inf, module=module)
 
@@ -132,35 +131,28 @@ def test_the_limit_of_power_is_lowered_named_and_restored(make: Make, release: t
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_it_is_restored_whatever_happens(
-    make: Make, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    bench = make()
+def test_it_is_restored_whatever_happens(make: Make, error: type[BaseException]) -> None:
+    class Breaks(Bench):
+        def run(self, *_: Any, **__: Any) -> Any:
+            during.append(smi.read(7)["power.limit"])
+            raise error
+
+    bench = Breaks(**vars(make()))
     smi, left, during = amd.Smi(bench), [], []  # type: tuple[amd.Smi, list[str], list[str]]
     before = smi.read(7)
-
-    def breaks(*_: object) -> None:
-        during.append(smi.read(7)["power.limit"])
-        raise error
-
-    monkeypatch.setattr(Bench, "run", breaks)
     with pytest.raises(error):
         changes.change(bench, planned(smi, 7), 7, left.append, smi)
     assert (during, smi.read(7), left) == (["600"], before, [])
 
 
-def test_what_is_not_restored_is_left_over_with_its_command(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_restored_is_left_over_with_its_command(make: Make) -> None:
+    class Refuses(amd.Smi):
+        def call(self, gpu: int, words: Any) -> Any:
+            return super().call(gpu, one.there if words == one.back else words)
+
     bench = make()
-    smi, left = amd.Smi(bench), []  # type: tuple[amd.Smi, list[str]]
+    smi, left = Refuses(bench), []  # type: tuple[amd.Smi, list[str]]
     one = planned(smi, 7)
-    call = amd.Smi.call
-
-    def refuses(self: amd.Smi, gpu: int, words: Any) -> Any:
-        return call(self, gpu, one.there if words == one.back else words)
-
-    monkeypatch.setattr(amd.Smi, "call", refuses)
     done = changes.change(bench, one, 7, left.append, smi)
     assert done.state == NOT_PROVEN
     assert left == [f"power limit of gpu7: it is 600, it was 750; run: {smi.line(7, one.back)}"]

@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,63 +23,86 @@ from provision.checks.judge import Finding, Verdict
 from provision.checks.judging.node_facts import NodeFacts
 from provision.errors import UsageError
 from provision.validate.selftest import changes, machine, measure, provocations, result, run
-from provision.validate.selftest.machine import SelftestError
-from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked, Result
-from provision.validate.selftest.run import Settings
+from provision.validate.selftest.machine import Machine, SelftestError
+from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Result
+from provision.validate.selftest.run import Settings, Steps
 from tests.support.processes import alive, until
 
 GPU = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
 BURN = "gpu_burn"
 
 
-@pytest.fixture(autouse=True)
-def root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+NOW = dict.fromkeys(changes._FIELDS, "[N/A]") | {"compute_mode": "Default"}
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine with eight GPUs and every tool; the folder with its tools."""
+def observed(**facts: Any) -> Callable[[frozenset[str]], tuple[dict[str, Any], dict[str, str]]]:
+    return lambda _facts: (facts, {})
+
+
+@dataclass(frozen=True)
+class EightGpus(Machine):
+    """A machine with eight GPUs. `more`: further facts."""
+
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def facts(self, asked: object, declared: Mapping[str, Any]) -> NodeFacts:  # noqa: ARG002
+        facts = {"driver.loaded_version": "580.126.09", "kernel.release": "6.12", "os.id": "debian"}
+        return NodeFacts(self.name, {**facts, **self.more}, {"gpu": GPU}, declared)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The folder with every tool of the machine."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in (*machine._HOW, "journalctl"):
         (folder / name).write_text("#!/bin/sh\nexit 1\n")
         (folder / name).chmod(0o755)
     (folder / "compare.ptx").touch()
-    monkeypatch.setattr(machine, "PATH", str(folder))
-
-    def look(_facts: object, declared: dict[str, Any]) -> NodeFacts:
-        facts = {"driver.loaded_version": "580.126.09", "kernel.release": "6.12", "os.id": "debian"}
-        return NodeFacts("gpu-01", facts, {"gpu": GPU}, declared)
-
-    monkeypatch.setattr(machine, "look", look)
-    monkeypatch.setattr(provocations, "all_of", lambda: iter(()))
     return folder
 
 
+class Settable(changes.Smi):
+    """A GPU whose compute mode alone can be set; `calls` receives each change."""
+
+    def __init__(self, calls: Callable[[str], None]) -> None:
+        self.calls = calls
+
+    def read(self, gpu: int) -> dict[str, str]:  # noqa: ARG002
+        return NOW
+
+    def call(self, gpu: int, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        self.calls(" ".join(words))
+        return subprocess.CompletedProcess([str(gpu)], 1, "refused")
+
+
 class Course:
-    """One selftest into a folder: which checks are asked for, and what they find without running."""
+    """One selftest into a folder: which checks run, and what they find without running."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, output: Path) -> None:
-        self.monkeypatch, self.output = monkeypatch, output
+    def __init__(self, steps: Steps, output: Path) -> None:
+        self.steps, self.output = steps, output
 
-    def asks(self, *names: str) -> None:
-        self.monkeypatch.setattr("provision.checks.judging.registry.of_nodes", lambda _: names)
+    def asks(self, *names: str, **steps: Any) -> None:
+        self.steps = replace(self.steps, checks=lambda: names, **steps)
 
     def answers(self, *measurements: Measurement, verdict: Verdict = Verdict.PASS) -> None:
-        def one(_bench: object, check: str) -> Any:
+        def check(_bench: object, check: str) -> Any:
             judged = SimpleNamespace(measurements=measurements, verdict=verdict)
             return Checked(check, "", verdict.value, PROVEN), judged
 
-        self.monkeypatch.setattr(measure, "one", one)
+        self.steps = replace(self.steps, check=check)
 
-    def passes(self, *names: str) -> None:
+    def passes(self, *names: str, **steps: Any) -> None:
         """These are asked for, and pass."""
-        self.asks(*names)
+        self.asks(*names, **steps)
         self.answers()
 
+    def on(self, **machine: Any) -> None:
+        """Run on a machine that differs in this."""
+        self.steps = replace(self.steps, machine=replace(self.steps.machine, **machine))
+
     def run(self, **settings: Any) -> Result:
-        return run.run(Settings(self.output, **settings))
+        return run.run(Settings(self.output, **settings), steps=self.steps)
 
     def read(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.output / "selftest.json").read_text())
@@ -89,8 +113,13 @@ class Course:
 
 
 @pytest.fixture
-def course(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    return Course(monkeypatch, tmp_path / "out")
+def course(here: Path, tmp_path: Path) -> Course:
+    there = EightGpus(hostname="gpu-01", is_root=True, path=str(here))
+    return Course(Steps(there, conditions=lambda _vendor: ()), tmp_path / "out")
+
+
+def never(*_: object) -> Any:
+    pytest.fail("it was tried")
 
 
 def test_what_was_found_is_in_the_folder(course: Course) -> None:
@@ -117,46 +146,36 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == ""
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str]]:
-    code = cli.main(["selftest", *words])
-    return code, [line for line in capsys.readouterr().err.splitlines() if "gpuprov: " in line or "→" in line]
-
-
-def test_whoever_is_not_root_reads_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], course: Course
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    answer = said(capsys, "--output", str(course.output))
-    refused = ["gpuprov: selftest needs root: it reads the kernel log", "  → run it with sudo"]
-    assert answer == (1, refused)
+def test_whoever_is_not_root_reads_one_line(course: Course) -> None:
+    course.on(is_root=False)
+    with pytest.raises(SelftestError, match=r"^selftest needs root: it reads the kernel log$") as error:
+        course.run()
+    assert (error.value.fix, error.value.exit_code) == ("run it with sudo", 1)
     assert not (course.output).exists()
 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_machine_without_gpus_reads_one_line_and_keeps_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: bool
+    tmp_path: Path, course: Course, kept: bool
 ) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(
-        machine, "_observed", lambda _: ({"gpu.count": 0, "gpu.pci_ids": [], "os.id": "debian"}, {})
-    )
-    output = tmp_path / "new/out"
+    output = course.output = tmp_path / "new/out"
+    bare = Machine(is_root=True, observe=observed(**{"gpu.count": 0, "gpu.pci_ids": [], "os.id": "debian"}))
+    course.steps = replace(course.steps, machine=bare)
     if kept:
         output.mkdir(parents=True)
-    code, lines = said(capsys, "--output", str(output))
-    assert (code, lines[0]) == (1, "gpuprov: no NVIDIA or AMD Instinct GPU on the PCI bus of this machine")
-    assert "lspci -d 10de:" in lines[1]
-    assert len(lines) == 2
+    with pytest.raises(
+        SelftestError, match=r"^no NVIDIA or AMD Instinct GPU on the PCI bus of this"
+    ) as error:
+        course.run()
+    assert "lspci -d 10de:" in error.value.fix
     assert (output.exists(), (tmp_path / "new").exists()) == (kept, kept)
     assert not kept or list(output.iterdir()) == []
 
 
-def test_a_bus_that_cannot_be_read_is_not_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(machine, "_observed", lambda _: ({}, {"gpu": "/sys is not there"}))
+def test_a_bus_that_cannot_be_read_is_not_a_machine_without_gpus() -> None:
+    broken = Machine(observe=lambda _: ({}, {"gpu": "/sys is not there"}))
     with pytest.raises(SelftestError, match="could not be read: /sys is not there"):
-        machine.look((), {})
+        broken.facts((), {})
 
 
 def test_a_driver_that_is_not_installed(here: Path, course: Course) -> None:
@@ -166,10 +185,9 @@ def test_a_driver_that_is_not_installed(here: Path, course: Course) -> None:
     assert not (course.output).exists()
 
 
-def test_gpus_in_use_are_left_alone(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
-    course.asks("gpu_inventory", BURN)
+def test_gpus_in_use_are_left_alone(course: Course) -> None:
+    course.asks("gpu_inventory", BURN, conditions=never)
     course.answers(Measurement("processes", "python (pid 4242, 1024 MiB)", "", "gpu5"), verdict=Verdict.WARN)
-    monkeypatch.setattr(run, "_provoke", lambda *_: pytest.fail("something was provoked"))
     found = course.run()
     assert found.stopped.startswith("GPUs are in use: gpu5 by python (pid 4242, 1024 MiB); drain the machine")
     assert [one.check for one in found.checks] == ["gpu_inventory"], "no load"
@@ -195,54 +213,53 @@ def test_gpus_whose_use_cannot_be_seen_are_left_alone(course: Course) -> None:
     ],
 )
 def test_a_full_disk_and_a_lost_terminal_keep_what_was_found(
-    monkeypatch: pytest.MonkeyPatch,
     course: Course,
     error: OSError,
     context: BaseException | None,
     interrupted: bool,
 ) -> None:
-    course.passes("versions")
     error.__context__ = context
 
-    def fail(*_: object) -> None:
+    def fail(_vendor: str) -> Any:
         raise error
 
-    monkeypatch.setattr(run, "_provoke", fail)
+    course.passes("versions", conditions=fail)
     found = course.run()
     assert (found.stopped, found.interrupted) == (str(error), interrupted)
     assert found.code == (130 if interrupted else 5)
     assert course.read()["checks"]
 
 
-def test_a_bug_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
-    course.passes("versions")
+def test_a_bug_keeps_what_was_found_and_what_is_left_over(course: Course) -> None:
+    """The compute mode is changed, and then nothing works any more."""
 
-    def fail(_bench: object, found: Any, *_: object) -> None:
-        found.leftovers.append("power limit of gpu7: it is 560; run: nvidia-smi -i 7 -pl 700")
-        raise RuntimeError("it broke")
+    class Breaks(Settable):
+        def call(self, gpu: int, words: Sequence[str]) -> subprocess.CompletedProcess[str]:  # noqa: ARG002
+            raise RuntimeError("it broke") if words[1] != "DEFAULT" else SelftestError("no answer", "")
 
-    monkeypatch.setattr(run, "_provoke", fail)
+    course.passes("versions", smi=lambda _: Breaks(never))
     with pytest.raises(RuntimeError, match="it broke"):
-        course.run()
+        course.run(change_settings=True)
     written = course.read()
     assert (written["stopped"], written["verdict"]) == ("a bug in gpuprov: RuntimeError('it broke')", "error")
-    assert "nvidia-smi -i 7 -pl 700" in course.page()
+    assert "run: nvidia-smi -i 7 -c DEFAULT" in course.page()
 
 
 def test_a_folder_that_takes_nothing_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], course: Course
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, course: Course
 ) -> None:
     course.passes("versions")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    line = f"gpuprov: {tmp_path / 'out'} cannot be written: No space left on device"
+    line = f"^{tmp_path / 'out'} cannot be written: No space left on device$"
     for place in ("Archive", "_write"):
         with monkeypatch.context() as patch:
             patch.setattr(run, place, full)
-            code, lines = said(capsys, "--output", str(course.output))
-        assert (code, lines) == (2, [line, "  → give another folder with --output"])
+            with pytest.raises(UsageError, match=line) as error:
+                course.run()
+        assert error.value.fix == "give another folder with --output"
         for one in ("archive/facts.json", "archive"):
             path = course.output / one
             if path.exists():
@@ -299,17 +316,14 @@ def test_a_signal_ends_it_with_what_there_is(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_while_a_program_is_being_started_leaves_none(
-    monkeypatch: pytest.MonkeyPatch, course: Course
-) -> None:
-    course.asks("versions")
+def test_a_signal_while_a_program_is_being_started_leaves_none(course: Course) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def one(*_: object) -> None:
         started.append(subprocess.Popen(["sleep", "300"], start_new_session=True))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "one", one)
+    course.asks("versions", check=one)
     with subprocess.Popen(["sleep", "300"]) as mine:
         assert course.run().interrupted
         assert mine.poll() is None, "what ran before is somebody else's"
@@ -348,29 +362,24 @@ def test_checks_that_do_not_fit_are_not_proven(
     assert found.code == 5
 
 
-def test_no_condition_is_begun_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
-    course.passes("versions")
-    one = provocations.Condition("late", "x", "y", lambda *_: pytest.fail("it was begun"))
-    monkeypatch.setattr(provocations, "all_of", lambda: iter((one,)))
-    now = dict.fromkeys(changes._FIELDS, "[N/A]") | {"compute_mode": "Default"}
-    monkeypatch.setattr(changes, "read", lambda _: now)
-    monkeypatch.setattr(changes, "change", lambda *_: pytest.fail("it was changed"))
+def test_no_condition_is_begun_when_the_time_is_over(course: Course) -> None:
+    late = provocations.Condition("late", "x", "y", never)
+    course.passes("versions", conditions=lambda _vendor: (late,), smi=lambda _: Settable(never))
     found = course.run(minutes=0.0, change_settings=True)
-    for late in (found.provocations[0], found.changes[-1]):
-        assert (late.state, "--minutes" in late.why) == (NOT_PROVEN, True)
+    for one in (found.provocations[0], found.changes[-1]):
+        assert (one.state, "--minutes" in one.why) == (NOT_PROVEN, True)
 
 
-def test_a_fault_on_one_gpu_does_not_prove_another(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
-    course.asks(BURN)
+def test_a_fault_on_one_gpu_does_not_prove_another(course: Course) -> None:
+    class Faulty(measure.Bench):
+        def run(self, check: str, *_: Any, **__: Any) -> Any:
+            findings = (
+                Finding(check, Verdict.FAIL, "gpu0", "computes wrong"),
+                Finding(check, Verdict.ERROR, "gpu3", "its worker died"),
+            )
+            return Raw("gpu-01", check), CheckResult(check, Verdict.FAIL, findings, (), 1.0)
 
-    def found(_bench: object, check: str, *_: object) -> Any:
-        findings = (
-            Finding(check, Verdict.FAIL, "gpu0", "computes wrong"),
-            Finding(check, Verdict.ERROR, "gpu3", "its worker died"),
-        )
-        return Raw("gpu-01", check), CheckResult(check, Verdict.FAIL, findings, (), 1.0)
-
-    monkeypatch.setattr(measure.Bench, "run", found)
+    course.asks(BURN, bench=Faulty)
     result = course.run()
     assert (result.checks[0].state, result.checks[0].why) == (NOT_PROVEN, "its worker died")
     assert result.code == 3
@@ -379,62 +388,51 @@ def test_a_fault_on_one_gpu_does_not_prove_another(monkeypatch: pytest.MonkeyPat
     assert text.count("its worker died") == 1
 
 
-def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(
-    monkeypatch: pytest.MonkeyPatch, course: Course
-) -> None:
+def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(course: Course) -> None:
     """A condition that must show in a burn proves nothing on one of them."""
-    course.asks(BURN, "memory_bandwidth")
     benches: list[measure.Bench] = []
 
-    def found(bench: measure.Bench, check: str, *_: object) -> Any:
-        benches.append(bench)
-        finding = Finding(check, Verdict.WARN, "gpu7" if check == BURN else "gpu3", "slow")
-        return Raw("gpu-01", check), CheckResult(check, Verdict.WARN, (finding,), (), 1.0)
+    class Slow(measure.Bench):
+        def run(self, check: str, *_: Any, **__: Any) -> Any:
+            benches.append(self)
+            finding = Finding(check, Verdict.WARN, "gpu7" if check == BURN else "gpu3", "slow")
+            return Raw("gpu-01", check), CheckResult(check, Verdict.WARN, (finding,), (), 1.0)
 
-    monkeypatch.setattr(measure.Bench, "run", found)
+    course.asks(BURN, "memory_bandwidth", bench=Slow)
     course.run()
     assert benches[0].accused == {"gpu7"}
 
 
-def test_settings_are_changed_only_when_asked_and_noted_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, course: Course
-) -> None:
-    course.passes("versions")
-    now = dict.fromkeys(changes._FIELDS, "[N/A]") | {"compute_mode": "Default"}
+def test_settings_are_changed_only_when_asked_and_noted_before(tmp_path: Path, course: Course) -> None:
+    made: list[str] = []
 
-    def change(*_: object) -> Provoked:
-        kept = json.loads((course.output / "settings-before.json").read_text())
-        assert kept == {"gpu": 7, **now}
-        return Provoked("compute mode", "", "", PROVEN)
+    def call(words: str) -> None:
+        assert json.loads((course.output / "settings-before.json").read_text()) == {"gpu": 7, **NOW}
+        made.append(words)
 
-    monkeypatch.setattr(changes, "read", lambda _: now)
-    monkeypatch.setattr(changes, "change", change)
+    course.passes("versions", smi=lambda _: Settable(call))
     found = course.run(change_settings=True)
     assert [(one.name, one.state) for one in found.changes] == [
         ("power limit", "not possible here"),
         ("clock lock", "not possible here"),
         ("persistence mode", "not possible here"),
-        ("compute mode", "proven"),
+        ("compute mode", "not possible here"),
     ]
-    assert found.code == 0
-    monkeypatch.setattr(changes, "read", lambda _: pytest.fail("settings were read"))
-    assert run.run(Settings(tmp_path / "other")).changes == []
+    assert found.changes[-1].why == "nvidia-smi refused it: refused"
+    assert (made, found.code) == (["-c EXCLUSIVE_PROCESS", "-c DEFAULT"], 0)
+    course.output = tmp_path / "other"
+    course.asks("versions", smi=never)
+    assert course.run().changes == []
 
 
 def texts(course: Course) -> list[Path]:
     return [path for path in course.output.rglob("*") if path.is_file() and path.suffix != ".gz"]
 
 
-def test_masked_it_names_no_gpu_and_no_host(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
+def test_masked_it_names_no_gpu_and_no_host(course: Course) -> None:
     course.asks("versions")
-    monkeypatch.setattr(machine, "name", lambda: "gpu-17.example.org")
-    monkeypatch.setattr("platform.node", lambda: "gpu-17.example.org")
-
-    def look(_facts: object, declared: dict[str, Any]) -> NodeFacts:
-        facts = {"nvme": [{"serial": "S64GNE0R100001"}], "hca.ports": {"mlx5_0/1": "0c42:a103:00ab:cdef"}}
-        return NodeFacts("gpu-17.example.org", facts, {"gpu": GPU}, declared)
-
-    monkeypatch.setattr(machine, "look", look)
+    facts = {"nvme": [{"serial": "S64GNE0R100001"}], "hca.ports": {"mlx5_0/1": "0c42:a103:00ab:cdef"}}
+    course.on(hostname="gpu-17.example.org", more=facts)
     course.run(mask_serials=True)
     for path in texts(course):
         assert not any(word in path.read_text() for word in ("gpu-17", "S64GNE", "a103")), path
@@ -457,12 +455,11 @@ def test_a_variable_that_is_declared_is_nowhere_in_the_folder(course: Course) ->
     ],
 )
 def test_a_wrong_set_is_one_line(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str], course: Course
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, lines = said(capsys, "--output", str(course.output), *words)
-    assert code == 2
-    assert lines[0].startswith(f"gpuprov: {expected}")
-    assert not (course.output).exists()
+    assert cli.main(["selftest", "--output", str(tmp_path / "out"), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"gpuprov: {expected}")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", ["--minutes", "--burn-seconds"])
@@ -475,6 +472,6 @@ def test_a_wrong_number_is_one_line(option: str, value: str, capsys: pytest.Capt
     assert last.endswith(f"argument {option}: must be a whole number above 0")
 
 
-def test_the_default_folder_is_new_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.node", lambda: "gpu 1/../x")
-    assert re.fullmatch(r"selftest-gpu-1-\.\.-x-\d{8}T\d{6}Z", str(run.default_output()))
+def test_the_default_folder_is_new_each_time() -> None:
+    name = str(run.default_output(Machine(hostname="gpu 1/../x")))
+    assert re.fullmatch(r"selftest-gpu-1-\.\.-x-\d{8}T\d{6}Z", name)

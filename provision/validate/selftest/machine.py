@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +25,6 @@ _SECONDS = 60.0  # for all facts together; the program itself gives up on a prob
 
 class SelftestError(GpuprovError):
     """The selftest cannot run here, or not with these options."""
-
-
-def name() -> str:
-    """Return this machine's name, made safe for a file name."""
-    kept = [letter if letter.isalnum() or letter in "-._" else "-" for letter in platform.node()]
-    return "".join(kept).strip("-.") or "localhost"
-
-
-def look(asked: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
-    """Observe the facts these checks need. Raises SelftestError without GPUs, or if they cannot be read."""
-    facts, problems = _observed(registry.facts_for(asked))
-    if not isinstance(facts.get("gpu.count"), int):
-        why = problems.get("gpu") or problems.get("gpu.count") or "no answer"
-        raise SelftestError(f"the PCI devices could not be read: {why}", "is /sys mounted?")
-    described = stack.describe_node(facts)
-    if not facts["gpu.count"]:
-        raise SelftestError(
-            "no NVIDIA or AMD Instinct GPU on the PCI bus of this machine",
-            "run it on a GPU machine; on one, look at `lspci -d 10de:` or `lspci -d 1002:`, and at the GPUs' "
-            "seats and power",
-        )
-    if vendors.only_observed(described):
-        raise SelftestError(vendors.cannot(described, "load"), "run it on a machine with other GPUs")
-    if late := registry.facts_of_vendor(asked, described["gpu"]["vendor"]):
-        more, unknown = _observed(late)
-        facts, problems = {**facts, **more}, {**problems, **unknown}
-    return node_facts_of(name(), facts, problems, described, declared)
 
 
 def _observed(facts: frozenset[str]) -> tuple[Mapping[str, Any], dict[str, str]]:
@@ -115,20 +89,55 @@ def variable(tool: str, vendor: str = "nvidia") -> str:
     return f"{'amd_' if own else ''}validation_tools_{tool.lower()}_path"
 
 
-def find(declared: Mapping[str, Any], vendor: str = "nvidia") -> dict[str, Tool]:
-    """Return each tool that this vendor's GPUs need, by name, from the variables or else the search path."""
-    return {
-        tool: Tool(tool, path, "" if path else how)
-        for tool, how in (_OF_AMD if vendor == "amd" else _HOW).items()
-        for path in [_place(tool, declared, vendor)]
-    }
+@dataclass(frozen=True)
+class Machine:
+    """The machine under selftest. `path`: search path of its tools; `observe`: reader of its facts."""
 
+    hostname: str = field(default_factory=platform.node)
+    is_root: bool = field(default_factory=lambda: os.geteuid() == 0)
+    path: str = PATH
+    observe: Callable[[frozenset[str]], tuple[Mapping[str, Any], dict[str, str]]] = _observed
 
-def _place(tool: str, declared: Mapping[str, Any], vendor: str) -> str:
-    stated = declared.get(variable(tool, vendor))
-    if isinstance(stated, str) and stated:
-        return shutil.which(stated) or ""
-    return next(filter(None, (shutil.which(name, path=PATH) for name in (tool, *_ALSO.get(tool, ())))), "")
+    @property
+    def name(self) -> str:
+        """The host name, made safe for a file name."""
+        kept = [letter if letter.isalnum() or letter in "-._" else "-" for letter in self.hostname]
+        return "".join(kept).strip("-.") or "localhost"
+
+    def facts(self, asked: Collection[str], declared: Mapping[str, Any]) -> NodeFacts:
+        """Return the facts these checks need. Raises SelftestError if they are unreadable or list no GPU."""
+        facts, problems = self.observe(registry.facts_for(asked))
+        if not isinstance(facts.get("gpu.count"), int):
+            why = problems.get("gpu") or problems.get("gpu.count") or "no answer"
+            raise SelftestError(f"the PCI devices could not be read: {why}", "is /sys mounted?")
+        described = stack.describe_node(facts)
+        if not facts["gpu.count"]:
+            raise SelftestError(
+                "no NVIDIA or AMD Instinct GPU on the PCI bus of this machine",
+                "run it on a GPU machine; on one, look at `lspci -d 10de:` or `lspci -d 1002:`, and at the "
+                "GPUs' seats and power",
+            )
+        if vendors.only_observed(described):
+            raise SelftestError(vendors.cannot(described, "load"), "run it on a machine with other GPUs")
+        if late := registry.facts_of_vendor(asked, described["gpu"]["vendor"]):
+            more, unknown = self.observe(late)
+            facts, problems = {**facts, **more}, {**problems, **unknown}
+        return node_facts_of(self.name, facts, problems, described, declared)
+
+    def find(self, declared: Mapping[str, Any], vendor: str = "nvidia") -> dict[str, Tool]:
+        """Return each tool that this vendor's GPUs need, by name, from the variables or else the path."""
+        return {
+            tool: Tool(tool, path, "" if path else how)
+            for tool, how in (_OF_AMD if vendor == "amd" else _HOW).items()
+            for path in [self._place(tool, declared, vendor)]
+        }
+
+    def _place(self, tool: str, declared: Mapping[str, Any], vendor: str) -> str:
+        stated = declared.get(variable(tool, vendor))
+        if isinstance(stated, str) and stated:
+            return shutil.which(stated) or ""
+        names = (tool, *_ALSO.get(tool, ()))
+        return next(filter(None, (shutil.which(name, path=self.path) for name in names)), "")
 
 
 def variables(found: Iterable[Tool], declared: Mapping[str, Any], vendor: str = "nvidia") -> dict[str, Any]:

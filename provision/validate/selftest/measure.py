@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import platform
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
@@ -149,10 +148,11 @@ FOLDER = "archive"
 class Archive:
     """Archive writer; each file is written at once, so that an interrupted selftest keeps its data."""
 
-    def __init__(self, output: Path, *, mask: bool) -> None:
+    def __init__(self, output: Path, *, masked_host: str | None = None) -> None:
+        """`masked_host`: mask this host name and every serial number."""
         self.folder = output / FOLDER
         self.folder.mkdir(mode=0o700)
-        self._serials = Serials(platform.node()) if mask else None
+        self._serials = Serials(masked_host) if masked_host is not None else None
 
     def keep(self, place: str, raw: Raw) -> None:
         """Store the raw output of one check; `place` is its folder in the archive."""

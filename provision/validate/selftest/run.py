@@ -9,10 +9,9 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ from provision.errors import GpuprovError, UsageError
 from provision.events import OnEvent, PartEnded, Step, ignore, work
 from provision.text import now
 from provision.validate.selftest import amd, changes, machine, measure, provocations, result, signals
-from provision.validate.selftest.machine import SelftestError
+from provision.validate.selftest.machine import Machine, SelftestError
 from provision.validate.selftest.measure import Archive, Bench
-from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
+from provision.validate.selftest.provocations import Condition
+from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Checked, Provoked, Result
 
 _KEPT_BACK = 240.0  # seconds that checks leave for the provocations
 _AT_LEAST = 60.0  # seconds for the checks, even if --minutes is lower
@@ -47,34 +47,52 @@ class Settings:
     declared: Mapping[str, Any] = field(default_factory=dict)
 
 
-def default_output() -> Path:
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a selftest: the checks to run, how one runs, and the conditions and settings to try."""
+
+    machine: Machine = field(default_factory=Machine)
+    checks: Callable[[], Collection[str]] = lambda: registry.of_nodes(registry.select("burnin"))
+    check: Callable[[Bench, str], tuple[Checked, CheckResult | None]] = measure.one
+    conditions: Callable[[str], Iterable[Condition]] = lambda vendor: (
+        amd.conditions() if vendor == "amd" else provocations.all_of()
+    )
+    smi: Callable[[Bench], changes.Smi] = lambda bench: (
+        amd.Smi(bench) if bench.vendor == "amd" else changes.NVIDIA
+    )
+    bench: type[Bench] = Bench
+
+
+def default_output(on: Machine) -> Path:
     """Return `selftest-<hostname>-<date>T<time>Z` in the current folder, unique per second."""
-    return Path(f"selftest-{machine.name()}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}")
+    return Path(f"selftest-{on.name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}")
 
 
-def refuse_early(output: Path) -> None:
+def refuse_early(output: Path, on: Machine) -> None:
     """Raise for anything that would stop the selftest, before a check runs."""
-    if os.geteuid() != 0:
+    if not on.is_root:
         raise SelftestError("selftest needs root: it reads the kernel log", "run it with sudo")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"{output} exists and is not an empty folder", "give another one with --output")
 
 
-def run(settings: Settings, on_event: OnEvent = ignore) -> Result:
+def run(settings: Settings, on_event: OnEvent = ignore, steps: Steps | None = None) -> Result:
     """Run the whole selftest; the output folder holds all results at the end, interrupted or not."""
-    refuse_early(settings.output)
+    steps = steps or Steps()
+    refuse_early(settings.output, steps.machine)
     made = _make(settings.output)
     begun = time.monotonic()
-    found = Result(machine.name(), now("seconds"), serials_masked=settings.mask_serials)
+    found = Result(steps.machine.name, now("seconds"), serials_masked=settings.mask_serials)
     found.settings_asked = settings.change_settings
     try:
-        archive = Archive(settings.output, mask=settings.mask_serials)
+        hidden = steps.machine.hostname if settings.mask_serials else None
+        archive = Archive(settings.output, masked_host=hidden)
     except OSError as error:
         raise _unwritable(settings.output, error) from error
     running, broken = signals.running(), None
     with signals.as_interrupts():
         try:
-            _course(settings, found, archive, begun, on_event)
+            _course(settings, steps, found, archive, begun, on_event)
         except KeyboardInterrupt:
             found.interrupted = True
         except (GpuprovError, OSError) as error:  # OSError: a full disk, a closed terminal
@@ -129,30 +147,33 @@ def _make(output: Path) -> list[Path]:
     return new
 
 
-def _course(settings: Settings, found: Result, archive: Archive, begun: float, on_event: OnEvent) -> None:
-    checks = list(registry.of_nodes(registry.select("burnin")))
+def _course(
+    settings: Settings, steps: Steps, found: Result, archive: Archive, begun: float, on_event: OnEvent
+) -> None:
+    checks = list(steps.checks())
     conditions = 5 + (4 if settings.change_settings else 0)
     with work("selftest", len(checks) + conditions, on_event):
         on_event(Step("looking at this machine"))
-        bench = _bench(settings, found, archive, begun, checks, on_event)
-        _checks(bench, found, checks, on_event)
-        _provoke(bench, found, on_event)
+        bench = _bench(settings, steps, found, archive, begun, checks, on_event)
+        _checks(bench, steps, found, checks, on_event)
+        _provoke(bench, steps, found, on_event)
         if settings.change_settings:
-            _change(bench, found, settings.output, on_event)
+            _change(bench, steps.smi(bench), found, settings.output, on_event)
 
 
 def _bench(
     settings: Settings,
+    steps: Steps,
     found: Result,
     archive: Archive,
     begun: float,
     asked: list[str],
     on_event: OnEvent,
 ) -> Bench:
-    node = machine.look(asked, settings.declared)
+    node = steps.machine.facts(asked, settings.declared)
     gpu = node.gpuprov_node["gpu"]
     vendor = gpu.get("vendor") or "nvidia"
-    tools = machine.find(settings.declared, vendor)
+    tools = steps.machine.find(settings.declared, vendor)
     if settings.build and machine.missing(tools.values()):
         if vendor != "nvidia":
             raise SelftestError(
@@ -160,7 +181,7 @@ def _bench(
                 next(t.how for t in tools.values() if t.how),
             )
         machine.build(node, settings.declared, lambda task: on_event(Step(f"building tools: {task}")))
-        tools = machine.find(settings.declared, vendor)
+        tools = steps.machine.find(settings.declared, vendor)
     node = dataclasses.replace(node, variables=machine.variables(tools.values(), node.variables, vendor))
     found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
     loaded = "amdgpu.loaded_version" if vendor == "amd" else "driver.loaded_version"
@@ -174,13 +195,13 @@ def _bench(
         raise SelftestError(f"{smi} is not installed", tools[smi].how)
     options = {"burn_seconds": settings.burn_seconds, "timeout": None}
     end = begun + 60.0 * settings.minutes
-    return Bench(node, tools, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
+    return steps.bench(node, tools, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
 
 
-def _checks(bench: Bench, found: Result, asked: list[str], on_event: OnEvent) -> None:
+def _checks(bench: Bench, steps: Steps, found: Result, asked: list[str], on_event: OnEvent) -> None:
     for name in asked:
         on_event(Step(name))
-        checked, judged = measure.one(bench, name)
+        checked, judged = steps.check(bench, name)
         found.checks.append(checked)
         if judged is not None and name == gpu_inventory.ID:
             found.gpus = [
@@ -204,9 +225,9 @@ def _refuse_used(inventory: CheckResult, smi: str) -> None:
         )
 
 
-def _provoke(bench: Bench, found: Result, on_event: OnEvent) -> None:
+def _provoke(bench: Bench, steps: Steps, found: Result, on_event: OnEvent) -> None:
     gpu = found.gpu_count - 1
-    for condition in amd.conditions() if bench.vendor == "amd" else provocations.all_of():
+    for condition in steps.conditions(bench.vendor):
         on_event(Step(f"provoking: {condition.name}"))
         provoked = _in_time(bench, condition.name) or provocations.provoke(bench, condition, gpu)
         found.provocations.append(provoked)
@@ -220,8 +241,7 @@ def _in_time(bench: Bench, name: str) -> Provoked | None:
     return Provoked(name, "nothing", "", NOT_PROVEN, why=measure.TIME_OVER)
 
 
-def _change(bench: Bench, found: Result, output: Path, on_event: OnEvent) -> None:
-    smi = amd.Smi(bench) if bench.vendor == "amd" else changes.NVIDIA
+def _change(bench: Bench, smi: changes.Smi, found: Result, output: Path, on_event: OnEvent) -> None:
     gpu = amd.last_with_limit(bench) if bench.vendor == "amd" else found.gpu_count - 1
     before = smi.read(gpu)
     # The old settings, in case the selftest is killed.
