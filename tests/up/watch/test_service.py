@@ -500,7 +500,6 @@ def test_a_rack_that_falls_silent_is_told_once_and_drained_never(one: One) -> No
 def test_nodes_that_a_person_drains_and_switches_off_at_once_stop_nothing(one: One) -> None:
     """The scheduler's word of all nodes is half a minute old by then."""
     one.until(lambda: len(validated(one)) == 2, "validated")
-    one.pace(ask_some=0.0)
     off = [f"gpu-{number:02d}" for number in range(1, 4)]
     for name in off:
         one.scheduler.set(name, reason="in repair [ann]")
