@@ -258,15 +258,15 @@ def _tasks(node: Any) -> Iterator[dict[str, Any]]:
 # What is looked at again afterwards, by another task: the state counts, not how the attempt ended.
 ASKED_OTHERWISE = {
     # Without udev, as in a container, the next boot reads the rules.
-    "roles/amdgpu_driver/tasks/access.yml: Have udev read it, and look at the devices again",
+    "roles/amdgpu_driver/tasks/access.yml: Reload the udev rules and apply them to the GPU devices",
     # Which module there is, is asked after each, and the role fails where it is not the right one.
-    "roles/amdgpu_driver/tasks/incomplete.yml: Build what DKMS has not built for the kernel that will boot",
-    "roles/amdgpu_driver/tasks/incomplete.yml: Install again what is incomplete",
-    "roles/nvidia_driver/tasks/incomplete.yml: Build what DKMS has not built for the kernel that will boot",
+    "roles/amdgpu_driver/tasks/incomplete.yml: Build missing DKMS modules for the next boot's kernel",
+    "roles/amdgpu_driver/tasks/incomplete.yml: Reinstall incomplete driver packages",
+    "roles/nvidia_driver/tasks/incomplete.yml: Build missing DKMS modules for the next boot's kernel",
     # `up --remove` looks whether it is loaded, and reboots where it is.
     "roles/gpudirect_rdma/tasks/remove.yml: Unload nvidia-peermem",
     # It fails where nothing runs any more. What still ran would keep its user from being removed.
-    "roles/receptor/tasks/remove.yml: End the work that runs",
+    "roles/receptor/tasks/remove.yml: Kill running work",
 }
 
 

@@ -170,7 +170,7 @@ def test_docker_is_not_restarted_under_a_container(lab: Lab, node: LabNode) -> N
     node.run("sudo docker rm -f kept")
     code, said = gpuprov(lab, "up")
     assert code == ExitCode.OK, said
-    assert changed(lab) == ["Restart what runs with the settings from before"] * 2  # the item, and the loop
+    assert changed(lab) == ["Restart runtimes that still use the old settings"] * 2  # the item, and the loop
     assert uuids(node.run(f"{RUN['docker']} --device nvidia.com/gpu=0 lab nvidia-smi -L").stdout)
 
 
@@ -182,7 +182,7 @@ def test_a_changed_partition_is_drift_and_up_describes_it(lab: Lab, node: LabNod
     assert drifted == {"container.cdi.missing", "container.dev_char.missing"}, said
     code, said = gpuprov(lab, "up")
     assert code == ExitCode.OK, said
-    assert "Write the specification if it is not that, or a device file has no link" in changed(lab)
+    assert "Refresh an outdated CDI specification or missing device links" in changed(lab)
     command = "sh -c 'ls /dev /dev/nvidia-caps'"
     files = node.run(f"{RUN['podman']} --device nvidia.com/gpu=0:1 lab {command}").stdout.split()
     assert len([name for name in files if name.startswith("nvidia-cap") and name[-1].isdigit()]) == 2
@@ -253,7 +253,7 @@ def test_every_runtime_that_is_installed_can_be_meant(lab: Lab, node: LabNode) -
     node.as_root(f"printf '{CRIO.format('1.31.2')}' > /usr/local/bin/crio; chmod 755 /usr/local/bin/crio")
     code, said = gpuprov(lab, "up", container_toolkit_runtimes="auto")
     assert code == ExitCode.OK, said
-    assert changed(lab) == ["Tell CRI-O of the NVIDIA runtime"]
+    assert changed(lab) == ["Add the NVIDIA runtime to CRI-O's configuration"]
     told = tomllib.loads(node.run("cat /etc/crio/conf.d/99-nvidia.toml").stdout)
     assert (
         told["crio"]["runtime"]["runtimes"]["nvidia"]["runtime_path"] == "/usr/bin/nvidia-container-runtime"

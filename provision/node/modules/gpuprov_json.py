@@ -28,7 +28,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Register the NVIDIA runtime in Docker
+- name: Add the NVIDIA runtime to Docker's settings
   gpuprov_json:
     path: /etc/docker/daemon.json
     settings: {runtimes: {nvidia: {path: nvidia-container-runtime}}}

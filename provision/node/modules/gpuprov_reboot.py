@@ -17,7 +17,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Request a reboot
+- name: Request a reboot if a different RDMA core is loaded
   gpuprov_reboot:
     why: rdma (the loaded ib_core is not the installed one)
 """

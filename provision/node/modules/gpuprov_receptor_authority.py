@@ -49,7 +49,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Sign the node's certificate on the controller
+- name: Sign the certificate request on the controller
   gpuprov_receptor_authority:
     node: worker-a
     address: 10.0.1.5

@@ -35,7 +35,7 @@ EXAMPLES = r"""
 - name: Describe the machine
   gpuprov.gpu.node_facts:
 
-- name: Read which driver is loaded and whether fabric manager runs
+- name: Read the loaded driver's version and the state of fabric manager
   gpuprov.gpu.node_facts:
     facts:
       - driver.loaded_version
