@@ -1,5 +1,5 @@
-"""Pages of reports in a real browser: what is seen after a person's steps, and whether a page can be read on
-a small and a large screen, light and dark."""
+"""Helpers that open report pages in a real browser, act on them, and check that they are legible.
+Legibility is checked on small and large screens, light and dark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync --disable-extensions "
     "--disable-background-networking --disable-component-update --virtual-time-budget=8000 --hide-scrollbars"
 )
-# What a person does with the page, a step after the other; what they then see becomes the title.
+# The user's steps on the page, one after another; the visible result becomes the title.
 STEPS = """
 const seen = {};
 const all = (selector, from = document) => Array.from(from.querySelectorAll(selector));
@@ -35,8 +35,8 @@ addEventListener("load", async () => {
   parent.postMessage(JSON.stringify(seen), "*");
 });
 """
-# A page in frames of several widths (Chromium's windows have 500 or more); the title becomes what was seen in
-# each, in their order.
+# A page with frames of several widths, since Chromium's windows are at least 500 pixels wide. The title
+# becomes the visible result of each frame, in order.
 SCREENS = """<!doctype html>
 <meta name="color-scheme" content="light dark"><title></title>
 <script>
@@ -53,7 +53,7 @@ FRAME = '<iframe width="%d" height="900" style="border: 0" src="%s"></iframe>'
 
 
 def dumped(file: Path, dark: bool = False) -> str:
-    """The page's DOM after its scripts have run, on a screen that is dark or not."""
+    """Return the page's DOM after its scripts have run, on a dark or light screen."""
     if CHROMIUM is None:
         pytest.skip("no Chromium: the pages' look, filter, sort and deafness were NOT tried in a browser")
     screen = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
@@ -69,7 +69,7 @@ def title(dom: str) -> str:
 
 
 def after(text: str, steps: str, folder: Path, width: int = 1280) -> dict[str, Any]:
-    """What is seen after these steps on a screen of so many pixels."""
+    """Return the visible state after these steps on a screen `width` pixels wide."""
     (seen,) = _seen(text, steps, folder, (width,))
     return seen
 
@@ -77,17 +77,17 @@ def after(text: str, steps: str, folder: Path, width: int = 1280) -> dict[str, A
 def _seen(
     text: str, steps: str, folder: Path, widths: Sequence[int], dark: bool = False
 ) -> list[dict[str, Any]]:
-    """What is seen after these steps at each width. Only they need a policy that allows them; the rest is as
-    shipped."""
+    """Return the visible state after these steps at each width; the page is as shipped, except that its
+    policy allows inline scripts, which the steps need."""
     text, changed = re.subn("script-src '[^']+'", "script-src 'unsafe-inline'", text, count=1)
-    if not changed:  # a page without a script
+    if not changed:  # the page has no script
         text, changed = re.subn("base-uri", "script-src 'unsafe-inline'; base-uri", text, count=1)
     assert changed
     inner, outer = folder / "report.html", folder / "screens.html"
     inner.write_text(text.replace("</body>", f"<script>{STEPS % steps}</script></body>"), encoding="utf-8")
     frames = "\n".join(
         FRAME % (width, inner.as_uri()) for width in widths
-    )  # Chromium's windows have 500 or more
+    )  # Chromium's windows are at least 500 pixels wide
     outer.write_text(SCREENS % frames, encoding="utf-8")
     seen: list[dict[str, Any]] = json.loads(title(dumped(outer, dark)))
     assert len(seen) == len(widths)
@@ -100,8 +100,8 @@ READ = Path(__file__).with_name("readable.js").read_text(encoding="utf-8")
 
 
 def unreadable(text: str, folder: Path) -> list[str]:
-    """What of a page with charts cannot be read at 400 or 1280 pixels, light or dark, all its details open:
-    what scrolls the page, is cut off, too small, or has too little contrast; labels over each other."""
+    """Find illegible parts of a page with all details open, at 400 and 1280 pixels, light and dark: text
+    that is cut off, too small or low in contrast, overlapping labels, sideways scrolling."""
     found, widths = [], (400, 1280)
     for dark in (False, True):
         for width, seen in zip(widths, _seen(text, READ, folder, widths, dark), strict=True):

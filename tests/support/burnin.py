@@ -1,4 +1,4 @@
-"""A node that burns in, its order, and a spool that a test fills."""
+"""A node running a burn-in, its order, and a spool filled by a test."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NODE = NodeFacts(
 
 
 def order(repeat: int = 4, **more: Any) -> dict[str, Any]:
-    """A soak of so many burns."""
+    """Return the order of a soak of `repeat` burns."""
     steps = [{"check": "gpu_burn", "commands": [], "load_seconds": 60}]
     heat = {"name": "heat", "kind": "soak", "repeat": repeat, "minutes": None, "steps": steps}
     return {"format": 1, "node": "gpu-01", "sample_seconds": 5, "segments": [heat], "about": {}, **more}
 
 
 class Made:
-    """A spool a test fills, and what is made of it."""
+    """A spool filled by a test, and the results computed from it."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.spool = Spool(folder, "gpu-01")
@@ -44,7 +44,7 @@ class Made:
     def steps(
         self, raws: Mapping[int, dict[str, Any] | None], start: float = 10.0, each: float = 70.0
     ) -> None:
-        """So many burns one after another, each with its output, from `start` seconds after the boot."""
+        """Add consecutive burns, each with its output, from `start` seconds after the boot."""
         self.events += [spools.event(start - 5, "started"), spools.event(start - 1, "segment", name="heat")]
         for number, document in raws.items():
             begin = start + (number - 1) * each
@@ -63,7 +63,7 @@ class Made:
         ]
 
     def telemetry(self, until: float, change: Any = None, every: float = 5.0) -> None:
-        """Samples of eight loaded GPUs; `change(up, gpu)` gives what is different, None for no sample."""
+        """Add samples of eight loaded GPUs; `change(up, gpu)` gives differing values, None for no sample."""
         rows = []
         up = 5.0
         while up <= until:
@@ -77,7 +77,7 @@ class Made:
         assert self.put(f"telemetry/{spools.BOOT}.csv", "".join(rows).encode()) == ""
 
     def soak(self, raws: Mapping[int, dict[str, Any] | None], *events: Any, change: Any = None) -> Made:
-        """A whole burn-in: these burns, what else happens meanwhile, and telemetry to the end."""
+        """Build a complete burn-in: these burns, events during it, and telemetry to the end."""
         self.steps(raws)
         self.events = sorted([*self.events, *events], key=lambda one: one["up"])
         self.finish()

@@ -1,4 +1,4 @@
-"""Nodes that answer the controller of a burn-in as the module does."""
+"""Fake nodes that answer the burn-in controller as the module does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "20261118T120000.000Z-burnin"
 
 
 class FakeNode:
-    """One node's files, answered as provision/node/modules/gpuprov_burnin.py does."""
+    """The files of one node, served as provision/node/modules/gpuprov_burnin.py serves them."""
 
     def __init__(self, name: str, files: Mapping[str, bytes], **more: Any) -> None:
         self.name, self.files, self.more = name, dict(files), more
@@ -44,7 +44,7 @@ class FakeNode:
 
 
 def files(**changes: bytes) -> dict[str, bytes]:
-    """A whole burn-in of one healthy step."""
+    """Return the files of a complete burn-in with one healthy step."""
     about = {"check": "gpu_burn", "segment": "heat", "round": 0, "n": 1}
     name = "raw/000001-gpu_burn.json.gz"
     events = [

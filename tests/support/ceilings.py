@@ -1,4 +1,4 @@
-"""Reads tests/ceilings.yml: the ceilings of lines, and of the seconds of CI."""
+"""Readers of tests/ceilings.yml: ceilings for line counts and for seconds of CI."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LINES: dict[str, dict[str, Any]] = _READ["lines"]
 
 
 def ceiling(part: Mapping[str, Any]) -> int:
-    """Where the count of a part began, plus each change that has a reason."""
+    """Return a part's ceiling: its initial count plus each justified change."""
     return int(part["begun_at"]) + sum(int(change["by"]) for change in part["changes"])
 
 
 def seconds_of_ci(reports: Iterable[Any], ceilings: Mapping[str, Mapping[str, Any]] = SECONDS) -> str:
-    """One line: the seconds that each part of the tests took, and its ceiling. `!` marks a part above it.
-
-    `reports` are those of pytest, of every phase; a warning has no duration and is left out. The seconds of
-    all workers are added up. Nothing fails, because the seconds depend on the machine and on its load."""
+    """Return one line with the seconds and the ceiling of each part of the tests.
+    `!` marks a part above its ceiling. `reports` are pytest's, of every phase; a warning has no duration and
+    is left out. The seconds of all workers are added up. Nothing fails, because the seconds depend on the
+    machine and on its load."""
     taken: Counter[str] = Counter()
     for report in reports:
         folders = getattr(report, "nodeid", "").split("::")[0].split("/")[1:-1]

@@ -1,4 +1,4 @@
-"""Nodes and outputs for the tests of checks, the samples of what tools print, and what a judge found."""
+"""Nodes, tool outputs and samples for the tests of checks, and helpers that judge them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.scenarios import FIXTURES, machine
 
 
 def sample(name: str) -> str:
-    """The text of tests/fixtures/<name>, carriage returns and all."""
+    """Return the text of tests/fixtures/<name>, carriage returns included."""
     return (FIXTURES / name).read_bytes().decode()
 
 
@@ -28,12 +28,12 @@ def make_node(
 
 
 def make_output(name: str, stdout: str = "", *, argv: tuple[str, ...] = (), **more: Any) -> Output:
-    """What a program printed; it ended well after a second, if not said otherwise."""
+    """Return the output of a program, which by default exits with 0 after one second."""
     return Output(name, argv or (name,), stdout=stdout, **{"rc": 0, "stderr": "", "seconds": 1.0, **more})
 
 
 def judged(check: str, *outputs: Output, node: CheckNode | None = None, **limits: Any) -> list[Finding]:
-    """Parse and judge under the shipped thresholds of the node's SKU."""
+    """Parse and judge outputs under the shipped thresholds of the node's SKU."""
     node = node or make_node()
     found = CHECKS[check].parse(node, {output.name: output for output in outputs})
     return CHECKS[check].judge(node, found, {**for_sku(node.sku), **limits})
@@ -44,12 +44,12 @@ def flagged(
     *fields: str,
     quiet: tuple[Verdict, ...] = (Verdict.PASS,),
 ) -> list[tuple[Any, ...]]:
-    """These fields of each finding that did not pass; if none is named, what a person needs to act."""
+    """Return these fields of each finding that did not pass; by default, the fields a user needs to act."""
     names = fields or ("verdict", "device", "metric", "action")
     return [tuple(getattr(one, name) for name in names) for one in findings if one.verdict not in quiet]
 
 
-# What a node must declare for a check that is off by default.
+# Variables that a node must declare for checks that are off by default.
 DECLARED: dict[str, dict[str, Any]] = {
     "dcgm_diag": {"validation_tools_dcgm_level": 2},
     "disk_speed": {"validation_tools_scratch_dir": "/scratch"},
@@ -58,12 +58,12 @@ UNREAD = ("removed", "telemetry", "error_counters")
 
 
 def node_for(check: str, count: int = 8, sku: str | None = "h100-sxm", **more: Any) -> CheckNode:
-    """A node on which the check runs."""
+    """Return a node on which the check runs."""
     return make_node(count, sku, **{**DECLARED.get(check, {}), **more})
 
 
 def answered(check: str, node: CheckNode, text: str, **fate: Any) -> dict[str, Output]:
-    """What the program of a check prints on a node, with its other fate; no GPU is partitioned, if asked."""
+    """Return the outputs of a check's programs on a node; queries for MIG report no partitioned GPU."""
     unpartitioned = "Disabled\n" * node.gpu_count
     return {
         command.name: make_output(command.name, unpartitioned)
@@ -75,7 +75,7 @@ def answered(check: str, node: CheckNode, text: str, **fate: Any) -> dict[str, O
 
 
 def changed(check: str, name: str, *changes: tuple[Any, ...]) -> str:
-    """A sample, of this check if no other is named, with texts replaced: old, new, and how many of them."""
+    """Return a sample, by default of this check, with texts replaced: old, new and optionally the count."""
     text = sample(name if "/" in name else f"{check}/{name}")
     for change in changes:
         assert change[0] in text, f"{name} has no {change[0]!r}"
@@ -84,7 +84,7 @@ def changed(check: str, name: str, *changes: tuple[Any, ...]) -> str:
 
 
 def inventory(*more: Output, node: CheckNode | None = None, **other: str | Output) -> list[Finding]:
-    """gpu_inventory's findings of a healthy node; a sample's name, or an Output, replaces one answer."""
+    """Return gpu_inventory's findings on a healthy node; a sample's name or an Output replaces an answer."""
     said = {
         "journal": "journal-clean.txt",
         "dmesg": "dmesg-clean.txt",

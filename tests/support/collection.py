@@ -1,4 +1,4 @@
-"""The collection gpuprov.gpu as a stranger has it: installed from the archive, with no gpuprov beside it."""
+"""The collection gpuprov.gpu as a user has it: installed from the archive, without gpuprov."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILD = PACKAGE.parent / "scripts" / "collection.py"
 
 
 def build(folder: Path) -> Path:
-    """The archive, made in `folder`."""
+    """Build the archive in `folder`."""
     words = [sys.executable, str(BUILD), "--output", str(folder)]
     done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=100, cwd=folder)
     archive = Path(done.stdout.strip())
@@ -26,18 +26,18 @@ def build(folder: Path) -> Path:
 
 
 class Controller:
-    """The programs of an Ansible, and a folder that begins empty and gets the collection, nothing else."""
+    """The programs of one Ansible, and an empty folder into which only the collection is installed."""
 
     def __init__(self, home: Path, programs: Path) -> None:
         self.home = home
         self._programs = programs
-        self.settings: dict[str, str] = {}  # variables of the environment
+        self.settings: dict[str, str] = {}  # environment variables
 
     def install(self, archive: Path) -> None:
         self.call("ansible-galaxy", "collection", "install", str(archive), "-p", str(self.home), "--offline")
 
     def run(self, program: str, *words: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-        """One of the programs, which finds no role or module but the collection's."""
+        """Run one of the programs, which finds only the collection's roles and modules."""
         return subprocess.run(
             [str(self._programs / program), *words],
             capture_output=True, text=True, timeout=timeout, check=False, cwd=self.home,
@@ -50,7 +50,7 @@ class Controller:
         )  # fmt: skip
 
     def call(self, program: str, *words: str) -> str:
-        """The standard output of a program that has to end well."""
+        """Run a program that must succeed, and return its standard output."""
         done = self.run(program, *words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -58,12 +58,12 @@ class Controller:
     def play(
         self, play: dict[str, Any], *words: str, timeout: float = 100
     ) -> subprocess.CompletedProcess[str]:
-        """ansible-playbook of this one play."""
+        """Run ansible-playbook with this play."""
         (self.home / "play.yml").write_text(json.dumps([play]))
         return self.run("ansible-playbook", "play.yml", *words, timeout=timeout)
 
 
 def play(*roles: str, **keywords: Any) -> dict[str, Any]:
-    """A play of these roles of the collection, as docs/ansible.md shows it."""
+    """Return a play with these roles of the collection, as docs/ansible.md shows it."""
     named = [f"gpuprov.gpu.{role}" for role in roles]
     return {"hosts": "all", "become": True, "roles": named, **keywords}

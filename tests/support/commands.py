@@ -1,4 +1,4 @@
-"""A program run to its end, for tests."""
+"""Helper that runs a program to its end."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from typing import Any
 def ran(
     words: Sequence[str | Path], *, check: bool = False, timeout: float = 120, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What it printed, as text, and its exit status."""
+    """Run a program and return its output, as text, and its exit status."""
     return subprocess.run(words, capture_output=True, text=True, check=check, timeout=timeout, **more)

@@ -1,4 +1,4 @@
-"""What a machine is, as gpuprov describes it, for tests."""
+"""Machine descriptions as gpuprov produces them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def machine(system: str = "debian 13", arch: str = "x86_64", /, **gpu: Any) -> dict[str, Any]:
-    """A machine with eight Hopper GPUs, if not told otherwise."""
+    """Return the description of a machine, by default with eight Hopper GPUs."""
     os_id, _, version = system.partition(" ")
     family = "debian" if os_id in ("debian", "ubuntu") else "redhat"
     usual = {"sku": None, "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": list[str]()}

@@ -1,4 +1,4 @@
-"""Drawn nodes with GPUs under load, sampled some times: healthy, and with faults that are beyond doubt."""
+"""Randomly drawn nodes with GPUs under load, sampled several times: healthy, or with unambiguous faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Cell = dict[str, Any]  # one sample of one GPU
 ERRORS = ("[GPU is lost]", "[GPU requires reset]", "[Unknown Error]", "ERR!")
-# What holds the clocks down → the bits of nvml.h, and AMD's name.
+# Reason for throttled clocks → its bits in nvml.h, and AMD's name.
 HELD = {
     "hard": (0x48, "hbm_thermal"),
     "brake": (0x88, "prochot"),
@@ -21,8 +21,8 @@ HELD = {
 
 @dataclass
 class Node:
-    """Rounds of samples, each a cell for every GPU; None: it is not listed. `late`: the rounds that come half
-    an interval after the one before."""
+    """Rounds of samples, with one cell per GPU, or None for a GPU that is not listed.
+    `late`: the rounds that come only half an interval after the previous one."""
 
     rounds: list[list[Cell | None]]
     faults: dict[int, set[str]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Node:
 
     @property
     def moments(self) -> list[float]:
-        """When each round is, in intervals."""
+        """Times of the rounds, in intervals."""
         at, found = -1.0, []
         for number in range(len(self.rounds)):
             at = at + 0.5 if number in self.late else float(int(at) + 1)
@@ -38,7 +38,7 @@ class Node:
         return found
 
     def of(self, gpu: int, begin: int = 0) -> Iterator[Cell]:
-        """The samples of a GPU from a round on."""
+        """Yield the samples of a GPU from round `begin` on."""
         yield from filter(None, (cells[gpu] for cells in self.rounds[begin:]))
 
 
@@ -53,7 +53,7 @@ def cell(draw: random.Random) -> Cell:
 
 
 def drawn(draw: random.Random) -> Node:
-    """A healthy node under load, sampled some 16 times; at first it may still be idle."""
+    """Draw a healthy node under load with about 16 rounds of samples; it may be idle in the first."""
     gpus, idle = draw.randint(5, 6), draw.randrange(2)
     node = Node([[cell(draw) for _ in range(gpus)] for _ in range(draw.randint(15, 17))])
     for cells in node.rounds[:idle]:
@@ -85,7 +85,7 @@ def _held(name: str) -> Callable[[Node, int, random.Random], None]:
 
 
 def _brief(node: Node, gpu: int, draw: random.Random) -> None:
-    """No fault: what holds the clocks down for one sample."""
+    """Throttle the clocks for one sample, which is no fault."""
     if "brief" not in node.faults.get(gpu, ()):
         for one in list(node.of(gpu, draw.randrange(2, len(node.rounds))))[:1]:
             one["held"] = (*one["held"], draw.choice(list(HELD)))
@@ -115,7 +115,7 @@ def _slower(node: Node, gpu: int, draw: random.Random) -> None:
 
 
 def _unread(node: Node, gpu: int, draw: random.Random) -> None:
-    """One reading that is an error in one sample, while the GPU gives the others."""
+    """Make one reading of one sample an error, while the GPU reports the others."""
     cells = [one for one in node.of(gpu, 2) if not one["error"]]
     if cells:
         draw.choice(cells)["unread"] = draw.choice((ERRORS[2], ERRORS[3], "[Insufficient Permissions]"))
@@ -134,19 +134,19 @@ FAULTS: dict[str, Callable[[Node, int, random.Random], None]] = {
     **{"uncorrectable": _grown("ue", 4), "replays": _grown("replays", 4000)},
     **{"narrow": _other(width=8), "generation": _other(gen=3)},
 }
-HIDING = ("lost", "gone")  # nothing else is sampled any more
-BY_PEERS = ("hot", "slower", "narrow", "generation")  # what most have alike accuses none
+HIDING = ("lost", "gone")  # hides every other fault of the GPU
+BY_PEERS = ("hot", "slower", "narrow", "generation")  # judged against peers: not reported if most have it
 
 
 def broken(node: Node, gpu: int, draw: random.Random) -> str:
-    """One fault more, unless too many GPUs have the same; its name, or nothing."""
+    """Add one fault and return its name, or "" if too many GPUs already have the same fault."""
     name = draw.choice((*FAULTS, "lost", "lost"))
     having = sum(name in faults for one, faults in node.faults.items() if one != gpu)
     count = len(node.rounds[0])
     gone = sum(not faults.isdisjoint(HIDING) for one, faults in node.faults.items() if one != gpu)
     if name in BY_PEERS and 3 * (having + 1) > count:
         return ""
-    # An answer without half of the GPUs is taken for one that is not understood: an error, and blames none.
+    # An answer without half of the GPUs is treated as unparseable: an error that blames no GPU.
     if name in HIDING and 2 * (gone + 1) >= count:
         return ""
     FAULTS[name](node, gpu, draw)
@@ -155,7 +155,7 @@ def broken(node: Node, gpu: int, draw: random.Random) -> str:
 
 
 def several(draw: random.Random, most: int = 3) -> Node:
-    """A node with up to so many faults."""
+    """Draw a node with up to `most` faults."""
     node = drawn(draw)
     for _ in range(draw.randrange(most + 1)):
         broken(node, draw.randrange(len(node.rounds[0])), draw)
@@ -163,8 +163,8 @@ def several(draw: random.Random, most: int = 3) -> Node:
 
 
 def with_a_healthy_sample(node: Node, gpu: int, draw: random.Random, *, amd: bool) -> Node | None:
-    """The node sampled once more, when this GPU was healthy; None where it is not listed (AMD's lost ones)
-    and where the sample would end what must last for a few to be a fault."""
+    """Add one round of samples in which this GPU was healthy; return None if the GPU is not listed (AMD's
+    lost ones) or if that would interrupt a condition that only counts as a fault when it lasts."""
     at = draw.choice((len(node.rounds), draw.randrange(1, len(node.rounds))))
     before, after = (node.rounds[number][gpu] for number in (at - 1, min(at, len(node.rounds) - 1)))
     if before is None or after is None or set(before["held"]) & set(after["held"]):
@@ -180,5 +180,5 @@ def with_a_healthy_sample(node: Node, gpu: int, draw: random.Random, *, amd: boo
 
 
 def named(node: Node) -> Mapping[str, Sequence[str]]:
-    """GPU → its faults, to be shown."""
+    """Return GPU → its faults, for display."""
     return {f"gpu{gpu}": sorted(faults) for gpu, faults in sorted(node.faults.items())}

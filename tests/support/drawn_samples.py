@@ -1,5 +1,5 @@
-"""What nvidia-smi and amd-smi would print of drawn GPUs (drawn_gpus.py), beside a check and in a burn-in, and
-what the product's own readers and judges find in it."""
+"""Output of nvidia-smi and amd-smi for drawn GPUs (drawn_gpus.py), during a check and in a burn-in.
+Also the findings of the product's own readers and judges for that output."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ POWER_CAP = 0x4
 
 @dataclass(frozen=True)
 class Told:
-    """How a node's samples are written down."""
+    """How a node's samples are written."""
 
-    draw: random.Random | None = None  # the order of the GPUs in each round; None: by number
+    draw: random.Random | None = None  # order of the GPUs in each round; None: by number
     times: int = 1
 
     def order(self, count: int) -> list[int]:
@@ -52,7 +52,7 @@ class Told:
 
 
 def _cells(gpu: int, one: Cell, names: Iterable[str], stamp: str = "") -> list[str]:
-    """The cells of nvidia-smi's CSV, by the names of its fields."""
+    """Return the cells of nvidia-smi's CSV for these field names."""
     bits = POWER_CAP
     for name in one["held"]:
         bits |= HELD[name][0]
@@ -89,7 +89,7 @@ DMON_HEAD = ["# gpu  sbecc  dbecc    pci", "# Idx   errs   errs   errs"]
 
 
 def _metric(number: int, one: Cell) -> dict[str, Any]:
-    """One GPU of `amd-smi metric --json`."""
+    """Return the entry of one GPU in `amd-smi metric --json`."""
     held = {f"{name}_violation_status": "NOT ACTIVE" for name, _ in AMD_VIOLATIONS}
     held |= {f"{HELD[name][1]}_violation_status": "ACTIVE" for name in one["held"]}
     speed = {1: 2.5, 3: 8, 5: 32}[one["gen"]]
@@ -110,12 +110,12 @@ def _metric(number: int, one: Cell) -> dict[str, Any]:
 
 
 def _listed(cells: Sequence[Cell | None]) -> list[int]:
-    """The GPUs that amd-smi lists: one that is lost leaves the list, and those behind it move up."""
+    """Return the GPUs that amd-smi lists: a lost GPU leaves the list, and those after it move up."""
     return [gpu for gpu, one in enumerate(cells) if one is not None and not one["error"]]
 
 
 def _documents(cells: Sequence[Cell | None], order: Sequence[int]) -> tuple[list[Any], list[Any]]:
-    """(`list`, `metric`) of amd-smi for these cells."""
+    """Return the `list` and `metric` documents of amd-smi for these cells."""
     here = _listed(cells)
     by_place = sorted(range(len(here)), key=lambda place: order.index(here[place]))
     listed = [{"gpu": at, "bdf": ADDRESSES[here[at]], "uuid": f"{here[at]:08x}"} for at in by_place]
@@ -129,7 +129,7 @@ Surface = Callable[[Node, Told], list[Finding]]
 
 
 def nvidia_check(node: Node, told: Told) -> list[Finding]:
-    """nvidia-smi's samples beside a load, and dmon's."""
+    """Judge nvidia-smi's and dmon's samples taken during a load."""
     names = [*telemetry_rows.FIELDS, telemetry_rows.BUS, telemetry_rows.MODEL]
     lines = [", ".join(names)]
     for at, cells in zip(node.moments, node.rounds, strict=True):
@@ -159,7 +159,7 @@ def _grouped(
 
 
 def amd_check(node: Node, told: Told) -> list[Finding]:
-    """amd-smi's samples beside a load, and its lists before and after."""
+    """Judge amd-smi's samples taken during a load, and its lists before and after."""
     count = len(node.rounds[0])
     bus = {"max_pcie_width": 16, "max_pcie_speed": {"value": 32, "unit": "GT/s"}}
 
@@ -187,7 +187,7 @@ def amd_check(node: Node, told: Told) -> list[Finding]:
 
 
 class BurnIn:
-    """The node's own writer of samples and the controller's reader of them, over one file."""
+    """The node's writer of samples and the controller's reader of them, over one file."""
 
     EVERY = 5.0
 
@@ -199,11 +199,11 @@ class BurnIn:
         monkeypatch.setattr(sampler, "since_boot", lambda: self.now)
 
     def telemetry(self) -> bool:
-        """There is room."""
+        """Report that there is room."""
         return True
 
     def nvidia(self, node: Node, told: Told) -> list[Finding]:
-        """One nvidia-smi for each GPU, and dmon for all."""
+        """Judge samples of one nvidia-smi per GPU, and one dmon for all."""
         names, fields = [name for name, _ in GPU_FIELDS], [names[0] for _, names in GPU_FIELDS]
         counts = ReplayRows()
         for line in DMON_HEAD:
@@ -222,7 +222,7 @@ class BurnIn:
         return self._judged(node, "nvidia", lambda kept, cells: add(kept, cells, next(dmon)))
 
     def amd(self, node: Node, told: Told) -> list[Finding]:
-        """One amd-smi for all GPUs."""
+        """Judge samples of one amd-smi for all GPUs."""
         reader = AmdGpus(GPUS)
 
         def add(kept: Telemetry, cells: Sequence[Cell | None]) -> None:

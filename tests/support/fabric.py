@@ -1,4 +1,4 @@
-"""A fabric with planted faults that answers pairs and groups, as the real one would, for tests."""
+"""A simulated fabric with planted faults that measures pairs and groups as a real one would."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.pairs.suspects import Diagnosis, diagnose, next_round
 
 RATE = 48.0
-Faults = dict[tuple[str, ...], float | None]  # place → factor, None hangs
+Faults = dict[tuple[str, ...], float | None]  # location → factor; None hangs
 
 
 def racked(nodes: int, size: int) -> Topology:
-    """Nodes n0 … in racks r0 … of `size`."""
+    """Return nodes n0, n1, … in racks r0, r1, … of `size` nodes each."""
     names = tuple(f"n{i}" for i in range(nodes))
     return Topology(names, {name: f"r{i // size}" for i, name in enumerate(names)})
 
 
 @dataclass
 class Fabric:
-    """`faults`: (kind, name, …) → factor of the rate, None for a hang. Kinds: node, port (node, rail), link
-    (both nodes in order), leaf, uplink (rack), path (both racks in order). `true_racks`: what the inventory
-    may not say."""
+    """A fabric with `faults`: (kind, name, …) → factor of the rate, None for a hang.
+    Kinds: node, port (node, rail), link (both nodes in order), leaf, uplink (rack), path (both racks in
+    order). `true_racks`: the real racks, if the inventory's are wrong."""
 
     fleet: Topology
     faults: Faults = field(default_factory=dict)
@@ -31,8 +31,8 @@ class Fabric:
     seed: int = 0
     rails: Sequence[str] = ("",)
     expected: float | None = None
-    oversubscription: float = 1.0  # as it is declared: so much less is expected across racks
-    disturbed: Collection[tuple[int, str]] = ()  # (round, node): slow this once
+    oversubscription: float = 1.0  # the declared ratio, which divides the expected rate across racks
+    disturbed: Collection[tuple[int, str]] = ()  # (round, node): slow in this round only
     true_racks: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Fabric:
             yield ("path", *known)
 
     def measure(self, groups: Sequence[tuple[str, ...]]) -> list[Result]:
-        """The results of one round; what is measured at once must be disjoint."""
+        """Return the results of one round; groups measured at the same time must be disjoint."""
         self.rounds += 1
         self.asked.append(groups)
         assert len({node for group in groups for node in group}) == sum(map(len, groups))
@@ -75,7 +75,7 @@ class Fabric:
         return Result(nodes, self.rounds, value=value, rail=rail, expected=least)
 
     def run(self) -> Diagnosis:
-        """All rounds of the default plan, and what comes of them."""
+        """Run all rounds of the default plan and return the diagnosis."""
         results: list[Result] = []
         while pairs := next_round(self.fleet, results):
             results += self.measure(pairs)

@@ -1,4 +1,4 @@
-"""The comparison of versions over nodes that are held in memory, as `validate` makes it node by node."""
+"""Comparison of versions over nodes held in memory, as `validate` makes it node by node."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from provision.checks.host import versions
 def judge_fleet(
     nodes: Iterable[NodeHealth], known: Mapping[str, CheckNode]
 ) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
-    """Few nodes at once: in the order given, with what differs added to their check `versions`; and a line
-    for each fact in which no value has a majority."""
+    """Return the nodes in the given order, with version findings added to their check `versions`, and
+    a line for each fact in which no value has a majority."""
     nodes, fleet = tuple(nodes), versions.Versions()
     for node in nodes:
         fleet.add(node.node, versions.voter_of(node, known.get(node.node)))

@@ -1,4 +1,4 @@
-"""scripts/hardware as a module."""
+"""Loader of scripts/hardware as a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _loaded() -> ModuleType:
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[loader.name] = module  # its dataclasses look themselves up
+    sys.modules[loader.name] = module  # its dataclasses look up their own module
     loader.exec_module(module)
     return module
 

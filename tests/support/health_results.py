@@ -1,4 +1,4 @@
-"""Health results as a node's own program writes them, and what the reader on the node prints of them."""
+"""Health results as a node's health program writes them, and the output of the reader on the node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU = {
 
 
 def finding(**changes: Any) -> dict[str, Any]:
-    """A GPU with Xid 79, as an active finding."""
+    """Return an active finding: a GPU with Xid 79."""
     return {
         "check": "gpu_inventory",
         "verdict": "fail",
@@ -45,7 +45,7 @@ def finding(**changes: Any) -> dict[str, Any]:
 
 
 def result(**changes: Any) -> dict[str, Any]:
-    """A healthy node's result, written when it was up for 86,400 s."""
+    """Return a healthy node's result, written at an uptime of 86,400 s."""
     return {
         "format": 1,
         "gpuprov": __version__,
@@ -72,8 +72,8 @@ def failed(**changes: Any) -> dict[str, Any]:
 
 
 def printed(document: Any = None, **changes: Any) -> bytes:
-    """What the node prints: `document` (a result, or bytes that need be none), read 30 s after it was
-    written."""
+    """Return the reader's output on the node for `document`, 30 s after it was written.
+    `document` may be a result, or bytes, which need not be a result."""
     if not isinstance(document, bytes):
         document = json.dumps(result() if document is None else document).encode()
     fields = {

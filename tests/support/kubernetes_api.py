@@ -1,8 +1,7 @@
-"""An API server of Kubernetes over real HTTP: kmock's, with what it leaves out and changes of nodes need.
-
-That is: strategic merge patches as `spec.taints` (replaced whole) and `status.conditions` (merged by type)
-have them, resourceVersion and 409, metadata.managedFields, the eviction of pods with disruption budgets,
-field selectors, and pages. And failures, to order.
+"""An API server of Kubernetes over real HTTP: kmock's, extended for changes of nodes.
+Added: strategic merge patches for `spec.taints` (replaced whole) and `status.conditions` (merged by type),
+resourceVersion and 409, metadata.managedFields, the eviction of pods with disruption budgets, field
+selectors, pages, and failures on demand.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ BEFORE = "2026-05-01T08:00:00Z"
 
 @dataclass
 class Request:
-    """One that came in."""
+    """One received request."""
 
     method: str
     path: str
@@ -44,8 +43,8 @@ class Request:
 
 @dataclass
 class Failure:
-    """What the next `times` requests of this method and path get; `status` 0: no answer at all; `done`: what
-    they want is done all the same."""
+    """The failure of the next `times` requests with this method and path.
+    `status` 0: no answer at all; `done`: the server performs the request before it fails."""
 
     method: str
     path: str
@@ -58,15 +57,15 @@ class Failure:
 
 
 class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs where it is absent
-    """`budgets`: pod → how often its disruption budget refuses before it lets the pod go."""
+    """The emulated API server. `budgets`: pod → number of evictions refused before one succeeds."""
 
     def start(self) -> None:
         self.came: list[Request] = []
         self.failures: list[Failure] = []
         self.budgets: dict[str, int] = {}
         self.versions = itertools.count(100)
-        self.meddling: list[Mapping[str, Any]] = []  # patches that others make before our next one
-        self.listed_instead: list[Any] = []  # pods, where a list is older than what is there
+        self.meddling: list[Mapping[str, Any]] = []  # patches that others apply before our next one
+        self.listed_instead: list[Any] = []  # pods of an outdated list, returned instead of the current ones
         self.over = asyncio.Event()
         for resource in (NODES, PODS):
             self.resources[resource] = {}
@@ -87,7 +86,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
     def add_pod(self, name: str, node: str, **parts: Any) -> None:
         owner = parts.pop("owner", "Job")
         owners = [{"kind": owner, "name": "x", "uid": "u", "apiVersion": "v1", "controller": True}]
-        gpus = parts.pop("gpus", "")  # of a device plugin, by its name for them
+        gpus = parts.pop("gpus", "")  # name of the device plugin's resource
         resources = {"limits": {gpus: "8"}} if gpus else {}
         self.objects[PODS, "team", name] = {
             "apiVersion": "v1",
@@ -104,7 +103,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
         return found
 
     def change(self, name: str, patch: Mapping[str, Any], manager: str) -> None:
-        """As somebody else, or we, would patch it."""
+        """Patch a node as `manager`, which may be gpuprov or another program."""
         after = merged(self.node(name), {**patch})
         after["metadata"]["resourceVersion"] = str(next(self.versions))
         self._own(self.node(name), after, manager)
@@ -113,7 +112,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
 
     @staticmethod
     def _own(before: Mapping[str, Any], after: dict[str, Any], manager: str) -> None:
-        """Who set spec.unschedulable, as the API server keeps it: whoever changed it last."""
+        """Record who set spec.unschedulable, as the API server does: the manager that changed it last."""
         now = after["spec"].get("unschedulable")
         if now != before["spec"].get("unschedulable"):
             entry: dict[str, Any] = {
@@ -138,7 +137,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
                 if failure.done:
                     self._patched(request, body)
                 return await self._fail(failure)
-        if path == "/api/v1":  # what kubectl asks first; kmock 0.8 names the core group `/v1`
+        if path == "/api/v1":  # kubectl's first request; kmock 0.8 names the core group `/v1`
             return aiohttp.web.json_response(self._discovery())
         if method == "PATCH" and request.resource == NODES:
             return self._patched(request, body)
@@ -182,7 +181,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
             return status(409, reason="Conflict", message="the UID in the precondition does not match")
         if self.budgets.get(request.name, 0) > 0:
             self.budgets[request.name] -= 1
-            # As pkg/registry/core/pod/storage/eviction.go of kubernetes/kubernetes words it.
+            # Wording of pkg/registry/core/pod/storage/eviction.go in kubernetes/kubernetes.
             message = "Cannot evict pod as it would violate the pod's disruption budget."
             cause = {"reason": "DisruptionBudget"}
             cause["message"] = "The disruption budget web needs 2 healthy pods and has 2 currently"
@@ -197,7 +196,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
         items = [self.objects[key].raw for key in self.objects if key[0] == request.resource]
         if request.resource == PODS and self.listed_instead:
             items = list(self.listed_instead)
-        if "metadata.name" in query.get("fieldSelector", ""):  # kubectl, of one object
+        if "metadata.name" in query.get("fieldSelector", ""):  # kubectl, for a single object
             wanted = query["fieldSelector"].partition("=")[2]
             items = [one for one in items if one["metadata"]["name"] == wanted]
         for one in query.get("fieldSelector", "").split(","):
@@ -222,7 +221,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
 
 
 def merged(before: Any, patch: Any, key: str = "") -> Any:
-    """A strategic merge patch, for the fields that are patched here."""
+    """Apply a strategic merge patch to the fields that tests patch."""
     if key == "conditions":
         kinds = {one["type"]: one for one in before or []}
         for one in patch:
@@ -240,7 +239,7 @@ def merged(before: Any, patch: Any, key: str = "") -> Any:
 
 
 def status(code: int, headers: Mapping[str, str] | None = None, **said: Any) -> aiohttp.web.Response:
-    """A Status object, as every refusal of an API server is one."""
+    """Return a Status object, the form of every refusal of an API server."""
     causes = said.pop("causes", None)
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "code": code, **said}
     body["status"] = "Success" if code < 300 else "Failure"
@@ -251,7 +250,7 @@ def status(code: int, headers: Mapping[str, str] | None = None, **said: Any) -> 
 
 @dataclass
 class Served:
-    """A server that runs, and a kubeconfig that names it."""
+    """A running server, and a kubeconfig that names it."""
 
     api: Api
     url: str
@@ -260,7 +259,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[Served]:
-    """Start one in a thread of its own, on a free port."""
+    """Start a server in its own thread, on a free port."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     found: list[Any] = []
 
@@ -284,7 +283,7 @@ def serve(folder: Path) -> Iterator[Served]:
 
 
 def kubeconfig(path: Path, url: str, **cluster: Any) -> Path:
-    """One with a token."""
+    """Write a kubeconfig with a token."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -298,7 +297,7 @@ def kubeconfig(path: Path, url: str, **cluster: Any) -> Path:
 
 
 def scheduler(members: Mapping[str, Member], timeout: float = TIMEOUT) -> Kubernetes:
-    """One for a fleet whose variables say what these members are."""
+    """Return a scheduler for a fleet with variables that describe these members."""
     nodes = {}
     for name, member in members.items():
         given = {

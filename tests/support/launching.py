@@ -1,4 +1,4 @@
-"""The module gpuprov_launch, run as the program it is on a node, for tests."""
+"""The module gpuprov_launch, run as a program as on a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPTS = {
     name: (paths.DATA / "launch" / f"{name}.sh").read_text("utf-8") for name in ("accept", "reach", "close")
 }
 
-# Its folder, and where sshd is and has its keys, are of this machine: the tests must not touch those. Only
+# Its folder, and the paths of sshd and its keys, belong to this machine: the tests must not touch those. Only
 # root may give a file away.
 _BEFORE = """\
 import os
@@ -43,7 +43,7 @@ class LaunchNode(Host):
         self.program("mpirun", "echo 'mpirun (Open MPI) 5.0.7'")
 
     def sshd(self, key: str, value: str) -> None:
-        """What `sshd -T` says."""
+        """Make `sshd -T` print this setting."""
         self.program("sshd", f"echo 'port 22'; echo '{key} {value}'")
 
     def run(self, state: str, launch: str = LAUNCH, **arguments: Any) -> dict[str, Any]:
@@ -57,5 +57,5 @@ class LaunchNode(Host):
         return self.run("admit", launch, certificate=certificate, authority=authority)
 
     def left(self) -> list[str]:
-        """What is on the node because of launches."""
+        """List the files that launches have left on the node."""
         return sorted(path.name for path in self.home.rglob("*")) if self.home.exists() else []

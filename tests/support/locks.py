@@ -1,4 +1,4 @@
-"""The locks of nodes that only exist in a test: what provision/node/lock.py would answer there."""
+"""Locks of nodes that exist only in a test, answered as provision/node/lock.py would."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TOLD = ("run", "node", "who", "since", "verb")
 
 @dataclass
 class NodeLocks:
-    """`holders`: node → whose lock is on it; `asked`: each operation with its node; `clock`: seconds that the
-    clocks of nodes are ahead; `silent`: nodes that no longer answer when a lock is given back."""
+    """Fake locks. `holders`: node → the holder of its lock; `asked`: each operation with its node;
+    `clock`: seconds by which node clocks are ahead; `silent`: nodes that do not answer the release."""
 
     holders: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -27,7 +27,7 @@ class NodeLocks:
     def programs(
         self, _nodes: Any, texts: Mapping[str, str], **_options: Any
     ) -> dict[str, bytes | NodeError]:
-        """In place of provision.remote.reach.observe.run_programs."""
+        """Replace provision.remote.reach.observe.run_programs."""
         return {node: self._answer(node, text.rpartition("main(dict(")[2]) for node, text in texts.items()}
 
     def _answer(self, node: str, call: str) -> bytes | NodeError:

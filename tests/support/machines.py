@@ -1,4 +1,4 @@
-"""Nodes that are replaced at the two doors of `gpuprov validate`: what is observed of them, what they run."""
+"""Nodes replaced at the two entry points of `gpuprov validate`: observation and execution."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HEALTHY = {
     "error_counters": "gpu_burn/error-counters.txt",
     "gpu_answers": "gpu_answers/healthy.csv",
 }
-# One check of each kind; what the others find is in tests/checks.
+# One check of each kind; tests/checks covers the findings of the others.
 FOUR = ("gpu_inventory", "p2p_bandwidth", "nccl_all_reduce", "gpu_burn")
 FACTS = {
     "os.id": "debian",
@@ -77,14 +77,14 @@ M = TypeVar("M", bound="Machines")
 
 
 def programs(host: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What a node is given to go through: check → its programs, unpacked as on the node."""
+    """Return a node's work: check → its programs, unpacked as on the node."""
     packed = {check: one["programs"] for check, one in host["gpuprov_checks"].items()}
     assert packed.pop("") == ""
     return {check: json.loads(zlib.decompress(base64.b64decode(text))) for check, text in packed.items()}
 
 
 class Machines:
-    """The nodes: what they are (facts), what their tools print, and what went wrong with them."""
+    """The nodes: their facts, the output of their tools, and their failures."""
 
     def __init__(self) -> None:
         self.tools: dict[str, dict[str, str]] = {}
@@ -129,7 +129,7 @@ class Machines:
     def _node(
         self, name: str, lists: Mapping[str, list[dict[str, Any]]], on_event: Callable[[Event], None]
     ) -> Outcome:
-        """One node goes through its checks, until one is not answered."""
+        """Run one node through its checks until a check gets no answer."""
         on_event(Event("said", "", "", "", {"detail": "worker w1 waits for a free place"}))
         on_event(Event("started", name, "", "Run a check's programs"))
         for check, commands in lists.items():
@@ -164,13 +164,13 @@ class Machines:
         return {"outputs": outputs, "boot_id": self.boot_id}
 
     def _sample(self, name: str, command: Mapping[str, Any]) -> str:
-        """What the program prints: of nvbandwidth, for the test case it is asked for."""
+        """Return the program's output; for nvbandwidth, of the requested test case."""
         case = "device_local_copy" in command["argv"]
         return self.tools[name]["device_local_copy" if case else command["name"]]
 
 
 def replaced(found: M, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> M:
-    """Put these machines behind the two doors, and everything that is kept below `tmp_path`."""
+    """Replace both entry points with these machines, and keep all state below `tmp_path`."""
     monkeypatch.setattr(validation, "observe", found.observe)
     monkeypatch.setattr(fleet_lock, "run_programs", found.locks.programs)
     monkeypatch.setattr(fleet_lock, "RETRY", 0.0)
@@ -190,7 +190,7 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machines:
 def validate(
     machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Run the command on the machines, or on a healthy gpu-01; gives code, report document and run folder."""
+    """Run `validate`, by default on a healthy gpu-01; returns code, report document and run folder."""
 
     def run(
         *arguments: str, variables: Mapping[str, Any] | None = None, checks: Sequence[str] = FOUR
@@ -202,7 +202,7 @@ def validate(
             for name in {**machines.tools, **machines.errors}
         }
         fleet = Fleet(tmp_path / "inventory.yml", nodes, {})
-        # Reading an inventory takes Ansible a second; two tests below read a real one.
+        # Ansible takes a second to read an inventory; two tests below read a real one.
         monkeypatch.setattr(fleet_options, "loaded", lambda _options: LoadedFleet(fleet, {}))
         own = {"--checks", "--stage", "--resume"} & {*arguments}
         chosen = ["--checks", ",".join(checks)] if checks and not own else []

@@ -1,4 +1,4 @@
-"""Nodes that `gpuprov validate` measures together, by pairs or all at once, with one check alone."""
+"""Nodes that `gpuprov validate` measures together, in pairs or all at once, with a single check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = {"stdout": "", "stderr": "", "rc": 0, "seconds": 1.5, "timed_out": False
 
 
 class Together(Machines):
-    """`validate` is the fixture of that name."""
+    """Machines measured together. `validate` is the fixture of that name."""
 
     only: tuple[str, ...] = ()
     validate: Callable[..., Answer]
@@ -27,7 +27,7 @@ class Together(Machines):
             self.add(f"gpu-{number:02d}", **facts())
 
     def run(self, count: int = 0, *words: str, code: int | None = None, **more: Any) -> Answer:
-        """Validate so many nodes more: code, report and folder, which is judged again to the same report."""
+        """Validate `count` more nodes and judge the run again, which must agree; return code, report, run."""
         self.add_nodes(count)
         ended, report, folder = self.validate(*(words or self.only), **more)
         assert code in (None, ended)
@@ -36,7 +36,7 @@ class Together(Machines):
 
 
 def answered(*outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the module answers: these outputs, which ended well if they do not say otherwise."""
+    """Return the module's answer with these outputs, which by default ended successfully."""
     log = {"name": KERNEL_LOG_DELTA, "argv": []}
     return {
         "outputs": [{**PLAIN, "not_started": "", **output} for output in (*outputs, log)],

@@ -1,4 +1,4 @@
-"""Our Ansible modules, loaded from their files, and run as the programs they are on a node, for tests."""
+"""Ansible modules of gpuprov, loaded from their files and run as programs as on a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from provision import paths
 from tests.support.commands import ran
 
-# What a test changes of the module, `before`, knows it as `module`.
+# The code `before`, with which a test changes the module, refers to it as `module`.
 _PROGRAM = """\
 import importlib.util, json, sys
 from ansible.module_utils import basic
@@ -38,7 +38,7 @@ def load(name: str) -> ModuleType:
 
 
 class Host:
-    """A node whose programs are stand-ins on PATH; what ran is logged."""
+    """A node with stand-ins for its programs on PATH, and a log of every call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.log = folder, folder / "bin", folder / "log"
@@ -47,23 +47,23 @@ class Host:
         self.environment = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"}
 
     def program(self, name: str, script: str = "") -> None:
-        """A program that writes down how it was called, and then does `script`."""
+        """Add a program that logs its call and then runs `script`."""
         file = self.bin / name
         file.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.log}\n{script}\n')
         file.chmod(0o755)
 
     def says(self, name: str, text: str, status: int = 0, stream: int = 1) -> None:
-        """A program that prints the text."""
+        """Add a program that prints the text."""
         (self.folder / f"{name}.txt").write_text(text)
         self.program(name, f"cat {self.folder}/{name}.txt >&{stream}\nexit {status}")
 
     def ran(self, program: str = "") -> list[str]:
-        """The calls, or those of one program."""
+        """Return the logged calls, of all programs or of one."""
         lines = self.log.read_text().splitlines()
         return [line for line in lines if not program or line.startswith(f"{program} ")]
 
     def module(self, name: str, /, check: bool = False, before: str = "", **arguments: Any) -> dict[str, Any]:
-        """What the module answers."""
+        """Run the module and return its answer."""
         told = json.dumps({**arguments, "_ansible_check_mode": check})
         done = ran(
             [sys.executable, "-c", _PROGRAM, str(paths.MODULES / f"{name}.py"), told, before],

@@ -1,4 +1,4 @@
-"""What all_reduce_perf prints as one MPI program over several nodes, for tests."""
+"""Output of all_reduce_perf as one MPI program over several nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ranks(hosts: Sequence[str], gpus: int = 8) -> str:
 
 
 def table(hosts: Sequence[str], busbw: float = 380.0, gpus: int = 8, wrong: str = "0") -> str:
-    """The whole output, rank 0's; `busbw` of the larger of two sizes, in GB/s."""
+    """Return the complete output of rank 0; `busbw` is the rate of the larger of two sizes, in GB/s."""
     count = len(hosts) * gpus
     rows = ""
     for size, rate in ((8589934592, busbw * 0.97), (17179869184, busbw)):

@@ -1,4 +1,4 @@
-"""Stand-ins for observed fleets: nodes that answer as declared, and the verbs run on them."""
+"""Stand-ins for observed fleets: nodes that answer as declared, and commands run on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provision.fleet import Fleet, Node
 from provision.remote.reach import observe
 from provision.remote.reach.observe import Observation
 
-# Full versions of packages of which a role promises a part.
+# Full versions of packages for which a role specifies only a part.
 AMD_VERSIONS = (
     "1:6.16.13.30300300-2327507.24.04",  # amdgpu-dkms
     "30.30.3.0.30300300-2327507.24.04",  # amdgpu-dkms-firmware
@@ -27,7 +27,7 @@ Answer = Callable[[Node, Collection[str]], Observation]
 
 
 def debian(version: str, codename: str, kernel: str) -> dict[str, Any]:
-    """The facts of a Debian machine with one L40S."""
+    """Return the facts of a Debian machine with one L40S."""
     return {
         "os.id": "debian",
         "os.version_id": version,
@@ -42,19 +42,19 @@ def debian(version: str, codename: str, kernel: str) -> dict[str, Any]:
 
 
 def unknown(asked: Collection[str], kernel: str) -> dict[str, Any]:
-    """The facts asked for as a bare machine has them: none; `kernel` is the one that runs."""
-    silent = expectations.SILENT_GPUS.values()  # without a driver no GPU fails to answer it
+    """Return the requested facts of a bare machine, all missing; `kernel` is the running kernel."""
+    silent = expectations.SILENT_GPUS.values()  # without a driver, no GPU fails to answer it
     return {name.replace(expectations.KERNEL, kernel): [] if name in silent else None for name in asked}
 
 
 def promised(declared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts with which every expectation holds of a machine that is declared so. `own`: what it is."""
+    """Return facts that meet every expectation of a machine declared so. `own`: its own facts."""
     known = expectations.of_node(declared, stack.describe_node(own))
     return {each.fact: _fulfilling(each) for each in known}
 
 
 def _fulfilling(expectation: expectations.Expectation) -> Any:
-    """A value with which the expectation holds."""
+    """Return a value that meets the expectation."""
     candidates = [expectation.value, [expectation.value], "manual\n", "auto\n", *AMD_VERSIONS]
     if expectation.operator == "one_of":
         candidates = list(expectation.value)
@@ -62,7 +62,7 @@ def _fulfilling(expectation: expectations.Expectation) -> Any:
 
 
 def fleet_here(monkeypatch: pytest.MonkeyPatch, folder: Path, names: Sequence[str], answer: Answer) -> None:
-    """A fleet of these nodes, declared by the inventory in `folder`, that answers so."""
+    """Load a fleet of these nodes, declared by the inventory in `folder`; `answer` gives observations."""
 
     def answers(
         nodes: Collection[Node],
@@ -90,7 +90,7 @@ def fleet_here(monkeypatch: pytest.MonkeyPatch, folder: Path, names: Sequence[st
 
 
 def vault(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
-    """`secret` is the value of a vaulted variable."""
+    """Make `secret` the value of a vaulted variable."""
     original = resolve.resolve
     monkeypatch.setattr(
         resolve, "resolve", lambda *words: resolve.Resolved(original(*words).views, frozenset({secret}))
@@ -98,7 +98,7 @@ def vault(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
 
 
 def gpuprov(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
+    """Run a command and return its exit code, standard output and standard error."""
     code = cli.main(list(words))
     shown = capsys.readouterr()
     return code, shown.out, shown.err

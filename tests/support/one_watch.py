@@ -1,4 +1,4 @@
-"""A watch in this process, over a scheduler in a file, and what it is told and tells."""
+"""A watch in this process over a scheduler in a file, with its inputs and messages recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Checks:
 
 
 class One:
-    """A watch, and what it is told and tells."""
+    """A watch with its inputs and its messages."""
 
     def __init__(
         self, folder: Path, scheduler: FileScheduler | None = None, policy: Policy | None = None
@@ -58,8 +58,8 @@ class One:
         self.calls: list[str] = []
         self.over: set[str] = set()
         self.lines: list[str] = []
-        self.notes: list[list[str]] = []  # what systemd is told
-        self.late = 0.0  # seconds that its clock is ahead
+        self.notes: list[list[str]] = []  # notifications to systemd
+        self.late = 0.0  # seconds by which its clock is ahead
         self.watch = Watch(
             fleet(),
             policy or Policy(),

@@ -1,7 +1,6 @@
-"""Runs the commands of a page as its reader does: in a fresh folder, in their order, with a home of its own.
-
-A page's names of nodes stand for a site's (`Site.nodes`); its addresses and mirrors are in `group_vars` and
-`host_vars` of the folder, so that the inventory is the page's own. `$EDITOR` writes what the site adds.
+"""Runner for a page's commands: in order, in a fresh folder, with a private home, as a reader runs them.
+A page's node names stand for a site's (`Site.nodes`). The site's addresses and mirrors are in `group_vars`
+and `host_vars` of the folder, so that the inventory is the page's own. `$EDITOR` writes the site's additions.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.support.pages import ROOT, Command, Needs
 
 PROGRAMS = Path(sys.executable).parent
 RUN_NAME = re.compile(r"\b\d{8}T\d{6}\.\d{3}Z-([a-z]+)\b")
-# $EDITOR of the reader: writes what the site adds, and what a comment behind the command names.
+# The reader's $EDITOR: writes the site's additions, and the setting in a comment behind the command.
 EDIT = """\
 import sys, yaml
 from pathlib import Path
@@ -40,18 +39,18 @@ file.write_text(yaml.safe_dump(document, sort_keys=False))
 
 @dataclass(frozen=True)
 class Site:
-    """What a page's names stand for, and what is true of the machines whatever the page."""
+    """The nodes behind a page's names, and the settings that hold for the machines on any page."""
 
-    nodes: Mapping[str, str] = field(default_factory=dict)  # a page's name -> the name of a node
-    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # node -> its variables
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of all nodes: keys, mirrors
-    fleet: Mapping[str, Any] = field(default_factory=dict)  # the inventory of pages that show none
-    edits: Mapping[str, Any] = field(default_factory=dict)  # what `$EDITOR` adds to an inventory
+    nodes: Mapping[str, str] = field(default_factory=dict)  # a page's name → the name of a node
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # node → its variables
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for all nodes: keys, mirrors
+    fleet: Mapping[str, Any] = field(default_factory=dict)  # the inventory for pages that show none
+    edits: Mapping[str, Any] = field(default_factory=dict)  # additions of `$EDITOR` to an inventory
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One command that has ended."""
+    """A completed command."""
 
     command: Command
     code: int
@@ -64,7 +63,7 @@ class Ran:
 
 
 class Folder:
-    """The folder of a page's reader. `runs`: where stored runs are; `home` has all else."""
+    """The folder of a page's reader. `runs`: the stored runs; `home`: everything else."""
 
     def __init__(self, folder: Path, site: Site, *, runs: Path | None = None) -> None:
         self._site = site
@@ -72,12 +71,12 @@ class Folder:
         self._home.mkdir(mode=0o700, parents=True)
         self._folder = folder
         self._begun = 0
-        self._shown: dict[str, Any] = {}  # an inventory that the page shows, and no command has read yet
+        self._shown: dict[str, Any] = {}  # an inventory shown on the page that no command has read yet
         self.runs = runs or self._home / "state" / "gpuprov" / "runs"
         self.place = self._begin()
 
     def _begin(self) -> Path:
-        """A fresh folder with the site's addresses. A fleet begins with `gpuprov init` in its own."""
+        """Create a fresh folder with the site's addresses. Each fleet of `gpuprov init` gets its own."""
         self._begun += 1
         place = self._folder / f"fleet{self._begun}"
         place.mkdir(mode=0o700)
@@ -92,12 +91,12 @@ class Folder:
         return [(f"host_vars/{name}.yml", values) for name, values in self._site.hosts.items()]
 
     def run(self, command: Command, *, timeout: float = 1800, look: float = 12) -> Ran:
-        """Run one. An endless one is interrupted after `look` seconds."""
+        """Run a command; interrupt an endless one after `look` seconds."""
         self._prepare(command)
         text = command.text if command.needs is Needs.LAB else self.named(command.text)
         began = time.monotonic()
         process = subprocess.Popen(
-            # Whose tests run in the background has Ctrl-C ignored, and so has what it starts.
+            # A background job ignores Ctrl-C, and its children inherit that.
             ["env", "--default-signal=INT", "bash", "-c", text],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
             cwd=self.place, env=self._environment(), start_new_session=True,
@@ -116,7 +115,7 @@ class Folder:
         return Ran(command, process.returncode, out, err, time.monotonic() - began)
 
     def named(self, text: str) -> str:
-        """A command with the site's names for the page's, and stored runs for the runs that it names."""
+        """Return the command with the site's node names, and with stored runs for the runs it names."""
         for shown, name in self._site.nodes.items():
             text = re.sub(rf"\b{re.escape(shown)}\b", name, text)
         for number, match in enumerate(list(RUN_NAME.finditer(text))):
@@ -143,7 +142,7 @@ class Folder:
             self._write_inventory(getattr(options, "inventory", None) or "inventory.yml")
 
     def add(self, inventory: Mapping[str, Any]) -> None:
-        """Write an inventory that the page shows, for the next command: its hosts that there are."""
+        """Write an inventory shown by the page, reduced to existing hosts, for the next command."""
         self._shown = mapped(inventory, [*self._site.hosts])
 
     def _write_inventory(self, name: str) -> None:
@@ -158,7 +157,7 @@ class Folder:
             self._shown = {}
 
     def _check_out(self) -> None:
-        """The tracked files, as they are now, and the programs of this Python."""
+        """Copy the tracked and new files in their current state, and the programs of this Python."""
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(
             listed, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
@@ -184,14 +183,14 @@ class Folder:
 
 
 def merged(document: Any, more: Any) -> Any:
-    """A mapping with what another one adds to it, at any depth."""
+    """Merge a mapping with additions at any depth."""
     if not (isinstance(document, dict) and isinstance(more, Mapping)):
         return document if more is None else more
     return {**document, **{key: merged(document.get(key), value) for key, value in more.items()}}
 
 
 def mapped(document: Any, nodes: Sequence[str]) -> Any:
-    """An inventory of a page with those of its hosts that there are."""
+    """Return a page's inventory, reduced to hosts that exist."""
     if not isinstance(document, dict):
         return document
     kept = {}
@@ -209,7 +208,7 @@ def mapped(document: Any, nodes: Sequence[str]) -> Any:
 
 
 def expanded(pattern: str) -> list[str]:
-    """The names of `gpu-[01:64]`."""
+    """Expand a pattern like `gpu-[01:64]` into names."""
     match = re.fullmatch(r"(.*)\[(\d+):(\d+)\](.*)", pattern)
     if match is None:
         return [pattern]
@@ -218,7 +217,7 @@ def expanded(pattern: str) -> list[str]:
 
 
 def expected(command: Command, times: int) -> int:
-    """The exit code of the command, which has been run so many times: 0, unless the data file has another."""
+    """Return the exit code expected after `times` runs: 0, unless the data file lists another."""
     listed = pages.data()["ends"].get(command.page, {}).get(command.text)
     if listed is None:
         return 130 if command.is_endless else 0
@@ -227,6 +226,6 @@ def expected(command: Command, times: int) -> int:
 
 
 def not_printed(ran: Ran, printed: str) -> list[str]:
-    """The lines shown below a command of which nothing printed has the form."""
+    """Return the lines shown below a command that match no printed line in form."""
     forms = {pages.form(line) for line in printed.splitlines()}
     return [line for line in ran.command.output if pages.form(line) not in forms]

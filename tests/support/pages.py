@@ -1,4 +1,4 @@
-"""The commands that a page of the documentation shows, and what it shows that they print."""
+"""Commands in the pages of the documentation, and the output shown for them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS))
 DATA = ROOT / "tests" / "documented_runs.yml"
 PROMPT = "$ "
 SHELLS = ("", "sh", "bash", "console", "text")
-# Programs of others that reach nodes, or a cluster of them.
+# Third-party programs that reach nodes or a cluster.
 REACH = {"ansible", "ansible-playbook", "scontrol", "sbatch", "pdsh", "mpirun"}
 
 
 class Needs(Enum):
-    """What must be there for a command to run."""
+    """Requirements for running a command."""
 
     NOTHING = "nothing"
     RUNS = "stored runs"
@@ -43,20 +43,20 @@ class Command:
     text: str
     comment: str = ""
     output: tuple[str, ...] = ()  # the lines shown below it
-    root: bool = False  # with sudo
+    root: bool = False  # run with sudo
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {self.text}"
 
     @property
     def options(self) -> argparse.Namespace | None:
-        """The options of the call of gpuprov with which it begins; None: it begins with another program."""
+        """Parse the options of the leading gpuprov call; None if the command runs another program."""
         words = shlex.split(self.text.partition(" | ")[0])
         if words[:1] != ["gpuprov"]:
             return None
         try:
             return cli.parsed(words[1:])
-        except SystemExit:  # which would end the collection of all tests
+        except SystemExit:  # would otherwise end the collection of all tests
             raise ValueError(f"{self} is no command line of gpuprov") from None
 
     @property
@@ -73,27 +73,27 @@ class Command:
 
     @property
     def is_endless(self) -> bool:
-        """Whether somebody has to end it: a watch, or a burn-in of hours that is looked at."""
+        """Whether a user has to end the command: a watch, or an hours-long burn-in followed live."""
         if self.does("burnin", "start"):
             return not getattr(self.options, "detach", False)
         return self.does("watch", "run") or getattr(self.options, "watch", None) is not None
 
     def does(self, verb: str, act: str) -> bool:
-        """Whether it is `gpuprov VERB ACT`."""
+        """Whether the command is `gpuprov VERB ACT`."""
         options = self.options
         return options is not None and (options.verb, getattr(options, "act", "")) == (verb, act)
 
 
 def blocks(page: str) -> Iterator[tuple[int, str, list[str]]]:
-    """(number of its first line, language, lines) of each fenced block."""
+    """Yield (number of the first line, language, lines) of each fenced block."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for match in re.finditer(r"^```([a-z]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield text[: match.start()].count("\n") + 2, match[1], match[2].splitlines()
 
 
 def commands(page: str) -> list[Command]:
-    """In the order of the page. A block whose first line is indented shows what something prints, and so does
-    one of `text` without a prompt."""
+    """Return the commands in page order.
+    A block whose first line is indented shows output; so does a `text` block without a prompt."""
     found = []
     for first, language, lines in blocks(page):
         prompted = any(line.startswith(PROMPT) for line in lines)
@@ -113,7 +113,7 @@ def commands(page: str) -> list[Command]:
 
 
 def inventories(page: str) -> list[tuple[int, dict[str, Any]]]:
-    """(line, mapping) of the inventories, and parts of one, that a page shows."""
+    """Return (line, mapping) of each inventory, or part of one, that a page shows."""
     shown = []
     for first, language, lines in blocks(page):
         document = yaml.safe_load("\n".join(lines)) if language == "yaml" else None
@@ -123,18 +123,18 @@ def inventories(page: str) -> list[tuple[int, dict[str, Any]]]:
 
 
 def data() -> dict[str, Any]:
-    """What tests/documented_runs.yml lists."""
+    """Load tests/documented_runs.yml."""
     loaded: dict[str, Any] = yaml.safe_load(DATA.read_text(encoding="utf-8"))
     return loaded
 
 
 def not_run(command: Command) -> str:
-    """The reason why it is not run, or \"\"."""
+    """Return the reason why the command is not run, or ""."""
     return str(data()["not_run"].get(command.page, {}).get(command.text, ""))
 
 
 def form(line: str) -> str:
-    """The first words of a line, without its mark and count: names and numbers of one form are alike."""
+    """Return a line's first words without mark and count; names and numbers are made alike."""
     line = re.sub(r"^[\s+~?✗✓!-]*(\d+ )?", "", line)
     line = re.sub(r"[\w-]*\d[\w.,:-]*(\[[^]]*\])?|[\w-]+\[[^]]*\]", "#", line)
     words = [word.rstrip(":,").removesuffix("s") for word in line.split()]

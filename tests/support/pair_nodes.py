@@ -1,4 +1,4 @@
-"""Nodes with RDMA ports, and what ib_write_bw prints between them, for tests."""
+"""Nodes with RDMA ports, and the output of ib_write_bw between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTERS = ("symbol_error", "link_downed")
 
 
 def facts(devices: Iterable[str] = ("mlx5_0", "mlx5_1"), rate: int = RATE, **more: Any) -> dict[str, Any]:
-    """The facts of a node with these InfiniBand cards; `device/port` is one port of a card with several."""
+    """Return the facts of a node with these InfiniBand cards; `device/port` names one port of several."""
     ports = [
         {
             **{"device": name.partition("/")[0], "port": name.partition("/")[2] or "1", "state": "ACTIVE"},
@@ -31,7 +31,7 @@ def facts(devices: Iterable[str] = ("mlx5_0", "mlx5_1"), rate: int = RATE, **mor
 
 
 def printed(rate: float, device: str = "mlx5_0", pairs: int = 4, size: int = 8388608) -> str:
-    """What a client prints after its transfer."""
+    """Return a client's output after its transfer."""
     rule = "-" * 87
     return (
         f"{rule}\n                    RDMA_Write BW Test\n"
@@ -43,7 +43,7 @@ def printed(rate: float, device: str = "mlx5_0", pairs: int = 4, size: int = 838
 
 
 def printed_latency(median: float, device: str = "mlx5_0", size: int = 2) -> str:
-    """What a client of ib_write_lat prints after its messages."""
+    """Return the output of an ib_write_lat client after its messages."""
     rule = "-" * 87
     return (
         f"{rule}\n                    RDMA_Write Latency Test\n"
@@ -65,7 +65,7 @@ NO_DEVICE = " IB device mlx5_0 not found\n Unable to find the Infiniband/RoCE de
 
 
 def output(name: str = "mlx5_0", **more: Any) -> Output:
-    """One program's output; it ended well and printed nothing, if not said otherwise."""
+    """Return a program's output, by default empty and with exit status 0."""
     plain: Mapping[str, Any] = {
         **{"argv": ("ib_write_bw",), "rc": 0, "stdout": "", "stderr": "", "seconds": 1.5},
         **{"timed_out": False, "truncated": False, "not_started": ""},

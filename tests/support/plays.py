@@ -1,4 +1,4 @@
-"""Playbooks played on this machine with the real Ansible, here or by a process that can be interrupted."""
+"""Playbooks run on this machine by the real Ansible, in this process or in one that can be interrupted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from provision import paths
 
-# What a process of its own plays: `{play}` is given `book`, `host` and the functions that play.
+# Code of the separate process; `{play}` can use `book`, `host` and the functions that run playbooks.
 _PROGRAM = """\
 import sys
 from pathlib import Path
@@ -42,7 +42,7 @@ def playbook(folder: Path, tasks: str, head: str = "gather_facts: false") -> Pat
 
 
 def playing(play: str, book: Path, memory: Path) -> subprocess.Popen[bytes]:
-    """A process that plays a playbook with its private folders in `memory`; interrupted, it ends with 130."""
+    """Start a process that plays `book` with private folders in `memory`; interrupted, it exits with 130."""
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM.format(play=play), str(book), str(memory)],
         env={**os.environ, "PYTHONPATH": str(paths.PACKAGE.parent)},
@@ -51,7 +51,7 @@ def playing(play: str, book: Path, memory: Path) -> subprocess.Popen[bytes]:
 
 
 def recap(output: str) -> dict[str, dict[str, int]]:
-    """Node → how many tasks were ok, changed, failed, … by the last lines of ansible-playbook."""
+    """Parse the recap of ansible-playbook: node → counts of tasks that were ok, changed, failed, …"""
     return {
         match[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
         for match in re.finditer(r"^(\S+) +: (ok=.*)$", output, re.MULTILINE)

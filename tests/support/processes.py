@@ -1,4 +1,4 @@
-"""Processes of this machine as /proc tells of them; any may end while it is looked at."""
+"""Processes of this machine as seen in /proc; any may end while it is examined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: a zombie that nobody waits for does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except (OSError, IndexError):
@@ -18,7 +18,7 @@ def alive(pid: int) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """Its command line, arguments with a blank between them; "" when it is gone."""
+    """Return the command line, arguments joined by blanks; "" if the process is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -26,7 +26,7 @@ def command_of(pid: int) -> str:
 
 
 def line_of(file: Path, process: subprocess.Popen[Any]) -> str:
-    """The first line that somebody below `process` writes into `file`, as soon as it is whole."""
+    """Wait for a complete first line in `file`, written by a descendant of `process`, and return it."""
     while not (file.exists() and "\n" in file.read_text()):
         assert process.poll() is None, f"ended without a word in {file.name}"
         time.sleep(0.02)
@@ -34,7 +34,7 @@ def line_of(file: Path, process: subprocess.Popen[Any]) -> str:
 
 
 def until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until it is so."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"not so in {seconds} s"

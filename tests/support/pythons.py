@@ -1,4 +1,4 @@
-"""The interpreters of this machine."""
+"""Python interpreters of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @functools.cache
 def python(version: str) -> str | None:
-    """An interpreter of this version on this machine. A name that pyenv answers for may be of none."""
+    """Find an interpreter of this version; pyenv's shims may name versions that are not installed."""
     candidates = [sys.executable, shutil.which(f"python{version}"), shutil.which("python3")]
     homes = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"]
     candidates += [str(path) for home in homes for path in sorted(home.glob(f"{version}.*/bin/python3"))]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from provision.desired.inventory.ansible import ansible_settings
 from provision.errors import InventoryError
 
-# Imports Ansible once. Each question is answered by a fresh fork that runs the whole of `ansible-inventory`.
+# Imports Ansible once; a fresh fork that runs the whole of `ansible-inventory` answers each request.
 _SERVER = """
 import json, os, sys
 import ansible.cli.inventory as command
@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 class AnsibleInventory:
-    """`ansible-inventory`, without the second it takes to start."""
+    """`ansible-inventory` without its startup time of one second."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class AnsibleInventory:
         )
 
     def listed(self, source: Path, *options: str) -> dict[str, Any]:
-        """What `--list` prints; an AssertionError when it refuses the inventory or a part of it."""
+        """Return the document of `--list`; raises AssertionError if any part of the inventory is refused."""
         out, err = self._folder / "out", self._folder / "err"
         arguments = ["-i", str(source), "--list", *options]
         assert self._process.stdin is not None
@@ -64,12 +64,12 @@ class AnsibleInventory:
         assert code == "0\n", complaints
         assert "Unable to parse" not in complaints, complaints
         answer = json.loads(out.read_text())
-        del answer["_meta"]["profile"]  # how it is encoded
+        del answer["_meta"]["profile"]  # its encoding
         assert isinstance(answer, dict)
         return answer
 
     def read(self, source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
-        """In place of `ansible_inventory.read`."""
+        """Replace `ansible_inventory.read`."""
         options = [word for file in vault_password_files for word in ("--vault-password-file", str(file))]
         try:
             return self.listed(source, *options)
@@ -142,7 +142,7 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 VAULTED = "!vault |\n{indent}$ANSIBLE_VAULT;1.1;AES256\n{indent}6162\n{indent}63\n"
-# Spellings of YAML whose meaning is its own.
+# Scalars with surprising meanings in YAML.
 SPELLINGS = st.sampled_from(
     [
         "010",
@@ -322,7 +322,7 @@ def ini_inventory(draw: st.DrawFn) -> str:
             else:
                 words = [f"{draw(NAMES)}={draw(INI_VALUES)}" for _ in range(draw(st.integers(0, 2)))]
                 lines.append(" ".join([draw(HOSTS), *words]) + draw(st.sampled_from(["", " # c", "\t"])))
-    # Most groups are declared somewhere; those that are not are an error.
+    # Most groups are declared somewhere; an undeclared one is an error.
     lines += [f"[{each}]" for each in draw(st.permutations(_GROUPS)) if draw(st.integers(0, 99))]
     lines += draw(st.lists(st.sampled_from(["", "; note", "# note", "   "]), max_size=2))
     return "\n".join(lines) + "\n"
@@ -340,7 +340,7 @@ def json_inventory(draw: st.DrawFn) -> str:
 
 @st.composite
 def inventories(draw: st.DrawFn) -> dict[str, str]:
-    """The files of an inventory by their names. `source` is a file or the folder itself."""
+    """Draw the files of an inventory, by name. `source` is a file or the folder itself."""
     writers = {"yml": yaml_inventory, "yaml": yaml_inventory, "json": json_inventory, "ini": ini_inventory}
     files: dict[str, str] = {}
     folder = draw(st.booleans())
@@ -385,7 +385,7 @@ def inventories(draw: st.DrawFn) -> dict[str, str]:
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
-    """The files on disk; returns the inventory's source."""
+    """Write the files and return the inventory's source."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

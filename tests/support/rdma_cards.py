@@ -1,4 +1,4 @@
-"""The facts of a node's RDMA cards, and what network_ports finds in them."""
+"""Facts of a node's RDMA cards, and the findings of network_ports for them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Cards:
         return findings
 
     def flagged(self, **variables: Any) -> list[tuple[Any, ...]]:
-        """Verdict, device, metric and action of each finding that neither passed nor was skipped."""
+        """Return verdict, device, metric and action of each finding that neither passed nor was skipped."""
         quiet = (Verdict.PASS, Verdict.SKIP)
         return flagged(self.judge(**variables), quiet=quiet)
 
@@ -75,7 +75,7 @@ class Cards:
         return {name: value for name, value in facts.items() if name not in self.problems}
 
     def roce(self) -> None:
-        """Eight RoCE cards instead, and none beside them."""
+        """Replace all cards with eight RoCE cards."""
         self.ports = [
             {
                 **self.port(f"mlx5_{i}", link_layer="Ethernet", sm_lid=0, pkeys=""),

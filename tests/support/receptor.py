@@ -1,9 +1,8 @@
-"""A mesh for tests: the real Receptor where this machine has one, and a stand-in for its control socket.
-
-The stand-in answers with the texts of Receptor 1.5.5 (Debian 13), recorded from its control socket, and
-runs units as commands of this machine, as Receptor's command workers do (pkg/workceptor/command.go):
-standard input from a file, standard output and error into one, SIGINT and ten seconds later SIGKILL to
-cancel.
+"""A mesh for tests: the real Receptor if installed, and a stand-in for its control socket.
+The stand-in answers with the texts of Receptor 1.5.5 (Debian 13), recorded from its control socket, and runs
+units as commands of this machine, as Receptor's command workers do (pkg/workceptor/command.go): standard
+input from a file, standard output and error into one, and to cancel, SIGINT followed by SIGKILL ten seconds
+later.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ TLS_CLIENT = "mesh"
 
 
 def forget() -> None:
-    """Empty what a process knows of meshes, and where it notes units, as in a process that just began."""
+    """Clear this process's knowledge of meshes and its register of units, as in a new process."""
     mesh._meshes.clear()
     register._current.clear()
     leftovers._swept.clear()
@@ -55,7 +54,7 @@ class StoodUnit:
     detail: str = "Waiting for Input Data"
     started: bool = False
     cancelled: bool = False
-    frozen: bool = False  # its worker is cut off: nothing more is known of it
+    frozen: bool = False  # its worker is cut off: its state no longer changes
 
     def size(self) -> int:
         file = self.folder / "stdout"
@@ -103,9 +102,9 @@ _SIGNALS: dict[int, str] = {
 
 
 class StandIn:
-    """A Receptor that answers on a socket. `commands`: worker → what its units run; a worker without one is
-    known, and its units are given `said` as their output. `refusals`: worker → the text its submissions are
-    refused with. `asked`: every command line that came."""
+    """A Receptor that answers on a socket.
+    `commands`: worker → the command of its units; a worker without one is known, and its units output `said`.
+    `refusals`: worker → the text that refuses its submissions. `asked`: every received command line."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,8 +117,8 @@ class StandIn:
         self.units: dict[str, StoodUnit] = {}
         self.every: list[StoodUnit] = []
         self.asked: list[str] = []
-        self.generation = 0  # how often it was started anew
-        self.hanging: set[str] = set()  # units that have said something, and neither go on nor end
+        self.generation = 0  # number of restarts
+        self.hanging: set[str] = set()  # units that have printed something but neither continue nor end
         self.start()
 
     def add(
@@ -147,13 +146,13 @@ class StandIn:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
-        """As `systemctl stop receptor`: units go on."""
+        """Stop like `systemctl stop receptor`: units continue."""
         self.server.shutdown()
         self.server.server_close()
         Path(self.socket).unlink(missing_ok=True)
 
     def restart(self) -> None:
-        """Connections break, and it is away for a second."""
+        """Break all connections and stay away for a second."""
         self.generation += 1
         self.stop()
         time.sleep(1)
@@ -168,7 +167,7 @@ class StandIn:
             self.stop()
 
     def cut(self, name: str) -> None:
-        """The mesh has no way to this worker any more; what runs there goes on."""
+        """Remove the mesh's route to this worker; its units continue."""
         self.routes.discard(name)
         for unit in self.units.values():
             unit.frozen = unit.frozen or unit.worker == name
@@ -326,9 +325,9 @@ PROGRAM = os.environ.get("GPUPROV_TEST_RECEPTOR") or shutil.which("receptor")
 
 @dataclass
 class RealMesh:
-    """Receptors of this machine: all others connect to `hub`, the first worker where none is named, over
-    TLS. Units run `command`, signed. `address`: of the hub; `inside`: what runs a program where that Receptor
-    is."""
+    """Receptors on this machine that all connect to `hub`, by default the first worker, over TLS.
+    Units run `command`, signed. `address`: the hub's; `inside`: the prefix that runs a program where that
+    Receptor is."""
 
     folder: Path
     command: Path
@@ -360,7 +359,7 @@ class RealMesh:
             raise
 
     def wait(self) -> None:
-        """Until the controller has a way to every worker."""
+        """Wait until the controller has a route to every worker."""
         until(lambda: self.routes() >= set(self.workers), 90)
 
     @property
@@ -371,7 +370,7 @@ class RealMesh:
         return str(self.folder / f"{name}.sock")
 
     def certify(self, name: str, *more: str, authority: str = "ca", file: str = "") -> None:
-        """Make `name` a key and a certificate of this authority."""
+        """Create a key and a certificate of this authority for `name`."""
         file = file or name
         request = (f"commonname={name}", f"nodeid={name}", f"ipaddress={self.address}", f"outreq={file}.req")
         self.run("--cert-makereq", "bits=2048", *request, f"outkey={file}.key")
@@ -389,28 +388,28 @@ class RealMesh:
             )
 
     def stop(self, name: str) -> None:
-        """As `systemctl kill receptor`: units go on. Until the controller has no way to it."""
+        """Stop like `systemctl kill receptor` (units continue), and wait until the route is gone."""
         self.processes[name].kill()
         self.processes[name].wait()
         until(lambda: name not in self.routes(), 90)
 
     def again(self, name: str, config: list[dict[str, Any]]) -> None:
-        """Have it begin anew, with this configuration, until the controller has heard of it."""
+        """Restart it with this configuration, and wait until its advertisement reaches the controller."""
         self.stop(name)
         (self.folder / f"{name}.yml").write_text(json.dumps(config))
         before = self._advertised(name)
         self.begin(name)
         self.wait()
-        # What work it takes, and whether signed, comes apart from the routes.
+        # Its work types, and whether they are signed, are advertised separately from the routes.
         until(lambda: self._advertised(name) != before, 90)
 
     def _advertised(self, name: str) -> str:
-        """When it last said what it offers."""
+        """Return the time of its last advertisement."""
         status = Control(self.socket).status()
         return next((str(one["Time"]) for one in status["Advertisements"] or () if one["NodeID"] == name), "")
 
     def routes(self) -> set[str]:
-        """The workers that the controller has a way to."""
+        """Return the workers to which the controller has a route."""
         try:
             return set(Control(self.socket).status()["RoutingTable"] or ())
         except ControlError:
@@ -422,7 +421,7 @@ class RealMesh:
             process.wait()
 
     def left(self) -> list[str]:
-        """The files of units that are left anywhere."""
+        """List the unit files left on any Receptor."""
         return [str(path) for path in self.folder.glob("data/*/*/*")]
 
     def config(self, name: str) -> list[dict[str, Any]]:

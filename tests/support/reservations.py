@@ -1,4 +1,4 @@
-"""Reservations and partitions as scontrol of Slurm 24.11.5 prints them (tests/printers/test_slurm.py)."""
+"""Reservations and partitions as printed by scontrol of Slurm 24.11.5 (tests/printers/test_slurm.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ROW = (
 
 @dataclass
 class Reservations:
-    """`sizes`: partition → its nodes; `comments`: whether this release knows a reservation's Comment;
-    `refuses`: command → what it answers instead, with status 1."""
+    """Reservations in memory. `sizes`: partition → node count; `comments`: whether this release
+    supports a reservation's Comment; `refuses`: command → its error text, with status 1."""
 
     sizes: dict[str, int] = field(default_factory=lambda: {"gpu": 100})
     there: dict[str, str] = field(default_factory=dict)  # name → comment

@@ -1,4 +1,4 @@
-"""Fleets to render: healthy, the demo's, huge, hostile, unreachable, interrupted, empty."""
+"""Sample fleets for reports: healthy, the demo's, huge, hostile, unreachable, interrupted, empty."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SLOW = Finding(
     action="investigate",
     evidence=(" 2    371.02    370.87       N/A    371.10    370.95    371.00     61.30    370.99",),
 )
-# Of `racks(16, 4)`: a leaf switch at less than half its rate, and a link at two thirds.
+# For `racks(16, 4)`: a leaf switch at less than half its rate, and a link at two thirds.
 LEAF_AND_LINK = {("leaf", "rack-03"): 0.4, ("link", "gpu-01", "gpu-02"): 0.66}
 HOSTILE = (
     "<script>document.title='pwned'</script>",
@@ -95,7 +95,7 @@ def passed(check: str, device: str, what: str, value: float, unit: str, limit: s
 def checks(
     seed: int, slow: tuple[int, int] | None = None, burn: int | None = None
 ) -> tuple[CheckResult, ...]:
-    """The four checks of an 8-GPU node, with realistic noise; maybe a slow pair, maybe a bad GPU."""
+    """Return four checks of an 8-GPU node with realistic noise, optionally with a slow pair or a bad GPU."""
     noise = random.Random(seed)  # noqa: S311 - the same noise every time
     pairs = [(a, b) for a in range(8) for b in range(8) if a != b]
 
@@ -175,7 +175,7 @@ def healthy() -> FleetHealth:
 
 
 def demo() -> FleetHealth:
-    """Two healthy nodes; on gpu-03 gpu5 fails its burn and the pair gpu2-gpu6 is slow."""
+    """Return two healthy nodes, and gpu-03 with a failed burn on gpu5 and a slow pair gpu2-gpu6."""
     good = [node(f"gpu-{i:02d}", checks(i), i) for i in (1, 2)]
     return fleet(*good, node("gpu-03", checks(3, slow=(2, 6), burn=5), 3))
 
@@ -192,7 +192,7 @@ LINK = Finding(
 
 
 def between() -> FleetHealth:
-    """Three nodes with nothing wrong, and a slow link between two of them."""
+    """Return three healthy nodes with a slow link between two of them."""
     warning = dataclasses.replace(
         LINK,
         verdict=Verdict.WARN,
@@ -221,7 +221,7 @@ def silent(name: str, why: str = "ssh: connect to 10.0.3.44 port 22: timed out a
 
 
 def unmeasured() -> FleetHealth:
-    """Every way of not knowing: unreachable, hung, garbage, never ran, not applicable, no limit known."""
+    """Return each kind of missing result: unreachable, hung, garbage, never ran, not applicable, no limit."""
     hung = Finding(
         "gpu_burn", Verdict.ERROR, "node", "gpu_burn did not end within 180 s and was killed", action="reboot"
     )
@@ -258,12 +258,12 @@ def nothing() -> FleetHealth:
 
 
 def hostile() -> FleetHealth:
-    """Every text a node can choose, hostile; the names of checks and verdicts are ours."""
+    """Return a fleet in which every node-controlled text is hostile; check names and verdicts are not."""
     return told(*HOSTILE)
 
 
 def told(*texts: str) -> FleetHealth:
-    """A fleet whose nodes say these texts wherever they can."""
+    """Return a fleet in which every field that a node controls holds one of these texts."""
     found = [
         Finding(
             "gpu_burn", Verdict.FAIL, f"gpu{i} {text[:200]}", text,
@@ -289,7 +289,7 @@ def told(*texts: str) -> FleetHealth:
 
 
 def series(seed: int, hot: int | None = None, gpu_count: int = 8) -> dict[str, Series]:
-    """Two minutes of load, sampled every two seconds; one GPU may grow hot, and be held down for it."""
+    """Return two minutes of load sampled every two seconds; GPU `hot` overheats and is throttled."""
     noise = random.Random(seed)  # noqa: S311 - the same noise every time
     found = {}
     for gpu in range(gpu_count):
@@ -307,7 +307,7 @@ def series(seed: int, hot: int | None = None, gpu_count: int = 8) -> dict[str, S
 
 
 def context(fleet: FleetHealth, most: int = 16, not_read: tuple[str, ...] = ()) -> Context:
-    """What a run folder holds besides: the worst nodes' load, gpu5 hot where its burn failed."""
+    """Return the rest of a run folder: the load of the worst nodes, with gpu5 hot if its burn failed."""
     loads = {}
     for number, node in enumerate(worst_first(fleet)[:most]):
         burnt = any(f is BURN for check in node.checks for f in check.findings)
@@ -317,14 +317,14 @@ def context(fleet: FleetHealth, most: int = 16, not_read: tuple[str, ...] = ()) 
 
 
 def large(count: int = 1000, red: int = 40) -> FleetHealth:
-    """Many nodes, few of them red: most for one shared cause, some with their own."""
+    """Return many nodes with few failures: most from one shared cause, some with separate causes."""
     fabric = Finding(
         "gpu_inventory", Verdict.FAIL, "node", "fabric manager is not running", metric="fabric_state",
         value="In Progress", limit="= Completed", source="NVIDIA Fabric Manager user guide",
         action="fix configuration",
     )  # fmt: skip
     nodes = []
-    good, burnt = checks(1), checks(2, burn=5)  # the same measurements on all: only the count matters
+    good, burnt = checks(1), checks(2, burn=5)  # the same measurements on all: only their number matters
     width = len(str(count))
     for number in range(1, count + 1):
         name = f"gpu-{number:0{width}d}"
@@ -339,7 +339,7 @@ def large(count: int = 1000, red: int = 40) -> FleetHealth:
 
 
 def wide(count: int, findings: int) -> FleetHealth:
-    """`count` nodes with `findings` findings each, one node in 25 with a failure: for measuring cost."""
+    """Return `count` nodes with `findings` each, and a failure on one node in 25, to measure cost."""
     nodes = []
     for number in range(count):
         results = []
@@ -358,8 +358,8 @@ def wide(count: int, findings: int) -> FleetHealth:
 def measured(
     fleet: Topology, faults: Mapping[tuple[str, ...], float | None], rails: int = 4, **more: Any
 ) -> tuple[Result, ...]:
-    """What ib_write_bw says in all rounds between these nodes of 400 Gb/s rails, with such faults
-    (tests/support/fabric.py)."""
+    """Return ib_write_bw's results for all rounds between these nodes with 400 Gb/s rails and these
+    faults (tests/support/fabric.py)."""
     names = tuple(f"mlx5_{rail}" for rail in range(rails))
     fabric = Fabric(fleet, dict(faults), rails=names, expected=48.0 * 0.9, **more)
     fabric.run()
@@ -372,7 +372,7 @@ def measured(
 
 
 def with_pairs(fleet: FleetHealth, pairs: Pairs) -> FleetHealth:
-    """The same nodes with what their pairs say of them."""
+    """Return the same nodes with the findings from their pairs added."""
     checks, fabric, told = groups.judged_pairs(pairs.fleet, pairs.results, write_bw.METRIC)
     nodes = []
     for one in fleet.nodes:
@@ -385,7 +385,7 @@ def with_pairs(fleet: FleetHealth, pairs: Pairs) -> FleetHealth:
 
 
 def racks(count: int, size: int) -> Topology:
-    """`count` nodes gpu-01 … in racks rack-01 … of `size`."""
+    """Return `count` nodes gpu-01, … in racks rack-01, … of `size` nodes each."""
     names = tuple(f"gpu-{number:0{len(str(count))}d}" for number in range(1, count + 1))
     return Topology(names, {name: f"rack-{place // size + 1:02d}" for place, name in enumerate(names)})
 
@@ -393,7 +393,7 @@ def racks(count: int, size: int) -> Topology:
 def clustered(
     count: int = 16, size: int = 4, faults: Mapping[tuple[str, ...], float | None] = LEAF_AND_LINK
 ) -> tuple[FleetHealth, Context]:
-    """A fleet with a slow pair of GPUs on one node, faults between the nodes, and load of the worst."""
+    """Return a fleet with a slow GPU pair on one node, faults between nodes, and the load of the worst."""
     topology = racks(count, size)
     good, slow = checks(1), checks(3, slow=(2, 6), burn=5)
     names = enumerate(topology.nodes, 1)

@@ -1,10 +1,9 @@
-"""What every check is tried with: its samples put in the place of what its commands print, and the verdict.
-
-Found, not listed, so that a new check is covered as soon as it is registered: a sample that is named after a
-command (`journal-xids.txt`, `nvlink-h100.txt`) is output of that command, any other may be of any command.
-One called `*.stderr.txt` is what a program wrote there before it ended with status 1. Samples of facts
-(`*.json` with the key `facts`) are what was observed of a node, and the variables it has: outputs are tried
-on those called `facts-healthy*`.
+"""Scenarios for every check: its samples as the output of its commands, with the resulting verdict.
+Samples are discovered, not listed, so a new check is covered as soon as it is registered. A sample named
+after a command (`journal-xids.txt`, `nvlink-h100.txt`) is output of that command; any other may be output of
+any command. A sample `*.stderr.txt` is a program's standard error before it exited with status 1. Samples of
+facts (`*.json` with the key `facts`) hold a node's observed facts and its variables; outputs are tried on the
+nodes of `facts-healthy*`.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from provision.desired.skus import all_skus
 from provision.errors import ParseError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-# A test of AMD's GPUs alone has its samples in tests/checks/test_amd_acceptance.py.
+# The samples of checks for AMD only are tested in tests/checks/test_amd_acceptance.py.
 ON_NVIDIA = [name for name, entry in CHECKS.entries.items() if entry.load_for("nvidia")]
 
-# (GPUs, SKU, fabric, architecture): what the samples were taken from.
+# (GPUs, SKU, fabric, architecture) of the machines that the samples come from.
 _MACHINES: tuple[tuple[int, str | None, str, str], ...] = (
     (8, "h100-sxm", "nvswitch", "hopper"),
     (4, "h100-sxm", "nvswitch", "hopper"),
@@ -41,10 +40,10 @@ _MACHINES: tuple[tuple[int, str | None, str, str], ...] = (
     (1, None, "none", "turing"),
 )
 
-# Programs of whose output nothing is read: one that serves another, and one that tidies up.
+# Programs with unread output: a server for another program, and a clean-up.
 UNREAD = re.compile(r".*\.server|removed")
 
-# No SKU has limits for a disk: who gives a folder gives them, too.
+# No SKU has limits for a disk: a site that declares a folder declares its limits, too.
 _DISK = {
     f"disk_speed.{way}": Threshold(f"disk_speed.{way}", limit, "MB/s", "at_least", "the site", "measured")
     for way, limit in (("write", 1000), ("read", 2000))
@@ -57,8 +56,8 @@ def limits_of(node: CheckNode) -> dict[str, Threshold]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One answer of one node to one check. `sample`: the file it comes from; `verdict`: what we make of it;
-    `seconds`: how long that takes."""
+    """One node's answer to one check. `sample`: its file; `verdict`: the resulting verdict;
+    `seconds`: the time that judging takes."""
 
     check: str
     sample: str
@@ -91,14 +90,14 @@ def machine(
 
 
 def judged(check: str, node: CheckNode, outputs: tuple[Output, ...]) -> Verdict:
-    """The verdict, as the campaign reaches it, but for what it forgives: any exception that is not a
-    ParseError, and a finding that breaks the contract, are failures here."""
+    """Return the verdict that the campaign reaches, but without its tolerance: here, any exception
+    except ParseError and any finding that breaks the contract are failures."""
     module = CHECKS[check]
     try:
         found = module.parse(node, {output.name: output for output in outputs})
     except ParseError:
         return Verdict.ERROR
-    for limits in ({}, limits_of(node)):  # the second is what counts
+    for limits in ({}, limits_of(node)):  # the second set decides the verdict
         findings = module.judge(node, found, limits)
         assert findings, "a judge gives at least one finding"
         for finding in findings:
@@ -111,7 +110,7 @@ def judged(check: str, node: CheckNode, outputs: tuple[Output, ...]) -> Verdict:
 
 
 def command_outputs(check: str, node: CheckNode) -> tuple[Output, ...]:
-    """Empty answers of a check's commands."""
+    """Return empty outputs for a check's commands."""
     return tuple(
         Output(command.name, tuple(command.argv), 0, "", "", 1.0)
         for command in CHECKS[check].commands(node, {})
@@ -127,7 +126,7 @@ def _said(name: str, file: str, text: str, outputs: tuple[Output, ...]) -> tuple
 
 
 def _of_its_card(output: Output, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Samples are of the card mlx5_0; a program that was told of another one names that."""
+    """Rename the card mlx5_0 of samples to the card on the program's command line, if that differs."""
     cards = [word for word in output.argv if word.startswith("mlx5_")]
     card = cards[0] if cards else "mlx5_0"
     return {key: said[key].replace("mlx5_0", card) if key != "rc" else said[key] for key in said}
@@ -143,7 +142,7 @@ def _is_facts(file: str, text: str) -> bool:
 
 
 def _owners(files: Mapping[str, str], commands: list[str]) -> dict[str, list[str]]:
-    """Command → the samples that may be its output."""
+    """Return command → the samples that may be its output."""
     files = {name: text for name, text in files.items() if not _is_facts(name, text)}
     claimed: dict[str, list[str]] = {name: [] for name in commands}
     for file in files:
@@ -157,7 +156,7 @@ def _owners(files: Mapping[str, str], commands: list[str]) -> dict[str, list[str
 
 
 def _nodes(files: Mapping[str, str]) -> Iterator[tuple[str, CheckNode]]:
-    """The machines, and the first of them with every sample of facts."""
+    """Yield the machines, then the first of them with each sample of facts."""
     for kind in _MACHINES:
         yield "", machine(*kind)
     for name, text in files.items():
@@ -167,7 +166,7 @@ def _nodes(files: Mapping[str, str]) -> Iterator[tuple[str, CheckNode]]:
 
 @cache
 def scenarios(check: str) -> tuple[Scenario, ...]:
-    """Every sample of a check in its place, once for each verdict it has on some machine; the best first."""
+    """Return every sample of a check in place, once for each verdict on some machine, best first."""
     files = _files(check)
     found: dict[tuple[str, Verdict], Scenario] = {}
     for facts_of, node in _nodes(files):
@@ -188,7 +187,7 @@ def scenarios(check: str) -> tuple[Scenario, ...]:
         for (file, verdict), one in found.items()
         if verdict is not Verdict.ERROR or file not in understood
     ]
-    if not kept:  # nothing is known of it but its commands: it is still tried with any text and any facts
+    if not kept:  # a check without samples is still tried with arbitrary text and facts
         node = machine(*_MACHINES[0])
         outputs = command_outputs(check, node)
         kept = [Scenario(check, "", node, outputs, judged(check, node, outputs), 0.0)]
@@ -203,7 +202,7 @@ def _note_hybrids(
     owners: Mapping[str, list[str]],
     base: tuple[Output, ...],
 ) -> None:
-    """Healthy answers with one line of a sick sample: one fault alone, where a sample shows several."""
+    """Add healthy answers with one line of a faulty sample, to isolate one of its faults."""
     for name, owned in owners.items():
         for well, file in itertools.permutations(owned, 2):
             healthy, other = (files[one].splitlines(keepends=True) for one in (well, file))
@@ -226,8 +225,8 @@ def _best_answer(
     owners: Mapping[str, list[str]],
     files: Mapping[str, str],
 ) -> tuple[Output, ...]:
-    """The healthiest answer that the samples can give: for one command after the other, the best sample."""
-    for _ in range(2):  # what one says is read in the light of the others: a second look
+    """Choose the best sample for each command in turn, to form the healthiest possible answer."""
+    for _ in range(2):  # outputs are read in each other's context, so a second pass may improve them
         for name, owned in owners.items():
             tried = [*(_said(name, file, files[file], outputs) for file in owned), outputs]
             outputs = min(tried, key=lambda answer: _errors(check, node, answer))
@@ -235,7 +234,7 @@ def _best_answer(
 
 
 def _errors(check: str, node: CheckNode, outputs: tuple[Output, ...]) -> tuple[int, int, int]:
-    """How much of an answer was not understood, then how bad it is, then how little was measured."""
+    """Rank an answer by its errors, then by how bad its verdicts are, then by how little was measured."""
     module = CHECKS[check]
     try:
         found = module.parse(node, {output.name: output for output in outputs})
@@ -253,7 +252,7 @@ def _note(
     node: CheckNode,
     outputs: tuple[Output, ...],
 ) -> None:
-    """Keep one answer of each verdict."""
+    """Keep one answer for each verdict."""
     started = time.process_time()
     verdict = judged(check, node, outputs)
     seconds = time.process_time() - started

@@ -1,4 +1,4 @@
-"""A worker of the stand-in for Receptor that greets as it should, and then says what was written down."""
+"""A worker of the Receptor stand-in that greets correctly and then sends scripted messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HOSTS: dict[str, dict[str, Any]] = {"gpu-01": {}, "gpu-02": {}}
 
 
 class Script:
-    """A worker that greets as it should, and says in its unit what was written down. `units`: what it was
-    given."""
+    """A worker that greets correctly, then sends a scripted text from its unit.
+    `units`: the input of each unit."""
 
     def __init__(self, said: bytes, noise: bytes = b"", **hello: Any) -> None:
         self.said = said
@@ -43,7 +43,7 @@ def event(name: str, number: int, **data: Any) -> dict[str, Any]:
 
 
 def whole(*between: Mapping[str, Any], **stats: Any) -> tuple[Any, ...]:
-    """A run on both hosts from its first event to its last."""
+    """Return a run on both hosts from its first event to its last."""
     started = [event("runner_on_start", 2 + n, host=host, task="T") for n, host in enumerate(HOSTS)]
     done = [event("runner_on_ok", 4 + n, host=host, task="T", res={"rc": 0}) for n, host in enumerate(HOSTS)]
     ended = {"dark": {}, "failures": {}, "processed": dict.fromkeys(HOSTS, 1), **stats}

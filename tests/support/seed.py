@@ -1,4 +1,4 @@
-"""The seed of what tests draw: the same in every run of CI, another in every run of the long set."""
+"""The seed for random draws in tests: fixed in every run of CI, drawn in every run of the long set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SEED = int(os.environ.get(VARIABLE, "20261124"))
 
 
 def times(few: int, many: int) -> int:
-    """How often something is tried: `few` times with the fixed seed, `many` with a drawn one."""
+    """Return the number of attempts: `few` with the fixed seed, `many` with a drawn one."""
     return many if DRAWN else few
 
 
 class Selected:
-    """What this session runs. `long`: also tests marked long (set by tests/conftest.py)."""
+    """The tests that this session runs. `long`: also those marked long (set by tests/conftest.py)."""
 
     long = True

@@ -1,5 +1,5 @@
-"""`scontrol show node` as Slurm prints it: slurm_sprint_node_table in its
-src/api/node_info.c, line by line."""
+"""`scontrol show node` as Slurm prints it.
+Follows slurm_sprint_node_table in its src/api/node_info.c, line by line."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ NodeName={name} Arch=x86_64 CoresPerSocket=48
 
 
 def sample(name: str, state: str, reason: str = "") -> str:
-    """One node's lines."""
+    """Return the lines of one node."""
     return NODE.format(name=name, state=state, reason=f"   Reason={reason}\n" if reason else "")

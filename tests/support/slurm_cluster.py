@@ -1,4 +1,4 @@
-"""A Slurm cluster in memory, for `Slurm(…, ask=…)`: it answers as 24.11.5 does (tests/lab/test_slurm.py)."""
+"""A Slurm cluster in memory for `Slurm(…, ask=…)`; answers like 24.11.5 (tests/lab/test_slurm.py)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from provision.remote.schedulers.commands import Command, CommandsError, Done
 
 @dataclass
 class Cluster:
-    """`nodes`: name → [state, reason]; `jobs`: lines as squeue prints them; `denied`: what it says to each
-    update; `down`: slurmctld does not answer; `pools`: partition → its nodes."""
+    """A cluster. `nodes`: name → [state, reason]; `jobs`: lines as in squeue's output; `pools`: partition
+    → its nodes; `denied`: error for every update; `down`: error while slurmctld does not answer."""
 
     nodes: dict[str, list[str]]
     jobs: list[str] = field(default_factory=list)
     pools: dict[str, list[str]] = field(default_factory=dict)
     denied: str = ""
     down: str = ""
-    adds: bool = True  # whether it knows Nodes+=
+    adds: bool = True  # whether it supports Nodes+=
     comments: dict[str, str] = field(default_factory=dict)
     updates: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class Cluster:
         return "\n".join([*lines, "", ""])
 
     def _node(self, given: dict[str, str]) -> Done:
-        for name in given["NodeName"].split(","):  # those before the one that it does not know are changed
+        for name in given["NodeName"].split(","):  # the nodes listed before an unknown one are changed
             if name not in self.nodes:
                 return Done(1, "", "slurm_update error: Invalid node name specified\n")
             if "Comment" in given:

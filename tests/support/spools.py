@@ -1,4 +1,4 @@
-"""A node's spool as the node writes it, made by tests: events, samples, and outputs of real checks."""
+"""A node's spool, made by tests as a node writes it: events, samples, and outputs of real checks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 BOOT = "0a1b2c3d-0000-4000-8000-000000000001"
 AGAIN = "0a1b2c3d-0000-4000-8000-000000000002"
-T0 = 1_795_000_000.0  # when the first boot was, by a right clock
+T0 = 1_795_000_000.0  # true time of the first boot
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def event(up: float, name: str, boot: str = BOOT, zero: float = T0, /, **fields: Any) -> dict[str, Any]:
-    """An event `up` seconds after a boot that was at `zero` by the node's clock."""
+    """Return an event `up` seconds after a boot that was at `zero` on the node's clock."""
     return {"t": zero + up, "up": up, "boot": boot, "event": name, **fields}
 
 
@@ -26,7 +26,7 @@ def jsonl(events: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def part(file: str, data: bytes, offset: int = 0, size: int | None = None) -> dict[str, Any]:
-    """A piece of a file as the module gives it."""
+    """Return a piece of a file as the module sends it."""
     packed = base64.b64encode(zlib.compress(data)).decode()
     spaced = " ".join(packed[at : at + 2] for at in range(0, len(packed), 2))
     whole = offset + len(data) if size is None else size
@@ -39,7 +39,7 @@ def sample(up: float, gpu: int, zero: float = T0, /, **values: Any) -> str:
 
 
 def burned(sample: str = "healthy", seconds: float = 60.0, **changes: Any) -> dict[str, Any]:
-    """A step of gpu_burn on 8 GPUs, as the node stores it: real output of that name."""
+    """Return a step of gpu_burn on 8 GPUs as the node stores it, with the real output of that name."""
     text = (FIXTURES / "gpu_burn" / f"{sample}.txt").read_text()
     return answer("gpu_burn", ["/usr/bin/gpu_burn", "-tc", "60"], text, seconds, **changes)
 

@@ -1,4 +1,4 @@
-"""A real sshd on a loopback address, run as whoever runs the tests."""
+"""A real sshd on a loopback address, run as the user of the tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Sshd:
-    """One sshd with its own keys and known_hosts. Programs in `bin` come first on its sessions' PATH."""
+    """One sshd with private keys and known_hosts. Its sessions' PATH begins with `bin`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Sshd:
         raise RuntimeError((self.folder / "sshd.log").read_text())
 
     def logins(self) -> int:
-        """How often somebody has logged in."""
+        """Return the number of logins."""
         return (self.folder / "sshd.log").read_text().count("Accepted publickey")
 
     def keygen(self, name: str, kind: str = "ed25519", passphrase: str = "") -> Path:
@@ -99,7 +99,7 @@ class Sshd:
         return path
 
     def key(self, name: str, command: str | None = None, passphrase: str = "") -> Path:
-        """A key that may log in; with `command`, only that runs, whatever was asked for."""
+        """Create a key that may log in; with `command`, every session runs only that command."""
         path = self.keygen(name, passphrase=passphrase)
         public = path.with_suffix(".pub").read_text()
         option = f'command="{command}" ' if command else ""
@@ -108,13 +108,13 @@ class Sshd:
         return path
 
     def know(self, path: Path, host_key: str = "host_ed25519", name: str | None = None) -> Path:
-        """Write a known_hosts file that knows this sshd by one of its keys."""
+        """Write a known_hosts file with one of this sshd's keys."""
         kind, blob = (self.folder / f"{host_key}.pub").read_text().split()[:2]
         path.write_text(f"{name or f'[127.0.0.1]:{self.port}'} {kind} {blob}\n")
         return path
 
     def node(self, name: str = "gpu-01", **variables: Any) -> Node:
-        """A node that is this sshd. `known_hosts` and `key` (paths) and `ssh_args` shape the connection."""
+        """Return a node that connects here. `known_hosts` and `key` are paths; `ssh_args` adds options."""
         known_hosts = variables.pop("known_hosts", self.known_hosts)
         key = variables.pop("key", self.key_file)
         arguments = variables.pop("ssh_args", "")
@@ -133,7 +133,7 @@ class Sshd:
         )
 
     def troubled(self, folder: Path) -> dict[str, Node]:
-        """Nodes that cannot be asked, each for another reason; `folder`: where there is no key."""
+        """Return unreachable nodes, each with a different cause; `folder` must contain no key."""
         return {
             "refused": self.node("refused", ansible_port=1),
             "stranger": self.node("stranger", known_hosts=folder / "none"),

@@ -1,4 +1,4 @@
-"""What a node with eight H100 printed and is, for tests of stored runs."""
+"""Output and facts of a node with eight H100, for tests of stored runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GPU = {
 
 
 def measured(runs: Path, printed: Mapping[str, str], *, written: bool = True) -> RunFolder:
-    """A run in which nvbandwidth printed these texts (node → text), with its report if `written`."""
+    """Store a run in which nvbandwidth printed these texts (node → text), with a report if `written`."""
     folder = RunFolder.create("validate", {}, runs=runs)
     folder.note(inventory="inventory.yml", asked=["p2p_bandwidth"])
     for node, text in printed.items():
@@ -40,7 +40,7 @@ def measured(runs: Path, printed: Mapping[str, str], *, written: bool = True) ->
 
 
 def limits(path: Path, value: float) -> str:
-    """A file of thresholds with this one for copies from the host."""
+    """Write a file of thresholds with this limit for copies from the host."""
     row = {"limit": value, "unit": "GB/s", "direction": "at_least"}
     row |= {"kind": "measured", "source": "our own fleet"}
     path.write_text(json.dumps({"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.h2d": row}}))
@@ -48,7 +48,7 @@ def limits(path: Path, value: float) -> str:
 
 
 def slower(text: str, share: float) -> str:
-    """The document with every bandwidth of host copies scaled."""
+    """Return the document with every bandwidth of host copies scaled by `share`."""
     document = json.loads(text[text.index("{") :])
     for case in document["nvbandwidth"]["testcases"]:
         if case["name"].startswith("host_to_device"):

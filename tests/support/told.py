@@ -1,4 +1,4 @@
-"""Whom a watch tells, over real HTTP: a server that keeps what it gets, and a message."""
+"""A recipient of the watch's messages: a real HTTP server that stores requests, and a message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MESSAGE = Message(
 
 
 class Server:
-    """A real HTTP server; `answers` are the statuses it gives, the last one for ever."""
+    """A real HTTP server; `answers` are its statuses, the last one repeated for ever."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, Any]] = []

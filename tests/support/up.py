@@ -1,5 +1,5 @@
-"""Stand-ins for tests of `up`: drifts and plans, a scripted executor, and a scripted fleet behind its command
-line."""
+"""Stand-ins for tests of `up`: drifts and plans, a scripted executor, and a scripted fleet behind the
+command line."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def drift(
     fact: str = "",
     found: str = "1.0",
 ) -> Drift:
-    """A version of a package that is not the one expected."""
+    """Return a drift in the version of a package."""
     expectation = Expectation(role, fact or f"package.{role}.version", "equals", "2.0", "because", reboot)
     return Drift(node, expectation, found, unknown, "no such tool" if unknown else "")
 
 
 def plan_of(drifts: Mapping[str, Sequence[Drift]] | str, wave_size: int = 100, canaries: int = 0) -> Plan:
-    """A plan for these drifts; of `abc`: one drift on each of the nodes a, b and c."""
+    """Return a plan for these drifts; for `abc`, one drift on each of the nodes a, b and c."""
     if isinstance(drifts, str):
         drifts = {node: [drift(node)] for node in drifts}
     nodes = {}
@@ -66,7 +66,7 @@ def plan_of(drifts: Mapping[str, Sequence[Drift]] | str, wave_size: int = 100, c
 
 @dataclass
 class ScriptedExecutor:
-    """Answers from scripts: one list of looks per node, each look used once, the last one for ever."""
+    """An executor with scripted results; each node uses up its looks in order and repeats the last."""
 
     looks: dict[str, list[Look]] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class ScriptedExecutor:
     undrainable: dict[str, str] = field(default_factory=dict)
     still_drained: dict[str, str] = field(default_factory=dict)
     sick: dict[str, str] = field(default_factory=dict)
-    quiet: bool = True  # hooks and gates are not in `calls`
+    quiet: bool = True  # leaves hooks and gates out of `calls`
 
     def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
         self._note("drain", wave, nodes)
@@ -96,7 +96,7 @@ class ScriptedExecutor:
         return " ".join(call[0] for call in self.calls)
 
     def called(self, method: str) -> list[Any]:
-        """What each call of `method` was given."""
+        """Return the last argument of each call of `method`."""
         return [call[-1] for call in self.calls if call[0] == method]
 
     def _note(self, *call: Any) -> None:
@@ -137,7 +137,7 @@ def execution(
 
 
 def carry_out(plan: Plan, executor: ScriptedExecutor, **options: Any) -> Execution:
-    """Carry a plan out; each node has one result."""
+    """Execute a plan; each node has exactly one result."""
     ended: list[Result] = []
     up = execution(plan, executor, on_result=ended.append, **options)
     up.run()
@@ -147,7 +147,7 @@ def carry_out(plan: Plan, executor: ScriptedExecutor, **options: Any) -> Executi
 
 @dataclass
 class World:
-    """A fleet as `up` sees it: a node lacks roles until they have run, or it has booted."""
+    """A fleet as `up` observes it: a node lacks roles until they have run or it has rebooted."""
 
     inventory: Path
     capsys: pytest.CaptureFixture[str]
@@ -159,7 +159,7 @@ class World:
     played: list[tuple[str, dict[str, Any], bool]] = field(default_factory=list)
     observed: list[str] = field(default_factory=list)
     on_play: Callable[[], None] = lambda: None
-    more: dict[str, Any] = field(default_factory=dict)  # in each task's result
+    more: dict[str, Any] = field(default_factory=dict)  # added to each task's result
     asked: dict[str, Any] = field(default_factory=dict)  # the other options of the last playbook
     locks: NodeLocks = field(default_factory=NodeLocks)
     variables: dict[str, str] = field(default_factory=lambda: {"ansible_become_password": SECRET})
@@ -168,7 +168,7 @@ class World:
         self.declare()
 
     def up(self, *arguments: str, canary: bool = False) -> int:
-        """Run `gpuprov up`; what it prints is in `out` and `err`."""
+        """Run `gpuprov up`; its output is in `out` and `err`."""
         canaries = () if canary or "--resume" in arguments else ("--no-canary",)
         return self._main(str(self.inventory), *arguments, *canaries)
 
@@ -189,15 +189,15 @@ class World:
         )
 
     def lack(self, *nodes: str) -> None:
-        """These nodes lack one role."""
+        """Make these nodes lack one role."""
         self.missing = {node: [drift(node)] for node in nodes}
 
     def fail(self, *nodes: str, message: str = "broken") -> None:
-        """A role fails on these nodes, from now on."""
+        """Make a role fail on these nodes from now on."""
         self.failing = {node: Outcome(node, "failed", 0, "nccl", "Install", message) for node in nodes}
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch, play: Callable[..., Any] | None = None) -> None:
-        """In the place of looks at nodes, of Ansible (`play`: another one) and of the nodes' locks."""
+        """Replace the observation of nodes, Ansible (by `play`, if given) and the nodes' locks."""
         monkeypatch.setattr(assess, "assess", self.assess)
         monkeypatch.setattr(assess, "look", self.look)
         monkeypatch.setattr(runner, "run_playbook", play or self.play)

@@ -9,7 +9,7 @@ from tests.support.commands import ran
 
 
 def run(password: Path, *words: str | Path, secret: str | None = None) -> str:
-    """What ansible-vault prints, told to use the password in this file."""
+    """Run ansible-vault with the password in this file, and return its output."""
     vault = Path(sys.executable).parent / "ansible-vault"
     action, *rest = words
     command = [vault, action, "--vault-password-file", password, *rest]
@@ -23,5 +23,5 @@ def password_file(folder: Path) -> Path:
 
 
 def variable(password: Path, name: str, secret: str) -> str:
-    """A line of YAML: the variable, vaulted."""
+    """Return a line of YAML with the variable vaulted."""
     return run(password, "encrypt_string", "--stdin-name", name, secret=secret)

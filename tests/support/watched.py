@@ -1,6 +1,5 @@
-"""A watch as a process of its own, over a scheduler in a file: it is there to be killed.
-
-gpu-03 has failed. Checks take a moment, so that a kill finds them running. It ends by itself once nothing is
+"""A watch in a separate process over a scheduler in a file, which tests kill.
+gpu-03 has failed. Checks take a moment, so that a kill finds them running. The process ends once nothing is
 left to do.
 """
 
@@ -26,7 +25,7 @@ FAILED = "gpu-03"
 
 
 def healths(of: Fleet, failing: Sequence[str]) -> list[NodeStatus]:
-    """Each node's health as its own program writes it."""
+    """Return each node's health as its health program writes it."""
     return [judged(name, printed((failed if name in failing else result)(node=name))) for name in of.nodes]
 
 
@@ -34,7 +33,7 @@ def _say_nothing(_line: str) -> None: ...
 
 
 class Stream:
-    """Every node once, and then nothing new."""
+    """A stream that yields every node once, and then nothing new."""
 
     def __init__(self, first: list[NodeStatus]) -> None:
         self._first = first
@@ -47,7 +46,7 @@ class Stream:
 
 
 class Checks:
-    """Takes a moment, and notes each check."""
+    """Checks that take a moment and are logged."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -94,14 +93,14 @@ def main(folder: Path) -> None:
             if (
                 incidents
                 and not any(one.is_open for one in incidents)
-                and not any((store.path / "outbox").glob("[!.]*"))  # a kill may leave half a file, hidden
+                and not any((store.path / "outbox").glob("[!.]*"))  # a kill may leave a partial file, hidden
             ):
                 return
     raise AssertionError("it has not come to an end")
 
 
 def started(folder: Path) -> int:
-    """A watch in a process of its own: its process id."""
+    """Start a watch in a separate process and return its process id."""
     pid = os.fork()
     if pid:
         return pid

@@ -1,4 +1,4 @@
-"""A fleet for the watch, and a scheduler that is a file: it survives the watch that asks it."""
+"""A fleet for the watch, and a scheduler in a file, which survives the watch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SILENT: dict[str, Any] = {"verdict": Verdict.ERROR, "silent": True, "trouble": "
 
 
 def fleet(nodes: int = 8, spares: int = 2, **variables: Any) -> Fleet:
-    """gpu-01 …, in racks of four, and spare-1 …, one in each rack."""
+    """Return a fleet of gpu-01, … in racks of four, and spare-1, …, one in each rack."""
     found: dict[str, Node] = {}
     same = {"gpuprov_sku": "h100-sxm", "gpuprov_stack": "r580", **variables}
     for number in range(nodes):
@@ -49,9 +49,8 @@ def seen(node: str, since: float = 0.0, **how: Any) -> Seen:
 
 
 class FileScheduler:
-    """A scheduler whose nodes are in a file, with each change that changed something.
-
-    `broken`: method → node → the problem that it answers with."""
+    """A scheduler with its nodes and effective changes in a file.
+    `broken`: method → node → the error that it returns."""
 
     kind = "slurm"
     settle = 0.0
@@ -62,7 +61,7 @@ class FileScheduler:
         self.broken = {method: dict(nodes) for method, nodes in (broken or {}).items()}
 
     def begin(self, fleet: Fleet, pools: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Every node in service in the partition `gpu`; spares are in none, and drained by us."""
+        """Put every node into service in the partition `gpu`; drain the spares, which are in no partition."""
         rows: dict[str, Any] = {}
         for name in fleet.nodes:
             spare = name in fleet.groups[SPARES]
@@ -82,7 +81,7 @@ class FileScheduler:
                 atomic_file.write(self.path, after)
 
     def done(self) -> list[str]:
-        """What was changed, in order."""
+        """Return the changes in order."""
         return [str(line) for line in json.loads(self.path.read_text())["done"]]
 
     def set(self, node: str, **row: Any) -> None:
@@ -90,7 +89,7 @@ class FileScheduler:
             rows[node].update(row)
 
     def leases(self) -> dict[str, str]:
-        """Node → the text of its lease, of those that have one."""
+        """Return node → the text of its lease, for nodes with a lease."""
         path = self.path.with_suffix(".leases")
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
@@ -153,7 +152,8 @@ class FileScheduler:
                     self._done.append(f"mark {name}")
         return problems
 
-    # The breaker of all drains: a file with why it is open, and one with a line for each drain.
+    # The circuit breaker for all drains: one file with the reason why it is open, and one with a line per
+    # drain.
 
     def breaker(self) -> str | None:
         if why := self.broken.get("breaker", {}).get("read"):
@@ -192,7 +192,7 @@ class FileScheduler:
 
 
 class PooledScheduler(FileScheduler):
-    """One whose failed nodes leave their pools, as those of Kubernetes do."""
+    """A scheduler in which failed nodes leave their pools, as in Kubernetes."""
 
     def leave(self, node: str) -> str:
         return self._moved(node, "pools", "left")

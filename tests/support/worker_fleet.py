@@ -1,4 +1,4 @@
-"""Two nodes and the workers that reach them: what a mesh of a test has to do."""
+"""Two nodes and the workers that reach them, set up for tests of the mesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY = "-P -m provision.remote.worker_program.worker_entry"
 
 
 def interpreter(folder: Path, before: str = "") -> Path:
-    """What a worker's Receptor starts: it has this gpuprov."""
+    """Write the program that a worker's Receptor starts; it imports this gpuprov."""
     path = folder / "worker"
     path.write_text(f"#!/bin/sh\n{before}\nPYTHONPATH={ROOT} exec {sys.executable} {ENTRY}\n")
     path.chmod(0o755)
@@ -25,7 +25,7 @@ def interpreter(folder: Path, before: str = "") -> Path:
 
 
 def inventory(sshd: Sshd, made: StandIn | RealMesh, names: Any = "worker-a", **variables: Any) -> Fleet:
-    """Two nodes, both of them this sshd, and the workers."""
+    """Return a fleet of two nodes, both served by this sshd, and the workers."""
     more = {
         "gpuprov_receptor_node": names,
         "gpuprov_receptor_socket": made.socket,
@@ -48,7 +48,7 @@ def linked(fleet: Fleet, **overrides: Any) -> Fleet:
 
 
 def asking(fleet: Fleet, program: str, **variables: Any) -> dict[str, dict[str, Any]]:
-    """What observe.yml is given: a program for each node."""
+    """Return the input of observe.yml: a program for each node."""
     return {
         name: {**node.variables, "gpuprov_observe_program": program, **variables}
         for name, node in fleet.nodes.items()
