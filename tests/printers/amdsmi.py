@@ -1,4 +1,4 @@
-"""AMD's own amd-smi, run above a table of values."""
+"""AMD's own amd-smi, run on top of a table of values."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from tests.printers.amdsmi_values import Machine
 from tests.printers.in_service import Printed
 from tests.support.checks import make_output
 
-# Release → the suite of Debian that has it, in its package amd-smi.
+# Release → the Debian suite with that release in its package amd-smi.
 RELEASES = {"6.1.2": "trixie", "10.1": "sid"}
-GUEST = " guest"  # of a SKU's name: the GPUs are virtual functions
-# ROCm of that number → the SKUs that are new with it.
+GUEST = " guest"  # suffix of a SKU's name: the GPUs are virtual functions
+# ROCm release → the SKUs that it introduced.
 _SINCE = {
     "6.1": ("mi210", "mi250x", "mi300a", "mi300x", "mi300x guest"),
     "6.3": ("mi325x", "mi325x guest"),
     "7.0": ("mi350x", "mi350x guest", "mi355x", "mi355x guest"),
 }
 PROGRAM = Path(__file__).with_name("amdsmi_program.py")
-# Of the command and of the package amdsmi: in Debian's package, and in AMD's source.
+# Folders of the command and of the package amdsmi: in Debian's package, and in AMD's source.
 FOLDERS = (("usr/libexec/amdsmi_cli", "usr/share/amd_smi/amdsmi"), ("amdsmi_cli", "py-interface"))
-_KEPT = 2  # the first outputs of each command: faults change few commands of a healthy machine
+_KEPT = 2  # cached outputs per command, the first ones: a fault changes few commands of a healthy machine
 _QUIET_LOG = "[    0.000000] Linux version 6.12.0\n"
 
 
 def skus_of(release: str) -> tuple[str, ...]:
-    """The SKUs that a release knows."""
+    """Return the SKUs that a release supports."""
     known = [skus for since, skus in _SINCE.items() if amdsmi_values.since(release, since)]
     return tuple(sku for skus in known for sku in skus)
 
 
-# Release → the SKUs that it knows.
+# Release → the SKUs that it supports.
 SKUS = {release: skus_of(release) for release in RELEASES}
 
 
 @dataclass(frozen=True)
 class _Printed:
-    """What a command printed, by the files and the answers of the library that it looked at."""
+    """A command's output, with the files and library answers that it used."""
 
     output: Output
     files: dict[str, str]
@@ -59,7 +59,7 @@ class _Printed:
 
 @dataclass(frozen=True)
 class AmdSmi:
-    """One release of the program, which a server runs; `place`: a folder for what it prints."""
+    """One release of the program, run by a server; `place`: a folder for its output."""
 
     server: subprocess.Popen[str]
     place: Path
@@ -67,7 +67,7 @@ class AmdSmi:
 
     @classmethod
     def start(cls, files: Path, place: Path) -> AmdSmi:
-        """Import AMD's Python once. `files`: the unpacked package, or the source of a release."""
+        """Start a server that imports AMD's Python once. `files`: the unpacked package or a source tree."""
         folders = next(pair for pair in FOLDERS if (files / pair[0]).is_dir())
         argv = [sys.executable, str(PROGRAM), *(str(files / folder) for folder in folders)]
         return cls(
@@ -76,13 +76,13 @@ class AmdSmi:
         )
 
     def stop(self) -> None:
-        """End the server: its input ends."""
+        """End the server by closing its input."""
         self.server.communicate(timeout=20)
 
     def run(self, machine: Machine, *arguments: str) -> Output:
-        """What `amd-smi ARGUMENTS` prints on a machine.
-
-        The program is run again when one of its calls is answered in another way: it depends on nothing else.
+        """Return the output of `amd-smi ARGUMENTS` on a machine.
+        The output depends only on the answers to its calls, so the program runs again only if one of them
+        differs.
         """
         for known in self.printed.get(arguments, ()):
             if known.files == machine.files and all(
@@ -109,11 +109,11 @@ class AmdSmi:
         return _Printed(output, dict(machine.files), copy.deepcopy(answers))
 
     def forget(self) -> None:
-        """Forget what commands printed, before the first machine of another product."""
+        """Clear the cached outputs, before the first machine of another product."""
         self.printed.clear()
 
     def inventory(self, machine: Machine, later: Change | None = None) -> Printed:
-        """What gpu_inventory gets of a machine with a quiet kernel log, and makes of it."""
+        """Run gpu_inventory on a machine with a quiet kernel log, and return its outputs and judgement."""
         node = node_of(machine)
         outputs = []
         check = CHECKS.of_vendor("gpu_inventory", "amd")
@@ -142,13 +142,13 @@ def _stream(stream: IO[str] | None) -> IO[str]:
 
 
 def node_of(machine: Machine) -> NodeFacts:
-    """The node as the observers find it without amd-smi."""
+    """Return the node as the observers see it without amd-smi."""
     known = amdsmi_sysfs.facts(machine)
     return node_facts_of("gpu-01", known, {}, stack.describe_node(known), {})
 
 
 def machine_of(sku: str, release: str) -> Machine:
-    """A healthy machine; `mi300x guest` is one that a hypervisor gave the GPUs of an MI300X board."""
+    """Return a healthy machine; `mi300x guest` is a virtual machine with the GPUs of an MI300X board."""
     return amdsmi_values.machine(sku.removesuffix(GUEST), release, guest=sku.endswith(GUEST))
 
 

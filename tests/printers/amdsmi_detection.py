@@ -34,7 +34,7 @@ def outcomes(printers: AmdPrinters, releases: Mapping[str, Sequence[str]] = SKUS
 
 
 def head() -> str:
-    """The line that identifies faults, allowed verdicts, SKUs and releases by a digest."""
+    """Return the line that identifies faults, allowed verdicts, SKUs and releases by a digest."""
     told = repr([(one.name, one.verdicts, one.device, one.actions, one.needs) for one in FAULTS])
     digest = hashlib.sha256(f"{told}{SKUS}".encode()).hexdigest()[:12]
     return (
@@ -44,7 +44,7 @@ def head() -> str:
 
 
 def lines(found: _Outcomes) -> Iterator[str]:
-    """The section: a table of SKUs, a table of faults, and every outcome that is not right."""
+    """Yield the section: a table of SKUs, a table of faults, and every outcome that is not right."""
     judged = [one for row in found.values() for one in row]
     counts = Counter(one.outcome for one in judged)
     yield head()
@@ -63,7 +63,7 @@ def lines(found: _Outcomes) -> Iterator[str]:
 
 
 def lines_by_hand(found: _Outcomes) -> Iterator[str]:
-    """The section of releases that were tried by hand: their counts, and what was not right."""
+    """Yield the section of releases tried by hand: their counts, and every outcome that is not right."""
     yield f"{date.today():%d %B %Y}, {head().split(', ')[0]}, {head().split('; ')[1]}"
     yield from ("", "| release of ROCm | SKUs and guests | outputs | right | refused | wrong |")
     yield "|---|---|---:|---:|---:|---:|"

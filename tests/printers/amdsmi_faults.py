@@ -1,6 +1,5 @@
-"""Faults and healthy look-alikes as changes of what AMD's library returns, with the expected verdict.
-
-Written from amdsmi.h, AMD's documents of amd-smi and its acceptance guide, not from what the checks answer.
+"""Faults and healthy look-alikes as changes to the answers of AMD's library, with expected verdicts.
+Based on amdsmi.h, AMD's documents of amd-smi and its acceptance guide, not on the answers of the checks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Change = Callable[[Machine], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """`verdicts`: allowed for the worst finding; `device`: the one it names; `actions`: those allowed."""
+    """A fault. `verdicts`: allowed for the worst finding; `device`: its device; `actions`: allowed ones."""
 
     name: str
     change: Change
@@ -39,12 +38,12 @@ class Fault:
     device: str = ""
     actions: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # keys of _HAS: the hardware or release that the fault requires
-    later: Change | None = None  # what has changed when a command is run a second time
+    later: Change | None = None  # the changes when a command is run a second time
     gone: bool = False  # the fourth GPU is no longer there
-    hours: tuple[str, ...] = ()  # what a burn-in finds (burned.py)
+    hours: tuple[str, ...] = ()  # findings of a burn-in (burned.py)
 
     def applies(self, machine: Machine) -> bool:
-        """Whether a machine of this SKU has the part, and this release of amd-smi a word for it."""
+        """Whether a machine of this SKU has the part, and this release of amd-smi can report it."""
         return all(_HAS[need](machine) for need in self.needs)
 
 
@@ -84,7 +83,7 @@ def _both(*changes: Change) -> Change:
 
 
 def _dead(code: int) -> Change:
-    """Every function of the fourth GPU fails with this code; the address is known without it."""
+    """Make every function of the fourth GPU fail with this code; its address stays readable."""
 
     def change(machine: Machine) -> None:
         for key in machine.of(3):
@@ -107,13 +106,13 @@ def _pages(count: int) -> Change:
 
 
 def _throttled(kind: str) -> Change:
-    """One kind of throttling, active since a while."""
+    """Return one kind of throttling that has been active for a while."""
     values = {f"acc_{kind}": 900_000, f"per_{kind}": 87, f"active_{kind}": 1}
     return _set("get_violation_status", **values)
 
 
 def _links(*pairs: tuple[int, int], status: int = DOWN) -> Change:
-    """The link from one GPU to another; the links of a GPU are in the order of its peers."""
+    """Set the status of links, each given as (from, to); a GPU lists its links in the order of its peers."""
 
     def change(machine: Machine) -> None:
         for here, there in pairs:
@@ -132,7 +131,7 @@ def _all_links(status: int) -> Change:
 
 
 def _link_of(device: int) -> Change:
-    """Every link of a GPU is down, at both ends."""
+    """Take down every link of a GPU, at both ends."""
 
     def change(machine: Machine) -> None:
         peers = [other for other in range(machine.count) if other != device]
@@ -236,10 +235,11 @@ FAULTS = (
     Fault("at the power limit", _throttled("ppt_pwr"), (PASS, WARN), needs=("throttling",)),
     Fault("throttled long ago", _set("get_violation_status", acc_hbm_thrm=900_000, acc_prochot_thrm=77),
         (PASS,), needs=("throttling",)),
-    # In public reports a card that draws 16 W at 33 °C is THROTTLED: without a reason the word means nothing.
+    # In public reports, a card that draws 16 W at 33 °C is THROTTLED: without a reason the status is
+    # meaningless.
     Fault("throttled for an unnamed reason", _set("get_gpu_metrics_info", throttle_status=1,
         indep_throttle_status=1), (PASS, WARN), needs=("one word of throttling",)),
-    # A link has two ends, and nobody knows which is to blame: the pair is named.
+    # Either end of a link may be to blame, so the finding names the pair.
     Fault("xGMI link down at one end", _links((3, 1)), (FAIL,), "gpu1-gpu3",
         needs=("links", "ends", "host")),
     Fault("xGMI link down at one end, its other end not shown", _links((3, 1)), (FAIL,), "gpu3",

@@ -1,4 +1,4 @@
-"""How gpuprov judges each fault by what AMD's own amd-smi prints: right, refused or wrong."""
+"""gpuprov's judgement of each fault in the output of AMD's own amd-smi: right, refused or wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.printers.amdsmi import AmdSmi, machine_of
 from tests.printers.amdsmi_faults import ERROR, FAIL, FAULTS, Fault
 
 RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
-# Fault → with what some releases of amd-smi end, which the error then says: nothing can be told of it.
+# Fault → the exception of some amd-smi releases, and the error that names it: no verdict is possible.
 REFUSALS = {
     "one GPU knows no power limit": {
         "UnboundLocalError": "this release of amd-smi ends with an UnboundLocalError",
@@ -19,13 +19,13 @@ REFUSALS = {
     },
     "one GPU knows no link states": {"KeyError": "this release of amd-smi ends with a KeyError"},
 }
-_UNKNOWN = (FAIL, ERROR)  # of faults that leave it open whether a GPU is lost
+_UNKNOWN = (FAIL, ERROR)  # for faults that may or may not mean a lost GPU
 _RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The outcome of one fault, and what was found."""
+    """The outcome of one fault, and the findings."""
 
     fault: str
     outcome: str
@@ -52,7 +52,7 @@ def judge(fault: Fault, findings: list[Finding]) -> Judged:
 def judge_all(
     program: AmdSmi, sku: str, release: str, chosen: Callable[[Fault], bool] = lambda _: True
 ) -> Iterator[Judged]:
-    """Every fault that applies to the SKU under this release."""
+    """Judge every fault that applies to the SKU under this release."""
     program.forget()
     healthy = program.inventory(machine_of(sku, release))
     for fault in FAULTS:

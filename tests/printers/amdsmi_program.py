@@ -1,9 +1,8 @@
-"""Runs AMD's amd-smi above C functions that answer from a table.
-
-A program of its own: `amdsmi_program.py CLI PACKAGE` with the folders of the command amdsmi_cli and of the
-package amdsmi. Each line of its input is a request, each line of its output the exit status. AMD's Python is
+"""Server that runs AMD's amd-smi on top of C functions that answer from a table.
+A separate program: `amdsmi_program.py CLI PACKAGE` with the folders of the command amdsmi_cli and of the
+package amdsmi. Each line of its input is a request, each line of its output an exit status. AMD's Python is
 imported once; a child process runs each request. Every function of the library libamd_smi is a C function
-that ctypes makes from the signature in AMD's wrapper.
+that ctypes builds from the signature in AMD's wrapper.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _FILES = ("/proc/cpuinfo", "/sys/module/amdgpu/initstate", "/sys/module/amd_hsmp
 
 TABLE: dict[str, dict[str, Any]] = {}
 FILES: dict[str, str] = {}
-CALLS: set[str] = set()  # what one command has called
-KEPT: list[object] = []  # texts whose address a function gave out
+CALLS: set[str] = set()  # the calls of the current command
+KEPT: list[object] = []  # texts kept alive because a function returned their address
 
 
 def find(table: dict[str, dict[str, Any]], name: str, arguments: list[str]) -> dict[str, Any]:
-    """The row of a call: the most exact of its function, its device and its other arguments."""
+    """Return the most specific row for a call: by function, device and other arguments."""
     for key in (arguments, arguments[:1], []):
         row = table.get(" ".join([name, *key]))
         if row is not None:
@@ -49,7 +48,7 @@ def find(table: dict[str, dict[str, Any]], name: str, arguments: list[str]) -> d
 
 
 def _store(place: Any, path: str, value: Any) -> None:
-    """Set what a path below a struct names; `value` of a list goes into as many elements of an array."""
+    """Set the field at a path below a struct; a list as `value` sets as many elements of an array."""
     *parents, (name, index) = _PART.findall(path)
     for parent, position in parents:
         place = getattr(place, parent) if parent else place[int(position)]
@@ -73,7 +72,7 @@ def _fill(array: Any, value: Any) -> None:
 
 
 def _write(pointer: Any, position: int, row: dict[str, Any]) -> None:
-    """Write a row behind one pointer: `aN` as a number, a text or a list; all else into a struct."""
+    """Write a row through one pointer: `aN` as a number, a text or a list, everything else into a struct."""
     named, kind = f"a{position}", pointer._type_
     if issubclass(kind, (ctypes.Structure, ctypes.Union)) and not isinstance(row.get(named), list):
         if "every byte" in row:
@@ -100,12 +99,12 @@ def _write(pointer: Any, position: int, row: dict[str, Any]) -> None:
 
 
 def _is_union(kind: type) -> bool:
-    """Whether this is an address of PCI, the one union that is passed by value: ctypes cannot."""
+    """Whether the type is a PCI address, the only union passed by value, which ctypes cannot pass."""
     return issubclass(kind, ctypes.Union)
 
 
 class Function:
-    """A function of the library; ctypes calls it as it calls one of C."""
+    """A function of the library, callable by ctypes like a C function."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -132,14 +131,14 @@ class Function:
             if os.environ.get("GPUPROV_AMDSMI_TRACE"):
                 sys.stderr.write(f"TRACE {self.name} {plain} {row}\n")
             return int(row.get("return", 0))
-        except Exception:  # ctypes drops it otherwise
+        except Exception:  # ctypes would drop it
             traceback.print_exc(limit=10)
             os.write(2, f"table: {self.name}: {traceback.format_exc()}".encode())
             os._exit(99)
 
 
 class Library:
-    """libamd_smi.so: any name of it is a function."""
+    """libamd_smi.so, in which every name is a function."""
 
     def __init__(self) -> None:
         self.functions: dict[str, Function] = {}
@@ -169,7 +168,7 @@ def _file(path: Any) -> str | None:
 
 
 def _pretend() -> None:
-    """The few files and programs by which amd-smi knows the host, and root as its user."""
+    """Fake the few files and programs by which amd-smi examines the host, and root as its user."""
     exists, read_text, listdir, run = pathlib.Path.exists, pathlib.Path.read_text, os.listdir, subprocess.run
 
     def known(path: Any) -> bool:
@@ -199,14 +198,14 @@ def _pretend() -> None:
 
 
 def _child(folder: str, request: dict[str, Any]) -> None:
-    """Run one command as the program itself, with its own standard streams, and end this process."""
+    """Run one command like the program itself, with redirected standard streams, then end this process."""
     TABLE.update(request["table"])
     FILES.update(request["files"])
     for stream, path in ((1, request["stdout"]), (2, request["stderr"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
     if TABLE["amdsmi_init"].get("return"):
         for name in [name for name in sys.modules if name.startswith("amdsmi_")]:
-            del sys.modules[name]  # the library is initialised anew, as they are imported
+            del sys.modules[name]  # importing them again initialises the library again
     sys.argv = [f"{folder}/amdsmi_cli.py", *request["argv"]]
     status: object = 0
     try:
@@ -227,7 +226,7 @@ def _child(folder: str, request: dict[str, Any]) -> None:
 
 
 def _import_package(folder: str) -> None:
-    """Import AMD's package from its folder, whose name is another one in the source of a release."""
+    """Import AMD's package from its folder, which has a different name in a release's source."""
     spec = importlib.util.spec_from_file_location(
         "amdsmi", f"{folder}/__init__.py", submodule_search_locations=[folder]
     )
@@ -241,7 +240,7 @@ def main(folder: str, package: str) -> None:
     _pretend()
     sys.path.insert(0, folder)
     for place, name in ((folder, "_version"), (package, "amdsmi._version")):
-        if not pathlib.Path(place, "_version.py").exists():  # of a source, where the build writes it
+        if not pathlib.Path(place, "_version.py").exists():  # in a source tree, before the build writes it
             sys.modules[name] = types.ModuleType(name)
             sys.modules[name].__version__ = "source"  # type: ignore[attr-defined]
     TABLE.update(amdsmi_init={}, amdsmi_shut_down={})

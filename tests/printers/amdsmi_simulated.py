@@ -1,4 +1,4 @@
-"""The simulator's amd-smi beside AMD's own, on the same values, element by element."""
+"""Comparison of the simulator's amd-smi with AMD's own on the same values, element by element."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ Documents = Mapping[str, Any]
 
 
 def commands(release: str) -> list[str]:
-    """The commands of which this release has the options."""
+    """Return the commands with options that this release supports."""
     new = ("throttle", "xgmi")
     return [name for name in COMMANDS if release != "6.1.2" or name not in new]
 
 
 def simulated(node: Silicon, release: str) -> dict[str, Any]:
-    """The simulator's documents, by command."""
+    """Return the simulator's documents, by command."""
     return {
         name: json.loads(node.printed("amd-smi", *COMMANDS[name], "--json")) for name in commands(release)
     }
 
 
 def real(program: AmdSmi, machine: Machine, release: str) -> dict[str, Any]:
-    """The documents of AMD's program, by command."""
+    """Return the documents of AMD's program, by command."""
     program.forget()
     return {
         name: json.loads(program.run(machine, *COMMANDS[name], "--json").stdout) for name in commands(release)
@@ -68,7 +68,7 @@ def _gpus(document: Any) -> list[Any]:
 
 
 def machine_like(sku: str, release: str, printed: Documents) -> Machine:
-    """A table with the values that the simulator printed."""
+    """Build a table with the values in the simulator's output."""
     addresses = [entry["bdf"] for entry in _gpus(printed["list"])]
     data = amdsmi_values.machine(sku, release).sku
     buses = tuple(int(address[:4] + address[5:7], 16) for address in addresses)
@@ -77,7 +77,7 @@ def machine_like(sku: str, release: str, printed: Documents) -> Machine:
         _listed(machine, index, _gpus(printed["list"])[index])
         _static(machine, index, _gpus(printed["static"])[index])
         _metric(machine, index, _gpus(printed["metric"])[index])
-        if machine.links_per_pair:  # the library has as many places as GPUs, whatever the number of links
+        if machine.links_per_pair:  # the library has as many entries as GPUs, whatever the number of links
             machine.set("get_gpu_xgmi_link_status", index, total_links=min(machine.count, 8))
         if "throttle" in printed:
             _throttle(machine, index, _gpus(printed["throttle"])[index]["throttle"])
@@ -172,7 +172,7 @@ def _throttle(machine: Machine, index: int, entry: Any) -> None:
 
 
 def elements(document: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, value) of each element; of a list of GPUs or links by its number."""
+    """Yield (path, value) of each element; list entries (GPUs, links) are numbered."""
     if isinstance(document, dict) and document:
         for name, value in document.items():
             yield from elements(value, f"{path}/{name}")
@@ -184,7 +184,7 @@ def elements(document: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def differences(ours: Any, theirs: Any) -> Counter[str]:
-    """`+ PATH: VALUE` only the simulator prints, `- PATH: VALUE` only AMD's; the number of a GPU is `N`."""
+    """Count `+ PATH: VALUE` (only the simulator's) and `- PATH: VALUE` (only AMD's); `N` is a GPU number."""
     mine, real = dict(elements(_gpus(ours))), dict(elements(_gpus(theirs)))
     found: Counter[str] = Counter()
     for sign, here, there in (("+", mine, real), ("-", real, mine)):
@@ -200,7 +200,7 @@ def _without_number(path: str) -> str:
 
 @cache
 def listed() -> dict[tuple[str, str, str], str]:
-    """(release, command, difference) → why, of amdsmi_differences.yml."""
+    """Return (release, command, difference) → reason, from amdsmi_differences.yml."""
     file = Path(__file__).with_name("amdsmi_differences.yml")
     return {
         (release, entry["command"], line): entry["why"]

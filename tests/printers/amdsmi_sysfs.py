@@ -1,4 +1,4 @@
-"""The facts of the same machine from sysfs, where AMD's library has its values from, too."""
+"""Facts of the same machine from sysfs, which is also the source of AMD's library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COUNTED |= {"deferred": "deferred_count"}
 
 
 def facts(machine: Machine) -> dict[str, Any]:
-    """What the observers of gpuprov find on it without amd-smi."""
+    """Return the facts that gpuprov's observers find without amd-smi."""
     loaded = machine.files.get("/sys/module/amdgpu/initstate") == "live\n"
     identity = machine.sku["pci_ids"][-1 if machine.guest else 0]
     here = [machine.address(index) for index in range(machine.count)]

@@ -1,8 +1,4 @@
-"""What AMD's library answers on a machine of a SKU: the table of values below the real amd-smi.
-
-Names, PCI ids, memory, links and power are the SKU's; the rest follows amdsmi.h and the driver's
-gpu_metrics: v1.3 for MI200, v1.4 and newer for MI300. A fault changes these values or a return code.
-"""
+"""Answers of AMD's library on a machine of a SKU: the table of values below the real amd-smi."""
 
 from __future__ import annotations
 
@@ -31,21 +27,21 @@ Rows = dict[str, dict[str, Any]]
 
 
 def since(release: str, first: str) -> bool:
-    """Whether a release is this one or newer."""
+    """Whether `release` is `first` or newer."""
     known, asked = ([int(part) for part in re.findall(r"\d+", one)] for one in (release, first))
     return known >= asked
 
 
 @dataclass
 class Machine:
-    """The GPUs of one node by the values of the library; `rows` is KEY → path → value, changed by a fault."""
+    """The GPUs of one node as library values: `rows` maps KEY → path → value, and faults change it."""
 
     name: str
     sku: Mapping[str, Any]
     release: str
     count: int = 8
     guest: bool = False
-    buses: tuple[int, ...] = BUSES  # with the domain above the lower 8 bits
+    buses: tuple[int, ...] = BUSES  # bus numbers; bits above the lower 8 are the PCI domain
     rows: Rows = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # devices that the library has lost
@@ -58,16 +54,16 @@ class Machine:
 
     @property
     def mi300(self) -> bool:
-        """Whether the driver reports gpu_metrics of MI300: counters of throttling, each link of xGMI."""
+        """Whether the driver reports gpu_metrics of MI300, with throttling counters and each xGMI link."""
         return bool(self.sku["architecture"] != "cdna2")
 
     def since(self, release: str) -> bool:
-        """Whether the release of amd-smi is this one or newer: `6.3` for what came with ROCm 6.3."""
+        """Whether the release of amd-smi is this one or newer; `6.3` for features introduced by ROCm 6.3."""
         return since(self.release, release)
 
     @property
     def links_per_pair(self) -> int:
-        """xGMI links from each GPU to each other; 0 on boards that do not join each to each."""
+        """Number of xGMI links between each pair of GPUs; 0 on boards without full connectivity."""
         return int(self.sku["xgmi"].get("links_per_pair", 0))
 
     def set(self, function: str, device: int, *arguments: int, **values: object) -> None:
@@ -77,27 +73,27 @@ class Machine:
         row.update({name.replace("__", "."): value for name, value in values.items()})
 
     def of(self, device: int) -> list[str]:
-        """The keys that hold an answer of one device."""
+        """Return the keys of one device's answers."""
         return [key for key in self.rows if key.split()[1:2] == [str(_HANDLE + device)]]
 
     def unsupported(self, function: str, *devices: int) -> None:
-        """The function answers 'not supported' on these devices, on all if none is named."""
+        """Make a function return 'not supported' on these devices, by default on all."""
         for device in devices or range(self.count):
             for key in self.of(device):
                 if key.split()[0] == f"amdsmi_{function}":
                     self.rows[key] = {"return": NOT_SUPPORTED}
 
     def address(self, device: int) -> str:
-        """The PCI address: 0000:05:00.0."""
+        """Return the PCI address, such as 0000:05:00.0."""
         return f"{self.buses[device] >> 8:04x}:{self.buses[device] & 0xFF:02x}:00.0"
 
     def remove(self, device: int) -> None:
-        """The driver has lost the device: those behind it move up by one number of amd-smi."""
+        """Make the driver lose a device; the amd-smi numbers of later devices decrease by one."""
         _listed(self.rows, [_HANDLE + index for index in range(self.count) if index != device])
         self.gone.add(device)
 
     def partition(self, parts: int, *devices: int) -> None:
-        """These GPUs are `parts` devices each, that differ in the function of their address."""
+        """Split these GPUs into `parts` devices each, which differ in the function of their address."""
         handles = []
         for index in range(self.count):
             handles.append(_HANDLE + index)
@@ -120,13 +116,13 @@ class Machine:
         _listed(self.rows, handles)
 
     def answer(self, function: str, device: int, *arguments: int) -> dict[str, Any]:
-        """A row of a device; empty when it fails."""
+        """Return a device's row; empty if the call fails."""
         row = self.rows.get(" ".join([f"amdsmi_{function}", str(_HANDLE + device), *map(str, arguments)]), {})
         return {} if row.get("return") else row
 
 
 def _listed(rows: Rows, handles: list[int]) -> None:
-    """A socket of its own for each device, as the library lists GPUs."""
+    """Give each device a separate socket, as the library lists GPUs."""
     sockets = [handle + 0x1000 for handle in handles]
     rows["amdsmi_get_socket_handles"] = {"a0": len(handles), "a1": sockets}
     for handle, socket in zip(handles, sockets, strict=True):
@@ -177,12 +173,12 @@ def _device(machine: Machine, index: int) -> Rows:
 
 
 def _address(machine: Machine) -> str:
-    """What the library's struct calls the part with the fields of a PCI address."""
+    """Return the name, in the library's struct, of the part with the fields of a PCI address."""
     return "bdf" if machine.since("7") else "struct_amdsmi_bdf_t" if machine.since("6.2") else "fields"
 
 
 def _parts(bus: int) -> dict[str, int]:
-    """The fields of a PCI address."""
+    """Return the fields of a PCI address."""
     return {"bus_number": bus & 0xFF, "device_number": 0, "function_number": 0, "domain_number": bus >> 8}
 
 
@@ -318,7 +314,7 @@ def _sensors(machine: Machine, _index: int, put: Put) -> None:
 
 
 def _calm() -> dict[str, object]:
-    """Counters of throttling that have counted, of a GPU that is not throttled."""
+    """Return running throttling counters of a GPU that is not throttled."""
     values: dict[str, object] = {
         "acc_counter": 5_000_000,
         "reference_timestamp": 1,
@@ -376,6 +372,6 @@ def _links(machine: Machine, index: int, put: Put) -> None:
 
 
 def machine(sku: str, release: str, *, guest: bool = False) -> Machine:
-    """A healthy machine of a SKU with its usual number of GPUs. Raises StackError for an unknown SKU."""
+    """Return a healthy machine of a SKU with its usual number of GPUs; unknown SKUs raise StackError."""
     data = shipped.load_mapping(f"skus/{sku}", StackError)
     return Machine(sku, data, release, data["gpus_per_node"], guest)

@@ -1,4 +1,4 @@
-"""A signed repository of small packages on 127.0.0.1, and the real apt of a release of Debian before it."""
+"""A signed repository of small packages on 127.0.0.1, and the real apt of a Debian release using it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = (
     *("apt", "dpkg", "dash", "coreutils", "diffutils", "findutils", "grep", "sed", "tar", "mawk", "gpgv"),
     *("libc-bin", "libpam-runtime"),
 )
-# As root alone; without terminals, which a root of packages has none of; without a service for names.
+# Only as root; without terminals, which a root made of packages lacks; without a name service.
 _SETTINGS = """\
 APT::Sandbox::User "root";
 Dpkg::Use-Pty "false";
@@ -42,7 +42,7 @@ class Repository:
     packages: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def add(self, name: str, version: str = "1.0", **fields: str) -> Path:
-        """Make a package without files. `fields`: Depends and others, of its own control file."""
+        """Build a package without files. `fields`: Depends and other fields of its control file."""
         tree = self.folder / "build"
         (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
         control = {"Package": name, "Version": version, "Architecture": "all", "Maintainer": "t <t@t.t>"}
@@ -74,7 +74,7 @@ class Repository:
 
 
 def date(days: float) -> str:
-    """A moment so many days from now, as files of Release have it."""
+    """Return the time `days` from now in the format of Release files."""
     return formatdate(time.time() + days * DAY, usegmt=True).replace("GMT", "UTC")
 
 
@@ -83,7 +83,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         """Stay silent."""
 
     def send_head(self) -> Any:
-        """Send the file whatever its time: tests replace it within a second."""
+        """Send the file regardless of its time: tests replace it within a second."""
         del self.headers["If-Modified-Since"]
         return super().send_head()
 
@@ -104,7 +104,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Apt:
-    """apt of one release, with sources of ours."""
+    """apt of one release, with the tests' own sources."""
 
     root: Root
 

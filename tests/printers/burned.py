@@ -1,4 +1,4 @@
-"""A burn-in whose samples are what a vendor's own program prints: of a healthy machine, then of a fault."""
+"""A burn-in with samples from a vendor's own program: first of a healthy machine, then of a fault."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from provision.runs.store import RunFolder
 from tests.support.burnin import Made
 from tests.support.spools import BOOT, T0
 
-Rows = Iterable[tuple[str, str, Mapping[str, str]]]  # (source, device, metrics) of one sample each
-_BEGINS, _ENDS, _EVERY = 100, 300, 5  # seconds: when the fault begins, the end, and between two samples
+Rows = Iterable[tuple[str, str, Mapping[str, str]]]  # (source, device, metrics) of each sample
+_BEGINS, _ENDS, _EVERY = 100, 300, 5  # seconds: start of the fault, end, sampling interval
 _LAST = "gpu3"  # the GPU that has the fault
-# What the samples alone prove; other signs only say when the fault that a check finds began.
+# Findings proved by the samples alone; other signs only date the fault that a check finds.
 PROVED = ("throttled", "load_temperature", "load_replays", "load_ecc_uncorrectable", "lost", "silent")
 _ALL = " of all"
 
 
 def wrong(node: NodeFacts, healthy: Rows, faulty: Rows, seen: Iterable[str], folder: Path) -> list[str]:
-    """Describe what the judge of the burn-in misses or makes up.
-
-    `seen`: the findings (PROVED) and the other signs of the fault, of one GPU or, with ` of all`, of all.
+    """Describe faults that the burn-in's judge misses or invents.
+    `seen`: the findings (PROVED) and other signs of the fault, on one GPU or, with ` of all`, on all GPUs.
     """
     made = Made(RunFolder.create("burnin", {}, folder))
     made.node = node
@@ -50,7 +49,7 @@ def wrong(node: NodeFacts, healthy: Rows, faulty: Rows, seen: Iterable[str], fol
     }
     if signs != (wanted := {(device, SIGNS.get(name, name)) for device, name in told}):
         found.append(f"the signs are {sorted(signs)}, not {sorted(wanted)}")
-    # The load itself is not there: that it was not measured is told, too.
+    # The load itself is missing, so its missing measurement is also reported.
     own = [one.finding for one in made.judged(0).reported if one.finding.verdict.value in ("warn", "fail")]
     findings = {(one.device, one.metric) for one in own}
     if findings != (proved := {one for one in told if one[1] in PROVED}):
@@ -59,5 +58,5 @@ def wrong(node: NodeFacts, healthy: Rows, faulty: Rows, seen: Iterable[str], fol
 
 
 def unseen(rows: Rows) -> bool:
-    """Whether there is no sample of any GPU."""
+    """Whether no GPU has a sample."""
     return not [source for source, _, _ in rows if source == "gpu"]

@@ -1,4 +1,4 @@
-"""The real nvidia-smi of several drivers and the real amd-smi of two releases, above values of our own."""
+"""The real nvidia-smi of several drivers and the real amd-smi of two releases, on top of fake values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.printers import amdsmi
 from tests.printers.amdsmi import AmdPrinters, AmdSmi
 from tests.printers.smi import RELEASES, NvidiaSmi, Printers, release
 
-# Seconds of a test: the first run fetches programs from Debian's archive, one process after the other.
+# Timeout of a test in seconds: the first run fetches programs from Debian's archive, one process at a time.
 _FETCHING = 900
 
 
@@ -26,9 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
-    """Driver → its nvidia-smi.
-
-    Skipped, with the reason, where Debian's archive is not at hand, or has this driver no longer.
+    """Return a function: driver → its nvidia-smi.
+    Skips, with the reason, if Debian's archive is unavailable or no longer has this driver.
     """
     if reason := real_smi.missing():
         pytest.skip(reason)
@@ -49,7 +48,7 @@ def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
 
 @pytest.fixture(scope="session")
 def amd_printers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AmdPrinters]:
-    """Release → its amd-smi. Skipped, with the reason, where Debian's archive is not at hand."""
+    """Yield a function: release → its amd-smi. Skips, with the reason, if Debian's archive is unavailable."""
     if reason := debian.missing():
         pytest.skip(reason)
     started = []

@@ -22,7 +22,7 @@ KINDS = ("right", "refused", "wrong")
 
 
 class Outcome(NamedTuple):
-    """One fault on one SKU, printed by one release."""
+    """The outcome of one fault on one SKU in the output of one release."""
 
     driver: str
     sku: str
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(printers: Printers, drivers: Iterable[str] = RELEASES) -> list[Outcome]:
-    """Every fault that applies, on every pair of these releases."""
+    """Return the outcome of every applicable fault, on every pair with these releases."""
     wanted = set(drivers)
     found = []
     for driver, sku in PAIRS:
@@ -43,7 +43,7 @@ def outcomes(printers: Printers, drivers: Iterable[str] = RELEASES) -> list[Outc
 
 
 def head() -> str:
-    """The line that names the faults, their allowed verdicts, SKUs and releases by a digest."""
+    """Return the line that identifies faults, allowed verdicts, SKUs and releases by a digest."""
     told = repr([(one.name, one.verdicts, one.device, one.actions, one.needs) for one in FAULTS] + PAIRS)
     digest = hashlib.sha256(told.encode()).hexdigest()[:12]
     return (
@@ -52,7 +52,7 @@ def head() -> str:
 
 
 def lines(found: list[Outcome]) -> Iterator[str]:
-    """The section: a table of SKUs, a table of faults, and all that is not right."""
+    """Yield the section: a table of SKUs, a table of faults, and every outcome that is not right."""
     counts = Counter(one.kind for one in found)
     share = 100 * counts["right"] / len(found)
     yield head()

@@ -1,5 +1,4 @@
-"""What the node's own health program makes of the prints that gpu_inventory is judged by.
-
+"""Judgement of gpu_inventory's outputs by the node's own health program.
 It has a healthy run first, then runs with the fault, then healthy ones again. Each run's document is read as
 the controller reads it, its metrics as Prometheus reads them, and its reason as NHC and Slurm take it.
 """
@@ -24,34 +23,32 @@ from provision.validate.status import health_document
 
 CHECK = "gpu_inventory"
 _SETTINGS = Settings(checks=(CHECK,))
-_RUNS = 5  # after which every rule counts what each of them showed, or has cleared what none showed
+_RUNS = 5  # enough for every rule to count what each run showed, or to clear what none showed
 _ABOUT = {"boot_id": "b", "uptime": 9.0, "started": "s", "finished": "f", "seconds": 1.0}
 _DRAINS = ("fail", "error")
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A node's health by what the commands of gpu_inventory printed on it."""
+    """A node's health, judged from the output of gpu_inventory's commands."""
 
     health: NodeHealth
 
     @classmethod
     def of(cls, node: NodeFacts, raw: Raw) -> Printed:
-        """Judge it by the node's own program, whose judge is the controller's (tests/on_node compares)."""
+        """Judge the output with the node's program, which uses the controller's judge (see tests/on_node)."""
         measured = run.Measured(node.facts, node.problems, {CHECK: raw})
         return cls(run.judged(node.node, measured, _SETTINGS))
 
     @property
     def findings(self) -> list[Finding]:
-        """Those of all checks."""
+        """Findings of all checks."""
         return [finding for check in self.health.checks for finding in check.findings]
 
 
 def wrong(healthy: Printed, faulty: Printed, verdicts: Sequence[str], gone: str | None = None) -> list[str]:
-    """Describe where the health program does not tell of a fault as it is to be told.
-
-    `verdicts`: those allowed for the node; `gone`: the GPU that is lost, "" for none, None where that is not
-    known.
+    """Describe where the health program reports a fault incorrectly.
+    `verdicts`: those allowed for the node; `gone`: the lost GPU, "" for none, None if unknown.
     """
     before, now = healthy.health, faulty.health
     found: list[str] = []
@@ -84,7 +81,7 @@ def _document(health: NodeHealth, tracked: Sequence[Tracked], before: NodeHealth
 def _told(
     health: NodeHealth, tracked: Sequence[Tracked], before: NodeHealth, verdicts: Sequence[str]
 ) -> Iterator[str]:
-    """What is wrong with the document, the metrics and the reason to drain."""
+    """Yield the errors in the document, the metrics and the reason to drain."""
     told = _document(health, tracked, before)
     verdict = "pass" if told["verdict"] == "skip" else told["verdict"]
     if verdict not in verdicts:

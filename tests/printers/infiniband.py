@@ -1,4 +1,4 @@
-"""Fabrics of ibsim, and what the real programs of infiniband-diags print on their hosts."""
+"""Fabrics of ibsim, and the output of the real infiniband-diags on their hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILES = (
     *(f"ports/1/{name}" for name in ("state", "phys_state", "rate", "lid", "sm_lid", "sm_sl", "cap_mask")),
     *("ports/1/lid_mask_count", "ports/1/gids/0", "ports/1/pkeys/0", "ports/1/link_layer"),
 )
-# Programs meet ibsim in the library that is loaded before theirs, which also shows them files of sysfs.
+# Programs reach ibsim through a preloaded library, which also shows them files of sysfs.
 _FABRIC = """\
 cd /tmp; rm -f console; mkfifo console; mkdir -p /var/cache/opensm
 ibsim -s fabric <console >ibsim.log 2>&1 &
@@ -30,14 +30,14 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do case $(cat ibsim.log) in *ready*) break;; esac
 
 @dataclass(frozen=True)
 class Host:
-    """A host of a fabric: the files its kernel would show, and the texts of two programs."""
+    """A host of a fabric: the files that its kernel would show, and the output of two programs."""
 
     files: dict[str, str]
     ibstat: str
     printed: str
 
     def write(self, root: Path) -> None:
-        """Write the files below a root, for a look at it."""
+        """Write the files below a root so that they can be observed."""
         for name, text in self.files.items():
             path = root / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,9 +52,8 @@ def fabric(
     manager: bool = True,
     first: str = "ibstat",
 ) -> dict[str, Host]:
-    """Run the hosts on a switch of ibsim, and after the `orders` for ibsim look at each of them.
-
-    The program `first` runs on the first host alone: what needs a fabric waits long on a host without one.
+    """Run the hosts on a switch of ibsim, send it the `orders`, and then examine each host.
+    `first` runs on the first host only: programs that need a fabric wait long on a host without one.
     """
     ports = "\n".join(f'[{number}] "{host}"[1]' for number, host in enumerate(hosts, 1))
     cards = "\n\n".join(f'Hca 1 "{host}"\n[1] "leaf"[{number}]' for number, host in enumerate(hosts, 1))
@@ -76,7 +75,7 @@ def fabric(
 
 
 def _host(folder: Path, host: str) -> Host:
-    # head prints ==> PATH <== above the line of each file. The kernel's word for ibsim's IB is InfiniBand
+    # head prints ==> PATH <== above the line of each file. The kernel names ibsim's IB InfiniBand
     # (drivers/infiniband/core/sysfs.c, link_layer_show).
     files = re.findall(r"^==> (\S+) <==\n(.*)$", (folder / f"{host}.files").read_text(), re.MULTILINE)
     shown = dict(files) | {f"{_SYSFS}/ibsim0/ports/1/link_layer": "InfiniBand"}
@@ -84,7 +83,7 @@ def _host(folder: Path, host: str) -> Host:
 
 
 def fields(text: str) -> dict[str, dict[str, str]]:
-    """Card → field → value, as ibstat prints them for cards with one port."""
+    """Parse ibstat's output for cards with one port: card → field → value."""
     cards: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         name = re.fullmatch(r"(?:CA|Switch) '(\S+)'", line)
@@ -97,12 +96,12 @@ def fields(text: str) -> dict[str, dict[str, str]]:
 
 
 def counters(text: str) -> dict[str, int]:
-    """Counter → value, as perfquery prints them: SymbolErrorCounter:..............3"""
+    """Parse perfquery's output: counter → value, from lines like SymbolErrorCounter:..............3"""
     return {name: int(value) for name, value in re.findall(r"^(\w+):\.+(\d+)$", text, re.MULTILINE)}
 
 
 def verbs(folder: Path) -> Path:
-    """Build the library that takes the place of libibverbs below ibv_devinfo."""
+    """Build the replacement for libibverbs below ibv_devinfo."""
     headers = debian.unpacked("libibverbs-dev", "trixie", "main") / "usr/include"
     source, library = Path(__file__).with_name("verbs_library.c"), folder / "verbs.so"
     words = ["gcc", "-std=gnu99", "-D_GNU_SOURCE", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]

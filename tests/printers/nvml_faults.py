@@ -1,6 +1,5 @@
 """Faults and healthy look-alikes as changes of NVML values, with the expected verdict and action.
-
-Written from nvml.h and NVIDIA's documents, not from what the checks answer.
+Based on nvml.h and NVIDIA's documents, not on the answers of the checks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from gpuprov_lab.silicon.nvidia_smi.nvml_values import LOST, RESET_REQUIRED, UNKNOWN, Machine
 from provision.checks.thresholds import for_sku
 
-NOTHING = "nothing"  # the fault that is none: a healthy machine
+NOTHING = "nothing"  # the absence of a fault: a healthy machine
 FAIL, WARN, PASS, ERROR = "fail", "warn", "pass", "error"
 
 Change = Callable[[Machine], None]
@@ -19,11 +18,10 @@ Change = Callable[[Machine], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """`verdicts`: allowed for the worst finding; `device`: the one it names; `actions`: those allowed.
-
-    `seen`: facts and samples (readers.py) of which the fourth GPU has another value than the others.
-    `gone`: the readings of the fourth GPU are errors; `doubtful`: a reader may find that it does not answer;
-    `refused`: no reader gets a value of any GPU. `hours`: what a burn-in finds (burned.py).
+    """A fault. `verdicts`: allowed for the worst finding; `device`: its device; `actions`: allowed ones.
+    `seen`: facts and samples (readers.py) in which the fourth GPU differs from the others. `gone`: the
+    readings of the fourth GPU are errors; `doubtful`: a reader may find that it does not answer; `refused`:
+    no reader gets a value of any GPU. `hours`: findings of a burn-in (burned.py).
     """
 
     name: str
@@ -39,11 +37,11 @@ class Fault:
     hours: tuple[str, ...] = ()
 
     def applies(self, machine: Machine) -> bool:
-        """Whether a machine of this SKU under this driver has the part, and the driver a word for it."""
+        """Whether a machine of this SKU has the part, and this driver can report it."""
         return not self.needs or _HAS[self.needs](machine)
 
 
-_RETIRES_PAGES = ("volta", "turing")  # in place of remapping rows
+_RETIRES_PAGES = ("volta", "turing")  # instead of remapping rows
 _HAS: dict[str, Callable[[Machine], bool]] = {
     "remap": lambda machine: machine.sku["architecture"] not in _RETIRES_PAGES,
     "sram": lambda machine: machine.sku["architecture"] not in _RETIRES_PAGES and machine.major >= 550,
@@ -68,7 +66,7 @@ def _set(function: str, device: int | None = 3, *arguments: int, **values: objec
 
 
 def _counter(kind: int, since: int, where: int, count: int) -> Change:
-    """A counter of memory errors. kind 1: uncorrected; since 0: since boot; where 2: DRAM, 7: SRAM."""
+    """Set a memory error counter. kind 1: uncorrected; since 0: since boot; where 2: DRAM, 7: SRAM."""
     return _both(
         _set("nvmlDeviceGetMemoryErrorCounter", 3, kind, since, where, count=count),
         _set("nvmlDeviceGetTotalEccErrors", 3, kind, since, eccCounts=count),
@@ -129,7 +127,7 @@ def _both(*changes: Change) -> Change:
 
 
 def _throttle(bits: int) -> Change:
-    """Bits of nvmlClocksEventReasons."""
+    """Set bits of nvmlClocksEventReasons."""
     return _both(
         _set("nvmlDeviceGetCurrentClocksThrottleReasons", clocksThrottleReasons=bits),
         _set("nvmlDeviceGetCurrentClocksEventReasons", clocksEventReasons=bits),
@@ -148,7 +146,7 @@ def _memory(device: int, part: float) -> Change:
 
 
 def _nvlink_errors(kind: int, count: int) -> Change:
-    """A counter of the fourth GPU's link 2. kind 0: replays, 1: recoveries, 2: flits with a wrong CRC."""
+    """Set a counter of the fourth GPU's link 2. kind 0: replays, 1: recoveries, 2: flits with a wrong CRC."""
     field = {0: 161, 1: 162, 2: 163}[kind]
 
     def change(machine: Machine) -> None:
@@ -250,8 +248,8 @@ FAULTS = (
         refused=True),
     Fault("driver not loaded", lambda m: m.set("nvmlInitWithFlags", **{"return": 9}), (FAIL, ERROR),
         refused=True),
-    # Drawn from public reports of fleets; the values are those of nvml.h, the verdicts those of NVIDIA's
-    # documents on debugging GPUs, on memory errors and on nvidia-smi.
+    # Taken from public reports of fleets; the values are from nvml.h, the verdicts from NVIDIA's documents on
+    # GPU debugging, memory errors and nvidia-smi.
     Fault("one GPU is missing from the driver", lambda m: m.set("nvmlDeviceGetCount_v2", deviceCount=3),
         (FAIL,), doubtful=True,
         hours=("silent",)),

@@ -1,4 +1,4 @@
-"""A healthy machine by the values of NVML, for the SKUs that the product knows."""
+"""A healthy machine as NVML values, for the SKUs that the product supports."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from provision.errors import StackError
 
 
 def address(index: int) -> str:
-    """The PCI address of a GPU, as sysfs spells it."""
+    """Return a GPU's PCI address as spelled in sysfs."""
     return f"0000:{BUSES[index]:02x}:00.0"
 
 
 def machine(sku: str, driver: str, count: int = 4) -> Machine:
-    """A healthy machine of a SKU; it has four GPUs at least, since a fault is one of the fourth.
-
-    Raises StackError for a SKU that is not known.
+    """Return a healthy machine of a SKU with at least four GPUs, since faults affect the fourth.
+    Raises StackError for an unknown SKU.
     """
     return Machine(sku, _described(sku), driver, count)
 

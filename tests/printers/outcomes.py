@@ -1,4 +1,4 @@
-"""What gpu_inventory and the node's health program make of NVIDIA's own output, beside what they are to."""
+"""Judgement of NVIDIA's own output by gpu_inventory and the health program, against expected outcomes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.printers.nvml_faults import NOTHING, Fault
 from tests.printers.nvml_values import address
 from tests.printers.smi import RELEASES, NvidiaSmi
 
-# SKU → the first branch of the driver that prints it here. A name comes from NVML, so a release also prints
-# the SKUs that came after it, as far as it knows their parts: 470 knows 12 NVLinks, 535 no domain of a rack.
+# SKU → the first driver branch with it here. A name comes from NVML, so a release also prints later SKUs, as
+# far as it knows their parts: 470 knows 12 NVLinks, 535 no rack-level domain.
 FIRST = {
     **{"v100-sxm2-32": 470, "t4": 470, "a10": 470, "a100-sxm-80": 470},
     **{"h100-pcie": 470, "l4": 470, "rtx-pro-6000-server": 470},
@@ -29,7 +29,7 @@ _RANK = {"pass": 0, "skip": 0, "warn": 1, "error": 2, "fail": 3}
 
 
 def loudest(findings: list[Finding]) -> tuple[str, list[Finding]]:
-    """The worst verdict, and the findings that have it."""
+    """Return the worst verdict and its findings."""
     worst = max((finding.verdict.value for finding in findings), key=_RANK.__getitem__, default="pass")
     return (
         ("pass", []) if not _RANK[worst] else (worst, [one for one in findings if one.verdict.value == worst])
@@ -37,7 +37,7 @@ def loudest(findings: list[Finding]) -> tuple[str, list[Finding]]:
 
 
 def wrong(fault: Fault, findings: list[Finding]) -> str:
-    """Describe how the verdict on a fault is wrong; empty if it is right."""
+    """Describe the error in the verdict on a fault; empty if the verdict is right."""
     verdict, loud = loudest(findings)
     said = "; ".join(
         f"{one.verdict.value} {one.device} {one.metric} [{one.action}] {one.message}"[:200]
@@ -55,13 +55,13 @@ def wrong(fault: Fault, findings: list[Finding]) -> str:
 
 
 def printed(smi: NvidiaSmi, machine: Machine) -> Printed:
-    """What gpu_inventory gets of a machine, and makes of it."""
+    """Run gpu_inventory on a machine and return the judged result."""
     node = node_of(machine)
     return Printed.of(node, Raw(node.node, CHECK, smi.inventory(machine)))
 
 
 def outcome(fault: Fault, smi: NvidiaSmi, driver: str, sku: str) -> tuple[str, str] | None:
-    """`right`, `refused` (an error in place of a verdict) or `wrong`, and how; None if it does not apply."""
+    """Return None if the fault does not apply, else `right`, `refused` (an error) or `wrong`, and why."""
     machine = nvml_values.machine(sku, driver)
     if not fault.applies(machine):
         return None
@@ -79,7 +79,7 @@ def outcome(fault: Fault, smi: NvidiaSmi, driver: str, sku: str) -> tuple[str, s
 
 
 def node_of(machine: Machine) -> NodeFacts:
-    """The node as the observers find it without nvidia-smi."""
+    """Return the node as the observers see it without nvidia-smi."""
     return _node(machine.count, machine.driver, machine.sku["pci_ids"][0], machine.sku["fabric"])
 
 

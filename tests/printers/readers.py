@@ -1,6 +1,5 @@
-"""What the readers of nvidia-smi beside gpu_inventory make of a machine.
-
-Each runs the command that the product runs through the real program, and hands its output to the product.
+"""Results, on one machine, of all readers of nvidia-smi except gpu_inventory.
+Each reader runs the product's command through the real program and passes its output to the product.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ FACTS = (
     "nvidia_smi.memory.total",
 )
 FABRIC = ("nvidia_smi.fabric.state", "nvidia_smi.fabric.status")
-# A node is asked for all that any machine with its roles could be to have, before it is known what it is.
+# A node is queried for every fact that its roles may require of any machine, before its type is known.
 ELSEWHERE = ("nvidia_smi.without_cluster", "nvidia_smi.without_clique")
 
 
 @dataclass
 class Seen:
-    """`facts` and `samples`: name → a value for each GPU; `lost`: reader → the GPUs that do not answer it."""
+    """`facts`, `samples`: name → a value for each GPU; `lost`: reader → GPUs that do not answer."""
 
     facts: dict[str, list[str]] = field(default_factory=dict)
     samples: dict[str, list[str]] = field(default_factory=dict)
     lost: dict[str, set[str]] = field(default_factory=dict)
-    rows: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)  # of a burn-in's samples
-    refused: dict[str, str] = field(default_factory=dict)  # reader → why it has no values
+    rows: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)  # samples of a burn-in
+    refused: dict[str, str] = field(default_factory=dict)  # reader → the reason why it has no values
 
 
 def everything(smi: NvidiaSmi, machine: Machine, folder: Path) -> Seen:
-    """What every reader sees of a machine; `folder`: an empty one, for the tree of its files."""
+    """Run every reader on a machine; `folder`: an empty folder for its file tree."""
     seen = Seen()
     _facts(smi, machine, folder, seen)
     _samples(smi, machine, seen)
@@ -56,7 +55,7 @@ def everything(smi: NvidiaSmi, machine: Machine, folder: Path) -> Seen:
 
 
 def _facts(smi: NvidiaSmi, machine: Machine, folder: Path, seen: Seen) -> None:
-    """Run the program that observes a node, in a tree of files with these GPUs and this nvidia-smi."""
+    """Run the observing program in a file tree with these GPUs and this nvidia-smi."""
     tree = Tree(folder)
     tree.file("/proc/driver/nvidia/version", f"NVRM version: NVIDIA Kernel Module  {machine.driver}\n")
     vendor, device = machine.sku["pci_ids"][0].split(":")
@@ -83,7 +82,7 @@ def _named(gpu: str, texts: list[str]) -> bool:
 
 
 def _samples(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
-    """Query each GPU as the sampler of a burn-in does, without its loop."""
+    """Query each GPU once with the burn-in sampler's query, but without its loop."""
     lost = seen.lost.setdefault("samples", set())
     rows = []
     for index in range(machine.count):
@@ -118,7 +117,7 @@ def _output(smi: NvidiaSmi, machine: Machine, name: str, argv: tuple[str, ...]) 
 
 
 def _after_a_test(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
-    """The last command of a check that loads GPUs."""
+    """Run the last command of a check that loads GPUs."""
     command = gpu_answers.command()
     output = _output(smi, machine, command.name, command.argv)
     found = gpu_answers.judge("gpu_burn", output, _known(machine), ())
@@ -129,7 +128,7 @@ def _after_a_test(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
 
 
 def _beside_a_load(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
-    """Sample once, and read the error counters once, as beside a load; and the MIG mode before it."""
+    """Take one sample and one reading of the error counters as during a load, and first read the MIG mode."""
     command = telemetry.command("burn", 60, 120, machine.driver)
     output = _output(smi, machine, command.name, command.argv[: command.argv.index("-lms")])
     try:
@@ -161,7 +160,7 @@ def _beside_a_load(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
 
 
 def _before_a_burnin(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
-    """The processes that hold a GPU, and the settings that a role compares."""
+    """Read the processes that hold a GPU, and the settings that a role compares."""
     output = smi.run(machine, *campaign.HOLDERS[1:])
     holders = holders_in(output.stdout) if output.rc == 0 else None
     if holders is None:

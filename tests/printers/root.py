@@ -1,4 +1,4 @@
-"""A root directory of Debian's packages, whose programs run in namespaces of their own."""
+"""A root directory made of Debian packages, with programs run in separate namespaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gpuprov_lab import debian
 from provision.errors import LabError
 
-# What programs write is in the folder `own`; the root itself is shared by all tests.
+# Programs write into the folder `own`; all tests share the root itself.
 ENTER = """\
 set -e
 root=$1 own=$2 sys=$3; shift 3
@@ -30,7 +30,7 @@ exec chroot "$root" "$@"
 
 @dataclass(frozen=True)
 class Root:
-    """Programs of Debian's packages in `packages`, and in `own` the files of theirs that may change."""
+    """Programs of Debian packages in `packages`, and their writable files in `own`."""
 
     packages: Path
     own: Path
@@ -43,11 +43,11 @@ class Root:
         environment: Mapping[str, str] | None = None,
         timeout: float = 60,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end, with `sys` as its /sys. Whatever it started ends with it."""
+        """Run a program to its end, with `sys` as its /sys. All its children end with it."""
         words = ["unshare", *_user(), "--mount", "--pid", "--fork", "--kill-child"]
         words += [] if network else ["--net"]
         words += ["sh", "-c", ENTER, "sh", str(self.packages), str(self.own), str(sys or "")]
-        # Set inside, since an LD_PRELOAD would be for the host's programs, too.
+        # Set inside, because an LD_PRELOAD would also affect the host's programs.
         words += ["env", *(f"{name}={value}" for name, value in (environment or {}).items()), *argv]
         return subprocess.run(
             words,
@@ -62,7 +62,7 @@ class Root:
 
 
 def make(own: Path, name: str, suite: str, *packages: str) -> Root:
-    """The root `name`; skips the test, with the reason, where this host cannot make or enter it."""
+    """Make the root `name`; skips the test, with the reason, if this host cannot make or enter it."""
     reason = debian.missing() or _closed()
     if reason:
         pytest.skip(reason)
@@ -80,7 +80,7 @@ def make(own: Path, name: str, suite: str, *packages: str) -> Root:
 
 
 def _user() -> list[str]:
-    """Options of unshare with which a user who is not root may mount."""
+    """Return the options of unshare with which an unprivileged user may mount."""
     return [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 
 

@@ -1,4 +1,4 @@
-"""A simulated node and NVIDIA's own nvidia-smi with the same values: what each command prints in both."""
+"""A simulated node and NVIDIA's own nvidia-smi on the same values, with the output of each command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab_silicon.silicon import Silicon, made, start
 
 _LISTED = yaml.safe_load(Path(__file__).with_name("differences.yml").read_text("utf-8"))
 SKUS = {"470": "a100-sxm-80"}
-COUNTER = "40\n"  # of the runs of a tool on the simulated node: it seeds the noise of its readings
+COUNTER = "40\n"  # run counter of a tool on the simulated node: it seeds the noise of readings
 _SAMPLED = [names[-1] for _, names in GPU_FIELDS]  # a name that each release knows
 COMMANDS = (
     ("-q", "-x"),
@@ -36,19 +36,19 @@ COMMANDS = (
 
 
 def node(folder: Path, driver: str, *, real: bool) -> Silicon:
-    """A node of a SKU of this driver's time, with NVIDIA's own program or without: of the same values."""
+    """Return a node of a SKU of this driver's time, with NVIDIA's program or the simulated one."""
     made_ = made(folder / ("real" if real else "simulated"), SKUS.get(driver[:3], "h100-sxm"))
     start(made_, driver)
     assert not real or real_smi.install(made_.state) == ""
     return made_
 
 
-# 470 also prints errors that lanes corrected: the private function behind them answers what was in memory.
+# 470 also prints lane-corrected errors: the private function behind them returns uninitialised memory.
 _LANES = re.compile(r"\s*(Link \d+:|Lane \d+ ECC Correction Count: .*)")
 
 
 def elements(text: str) -> Iterator[str]:
-    """An output line by line; of XML a line for each element, `/gpu/pci/pci_bus: 52`."""
+    """Yield an output line by line; for XML, one line per element, such as `/gpu/pci/pci_bus: 52`."""
     if not text.startswith("<?xml"):
         yield from (line for line in text.rstrip("\n").split("\n") if not _LANES.fullmatch(line))
         return
@@ -59,7 +59,7 @@ def elements(text: str) -> Iterator[str]:
 def _below(element: Xml.Element, path: str) -> Iterator[str]:
     for one in element:
         here = f"{path}/{one.tag}"
-        if one.tag == "supported_clocks" and len(one):  # hundreds of elements: one line
+        if one.tag == "supported_clocks" and len(one):  # joins hundreds of elements into one line
             yield f"{here}: {' '.join(' '.join(one.itertext()).split())}"
             continue
         yield f"{here}: {(one.text or '').strip()}"
@@ -67,7 +67,7 @@ def _below(element: Xml.Element, path: str) -> Iterator[str]:
 
 
 def differences(real: str, printed: str) -> list[str]:
-    """`8 x - line`: the real program prints it eight times more; `+`: the simulated one does."""
+    """Return differing lines: `8 x - line` if the real program prints it 8 times more, `+` if ours does."""
     mine, theirs = (Counter(elements(text)) for text in (printed, real))
     return [
         *(f"{times} x - {line}" for line, times in (theirs - mine).items()),
@@ -76,7 +76,7 @@ def differences(real: str, printed: str) -> list[str]:
 
 
 def listed(driver: str, command: str) -> list[str]:
-    """The differences that differences.yml explains."""
+    """Return the differences that differences.yml explains."""
     return sorted(
         line
         for entry in _LISTED
@@ -86,7 +86,7 @@ def listed(driver: str, command: str) -> list[str]:
 
 
 def compared(real: Silicon, simulated: Silicon) -> dict[str, list[str]]:
-    """Command → its differences."""
+    """Return command → its differences."""
     found = {}
     for words in COMMANDS:
         done = []

@@ -1,4 +1,4 @@
-"""NVIDIA's own nvidia-smi, run above a table of values."""
+"""NVIDIA's own nvidia-smi, run on top of a table of values."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _QUIET_LOG = "[    0.000000] Linux version 6.8.0\n"
 
 @dataclass(frozen=True)
 class NvidiaSmi:
-    """One release of the program, the folder of the library below it, and where its table goes."""
+    """One release of the program, the folder of the library below it, and the path of its table."""
 
     program: Path
     library: Path
     table: Path
-    healthy: dict[str, Printed] = field(default_factory=dict)  # SKU → what a healthy machine prints
+    healthy: dict[str, Printed] = field(default_factory=dict)  # SKU → the output of a healthy machine
 
     def run(self, machine: Machine, *arguments: str) -> Output:
-        """Run it on a machine; the time limit is 20 s."""
+        """Run the program on a machine; the timeout is 20 s."""
         nvml_library.write_table(self.table, machine)
         return self._run(*arguments)
 
@@ -58,7 +58,7 @@ class NvidiaSmi:
         )
 
     def script(self, machine: Machine) -> str:
-        """The lines of a shell script that runs it on a machine with its own arguments."""
+        """Return a line of shell script that runs the program on a machine with the script's arguments."""
         nvml_library.write_table(self.table, machine)
         values = f"GPUPROV_NVML_TABLE={self.table} LD_LIBRARY_PATH={self.library}"
         return f'exec env {values} {self.program} "$@"'
@@ -84,7 +84,7 @@ class NvidiaSmi:
 
 @cache
 def _commands(*kind: Any) -> tuple[Command, ...]:
-    """What gpu_inventory runs on a node of this kind, the same for all its faults."""
+    """Return gpu_inventory's commands on a node of this kind, which are the same for all its faults."""
     return tuple(CHECKS["gpu_inventory"].commands(make_node(*kind), {}))
 
 
@@ -92,5 +92,5 @@ Printers = Callable[[str], NvidiaSmi]  # by the version of the driver
 
 
 def release(driver: str, folder: Path) -> NvidiaSmi:
-    """The program of one release, whose tables go into this folder. Raises LabError."""
+    """Return the program of one release, with its tables in this folder. Raises LabError."""
     return NvidiaSmi(real_smi.program(driver), real_smi.library(), folder / f"values-{driver}")

@@ -1,4 +1,4 @@
-"""What else reads amd-smi: burn-in samples, facts, and the answer after a test, from AMD's own output."""
+"""Other readers of amd-smi on AMD's own output: burn-in samples, facts, and the query after a test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sampled(program: AmdSmi, machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def rows(program: AmdSmi, machine: Machine, reader: AmdGpus) -> list[tuple[str, str, Mapping[str, str]]]:
-    """The samples of a burn-in, whose reader asks for the list again where other GPUs answer."""
+    """Return the samples of a burn-in; its reader requests the list again when other GPUs answer."""
     for _ in range(2):
         commands = ("metric",) if reader.numbers else ("list", "metric")
         found = reader.rows("".join(program.run(machine, name, "--json").stdout for name in commands))
@@ -54,7 +54,7 @@ def rows(program: AmdSmi, machine: Machine, reader: AmdGpus) -> list[tuple[str, 
 def test_the_judge_of_a_burn_in_finds_what_hours_of_samples_show(
     sku: str, release: str, amd_printers: AmdPrinters, tmp_path: Path
 ) -> None:
-    """In CI a quarter of the faults, drawn by their names; all of them in the long set."""
+    """In CI, test a quarter of the faults, drawn by their names; the long set tests all."""
     program, found, tried = amd_printers(release), [], 0
     program.forget()
     healthy: burned.Rows = ()

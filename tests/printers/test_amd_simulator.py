@@ -1,4 +1,4 @@
-"""The simulator's amd-smi prints what AMD's own prints on the same values, but for listed differences."""
+"""Comparison of the simulator's amd-smi with AMD's on the same values: only listed differences."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.printers import amdsmi_simulated
 from tests.printers.amdsmi import AmdPrinters
 from tests.support.seed import SEED
 
-SKUS = ("mi210", "mi250x", "mi300a", "mi300x", "mi325x", "mi355x")  # that the lab simulates
+SKUS = ("mi210", "mi250x", "mi300a", "mi300x", "mi325x", "mi355x")  # simulated by the lab
 PAIRS = [("10.1", sku) for sku in SKUS] + [("6.1.2", sku) for sku in SKUS[:4]]
 IN_CI = {("10.1", "mi300x"), ("6.1.2", "mi250x")}
-_TEXTS = 10  # that are altered
+_TEXTS = 10  # number of altered texts
 ROCM = {"6.1.2": "6.1.2-119", "10.1": "10.1.0-1"}
 
 
@@ -37,7 +37,7 @@ def booted(folder: Path, sku: str, release: str) -> Silicon:
 
 
 def unlisted(ours: dict[str, Any], theirs: dict[str, Any], release: str) -> tuple[list[str], list[str]]:
-    """(differences that no entry explains, entries that explain none)."""
+    """Return the differences that no entry explains, and the entries that explain none."""
     known = amdsmi_simulated.listed()
     open_, used = [], set()
     for command in ours:
@@ -69,7 +69,7 @@ def test_each_element_is_amds_or_explained(
 
 @pytest.fixture(scope="module")
 def pair(amd_printers: AmdPrinters, tmp_path_factory: pytest.TempPathFactory) -> tuple[Silicon, Any, Any]:
-    """A node, what the simulator prints of it, and what AMD's program prints."""
+    """Return a node, the simulator's output for it, and the output of AMD's program."""
     node = booted(tmp_path_factory.mktemp("altered"), "mi300x", "10.1")
     ours = amdsmi_simulated.simulated(node, "10.1")
     machine = amdsmi_simulated.machine_like("mi300x", "10.1", ours)
@@ -77,7 +77,7 @@ def pair(amd_printers: AmdPrinters, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def constants(source: str, printed: set[str]) -> Iterator[ast.Constant]:
-    """The texts of dictionaries in the printer whose key is an element of the outputs, if used once."""
+    """Yield the printer's dictionary texts with an output element as key, if used only once."""
     for table in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict)):
         for key, value in zip(table.keys, table.values, strict=True):
             if isinstance(key, ast.Constant) and key.value in printed:
@@ -95,7 +95,7 @@ def constants(source: str, printed: set[str]) -> Iterator[ast.Constant]:
 def test_an_altered_text_of_the_simulators_printer_is_found(
     drawn: int, pair: tuple[Silicon, Any, Any], tmp_path: Path
 ) -> None:
-    """Ten texts of it, drawn with the seed, each altered in a copy of the simulator."""
+    """Alter ten texts of the printer, drawn with the seed, each in a copy of the simulator."""
     node, ours, theirs = pair
     shutil.copytree(RUN.parent, copied := tmp_path / "silicon")
     printer = copied / "amd/smi_values.py"

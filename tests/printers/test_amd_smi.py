@@ -1,6 +1,5 @@
 """Judge the output of AMD's own amd-smi, one fault at a time.
-
-The values are ours and the text is AMD's: program and check cannot agree on a wrong form of it.
+The values are made up and the text is AMD's, so program and check cannot agree on a wrong form of it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _PAIRS = [(release, sku) for release, skus in SKUS.items() for sku in skus]
 
 @pytest.mark.parametrize(("release", "sku"), _PAIRS, ids=[f"{sku}-{release}" for release, sku in _PAIRS])
 def test_each_fault_is_judged_right(release: str, sku: str, amd_printers: AmdPrinters) -> None:
-    """In CI a quarter of the faults of each pair, drawn by their names; all of them in the long set."""
+    """In CI, test a quarter of the faults of each pair, drawn by their names; the long set tests all."""
 
     def chosen(fault: Fault) -> bool:
         drawn = zlib.crc32(f"{release}{sku}{fault.name}".encode()) % 4 == 0 or fault.name == "nothing"

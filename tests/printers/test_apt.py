@@ -1,6 +1,5 @@
-"""What the real apt of several releases prints of each failure, and the cause that gpuprov names for it.
-
-In CI with apt 3.0 alone; apt 2.6 and the newest in the long set.
+"""Messages of the real apt of several releases for each failure, and the cause that gpuprov reports.
+CI runs only apt 3.0; the long set adds apt 2.6 and the newest.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Machine:
         return f"deb [signed-by=/etc/apt/keyrings/{key}.gpg] {self.repository.url} ./"
 
     def fails(self, script: str) -> str:
-        """The cause that gpuprov names for what this prints."""
+        """Return the cause that gpuprov finds in the output of a failing command."""
         done = self.apt.run(script)
         assert done.returncode != 0, done.stdout
         return cause_of(done.stdout + done.stderr) or f"no cause: {done.stdout}{done.stderr}"
@@ -50,7 +49,7 @@ class Machine:
         self.repository.publish(signed=signed, **release)
 
     def install(self) -> str:
-        """The cause of an installation that fails although the lists are right."""
+        """Return the cause of an installation that fails although the package lists are right."""
         self.republish()
         assert self.apt.run(UPDATE).returncode == 0
         return self.fails("apt-get -q -y install foo")
@@ -182,7 +181,7 @@ def test_the_cause_of_a_failure_of_apt_is_named(name: str, machine: Machine) -> 
 
 @pytest.mark.parametrize("machine", SUITES, indirect=True)
 def test_whoever_holds_dpkgs_lock_is_named_and_waited_for(machine: Machine) -> None:
-    """apt-mark starts dpkg, whose sentence changed with 1.22."""
+    """apt-mark starts dpkg, and dpkg 1.22 changed the message."""
     holding = 'apt-get -q -y -o DPkg::Pre-Invoke::="touch /tmp/held; sleep 8" install foo >/tmp/first 2>&1 &'
     waiting = "while [ ! -e /tmp/held ]; do sleep 0.1; done;"
     waits = gpuprov_packages.Apt(SimpleNamespace(params={})).waits
@@ -203,12 +202,12 @@ def test_sources_that_disagree_are_named(machine: Machine) -> None:
     match = re.search(r" regarding source (\S+?)/? ", done.stderr)
     assert match, done.stderr
     assert match[1] == machine.repository.url
-    head = "E: Sources that disagree are in: /etc/apt/sources.list.d/ours.list\n"  # of gpuprov_packages
+    head = "E: Sources that disagree are in: /etc/apt/sources.list.d/ours.list\n"  # from gpuprov_packages
     assert "two of them disagree about Signed-By" in cause_of(head + done.stderr)
 
 
 class Module:
-    """Runs the programs of gpuprov_packages on the machine."""
+    """Stand-in for gpuprov_packages' module that runs its programs on the machine."""
 
     check_mode = False
 
@@ -251,7 +250,7 @@ def test_a_package_that_somebody_holds_and_that_is_in_the_way_is_named(machine: 
 
 @pytest.mark.parametrize("machine", SUITES, indirect=True)
 def test_what_is_offered_is_read(machine: Machine) -> None:
-    """The forms of apt-cache madison, of apt-cache policy, and of a simulated installation."""
+    """Parse apt-cache madison, apt-cache policy, and a simulated installation."""
     fields = [one.strip() for one in machine.apt.run("apt-cache madison foo").stdout.split("|")]
     assert fields == ["foo", "1.0", f"{machine.repository.url} ./ Packages"]
     policy = machine.apt.run("apt-cache policy").stdout

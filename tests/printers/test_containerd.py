@@ -1,4 +1,4 @@
-"""What containerd 1.7 and 2 make of settings, read as gpuprov reads it: in the long set."""
+"""Settings of containerd 1.7 and 2, as containerd and gpuprov read them: in the long set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ version = {version}
     [plugins."{plugin}".containerd.runtimes.nvidia.options]
       BinaryName = "/usr/bin/nvidia-container-runtime"
 """
-# As a site may have it, after ours in the order of names.
+# A site's file, sorted after gpuprov's.
 LATER = """\
 version = {version}
 [plugins."{plugin}"]
@@ -53,7 +53,7 @@ def containerd(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Roo
 
 
 def told(programs: Root, tree: Path, *facts: str) -> tuple[dict[str, Any], str]:
-    """The facts, and what containerd prints of its settings."""
+    """Return the facts, and containerd's output about its settings."""
     settings = programs.own / "etc/containerd"
     look = Tree(tree)
     for path in (settings / "config.toml", *settings.glob("conf.d/*")):
@@ -72,14 +72,14 @@ def told(programs: Root, tree: Path, *facts: str) -> tuple[dict[str, Any], str]:
 
 
 def role(name: str, dump: str = "") -> str:
-    """What the role container_toolkit makes of this."""
+    """Return a variable of the role container_toolkit, rendered for this dump."""
     own = all_roles()["container_toolkit"]
     values = {"__container_toolkit_dump": {"stdout": dump}}
     return str(renderer_for(own, values, machine()).value(f"{{{{ __container_toolkit_{name} }}}}"))
 
 
 def write(programs: Root, main: int, drop_in: int, text: str = "") -> None:
-    """The settings in these formats."""
+    """Write the settings in these formats."""
     settings = programs.own / "etc/containerd"
     (settings / "config.toml").write_text(MAIN.format(version=main) + text)
     added = DROP_IN.format(version=drop_in, plugin=PLUGINS[drop_in])
@@ -98,7 +98,7 @@ def test_a_runtime_in_a_drop_in_of_each_format_is_known(containerd: tuple[str, R
     for version in range(2, SUITES[suite] + 1):
         kind, printed = runtime_type(programs, tmp_path / str(version), version, version)
         assert kind == "io.containerd.runc.v2"
-        assert re.search("(?m)^ *enable_cdi = true", printed)  # of roles/amd_container_toolkit
+        assert re.search("(?m)^ *enable_cdi = true", printed)  # set by roles/amd_container_toolkit
 
 
 @pytest.mark.parametrize("containerd", SUITES, indirect=True)
@@ -119,7 +119,7 @@ def test_settings_that_containerd_refuses_are_told_in_its_words(
 def test_what_a_later_drop_in_overrides_is_not_in_effect(
     containerd: tuple[str, Root], tmp_path: Path
 ) -> None:
-    """1.7 lets the later file replace all that is said of a plugin, 2.1 only what it names."""
+    """With 1.7, the later file replaces a plugin's whole section; with 2.1, only the keys that it sets."""
     suite, programs = containerd
     version, merges = SUITES[suite], suite == "forky"
     write(programs, version, version)
@@ -141,7 +141,7 @@ def test_what_a_later_drop_in_overrides_is_not_in_effect(
 def test_a_plugin_that_is_off_is_told_whatever_the_drop_in_says(
     containerd: tuple[str, Root], tmp_path: Path
 ) -> None:
-    """As Docker's packages have it."""
+    """Disable the plugin in the main file, as Docker's packages do."""
     suite, programs = containerd
     write(programs, SUITES[suite], SUITES[suite])
     main = programs.own / "etc/containerd/config.toml"
@@ -149,7 +149,7 @@ def test_a_plugin_that_is_off_is_told_whatever_the_drop_in_says(
     assert not re.search(role("no_cri"), printed)
     main.write_text('disabled_plugins = ["cri"]\n' + MAIN.partition("\n")[2])
     found, printed = told(programs, tmp_path / "refused", TYPE)
-    if suite == "trixie":  # nvidia-ctk makes these files beside each other
+    if suite == "trixie":  # nvidia-ctk can leave these two files side by side
         assert 'invalid disabled plugin URI "cri"' in found[TYPE]
         (programs.own / "etc/containerd/conf.d/99-nvidia.toml").unlink()
     found, printed = told(programs, tmp_path / "off", TYPE, LISTS[0])

@@ -1,4 +1,4 @@
-"""What dnf 4 and dnf 5 print of each failure, and the cause that gpuprov names for it: in the long set."""
+"""Messages of dnf 4 and dnf 5 for each failure, and the cause that gpuprov reports: in the long set."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BUILT = (
 
 
 def problems_of(machine: Machine, tree: Path) -> list[str]:
-    """The fact, above what the real dnf prints of its files."""
+    """Return the fact that results from the real dnf's output for the machine's files."""
     look = Tree(tree)
     look.file("/etc/os-release", "ID=rocky\n")
     for folder in ("yum.repos.d", "dnf"):
@@ -66,7 +66,7 @@ def problems_of(machine: Machine, tree: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Machine:
-    """One release of dnf, and a repository that it knows."""
+    """One release of dnf, and a repository that it can use."""
 
     root: Root
     program: str
@@ -76,7 +76,7 @@ class Machine:
         return self.root.run("sh", "-c", script, network=True, environment={"LC_ALL": "C"}, timeout=120)
 
     def dnf(self, *words: str) -> CompletedProcess[str]:
-        """Run it with the options that gpuprov_packages gives."""
+        """Run dnf with the options of gpuprov_packages."""
         return self.run(" ".join([self.program, *gpuprov_packages.DNF[1:], *words]))
 
     def repository(self, url: str, **settings: str) -> None:
@@ -95,10 +95,10 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
     suite, *packages = PACKAGES[request.param]
     programs = root.make(tmp_path / "own", request.param, suite, *packages)
     (programs.own / "etc/yum.repos.d").mkdir(exist_ok=True)
-    # Not the repository of what was downloaded before, which a plugin adds.
+    # Disable the plugin that adds a repository of previously downloaded packages.
     for plugin in programs.own.glob("etc/dnf/**/local.conf"):
         plugin.write_text("[main]\nenabled = false\n")
-    # As RHEL ships it; Debian's skips a repository that does not answer.
+    # RHEL's default; Debian's skips a repository that does not answer.
     (programs.own / "etc/dnf/dnf.conf").write_text("[main]\nskip_if_unavailable=False\n")
     www = programs.own / "tmp/www"
     www.mkdir()
@@ -137,7 +137,7 @@ def _refused(machine: Machine) -> str:
 
 @contextmanager
 def _signed(machine: Machine) -> Iterator[None]:
-    """Packages and their list are signed; /etc/other.asc is another's key."""
+    """Sign the packages and their list; /etc/other.asc is a different key."""
     if any(shutil.which(name) is None for name in ("gpg", "rpmsign")):
         pytest.skip("this host has no gpg, or no rpmsign")
     own = machine.root.own
@@ -196,7 +196,7 @@ FAILURES: dict[str, tuple[Callable[[Machine], str], str]] = {
 EACH = pytest.mark.parametrize("machine", PACKAGES, indirect=True)
 S = "/etc/yum.repos.d/s.repo"
 LOCAL = "[s]\nname=s\nbaseurl=file:///{}\n"
-# A file of somebody's → what the fact says of it with dnf 4 and, where that differs, with dnf 5.
+# A site's repository file → the fact with dnf 4 and, if different, with dnf 5.
 SOURCES: dict[str, tuple[str, ...]] = {
     LOCAL.format("tmp/www"): ("",),
     "baseurl=http://x/\n": (
@@ -222,7 +222,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     f"{LOCAL.format('gone')}enabled = False\n": ("",),
     f"{LOCAL.format('gone')}skip_if_unavailable=1\n": ("",),
-    # rpm may have it: dnf looks for the file when it wants a package of this repository.
+    # rpm may already have the key: dnf reads the file only when it needs a package of this repository.
     f"{LOCAL.format('tmp/www')}gpgcheck=1\ngpgkey=file:///etc/gone\n": ("",),
     f"{LOCAL.format('tmp/www')}gpgcheck=perhaps\nnothing=1\n": ("",),
     "# nothing\n": ("",),
@@ -286,7 +286,7 @@ def test_a_repository_of_ours_that_another_file_names_too_is_told(machine: Machi
 
 
 class Module:
-    """What gpuprov_packages needs of Ansible's module, with the real dnf behind it."""
+    """The part of Ansible's module that gpuprov_packages needs, backed by the real dnf."""
 
     def __init__(self, machine: Machine, **options: Any) -> None:
         self.machine, self.check_mode = machine, False
@@ -329,7 +329,7 @@ def test_rpm_answers_in_the_forms_that_observers_and_roles_read(machine: Machine
     asked = machine.run(f"rpm -q --qf '{RPM_FORM}' -- qux none")
     assert list(rpm_rows(asked.stdout)) == [("qux", "1.0-1", "1.0-1")]  # without an epoch: (none)
     assert "package none is not installed" in asked.stdout
-    # What needs a package that goes, and what somebody chose. dnf 4 ends each answer with an empty line more.
+    # Packages that need a removed one, and packages that a user chose. dnf 4 adds an empty line per answer.
     assert gpuprov_packages.Dnf(Module(machine)).brought(["baz"]) == ({"qux"}, set(), ["qux"])
 
 

@@ -1,4 +1,4 @@
-"""What Docker 26 and 28 make of daemon.json, and print of failures, as gpuprov reads it: in the long set."""
+"""Docker 26 and 28: acceptance of daemon.json and failure messages, as gpuprov reads them (long set)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CDI, PATH = "container_runtime.docker.cdi", "container_runtime.docker.path"
 FILE = "etc/docker/daemon.json"
 NVIDIA = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
 AMD = {"amd": {"args": [], "path": "amd-container-runtime"}}
-# What roles/container_toolkit and roles/amd_container_toolkit add to the settings of others.
+# Settings that roles/container_toolkit and roles/amd_container_toolkit add to existing ones.
 WRITTEN = [
     {"runtimes": NVIDIA, "features": {"cdi": True}},
     {"runtimes": AMD, "features": {"cdi": True}},
     {"runtimes": {**NVIDIA, **AMD, "runsc": {"path": "/usr/bin/runsc"}}, "live-restore": True},
 ]
-# Text of the file → whether Docker takes it.
+# Text of the file → whether Docker accepts it.
 TEXTS = {
     **{json.dumps(settings): True for settings in WRITTEN},
     **{"": True, " \n": True, "{}": True, "\ufeff{}": True, "null": True},
@@ -42,7 +42,7 @@ TEXTS = {
     '{"features": {"cdi": true}} // why': False,
     "{'features': {}}": False,
     '{"shutdown-timeout": NaN}': False,
-    '{"data-root": "/\udcff"}': False,  # no UTF-8
+    '{"data-root": "/\udcff"}': False,  # not UTF-8
 }
 START = """\
 ask() { docker -H unix:///run/docker.sock "$@" 2>&1; }
@@ -82,7 +82,7 @@ class _RefusedError(Exception):
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The settings as the module that merges them reads them; None where it refuses the file."""
+    """Read the settings with the module that merges them; None if it refuses the file."""
 
     def refuse(msg: str) -> None:
         raise _RefusedError(msg)
@@ -120,7 +120,7 @@ def test_what_docker_refuses_is_read_as_refused_and_the_rest_as_it_is(
 
 @pytest.mark.parametrize("docker", SUITES, indirect=True)
 def test_what_docker_says_before_the_file_is_in_place(docker: tuple[str, Root]) -> None:
-    """What gpuprov_json reads: answers to settings that it would write, and to a flag that is not there."""
+    """Read Docker's answers to settings that gpuprov_json would write, and to an unsupported flag."""
     _, programs = docker
     for settings, refusal in (
         *((written, "") for written in WRITTEN),
@@ -156,7 +156,7 @@ def test_the_reason_of_a_container_that_did_not_start_is_not_dockers_hint(docker
     reasons = []
     for text in done.stdout.split("---")[:2]:
         output = make_output("container", "", rc=125, stderr=text)
-        told = host_health._container(output, host_health.listed_by_nvidia_smi)  # what the check makes of it
+        told = host_health._container(output, host_health.listed_by_nvidia_smi)  # the check's findings
         reasons += [str(one.value) for one in told if one.metric == "container_said"]
     assert reasons[0].startswith("docker: Cannot connect to the Docker daemon at unix:///run/docker.sock.")
     if os.geteuid() == 0:

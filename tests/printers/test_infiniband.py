@@ -1,5 +1,4 @@
-"""The real programs of infiniband-diags and rdma-core beside the shipped readers, on simulated cards.
-
+"""The real programs of infiniband-diags and rdma-core against the shipped readers, on simulated cards.
 They read the lab's cards, and the program for nodes reads hosts of ibsim. So simulator and readers cannot
 agree on something wrong.
 """
@@ -25,14 +24,14 @@ from tests.printers.root import Root
 
 LONG = pytest.mark.long
 RELEASES = ("trixie", pytest.param("bookworm", marks=LONG))  # rdma-core 56.1 and 44.0
-# port_state of the kernel → the word of ibstat (rdma-core, infiniband-diags/ibstat.c, port_state_str)
+# port_state of the kernel → ibstat's name for it (rdma-core, infiniband-diags/ibstat.c, port_state_str)
 STATES = {"DOWN": "Down", "INIT": "Initializing", "ARMED": "Armed", "ACTIVE": "Active"}
 FAULTS = (
     *("port_down nic=1", "port_down nic=2 how=training", "port_down nic=3 how=recovery"),
     *("port_down nic=4 how=no_sm", "port_slow nic=5 link=2X", "port_slow nic=6 link=EDR", "port_no_sm nic=7"),
     *("port_mtu nic=0 mtu=1024", "storage_port_down"),
 )
-# Counter of the kernel (drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR) → field of PortCounters in perfquery
+# Kernel counter (drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR) → field of PortCounters in perfquery
 COUNTERS = {
     "symbol_error": "SymbolErrorCounter",
     "link_error_recovery": "LinkErrorRecoveryCounter",
@@ -56,11 +55,11 @@ def programs(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
 
 @pytest.fixture
 def simulated(tmp_path: Path) -> Callable[..., Silicon]:
-    """Make a node of the lab with cards of this kind, and break it."""
+    """Make a node of the lab with cards of this kind and these faults."""
 
     def make(network: str, *faults: str) -> Silicon:
         node = Silicon(tmp_path / "node/state", tmp_path / "node/root")
-        (node.root / "usr/share/gpu-burn").mkdir(parents=True)  # where tools run
+        (node.root / "usr/share/gpu-burn").mkdir(parents=True)  # the working directory of tools
         words = ["--sku", "h100-sxm", "--name", "gpu-01", "--seed", "7", "--speed", "2000"]
         words += ["--network", network]
         done = node.run("new", "--dir", str(node.state), *words)
@@ -123,7 +122,7 @@ def test_the_real_ibv_devinfo_prints_what_the_labs_prints(
 
 
 def judged(host: infiniband.Host, folder: Path) -> list[Finding]:
-    """Judge the ports of a host of ibsim from one look at its files."""
+    """Judge the ports of an ibsim host from one observation of its files."""
     host.write(folder)
     facts, problems = Tree(folder).ask(*network_ports.FACTS)
     node = CheckNode("gpu-01", {"gpu": {"count": 8, "sku": "h100-sxm"}}, {}, facts, problems)
@@ -144,7 +143,7 @@ def test_hosts_of_a_simulated_fabric_are_judged_as_they_are(programs: Root, tmp_
         assert printed["Rate"] == str(port["rate"])
         loud = {(one.verdict.value, one.metric) for one in findings if one.metric == "state"}
         assert (("fail", "state") in loud) == (name == "unplugged"), loud
-    topology = hosts["good"].printed  # of ibnetdiscover
+    topology = hosts["good"].printed  # output of ibnetdiscover
     assert '"good"' in topology
     assert '"unplugged"' not in topology
 
@@ -170,7 +169,7 @@ def test_a_full_counter_is_as_large_in_the_lab_as_in_perfquery(
     state = json.loads((node.state / "state.json").read_text())
     state["faults"] = [{"id": "port_errors", "nic": 0, "counter": name, "count": 10**6} for name in COUNTERS]
     (node.state / "state.json").write_text(json.dumps(state))
-    node.fault("set", "port_mtu", "nic=1", "mtu=1024")  # writes the surfaces
+    node.fault("set", "port_mtu", "nic=1", "mtu=1024")  # rewrites the surfaces
     folder = sysfs(node) / "class/infiniband/mlx5_0/ports/1/counters"
     found: dict[str, Any] = {name: int((folder / name).read_text()) for name in COUNTERS}
     assert found == {name: real[field] for name, field in COUNTERS.items()}

@@ -1,6 +1,5 @@
 """Judge the output of NVIDIA's own nvidia-smi, one fault at a time.
-
-The values are ours and the text is NVIDIA's: program and check cannot agree on a wrong form of it.
+The values are made up and the text is NVIDIA's, so program and check cannot agree on a wrong form of it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/detection.md"
 
 @pytest.mark.parametrize(("driver", "sku"), PAIRS, ids=[f"{sku}-{driver[:3]}" for driver, sku in PAIRS])
 def test_each_fault_is_judged_right(driver: str, sku: str, printers: Printers) -> None:
-    """In CI a quarter of the faults of each pair, drawn by their names; all of them in the long set."""
+    """In CI, test a quarter of the faults of each pair, drawn by their names; the long set tests all."""
     found = []
     for fault in FAULTS:
         drawn = zlib.crc32(f"{driver}{sku}{fault.name}".encode()) % 4 == 0 or fault.name == "nothing"

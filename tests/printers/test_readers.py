@@ -1,4 +1,4 @@
-"""What else reads nvidia-smi gets the same machine from NVIDIA's own program: facts, samples, a burn-in."""
+"""Other readers of nvidia-smi on NVIDIA's own output: facts, samples, a burn-in."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.printers.smi import RELEASES, Printers
 from tests.support.seed import Selected
 
 _PAIRS = [(driver, "a100-sxm-80" if driver.startswith("470") else "h100-sxm") for driver in RELEASES]
-# Who prints one line and nothing else where a GPU gives no handle, whichever GPU is asked for.
+# Readers that find all GPUs lost: if one GPU has no handle, nvidia-smi prints one line for any query.
 _ALL = {"samples"}
 _LAST = "gpu3"
 
 
 def wrong(fault: Fault, machine: Machine, seen: readers.Seen) -> list[str]:
-    """Describe what a reader of this fault misses or makes up."""
+    """Describe a reader's missed or invented results for this fault."""
     if fault.refused:
         return [name for name in ("facts", "after a test", "beside a load") if name not in seen.refused]
     found = []
@@ -48,7 +48,7 @@ def wrong(fault: Fault, machine: Machine, seen: readers.Seen) -> list[str]:
 def test_each_reader_gets_what_the_driver_has(
     driver: str, sku: str, printers: Printers, tmp_path: Path
 ) -> None:
-    """In CI a quarter of the faults of each release, drawn by their names; all of them in the long set."""
+    """In CI, test a quarter of the faults of each release, drawn by their names; the long set tests all."""
     found, tried = [], 0
     healthy: burned.Rows = ()
     for number, fault in enumerate(FAULTS):

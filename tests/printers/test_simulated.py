@@ -1,4 +1,4 @@
-"""The simulated nvidia-smi prints what NVIDIA's prints of the same values, but for listed differences."""
+"""Comparison of the simulated nvidia-smi with NVIDIA's on the same values: only listed differences."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DRIVER = "550.163.01"
 
 @pytest.mark.parametrize("driver", RELEASES, ids=[driver[:3] for driver in RELEASES])
 def test_every_difference_is_explained(driver: str, printers: Printers, tmp_path: Path) -> None:
-    printers(driver)  # or skip
+    printers(driver)  # skips if the program is missing
     real, ours = (simulated.node(tmp_path, driver, real=real) for real in (True, False))
     for command, found in simulated.compared(real, ours).items():
         assert sorted(found) == simulated.listed(driver, command), command
 
 
 def _altered(folder: Path, drawn: random.Random, printed: str) -> str:
-    """Copy the simulator into a folder and alter one drawn text of its printers that is in `printed`."""
+    """Copy the simulator into a folder and alter one randomly drawn printer text that occurs in `printed`."""
     shutil.copytree(RUN.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "nvidia_smi" / drawn.choice(_PRINTERS)
     text = file.read_text("utf-8")
@@ -55,7 +55,7 @@ def _altered(folder: Path, drawn: random.Random, printed: str) -> str:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A node, and by command what the simulator prints on it and what NVIDIA's program prints."""
+    """A node, with the output of the simulator and of NVIDIA's program by command."""
 
     node: Silicon
     simulated: Mapping[tuple[str, ...], str]
@@ -71,7 +71,7 @@ def _printed(node: Silicon, program: Path, words: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def compared(printers: Printers, tmp_path_factory: pytest.TempPathFactory) -> _Compared:
-    printers(_DRIVER)  # or skip
+    printers(_DRIVER)  # skips if the program is missing
     folder = tmp_path_factory.mktemp("altered")
     real, node = (simulated.node(folder, _DRIVER, real=real) for real in (True, False))
     commands = [simulated.COMMANDS[place] for place in (0, 4, 8)]
@@ -88,14 +88,14 @@ def compared(printers: Printers, tmp_path_factory: pytest.TempPathFactory) -> _C
 
 
 def _is_red(known: _Compared, altered: Path, words: tuple[str, ...]) -> bool | None:
-    """Whether the comparison finds what is altered in an output; None where the output is the same."""
+    """Whether the comparison detects the alteration in an output; None if the output is unchanged."""
     output = _printed(known.node, altered / RUN.name, words)
     try:
         if list(simulated.elements(known.simulated[words])) == list(simulated.elements(output)):
             return None
         found = simulated.differences(known.real[words], output)
     except ParseError:
-        return True  # no XML any more
+        return True  # no longer XML
     return sorted(found) != simulated.listed(_DRIVER, " ".join(words))
 
 
@@ -103,7 +103,7 @@ def _is_red(known: _Compared, altered: Path, words: tuple[str, ...]) -> bool | N
     "number", [0, 1, *(pytest.param(one, marks=pytest.mark.long) for one in range(2, 10))]
 )
 def test_the_comparison_finds_one_altered_text(number: int, compared: _Compared, tmp_path: Path) -> None:
-    """Ten texts, drawn in the simulator's printer among those that appear in what they print."""
+    """Alter ten texts of the simulator's printers, drawn from the texts in their output."""
     drawn = random.Random(f"{SEED} {number}")  # noqa: S311
     for attempt in range(60):
         folder = tmp_path / str(attempt)

@@ -1,4 +1,4 @@
-"""What slurmctld and slurmd of Slurm 24.11 make of MIG devices, as gpuprov reads it: in the long set."""
+"""MIG devices in slurmctld and slurmd of Slurm 24.11, as gpuprov reads them: in the long set."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SelectType=select/cons_tres
 GresTypes=gpu
 PartitionName=gpu Nodes={HOST} Default=YES State=UP
 NodeName={HOST} NodeAddr=127.0.0.1 State=UNKNOWN"""
-# /tmp/asked has what scontrol answers once slurmd has registered.
+# /tmp/asked holds the answers of scontrol after slurmd has registered.
 RUN = """\
 mkdir -p /dev/nvidia-caps /var/spool/controller /var/spool/node /run/munge /etc/munge /var/log/munge /run/bin
 # They load other plugins by their names, and Debian's have the distribution's added.
@@ -56,13 +56,13 @@ kill $controller $node $(cat /run/munge.pid)
 
 
 def mig(gpu: int) -> str:
-    """gres.conf's lines of the two halves of a GPU."""
+    """Return gres.conf's lines for the two halves of a GPU."""
     line = "Name=gpu Type=h100_3g.40gb MultipleFiles=/dev/nvidia{0},/dev/nvidia-caps/nvidia-cap{0}{1}\n"
     return "".join(line.format(gpu, half) for half in (1, 2))
 
 
 HALVES = ["3g.40gb", "3g.40gb"]
-# Gres of slurm.conf and lines of gres.conf → gpu_settings_mig of the declaration that fits, and the number.
+# Gres of slurm.conf and lines of gres.conf → the matching gpu_settings_mig, and the number of GPUs.
 CASES: list[tuple[str, str, dict[str, object], int]] = [
     ("gpu:8", "Name=gpu File=/dev/nvidia[0-7]", {}, 8),
     ("gpu:h100:8", "Name=gpu Type=h100 File=/dev/nvidia[0-7]", {}, 8),
@@ -78,7 +78,7 @@ CASES: list[tuple[str, str, dict[str, object], int]] = [
         {"enabled": True, "profiles": {0: HALVES, 1: HALVES}},
         10,
     ),
-    # A gres.conf that has more is cut; of one that has less the node is not taken.
+    # Slurm truncates a gres.conf with more GPUs, and rejects the node if it has fewer.
     ("gpu:8", "".join(map(mig, range(8))), {}, 8),
     ("gpu:16", "Name=gpu File=/dev/nvidia[0-7]", {}, 8),
 ]

@@ -49,7 +49,7 @@ SlurmdTimeout=0
 PartitionName=gpu Nodes=gpu-[001-{NODES}] Default=YES State=UP
 NodeName=gpu-[001-{NODES}] NodeAddr=127.0.0.1 State=UNKNOWN
 """
-# An interface with an address: without one slurmctld finds no name. Nothing leaves this network namespace.
+# slurmctld needs an interface with an address to resolve names. Nothing leaves this network namespace.
 NETWORK = """\
 hostname controller; ip link set lo up; ip link add br0 type bridge
 ip addr add 10.99.0.1/24 dev br0; ip link set br0 up
@@ -71,7 +71,7 @@ LOST: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """slurmctld alone: no slurmd is needed for what is asked of it."""
+    """A cluster with only slurmctld: the commands under test need no slurmd."""
 
     own: Path
     pid: int
@@ -90,12 +90,12 @@ class Cluster:
         )
 
     def ask(self, commands: Sequence[Sequence[str]]) -> list[Done]:
-        """As provision.remote.schedulers.commands.Commands."""
+        """Run commands as provision.remote.schedulers.commands.Commands does."""
         done = [self.run(*words) for words in commands]
         return [Done(one.returncode, one.stdout, one.stderr) for one in done]
 
     def health_check(self, node: str) -> str:
-        """Run the node's own program, as Slurm's HealthCheckProgram does; what it wrote."""
+        """Run the node's health program as Slurm's HealthCheckProgram does, and return its messages."""
         words = ("python3", "-IS", "/tmp/gpuprov-node-health", "slurm", "check")
         return self.run(*words, "--share", "10", "--least", "3", SLURMD_NODENAME=node).stderr
 
@@ -108,7 +108,7 @@ class Cluster:
         return re.findall(r"ReservationName=(\S+)", self.run("scontrol", "-o", "show", "reservation").stdout)
 
     def health(self) -> None:
-        """Write the result that all failing nodes read: a moment old, of this boot."""
+        """Write the result that all failing nodes read: recent, and from this boot."""
         found = {
             "verdict": "fail",
             "error": "",
@@ -161,14 +161,14 @@ def until(true: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def close_command() -> str:
-    """The command of docs/watch.md for a host without gpuprov."""
+    """Return the command in docs/watch.md for a host without gpuprov."""
     page = (paths.DOCS / "watch.md").read_text()
     (line,) = re.findall(r"^\$ (scontrol -o show reservation .*)$", page, re.MULTILINE)
     return str(line)
 
 
 class Surroundings:
-    """Health of the fleet, checks that find all well, and the messages."""
+    """The fleet's health, checks that pass everywhere, and the sent messages."""
 
     def __init__(self, of: Fleet) -> None:
         self._next, self.messages = healths(of, NAMES[:FAILING]), dict[str, Message]()
@@ -194,7 +194,7 @@ class Surroundings:
 
 def test_a_third_of_the_fleet_fails_and_drains_stop_at_the_share(cluster: Cluster, tmp_path: Path) -> None:
     lines: list[str] = []
-    with ThreadPoolExecutor(FAILING) as threads:  # Slurm runs it again and again
+    with ThreadPoolExecutor(FAILING) as threads:  # Slurm runs it repeatedly
         for _ in range(4):
             lines += threads.map(cluster.health_check, NAMES[:FAILING])
             assert len(cluster.drained()) <= LIMIT
@@ -208,7 +208,7 @@ def test_a_third_of_the_fleet_fails_and_drains_stop_at_the_share(cluster: Cluste
     last = cluster.health_check(next(name for name in NAMES[:FAILING] if name not in drained))
     assert "left in service: the breaker of all drains is open (gpu has had 20 of its 200 nodes" in last
 
-    # It outlives slurmctld, and the watch obeys it and tells of it once.
+    # The breaker survives a restart of slurmctld; the watch obeys it and reports it once.
     assert cluster.run("scontrol", "shutdown").returncode == 0
     until(lambda: cluster.run("scontrol", "ping").returncode == 0, 60, "slurmctld is back")
     nodes = {name: Node(name, ("gpu_nodes",), {"gpuprov_scheduler": "slurm"}) for name in NAMES}
@@ -225,7 +225,7 @@ def test_a_third_of_the_fleet_fails_and_drains_stop_at_the_share(cluster: Cluste
     assert kinds["breaker-open"] == 1, kinds
     assert cluster.drained() == drained
 
-    # A person closes it, on a host without gpuprov, and as many may be drained again.
+    # A user closes it on a host without gpuprov, and the same number may be drained again.
     cluster.run("scontrol", "create", "reservation", "ReservationName=ours", "Nodes=gpu-200", "StartTime=now",
                 "Duration=5", "Users=root")  # fmt: skip
     assert cluster.run("sh", "-c", close_command()).returncode == 0
