@@ -1,4 +1,4 @@
-"""A simulated machine with AMD's GPUs whose driver and ROCm are installed."""
+"""A simulated machine with AMD GPUs that has the driver and ROCm installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DRIVER = "6.12.12"
 
 
 def installed(node: Silicon, rocm: str = "6.4.1-83") -> Silicon:
-    """What the packages of the driver and of ROCm leave on the disk."""
+    """Install the files that the packages of the driver and of ROCm leave on disk."""
     place = node.root / "lib/modules" / platform.release() / "updates/dkms"
     place.mkdir(parents=True)
     (place / "amdgpu.ko").write_bytes(kernel_module("amdgpu", DRIVER, "open", platform.release()))

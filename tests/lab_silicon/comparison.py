@@ -1,4 +1,4 @@
-"""What differs between a surface's real shape and what the simulator printed, and what may differ."""
+"""Differences between a surface's real shape and the simulator's output, and the accepted ones."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _real = cache(record_shapes.read)
 
 
 def compared(name: str, text: str, status: int) -> Counter[str]:
-    """The differences of this output: `- line` of the real shape, `+ line` of the simulated one."""
+    """Return the differences of this output: `- line` of the real shape, `+ line` of the simulated one."""
     surface, real = SURFACES[name], _real()[name]
     simulated = surface.simulated(text, status)
     return differences(real, _up_to_the_cut(simulated, len(real)) if surface.cut else simulated)
 
 
 def _up_to_the_cut(simulated: list[str], end: int) -> list[str]:
-    """As much as was recorded, and of what comes after it the lines that are unlike all before."""
+    """Cut the output where the recording ends, but keep later lines that are unlike all before."""
     return simulated[:end] + [line for line in simulated[end:-1] if line not in simulated[:end]]
 
 
 @cache
 def listed() -> dict[str, Counter[str]]:
-    """The differences that differences.yml explains; `8 x - line` stands for eight of them."""
+    """Return the differences that differences.yml explains; `8 x - line` stands for eight of them."""
     found: dict[str, Counter[str]] = {name: Counter() for name in SURFACES}
     file = Path(__file__).with_name("differences.yml")
     for entry in yaml.safe_load(file.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""A simulated node in a temporary folder, whose tools run as they do on a lab node: one process each."""
+"""A simulated node in a temporary folder, with tools that run as on a lab node: one process each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRIVER = "580.126.09"
 
 @contextmanager
 def _server(node: Silicon, words: tuple[str, ...]) -> Iterator[None]:
-    """Run the other side, if there is one, from when it listens until the block ends."""
+    """Run the server side, if there is one, from when it listens until the block ends."""
     if not words:
         yield
         return
@@ -35,7 +35,7 @@ def _server(node: Silicon, words: tuple[str, ...]) -> Iterator[None]:
 
 
 def _of_file(node: Silicon, name: str) -> str:
-    """What is in a file, or in all files of a folder, `path<TAB>text` for each."""
+    """Return a file's text, or `path<TAB>text` for each file of a folder."""
     if not name:
         return ""
     path = node.root.parent / name
@@ -53,13 +53,13 @@ def _stop(node: Silicon) -> None:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Callable[..., Silicon]:
-    """Makes nodes without a driver."""
+    """Return a function that makes nodes without a driver."""
     return partial(made, tmp_path)
 
 
 @pytest.fixture
 def node(bare: Callable[..., Silicon]) -> Iterator[Callable[..., Silicon]]:
-    """Makes nodes with a loaded driver and, where there is one, a running fabric; stops what they started."""
+    """Yield a function that makes nodes with a loaded driver and, if possible, a running fabric."""
     running = []
 
     def make(sku: str = "h100-sxm", driver: str = DRIVER, fabric: bool = True, **more: Any) -> Silicon:
@@ -93,7 +93,7 @@ def _printed(one: Silicon, surface: Surface) -> tuple[str, int]:
 
 @pytest.fixture(scope="session")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Surface], tuple[str, int]]]:
-    """What the simulator prints for a surface, and its exit status; each asked for once a session."""
+    """Yield a function: surface → the simulator's output and exit status, produced once per session."""
     nodes: dict[tuple[Any, ...], Silicon] = {}
 
     def node_of(surface: Surface) -> Silicon:

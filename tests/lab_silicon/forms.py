@@ -1,4 +1,4 @@
-"""The shapes of single tools' outputs: what of each is the machine's own, and what a recording lost."""
+"""Shapes of individual tools' outputs: machine-specific parts are masked, losses of a recording undone."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ def columns(text: str) -> list[str]:
 
 
 def topology(text: str) -> list[str]:
-    """The ranges of CPUs are the machine's; the last column stands on a line of its own."""
+    """Mask CPU ranges, which differ between machines, and put the last column on a separate line."""
     text = re.sub(r"\t\d+-\d+\t\d\t\t(.*)", "\tCPUS\tN\\nGPU NUMA ID: \\1", text)
     return [line if line.startswith("GPU0") else shape.masked(line) for line in text.split("\n")]
 
 
 def burn(text: str) -> list[str]:
-    """gpu_burn: each line, and each redrawing of the progress line, once; of the result, all.
-
-    Its collectors removed the first two lines of the recording, wherever the buffer repeats them.
+    """gpu_burn: keep each line and each redrawing of the progress line once, but the whole result.
+    The recording's collectors removed the first two lines, wherever the buffer repeats them.
     """
     text = re.sub(r"Using compare file: .*\nBurning for \d+ seconds\.\n", "", text)
     run, tested, result = text.partition("\nTested ")
@@ -29,7 +28,7 @@ def burn(text: str) -> list[str]:
 
 
 def collective(text: str) -> list[str]:
-    """nccl-tests: each kind of line once; a column of the table is as wide as it is."""
+    """nccl-tests: keep each kind of line once, with the widths of the table's columns."""
     text = re.sub(r"(?m)^(#  Rank .* on ).*( device .*\] ).*", r"\1HOST\2PRODUCT", text)
     text = re.sub(r"\[(0x)?[\da-f:]+\]", "[BUS]", text)
     found = shape.kinds(text, shape.in_columns_of_any_form)
@@ -37,13 +36,13 @@ def collective(text: str) -> list[str]:
 
 
 def matrix(text: str) -> list[str]:
-    """nvbandwidth: each kind of line once."""
+    """nvbandwidth: keep each kind of line once."""
     text = re.sub(r"\([\da-f]{8}:[\da-f]{2}:[\da-f]{2}\)", "(BUS)", text)
     return shape.kinds(text, lambda line: shape.cells(line, 2, 10))
 
 
 def driver_lines(text: str) -> list[str]:
-    """The kernel log: what the driver says of an Xid, without the trace that comes with it."""
+    """Kernel log: keep the driver's lines about an Xid, without the trace that follows."""
     wanted = re.compile(r"\] NVRM: (GPU at PCI|GPU Board|Xid)")
     found = [line for line in text.split("\n") if wanted.search(line)]
     text = re.sub(r"PCI:[\da-f:]{10}", "PCI:BUS", "\n".join(found))
@@ -52,18 +51,19 @@ def driver_lines(text: str) -> list[str]:
 
 
 def with_blanks_as_one(text: str) -> list[str]:
-    """perftest: its collectors expanded the tabs of the recording and cut the blanks around each line."""
+    """perftest: compare single blanks; the collectors expanded tabs and trimmed each line of the
+    recording."""
     return shape.kinds(re.sub(r"[ \t]+", " ", re.sub(r"(?m)^[ \t]+|[ \t]+$", "", text)))
 
 
 def heads(text: str) -> list[str]:
-    """The head of each line of fabric manager's log; what it says depends on what happened."""
+    """Return the head of each line in fabric manager's log; the rest depends on the event."""
     heads = re.findall(r"(?m)^\[.*?\] \[[A-Z]+\] \[.*?\] ", text)
     return sorted({re.sub(r"\[[A-Z][a-z]{2} ", "[MON ", shape.masked(head)) for head in heads})
 
 
 def files(text: str) -> list[str]:
-    """A folder of the kernel's: each file with its value."""
+    """A kernel folder: return each file with its value."""
     found = [line.partition("mlx5_0/")[2].partition("\t")[::2] for line in text.splitlines()]
     found = [(path, "GID" if "/gids/" in path else shape.masked(value)) for path, value in found]
     return [f"{path}: {value}" for path, value in sorted(found)]

@@ -1,4 +1,4 @@
-"""A look at a simulated node without a lab: its surfaces in a tree, where a lab node has them mounted."""
+"""Observation of a simulated node without a lab: its surfaces in a tree at a lab node's mount points."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MOUNTS = {
     "sys/kernel/iommu_groups": "sys/kernel/iommu_groups",
 }
 TOOLS = ("ibv_devinfo",)
-# adjtimex(2) is no file: the kernel's own flag says that nobody keeps the clock, as on a fresh machine.
+# adjtimex(2) is not a file: the kernel's own flag is unsynchronised, as on a fresh machine.
 CLOCK = "kernel_clock = lambda: (0x40, 16000000)"
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look found, and why it did not find the rest."""
+    """The facts of one observation, and the reasons for missing ones."""
 
     facts: dict[str, Any]
     problems: dict[str, str]
 
 
 def look_of(node: Any, facts: Collection[str]) -> Look:
-    """Run the program for nodes over the surfaces of a simulated node (the fixture's Silicon)."""
+    """Run the program for nodes on the surfaces of a simulated node (the fixture's Silicon)."""
     for name, inside in MOUNTS.items():
         point = node.root / inside
         if (node.state / name).exists() and not point.is_symlink():

@@ -1,4 +1,4 @@
-"""C's printf read backwards: whether a line can have been printed by a format of a program's source."""
+"""Inverse of C's printf: whether a format in a program's source can have printed a line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Value:
     body: re.Pattern[str]
     width: int
     left: bool
-    free: bool = False  # a string without a width: anything
+    free: bool = False  # a string without a width, which matches anything
 
     def ends(self, line: str, at: int) -> Iterator[int]:
-        """Where the value can end that begins here, padded to its width and no further."""
+        """Yield the possible ends of the value that begins here, padded to its width and no further."""
         if self.free:
             yield from range(at, len(line) + 1)
             return
@@ -54,7 +54,7 @@ class Repeated:
     between: tuple[Token, ...]
 
     def ends(self, line: str, at: int) -> Iterator[int]:
-        """Where it can end, the most often first."""
+        """Yield the possible ends, most repetitions first."""
         for end in _ends(self.one, line, at):
             for start in _ends(self.between, line, end):
                 if start > at:
@@ -64,12 +64,12 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Words:
-    """Words that stand there as they are; of several, `{a;b}`, one."""
+    """Literal words; for `{a;b}`, one of several."""
 
     known: tuple[str, ...]
 
     def ends(self, line: str, at: int) -> Iterator[int]:
-        """Where each of them ends."""
+        """Return the end of each match."""
         return (at + len(word) for word in self.known if line.startswith(word, at))
 
 
@@ -78,13 +78,13 @@ Token = Value | Repeated | Words
 
 @dataclass(frozen=True)
 class Format:
-    """One line of a program, and where its source has it."""
+    """One line of a program, and its position in the source."""
 
     where: str
     tokens: tuple[Token, ...]
 
     def prints(self, line: str) -> bool:
-        """Whether the whole line is of this format."""
+        """Whether the whole line matches this format."""
         return len(line) in _ends(self.tokens, line, 0)
 
 
@@ -97,7 +97,7 @@ def _ends(tokens: Sequence[Token], line: str, at: int) -> Iterator[int]:
 
 
 def read(where: str, text: str, words: list[str] | None = None) -> Format:
-    """A format; `words` are values that the source itself gives."""
+    """Parse a format; `words` are values given in the source itself."""
     return Format(where, (Words((text % tuple(words),)),) if words is not None else _tokens(text))
 
 
@@ -127,19 +127,19 @@ def _token(part: str) -> Token:
 
 @cache
 def formats(program: str) -> tuple[Format, ...]:
-    """What printed.yml has of a program."""
+    """Return a program's formats from printed.yml."""
     known = yaml.safe_load(Path(__file__).with_name("printed.yml").read_text(encoding="utf-8"))
     return tuple(read(*entry) for entry in known[program]["formats"])
 
 
 def order(program: str, text: str) -> list[int]:
-    """The numbers of the formats that a text is made of, as they first come."""
+    """Return the numbers of a text's formats in order of first appearance."""
     rows = [line for line in re.split(r"[\r\n]", text) if line]
     found = [at for row in rows for at, one in enumerate(formats(program)) if one.prints(row)]
     return list(dict.fromkeys(found))
 
 
 def unknown(program: str, text: str) -> list[str]:
-    """The lines that no format of the program prints; a `\\r` begins a line."""
+    """Return the lines that match no format of the program; a `\r` begins a line."""
     rows = [line for line in re.split(r"[\r\n]", text) if line]
     return [line for line in rows if not any(one.prints(line) for one in formats(program))]

@@ -1,4 +1,4 @@
-"""The runs in which the formats of the load tools are seen, failures included."""
+"""Runs that together exercise every format of the load tools, failures included."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ READ = "device_to_device_memcpy_read_ce"
 
 
 def run(words: str, faults: tuple[str, ...] = (), sku: str = "h100-sxm", **more: Any) -> Surface:
-    """A run of a tool with both its streams."""
+    """Return a run of a tool with both of its streams."""
     return Surface(tuple(words.split()), sku, H100[1], str.splitlines, faults=faults, stderr=True, **more)
 
 
 def reduced(words: str = "-b 8 -e 128M -f 4 -g 8", *faults: str, **environment: str) -> Surface:
-    """A run of all_reduce_perf."""
+    """Return a run of all_reduce_perf."""
     return run(f"all_reduce_perf {words}", faults, environment=(*NCCL, *environment.items()))
 
 
-# program -> (run, exit status): what the formats are seen in, failures included.
+# program -> (run, exit status) of the runs that exercise its formats, failures included.
 RUNS = {
     "gpu_burn": [
         (run("gpu_burn -tc 60"), 0),

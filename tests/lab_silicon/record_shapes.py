@@ -28,14 +28,14 @@ HEAD = """\
 
 
 class _Indented(yaml.SafeDumper):
-    """Lists are indented beneath their keys, as yamllint wants them."""
+    """A dumper that indents lists beneath their keys, as yamllint requires."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)
 
 
 def of_recording(surface: Surface, captures: Path, public: Path) -> list[str]:
-    """The shape of a surface's recording."""
+    """Return the shape of a surface's recording."""
     name = surface.capture or surface.public.rpartition("/")[2]
     text = (captures if surface.capture else public).joinpath(name).read_bytes().decode()
     real = surface.real(text)
@@ -43,7 +43,7 @@ def of_recording(surface: Surface, captures: Path, public: Path) -> list[str]:
 
 
 def read() -> dict[str, list[str]]:
-    """The recorded shapes, by the surface's name."""
+    """Return the recorded shapes by the surface's name."""
     found: dict[str, list[str]] = {}
     for name, entry in yaml.safe_load(FILE.read_text(encoding="utf-8")).items():
         like = SURFACES[name].like
@@ -52,7 +52,7 @@ def read() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Record all of them."""
+    """Record the shapes of all surfaces."""
     captures, public = map(Path, sys.argv[1:3])
     shapes = {name: of_recording(surface, captures, public) for name, surface in SURFACES.items()}
     document: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from difflib import SequenceMatcher, unified_diff
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-# Values that are one thing whatever is in them: an identifier with letters in it, a date, a product.
+# Values masked as a whole, whatever they contain: an identifier with letters, a date, a product.
 _IDENTIFIERS = (
     (r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", r"\1-UUID"),
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
@@ -26,7 +26,7 @@ _IDENTIFIERS = (
     (r"\bNVIDIA (RTX |GeForce )?[A-Z]+\d+\w*([ -](SFF|Ada|Generation|PCIe|SXM4|\d+GB|HBM3))*", "PRODUCT"),
     (r"\b(A100-SXM4-40GB|Tesla T4)\b", "PRODUCT"),
 )
-# Elements whose value names the part, in letters as well as digits: its form, and its placeholder.
+# Elements that name a part in letters and digits: the form of the value, and its placeholder.
 _VERSION = (r"\d{3}(\.\d{2,3}){1,2}", "DRIVER")
 _HEX = (r"[0-9A-F]+", "HEX-DIGITS")
 _NAMED = {
@@ -43,26 +43,26 @@ _NAMED = {
 
 
 def masked(line: str) -> str:
-    """One line, its values masked; a number keeps its decimals and nothing else."""
+    """Mask the values of a line; a number keeps only its decimals."""
     for pattern, placeholder in _IDENTIFIERS:
         line = re.sub(pattern, placeholder, line)
     return re.sub(r"\d+(\.\d+)?", lambda number: "N" + re.sub(r"\d", "N", number[1] or ""), line)
 
 
 def in_columns(line: str) -> str:
-    """One line of a table whose numbers stand to the right: a number keeps its column."""
+    """Mask a line of a table with right-aligned numbers; a number keeps its column."""
     for pattern, placeholder in _IDENTIFIERS[:5]:
         line = re.sub(pattern, placeholder, line)
     return re.sub(r" *\d+(\.\d+)?", lambda number: re.sub(r"[ \d]", "#", number[0]), line)
 
 
 def in_columns_of_any_form(line: str) -> str:
-    """As in_columns, where a column's numbers have decimals as they fit."""
+    """Mask like in_columns, for columns in which the number of decimals varies."""
     return re.sub(r" *\d+(\.\d+)?(e[+-]\d+)?", lambda number: "#" * len(number[0]), line)
 
 
 def cells(line: str, first: int, width: int) -> str:
-    """A row of numbers in cells of one width, however many there are."""
+    """Mask a row of numbers in cells of equal width; the number of cells does not matter."""
     rest = line[first:]
     row = [rest[at : at + width].strip() for at in range(0, len(rest), width)]
     whole = rest and len(rest) % width == 0 and not line[:first].strip(" 0123456789")
@@ -74,14 +74,13 @@ def cells(line: str, first: int, width: int) -> str:
 
 
 def lines(text: str, mask: Callable[[str], str] = masked) -> list[str]:
-    """Any text, line by line."""
+    """Mask a text line by line."""
     return [mask(line) for line in text.split("\n")]
 
 
 def kinds(text: str, mask: Callable[[str], str] = masked) -> list[str]:
-    """The different lines of a text in the order they come first: for output as long as a run.
-
-    A line with a blank one after it is another than the same line without.
+    """Return the distinct lines of a text in order of first appearance, for output as long as a run.
+    A line followed by a blank line differs from the same line without one.
     """
     *found, last = lines(text, mask)
     for at in reversed(range(1, len(found))):
@@ -92,13 +91,13 @@ def kinds(text: str, mask: Callable[[str], str] = masked) -> list[str]:
 
 
 def csv(text: str) -> list[str]:
-    """A table of --query-…: its header as it is, and the cells of each row."""
+    """Mask a table of --query-…: the header stays, the cells of each row are masked."""
     header, *rows = text.split("\n")
     return [header, *(masked(row) for row in rows)]
 
 
 def xml(text: str) -> list[str]:
-    """The elements of the first GPU with their values, and in what the other GPUs are not like it."""
+    """Return the first GPU's elements with their values, and how the other GPUs differ from it."""
     root = Xml.fromstring(text)  # noqa: S314 (our own output, and recordings we chose)
     found = [*text.splitlines()[:2], _layout(text), *_blank_lines(text)]
     found += [_element(one, "") for one in root if one.tag != "gpu"]
@@ -116,7 +115,7 @@ def xml(text: str) -> list[str]:
 
 
 def _layout(text: str) -> str:
-    """Whether each element stands on its own line, one tab deeper than the one around it."""
+    """Return whether each element is on a separate line, one tab deeper than its parent."""
     depth = 0
     for line in text.splitlines()[2:]:
         depth -= line.lstrip().startswith("</")
@@ -127,7 +126,7 @@ def _layout(text: str) -> str:
 
 
 def _blank_lines(text: str) -> list[str]:
-    """What follows each GPU, where blank lines stand, what ends with blanks, and how the text ends."""
+    """Describe blank lines, the lines after each GPU, trailing blanks, and the end of the text."""
     rows = re.sub(r"<gpu .*>", "<gpu>", text).split("\n")
     around = zip(rows, rows[1:], rows[2:], strict=False)
     between = {f"{a.strip()} {b!r} {c.strip()}" for a, b, c in around if not b.strip() or a == "\t</gpu>"}
@@ -145,14 +144,14 @@ def _elements(element: Xml.Element, at: str) -> list[str]:
 def _element(element: Xml.Element, at: str) -> str:
     path = f"{at}/{element.tag}" + "".join(f" {name}={value}" for name, value in element.attrib.items())
     value = element.text or ""
-    if "\n" in value:  # it stands on a line of its own
+    if "\n" in value:  # the value has its own line
         value = value.strip()
     form, placeholder = _NAMED.get(element.tag, ("", ""))
     return path if len(element) else f"{path}: {placeholder if re.fullmatch(form, value) else masked(value)}"
 
 
 def _once_each(found: list[str]) -> list[str]:
-    """A list of clocks or of processes has no length of its own."""
+    """Keep each line of a list of clocks or processes once, since their length varies."""
     repeated = ("/supported_clocks/", "/processes/", "/mig_devices/")
     return [
         line
@@ -162,7 +161,7 @@ def _once_each(found: list[str]) -> list[str]:
 
 
 def differences(real: list[str], simulated: list[str]) -> Counter[str]:
-    """Lines that only the real output has (`-`), that only the simulated one has (`+`), and how often."""
+    """Count lines only in the real output (`-`) and lines only in the simulated one (`+`)."""
     found: Counter[str] = Counter()
     matcher = SequenceMatcher(None, real, simulated, autojunk=False)
     for kind, a, b, c, d in matcher.get_opcodes():
@@ -173,7 +172,7 @@ def differences(real: list[str], simulated: list[str]) -> Counter[str]:
 
 
 def change(base: list[str], shape: list[str]) -> list[str]:
-    """How one shape becomes another: `@@ line,lines dropped` and the lines that stand there instead."""
+    """Return the edit from one shape to another: `@@ line,lines dropped` and the replacing lines."""
     found = []
     matcher = SequenceMatcher(None, base, shape, autojunk=False)
     for kind, a, b, c, d in matcher.get_opcodes():
@@ -183,7 +182,7 @@ def change(base: list[str], shape: list[str]) -> list[str]:
 
 
 def changed(base: list[str], change: list[str]) -> list[str]:
-    """The shape that `change` describes."""
+    """Apply a `change` to a shape."""
     found, at = [], 0
     for line in change:
         if line.startswith("@@ "):
@@ -196,7 +195,7 @@ def changed(base: list[str], change: list[str]) -> list[str]:
 
 
 def folded(shape: list[str]) -> list[Any]:
-    """A shape with each repeated run of lines written once, {times: N, lines: […]}, as the file has it."""
+    """Fold each repeated run of lines into {times: N, lines: […]}, the form in the file."""
     found: list[Any] = []
     at = 0
     while at < len(shape):
@@ -210,7 +209,7 @@ def folded(shape: list[str]) -> list[Any]:
 
 
 def _repeats(shape: list[str], at: int) -> tuple[int, int]:
-    """(how many lines, how often): the run at this place whose writing once saves most."""
+    """Return (number of lines, repetitions) of the run at this position that saves the most lines."""
     best, saved = (1, 1), 1
     starts = [k for k in range(at + 1, (at + len(shape)) // 2 + 1) if shape[k] == shape[at]]
     for period in (start - at for start in starts):
@@ -223,7 +222,7 @@ def _repeats(shape: list[str], at: int) -> tuple[int, int]:
 
 
 def unfolded(entries: list[Any]) -> list[str]:
-    """The shape that `folded` wrote."""
+    """Undo `folded`."""
     found: list[str] = []
     for entry in entries:
         if isinstance(entry, dict):

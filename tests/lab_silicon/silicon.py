@@ -1,4 +1,4 @@
-"""A simulated node in a temporary folder, whose tools run as they do on a lab node: one process each."""
+"""A simulated node in a temporary folder, with tools that run as on a lab node: one process each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
 
 @cache
 def tool_server() -> socket.socket:
-    """Where tools are asked for; the server ends when nobody can ask any more."""
+    """Return the socket of the tool server, which ends once no client is left."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = Path(__file__).with_name("tool_server.py")
     server = subprocess.Popen(
@@ -50,7 +50,7 @@ def tool_server() -> socket.socket:
 
 @dataclass
 class Silicon:
-    """One node: its state folder, and the tree where its libraries and modules are."""
+    """One node: its state folder, and the tree of its libraries and modules."""
 
     state: Path
     root: Path
@@ -58,13 +58,13 @@ class Silicon:
     def run(
         self, tool: str, *words: str, timeout: float = 60, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a tool to its end; the folder it runs in holds gpu_burn's compare.ptx."""
+        """Run a tool to its end, in a folder with gpu_burn's compare.ptx."""
         stdout, stderr, rc = self._run([tool, *words], timeout, environment)
         texts = (io.TextIOWrapper(io.BytesIO(one), "utf-8", "replace").read() for one in (stdout, stderr))
         return subprocess.CompletedProcess([tool, *words], rc, *texts)
 
     def raw(self, tool: str, *words: str, **environment: str) -> bytes:
-        """A tool's stdout, byte for byte."""
+        """Return a tool's raw standard output."""
         return self._run([tool, *words], 60, environment)[0]
 
     def _run(self, words: list[str], timeout: float, environment: dict[str, str]) -> tuple[bytes, bytes, int]:
@@ -101,17 +101,17 @@ class Silicon:
         }
 
     def fault(self, *words: str) -> None:
-        """`set …` or `clear …`, which must be accepted."""
+        """Run `fault set …` or `fault clear …`, which must succeed."""
         done = self.run("fault", "--dir", str(self.state), *words)
         assert done.returncode == 0, done.stderr
 
     def break_(self, *faults: str) -> None:
-        """Set these faults: `gpu_slow gpu=1 factor=0.5`."""
+        """Set these faults, such as `gpu_slow gpu=1 factor=0.5`."""
         for fault in faults:
             self.fault("set", *fault.split(" "))
 
     def printed(self, tool: str, *words: str, status: int = 0, **environment: str) -> str:
-        """What a tool prints that ends with this status."""
+        """Return the output of a tool that must end with this status."""
         done = self.run(tool, *words, timeout=60, **environment)
         assert done.returncode == status, done.stdout + done.stderr
         return str(done.stdout)
@@ -120,16 +120,16 @@ class Silicon:
         return self.printed("nvidia-smi", *words, status=status)
 
     def column(self, fields: str, *more: str) -> list[str]:
-        """These fields of each GPU."""
+        """Return these fields of each GPU."""
         return self.smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", *more).splitlines()
 
     def loaded(self, *slots: int) -> None:
-        """Leave the mark of a load tool that has run for long."""
+        """Leave the mark of a load tool that has been running for an hour."""
         mark = {"tool": "gpu_burn", "pid": os.getpid(), "since": time.time() - 3600, "slots": list(slots)}
         (self.state / f"run/load.{os.getpid()}").write_text(json.dumps(mark))
 
     def boot(self, driver: str = "", flavour: str = "open") -> Silicon:
-        """Boot, with this driver installed and nouveau blacklisted if one is named."""
+        """Boot; if a driver is named, first install it and blacklist nouveau."""
         if driver:
             self.install(driver, flavour)
             self.blacklist()
@@ -137,7 +137,7 @@ class Silicon:
         return self
 
     def served(self, tool: str, *words: str, **environment: str) -> tuple[Any, str]:
-        """The tool against itself: (the client when it has ended, what the server printed)."""
+        """Run the tool against itself; return the completed client and the server's output."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         known = self.environment(**environment)
         with subprocess.Popen(self.command(tool, *words), env=known, **pipes) as server:
@@ -148,7 +148,7 @@ class Silicon:
                 server.kill()
 
     def install(self, driver: str, flavour: str = "open") -> None:
-        """Put a driver's modules and libraries on the disk, as its packages do."""
+        """Put a driver's modules and libraries on disk, as its packages do."""
         libraries = self.root / "usr/lib/x86_64-linux-gnu"
         libraries.mkdir(parents=True, exist_ok=True)
         for name, version in (
@@ -169,7 +169,7 @@ class Silicon:
             )
 
     def blacklist(self) -> None:
-        """What every driver installation does to nouveau."""
+        """Blacklist nouveau, as every driver installation does."""
         self.file("etc/modprobe.d/blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0\n")
 
     def file(self, name: str, text: str) -> None:
@@ -188,7 +188,7 @@ def made(
     speed: float = 2000,
     network: str = "ib",
 ) -> Silicon:
-    """A node without a driver, in this folder."""
+    """Make a node without a driver in this folder."""
     node = Silicon(folder / name / "state", folder / name / "root")
     (node.root / "usr/share/gpu-burn").mkdir(parents=True)
     (node.root / "usr/share/gpu-burn/compare.ptx").touch()
@@ -200,8 +200,8 @@ def made(
 
 
 def start(node: Silicon, driver: str, fabric: bool = True) -> None:
-    """Install and load a driver and, unless told otherwise, mark the fabric as running."""
+    """Install and load a driver and, by default, mark the fabric as running."""
     node.boot(driver)
     if fabric:
-        # Fabric manager itself is a daemon; its mark with a living process is what the tools look at.
+        # Fabric manager is a daemon; the tools only check its mark, which names a live process.
         (node.state / "run/fabricmanager.ready").write_text(f"{os.getpid()}\n")

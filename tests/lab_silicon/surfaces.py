@@ -1,8 +1,7 @@
-"""The surfaces that are held against real output: which recording, and how the simulator prints the same.
-
-`capture` is a file of the folder that GPUPROV_CAPTURES names; `public` is a file of a public repository at a
-commit, `owner/name@commit path`. Neither is part of this repository: shapes.yml has their shapes, which
-record_shapes.py writes.
+"""Surfaces compared with real output: the recording, and the simulator's command for the same output.
+`capture` is a file in the folder GPUPROV_CAPTURES; `public` is a file of a public repository at a commit,
+`owner/name@commit path`. Neither is part of this repository: shapes.yml has their shapes, written by
+record_shapes.py.
 """
 
 from __future__ import annotations
@@ -35,29 +34,29 @@ class Surface:
     faults: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     status: int = 0
-    like: str = ""  # shapes.yml has what it differs in from this surface
-    stderr: bool = False  # both streams are looked at
-    server: tuple[str, ...] = ()  # what has to run for it to print anything
-    file: str = ""  # what it prints to, below the node's folder, instead of stdout; a folder is all its files
-    cut: bool = False  # the recording ends early, in the middle of a line's group
-    edited: Callable[[str], str] = str  # undo what the collectors of a recording did to its text
+    like: str = ""  # shapes.yml stores only the differences from this surface
+    stderr: bool = False  # includes both streams
+    server: tuple[str, ...] = ()  # command of the server that it needs in order to print anything
+    file: str = ""  # output file below the node's folder, instead of stdout; for a folder, all its files
+    cut: bool = False  # the recording ends early, within a group of lines
+    edited: Callable[[str], str] = str  # undoes the collectors' edits to a recording
 
     @property
     def source(self) -> str:
-        """Where the real output is from, as shapes.yml says it."""
+        """Source of the real output, as in shapes.yml."""
         return self.capture or self.public
 
     @property
     def node(self) -> tuple[Any, ...]:
-        """Surfaces with the same are printed by one simulated node."""
+        """Key of the simulated node; surfaces with equal keys share one."""
         return self.sku, self.driver, self.faults
 
     def real(self, text: str) -> list[str]:
-        """The shape of the real output."""
+        """Return the shape of the real output."""
         return [f"exit status {self.status}", *self.shape(self.edited(text))]
 
     def simulated(self, text: str, status: int) -> list[str]:
-        """The shape of the simulated output."""
+        """Return the shape of the simulated output."""
         return [f"exit status {status}", *self.shape(text)]
 
 
@@ -78,7 +77,7 @@ LOST_FIELDS = (
 )
 
 
-# The cases that the recording's one GPU could run.
+# Cases that the recording's single GPU could run.
 NVBANDWIDTH = tuple(
     f"{case}_{engine}"
     for engine, cases in (
@@ -97,7 +96,7 @@ Machine = tuple[str, str]
 
 
 def _qx(machine: Machine, recording: str, **more: Any) -> Surface:
-    """The whole query: a capture's name, or a public file."""
+    """Return the surface of the full query, from a capture's name or a public file."""
     capture, public = ("", recording) if "@" in recording else (f"nvidia-smi-q-x.{recording}.xml", "")
     return Surface(QX, *machine, shape.xml, capture, public, **more)
 
@@ -111,12 +110,12 @@ def _query(fields: str, machine: Machine, name: str, **more: Any) -> Surface:
 
 
 def _lost(words: str, form: Callable[[str], list[str]], name: str, **more: Any) -> Surface:
-    """With a GPU that does not answer."""
+    """Return a surface with a GPU that does not answer."""
     return _smi(words, H100, form, f"{name}.h100.gpu3-lost.550.txt", faults=LOST, **more)
 
 
 SURFACES = {
-    # nvidia-smi, the whole query
+    # nvidia-smi, the full query
     "q-x h100 550": _qx(H100, "h100.550"),
     "q-x h100 550 lost": _qx(H100, "h100.gpu3-lost.550", faults=LOST, like="q-x h100 550"),
     "q-x a100 550": _qx(A100, "a100.550", like="q-x h100 550"),
@@ -205,7 +204,7 @@ SURFACES = {
         *H100,
         forms.heads,
         "fabricmanager.log",
-        environment=(("SILICON_VERSION", "550.90.07"),),  # is refused, and does not stay
+        environment=(("SILICON_VERSION", "550.90.07"),),  # refused, so the process exits
         file="root/var/log/fabricmanager.log",
         status=1,
     ),
@@ -221,13 +220,13 @@ SURFACES = {
     ),
 }
 
-# Recordings of what no simulated tool prints: the tool, and why there is none.
+# Recordings without a simulated tool: the tool, and the reason.
 NOT_SIMULATED = {
     "ibstat.many-nodes.txt": ("ibstat", "the checks read /sys/class/infiniband and ibv_devinfo instead"),
     "lspci-nn.a100.txt": ("lspci", "the checks read /sys/bus/pci/devices instead"),
 }
 
-# Forms of nvidia-smi -q -x that no surface holds: the first driver, and what is known of it.
+# Forms of nvidia-smi -q -x without a surface: the first driver, and the reason.
 NOT_HELD = {
     (530,): "public outputs of 530.30.02 are of a Pascal GPU, shortened by hand",
     (575,): "public outputs of 575.51 are of a laptop's GPU, their clocks left out by hand",

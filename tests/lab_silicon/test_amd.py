@@ -1,4 +1,4 @@
-"""Simulated nodes with AMD Instinct GPUs, seen by the program that gpuprov runs on nodes, and by amd-smi."""
+"""Simulated nodes with AMD Instinct GPUs, observed by gpuprov's program for nodes and by amd-smi."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FACTS = ("amdgpu.devices", "amdgpu.loaded_version", "amdgpu.rocm", "gpu.count", 
 
 @pytest.fixture(scope="module")
 def booted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Silicon]:
-    """Nodes with a loaded driver, one for each kind; faults are cleared by those who set them."""
+    """Return a function that boots nodes with a driver, one per kind; tests clear the faults they set."""
     made: dict[str, Silicon] = {}
 
     def make(sku: str) -> Silicon:
@@ -101,7 +101,7 @@ def test_a_healthy_node(
 
 
 def test_an_accelerator_that_is_a_processor_too(booted: Callable[[str], Silicon]) -> None:
-    """Its forms: `amd-smi static` of an MI300A in the manual of amd-smi, lspci in AMD's guide."""
+    """Check the forms: `amd-smi static` of an MI300A in the manual of amd-smi, lspci in AMD's guide."""
     node = booted("mi300a")
     found = devices(node)
     assert [one["address"] for one in found] == [f"000{domain}:01:00.0" for domain in range(4)]
@@ -124,7 +124,7 @@ def test_an_accelerator_that_is_a_processor_too(booted: Callable[[str], Silicon]
 
 
 def test_cards_are_joined_by_bridges(booted: Callable[[str], Silicon]) -> None:
-    """The driver's row is of a card's own hive; without a bridge there is none."""
+    """The driver's row covers a card's own hive; without a bridge the row is missing."""
     node = booted("mi210")
     assert [one["xgmi_row"] for one in devices(node)][5] == "1 0 1 1"
     node.break_("bridges cards=2")
@@ -179,7 +179,7 @@ def test_unloading_takes_away_what_loading_brought(bare: Make) -> None:
     assert devices(node)[0]["driver"] is None
 
 
-# fault → the GPUs on which it shows, and what differs of them from the same GPUs in health
+# fault → the GPUs that show it, and their changes from the healthy state
 SHOWN: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "ecc_uncorrectable gpu=3 count=2": ((3,), {"uncorrected": 2, "blocks": "umc ue 2"}),
     "ras_errors gpu=1 block=sdma kind=de count=4": ((1,), {"deferred": 4, "blocks": "sdma de 4"}),
@@ -204,7 +204,7 @@ def test_each_fault_shows_on_its_gpu_alone(booted: Callable[[str], Silicon]) -> 
     for slot in range(8):
         wanted = {k: v for slots, differs in SHOWN.values() if slot in slots for k, v in differs.items()}
         changed = {k: v for k, v in after[slot].items() if v != before[slot][k]}
-        if slot in (0, 3):  # the link that is down is missing of both lists
+        if slot in (0, 3):  # both lists lack the broken link
             other = after[3 - slot]["address"]
             assert changed.pop("xgmi_to") == before[slot]["xgmi_to"].replace(other, "").strip().replace(
                 "  ", " "

@@ -1,4 +1,4 @@
-"""AMD's acceptance guide on simulated nodes: each measurement finds its fault, not what looks like it."""
+"""AMD's acceptance guide on simulated nodes: each measurement finds its fault, and ignores look-alikes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FACTS = (
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Silicon:
-    """Eight MI300X on which a second takes no time; faults are cleared by those who set them."""
+    """Return a node with eight MI300X and instant waits; tests clear the faults they set."""
     return booted(tmp_path_factory.mktemp("mi300x"), "mi300x")
 
 
@@ -50,7 +50,7 @@ def described(node: Silicon) -> NodeFacts:
 
 
 def printed(node: Silicon, check: Any, facts: NodeFacts) -> Mapping[str, Output]:
-    """What the commands of a check print on the node; programs that no role installs are absent."""
+    """Return the output of a check's commands on the node; programs that no role installs are missing."""
     found = {}
     for one in check.commands(facts.check_node, {}):
         if one.argv[0] == "/bin/sh" and one.name != "rvs_config":
@@ -80,7 +80,7 @@ def judged(node: Silicon, check: Any, *faults: str) -> list[Finding]:
         ("two_way_slow a=2 b=5", {("fail", "gpu2-gpu5", "p2p_both_ways", "reset GPU")}),
         ("two_way_once a=2 b=5", set()),
         ("all_to_all_slow factor=0.8", {("fail", "node", "all_to_all", "investigate")}),
-        ("collective_slow factor=0.8", set()),  # RCCL is slow, the copies are not
+        ("collective_slow factor=0.8", set()),  # RCCL is slow, but copies are not
     ],
 )
 def test_copies_that_share_links(node: Silicon, fault: str, found: Said) -> None:
@@ -104,7 +104,7 @@ def test_healthy_nodes_reach_amds_minima_of_copies(tmp_path: Path, sku: str) -> 
     ("fault", "found"),
     [
         ("power_short gpu=3 factor=0.8", {("fail", "gpu3", "power", "investigate")}),
-        ("power_cap_site percent=80", set()),  # the site wants less power: not judged
+        ("power_cap_site percent=80", set()),  # the site set a lower limit: not judged
         ("memory_pattern gpu=6 test=3", {("fail", "gpu6", "memory_errors", "replace part")}),
         ("memory_pattern gpu=6 test=1", {("fail", "gpu6", "memory_errors", "replace part")}),
         ("ras_corrected_few gpu=6", set()),
@@ -122,7 +122,7 @@ def test_a_fatal_pcie_error_is_read_of_configuration_space(node: Silicon) -> Non
     assert [one["fatal_error"] for one in known["amdgpu.devices"]] == [gpu == 3 for gpu in range(8)]
     assert all("=" in word for word in known["amdgpu.kernel_parameters"])
     place = node.state / "sys_pci" / known["amdgpu.devices"][3]["address"] / "config"
-    for space in (b"\xff" * 4096, place.read_bytes()[:64], b""):  # off the bus, not root, nothing
+    for space in (b"\xff" * 4096, place.read_bytes()[:64], b""):  # off the bus, without root, empty
         place.write_bytes(space)
         assert look_of(node, FACTS).facts["amdgpu.devices"][3]["fatal_error"] is None
     node.fault("clear")

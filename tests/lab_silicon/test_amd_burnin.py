@@ -1,4 +1,4 @@
-"""A burn-in's samples of simulated nodes with AMD's GPUs: the program for nodes, and what is made of them."""
+"""Samples of a burn-in on simulated nodes with AMD GPUs, from the program for nodes to the judgement."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_gpu_off_the_bus_leaves_the_samples_of_the_others_where_they_were(amd:
 
 
 def put_program_of(node: Silicon, folder: Path, path: Path) -> None:
-    """The program for nodes, to which this simulated node is the machine."""
+    """Write a program for nodes that takes this simulated node for its machine."""
     (folder / "bin").mkdir()
     tool = folder / "bin/amd-smi"
     given = [f"{name}={value}" for name, value in node.environment().items()]
@@ -126,7 +126,7 @@ def put_program_of(node: Silicon, folder: Path, path: Path) -> None:
 
 
 def ordered(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
-    """A spool with the program and the order of a campaign whose one step waits five seconds."""
+    """Make a spool with the program and the order of a campaign with one step that waits five seconds."""
     spool = folder / "it"
     spool.mkdir()
     put_program_of(node, folder, spool / "program")
@@ -138,7 +138,7 @@ def ordered(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
 
 
 def burned(node: Silicon, known: NodeFacts, folder: Path, **more: Any) -> Path:
-    """The spool of a campaign that is over; the GPUs work meanwhile."""
+    """Return the spool of a finished campaign; the GPUs are loaded during it."""
     spool = ordered(node, known, folder, **more)
     assert started(spool).returncode == 0
     return spool
@@ -150,7 +150,7 @@ def started(spool: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def sampled(spool: Path, folder: Path) -> tuple[list[str], Watch, Any]:
-    """The names of the events, and the samples as the controller reads them, with what happened."""
+    """Return the names of the events, and the samples and incidents as the controller reads them."""
     copy = Spool(RunFolder.create("burnin", {}, folder / "runs"), "gpu-01")
     shutil.copytree(spool, copy.path)
     events = copy.events()
@@ -218,7 +218,7 @@ def test_it_does_not_begin_while_somebody_computes(amd: Make, tmp_path: Path) ->
     argv = node.command("rvs", "-c", "/etc/burn.conf")
     with subprocess.Popen(argv, env=node.environment(), stdout=subprocess.DEVNULL) as other:
         until(lambda: (processes / str(other.pid)).is_dir())
-        node.fault("set", "hot_gpu", "gpu=2", "degrees=5")  # the files of the driver are written anew
+        node.fault("set", "hot_gpu", "gpu=2", "degrees=5")  # rewrites the driver's files
         refused = json.loads(started(spool, "check").stdout)["refused"]
         other.terminate()
     assert refused.startswith("a GPU is in use: ")

@@ -1,5 +1,5 @@
-"""The simulated amd-ctk, in the forms of ROCm/container-toolkit 1.3.0, and what the node's own program makes
-of its specification."""
+"""The simulated amd-ctk in the forms of ROCm/container-toolkit 1.3.0, and the node program's reading of
+its specification."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_driver_shows_what_the_package_looks_for(node: Silicon) -> None:
 
 
 def test_configuring_docker_forgets_its_other_features(node: Silicon) -> None:
-    """Why the role does not use it."""
+    """Show why the role does not use the command."""
     before = {"features": {"buildkit": True}, "log-level": "warn", "runtimes": {"other": {"path": "x"}}}
     node.file("etc/docker/daemon.json", json.dumps(before))
     daemon = node.root / "etc/docker/daemon.json"

@@ -1,4 +1,4 @@
-"""A guest with virtual functions of AMD's GPUs (SR-IOV): amd-smi refuses options that bare metal has."""
+"""A guest with virtual functions of AMD GPUs (SR-IOV): amd-smi refuses options that bare metal has."""
 
 from __future__ import annotations
 

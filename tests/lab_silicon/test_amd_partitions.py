@@ -1,4 +1,4 @@
-"""Partitions and power limits of simulated GPUs of AMD's, as far as a lab node's files can show them."""
+"""Partitions and power limits of simulated AMD GPUs, as far as a lab node's files can show them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_mode_of_memory_comes_when_the_driver_is_loaded_and_goes_at_a_boot(nod
         assert node.run(*words).returncode == 0
     assert seen(node)[:2] == [["CPX"], ["NPS4"]]
     assert seen(node.boot())[:2] == [["SPX"], ["NPS1"]]
-    ask(node, "current_memory_partition", "NPS3", *range(8))  # which the kernel would not have taken
+    ask(node, "current_memory_partition", "NPS3", *range(8))  # the kernel would have refused this
     for words in (("rmmod", "amdgpu"), ("modprobe", "amdgpu")):
         assert node.run(*words).returncode == 0
     assert seen(node)[1] == ["NPS1"]

@@ -1,4 +1,4 @@
-"""The simulated dcgm-exporter and its host engine: what Prometheus reads of a node."""
+"""The simulated dcgm-exporter and its host engine: the page that Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.processes import until
 
 Make = Callable[..., Silicon]
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-# NVIDIA's own page, of issue 250, with the label that its templates have since (render_metrics.go).
+# NVIDIA's page from issue 250, with the label that its templates have added since (render_metrics.go).
 LINE = re.compile(
     r'DCGM_FI_[A-Z_]+\{gpu="\d",UUID="GPU-[0-9a-f-]{36}",pci_bus_id="[0-9A-F]{8}:[0-9A-F]{2}:00\.0",'
     r'device="nvidia\d",modelName="NVIDIA H100 80GB HBM3"(?:,GPU_I_PROFILE="[^"]+",GPU_I_ID="\d+")?'
@@ -37,7 +37,7 @@ LINE = re.compile(
 
 
 def counters(**settings: Any) -> str:
-    """The role's counters file, as `up` writes it."""
+    """Return the role's counters file as `up` writes it."""
     role = all_roles()["gpu_metrics"]
     renderer = renderer_for(role, {**stack.load(stack.DEFAULT).variables, **settings}, machine())
     return renderer.file((role.path / "templates/dcgm-counters.csv.j2").read_text())
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 class Exporter:
-    """A node's exporter at work, and its page."""
+    """A node's running exporter and its page."""
 
     def __init__(self, node: Silicon, *words: str, version: str = "4.8.2") -> None:
         self.node, self.port = node, free_port()
@@ -71,7 +71,7 @@ class Exporter:
             return str(answer.read().decode())
 
     def values(self, name: str) -> dict[str, float]:
-        """gpu → value of one metric."""
+        """Return gpu → value of one metric."""
         lines = [line for line in self.fetch().splitlines() if line.startswith(name + "{")]
         return {re.findall(r'gpu="(\d+)"', line)[0]: float(line.rpartition(" ")[2]) for line in lines}
 
@@ -86,7 +86,7 @@ class Exporter:
 
 @contextlib.contextmanager
 def engine(node: Silicon) -> Iterator[subprocess.Popen[bytes]]:
-    """The host engine of a node on which DCGM is installed."""
+    """Run the host engine of a node with DCGM installed."""
     for name in ("libdcgm.so.4", "libdcgmmoduleprofiling.so.4"):
         node.file(f"{LIBRARIES}/{name}", "")
     process = subprocess.Popen(
@@ -270,7 +270,7 @@ def test_it_ends_when_the_host_engine_is_gone(node: Make) -> None:
         assert exporter.process.wait(20) == 1
 
 
-# `password` of the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
+# Hash of `password` for the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
 ALICE = "$2y$10$CWCEbs7mt8QFrToJR9OcG.tduEKpx9SROhWnaDHQgQX4Q6hqWNASa"
 
 

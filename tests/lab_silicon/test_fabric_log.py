@@ -1,4 +1,4 @@
-"""The logs of fabric manager and IMEX: simulated, read by the program for nodes, judged by gpu_inventory."""
+"""Logs of fabric manager and IMEX: simulated, read by the program for nodes, judged by gpu_inventory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FABRICS = {"h100-sxm": "nvswitch", "a100-sxm-80": "nvswitch", "gb200": "imex"}
 ARCHITECTURES = {"a100-sxm-80": "ampere", "h100-sxm": "hopper"}
 SWITCHES: dict[str, tuple[str, ...] | None] = {
     "switch_fatal": ("fail", "node", "sxid.20034", "investigate"),
-    "switch_non_fatal": None,  # of the same moment: one incident
+    "switch_non_fatal": None,  # at the same moment, so the same incident
     "topology": ("fail", "node", "fabric_log.missing_switch", "reboot"),
     "multicast": ("warn", "node", "fabric_log.unknown_gpu", "reset GPU"),
 }
@@ -36,13 +36,13 @@ TROUBLE: dict[str, dict[str, tuple[str, ...] | None]] = {
 
 @pytest.fixture
 def flagged(node: Callable[..., Silicon]) -> Callable[..., list[tuple[Any, ...]]]:
-    """Break a node of a kind and judge its inventory from one look and the tools."""
+    """Return a function that breaks a node of a kind and judges its inventory from observation and tools."""
 
     def run(sku: str, *faults: str, fields: tuple[str, ...] = (), **more: Any) -> Any:
         machine = node(sku, **more)
         machine.break_(*faults)
         look = look_of(machine, gpu_inventory.FACTS)
-        # This folder has no packages, so nobody knows whether their versions match.
+        # This folder has no packages, so it is unknown whether their versions match.
         assert set(look.problems) <= {"fabric.manager_matches_driver"}
         known = all_skus()[sku]
         gpu: dict[str, Any] = {"count": 4 if sku == "gb200" else 8, "sku": sku, "fabric": FABRICS[sku]}

@@ -1,4 +1,4 @@
-"""The fault command: what it accepts, what it keeps, what it says about a mistake."""
+"""The fault command: accepted arguments, stored state, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nvidia-smi sets: its words, who may, and what outlives the driver, a reset and a reboot."""
+"""Settings of nvidia-smi: syntax, permissions, and survival of driver reload, reset and reboot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def field(node: Silicon, name: str, gpu: int = 0) -> str:
 
 @pytest.fixture
 def kept(node: Make) -> Make:
-    """Nodes with persistence mode on."""
+    """Return a function that makes nodes with persistence mode on."""
 
     def make(*arguments: Any, **more: Any) -> Silicon:
         one = node(*arguments, **more)

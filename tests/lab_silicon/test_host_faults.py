@@ -1,4 +1,4 @@
-"""The simulated host: what the program for nodes and the tools read of it, and what host_health says."""
+"""The simulated host: facts read by the program for nodes and the tools, and host_health's findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGE = "nvcr.io/nvidia/cuda:13.0.1-base-ubuntu24.04"
 
 @pytest.fixture
 def flagged(node: Callable[..., Silicon]) -> Callable[..., list[tuple[str, str, str, str]]]:
-    """Break a fresh node and judge its host from one look and the tools it asks."""
+    """Return a function that breaks a fresh node and judges its host from one observation and its tools."""
 
     def run(*faults: str, **variables: Any) -> Any:
         machine = node(fabric=False)
@@ -69,7 +69,7 @@ def test_each_fault_is_found_where_it_is(flagged: Any) -> None:
 
 
 def test_what_only_looks_broken_is_not_flagged(flagged: Any) -> None:
-    # A guest that has just booted, with access control on, a translating IOMMU and an error corrected.
+    # A freshly booted guest with access control on, a translating IOMMU and one corrected error.
     oddities = "virtual_machine, acs_on, fresh_boot, memory_corrected_few module=0, nvme_missing drive=0"
     assert flagged(*oddities.split(", ")) == []
 

@@ -1,4 +1,4 @@
-"""ib_write_bw: two processes find each other, and what faults leave of a card's rate."""
+"""ib_write_bw: two processes that find each other, and the effect of faults on a card's rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUDA = ("--use_cuda=0", "--use_cuda_dmabuf")
 
 
 def rate(text: str) -> float:
-    """Gb/s of the only row."""
+    """Return the rate of the only row, in Gb/s."""
     (row,) = re.findall(r"^ 8388608 .*$", text, re.MULTILINE)
     return float(row.split()[3])
 

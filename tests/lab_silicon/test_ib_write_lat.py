@@ -1,4 +1,4 @@
-"""ib_write_lat: what it prints of a card towards itself, and the options that it refuses."""
+"""ib_write_lat: output for a card connected to itself, and the options that it refuses."""
 
 from __future__ import annotations
 

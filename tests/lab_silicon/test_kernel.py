@@ -1,4 +1,4 @@
-"""What the simulated kernel does: modules, boot, the kernel log, and what it shows of the hardware."""
+"""The simulated kernel: modules, boot, the kernel log, and the hardware it shows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_blacklisting_nouveau_lets_nvidia_in_at_the_next_boot(bare: Make) -> Non
 
 
 def test_proc_modules_keeps_its_inode(bare: Make) -> None:
-    # It is mounted over the node's own: a renamed file would stay invisible.
+    # The file is mounted over the node's own: a renamed file would stay invisible.
     node = bare()
     before = (node.state / "proc_modules").stat().st_ino
     node.boot(DRIVER)
@@ -220,7 +220,7 @@ def test_configuration_space_is_what_lspci_reads(bare: Make) -> None:
 
 
 def test_a_cleanup_names_the_xid_before_it_as_drivers_do_since_570(node: Make) -> None:
-    """kernel_rc.c of NVIDIA/open-gpu-kernel-modules has the words from 570.124.04 on; 570.86.16 has not."""
+    """kernel_rc.c of NVIDIA/open-gpu-kernel-modules has this text since 570.124.04; 570.86.16 lacks it."""
     for driver, words in (("550.163.01", ""), ("580.126.09", " caused by previous Xid 48")):
         one = node(driver=driver, name=f"gpu-{driver[:3]}")
         one.break_("xid_incident gpu=3 code=48")
@@ -232,7 +232,7 @@ def test_a_cleanup_names_the_xid_before_it_as_drivers_do_since_570(node: Make) -
     ("driver", "words"), [("580.126.09", "0x2 (Node Reboot Required)"), ("610.43.02", "0x2 (OS Reboot)")]
 )
 def test_the_words_of_a_recovery_action_are_the_drivers(node: Make, driver: str, words: str) -> None:
-    """gpu.c of NVIDIA/open-gpu-kernel-modules 595.45.04; public logs of 610.43.02."""
+    """Compare with gpu.c of NVIDIA/open-gpu-kernel-modules 595.45.04 and public logs of 610.43.02."""
     one = node(driver=driver)
     one.break_("xid_incident gpu=3 code=79")
     assert f"154, GPU recovery action changed from 0x0 (None) to {words}" in one.run("dmesg").stdout

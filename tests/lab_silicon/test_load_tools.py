@@ -1,4 +1,4 @@
-"""gpu_burn, nvbandwidth and the nccl-tests programs: their output, their traps, what faults do to them."""
+"""gpu_burn, nvbandwidth and nccl-tests: their output, their pitfalls, and the effect of faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., Silicon]
 
 
 def rates(text: str) -> list[float]:
-    """The Gflop/s of the last progress line of gpu_burn."""
+    """Return the Gflop/s in gpu_burn's last progress line."""
     last = [line for line in re.split(r"[\r\n]", text) if "proc'd:" in line][-1]
     return [float(number) for number in re.findall(r"\((\d+) Gflop/s\)", last)]
 
@@ -30,13 +30,13 @@ def verdicts(text: str) -> list[str]:
 
 
 def matrix(text: str) -> list[list[float | None]]:
-    """The last matrix of nvbandwidth's text."""
+    """Return the last matrix in nvbandwidth's text."""
     rows = re.findall(r"^ ?\d+((?: +(?:N/A|[\d.]+))+)$", text, re.MULTILINE)[-8:]
     return [[None if word == "N/A" else float(word) for word in row.split()] for row in rows]
 
 
 def busbw(done: Any) -> list[float]:
-    """The out-of-place bus bandwidth of each size."""
+    """Return the out-of-place bus bandwidth of each size."""
     return [float(line.split()[7]) for line in done.stdout.splitlines() if re.match(r" +\d", line)]
 
 
@@ -87,7 +87,7 @@ def test_a_dead_client_and_no_client_left(node: Make) -> None:
 @pytest.mark.parametrize(
     ("words", "seconds"),
     [
-        (["-t", "60"], 0),  # an unknown option is no option: it is the time
+        (["-t", "60"], 0),  # an unknown option is taken as the time
         (["-tc", "60"], 60),
         (["60", "-tc"], 0),
         (["-d", "30"], 30),
@@ -255,7 +255,7 @@ def test_prefixes_and_bidirectional_cases(node: Make) -> None:
         "nvbandwidth", "-j", "-p", "device_to_device_bidirectional_memcpy_read_ce"
     )
     (case,) = json.loads(done.stdout)["nvbandwidth"]["testcases"]
-    # The three matrices of this case run together, as in the real program.
+    # The three matrices of this case are concatenated, as in the real program.
     assert len(case["bandwidth_matrix"]) == 12
 
 
@@ -357,7 +357,7 @@ def test_a_bad_command_line(node: Make) -> None:
 
 
 def ignores(pid: int, number: int) -> bool:
-    """Whether the process ignores a signal, as /proc says."""
+    """Whether the process ignores a signal, according to /proc."""
     status = Path(f"/proc/{pid}/status").read_text()
     mask = re.findall(r"^SigIgn:\t([0-9a-f]+)$", status, re.MULTILINE)[0]
     return bool(int(mask, 16) >> (number - 1) & 1)

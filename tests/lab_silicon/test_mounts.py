@@ -1,4 +1,4 @@
-"""How a lab node shows hardware its kernel has no place for: in a mount namespace of the test's own."""
+"""Hardware shown on a lab node that its kernel lacks, tried in a private mount namespace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gpuprov_lab
 from tests.support.commands import ran
 
 SILICON = Path(gpuprov_lab.__file__).with_name("silicon")
-# As on a node: its systemd has made every mount a shared one. The kernel's folder takes no new entries.
+# On a node, too, systemd has made every mount shared. The kernel's folder takes no new entries.
 APART = ["unshare", "--user", "--map-root-user", "--mount", "--propagation", "shared"]
 PROGRAM = """
 import json, pathlib, subprocess, sys
@@ -38,7 +38,7 @@ print(json.dumps({"found": found, "aside": (tmp / "aside").exists() or str(tmp /
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Show folders in a kernel's tree, and say what is in it then: path → content, or where a link leads."""
+    """Return a function that shows folders in a kernel's tree and lists it: path → content or link target."""
     if subprocess.run([*APART, "true"], capture_output=True, timeout=30).returncode != 0:
         pytest.skip("this machine lets nobody make a mount namespace of his own")
     kernel = tmp_path / "kernel"

@@ -1,5 +1,4 @@
-"""The nccl-tests programs as one program of several processes: what they agree on, and who prints it.
-
+"""The nccl-tests programs as one program of several processes: their agreement, and who prints.
 Here the processes meet through files instead of MPI; tests/lab/test_mpi.py starts them with the real mpirun.
 """
 
@@ -58,7 +57,7 @@ Make = Callable[..., Silicon]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Run]:
-    """Starts one process on each of the nodes, in the order of ranks; what still runs at the end is ended."""
+    """Yield a function that starts a process per node, in rank order; the rest is terminated at the end."""
     running: list[subprocess.Popen[str]] = []
 
     def begin(*nodes: Silicon, words: tuple[str, ...] = WORDS, **more: str) -> list[subprocess.Popen[str]]:
@@ -87,7 +86,7 @@ def start(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture
 def measured(start: Run) -> Measured:
-    """Bus bandwidth in GB/s of an all-reduce over nodes, as the first process tells it."""
+    """Return a function that measures an all-reduce over nodes: the first process's bus bandwidth in GB/s."""
 
     def measure(*nodes: Silicon, **more: Any) -> float:
         begun = start(*nodes, **more)
@@ -99,7 +98,7 @@ def measured(start: Run) -> Measured:
     return measure
 
 
-CARDS = 8 * 393.6 / 8 * 0.955  # GB/s of a node's eight cards: perftest's rate, less what NCCL loses
+CARDS = 8 * 393.6 / 8 * 0.955  # GB/s of a node's eight cards: perftest's rate, minus NCCL's overhead
 
 
 def test_the_first_process_prints_one_table_for_all_ranks(start: Run, pair: list[Silicon]) -> None:
@@ -129,7 +128,7 @@ def test_the_json_names_the_first_gpu_of_each_process(
 
 
 def test_two_healthy_nodes_reach_what_a_ring_does(measured: Measured, pair: list[Silicon]) -> None:
-    assert measured(*pair) == pytest.approx(365, rel=0.02)  # NVLink's ring, just below the cards
+    assert measured(*pair) == pytest.approx(365, rel=0.02)  # limited by NVLink's ring, just below the cards
 
 
 def test_ampere_nodes_are_bound_by_their_cards(measured: Measured, node: Make) -> None:
@@ -221,7 +220,7 @@ def test_without_cards_nccl_goes_over_tcp_unless_it_was_told_not_to(
     assert second.returncode == 3
     assert re.search(r"Test NCCL failure common.cu:\d+ 'invalid usage", said)
     with pytest.raises(subprocess.TimeoutExpired):
-        first.wait(1)  # until the launcher ends it
+        first.wait(1)  # until the launcher terminates it
     first.terminate()
     assert "busbw" not in first.communicate(timeout=60)[0]
 
@@ -286,7 +285,7 @@ def test_a_program_without_mpi_is_a_run_of_its_own_under_a_launcher(node: Make) 
     [(True, None, "Alone"), (True, "a library", "World"), (False, "a library", "Alone")],
 )
 def test_who_is_alone_although_a_launcher_started_it(built: bool, found: str | None, expected: str) -> None:
-    """Where there is no library, and where the program was built without MPI."""
+    """No library is found, or the program was built without MPI."""
     program = f"""
 import os
 from nccl import mpi

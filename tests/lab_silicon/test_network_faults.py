@@ -1,4 +1,4 @@
-"""The simulated RDMA cards: what the program for nodes reads of them, and what network_ports says of it."""
+"""The simulated RDMA cards: facts read by the program for nodes, and network_ports' findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
 
 @pytest.fixture
 def flagged(bare: Callable[..., Silicon]) -> Callable[..., list[tuple[str, str, str, str]]]:
-    """Break a fresh node and judge its network from one look at it."""
+    """Return a function that breaks a fresh node and judges its network from one observation."""
 
     def run(*faults: str, network: str = "ib", sku: str = "h100-sxm", **variables: Any) -> Any:
         node = bare(sku, network=network)
@@ -37,8 +37,8 @@ def test_a_healthy_network_has_nothing_to_flag(flagged: Any, network: str, sku: 
     assert flagged(network=network, sku=sku, gpuprov_expected_nics=count) == []
 
 
-# Each on another card, and each of another kind: peers are judged by what most of them are. Interfaces count
-# on; counters of InfiniBand have 8 or 16 bits, so that many losses or errors leave them full.
+# Each fault is on a different card and of a different kind, since peers are judged by the majority. Interface
+# counters keep counting; InfiniBand counters have 8 or 16 bits, so this many losses or errors saturate them.
 FLAPS = {"port_flaps nic=4 count=2000": ("fail", "mlx5_4", "link_downed", CABLE)}
 EACH = {
     "port_flaps nic=4 count=2000": ("warn", "mlx5_4", "link_downed", "watch"),

@@ -1,4 +1,4 @@
-"""nvidia-smi's behaviour: exit statuses, what faults change, what an idle or loaded GPU shows."""
+"""Behaviour of nvidia-smi: exit statuses, effects of faults, and values of idle and loaded GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def xml(node: Silicon) -> Xml.Element:
 
 
 def each(node: Silicon, path: str) -> list[str | None]:
-    """This element of each GPU."""
+    """Return this element of each GPU."""
     return [gpu.findtext(path) for gpu in xml(node).findall("gpu")]
 
 
@@ -205,7 +205,7 @@ def test_a_silent_gpu_is_listed_with_the_error_in_its_cells(error: str, node: Ma
     silent = xml(one).findall("gpu")[3]
     assert silent.findtext("remapped_rows") == error
     assert silent.findtext("serial", "").isdigit()
-    assert text.count(f">{error}<") == 35  # as many cells as with the real 550.163.01
+    assert text.count(f">{error}<") == 35  # as many cells as the real 550.163.01 prints
     assert len(text.splitlines()) < len(healthy)
     assert one.column("index,temperature.gpu,pcie.link.width.max")[3] == f"3, [{error}], 16"
     assert "ERR!" in one.smi(status=15)

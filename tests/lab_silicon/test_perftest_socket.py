@@ -1,5 +1,5 @@
-"""ib_write_bw and ib_write_lat between two nodes: server on one, client on the other, over TCP within this
-machine."""
+"""ib_write_bw and ib_write_lat between two nodes: server on one, client on the other, over TCP within
+this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.processes import until
 BANDWIDTH = ("ib_write_bw", "-s", "8388608", "-q", "4", "-n", "1000", "--report_gbits")
 LATENCY = ("ib_write_lat", "-s", "2", "-n", "5000")
 both = pytest.mark.parametrize("program", [BANDWIDTH, LATENCY], ids=["bandwidth", "latency"])
-SERVER = "127.0.0.2"  # localhost and 127.0.0.1 are a node's own
-AT_HOME = {"SILICON_ROOT": "/"}  # as on a lab node; elsewhere the two find each other through a file
+SERVER = "127.0.0.2"  # localhost and 127.0.0.1 stay within a node
+AT_HOME = {"SILICON_ROOT": "/"}  # as on a lab node; otherwise the two find each other through a file
 SLOW_DISK = """
 import pathlib, runpy, sys, time
 def write_text(path, text):
@@ -39,7 +39,7 @@ Measured = Callable[..., tuple[float, float]]
 
 @pytest.fixture
 def port() -> int:
-    """A TCP port that is free."""
+    """Return a free TCP port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         number: int = probe.getsockname()[1]
@@ -48,7 +48,7 @@ def port() -> int:
 
 @pytest.fixture
 def start(port: int) -> Iterator[Start]:
-    """Starts a program on a node; whatever still runs at the end is ended."""
+    """Yield a function that starts a program on a node; running ones are terminated at the end."""
     running: list[subprocess.Popen[str]] = []
 
     def begin(node: Silicon, *words: str, program: tuple[str, ...] = BANDWIDTH) -> subprocess.Popen[str]:
@@ -69,7 +69,7 @@ def start(port: int) -> Iterator[Start]:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody does. Connecting to see would be the server's first client."""
+    """Whether the port has a listener; a test connection would count as the server's first client."""
     with open("/proc/net/tcp") as table:  # noqa: PTH123 - /proc
         return any(f":{port:04X} 00000000:0000 0A" in line for line in table)
 
@@ -84,13 +84,13 @@ def serve(
 
 
 def rate(text: str) -> float:
-    """Gb/s of the only row."""
+    """Return the rate of the only row, in Gb/s."""
     (row,) = re.findall(r"^ 8388608 .*$", text, re.MULTILINE)
     return float(row.split()[3])
 
 
 def median(text: str) -> float:
-    """Microseconds of the only row, which is the form of perftest's REPORT_FMT_LAT to the byte."""
+    """Return the median of the only row, in µs; its form is perftest's REPORT_FMT_LAT to the byte."""
     number = r"[\d.]+ *"
     form = rf"^ 2       5000          ({number})        {number}      ({number})  \t       {number}     \t"
     (row,) = re.findall(rf"{form}{number}\t\t{number}\t\t{number}$", text, re.MULTILINE)
@@ -100,7 +100,7 @@ def median(text: str) -> float:
 
 @pytest.fixture
 def measured(start: Start, pair: Pair, port: int) -> Measured:
-    """Measures the pair: Gb/s or microseconds as the client and as the server tell it."""
+    """Return a function that measures the pair: the client's and the server's result, in Gb/s or µs."""
 
     def measure(program: tuple[str, ...] = BANDWIDTH) -> tuple[float, float]:
         server = serve(start, pair[0], port, program)

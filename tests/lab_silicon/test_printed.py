@@ -1,7 +1,6 @@
-"""The load tools against their sources: each line is one that a printf of the program can print.
-
-printed.yml has the formats with file and line. A line that none prints is a drift of the simulator; a format
-that no run prints is one that nobody simulates any more.
+"""The load tools against their sources: a printf of the program can print each line.
+printed.yml has the formats with file and line. A line without a format is a drift of the simulator; a format
+that no run prints is no longer simulated.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def test_a_format_holds_width_and_side() -> None:
 
 
 def test_nvbandwidth_names_its_json_as_its_source(printed: Printed) -> None:
-    """json_output.cpp:25-52 of v0.8; the matrix is strings (:75-79), the sum a number."""
+    """Compare with json_output.cpp:25-52 of v0.8; the matrix is strings (:75-79), the sum a number."""
     text, status = printed(run(f"nvbandwidth -j -v -t {READ}"))
     root = json.loads(text)["nvbandwidth"]
     assert status == 0
@@ -77,7 +76,7 @@ FAULTS = ("row_remap_pending gpu=3", "dcgm_fails gpu=5")
 
 
 def paths(value: Any, at: str = "") -> set[str]:
-    """Every key of a document with the kind of its value, lists as `[]`."""
+    """Return every key path of a document with the type of its value; lists are `[]`."""
     if isinstance(value, dict):
         return {path for key, inner in value.items() for path in paths(inner, f"{at}/{key}")}
     if isinstance(value, list):

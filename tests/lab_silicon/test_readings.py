@@ -1,4 +1,4 @@
-"""gpu_inventory's reading of what simulated nodes print: healthy ones of each generation, and lost GPUs."""
+"""gpu_inventory's reading of simulated nodes: healthy ones of each generation, and lost GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MACHINES = [
 
 
 def findings(one: Silicon, sku: str, gpus: int, fabric: str, architecture: str) -> list[Finding]:
-    """What the check finds that is not fine; the kernel log is that of dmesg, as in a container."""
+    """Return the check's findings that did not pass; the kernel log comes from dmesg, as in a container."""
     node = machine(gpus, sku, fabric, architecture)
     outputs = {"journal": Output("journal", ("journalctl",), 0, "-- No entries --\n", "", 0.1)}
     for command in gpu_inventory.commands(node, {})[1:]:

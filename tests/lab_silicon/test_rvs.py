@@ -1,4 +1,4 @@
-"""The simulated rvs and what AMD's GPUs show of themselves while it loads them."""
+"""The simulated rvs, and the readings of AMD GPUs under its load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ actions:
 
 @pytest.fixture
 def amd(bare: Make) -> Callable[..., Silicon]:
-    """A node with a loaded driver on which a second is a fortieth."""
+    """Return a function that makes a node with a loaded driver and a clock 40 times as fast."""
 
     def make(sku: str = "mi300x", rocm: str = "7.2.3-90") -> Silicon:
         return installed(bare(sku, network="none", speed=40), rocm).boot()
@@ -50,7 +50,7 @@ def burn(node: Silicon, check: str = "true", target: int = 0, parallel: str = "t
 
 
 def numbers(node: Silicon) -> list[str]:
-    """What rvs calls each GPU, in the order of the bus."""
+    """Return rvs's number of each GPU, in bus order."""
     return re.findall(r"GPU\[ ?\d+ - +(\d+)\]", node.printed("rvs", "-g"))
 
 

@@ -1,4 +1,4 @@
-"""The daemons, and the small programs of toolkit and container toolkit."""
+"""The daemons, and the small programs of the CUDA toolkit and container toolkit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRIVER = "580.126.09"
 
 
 def stop(marker: Path) -> None:
-    """End the daemon that holds the mark, and wait until the mark is gone."""
+    """Stop the daemon that owns the marker file, and wait until the file is gone."""
     os.kill(int(marker.read_text()), signal.SIGTERM)
     until(lambda: not marker.exists(), 20)
 
@@ -88,7 +88,7 @@ def test_persistence_mode_of_one_gpu_beside_the_daemon(node: Make) -> None:
     done = one.smi("-i", "2", "-pm", "0").splitlines()
     assert done == ["Disabled persistence mode for GPU 00000000:38:00.0.", "All done."]
     kept = ["Enabled, 350.00"] * 8
-    off = [*kept[:2], "Disabled, 350.00", *kept[3:]]  # and the driver forgot what was set
+    off = [*kept[:2], "Disabled, 350.00", *kept[3:]]  # the driver also lost its settings
     assert one.column("persistence_mode,power.limit") == off
     one.smi("-i", "2", "-pm", "1")
     assert one.column("persistence_mode,power.limit") == kept
@@ -145,7 +145,7 @@ def test_cdi_needs_a_driver(bare: Make) -> None:
 
 
 def test_the_specification_has_the_form_of_the_toolkits_own(node: Make) -> None:
-    """Keys, their order and the indentation, by which our observer and others read it."""
+    """Check keys, their order and the indentation, on which the observer and other readers depend."""
     one = node("a100-pcie-80")
     library = (one.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").readlink().name
     one.file(f"usr/lib/x86_64-linux-gnu/{library}", "")
@@ -194,7 +194,7 @@ def test_settings_of_the_toolkit_are_written_in_place(node: Make) -> None:
 
 
 def test_tools_use_the_standard_library_of_old_pythons() -> None:
-    """Everything parses as Python 3.6, and imports nothing that is not the standard library's or ours."""
+    """Parse everything as Python 3.6, and allow only imports of the standard library and of these tools."""
     folder = Path(gpuprov_lab.__file__).with_name("silicon")
     ours = {path.stem for path in folder.iterdir()}
     for path in folder.rglob("*.py"):

@@ -1,7 +1,6 @@
-"""The simulator against the shapes of real tools' output: the same elements, order, units and exit status.
-
-shapes.yml has the shapes, differences.yml what differs and why; both are data, so that this runs without the
-recordings. With GPUPROV_CAPTURES the shapes themselves are compared with the recordings.
+"""The simulator against the shapes of real tools' output: same elements, order, units and exit status.
+shapes.yml has the shapes, differences.yml the differences and their reasons; both are data, so that this runs
+without the recordings. With GPUPROV_CAPTURES the shapes themselves are compared with the recordings.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def test_what_is_not_simulated_still_is_not(bare: Make) -> None:
 
 
 def test_each_form_of_a_driver_is_held_or_named() -> None:
-    """The simulator prints `-q -x` in a form for each range of drivers; _FORMS has where each begins."""
+    """The simulator prints `-q -x` in a form for each range of drivers; _FORMS lists their beginnings."""
     tree = ast.parse(
         Path(gpuprov_lab.__file__).with_name("silicon").joinpath("nvidia_smi/tree.py").read_text()
     )

@@ -1,4 +1,4 @@
-"""The comparison is red when one element, unit, blank, order or exit status of a surface is another."""
+"""The comparison fails when one element, unit, blank, order or exit status of a surface changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab_silicon.programs import RUNS
 from tests.lab_silicon.surfaces import SURFACES, Surface
 
 Printed = Callable[[Surface], tuple[str, int]]
-# surface -> (what stands there, what stands there instead), once; a number is another exit status
+# surface -> (text, its replacement), once; a number is a different exit status
 BREAKS: list[tuple[str, str | int, str]] = [
     ("q-x h100 550", "<retired_count>N/A</retired_count>", ""),
     ("q-x h100 550", "<ecc_object>7.16</ecc_object>", "<ecc_item>7.16</ecc_item>"),
@@ -106,7 +106,7 @@ def test_two_elements_in_the_other_order_are_seen(printed: Printed) -> None:
 
 @pytest.mark.parametrize("surface", ["q-x h100 550", "topo -m h100 550"])
 def test_a_listed_difference_that_is_gone_is_seen(surface: str, printed: Printed) -> None:
-    """The simulator prints, of one thing, what the recording has."""
+    """Print, for one value, the text of the recording."""
     text, status = printed(SURFACES[surface])
     there, real = {
         "q-x h100 550": ("<display_mode>Enabled<", "<display_mode>Disabled<"),

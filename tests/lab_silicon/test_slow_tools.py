@@ -1,4 +1,4 @@
-"""dcgmi, fio, and what only a program sees that does not bind itself: forms, and what faults change."""
+"""dcgmi, fio, and a slow socket seen only by programs without CPU binding: forms and effects of faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated TransferBench: devices in HIP's order, and rates of links as the machine is wired."""
+"""The simulated TransferBench: devices in HIP's order, and link rates according to the wiring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def node_of(folder: Path, sku: str = "mi300x", seed: int = 7) -> Silicon:
 
 
 def listed(node: Silicon, visible: str | None = None) -> list[str]:
-    """PCI addresses in the order in which TransferBench numbers the GPUs."""
+    """Return PCI addresses in the order in which TransferBench numbers the GPUs."""
     if visible is None:
         seen = node.run("TransferBench")
     else:
@@ -52,7 +52,7 @@ def test_the_order_is_hips_and_a_list_of_visible_devices_shortens_it(tmp_path: P
 def test_pairs_of_an_mi250x_are_as_fast_as_their_links(tmp_path: Path) -> None:
     node = node_of(tmp_path, "mi250x")
     place = {address: number for number, address in enumerate(listed(node))}
-    order = [place[address] for address in sorted(place)]  # of each GPU on the bus, its number
+    order = [place[address] for address in sorted(place)]  # the number of each GPU, in bus order
     found = rows(node)
     processors = len(found) - 8
 

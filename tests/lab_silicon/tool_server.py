@@ -1,7 +1,6 @@
-"""Runs simulated tools for tests: each as run.py does and in a process of its own, without a start of Python.
-
+"""Server that runs simulated tools for tests, each in its own process, without starting Python again.
 `tool_server.py RUN SOCKET`: a request is JSON (words, environment, cwd) with three open files: stdout, stderr
-and one that is told the tool's process id and then its exit status.
+and one that receives the tool's process id and then its exit status.
 """
 
 import gc
@@ -22,7 +21,7 @@ def serve(run: str, requests: socket.socket) -> None:
         if path.name != "run.py":
             __import__(path.stem)
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for a tool
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # auto-reaps the processes that wait for tools
     while True:
         text, handles, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not text:
@@ -36,7 +35,7 @@ def serve(run: str, requests: socket.socket) -> None:
 
 
 def become(run: str, request: dict[str, Any], stdout: int, stderr: int, told: int) -> None:
-    """Start the tool and wait for it: in a process of its own, which ends with it."""
+    """Start the tool and wait for it, in a separate process that ends with it."""
     pid = os.fork()
     if pid:
         os.write(told, f"{pid}\n".encode())
