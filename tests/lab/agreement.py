@@ -1,6 +1,5 @@
-"""Asks for a plan, lets `up` do it, and compares with what dpkg and the boot ids say has happened.
-
-Nothing here is read by our own observer.
+"""Compares a plan with the changes that `up` then makes, according to dpkg and boot ids.
+gpuprov's observer reads nothing here.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.lab.lab_nodes import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((paths.DATA / "schemas" / "plan.schema.json").read_text())
-# What a role takes only where the repository has it, which nobody knows before it is configured.
+# Packages that a role installs only if the repository has them, which is unknown before it is configured.
 PICKED = re.compile(r"nvidia-driver-pinning-")
 INSTALL = "DEBIAN_FRONTEND=noninteractive apt-get install -qy --allow-downgrades --allow-change-held-packages"
 
@@ -31,7 +30,7 @@ Gpuprov = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def command(lab: Lab, runs: Path, roles: Sequence[str], **declared: str) -> Gpuprov:
-    """Runs one gpuprov command on the lab, with these roles, and returns the finished process."""
+    """Return a function that runs one gpuprov command on the lab with these roles."""
     given = [word for name, value in declared.items() for word in ("--set", f"{name}={value}")]
 
     def call(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +52,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def installed(node: LabNode) -> dict[str, str]:
-    """dpkg's own words: package → version of all that is installed whole."""
+    """Return dpkg's package → version for all fully installed packages."""
     lines = node.run("dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\\n'").stdout.splitlines()
     return {name: version for state, name, version in map(str.split, lines) if state == "installed"}
 
@@ -67,7 +66,7 @@ def spoil(node: LabNode, command: str) -> None:
 
 
 class Agreement:
-    """Plans, then does, then compares. `told`: what each plan said, node by node."""
+    """Plans, applies and compares. `told`: the actions of each plan, node by node."""
 
     def __init__(self, lab: Lab, gpuprov: Gpuprov) -> None:
         self._nodes = lab.nodes
@@ -109,7 +108,7 @@ class Agreement:
         after = installed(node)
         moved = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
         promised = {each["name"]: each for each in told if each["change"] in ("install", "replace", "remove")}
-        # A half-installed package is not among dpkg's installed ones before, and among them afterwards.
+        # A half-installed package is not among dpkg's installed ones before, but is afterwards.
         promised |= {
             each["name"]: each for each in told if each["change"] == "repair" and each["name"] not in before
         }

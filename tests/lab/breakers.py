@@ -1,5 +1,4 @@
-"""How to make one promised fact untrue on a node, and nothing beside it: a command for each kind of fact.
-
+"""Commands that make exactly one promised fact untrue on a node, one for each kind of fact.
 A package's version and state are broken in dpkg's own database and not by installing another version: its
 dependencies, files and libraries would move with it, and a test could not tell which of them was noticed.
 """
@@ -16,12 +15,12 @@ from provision.desired.expectations import Expectation
 
 _STATUS = "/var/lib/dpkg/status"
 
-# A lab node is a container, whose clock is this machine's: there is nothing to break, and nothing to repair.
+# A lab node is a container with this machine's clock, which tests can neither break nor repair.
 NOT_ON_LAB_NODES = frozenset({"clock.keeper", "clock.state"})
 
 
 def command(expectation: Expectation) -> str:
-    """A command for a root shell. Raises LookupError for a kind of fact nobody has thought about yet."""
+    """Return a command for a root shell. Raises LookupError for an unsupported kind of fact."""
     family, _, rest = expectation.fact.partition(".")
     item, _, attribute = rest.rpartition(".")
     known = BREAKERS.get((family, attribute)) or BREAKERS.get((family, ""))
@@ -37,7 +36,7 @@ def _file_content(path: str, expectation: Expectation) -> str:
     if expectation.operator == "contains":
         without = f"grep -vF -- {shlex.quote(str(expectation.value))} {quoted} > /tmp/less"
         return f"{without}; cat /tmp/less > {quoted}"
-    if expectation.operator == "matches":  # of the file of an alternative: its first line says who chooses
+    if expectation.operator == "matches":  # an alternative's file: the first line is its mode, manual or auto
         return f"sed -i '1s/^manual$/auto/' {quoted}"
     return f"echo '# changed by hand' >> {quoted}"
 
@@ -53,12 +52,12 @@ def _file_exists(path: str, expectation: Expectation) -> str:
 
 
 def _in_dpkg(package: str, change: str) -> str:
-    """Run sed on one package's paragraph of dpkg's database."""
+    """Return a command that runs sed on one package's paragraph of dpkg's database."""
     return f"sed -i '/^Package: {package}$/,/^$/{{{change}}}' {_STATUS}"
 
 
 def _there(package: str) -> str:
-    """A package in dpkg's database that has no files."""
+    """Return a command that adds a package without files to dpkg's database."""
     paragraph = (
         f"Package: {package}\\nStatus: install ok installed\\nMaintainer: nobody\\nArchitecture: all\\n"
         "Version: 1.0-1\\nDescription: not wanted here\\n"
@@ -107,7 +106,7 @@ def _driver(fact: str, _: Expectation) -> str:
         return (
             "sed -i '1s/ Open Kernel Module for x86_64 / x86_64 Kernel Module /' /proc/driver/nvidia/version"
         )
-    if fact == "installed_version":  # as many characters: the ELF file stays whole
+    if fact == "installed_version":  # keeps the length, so that the ELF file stays intact
         change = r"s/version=[0-9]\([0-9.]*\)/version=9\1/"
         return f"sed -i '{change}' $(modinfo -n nvidia)"
     library = "/usr/lib/x86_64-linux-gnu"
@@ -130,8 +129,8 @@ def _key(path: str, _: Expectation) -> str:
     return f"cat /usr/share/keyrings/debian-archive-keyring.gpg > {shlex.quote(path)}"
 
 
-# A key nobody has the secret half of, which the walk declares to be revoked: version 4, of 2010, RSA. Its
-# fingerprint is made as RFC 4880, 12.2 says.
+# A key without a known secret half, declared as revoked by the walk: version 4, from 2010, RSA. Its
+# fingerprint is computed as in RFC 4880, 12.2.
 _KEY = bytes([4, *(1262304000).to_bytes(4, "big"), 1, 2, 0, 0xC5, *range(1, 65), 0, 17, 1, 0, 1])
 REVOKED = hashlib.sha1(b"\x99" + len(_KEY).to_bytes(2, "big") + _KEY).hexdigest().upper()  # noqa: S324
 
@@ -157,7 +156,7 @@ _KERNEL = {
     "initramfs_stale": "touch -d 2020-01-01 /boot/initrd.img-$(uname -r)",
 }
 
-# What an interrupted removal leaves: the log of a build, and no sources that could be built again.
+# Remains of an interrupted removal: a build log, and no sources to build again.
 _FAILED_BUILDS = {
     "amdgpu": """
 folder=/var/lib/dkms/amdgpu/6.10.5-2095006.24.04/build; mkdir -p $folder
@@ -177,7 +176,7 @@ printf '\\006\\000\\000\\000\\001' > /sys/firmware/efi/efivars/SecureBoot-8be4df
 printf '0\\202\\001\\012a certificate' > /var/lib/dkms/mok.pub
 """
 
-# slurmctld starts anew for it, and says afterwards that it is up.
+# slurmctld restarts for this, and afterwards reports that it is up.
 RECONFIGURE = "scontrol reconfigure; until scontrol ping | grep -q 'is UP'; do sleep 0.2; done"
 _SLURM = "/etc/slurm/slurm.conf"
 _SLURM_LINES = {
@@ -189,7 +188,7 @@ _SLURM_LINES = {
 
 
 def _slurm(_: str, expectation: Expectation) -> str:
-    """The site's slurm.conf says something else, and slurmctld has read it."""
+    """Return a command that changes a line of the site's slurm.conf and makes slurmctld read it."""
     if expectation.fact == "slurm.gpus":
         return f"sed -i 's/ Gres=gpu:8 / Gres=gpu:7 /' {_SLURM}; {RECONFIGURE}"
     line = _SLURM_LINES[expectation.fact]
@@ -205,7 +204,7 @@ _SLURM_REPAIR = (
 
 @dataclass(frozen=True)
 class ByAPerson:
-    """What `up` leaves to a person: how it ends, what it says to them, and how they `repair` it."""
+    """A repair that `up` leaves to a user: the resulting status, the message, and the user's `repair`."""
 
     status: str
     said: str
@@ -234,7 +233,7 @@ BY_A_PERSON = {
 
 _NOT_JOINED = {("nvlink", "nvidia_smi.fabric.state"), ("nvlink", "nvidia_smi.fabric.status")}
 
-# One cause that several promises name: the fact that is broken -> (role, fact) that then must be named, too.
+# Facts that share a cause: the broken fact -> (role, fact) that must then also be reported.
 TOGETHER = {
     **{
         f"file./etc/modprobe.d/{name}.conf.content": {("nvidia_driver", "kernel.initramfs_stale")}
@@ -245,7 +244,7 @@ TOGETHER = {
     "fabric.manager_version": {("nvlink", "fabric.manager_matches_driver")},
     "fabric.manager_matches_driver": {("nvlink", "fabric.manager_version")},
     **dict.fromkeys(("service.nvidia-fabricmanager.active", "driver.userspace_version"), _NOT_JOINED),
-    # A GPU that has not joined has no result of it either.
+    # A GPU that has not joined has no result either.
     **dict.fromkeys(("nvidia_smi.fabric.state", "nvidia_smi.fabric.status"), _NOT_JOINED),
     "driver.loaded_version": {
         ("nvlink", "fabric.manager_matches_driver"),
@@ -264,7 +263,7 @@ _LISTENERS = {"9100": "prometheus-node-exporter.service", "9400": "nvidia-dcgm-e
 
 
 def _deaf(port: str, _: Expectation) -> str:
-    """The service runs and listens nowhere, as one that hangs; started again, it is well."""
+    """Return a command that makes a running service listen nowhere, as if hung; a restart repairs it."""
     unit = _LISTENERS[port]
     folder = f"/run/systemd/system/{unit}.d"
     dropin = "[Service]\\nType=exec\\nExecStart=\\nExecStart=/bin/sleep infinity\\n"
@@ -277,7 +276,7 @@ def _deaf(port: str, _: Expectation) -> str:
 def _locked_memory(subject: str, _: Expectation) -> str:
     if subject == "session":
         return "printf '* - memlock 64\\nroot - memlock 64\\n' > /etc/security/limits.d/99-other.conf"
-    if subject == "systemd":  # the file is as it was, but systemd has read another
+    if subject == "systemd":  # the file is unchanged, but systemd has read a different one
         file = "/etc/systemd/system.conf.d/90-gpuprov-rdma.conf"
         return (
             f"cp -p {file} /tmp/kept && sed -i 's/=.*/=64K/' {file} && systemctl daemon-reexec && "
@@ -292,7 +291,7 @@ def _locked_memory(subject: str, _: Expectation) -> str:
 
 
 def _kernel_file(path: str, text: str) -> str:
-    """Something else in the place of a file of this machine's kernel, for the node alone."""
+    """Return a command that overlays a kernel file with other text, for this node only."""
     return f"echo {text} > /run/broken && mount --bind /run/broken {path}"
 
 
@@ -302,7 +301,7 @@ def _governors(_item: str, _: Expectation) -> str:
     return f"mount -t tmpfs none {folder} && mkdir {policy} && echo powersave > {policy}/scaling_governor"
 
 
-# In the specification a device ends with its permissions, and the list of mounts is the last.
+# In the specification, a device ends with its permissions, and the list of mounts comes last.
 _CDI = {
     "cdi.missing": r"sed -i '/path: .dev.nvidia7$/,/permissions:/d' /var/run/cdi/nvidia.yaml",
     "cdi.stale": "echo '        - hostPath: /usr/lib/libgone.so.1' >> /var/run/cdi/nvidia.yaml",
@@ -310,7 +309,7 @@ _CDI = {
 }
 
 
-# AMD's specification is JSON: what becomes of the device files of each device.
+# AMD's specification is JSON: this code changes the device files of each device.
 _AMD_CDI = """python3 -c '
 import json
 path = "/etc/cdi/amd.json"
@@ -372,7 +371,7 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("amdgpu", "power_limits"): lambda _, __: (
         "echo 500000000 > $(ls /sys/bus/pci/devices/*/hwmon/hwmon*/power1_cap | tail -n1)"
     ),
-    # As many characters: the ELF file stays whole.
+    # Keep the length, so that the ELF file stays intact.
     ("amdgpu", "installed_version"): lambda _, __: (
         r"sed -i 's/version=[0-9]\([0-9.]*\)/version=9\1/' $(modinfo -n amdgpu)"
     ),
@@ -381,7 +380,7 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("kernel", ""): lambda fact, _: _KERNEL[fact],
     ("secure_boot", ""): lambda _, __: _SECURE_BOOT,
     ("fabric", ""): _fabric,
-    # fabric manager runs, and the GPUs have not joined
+    # fabric manager runs, but the GPUs have not joined
     **dict.fromkeys(
         (("nvidia_smi", "state"), ("nvidia_smi", "status")),
         lambda _, __: "rm -f /var/lib/silicon/run/fabricmanager.ready",
@@ -392,7 +391,7 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("limits", "memlock"): _locked_memory,
     ("cpu", "governors"): _governors,
     ("tcp", "listening"): _deaf,
-    # It comes every hour there (test_expectation_walk_in_service.py).
+    # The result is written only once an hour there (test_expectation_walk_in_service.py).
     ("node_health", "result"): lambda _, __: "rm /run/gpuprov/health.json",
     ("slurm", ""): _slurm,
     ("memory", "numa_balancing"): lambda _, __: _kernel_file("/proc/sys/kernel/numa_balancing", "1"),

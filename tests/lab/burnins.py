@@ -1,4 +1,4 @@
-"""Runs `gpuprov burnin` as operators do, on a machine that may die at any moment: for tests on lab nodes."""
+"""Runner for `gpuprov burnin` on lab nodes, like an operator on a machine that may die at any time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ segments:
 
 
 class Burnins:
-    """One inventory, one profile, and the folders of the machines that know of its burn-ins."""
+    """One inventory, one profile, and the run folders of the machines that control its burn-ins."""
 
     def __init__(self, inventory: Path, folder: Path, profile: Path) -> None:
         self.inventory, self.folder, self.profile = inventory, folder, profile
@@ -42,7 +42,7 @@ class Burnins:
         }
 
     def call(self, *words: str, runs: str = "runs", timeout: int = 900) -> subprocess.CompletedProcess[str]:
-        """One command to its end, on this machine, or with `runs` on another that knows nothing."""
+        """Run a command to its end, on this machine or, with `runs`, on another without its history."""
         done = subprocess.run(
             [*self.program, *words],
             env=self._environment(runs), capture_output=True, text=True, timeout=timeout, check=False,
@@ -51,11 +51,11 @@ class Burnins:
         return done
 
     def begin(self, *more: str, verb: str = "start") -> subprocess.CompletedProcess[str]:
-        """`gpuprov burnin start` (or plan) with the profile, and `more`."""
+        """Run `gpuprov burnin start` (or plan) with the profile and the arguments `more`."""
         return self.call("burnin", verb, str(self.inventory), "--profile", str(self.profile), *more)
 
     def watching(self, *words: str) -> subprocess.Popen[str]:
-        """A command of `gpuprov burnin` that stays: stdout and stderr are one, in a session of its own."""
+        """Start a `gpuprov burnin` command that stays, in its own session, stdout and stderr merged."""
         return subprocess.Popen(
             [*self.program, "burnin", *words],
             env=self._environment("runs"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -63,26 +63,26 @@ class Burnins:
         )  # fmt: skip
 
     def began(self, *more: str) -> subprocess.Popen[str]:
-        """A burn-in whose controller stays to watch; it has told all nodes to begin."""
+        """Start a burn-in; its controller starts all nodes and stays attached."""
         return self.watching("start", str(self.inventory), "--profile", str(self.profile), *more)
 
     @property
     def first(self) -> str:
-        """The name of the first burn-in of this machine."""
+        """Name of this machine's first burn-in."""
         return min(path.name for path in (self.folder / "runs").glob("*Z-burnin"))
 
     @property
     def newest(self) -> str:
-        """The name of the newest burn-in of this machine."""
+        """Name of this machine's newest burn-in."""
         return max(path.name for path in (self.folder / "runs").glob("*Z-burnin"))
 
     def run(self, name: str) -> Path:
-        """The run folder of a burn-in of this machine."""
+        """Return the run folder of a burn-in on this machine."""
         return self.folder / "runs" / name
 
 
 def hear(process: subprocess.Popen[str], words: str) -> None:
-    """Read what it prints up to a line with these words."""
+    """Read output up to a line that contains these words."""
     assert process.stdout is not None
     heard = []
     for line in process.stdout:
@@ -93,7 +93,7 @@ def hear(process: subprocess.Popen[str], words: str) -> None:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """End a controller as a power cut would: it, and all it runs."""
+    """Kill a controller and all its children, as a power cut would."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     assert process.stdout is not None
@@ -103,7 +103,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 def wait_until_over(
     burnins: Burnins, name: str, *more: str, runs: str = "runs", patience: float = 900
 ) -> None:
-    """Ask every now and then until no node burns any more, for `patience` seconds at most."""
+    """Poll until no node runs a burn-in, for at most `patience` seconds."""
     until = time.monotonic() + patience
     while time.monotonic() < until:
         if burnins.call("burnin", "status", name, *more, runs=runs).returncode == ExitCode.OK:
@@ -113,6 +113,6 @@ def wait_until_over(
 
 
 def seconds_of(text: str) -> float:
-    """A moment of a record as seconds since the epoch."""
+    """Convert a timestamp of a record to seconds since the epoch."""
     when = datetime.datetime.strptime(text, "%Y-%m-%d %H:%M:%S UTC")
     return when.replace(tzinfo=datetime.UTC).timestamp()

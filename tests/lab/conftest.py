@@ -1,5 +1,4 @@
-"""Real nodes for tests: a lab for each file of tests, removed at its end whatever happened.
-
+"""Real nodes for tests: a lab for each test file, always removed at its end.
 Without root nothing here runs, and the summary says so: LAB TESTS DID NOT RUN.
 """
 
@@ -23,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A boot takes longer than a unit test. (The tests of one file share one lab: `--dist loadfile`.)"""
+    """Mark lab tests and raise their timeout. (The tests of one file share one lab: `--dist loadfile`.)"""
     files = {path for path in {item.path for item in items} if HERE in path.parents}
     ours = [item for item in items if item.path in files]
     for item in ours:
@@ -38,20 +37,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Three bare nodes for one file of tests: two H100 SXM on Debian 13, one L40S on Debian 12."""
+    """Run three bare nodes for one test file: two H100 SXM on Debian 13, one L40S on Debian 12."""
     with running_lab("test", DEFAULT_NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """Who runs gpuprov against this file's lab."""
+    """Return the operator of this file's lab."""
     return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
-    """Disks that are made once in a session, for all its workers."""
+    """Disks made once per session for all workers."""
     from tests.lab.images import Images
 
     base = tmp_path_factory.getbasetemp()

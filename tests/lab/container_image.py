@@ -1,10 +1,10 @@
-"""An image for containers on lab nodes. No registry is reachable: it is the node's own Python, which the
-simulated tools need, and a shell; and rocminfo, which images for AMD's GPUs bring themselves."""
+"""An image for containers on lab nodes, built without a registry.
+It contains the node's Python (for the simulated tools), a shell, and rocminfo, as in AMD's images."""
 
 from __future__ import annotations
 
 RUN = {
-    # A node has no controllers (--cgroups) and no way out (--network).
+    # A node has no cgroup controllers (--cgroups) and no outside network (--network).
     "podman": "sudo podman run --rm --cgroups=disabled --network=none",
     "docker": "sudo docker run --rm --network=none",
 }

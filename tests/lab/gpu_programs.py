@@ -1,4 +1,4 @@
-"""Lab nodes with a driver and programs, without roles: what a test of programs needs, in less time."""
+"""Lab nodes with a driver and programs, but without roles, which saves time in tests of programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("nvidia-kernel-open-dkms", "nvidia-driver-cuda", "libnccl2", "nccl-t
 
 
 def bring(lab: Lab, *more: str) -> None:
-    """The newest driver, NCCL, nccl-tests and `more` packages on all nodes of a lab; their GPUs answer."""
+    """Install the newest driver, NCCL, nccl-tests and `more` on all nodes, so that their GPUs answer."""
     hosts = yaml.safe_load(lab.inventory.read_text())["gpu_nodes"]["hosts"]
     for node in lab.nodes:
         urls = (hosts[node.name][f"nvidia_repository_{kind}_url"] for kind in ("cuda", "tools"))

@@ -1,4 +1,4 @@
-"""Runs gpuprov as an operator does, for tests on lab nodes, and reads what it prints."""
+"""Runner for gpuprov on lab nodes as an operator runs it, and parser of its output."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Operator:
     def call(
         self, verb: str, *arguments: str, timeout: int = 600, **variables: Any
     ) -> subprocess.CompletedProcess[str]:
-        """The finished process of `gpuprov VERB`, with `--set` for each variable."""
+        """Run `gpuprov VERB` with `--set` for each variable, and return the finished process."""
         return subprocess.run(
             self._words(verb, arguments, variables),
             capture_output=True, text=True, timeout=timeout, check=False, env=self._environment,
         )  # fmt: skip
 
     def bare(self, *words: str, timeout: int = 60) -> subprocess.CompletedProcess[str]:
-        """The finished process of a gpuprov command that takes no inventory."""
+        """Run a gpuprov command that takes no inventory, and return the finished process."""
         return subprocess.run(
             [sys.executable, "-m", "provision.cli", *words],
             capture_output=True, text=True, timeout=timeout, check=False, env=self._environment,
@@ -38,7 +38,7 @@ class Operator:
     def began(
         self, verb: str, *arguments: str, out: IO[str] | None = None, **variables: Any
     ) -> subprocess.Popen[str]:
-        """`gpuprov VERB` at work; stdout and stderr are one, in a file (`out`) or a pipe."""
+        """Start `gpuprov VERB`, with stdout and stderr merged into a file (`out`) or a pipe."""
         return subprocess.Popen(
             self._words(verb, arguments, variables),
             stdout=out or subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._environment,
@@ -49,7 +49,7 @@ class Operator:
             word for name, value in variables.items() for word in ("--set", f"{name}={json.dumps(value)}")
         ]
         where = [] if "--resume" in arguments else [str(self.inventory)]
-        if verb == "return":  # its first word is a node
+        if verb == "return":  # its positional argument is a node
             where = ["--inventory", *where]
         has_verbs = verb in ("burnin", "watch") and bool(arguments) and not arguments[0].startswith("-")
         act = arguments[:1] if has_verbs else ()
@@ -57,11 +57,11 @@ class Operator:
         return [sys.executable, "-m", "provision.cli", verb, *act, *where, *rest, *chosen]
 
     def newest(self, verb: str = "up") -> Path:
-        """The folder of the last run of this verb."""
+        """Return the run folder of this verb's last run."""
         return max(self.runs.glob(f"*-{verb}"))
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """What the last `up` kept line by line: events, outcomes, boots, …"""
+        """Return the records of the last `up`: events, outcomes, boots, …"""
         file = self.newest() / f"{name}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -70,14 +70,14 @@ class Operator:
         return {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(self.runs), "COLUMNS": "4000"}
 
     def drifted(self, **variables: Any) -> dict[str, Any]:
-        """fact → what `drift --json` found."""
+        """Return fact → drift from `drift --json`."""
         done = self.call("drift", "--json", **variables)
         return {drift["fact"]: drift for drift in json.loads(done.stdout)["drifts"]}
 
 
 def flagged(done: subprocess.CompletedProcess[str], *spared: str) -> set[tuple[str, str, str]]:
-    """(check, device, verdict) of every finding that `validate --json` of one node printed and that is no
-    pass and none of `spared`."""
+    """Return (check, device, verdict) of the findings of `validate --json` on one node, without passes and
+    the verdicts `spared`."""
     assert done.stdout.strip(), done.stderr
     (node,) = json.loads(done.stdout)["nodes"]
     return {
@@ -89,5 +89,5 @@ def flagged(done: subprocess.CompletedProcess[str], *spared: str) -> set[tuple[s
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """All a process printed, each run of white space as one space."""
+    """Return all output of a process with white space collapsed."""
     return " ".join((done.stdout + done.stderr).split())

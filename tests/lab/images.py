@@ -1,7 +1,6 @@
-"""Disks that are made once in a session of tests: labs that begin where an `up` ended boot overlays of them.
-
-A disk belongs to a node of a lab of its own that is off for good; that lab goes with the last worker that
-used it. Identity, GPUs and cards are not on it: every node has its own (gpuprov_lab.node.prepare).
+"""Disks made once per test session: labs that begin where an `up` ended boot overlays of them.
+A disk belongs to a node, off for good, of a separate lab; that lab goes with the last worker that used it.
+Identity, GPUs and cards are not on the disk: every node has its own (gpuprov_lab.node.prepare).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import SPEED, Image, Lab, boot
 from tests.support.seed import Selected
 
-# `up` of a bare node takes more than a minute of a core: without the long tests, one kind has to do.
+# `up` of a bare node takes over a minute of CPU time: without the long tests, one kind must suffice.
 KINDS = DEFAULT_NODES[: 2 if Selected.long else 1]
 FLEET = DEFAULT_NODES if Selected.long else tuple(replace(KINDS[0], name=node.name) for node in DEFAULT_NODES)
 # A node that checks itself, exports its metrics and sets its GPUs at each boot.
@@ -39,27 +38,26 @@ IN_SERVICE: dict[str, Any] = {
     "amd_gpu_settings_power_limit": 700,
     "host_settings_shm_size": "2G",
 }
-# What the bare nodes go through, in this order.
+# Commands run on the bare nodes, in this order.
 STEPS = {"drift before": "drift", "plan": "plan", "up": "up", "drift after": "drift"}
 
 
 class Images:
-    """The images of one session; who needs one first makes it, and the other workers wait for it.
-
-    `shared`: a folder that the workers have in common.
+    """The images of one session; the first user of an image makes it, and the other workers wait for it.
+    `shared`: a folder that all workers share.
     """
 
     def __init__(self, shared: Path) -> None:
         self._shared = shared
-        self._used: dict[str, tuple[str, IO[str]]] = {}  # made -> its lab, the lock that keeps it
+        self._used: dict[str, tuple[str, IO[str]]] = {}  # image -> its lab, and the lock that keeps the lab
 
     def up(self) -> Mapping[str, subprocess.CompletedProcess[str]]:
-        """The finished commands of STEPS on nodes that were bare, one of each of KINDS."""
+        """Return the finished commands of STEPS on initially bare nodes, one of each of KINDS."""
         done = self.made("declared", KINDS, {}, _up)["done"]
         return {step: subprocess.CompletedProcess(*done[step]) for step in STEPS}
 
     def declared(self) -> Mapping[str, Image]:
-        """FLEET after that `up`; a test that needs them fails when it has failed."""
+        """Return images of FLEET after that `up`; fails the test if `up` failed."""
         done = self.up()["up"]
         assert done.returncode == ExitCode.OK, said(done)
         made = self.made("declared", KINDS, {}, _up)["images"]
@@ -67,17 +65,17 @@ class Images:
         return {node.name: kinds[node.sku, node.release] for node in FLEET}
 
     def h100(self) -> Image:
-        """An H100 node on Debian 13 after `up`."""
+        """Return an H100 node on Debian 13 after `up`."""
         return self.declared()["gpu-01"]
 
     def mi300x(self) -> Image:
-        """An MI300X node on Ubuntu 24.04 after `up`, which checks itself and exports its metrics."""
+        """Return an MI300X node on Ubuntu 24.04 after `up`, which checks itself and exports its metrics."""
         nodes = (NodeSpec("gpu-01", "mi300x", "ubuntu2404"),)
         image: Image = self.made("mi300x", nodes, {}, _in_service)["images"]["gpu-01"]
         return image
 
     def with_slurm(self) -> Image:
-        """The same with OpenMPI and Slurm, which does not start at boot: there is no cluster."""
+        """Return the H100 image with OpenMPI and Slurm, which is off at boot because there is no cluster."""
         nodes, below = (NodeSpec("gpu-01", "h100-sxm"),), {"gpu-01": self.h100()}
         image: Image = self.made("slurm", nodes, below, _slurm)["images"]["gpu-01"]
         return image
@@ -89,7 +87,7 @@ class Images:
         below: Mapping[str, Image],
         work: Callable[[Lab, Path], dict[str, Any]],
     ) -> dict[str, Any]:
-        """What `work` returned of a lab of these nodes, in this process or in another, and their images."""
+        """Return the result of `work` on a lab of these nodes, run once per session, and their images."""
         file = self._shared / f"image-{name}.json"
         with waiting_lock(file.with_suffix(".lock")):
             if not file.exists():
@@ -127,8 +125,8 @@ class Images:
         return {**made, "lab": chosen, "disks": disks, "server": lab.record.bridge_address}
 
     def _claim(self, name: str) -> str:
-        """The name of a lab that nobody uses, kept for this session from now on."""
-        with waiting_lock(LOCKS / "session-images.lock"):  # else two sessions could claim the same one
+        """Claim an unused lab name for the rest of this session, and return it."""
+        with waiting_lock(LOCKS / "session-images.lock"):  # prevents two sessions from claiming the same one
             for number in itertools.count(1):
                 lab = f"image{number}"
                 file = (LOCKS / f"session-{lab}.lock").open("a")
@@ -174,5 +172,5 @@ def _in_service(lab: Lab, folder: Path) -> dict[str, Any]:
 
 def _slurm(lab: Lab, _: Path) -> dict[str, Any]:
     slurm_cluster.install(lab.nodes, "openmpi-bin", *slurm_cluster.PACKAGES)
-    lab.node("gpu-01").as_root("systemctl disable slurmd slurmctld")  # without a cluster it looks for one
+    lab.node("gpu-01").as_root("systemctl disable slurmd slurmctld")  # would search for a cluster at boot
     return {}

@@ -1,4 +1,4 @@
-"""gpuprov from its wheel on lab nodes, as on a machine that has nothing of this one."""
+"""gpuprov installed from its wheel on lab nodes, without any file of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPUPROV = f"{PYTHON} -m provision.cli"
 
 
 def packed(node: LabNode, folder: Path) -> Path:
-    """An archive of gpuprov's wheel and all that it needs, for the Python of the node."""
+    """Return an archive of gpuprov's wheel and its dependencies for the node's Python."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
     (wheel,) = folder.glob("gpuprov-*.whl")
@@ -31,7 +31,7 @@ def packed(node: LabNode, folder: Path) -> Path:
 
 
 def install(node: LabNode, archive: Path) -> None:
-    """A virtual environment with what the archive has, as README.md makes it."""
+    """Create a virtual environment with the archive's contents, as README.md does."""
     node.as_root("python3 -m venv --without-pip /opt/gpuprov")
     where = node.run(f"{PYTHON} -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'").stdout.strip()
     content = base64.b64encode(archive.read_bytes()).decode()

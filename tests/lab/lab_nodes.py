@@ -1,4 +1,4 @@
-"""Real nodes for tests: a running lab, its nodes, and what a test may do to them."""
+"""Real nodes for tests: a running lab, its nodes, and operations on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLD_DPKG = (
     "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX);"
     "print('held', flush=True); time.sleep(300)"
 )
-# Another lab has another network: its server's address is in apt's sources, and in the names of apt's lists.
+# Each lab has its own network: its server's address is in apt's sources and in the names of apt's lists.
 MOVE = """
 grep -rlF {old} /etc/apt | xargs -r sed -i 's/{old}/{new}/g'
 for list in /var/lib/apt/lists/{old}*; do mv "$list" "/var/lib/apt/lists/{new}${{list#*{old}}}"; done
@@ -37,7 +37,7 @@ rm -f /var/cache/apt/*.bin
 
 
 class LabNode:
-    """One running node, and what a test may do to it."""
+    """One running node, with the operations that tests need."""
 
     def __init__(self, record: LabRecord, member: NodeRecord) -> None:
         self._record = record
@@ -51,15 +51,15 @@ class LabNode:
     def run(
         self, command: str, check: bool = True, timeout: float = 120, said: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a shell command on the node as `ops` over ssh (sudo needs no password); it reads `said`."""
+        """Run a shell command on the node as `ops` (sudo needs no password); `said` is its input."""
         done = attempt(*node.ssh(self._record, self._member, [command]), timeout=timeout, stdin=said)
         if check and done.returncode != 0:
             pytest.fail(f"{self.name}: {command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
     def testinfra(self, keep: int = 0) -> Host:
-        """The node as testinfra sees it, with sudo. `keep`: seconds for which one connection serves all
-        commands; otherwise each begins one, and a reboot breaks none."""
+        """Return the node as a testinfra host with sudo. `keep`: seconds for which all commands share one
+        connection; by default each opens a new one, so that a reboot breaks none."""
         folder = self.place.folder.parent.parent
         options = [f"UserKnownHostsFile={folder / 'known_hosts'}", "StrictHostKeyChecking=yes"]
         if keep:
@@ -79,7 +79,7 @@ class LabNode:
         return self.run(f"sudo sh -c {shlex.quote(command)}", timeout=timeout, said=said)
 
     def hold_dpkg(self) -> None:
-        """Have another program hold dpkg's lock, until `release_dpkg`."""
+        """Make another program hold dpkg's lock until `release_dpkg`."""
         self.run(f"echo {shlex.quote(HOLD_DPKG)} > /tmp/hold.py; rm -f /tmp/held")
         self.run(
             "sudo setsid python3 /tmp/hold.py </dev/null > /tmp/held 2>&1 &"
@@ -134,10 +134,10 @@ class Lab:
 
 @dataclass(frozen=True)
 class Image:
-    """What other nodes have written, which are off for good: a node may begin with it."""
+    """Disks written by nodes that are off for good; other nodes may start from them."""
 
-    disks: tuple[Path, ...]  # the newest first
-    server: str  # the address of their lab's server, which stands in their package sources
+    disks: tuple[Path, ...]  # newest first
+    server: str  # address of their lab's server, as in their package sources
 
 
 @contextlib.contextmanager
@@ -148,8 +148,8 @@ def running_lab(
     speed: float = SPEED,
     images: Mapping[str, Image] | None = None,
 ) -> Iterator[Lab]:
-    """A fresh lab that no other test session has; what a killed session left is removed first. `speed`:
-    simulated seconds per real second. `images`: with what the nodes of these names begin; others are bare."""
+    """Run a fresh lab that no other session uses, after removing a killed session's remains.
+    `speed`: simulated seconds per real second. `images`: initial disks by node name; other nodes are bare."""
     images = images or {}
     with contextlib.ExitStack() as stack:
         for number in range(1, 20):
@@ -164,7 +164,7 @@ def running_lab(
 def boot(
     name: str, wanted: tuple[NodeSpec, ...], inventory: Path, speed: float, images: Mapping[str, Image]
 ) -> Lab:
-    """The lab of that name, made from nothing."""
+    """Create the lab of that name from scratch."""
     images = {node.name: images[node.name] for node in wanted if node.name in images}
     disks = {node: image.disks for node, image in images.items()}
     with Progress("lab", total=len(wanted), stream=io.StringIO()) as progress:

@@ -1,4 +1,4 @@
-"""What builds of the tools with a real compiler need."""
+"""Helpers for builds of the tools with a real compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ int main() {
     return !printf("%s\\n", cudaGetErrorString(cudaGetDeviceCount(&gpus)));
 }
 """
-# As gpu-burn's own: a program of g++ and a kernel of nvcc, side by side under -j8.
+# Like gpu-burn's: a g++ program and an nvcc kernel, built in parallel by -j8.
 BURN = """\
 COMPUTE ?= 90
 gpu_burn: gpu_burn-drv.o compare.ptx
@@ -68,7 +68,7 @@ def put(lab: Lab, node: LabNode, tree: Path, place: str) -> None:
 
 
 def offered(lab: Lab, tool: str, version: str, files: Files, folder: Path) -> dict[str, Any]:
-    """The variables with which the role builds this source."""
+    """Pack these sources, and return the variables with which the role builds them."""
     archive = folder / f"{tool}-{version}.tar.gz"
     with tarfile.open(archive, "w:gz") as pack:
         for name, text in files.items():
@@ -87,7 +87,7 @@ def offered(lab: Lab, tool: str, version: str, files: Files, folder: Path) -> di
 
 
 def declared(lab: Lab, folder: Path, version: str) -> dict[str, Any]:
-    """The role with good sources of all three tools; nvidia_repository refreshes the lists of packages."""
+    """Return the role's variables with good sources of all tools; nvidia_repository refreshes apt."""
     found: dict[str, Any] = {
         "gpuprov_roles": ["nvidia_repository", "validation_tools"],
         "validation_tools_method": "source",

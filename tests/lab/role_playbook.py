@@ -1,4 +1,4 @@
-"""A playbook of one role for tests on lab nodes."""
+"""A playbook of a single role for tests on lab nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 
 
 def described(lab: Any) -> dict[str, Any]:
-    """What gpuprov hands over for each node, from what is known of the lab and not from our observer."""
+    """Return gpuprov's variables for each node, taken from the lab and not from the observer."""
     kinds = {"h100-sxm": ("hopper", "nvswitch"), "l40s": ("ada", "none")}
     hosts = {}
     for node in lab.nodes:
@@ -59,7 +59,7 @@ class Playbook:
         self.inventories[1].write_text(json.dumps({"all": {"hosts": described(lab)}}))
 
     def run(self, *arguments: str, **variables: Any) -> tuple[int, str, dict[str, dict[str, int]]]:
-        """Exit status, output, and per node how many tasks were ok, changed, failed, …"""
+        """Return exit status, output, and per node the counts of ok, changed, failed, … tasks."""
         every = {**stack.load(stack.DEFAULT).variables, **variables}
         done = subprocess.run(
             [str(Path(sys.executable).parent / "ansible-playbook"), str(paths.PLAYBOOKS / "up.yml")]
@@ -74,7 +74,7 @@ class Playbook:
         return done.returncode, done.stdout + done.stderr, recap(done.stdout)
 
 
-SOURCES = {  # what the real build leaves, made without a compiler
+SOURCES = {  # results of the real build, made without a compiler
     "gpu-burn": ("1.1", "all:\n\techo '#!/bin/sh' > gpu_burn\n\techo ptx > compare.ptx\n"),
     "nccl-tests": (
         "2.18.3",

@@ -1,16 +1,13 @@
 """Real Slurm on running lab nodes: the distribution's packages, one munge key, the first node as controller.
-
-What works on Debian 13 (Slurm 24.11, OpenMPI 5.0, both with PMIx 5), tried there:
-
-* `srun --mpi=list` says none, pmix (pmix_v5), cray_shasta and pmi2. No package beyond slurm-wlm is needed:
+Tried on Debian 13 (Slurm 24.11, OpenMPI 5.0, both with PMIx 5):
+* `srun --mpi=list` lists none, pmix (pmix_v5), cray_shasta and pmi2. No package beyond slurm-wlm is needed:
   the plugins are in slurm-wlm-basic-plugins.
 * `srun -N2 -n2 --mpi=pmix PROGRAM` makes one MPI program of its tasks, and so does `--mpi=pmix_v5`.
-* Without `--mpi` (MpiDefault=none), with `--mpi=none` and with `--mpi=pmi2` each task is a program of its
-  own: OpenMPI 5 no longer speaks PMI-2.
+* Without `--mpi` (MpiDefault=none), with `--mpi=none` and with `--mpi=pmi2` each task is a separate program:
+  OpenMPI 5 no longer supports PMI-2.
 * `salloc -N2 -n2 mpirun -np 2 PROGRAM` works as well, without ssh: OpenMPI starts its daemons with srun.
-
-The nodes' kernel offers no cgroup controllers, so nothing is confined: a job sees all devices, and the GPUs
-it was given only in CUDA_VISIBLE_DEVICES.
+The nodes' kernel offers no cgroup controllers, so nothing is confined: a job can access all devices, and only
+CUDA_VISIBLE_DEVICES lists the GPUs assigned to it.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ MpiDefault=none
 {gpu_types}NodeName={names} CPUs={cpus}{gpus} State=UNKNOWN
 PartitionName=gpu Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
-# The key comes on standard input: it is a secret of the cluster, and a command line is everybody's.
+# The key comes on standard input: it is a secret of the cluster, and any user can read a command line.
 CONFIGURE = """\
 set -e
 install -d /etc/slurm /var/spool/slurmd
@@ -64,10 +61,9 @@ systemctl restart {services}
 def start(
     nodes: Sequence[LabNode], gpus: int = 8, patience: float = 30, files: str = "/dev/nvidia[0-{last}]"
 ) -> LabNode:
-    """Make one cluster of these nodes; returns the controller, where `srun` is called.
-
-    Every node has `gpus` GPUs (then its GPU driver must run), which are these `files`, and is idle when this
-    returns; else the test fails within `patience` seconds.
+    """Make one cluster of these nodes; returns the controller, on which `srun` is called.
+    Every node has `gpus` GPUs with these `files` (so its GPU driver must run), and is idle on return;
+    otherwise the test fails within `patience` seconds.
     """
     controller = nodes[0]
     install(nodes, *PACKAGES)

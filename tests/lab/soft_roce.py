@@ -1,8 +1,7 @@
-"""Two virtual machines with a working RDMA device each: Debian's kernel does RoCE in software (rdma_rxe).
-
-A lab node shares this machine's kernel, and no kernel module can be loaded for it alone; so these boot one of
-their own, under QEMU's emulation, which needs no hardware: what works is real, and slow. Everything is made
-anew and removed at the end; what a killed session left is removed by the next.
+"""Two virtual machines with working RDMA devices: Debian's kernel does RoCE in software (rdma_rxe).
+A lab node shares this machine's kernel and cannot load a kernel module for itself; so these machines boot
+their own, under QEMU's emulation, which needs no hardware: results are real but slow. Everything is created
+again and removed at the end; the next session removes the remains of a killed one.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ PACKAGES = (
 )
 FOLDER = CACHE / "soft-roce"
 BRIDGE = "gproce"
-OCTETS = range(network.FIRST_OCTET, 110)  # left to the labs, which take the lowest that is free
-BOOT_SECONDS = 240  # 18 s on two cores with nothing else to do
-# A packet of RoCE carries 4096 bytes where the interface's has room for them.
+OCTETS = range(network.FIRST_OCTET, 110)  # reserved for labs, which take the lowest free one
+BOOT_SECONDS = 240  # 18 s on two idle cores
+# A RoCE packet carries 4096 bytes if the interface's MTU allows it.
 MTU = 9000
-# Emulated, the instructions that newer processors have for checksums take twice the time of a table.
+# Under emulation, newer processors' checksum instructions take twice as long as a table.
 CPU = "qemu64"
 
-# Only what the disk needs, in an image that is quick to make.
+# Only the modules that the disk needs, for an image that is quick to build.
 INITRAMFS = """\
 set -e
 mkdir -p "$1/etc/initramfs-tools/conf.d"
 printf 'MODULES=list\\nCOMPRESS=lz4\\nRESUME=none\\n' > "$1/etc/initramfs-tools/conf.d/vm"
 printf 'virtio_pci\\nvirtio_blk\\next4\\n' > "$1/etc/initramfs-tools/modules"
 """
-# The host's key is made here, and its public part said on the console, which nobody else writes to.
+# The host key is generated here, and its public part printed on the console, to which nothing else writes.
 INIT = f"""\
 #!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -84,7 +83,7 @@ def say(words: str) -> None:
 
 
 class Stages:
-    """Says on the output how long each stage took, and how busy the machine was."""
+    """Prints the duration of each stage and the machine's load during it."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -114,7 +113,7 @@ class Machine:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Switch it on; it dies with us."""
+        """Start the virtual machine, which dies with this process."""
         words = f"init=/vm-init vm.name={self.name} vm.address={self.address}/16"
         disk = f"file={FOLDER}/disk.img,format=raw,if=virtio,snapshot=on"
         argv = [
@@ -132,8 +131,8 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment({"TMPDIR": str(FOLDER)}),  # what it writes to its disk
-                start_new_session=True,  # a Ctrl-C is ours to handle
+                env=environment({"TMPDIR": str(FOLDER)}),  # for the writes to its disk
+                start_new_session=True,  # keeps Ctrl-C from reaching QEMU
             )
 
     def stop(self) -> None:
@@ -146,13 +145,13 @@ class Machine:
                 self.process.wait(15)
 
     def host_key(self) -> str:
-        """The public key it said on its console; "" before that."""
+        """Return the public key from the console; "" before it is printed."""
         text = self.console.read_text(errors="replace") if self.console.exists() else ""
         match = re.search(r"^HOST-KEY (ssh-ed25519 \S+)\s*$", text, re.MULTILINE)
         return match[1] if match else ""
 
     def run(self, command: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a shell command on it as root over ssh."""
+        """Run a shell command on the machine as root over ssh."""
         words = ("ssh", "-F", "/dev/null", "-i", str(self.key), *ssh_options(self.known_hosts))
         done = attempt(*words, f"root@{self.address}", command, timeout=timeout)
         if check and done.returncode:
@@ -174,7 +173,7 @@ def ssh_options(known_hosts: Path) -> list[str]:
 
 @contextlib.contextmanager
 def two_machines() -> Iterator[Sequence[Machine]]:
-    """Build the disk, boot both, and take all of it away again. Raises LabError that says what failed."""
+    """Build the disk, boot both machines, and remove everything at the end. Raises LabError."""
     host.require_root()
     host.install_missing(say)
     stages = Stages()
@@ -199,14 +198,14 @@ def two_machines() -> Iterator[Sequence[Machine]]:
 
 
 def _stop_cache() -> None:
-    """The cache of packages goes with the last who uses it."""
+    """Stop the package cache if no lab uses it."""
     with waiting_lock(LOCKS / ".shared"):
         if not leftovers.labs_seen():
             mirror.stop_cache()
 
 
 def _remove() -> None:
-    """Remove what this session made, or a killed one, whose machines died with it."""
+    """Remove the remains of this session, or of a killed one (its machines died with it)."""
     for name in (*(f"{BRIDGE}{number}" for number in range(1, len(NAMES) + 1)), BRIDGE):
         if (Path("/sys/class/net") / name).exists():
             attempt("ip", "link", "delete", name)
@@ -214,7 +213,7 @@ def _remove() -> None:
 
 
 def _build_tree() -> None:
-    """Debian with a kernel, through the cache of packages that all labs share."""
+    """Install Debian with a kernel, through the package cache that all labs share."""
     hook = FOLDER / "initramfs.sh"
     hook.write_text(INITRAMFS)
     temporary = FOLDER / "tmp"
@@ -242,7 +241,7 @@ def _build_tree() -> None:
 
 
 def _build_disk() -> Path:
-    """The tree as a file system, with the way in; returns the key that opens it."""
+    """Write the tree to a file system with ssh access; returns the private key."""
     tree, key = FOLDER / "tree", FOLDER / "id_ed25519"
     call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "soft-roce", "-f", key)
     folder = tree / "root/.ssh"
@@ -290,7 +289,7 @@ def _boot(machines: Sequence[Machine]) -> None:
 
 
 def inventory(machines: Sequence[Machine], path: Path, **variables: Any) -> Path:
-    """An ordinary inventory of both, which has to check their host keys."""
+    """Write an ordinary inventory of both machines with host key checking."""
     (first, *_) = machines
     common = {
         "ansible_user": "root",

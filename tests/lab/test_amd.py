@@ -1,7 +1,6 @@
-"""Nodes with AMD's GPUs: `up` from bare, again, to another release and back; their checks; every promise of
-AMD's roles broken once; each role taken off again; the roles in a plain playbook.
-
-What the packages and the GPUs are: lab/README.md.
+"""Nodes with AMD GPUs: `up` from bare, again, to another release and back; their checks.
+Also: every promise of AMD's roles broken once; each role removed; the roles in a plain playbook. For the
+packages and GPUs see lab/README.md.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.support.plays import recap
 from tests.support.processes import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
-# apt with a stand-in of the whole system, dnf under the identity of another.
+# apt with a stand-in for the whole system, dnf under a different OS identity.
 NODES = (NodeSpec("amd-01", "mi300x", "ubuntu2404"), NodeSpec("amd-02", "mi300x", "rhel9"))
 ROLES = tuple(name for name, role in all_roles().items() if role.vendor == "amd")
 OLDER: dict[str, Any] = {
@@ -56,7 +55,7 @@ def gpuprov(operator: Operator, verb: str, *words: str, **variables: Any) -> str
 
 
 def counted(operator: Operator, *words: str, **variables: Any) -> dict[str, int]:
-    """How many of the nodes are as declared, and what was compared."""
+    """Return the numbers of nodes, of nodes as declared, and of compared expectations."""
     found = json.loads(operator.call("drift", "--json", "--no-majority", *words, **variables).stdout)
     assert found["drifts"] == [], found["drifts"]
     return {name: found[name] for name in ("nodes", "as_declared", "expectations")}
@@ -69,7 +68,7 @@ def modules(lab: Lab) -> set[str]:
 def test_the_plan_of_bare_nodes_names_amds_roles_and_no_others(operator: Operator) -> None:
     planned = json.loads(operator.call("plan", "--json").stdout)
     for node in planned["nodes"].values():
-        # Of settings that nobody asks for there is nothing to make.
+        # Settings that no site requests need no work.
         assert {*node["roles"]} == {*ROLES, "rdma", "host_settings"} - {"amd_gpu_settings"}
 
 
@@ -99,7 +98,7 @@ def test_what_is_installed_is_found_where_programs_look_for_it(lab: Lab) -> None
 
 def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, lab: Lab) -> None:
     def checked() -> dict[str, tuple[str, list[str]]]:
-        """Of each node the verdict, and what was warned of, failed or left unanswered."""
+        """Return each node's verdict, and its warnings, failures and errors."""
         done = operator.call("validate", "--stage", "quick", "--json", timeout=600)
         return {
             node["node"]: (
@@ -122,7 +121,7 @@ def test_the_checks_find_them_healthy_and_name_what_breaks(operator: Operator, l
     finally:
         for node in lab.nodes:
             node.heal()
-            node.reboot()  # what the kernel logged since boot counts until then
+            node.reboot()  # clears the kernel's log of this boot
     assert [verdict for verdict, _ in found.values()] == ["fail", "fail"]
     for name, device in (("amd-01", "gpu3"), ("amd-02", "gpu5")):
         assert found[name][1], name
@@ -152,7 +151,7 @@ def test_the_node_itself_finds_what_breaks_as_soon_as_the_kernel_logs_it(
         checked = {each["node"]: each for each in json.loads(done.stdout)["nodes"]}
         for node in lab.nodes:
             node.as_root("systemctl start gpuprov-node-health.service")
-            # The first run may have read the lab's files while they were being written: that does not count.
+            # The first run may have read the lab's files during a write, so its findings do not count.
             now = [each for each in health(node)["findings"] if each["state"] == "active"]
             found = bad(now)
             theirs = bad([one for each in checked[node.name]["checks"] for one in each["findings"]])
@@ -166,7 +165,7 @@ def test_the_node_itself_finds_what_breaks_as_soon_as_the_kernel_logs_it(
 
 def test_a_burn_finds_what_only_a_load_shows(operator: Operator, lab: Lab) -> None:
     def burned() -> dict[str, list[tuple[str, str, str]]]:
-        """Of each node its findings: verdict, device, what was measured."""
+        """Return each node's findings: verdict, device, metric."""
         words = ("--checks", "gpu_burn", "--burn-seconds", "30", "--json")
         done = operator.call("validate", *words, timeout=900)
         return {
@@ -202,7 +201,7 @@ def test_another_release_and_back_with_a_reboot_each(operator: Operator, lab: La
     assert all(node.run("test -e /opt/rocm-6.4.4/bin/amd-smi", check=False).returncode for node in lab.nodes)
 
 
-# As a build that failed leaves it: the package's script ends with an error whenever dpkg runs it.
+# State after a failed build: the package's script ends with an error whenever dpkg runs it.
 HALF_CONFIGURED = """
 folder=/var/lib/dkms/amdgpu/6.16.13-2327507.24.04/build; mkdir -p $folder
 echo "DKMS make.log for amdgpu/6.16.13-2327507.24.04 for kernel $(uname -r) (x86_64)" > $folder/make.log
@@ -225,7 +224,7 @@ def test_a_module_that_could_not_be_built_is_taken_out_and_comes_anew(operator: 
 def test_every_promise_is_noticed_when_broken_and_repaired_by_its_role(
     lab: Lab, operator: Operator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On apt, as of the other roles: breakers.py breaks dpkg's database."""
+    """Walk on apt, as for the other roles: breakers.py breaks dpkg's database."""
 
     def say(text: str) -> None:
         with capsys.disabled():
@@ -268,7 +267,7 @@ def test_each_role_is_taken_off_again(operator: Operator, lab: Lab) -> None:
 
 
 def test_the_roles_in_a_playbook_without_gpuprov(lab: Lab, operator: Operator, tmp_path: Path) -> None:
-    """On nodes from which they were taken off. The collection's playbook finds the vendor by itself."""
+    """The roles have been removed from these nodes. The collection's playbook detects the vendor."""
     (tmp_path / "home").mkdir()
     stranger = Controller(tmp_path / "home", Path(sys.executable).parent)
     stranger.install(build(tmp_path))

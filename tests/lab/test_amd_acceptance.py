@@ -1,5 +1,5 @@
-"""AMD's acceptance guide on a real system with simulated GPUs: each new measurement with a fault, and with
-what looks like it; what no role installs is named as not measured."""
+"""AMD's acceptance guide on a real system with simulated GPUs: each measurement with a fault and with a
+look-alike; programs that no role installs are reported as not measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def node(lab: Lab, operator: Operator) -> LabNode:
 
 
 def measured(operator: Operator) -> tuple[set[tuple[str, str, str]], dict[str, Any]]:
-    """(verdict, device, metric) of each finding that is no praise, and the node's part of the report."""
+    """Return (verdict, device, metric) of each warning, failure or error, and the node's report."""
     done = operator.call("validate", "--checks", GUIDE, "--json", timeout=900)
     (seen,) = json.loads(done.stdout)["nodes"]
     every = [one for check in seen["checks"] for one in check["findings"]]
@@ -77,7 +77,7 @@ def test_faults_are_named_and_what_looks_like_them_is_not(node: LabNode, operato
 
 
 def test_the_optional_programs_count_where_they_are_installed(node: LabNode, operator: Operator) -> None:
-    """Stand-ins that print what AMD's guide shows: BabelStream of a slow GPU 4, and AGFHC's failed recipe."""
+    """Stand-ins with the output in AMD's guide: BabelStream with a slow GPU 4, and AGFHC's failed recipe."""
     node.as_root(
         "mkdir -p /opt/amd/agfhc /root/agfhc/logs/agfhc_1 && touch /opt/amd/agfhc/agfhc && "
         'echo \'{"recipe": "hbm_lvl5", "overall_result": "FAIL", "tests": '

@@ -1,5 +1,5 @@
-"""Containers on a lab node with AMD's GPUs, by real podman and Docker: they get the GPUs they ask for, also
-after a reboot and after another release of the toolkit, whose scripts take the settings away."""
+"""Containers on a lab node with AMD GPUs, by real podman and Docker: they get the requested GPUs, also after
+a reboot and after another release of the toolkit, whose scripts remove the settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def up(operator: Operator, *words: str, rc: int = ExitCode.OK, **variables: Any)
 
 
 def changed(operator: Operator) -> list[str]:
-    """The tasks that changed something in the last run."""
+    """Return the tasks that changed something in the last run."""
     run = max(Path(operator.runs).glob("*-up"), key=lambda folder: folder.name)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     return [event["task"] for event in events if event["kind"] == "changed"]
@@ -47,7 +47,7 @@ def changed(operator: Operator) -> list[str]:
 
 @pytest.fixture
 def node(lab: Lab, operator: Operator) -> LabNode:
-    """As `up` leaves a node with Docker, and podman from the role; an image in both of them."""
+    """Return a node after `up` with Docker, podman from the role, and an image in both."""
     node = lab.node("amd-01")
     if node.run("test -e /tmp/image.tar", check=False).returncode:
         node.as_root(
@@ -119,7 +119,7 @@ def test_the_specification_is_written_at_each_boot(lab: Lab, node: LabNode, oper
 
 
 def test_another_release_and_back(node: LabNode, operator: Operator) -> None:
-    """Its script removes /etc/cdi and what Docker was told, at an upgrade as well."""
+    """The toolkit's script removes /etc/cdi and Docker's settings, even on an upgrade."""
     before = node.run("systemctl show -p InvocationID --value docker").stdout
     node.as_root("echo 'kind: vendor.com/nic' > /etc/cdi/nic.yaml")
     refused = up(operator, rc=ExitCode.UNHEALTHY, amd_container_toolkit_version="1.2.0")

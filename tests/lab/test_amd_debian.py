@@ -1,8 +1,7 @@
-"""Debian's own rocm-smi, amd-smi and rocminfo, as AMD wrote them, on nodes with simulated GPUs: what they say
-without a driver is understood, and what rocm-smi reads from the kernel's files is what gpuprov reads there.
-
-So the files of the simulated driver are held to a reader that nobody here wrote. amd-smi and rocminfo ask the
-devices themselves, which there are none of: their refusals are as real.
+"""Debian's own rocm-smi, amd-smi and rocminfo, as AMD wrote them, on nodes with simulated GPUs.
+Their messages without a driver are recognised, and rocm-smi reads the same from the kernel's files as
+gpuprov. So an independent reader verifies the files of the simulated driver. amd-smi and rocminfo query the
+devices themselves, which are missing, so their refusals are real, too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ INSTALL = (
     "apt-get -qq -o Acquire::Retries=3 update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y "
     "--no-install-recommends amd-smi rocm-smi rocminfo"
 )
-LINK = 50_000  # MB a second: what rocm-smi gives for each
+LINK = 50_000  # MB/s: rocm-smi's value for each link
 STATIC = ("amd-smi", "static", "--asic", "--bus", "--limit", "--vram", "--ras", "--json")
 
 
@@ -43,7 +42,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def facts(lab: Lab) -> dict[str, list[Mapping[str, Any]]]:
-    """What gpuprov observes of each node's GPUs."""
+    """Return gpuprov's observation of each node's GPUs."""
     nodes = inventory.load(lab.inventory).nodes
     seen = observe(nodes.values(), dict.fromkeys(nodes, frozenset({"amdgpu.devices"})))
     return {name: seen[name].facts["amdgpu.devices"] for name in nodes}
@@ -54,7 +53,7 @@ def rocm_smi(node: LabNode, *words: str) -> dict[str, Any]:
 
 
 def judged(operator: Operator) -> dict[str, dict[str, list[str]]]:
-    """node → check → what was not measured."""
+    """Return node → check → messages of what could not be measured."""
     done = operator.call("validate", "--stage", "quick", "--json")
     assert done.returncode == ExitCode.INCOMPLETE, said(done)
     return {
@@ -67,7 +66,7 @@ def judged(operator: Operator) -> dict[str, dict[str, list[str]]]:
 
 
 def understood(node: LabNode) -> ParseError:
-    """What is understood of amd-smi's answer, which is none."""
+    """Return the parser's error for amd-smi's refusal."""
     done = node.run(f"sudo {' '.join(STATIC)}", check=False)
     output = Output("amd_smi_static", STATIC, done.returncode, done.stdout, done.stderr, seconds=0.1)
     with pytest.raises(ParseError) as caught:
@@ -144,7 +143,7 @@ def test_errors_of_a_block_read_alike(lab: Lab) -> None:
 
 
 def test_links_between_gpus_read_alike(lab: Lab) -> None:
-    """Which are wired to which, and by how many links; of the MI300X one did not come up at boot."""
+    """Compare the wiring and the number of links; on the MI300X, one did not come up at boot."""
     lab.node("amd-01").fault("xgmi_down", a=1, b=2, since="boot")
     try:
         seen = facts(lab)

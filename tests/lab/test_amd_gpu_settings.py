@@ -1,5 +1,5 @@
-"""Partitions and power limit of AMD's GPUs on a lab node: what changes at once, what a boot brings, what is
-refused. The node's files show what was set; how many GPUs a program would find they do not."""
+"""Partitions and power limits of AMD GPUs on a lab node: immediate changes, those at boot, and refusals.
+The node's files show the settings, but not how many GPUs a program would find."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_power_limit_and_compute_partitions_come_at_once(lab: Lab, operator: O
     up(operator, compute_partition="CPX", power_limit=600)
     assert modes(lab, "current_compute_partition") == {"CPX"}
     assert modes(lab, "hwmon/hwmon*/power1_cap") == {"600000000"}
-    lab.node("amd-01").reboot()  # which an MI300X leaves in SPX
+    lab.node("amd-01").reboot()  # an MI300X returns to SPX at boot
     assert modes(lab, "current_compute_partition") == {"CPX"}
     assert modes(lab, "hwmon/hwmon*/power1_cap") == {"600000000"}
 

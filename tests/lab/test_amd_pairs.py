@@ -1,5 +1,5 @@
-"""Three lab nodes with MI300X and two with H100 in one inventory: RCCL and NCCL between them, each vendor's
-nodes among themselves, with real OpenMPI over the nodes' own ssh; and the cards of the first to their GPUs.
+"""Three lab nodes with MI300X and two with H100 in one inventory: RCCL and NCCL between nodes of one vendor.
+They use real OpenMPI over the nodes' own ssh. Also the first node's cards against their GPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """All that the roles bring, OpenMPI among it."""
+    """Return an operator of nodes with all programs from the roles, including OpenMPI."""
     made = Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
     done = made.call("up", "--yes", timeout=1800, **MPI)
     assert done.returncode == ExitCode.OK, said(done)

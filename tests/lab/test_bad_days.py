@@ -1,7 +1,7 @@
-"""Days on which something else goes wrong: each ends in a clear line, and is over when its cause is gone.
-
-The tests run in the order written: each leaves both nodes as declared. A clock that is 400 days off cannot be
-set on one lab node alone; instead the mirror's list is 400 days over, which is what such a node would see.
+"""External failures: each ends in a clear message, and disappears with its cause.
+The tests run in the order written: each leaves both nodes as declared. A clock that is off by 400 days cannot
+be set on one lab node alone; instead the mirror's list expired 400 days ago, which has the same effect on a
+node.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_the_disk_is_full(up: Up, lab: Lab) -> None:
 
 @pytest.fixture
 def from_long_ago(lab: Lab, tmp_path: Path) -> Iterator[None]:
-    """The repository as a node sees it whose clock is ahead: its list, well signed, is over by 400 days."""
+    """Serve the repository as a node with a fast clock sees it: its signed list expired 400 days ago."""
     served = lab.record.place.www
     shared = served.resolve()
     shutil.copytree(shared, tmp_path / "www")
@@ -158,7 +158,7 @@ def from_long_ago(lab: Lab, tmp_path: Path) -> Iterator[None]:
     served.unlink()
     served.symlink_to(tmp_path / "www")
     node = lab.node("gpu-01")
-    # A lab takes over what its host believes of dates, which may be nothing.
+    # A lab copies its host's apt settings for date checks, which may disable them.
     both = 'Acquire::Check-Date "true"; Acquire::Check-Valid-Until "true";'
     node.run(f"echo '{both}' | sudo tee /etc/apt/apt.conf.d/zz-dates")
     yield

@@ -1,6 +1,5 @@
-"""A wrong key and a tampered package: a clear line, nothing half done, and the next run works.
-
-The tests run in the order written: each stands on the state the one before left.
+"""A wrong key and a tampered package: a clear message, nothing half done, and the next run works.
+The tests run in the order written: each starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tests.lab.lab_nodes import running_lab
 
 ROLES = ["nvidia_repository", "nvidia_driver"]
 CUDA = "cuda/repos/debian13/x86_64"
-OTHER = "580.95.05"  # a release that the repository has beside the declared one
+OTHER = "580.95.05"  # another release that the repository offers
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("bad")
     with running_lab("bad", (NodeSpec("gpu-01", "l40s"),), folder / "lab.yml") as running:
-        # The repositories are shared by all labs: this one serves a copy that may be spoilt.
+        # All labs share the repositories, so this lab serves a copy that tests may corrupt.
         www = running.record.place.www
         copy = folder / "www"
         shutil.copytree(www.resolve(), copy)
@@ -47,7 +46,7 @@ def served(lab: Any) -> Path:
 
 
 def consistent(node: Any) -> None:
-    """Nothing is half configured, and apt has nothing to repair."""
+    """Assert that nothing is half configured and that apt has nothing to repair."""
     assert node.run("sudo dpkg --audit").stdout == ""
     assert node.run("sudo apt-get check", check=False).returncode == 0
 
@@ -106,7 +105,7 @@ def test_a_second_source_with_another_key_is_named_by_plan_drift_and_up(
         assert "apt cannot read its sources: Conflicting values set for option Signed-By" in said(done)
         assert f"(/etc/apt/sources.list.d/nvidia-cuda.sources and {file})" in said(done)
     assert node.run(f"cat {file}").stdout.startswith("deb [signed-by=/etc/os-release]")
-    # A changed source of ours makes the role refresh the lists, which apt refuses.
+    # A change to gpuprov's own source file makes the role refresh the lists, which apt refuses.
     node.run("sudo sh -c 'echo >> /etc/apt/sources.list.d/nvidia-cuda.sources'")
     done = operator.call("up", **roles)
     assert done.returncode == ExitCode.UNHEALTHY, said(done)
@@ -121,7 +120,7 @@ SITE = "/etc/apt/sources.list.d/site.list"
 
 
 def named_everywhere(operator: Operator, words: str, failing: str, **roles: Any) -> None:
-    """`plan` and `drift` say `words`, before and after an `up` that says `failing`."""
+    """Assert that `plan` and `drift` print `words` before and after an `up` that prints `failing`."""
     up = ("up", ExitCode.UNHEALTHY)
     for verb, code in (("plan", ExitCode.OK), up, ("drift", ExitCode.DRIFT)):
         done = operator.call(verb, **roles)
@@ -172,7 +171,7 @@ Description: watch of a site
 def test_a_held_package_that_needs_another_driver_is_named_with_its_release(
     operator: Operator, node: Any
 ) -> None:
-    """The driver is there and held by its role, which is no finding; a site's package needs this very one."""
+    """The driver is installed and held by its role, which is fine; a site's package needs this release."""
     done = operator.call("up", gpuprov_roles=ROLES)
     assert done.returncode == ExitCode.OK, said(done)
     before = {"gpuprov_roles": ROLES}

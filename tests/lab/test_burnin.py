@@ -1,6 +1,5 @@
-"""A burn-in of a fleet from the controller's side: killed, cut off and rebooted, it ends in one whole record.
-
-The tests run in the order written: each stands on the campaign before.
+"""A burn-in of a fleet, seen from the controller: killed, cut off and rebooted, it ends in one full record.
+The tests run in the order written: each builds on the previous campaign.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tests.lab.lab_nodes import Lab
 
 SPEED = 20.0
-# A minute of a burn is three seconds here, so a soak of 40 minutes is long enough for everything below.
+# A minute of a burn takes three seconds here, so a soak of 40 minutes is long enough for all events below.
 PROFILE = """\
 summary: forty minutes, for tools that are simulated
 minutes: 45
@@ -75,7 +74,7 @@ def test_the_plan_says_minutes_and_kilowatts_and_loads_nothing(burnins: Burnins,
     done = begin(burnins, "--set", "gpuprov_fleet_kw=15", "--json", verb="plan")
     assert done.returncode == ExitCode.OK, done.stderr
     plan = json.loads(done.stdout)
-    assert plan["turns"] == 2  # 11.4 kW each, 2.9 kW while it waits
+    assert plan["turns"] == 2  # 11.4 kW each, 2.9 kW while waiting
     assert plan["peak_kw"] <= 15
     assert (
         lab.node("gpu-01").run("systemctl is-active gpuprov-burnin", check=False).stdout.strip() == "inactive"
@@ -128,23 +127,23 @@ def test_collect_from_a_machine_that_never_heard_of_it_gives_the_whole_record(
     assert record["over"]
     assert record["burnin"] == burnins.first
     nodes = {node["node"]: node for node in record["nodes"]}
-    # The fault that began in the middle, with its GPU and its time.
+    # The fault in the middle of the soak, with its GPU and its time.
     (held,) = [f for f in nodes["gpu-02"]["findings"] if f["metric"] == "throttled"]
     assert (held["verdict"], held["device"], held["during"]) == ("fail", "gpu3", "heat")
     assert FAULT["before"] - 15 <= seconds_of(held["since"]) <= FAULT["after"] + 30
     assert "throttled" not in {f["metric"] for f in nodes["gpu-01"]["findings"]}
-    # The reboot, and what came after it.
+    # The reboot, and the rest of the campaign.
     (reboot,) = [f for f in nodes["gpu-01"]["findings"] if f["metric"] == "reboot"]
     assert FAULT["reboot"] - 30 <= seconds_of(reboot["since"]) <= FAULT["reboot"] + 60
     assert nodes["gpu-01"]["reboots"] == 1
     assert nodes["gpu-01"]["how_it_ended"] == "done"
-    # No gap beyond the reboot, and the cut link cost nothing.
+    # No gap except the reboot, and the cut link cost nothing.
     for node in nodes.values():
         long = [gap for gap in node["telemetry"]["gaps"] if gap["source"] == "gpu" and gap["seconds"] > 60]
         assert long == []
     assert nodes["gpu-02"]["steps"]["done"] == nodes["gpu-02"]["steps"]["planned"]
     assert nodes["gpu-02"]["not_measured"] == []
-    # Its own machine comes to the same, and drains what failed, with the reason.
+    # The node's own machine reaches the same result, and drains the failed nodes with the reason.
     mine = burnins.call(
         "burnin", "collect", burnins.first, "--set", f"gpuprov_drain_hook={burnins.folder / 'hook'}", "--json"
     )
@@ -170,7 +169,7 @@ def test_stop_leaves_nothing_and_the_nodes_validate(burnins: Burnins, lab: Lab) 
     time.sleep(5)
     assert burnins.call("burnin", "stop", "latest").returncode == ExitCode.OK
     collected = burnins.call("burnin", "collect", "latest", "--remove")
-    assert collected.returncode == ExitCode.INCOMPLETE  # stopped: not everything was measured
+    assert collected.returncode == ExitCode.INCOMPLETE  # stopped early, so not everything was measured
     assert "stopped before its end" in collected.stdout
     assert {name: left(lab, name) for name in before} == before
     sound = burnins.call("validate", str(lab.inventory), "--checks", "gpu_inventory,gpu_burn,nccl_all_reduce")
@@ -178,7 +177,7 @@ def test_stop_leaves_nothing_and_the_nodes_validate(burnins: Burnins, lab: Lab) 
 
 
 def left(lab: Lab, name: str) -> dict[str, str]:
-    """Everything a burn-in could leave: processes, units, files, clock settings."""
+    """Return everything a burn-in could leave behind: processes, units, files, clock settings."""
     clocks = "--query-gpu=clocks.applications.graphics,clocks.max.sm,persistence_mode,compute_mode"
     commands = {
         "processes": "ps -eo args | grep -E 'gpu_burn|burnin|nvidia-smi|_perf' | grep -v grep",

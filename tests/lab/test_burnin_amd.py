@@ -1,4 +1,4 @@
-"""A node with AMD's GPUs in the shortest shipped profile, from `up` to the record; then it loses a GPU."""
+"""A node with AMD GPUs in the shortest shipped profile, from `up` to the record; then it loses a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 NODE = "amd-01"
 SPEED = 20.0
-# A burn of twenty minutes is a minute here: a GPU is lost in the middle of it.
+# A burn of twenty minutes takes one minute here, and a GPU is lost in the middle of it.
 LONGER = LOOK_AND_BURN.replace("minutes: 2, step_minutes: 2", "minutes: 20, step_minutes: 20").replace(
     "sample_seconds: 60", "sample_seconds: 2"
 )
@@ -50,7 +50,7 @@ def burnins(lab: Lab, folder: Path) -> Burnins:
 
 
 def record_of(burnins: Burnins, name: str) -> dict[str, Any]:
-    """The node's part of the record of a burn-in that is over."""
+    """Return the node's part of the record of a completed burn-in."""
     wait_until_over(burnins, name, patience=1500)
     done = burnins.call("burnin", "collect", name, "--remove", "--json")
     (node,) = json.loads(done.stdout)["nodes"]

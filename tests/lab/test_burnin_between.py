@@ -1,5 +1,5 @@
-"""Segments between nodes in a burn-in of three lab nodes: measured where somebody attends, told where nobody
-does. The tests run in the order written, on one lab.
+"""Segments between nodes in a burn-in of three lab nodes: measured if a controller is attached, else
+reported as not measured. The tests run in the order written, on one lab.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tests.lab.lab_nodes import Lab
 
 NODES = ("n1", "n2", "n3")
-RAILS = ["mlx5_0", "mlx5_3"]  # of eight: each takes its time
-# The nodes' wait is in real minutes; burns are compressed.
+RAILS = ["mlx5_0", "mlx5_3"]  # two of eight, since each takes time
+# The nodes wait in real minutes; burns are compressed.
 PROFILE = """\
 summary: a burn, what lies between the nodes, another burn
 minutes: 30
@@ -65,7 +65,7 @@ def burnins(inventory: Path, folder: Path, minutes: float) -> Burnins:
 
 
 def checks(record: dict[str, Any], name: str) -> dict[str, str]:
-    """Check → its verdict on a node."""
+    """Return check → verdict on a node."""
     return {node["node"]: node["checks"] for node in record["nodes"]}[name]  # type: ignore[no-any-return]
 
 

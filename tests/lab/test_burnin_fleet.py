@@ -1,7 +1,7 @@
-"""A burn-in of eight nodes with five faults of different kind and onset, a controller that is killed twice, a
-reboot and a cut link: one whole record. Then half the fleet's power, which is never exceeded.
-
-The tests run in the order written, on one lab. Time is compressed for the simulated programs alone.
+"""A burn-in of eight nodes with five faults of different kind and onset: one complete record.
+Its controller is killed twice, a node reboots and a link is cut. Then a burn-in at half the fleet's power,
+which is never exceeded. The tests run in the order written, on one lab. Only the simulated programs run in
+compressed time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 SPEED = 10.0
 NODES = tuple(f"n{number}" for number in range(1, 9))
-SAMPLES = 30.0  # simulated seconds between two
-INTERVAL = SAMPLES / SPEED  # and real ones
-FEW = 5  # intervals without a sample that a busy machine may cost
-# A burn of five minutes is half a real one.
+SAMPLES = 30.0  # simulated seconds between samples
+INTERVAL = SAMPLES / SPEED  # real seconds
+FEW = 5  # intervals without a sample that a busy machine may cause
+# A burn of five minutes takes half a real minute.
 PROFILE = f"""\
 summary: more than an hour, for tools that are simulated
 minutes: 72
@@ -54,8 +54,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(2700)]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted on a node, and how the record names it: any of `metrics`. `sharp`: the kernel or a
-    sample shows it as it comes; else the burn that it spoils is its time."""
+    """A fault planted on a node; the record names it by any of `metrics`.
+    `sharp`: the kernel or a sample shows it at once; otherwise the spoilt burn dates it."""
 
     node: str
     gpu: int
@@ -78,7 +78,7 @@ HEALTHY = ("n1", CUT)
 
 @dataclass
 class Happened:
-    """When what was done to the fleet, as (before, after) by this machine's clock."""
+    """Times of the events on the fleet, as (before, after) by this machine's clock."""
 
     faults: dict[str, tuple[float, float]] = field(default_factory=dict)
     reboot: tuple[float, float] = (0.0, 0.0)
@@ -103,7 +103,7 @@ def burnins(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Burnins:
 
 @pytest.fixture(scope="module")
 def happened(lab: Lab, burnins: Burnins) -> Happened:
-    """The burn-in, with everything that is done to it, until no node burns any more."""
+    """Run the burn-in with all planted events, until no node is burning."""
     found = Happened()
 
     def plant(one: Fault) -> None:
@@ -153,8 +153,7 @@ class Sample:
 
 
 def samples(burnins: Burnins, name: str, node: dict[str, Any]) -> list[Sample]:
-    """A node's telemetry of a burn-in as it was collected, by the controller's clock; a row says only what
-    has changed."""
+    """Return a node's collected telemetry, by the controller's clock; a row contains only changes."""
     found: list[Sample] = []
     for file in (burnins.run(name) / "spool" / node["node"] / "telemetry").glob("*.csv"):
         watts: dict[str, float] = {}
@@ -169,7 +168,7 @@ def samples(burnins: Burnins, name: str, node: dict[str, Any]) -> list[Sample]:
 
 
 def pauses(node: dict[str, Any], moments: list[float]) -> list[tuple[float, float]]:
-    """Where, between a node's begin and its end, nobody sampled for more than a few intervals."""
+    """Return the periods of a node's burn-in without a sample for more than a few intervals."""
     edges = [seconds_of(node["began"]), *moments, seconds_of(node["ended"])]
     return [(a, b) for a, b in itertools.pairwise(edges) if b - a > FEW * INTERVAL]
 
@@ -180,7 +179,7 @@ def bad(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def nodes(burnins: Burnins, happened: Happened) -> dict[str, dict[str, Any]]:
-    """Node → what the record says of it."""
+    """Return node → its part of the record."""
     del happened
     done = burnins.call("burnin", "collect", burnins.first, "--json")
     assert done.returncode == ExitCode.UNHEALTHY, done.stderr
@@ -191,7 +190,7 @@ def nodes(burnins: Burnins, happened: Happened) -> dict[str, dict[str, Any]]:
 
 
 def events(burnins: Burnins, name: str, event: str) -> list[dict[str, Any]]:
-    """What a node said of one kind, in order."""
+    """Return a node's events of one kind, in order."""
     lines = (burnins.run(burnins.first) / "spool" / name / "events.jsonl").read_text().splitlines()
     return [one for one in map(json.loads, lines) if one["event"] == event]
 
@@ -207,13 +206,13 @@ def test_a_fault_is_named_with_its_gpu_and_its_time(
     since = min(seconds_of(one["since"]) for one in found)
     if planted.sharp:
         assert before - INTERVAL <= since <= after + FEW * INTERVAL
-    else:  # the burn that ran when it came, or the next
+    else:  # the burn during the fault, or the next one
         burns = [
             int(step["t"] - node["clock_skew_seconds"]) for step in events(burnins, planted.node, "step")
         ]
         last, following = [t for t in burns if t <= after][-1], next(t for t in burns if t > before)
         assert last - 1 <= since <= following + 1
-    # No other device of the node is accused, and what was not measured follows from the fault.
+    # No other device of the node is reported, and missing measurements follow from the fault.
     accused = {one["device"] for one in bad(node) if one["verdict"] != "error"}
     assert accused <= {f"gpu{planted.gpu}", "node"}
     assert {one["metric"] for one in bad(node) if one["device"] == "node"} <= {"abort", ""}
@@ -226,7 +225,7 @@ def test_nobody_else_is_accused(nodes: dict[str, Any], happened: Happened) -> No
     assert (reboot["metric"], reboot["verdict"], reboot["device"]) == ("reboot", "fail", "node")
     before, after = happened.reboot
     assert before - FEW * INTERVAL <= seconds_of(reboot["since"]) <= after
-    # The burn that it cut is all that was not measured.
+    # Only the burn that the reboot interrupted was not measured.
     assert [line.split(": ")[1].split()[0] for line in nodes[REBOOTED]["not_measured"]] == ["gpu_burn"]
     assert nodes[REBOOTED]["reboots"] == 1
     assert sum(node["reboots"] for node in nodes.values()) == 1
@@ -237,7 +236,7 @@ def test_the_record_is_one_and_accounts_for_every_segment(burnins: Burnins, node
         ended_early = node["how_it_ended"] == "abort"
         assert ended_early == (name in ("n5", "n6")), name  # Xids 48 and 79 are fatal
         course = [row["what"].split()[0] for row in node["course"] if row["kind"] == "segment"]
-        lived = list(dict.fromkeys(course))  # one that a reboot cut comes twice
+        lived = list(dict.fromkeys(course))  # a segment cut by a reboot appears twice
         assert lived == SEGMENTS[: len(lived)], name
         missed = {line.partition(":")[0] for line in node["not_measured"]}
         assert {*lived, *missed} | {"cold"} == set(SEGMENTS), name
@@ -271,8 +270,8 @@ def test_telemetry_has_no_gap_beyond_the_reboot(
             assert found == [], f"{name} {gpu}"
 
 
-# A node's turn follows once the longest of the one before may have ended, and minutes later for nodes that
-# heard of it late. Time is compressed here, and so are those minutes.
+# A node's turn follows once the longest of the previous turn may have ended, plus minutes for nodes that
+# received the order late. Time is compressed here, and so are those minutes.
 COMPRESSED = """\
 from provision.burnin import plan
 plan.MARGIN = 60.0
@@ -292,7 +291,7 @@ segments:
 
 
 def drawn(burnins: Burnins, nodes: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """Node → second → the most kilowatts it drew then: its GPUs' samples and what the rest adds."""
+    """Return node → second → its peak power in kW: the GPUs' samples plus the estimate for the rest."""
     found: dict[str, dict[int, float]] = {}
     for node in nodes:
         mine, now = found.setdefault(node["node"], {}), {}
@@ -304,7 +303,7 @@ def drawn(burnins: Burnins, nodes: list[dict[str, Any]]) -> dict[str, dict[int, 
 
 
 def together(found: dict[str, dict[int, float]]) -> list[float]:
-    """All nodes' kilowatts, second by second; between two of its samples a node draws the larger."""
+    """Sum all nodes' kilowatts for each second; between two samples a node counts with the larger."""
     first = min(min(mine) for mine in found.values())
     last = max(max(mine) for mine in found.values())
     sums = [0.0] * (last - first + 1)
@@ -319,11 +318,11 @@ def together(found: dict[str, dict[int, float]]) -> list[float]:
 def test_half_the_fleets_peak_is_never_exceeded_and_the_plan_says_so(
     nodes: dict[str, Any], burnins: Burnins, lab: Lab
 ) -> None:
-    del nodes  # the burn-in before is over
+    del nodes  # the previous burn-in has ended
     burnins.call("burnin", "collect", burnins.first, "--remove")
     for node in lab.nodes:
         node.heal()
-    for fault in FAULTS:  # a GPU that fell off the bus comes back with a boot
+    for fault in FAULTS:  # a GPU that fell off the bus returns after a reboot
         lab.node(fault.node).reboot()
     short = Burnins(burnins.inventory, burnins.folder, burnins.folder / "short.yml")
     short.profile.write_text(SHORT)
@@ -341,5 +340,5 @@ def test_half_the_fleets_peak_is_never_exceeded_and_the_plan_says_so(
     collected = short.call("burnin", "collect", short.newest, "--json", "--remove")
     assert collected.returncode == ExitCode.OK, collected.stdout
     found = drawn(short, json.loads(collected.stdout)["nodes"])
-    assert sum(max(mine.values()) for mine in found.values()) > 0.9 * free  # each of them did burn
+    assert sum(max(mine.values()) for mine in found.values()) > 0.9 * free  # each node did burn
     assert max(together(found)) <= planned["peak_kw"]

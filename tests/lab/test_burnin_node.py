@@ -1,5 +1,4 @@
-"""A burn-in on a real node with nobody connected: what ends it, what does not, and what is left behind.
-
+"""A burn-in on a real node without a connection: what ends it, what does not, and what remains.
 The tests read the spool on the node's disk from outside, so that no connection keeps anything alive.
 """
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = "[nvidia_repository,nvidia_driver,nvlink,cuda_toolkit,validation_tools]"
-PLAYBOOK = str(Path(sys.executable).with_name("ansible-playbook"))  # this environment's, whatever PATH says
+PLAYBOOK = str(Path(sys.executable).with_name("ansible-playbook"))  # of this environment, regardless of PATH
 SPEED = 10.0
 HOME = "/var/lib/gpuprov/burnin"
 UNIT = "gpuprov-burnin.service"
@@ -67,14 +66,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 class Node:
-    """The node that is burned in."""
+    """The node under burn-in."""
 
     def __init__(self, lab: Lab, node: LabNode, folder: Path) -> None:
         self.lab, self.node, self.folder = lab, node, folder
         (folder / "play.yml").write_text(PLAY)
 
     def ask(self, state: str, **more: Any) -> dict[str, Any]:
-        """The module's answer, by Ansible."""
+        """Call the module through Ansible and return its answer."""
         (self.folder / "answer.json").unlink(missing_ok=True)
         asked = {"asked": {"state": state, **more}, "out": str(self.folder / "answer.json")}
         (self.folder / "asked.json").write_text(json.dumps(asked))
@@ -100,7 +99,7 @@ class Node:
             "format": 1,
             "campaign": campaign,
             "node": self.node.name,
-            "sample_seconds": SPEED,  # a second, to tools that are simulated that much faster
+            "sample_seconds": SPEED,  # one real second, since simulated tools run faster
             "sampler": {"errors": 10, "ib": 2, "kernel": 2, "nvlink": 20},
             "space_mib": 16,
             "segments": list(segments),
@@ -116,16 +115,16 @@ class Node:
     def cable(self, plugged: bool) -> None:
         member = self.lab.record.node(self.node.name)
         network.plug(self.lab.record.octet, member.index, plugged)
-        if plugged:  # the kernel remembers for seconds that nobody was there
+        if plugged:  # the kernel caches the failed neighbour for seconds
             until(lambda: self.node.run("true", check=False).returncode == 0)
 
     def pids(self, words: str) -> list[int]:
-        """The node's processes with these words in their command line, by the host's numbers."""
+        """Return the host's process ids of the node's processes with these words in the command line."""
         return [pid for pid in cgroups.members(self.node.place.namespace) if words in command_of(pid)]
 
 
 class Campaign:
-    """One campaign's spool, looked at from outside the node."""
+    """The spool of one campaign, read from outside the node."""
 
     def __init__(self, node: Node, spool: Path) -> None:
         self.node, self.spool, self.answer = node, spool, node.answer
@@ -153,7 +152,7 @@ class Campaign:
         raise AssertionError(f"no {name} {match} within {seconds} s in {self.events}")
 
     def rows(self, source: str) -> list[tuple[float, str, str]]:
-        """(t, device, metrics) of all boots."""
+        """Return (t, device, metrics) of all boots."""
         found = []
         for file in sorted((self.spool / "telemetry").glob("*.csv"), key=lambda one: one.stat().st_mtime):
             for line in file.read_text().splitlines():
@@ -168,7 +167,7 @@ class Campaign:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """An H100 node with RDMA cards and the tools of a load."""
+    """Yield an H100 node with RDMA cards and the load tools."""
     folder = tmp_path_factory.mktemp("burnin")
     wanted = (NodeSpec("gpu-01", "h100-sxm", network="ib"),)
     with running_lab("burnin", wanted, folder / "lab.yml", speed=SPEED) as lab:
@@ -190,7 +189,7 @@ def provide(lab: Lab, folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def clean(node: Node) -> Iterator[None]:
-    """Whatever a test left: no fault, no unit, no spool."""
+    """Remove any fault, unit and spool that a test left."""
     yield
     node.node.heal()
     node.shell(f"systemctl stop {UNIT}; umount -l {HOME}; true")
@@ -201,7 +200,7 @@ def clean(node: Node) -> Iterator[None]:
 
 
 def burn(seconds: int = 60) -> dict[str, Any]:
-    """gpu_burn for so many simulated seconds."""
+    """Return a step of gpu_burn for `seconds` simulated seconds."""
     command = {
         "name": "gpu_burn",
         "argv": ["/usr/bin/gpu_burn", "-tc", str(seconds)],
@@ -224,7 +223,7 @@ def gaps(moments: list[float]) -> list[float]:
 
 
 def test_it_runs_to_its_end_without_a_connection_and_says_what_it_costs(node: Node) -> None:
-    # The real pace of sampling: five seconds, as simulated tools see it.
+    # The real sampling interval: five seconds as seen by simulated tools.
     campaign = node.start("detached", load("warm", burn(150), repeat=2), idle(30), sample_seconds=5 * SPEED)
     assert campaign.answer["started"] is True
     node.cable(False)
@@ -236,7 +235,7 @@ def test_it_runs_to_its_end_without_a_connection_and_says_what_it_costs(node: No
     assert (finished["steps"], finished["failed"]) == (2, 0)
     answer = json.loads(gzip.decompress((campaign.spool / "raw/000001-gpu_burn.json.gz").read_bytes()))
     assert "GPU 7: OK" in answer["outputs"][0]["stdout"]
-    # Every GPU was sampled all the time, and showed the load.
+    # Every GPU was sampled throughout, and showed the load.
     for gpu in range(8):
         moments = campaign.moments(f"gpu{gpu}")
         assert len(moments) >= finished["wall_seconds"] / 5 * 0.7
@@ -244,7 +243,7 @@ def test_it_runs_to_its_end_without_a_connection_and_says_what_it_costs(node: No
     assert any("util_pct=100" in metrics for _, _, metrics in campaign.rows("gpu"))
     assert {of for _, of, _ in campaign.rows("ib")} >= {"mlx5_0/1", "mlx5_7/1"}
     assert {of for _, of, _ in campaign.rows("nvlink")} == {f"gpu{gpu}" for gpu in range(8)}
-    # Its own share, without the simulated tools, which are Python and cost more than real ones.
+    # The sampler's own CPU time, without the simulated tools, which are Python and cost more than real ones.
     own, wall = finished["sampler_cpu_seconds"], finished["wall_seconds"]
     said = f"sampling cost {own:g} s of CPU in {wall:g} s, {own / wall:.2%} of a core; the simulated programs"
     sys.stdout.write(f"\n{said} it asked cost {finished['tools_cpu_seconds']:g} s more\n")
@@ -292,7 +291,7 @@ def test_a_reboot_is_an_event_and_the_next_step_follows(node: Node) -> None:
     assert (booted["during"]["check"], booted["during"]["n"]) == ("gpu_burn", 2)
     assert [one["n"] for one in campaign.of("step_end")] == [1, 3]
     assert len(list((campaign.spool / "telemetry").glob("*.csv"))) == 2
-    # The only gap is the reboot's own.
+    # The only gap is the reboot.
     went, came = campaign.of("interrupted")[0]["t"], booted["t"]
     moments = campaign.moments("gpu0")
     for begin, end in itertools.pairwise(moments):
@@ -303,7 +302,7 @@ def test_a_reboot_is_an_event_and_the_next_step_follows(node: Node) -> None:
 
 
 def left(node: Node) -> dict[str, str]:
-    """What a burn-in could leave behind: processes, units, files, locks and clocks."""
+    """Return everything a burn-in could leave behind: processes, units, files, locks and clocks."""
     clocks = "clocks.max.sm,clocks.applications.sm,persistence_mode,power.limit,compute_mode"
     return {
         "processes": node.shell("ps -eo args | grep -E 'gpu_burn|nvidia-smi|runner' | grep -v grep; true"),
@@ -349,7 +348,7 @@ def test_a_killed_runner_comes_back_and_goes_on(node: Node) -> None:
 
 @pytest.fixture
 def frozen() -> Iterator[Callable[[int], None]]:
-    """Freezes a process as a hung driver would: state D, deaf to KILL, until the end of the test."""
+    """Yield a function that freezes a process like a hung driver: in state D, immune to KILL."""
     group = FREEZER / "gpuprov-burnin-test"
     group.mkdir(exist_ok=True)
 
@@ -449,7 +448,7 @@ def test_somebody_elses_program_on_a_gpu_keeps_it_from_beginning(node: Node) -> 
 
 
 def test_a_tool_killed_for_want_of_memory_is_named(node: Node) -> None:
-    """Nodes have no memory controller: the kill and the kernel's line are made by hand."""
+    """Nodes have no memory controller, so the kill and the kernel's line are made by hand."""
     campaign = node.start("memory", load("warm", burn(6000), burn(60)))
     campaign.wait_for("step")
     time.sleep(4)
@@ -468,7 +467,7 @@ def test_a_tool_killed_for_want_of_memory_is_named(node: Node) -> None:
 
 
 def test_names_of_crashing_programs_end_no_burnin(node: Node) -> None:
-    """Messages of a real kernel about programs that are named as GPU errors."""
+    """Use real kernel messages about programs with names that imitate GPU errors."""
     crashes = json.loads((ROOT / "tests/fixtures/kernel_log/forged-names.json").read_text(encoding="utf-8"))
     messages = [line.partition("] ")[2] for line in crashes["lines"] if line.startswith("[ 4")]
     messages = [text.replace("\n", "\\x0a") for text in messages if "segfault" in text]
@@ -508,7 +507,7 @@ def test_an_abort_rule_ends_the_load_at_once(node: Node) -> None:
 
 
 def test_a_set_clock_is_an_event_and_costs_nothing(node: Node) -> None:
-    """A node's clock cannot be set: the program is shown another one, by the loader."""
+    """A node's clock cannot be set, so the loader shows the program a fake one."""
     node.shell("apt-get install -qy --no-install-recommends libfaketime")
     node.shell(
         f"mkdir -p /etc/systemd/system/{UNIT}.d; echo +0 > /root/clock; printf '[Service]\\n"
@@ -524,7 +523,7 @@ def test_a_set_clock_is_an_event_and_costs_nothing(node: Node) -> None:
     assert 7190 < jump["seconds"] < 7210
     assert campaign.wait_for("finished")["ended"] == "done"
     assert len(campaign.of("step_end")) == 2
-    # What waits for a moment of the campaign does not believe the wall's clock.
+    # Waits within the campaign do not depend on the wall clock.
     began, again = campaign.of("started")[0], campaign.of("segment", name="again")[0]
     assert again["up"] - began["up"] >= 29
     assert max(gaps([moment for moment in campaign.moments("gpu0") if moment > jump["t"]])) < 8

@@ -1,7 +1,6 @@
-"""The collection on bare nodes, from a controller without gpuprov: each role alone in a plain playbook, all
-of them in one play, what a stranger does wrong, and every ansible-core that the collection is for.
-
-What a role leaves is judged by gpuprov's own expectations.
+"""The collection on bare nodes, from a controller without gpuprov.
+Covers each role alone in a plain playbook, all of them in one play, a user's mistakes, and every supported
+ansible-core. gpuprov's own expectations judge the result of a role.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ from tests.support.collection import Controller, build, play
 from tests.support.plays import recap
 
 CORES = ("2.17", "2.18", "2.19", "2.20", "newest")
-ALONE = ("alone-01", "alone-02")  # for the roles one by one
+ALONE = ("alone-01", "alone-02")  # for individual roles
 BY_PLAYBOOK = ("book-01",)  # for the collection's playbooks
-TOGETHER = ("free-01", "free-02")  # for all of them in one play
+TOGETHER = ("free-01", "free-02")  # for all roles in one play
 NODES = (
-    NodeSpec("alone-01", "b200", network="ib"),  # has the longest list of expectations
+    NodeSpec("alone-01", "b200", network="ib"),  # with the longest list of expectations
     NodeSpec("alone-02", "h100-sxm", "rhel9"),
     NodeSpec("free-01", "h100-sxm"),
     NodeSpec("free-02", "l40s", "debian12"),
     NodeSpec("book-01", "h100-sxm"),
     *(NodeSpec(f"core-{core.replace('.', '')}", "l40s", "debian12") for core in CORES),
 )
-# Those of AMD's GPUs: test_amd.py.
+# The roles for AMD GPUs are in test_amd.py.
 ROLES = tuple(name for name, role in all_roles().items() if role.vendor in (None, "nvidia"))
-# A role that does nothing unless it is told to promises little: here it is told.
+# A role that is off by default promises little, so these are turned on.
 DECLARED: dict[str, Any] = {
     "gpu_settings_power_limit": 300,
     "gpu_metrics_enabled": True,
     "node_health_enabled": True,
 }
-# What NVIDIA's repository has to be configured for.
+# Roles that need a configured NVIDIA repository.
 BUILDS_ON_PACKAGES = (
     *("nvidia_driver", "nvlink", "cuda_toolkit", "nccl", "container_toolkit", "validation_tools"),
     "gpu_metrics",
 )
-# They promise nothing here: two are for hosts of a group of their own, slurm_health for nodes with Slurm.
+# Roles without promises here: two are for hosts in groups of their own, slurm_health for Slurm nodes.
 ELSEWHERE = ("monitoring", "receptor", "slurm_health")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -68,7 +67,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pythons() -> list[str]:
-    """The interpreters of this machine, ours first and then the newest."""
+    """Return this machine's interpreters: the current one, then the newest first."""
     found = {}
     places = [*Path("/usr/bin").glob("python3.*"), *Path.home().glob(".pyenv/versions/*/bin/python3.*")]
     for place in places:
@@ -79,7 +78,7 @@ def pythons() -> list[str]:
 
 
 def controller(folder: Path, archive: Path, wanted: str) -> Controller:
-    """ansible-core of this version with the collection. Skips the test where pip cannot have it here."""
+    """Install this version of ansible-core with the collection; skips if pip cannot install it here."""
     for number, python in enumerate(pythons()):
         place = folder / f"environment-{number}"
         subprocess.run([python, "-m", "venv", str(place)], check=True, timeout=100)
@@ -100,7 +99,7 @@ def installed(home: Path, programs: Path, archive: Path) -> Controller:
 
 
 class Stranger:
-    """Who has the collection, an inventory of the lab and no gpuprov."""
+    """A user with the collection and an inventory of the lab, but without gpuprov."""
 
     def __init__(self, lab: Lab, controller: Controller) -> None:
         self.lab = lab
@@ -114,14 +113,14 @@ class Stranger:
         return self.controller.play(play(*roles, **keywords), *chosen, *variables, timeout=1500)
 
     def converge(self, nodes: tuple[str, ...], *roles: str, **keywords: Any) -> None:
-        """The playbook, and where a role asks for a reboot the same again after it."""
+        """Run the playbook, and again after a reboot if a role requests one."""
         good(self.play(nodes, *roles, **keywords), nodes)
         if rebooted(self.lab, nodes):
             good(self.play(nodes, *roles, **keywords), nodes)
 
 
 def rebooted(lab: Lab, nodes: tuple[str, ...]) -> bool:
-    """Reboot the nodes that ask for it; whether there were any."""
+    """Reboot the nodes that request it, and return whether there were any."""
     waiting = [
         node
         for node in map(lab.node, nodes)
@@ -133,7 +132,7 @@ def rebooted(lab: Lab, nodes: tuple[str, ...]) -> bool:
 
 
 def good(done: subprocess.CompletedProcess[str], nodes: tuple[str, ...]) -> dict[str, int]:
-    """Node → how many tasks changed something, of a playbook that came to its end on all of them."""
+    """Assert that the playbook succeeded on all nodes, and return node → number of changed tasks."""
     counts = recap(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert counts.keys() == set(nodes), done.stdout
@@ -142,7 +141,7 @@ def good(done: subprocess.CompletedProcess[str], nodes: tuple[str, ...]) -> dict
 
 
 def refused(done: subprocess.CompletedProcess[str], nodes: tuple[str, ...], sentence: str) -> None:
-    """Every node failed with this sentence (a regular expression), before anything was changed."""
+    """Assert that every node failed with this sentence (a regular expression) before any change."""
     counts = recap(done.stdout)
     assert done.returncode == 2, done.stdout + done.stderr
     assert {node: (each["failed"], each["changed"]) for node, each in counts.items()} == dict.fromkeys(
@@ -155,8 +154,8 @@ def refused(done: subprocess.CompletedProcess[str], nodes: tuple[str, ...], sent
 
 @contextlib.contextmanager
 def unchanged(lab: Lab, nodes: tuple[str, ...]) -> Iterator[None]:
-    """No file of these nodes is written meanwhile. (Byte code is Python's, and where packages come from is
-    read anew.)"""
+    """Assert that no file of these nodes is written in the block, except Python's byte code; package lists
+    may be refreshed."""
     listed = "ls -R /etc /opt /usr/local; systemctl list-unit-files --no-legend"
     before = {node: lab.node(node).as_root(f"touch /run/before; {listed}").stdout for node in nodes}
     yield
@@ -169,7 +168,7 @@ def unchanged(lab: Lab, nodes: tuple[str, ...]) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def stranger(lab: Lab, archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Stranger:
     made = controller(tmp_path_factory.mktemp("newest"), archive, "ansible-core")
-    made.settings["ANSIBLE_PIPELINING"] = "1"  # saves half of the time; the versions below play without it
+    made.settings["ANSIBLE_PIPELINING"] = "1"  # halves the time; the versions below run without it
     return Stranger(lab, made)
 
 
@@ -207,14 +206,14 @@ def test_check_mode_ends_well_where_the_distribution_has_the_same_packages(stran
 
 @pytest.mark.parametrize("role", BUILDS_ON_PACKAGES)
 def test_without_the_repository_a_role_says_what_is_missing(stranger: Stranger, role: str) -> None:
-    # Debian has an NCCL of its own; on RHEL 9 the driver is a module stream.
+    # Debian has its own NCCL; on RHEL 9 the driver is a module stream.
     missing = "No repository offers|is not offered; offered are:|The module stream [^ ]+ cannot be enabled"
     with unchanged(stranger.lab, ALONE):
         refused(stranger.play(ALONE, role), ALONE, missing)
 
 
 def test_a_user_who_may_not_become_root_is_told_so(stranger: Stranger) -> None:
-    # The inventory says it too, and is stronger than the play.
+    # The inventory also sets it, and takes precedence over the play.
     mere = stranger.play(ALONE, "host_settings", options=("-e", "ansible_become=false"), become=False)
     refused(mere, ALONE, "Set become: true for the play, or log in as root.")
 
@@ -246,7 +245,7 @@ def test_a_play_without_hosts_ends_well(stranger: Stranger) -> None:
 
 
 def test_facts_of_another_node_are_not_used(stranger: Stranger) -> None:
-    """The other one has another package manager."""
+    """The other node has a different package manager."""
     nodes, other = ALONE[:1], ALONE[1]
 
     def family(name: str) -> dict[str, Any]:
@@ -262,7 +261,7 @@ def test_facts_of_another_node_are_not_used(stranger: Stranger) -> None:
 
 @pytest.fixture(scope="module")
 def applied() -> list[str]:
-    """The roles that the nodes ALONE have."""
+    """Return the roles applied to the nodes ALONE so far."""
     return []
 
 
@@ -311,10 +310,10 @@ def test_the_playbooks_bring_bare_nodes_up_reboot_them_and_take_a_role_off(
     assert not node.run("test -e /run/reboot-required", False).returncode
     assert run("gpuprov.gpu.reboot") == len(BY_PLAYBOOK)
     assert node.run(boot).stdout != before
-    run("gpuprov.gpu.up")  # what waited for the driver
+    run("gpuprov.gpu.up")  # roles that waited for the driver
     assert run("gpuprov.gpu.up") == 0
     as_declared(operator, BY_PLAYBOOK)
-    removed = ["validation_tools", "nccl"]  # the tools cannot be without NCCL
+    removed = ["validation_tools", "nccl"]  # the tools depend on NCCL
     assert run("gpuprov.gpu.remove", gpuprov_remove=removed) > 0
     assert "installed" not in node.run("dpkg-query -Wf '${db:Status-Status}' libnccl2", False).stdout
     assert run("gpuprov.gpu.remove", gpuprov_remove=removed) == 0
@@ -340,7 +339,7 @@ def test_a_version_of_ansible_core(
 
 
 def newest(folder: Path) -> str:
-    """The newest version in the index, whatever Python it wants."""
+    """Return the newest version in the index, whatever Python it requires."""
     words = ["download", "--quiet", "--no-deps", "--python-version", "3.99", "--only-binary", ":all:"]
     subprocess.run(
         [sys.executable, "-m", "pip", *words, "--dest", str(folder), "ansible-core"], check=True, timeout=300

@@ -1,4 +1,4 @@
-"""Containers on a lab node get the GPUs they ask for, by real podman, Docker and containerd."""
+"""Containers on a lab node get the requested GPUs, by real podman, Docker and containerd."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def runs(lab: Lab) -> Path:
 
 
 def changed(lab: Lab) -> list[str]:
-    """The tasks that changed something in the last run."""
+    """Return the tasks that changed something in the last run."""
     last = max(path for path in runs(lab).iterdir() if path.is_dir())
     events = [json.loads(line) for line in (last / "events.jsonl").read_text().splitlines()]
     return [event["task"] for event in events if event["kind"] == "changed"]
@@ -67,7 +67,7 @@ def changed(lab: Lab) -> list[str]:
 
 @pytest.fixture(scope="module")
 def node(lab: Lab) -> LabNode:
-    """As `gpuprov up` leaves a node with two runtimes, and podman from the role; an image in two of them."""
+    """Return a node after `up` with two runtimes, podman from the role, and an image in two of them."""
     node = lab.node("gpu-01")
     node.as_root(f"apt-get -q update && apt-get -qy install --no-install-recommends {DOCKER}", timeout=600)
     node.as_root(
@@ -111,7 +111,7 @@ def test_what_others_told_docker_is_kept(node: LabNode) -> None:
 
 
 def test_containerd_itself_reads_both_runtimes(node: LabNode) -> None:
-    """Its own built-in runc has to survive the drop-in, and what the distribution told it, too."""
+    """containerd's built-in runc and the distribution's settings must survive the drop-in."""
     read = tomllib.loads(node.as_root("containerd config dump").stdout)
     cri = read["plugins"]["io.containerd.grpc.v1.cri"]
     runtimes = cri["containerd"]["runtimes"]
@@ -138,7 +138,7 @@ except OSError as refused:
 
 
 def access(node: LabNode, device: str) -> str:
-    """Why a device cannot be opened in the container: EPERM is its control group, ENXIO our empty device."""
+    """Return why a device cannot be opened in the container: EPERM is the cgroup, ENXIO our empty device."""
     return node.run(f"sudo docker exec -i kept python3 - <<'END'\n{OPEN.format(device)}END").stdout.strip()
 
 
@@ -157,7 +157,7 @@ def test_a_running_container_keeps_its_gpus_at_a_daemon_reload(node: LabNode) ->
 
 
 def test_docker_is_not_restarted_under_a_container(lab: Lab, node: LabNode) -> None:
-    """The settings are mended, the restart is told as due until it is harmless."""
+    """The settings are repaired; the restart is reported as due until it is harmless."""
     node.as_root("""sed -i 's/"cdi": true/"cdi": false/' /etc/docker/daemon.json; systemctl restart docker""")
     node.run(f"{RUN['docker']} -d --name kept lab sleep 7200")
     invocation = node.run("systemctl show -p InvocationID --value docker").stdout
@@ -249,7 +249,7 @@ def test_what_cannot_work_is_refused_before_anything_changes(
 
 
 def test_every_runtime_that_is_installed_can_be_meant(lab: Lab, node: LabNode) -> None:
-    """`auto`, with a CRI-O that is a version and no more: its settings are read back here."""
+    """Test `auto` with a CRI-O that only reports a version; the test itself reads its settings back."""
     node.as_root(f"printf '{CRIO.format('1.31.2')}' > /usr/local/bin/crio; chmod 755 /usr/local/bin/crio")
     code, said = gpuprov(lab, "up", container_toolkit_runtimes="auto")
     assert code == ExitCode.OK, said
@@ -281,7 +281,7 @@ def test_a_toolkit_that_is_removed_leaves_the_runtimes_as_they_were_without_it(
     assert "nvidia" not in node.run("sudo docker info --format '{{json .Runtimes}}'").stdout
     read = tomllib.loads(node.as_root("containerd config dump").stdout)
     assert list(read["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]) == ["runc"]
-    # The repository is another role's.
+    # The repository belongs to another role.
     elsewhere = "-path /etc/apt/sources.list.d -prune"
     find = f"find /etc /run/cdi {elsewhere} -o -name '*nvidia*' -path '*[cC]*ontainer*' -print"
     assert node.as_root(find).stdout == ""

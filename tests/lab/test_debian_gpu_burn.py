@@ -1,8 +1,7 @@
 """The gpu-burn of Debian's source package, built by the role with Debian's nvcc 12.4 and cuBLAS in /usr.
-
-Its source comes from the mirror of Debian that the lab uses. Where that mirror has no source packages,
+Its source comes from the Debian mirror that the lab uses. If that mirror has no source packages,
 GPUPROV_GPU_BURN_SOURCE may name a tarball of gpu-burn; without it these tests are skipped, and only a small
-program of cuBLAS is built.
+cuBLAS program is built.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.lab.real_compiler import BURN, GOOD, declared, offered
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PLACE = "/srv/gpu-burn.tar"
-# A program of cuBLAS and of the driver's library, as gpu_burn is one.
+# A program that uses cuBLAS and the driver's library, as gpu_burn does.
 MULTIPLIES = """\
 #include <cstdio>
 #include <cublas_v2.h>
@@ -42,7 +41,7 @@ int main() {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A node with Debian's CUDA toolkit: 1.9 GB of packages, nvcc 12.4 and cuBLAS in /usr."""
+    """Yield a node with Debian's CUDA toolkit: 1.9 GB of packages, nvcc 12.4 and cuBLAS in /usr."""
     nodes = (NodeSpec("gpu-01", "h100-sxm"),)
     with running_lab("nvccdeb", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         running.node("gpu-01").as_root(
@@ -59,7 +58,7 @@ def with_usr(lab: Lab, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def burn(lab: Lab) -> dict[str, Any]:
-    """The variables with which the role builds the upstream source of Debian's gpu-burn."""
+    """Return the variables with which the role builds the upstream source of Debian's gpu-burn."""
     node, stem = lab.node("gpu-01"), "validation_tools_gpu_burn"
     if given := os.environ.get("GPUPROV_GPU_BURN_SOURCE"):
         packed = base64.b64encode(Path(given).read_bytes()).decode()
@@ -113,7 +112,7 @@ def test_debians_gpu_burn_is_built_and_says_what_is_missing(
     kernel = node.run("cat /usr/share/gpu-burn/compare.ptx").stdout
     assert "Cuda compilation tools, release 12.4" in kernel
     assert ".visible .entry compare(" in kernel
-    # This version starts workers for ever: the group is killed, and what the first ones said is enough.
+    # This version restarts workers for ever: the group is killed, and the first workers' output is enough.
     node.run("cd /usr/share/gpu-burn && timeout -s KILL 5 gpu_burn -tc 1 > /tmp/said 2>&1", check=False)
     words = r"Error (gpu_burn-drv.cpp:[0-9]*): no CUDA-capable device is detected"
     assert node.run(f"grep -c '{words}' /tmp/said").returncode == 0

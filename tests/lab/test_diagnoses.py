@@ -1,7 +1,6 @@
-"""Five troubles of driver stacks, on a lab node: each is one line that names the cause and the next step.
-
-What the hardware and the firmware would show is put where they show it: EFI variables, DKMS's tree, dpkg's
-database, the loaded module. Only the observer stands between them and the line.
+"""Five driver stack problems on a lab node, each reported in one line with its cause and the next step.
+The evidence of hardware and firmware is placed at its origin: EFI variables, DKMS's tree, dpkg's database,
+the loaded module. Only the observer stands between the evidence and the line.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 NODE = "sick-01"
 DRIVER, OTHER = "580.126.09", "570.124.06"
-# What gcc 14 says of the open module 550.163.01 on Debian 13's kernel.
+# gcc 14's error for the open module 550.163.01 on Debian 13's kernel.
 COMPILER = "nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'"
 GUID = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
 pytestmark = pytest.mark.timeout(600)
@@ -36,7 +35,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def node(lab: Lab) -> LabNode:
-    """A node with a driver as its packages leave it, made without the packages: this is about looking."""
+    """Return a node with a driver's files but without its packages, which an observation does not need."""
     found = lab.node(NODE)
     library = "/usr/lib/x86_64-linux-gnu"
     root(
@@ -59,7 +58,7 @@ def root(node: LabNode, script: str) -> None:
 
 
 def loaded(version: str) -> str:
-    """The module in memory, as /proc shows it."""
+    """Return a command that fakes the loaded module's version in /proc."""
     line = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (dvs)"
     return f"echo '{line}' > /proc/driver/nvidia/version"
 
@@ -93,7 +92,7 @@ LOG
 rm /proc/driver/nvidia/version
 """
 
-# trouble -> (what a root shell does, rule, words of the cause, words of the next step, how it is undone)
+# trouble -> (root shell command, rule, words of the cause, words of the next step, command that undoes it)
 TROUBLES = {
     "driver and fabric manager differ": (
         dpkg("nvidia-fabricmanager-580", "580.95.05"),
@@ -134,7 +133,7 @@ TROUBLES = {
 
 
 def diagnosed(operator: Operator, folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    """What `drift` prints, and the diagnoses in its document."""
+    """Return the output of `drift`, and the diagnoses in its document."""
     file = folder / "drift.json"
     done = operator.call("drift", "--format", f"json={file}")
     assert file.exists(), done.stderr

@@ -1,8 +1,7 @@
-"""DKMS for real: Debian's own driver, headers, compiler and kernel; a build that fails, and one that works.
-
+"""Real DKMS with Debian's own driver, headers, compiler and kernel: a failing build and a working one.
 Debian 13's nvidia-open-kernel-dkms 550 does not compile against its kernel 6.12, and leaves its package half
-configured; the proprietary one compiles. The node runs on the kernel of the host: that in its /boot is
-only ever the kernel that will boot. The tests run in the order written, and take minutes of compiling.
+configured; the proprietary one compiles. The node runs the host's kernel: the one in its /boot only counts as
+the next to boot. The tests run in the order written, and take minutes of compiling.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def node(lab: Any) -> Any:
-    """A node with a kernel of Debian's in /boot, and without its headers. nouveau, which the first boot
-    loaded, is out of memory: it would be the reason to reboot, and not the kernel that will boot."""
+    """Return a node with a Debian kernel in /boot and without its headers. nouveau is unloaded: otherwise
+    it, and not the next kernel, would be the reason to reboot."""
     node = lab.node("gpu-01")
     node.as_root("echo blacklist nouveau > /etc/modprobe.d/site.conf")
     node.reboot()
@@ -75,7 +74,7 @@ def test_the_machine_is_left_so_that_apt_works(node: Any) -> None:
 def test_a_half_configured_package_is_diagnosed_with_the_compilers_words(
     operator: Operator, node: Any, kernel: str
 ) -> None:
-    """What somebody else's apt-get leaves, with the log of the real failure in DKMS's place."""
+    """Another user's apt-get left this state; the log of the real failure is in DKMS's place."""
     node.run(
         "sudo mkdir -p /var/lib/dkms/nvidia-current-open/550/build && "
         "sudo cp /var/log/gpuprov-nvidia-dkms.log /var/lib/dkms/nvidia-current-open/550/build/make.log"
@@ -88,7 +87,7 @@ def test_a_half_configured_package_is_diagnosed_with_the_compilers_words(
 
 def test_another_choice_recovers_the_machine(operator: Operator, node: Any, kernel: str) -> None:
     done = operator.call("up", "--no-reboot", timeout=2400, **PROPRIETARY)
-    # The node cannot boot the kernel in its /boot, so that what is in memory is all that may differ.
+    # The node cannot boot the kernel in its /boot, so only the state in memory may differ.
     drifted = set(operator.drifted(**PROPRIETARY))
     assert drifted <= {"driver.loaded_version", "driver.flavour", "service.nvidia-persistenced.active"}, said(
         done

@@ -1,7 +1,7 @@
-"""The commands of the pages, run on real nodes in the order of each page, in a fresh folder.
-
-What a page shows is read from it; here are only what its names stand for, and what a site adds. The commands
-that are not run, and the exit codes other than 0, are in tests/documented_runs.yml with their reasons.
+"""The documentation's commands, run on real nodes in the order of each page, in a fresh folder.
+The commands and their output are read from the pages; this file holds only the nodes behind the names and a
+site's additions. The commands that are not run, and the exit codes other than 0, are in
+tests/documented_runs.yml with their reasons.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.pages import Command
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 TWO = ("gpu-01", "gpu-02")
-SERVICE, SPARES = ("gpu-01", "gpu-03"), ("gpu-65", "gpu-66")  # as docs/watch.md calls some of its nodes
-# README.md leaves one decision to the reader, and speaks of racks; the MPI programs are for `--group`.
+SERVICE, SPARES = ("gpu-01", "gpu-03"), ("gpu-65", "gpu-66")  # names of nodes in docs/watch.md
+# README.md leaves one decision to the reader, and mentions racks; the MPI programs are for `--group`.
 EDITS = {
     "all": {"vars": {"validation_tools_enabled": True, "validation_tools_mpi": True}},
     **{f"rack{number}": {"hosts": {name: {}}} for number, name in enumerate(TWO, start=1)},
@@ -38,14 +38,14 @@ EDITS = {
 
 
 def site(lab: Lab, **more: Any) -> Site:
-    """The addresses and mirrors of a lab."""
+    """Return the addresses and mirrors of a lab."""
     declared = yaml.safe_load(lab.inventory.read_text())["gpu_nodes"]
     return Site(hosts=declared["hosts"], variables=declared["vars"], **more)
 
 
 def play(page: str, folder: Folder, *, cluster: Callable[[Folder], LabNode] | None = None) -> list[Ran]:
-    """Run all of a page, and compare each exit code and what is shown below a command. `cluster`: begins one
-    for Slurm's own programs, and returns the node that has them."""
+    """Run all commands of a page, and compare each exit code and the output shown below a command.
+    `cluster`: starts Slurm for its own commands, and returns the node to run them on."""
     done: list[Ran] = []
     times: Counter[str] = Counter()
     wrong: list[str] = []
@@ -54,7 +54,7 @@ def play(page: str, folder: Folder, *, cluster: Callable[[Folder], LabNode] | No
         while shown and shown[0][0] < command.line:
             folder.add(shown.pop(0)[1])
         if pages.not_run(command):
-            if command.does("watch", "install"):  # what its unit runs
+            if command.does("watch", "install"):  # the unit's command
                 folder.run(Command(page, command.line, "gpuprov watch fleet.yml"), look=90)
             continue
         if command.text.split()[0] in ("test", "sbatch"):
@@ -69,7 +69,7 @@ def play(page: str, folder: Folder, *, cluster: Callable[[Folder], LabNode] | No
         times[command.text] += 1
         done.append(ran)
         if command.does("burnin", "collect") or (command.does("burnin", "start") and command.is_endless):
-            # It goes on by itself, and nobody waits for one of a day.
+            # The burn-in continues by itself, and may take a day.
             stopped = folder.run(Command(page, command.line, "gpuprov burnin stop latest"))
             assert stopped.code in (0, ExitCode.UNHEALTHY, ExitCode.INCOMPLETE), str(stopped)
     assert not wrong, "\n\n".join(wrong)
@@ -77,8 +77,8 @@ def play(page: str, folder: Folder, *, cluster: Callable[[Folder], LabNode] | No
 
 
 def unlisted(ran: Ran) -> list[str]:
-    """Lines shown below a command that were not printed, but for those that the data file lists; and of those
-    any that was."""
+    """Return the lines shown below a command that were neither printed nor listed in the data file, and
+    listed lines that were printed."""
     listed = pages.data()["not_printed"].get(ran.command.page, {})
     missing = page_runs.not_printed(ran, ran.out + ran.err)
     stale = [line for line in ran.command.output if line in listed and line not in missing]
@@ -88,7 +88,7 @@ def unlisted(ran: Ran) -> list[str]:
 
 
 def on_cluster(command: Command, folder: Folder, node: LabNode) -> Ran:
-    """Run a command of Slurm on a node of it, in a folder with the lists of the newest report."""
+    """Run a Slurm command on a cluster node, in a folder with the node lists of the newest report."""
     report = max(folder.runs.glob("*-validate"))
     lists = {path.name: path.read_text() for path in report.iterdir() if path.name.startswith("nodes.")}
     words = "".join(f"cat > {name} <<'END'\n{text}END\n" for name, text in lists.items())
@@ -100,7 +100,7 @@ def on_cluster(command: Command, folder: Folder, node: LabNode) -> Ran:
 
 @pytest.fixture(scope="module")
 def fleet(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Four nodes as `up` left them, in a cluster of Slurm, that check themselves."""
+    """Yield four nodes after `up`, in a Slurm cluster, that check themselves."""
     names = (*SERVICE, *SPARES)
     nodes = tuple(NodeSpec(name, "h100-sxm") for name in names)
     disks = dict.fromkeys(names, images.with_slurm())
@@ -113,24 +113,24 @@ def fleet(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def nodes_of(lab: Lab, *names: str, scheduler: str = "slurm") -> Site:
-    """These nodes, in the inventory that a page does not show; the first has Slurm's controller."""
+    """Return these nodes in the inventory that a page omits; the first runs Slurm's controller."""
     declared = {"gpuprov_scheduler": scheduler, "node_health_enabled": True, "validation_tools_enabled": True}
     members = {"hosts": {name: {} for name in names}, "vars": declared}
     one = site(lab, edits={"gpuprov_slurm": {"hosts": {SERVICE[0]: {}}}})
-    quiet = {**one.variables, "gpuprov_watch_webhooks": []}  # nothing is sent to the page's example
+    quiet = {**one.variables, "gpuprov_watch_webhooks": []}  # sends nothing to the page's example address
     return replace(one, variables=quiet, fleet={"gpu_nodes": members, **one.edits})
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two bare nodes with network cards."""
+    """Yield two bare nodes with network cards."""
     nodes = tuple(NodeSpec(name, "h100-sxm", network="ib") for name in TWO)
     with running_lab("pages", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         yield running
 
 
 def cluster_of(lab: Lab) -> Callable[[Folder], LabNode]:
-    """Begins Slurm on the nodes of a lab, and makes a report in which the last of them has failed."""
+    """Return a function that starts Slurm on a lab's nodes and makes a report with the last one failed."""
 
     @cache
     def begun(folder: Folder) -> LabNode:
@@ -171,7 +171,7 @@ def test_spares_and_the_watch(fleet: Lab, tmp_path: Path) -> None:
 
 
 def test_the_state_of_a_fleet_with_faults(fleet: Lab, tmp_path: Path) -> None:
-    """A lost GPU, a node that is off, one without a result, and one that is well."""
+    """One node has a lost GPU, one is off, one has no result, and one is healthy."""
     failed, absent, off = fleet.node(SERVICE[1]), fleet.node(SPARES[0]), fleet.node(SPARES[1])
     failed.fault("gpu_off_bus", gpu=3)
     failed.as_root("systemctl start gpuprov-node-health.service || true")
@@ -188,5 +188,5 @@ def test_the_state_of_a_fleet_with_faults(fleet: Lab, tmp_path: Path) -> None:
 
 
 def test_upgrade_and_removal(fleet: Lab, tmp_path: Path) -> None:
-    """The last of the file: it takes all roles off its nodes, and reboots them, Slurm's controller too."""
+    """The last test: removes all roles from its nodes and reboots them, Slurm's controller included."""
     play("docs/upgrade.md", Folder(tmp_path, nodes_of(fleet, *SERVICE, scheduler="none")))

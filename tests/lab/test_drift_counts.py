@@ -1,4 +1,4 @@
-"""Three lab nodes of one kind: the odd VBIOS, the fact without an answer, the pass that expired."""
+"""Three lab nodes of one kind: a differing VBIOS, a fact without an answer, and an expired pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 NAMES = ("odd-01", "odd-02", "odd-03")
 ODD = "95.02.10.00.99"
-# No role takes part: what is declared is the business of other tests.
+# No role takes part: other tests cover declared state.
 NOTHING = ("--set", "gpuprov_roles=[]")
 NVIDIA_SMI = '#!/bin/sh\nexec /usr/bin/python3 -I -S /usr/lib/silicon/run.py nvidia-smi "$@"\n'
 pytestmark = pytest.mark.timeout(900)
@@ -37,7 +37,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def load_driver(node: LabNode) -> None:
-    """The simulated driver without an installation: a module and a library on disk, then a boot."""
+    """Load the simulated driver without an installation: a module and a library on disk, then a boot."""
     release = node.run("uname -r").stdout.strip()
     module = base64.b64encode(kernel_module("nvidia", "580.126.09", "open", release, [])).decode()
     folder, library = (
@@ -57,7 +57,7 @@ def load_driver(node: LabNode) -> None:
 
 
 def drift(operator: Operator, *words: str) -> tuple[int, str, dict[str, Any]]:
-    """Exit code, text, and document of one look."""
+    """Return exit code, text and document of one `drift`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "drift.json"
         done = operator.call("drift", *NOTHING, "--format", f"json={file}", *words)
@@ -105,7 +105,7 @@ def test_a_node_without_an_answer_is_drift_and_three_values_are_ambiguous(
     assert unknown["node"] == "odd-03"
     assert "odd-03  firmware.gpu_vbios has no value (the driver has not started the GPU at " in text
     for node in lab.nodes:
-        node.fault("vbios", gpu=0)  # the surfaces are written again
+        node.fault("vbios", gpu=0)  # rewrites the surfaces
         node.heal()
     assert drift(operator)[0] == ExitCode.OK
 
@@ -139,5 +139,5 @@ def test_a_pass_expires_when_what_it_depended_on_changes(lab: Lab, operator: Ope
     assert "odd-02  passed gpu_inventory on 20" in text
     assert ", expired: gpu.link_width[6] 16 → 8\n" in text
     assert f"run: gpuprov validate {lab.inventory} --nodes odd-02 --checks gpu_inventory\n" in text
-    # The narrow link is odd among its kind as well; another GPU of the same kind is not.
+    # The narrow link is also an outlier among its peers; a different GPU of the same kind is not.
     assert [each["node"] for each in found["majority"]["outliers"]] == ["odd-02"]

@@ -1,4 +1,4 @@
-"""`drift` of declared and validated nodes that lost a GPU: PCIe, NVSwitch and AMD."""
+"""`drift` on declared and validated nodes that lost a GPU: PCIe, NVSwitch and AMD."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """Of nodes that went through `up` and the checks of the quick stage."""
+    """Return an operator of nodes after `up` and the checks of the quick stage."""
     one = Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
     for node, roles in ROLES.items():
         done = one.call("up", "--nodes", node, "--yes", "--no-canary", gpuprov_roles=roles, timeout=1200)
@@ -55,7 +55,7 @@ def drift(operator: Operator, node: str, **variables: Any) -> tuple[int, dict[st
 
 
 def expired(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The standings of gpu_inventory that do not hold."""
+    """Return the standings of gpu_inventory that no longer hold."""
     return [one for one in found["validation"]["not_validated"] if one["check"] == "gpu_inventory"]
 
 
@@ -83,7 +83,7 @@ def test_a_lost_gpu_is_drift_and_ends_its_proof(
 
 
 def test_a_node_is_contacted_once_and_runs_its_tool_once(lab: Lab, operator: Operator) -> None:
-    """The fabric's state and the answers of the GPUs come from one call of nvidia-smi."""
+    """The fabric's state and the GPUs' answers come from one call of nvidia-smi."""
     node = lab.node("gpu-02")
     node.as_root(
         "mv /usr/bin/nvidia-smi /usr/bin/nvidia-smi.real && "

@@ -1,7 +1,6 @@
-"""What a site chooses about the driver, on one node: Secure Boot, a branch, another source, old keys.
-
-The firmware's variables are files in a file system of the node's own, where a kernel with EFI has them.
-The tests run in the order written: each stands on the state the one before left.
+"""A site's driver choices on one node: Secure Boot, a branch, another source, old keys.
+The firmware's variables are files in a private file system at the kernel's EFI path. The tests run in the
+order written: each starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ def test_old_sources_of_nvidia_are_removed(operator: Operator, node: Any) -> Non
 def test_headers_and_initramfs_of_the_kernel_that_will_boot_are_promised(
     operator: Operator, node: Any
 ) -> None:
-    """A newer kernel in /boot, for which nothing is there: drift names what is missing for the next boot."""
+    """A newer kernel in /boot has neither headers nor a driver module; drift reports both."""
     node.run("sudo mkdir -p /boot /lib/modules/99.1.0-lab && sudo touch /boot/vmlinuz-99.1.0-lab")
     drifted = operator.drifted(gpuprov_roles=ROLES)
     assert set(drifted) == {"kernel.headers", "driver.installed_version"}

@@ -1,6 +1,6 @@
-"""Every expectation of every role that makes a node ready: it holds after `up`; broken, `drift` names exactly
-it; `up` repairs it with its own role and runs no other (walk.py). How many they were is printed as a table,
-role by role. Those of the roles in service: test_expectation_walk_in_service.py.
+"""Every expectation of every role that makes a node ready: it holds after `up`; once broken, `drift` reports
+exactly it; `up` repairs it with its own role and runs no other (walk.py). The counts are printed as a table,
+role by role. For the roles in service see test_expectation_walk_in_service.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NODES = (
     NodeSpec("walk-05", "b200"),
     NodeSpec("walk-06", "b200"),
 )
-# Keys are real, and of NVIDIA's revoked one the walk has no copy: it declares another.
+# Keys are real, and the walk has no copy of NVIDIA's revoked one, so it declares another.
 DECLARED = {"nvidia_repository_revoked_keys": [breakers.REVOKED], "nvlink_ready_timeout": 20}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with running_lab("walk", NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
-        for node in running.nodes:  # every machine that boots by itself has an initramfs
+        for node in running.nodes:  # any machine that boots by itself has an initramfs
             node.as_root(
                 "apt-get update -q; apt-get install -qy --no-install-recommends initramfs-tools", 300
             )

@@ -1,5 +1,5 @@
 """The same walk over the roles that watch nodes in service: a GPU node under a real Slurm, and a monitoring
-host beside it. The exporters are guarded, and a Grafana is declared, so that every promise is made."""
+host. The exporters are guarded and a Grafana is declared, so that every promise is made."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.lab.lab_nodes import Lab, running_lab
 from tests.lab.walk import Walk
 
 ROLES = {"node_health", "gpu_metrics", "slurm_health", "monitoring"}
-# `password` of the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
+# Hash of `password` for the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
 HASH = "$2y$10$CWCEbs7mt8QFrToJR9OcG.tduEKpx9SROhWnaDHQgQX4Q6hqWNASa"
 DECLARED: dict[str, Any] = {
     "node_health_enabled": True,
-    "node_health_interval": 3600,  # else its next run could repair what is broken before anybody looks
+    "node_health_interval": 3600,  # keeps its next run from repairing a broken fact before it is observed
     "slurm_health_enabled": True,
     "slurm_health_include": True,
     "gpu_metrics_enabled": True,
@@ -47,7 +47,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("servicewalk", nodes, inventory, images=disks) as running:
         slurm_cluster.start([running.node("gpu-01")], patience=60)
-        # Before the role: an Include of a file that is not there would keep slurmctld from starting.
+        # Created before the role runs: an Include of a missing file would keep slurmctld from starting.
         running.node("gpu-01").as_root(
             "touch /etc/slurm/gpuprov.conf; echo 'Include gpuprov.conf' >> /etc/slurm/slurm.conf"
         )
@@ -73,7 +73,7 @@ def declared(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, declared: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """Slurm reads its configuration only once it has the role's lines."""
+    """Return an operator of nodes on which Slurm has read the role's lines."""
     document = yaml.safe_load(lab.inventory.read_text())
     document["gpuprov_monitoring"] = {"hosts": {"mon": {}}}
     inventory = tmp_path_factory.mktemp("inventory") / "nodes.yml"

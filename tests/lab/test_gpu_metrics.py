@@ -1,4 +1,4 @@
-"""The exporters on a real node: Debian's node exporter as it is, NVIDIA's over simulated GPUs."""
+"""The exporters on a real node: Debian's unmodified node exporter, and NVIDIA's over simulated GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.processes import until
 
 FIELDS = Path(__file__).resolve().parents[1] / "fixtures/gpu_metrics/fields.txt"
 ROLES = ["nvidia_repository", "nvidia_driver", "nvlink"]
-# `password` of the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
+# Hash of `password` for the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
 HASH = "$2y$10$CWCEbs7mt8QFrToJR9OcG.tduEKpx9SROhWnaDHQgQX4Q6hqWNASa"
 ALICE = "alice:password"
 PORTS = {"node": 9100, "gpus": 9400}
@@ -54,7 +54,7 @@ def node(lab: Lab) -> LabNode:
 
 @pytest.fixture(scope="module")
 def pki(node: LabNode, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the node's certificate and key."""
+    """Create a folder with the node's certificate and key."""
     folder = tmp_path_factory.mktemp("pki")
     made = ["-subj", "/CN=gpu-01", "-addext", f"subjectAltName=IP:{node.address}", "-days", "2"]
     made += ["-keyout", str(folder / "key"), "-out", str(folder / "crt")]
@@ -87,13 +87,13 @@ def up(operator: Operator, *words: str, **variables: Any) -> str:
 
 @pytest.fixture(scope="module")
 def before(node: LabNode) -> list[list[str]]:
-    """What the node has before it has exporters: a listing each."""
+    """Return listings of the node before it has exporters."""
     return there(node)
 
 
 @pytest.fixture(scope="module")
 def guarded(before: list[list[str]], operator: Operator, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with which the node has exporters, TLS and a user."""
+    """Set up exporters with TLS and a user, and return the settings."""
     assert before
     assert "would change" in up(operator, "--check", **settings)
     up(operator, **settings)
@@ -106,7 +106,7 @@ def host(node: LabNode) -> Host:
 
 
 class Pages:
-    """What Prometheus gets of a node."""
+    """Pages that Prometheus scrapes from a node."""
 
     def __init__(self, node: LabNode, pki: Path) -> None:
         self.address = node.address
@@ -120,7 +120,7 @@ class Pages:
             return str(page.read().decode())
 
     def gpus(self, name: str) -> dict[str, float]:
-        """gpu → value."""
+        """Return gpu → value of one metric."""
         lines = [line for line in self.fetch(PORTS["gpus"]).splitlines() if line.startswith(name + "{")]
         return {re.findall(r'gpu="(\d+)"', line)[0]: float(line.rpartition(" ")[2]) for line in lines}
 

@@ -1,4 +1,4 @@
-"""GPU settings on lab nodes: made, kept after a reboot, watched, and refused when impossible."""
+"""GPU settings on lab nodes: applied, kept after a reboot, watched, and refused if impossible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab.lab_nodes import running_lab
 if TYPE_CHECKING:
     from tests.lab.lab_nodes import Lab, LabNode
 
-BARE = ("nvidia_repository", "nvidia_driver", "nvlink", "gpu_settings")  # what a bare node needs
+BARE = ("nvidia_repository", "nvidia_driver", "nvlink", "gpu_settings")  # roles that a bare node needs
 MIG = {"enabled": True, "profiles": {"0": ["1g.10gb", "3g.40gb"]}}
 SETTINGS: dict[str, Any] = {
     "gpu_settings_power_limit": 350,
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """An H100, which forgets its MIG mode, and an A100, which does not and is bare."""
+    """Yield an H100, which forgets its MIG mode, and a bare A100, which keeps it."""
     nodes = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "a100-sxm-80"))
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("gpusettings", nodes, inventory, images={"gpu-01": images.h100()}) as running:
@@ -49,7 +49,7 @@ def field(node: LabNode, name: str) -> list[str]:
 
 
 def partitions(node: LabNode) -> str:
-    """The MIG devices of all GPUs, in the words of nvidia-smi."""
+    """Return each GPU's number and its MIG profiles, from nvidia-smi -L."""
     lines = node.run("nvidia-smi -L").stdout.splitlines()
     return " ".join(line.split()[1].rstrip(":") for line in lines if line.strip())
 
@@ -165,7 +165,7 @@ def test_partitions_do_not_change_under_a_running_process(lab: Lab, operator: Op
 def test_another_fabric_manager_is_seen_replaced_and_started_anew_with_the_gpus(
     lab: Lab, operator: Operator
 ) -> None:
-    """The GPUs are reset on the way, so their settings have to come back as well."""
+    """The GPUs are reset in the process, so their settings must also be restored."""
     node = lab.node("gpu-01")
     before = node.run("systemctl show --property=ActiveEnterTimestampMonotonic nvidia-fabricmanager").stdout
     other = "nvidia-fabricmanager-580=580.95.05-1"

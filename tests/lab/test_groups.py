@@ -1,5 +1,5 @@
-"""NCCL over six lab nodes in two racks, started with real OpenMPI over the nodes' own ssh and with a real
-Slurm: a slow link and a node that hangs are named by both, and nothing is left on any node.
+"""NCCL over six lab nodes in two racks, started with real OpenMPI over the nodes' own ssh and a real Slurm.
+Both identify a slow link and a hanging node, and leave nothing on any node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """As `gpuprov up` leaves them, with OpenMPI; Slurm is installed, and no cluster yet."""
+    """Yield nodes after `up` with OpenMPI; Slurm is installed, but there is no cluster yet."""
     nodes = tuple(NodeSpec(name, "h100-sxm", network="ib") for name in RACKS)
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("groups", nodes, inventory, images=dict.fromkeys(RACKS, images.with_slurm())) as running:
@@ -74,7 +74,7 @@ systemctl list-timers --all --no-legend | grep gpuprov
 
 
 def nothing_left(node: Any, keys: str) -> None:
-    """Of a launch there is no key, no folder, no process, and no timer."""
+    """Assert that a launch left no key, folder, process or timer."""
     found = node.run(LEFT, check=False).stdout
     assert found == f"{keys}ls: cannot access '/run/gpuprov-launch': No such file or directory\n", node.name
 
@@ -113,7 +113,7 @@ def test_a_node_that_hangs_is_named_and_what_it_left_running_is_ended(measure: A
 
 def test_a_node_that_refuses_the_key_is_named_and_the_others_are_measured(measure: Any, lab: Lab) -> None:
     node = lab.node("n6")
-    # Certificates of our authority are refused; the operator's plain key is not.
+    # Certificates of the launch's authority are refused; the operator's plain key is not.
     refuse = "echo 'CASignatureAlgorithms rsa-sha2-512' > /etc/ssh/sshd_config.d/no.conf"
     node.as_root(f"{refuse} && systemctl reload ssh")
     try:
@@ -150,7 +150,7 @@ def test_when_the_controller_is_killed_the_nodes_close_it_themselves(operator: O
         lab.node("n2").heal()
     for node, keys in zip(lab.nodes, before, strict=True):
         assert "gpuprov-launch-" in node.run("cat ~/.ssh/authorized_keys").stdout
-        # What its timer would start in an hour.
+        # Start now what its timer would start in an hour.
         timer = "systemctl list-timers --all --no-legend 'gpuprov-launch-*'"
         (unit,) = [word for word in node.run(timer).stdout.split() if word.endswith(".service")]
         node.as_root(f"systemctl start {unit}")
@@ -158,13 +158,13 @@ def test_when_the_controller_is_killed_the_nodes_close_it_themselves(operator: O
         while "gpuprov-launch-" in node.run("cat ~/.ssh/authorized_keys").stdout:
             assert time.monotonic() < until, "the key is still there"
             time.sleep(0.5)
-        node.as_root(f"systemctl stop {unit.replace('.service', '.timer')}")  # it would have elapsed
+        node.as_root(f"systemctl stop {unit.replace('.service', '.timer')}")  # the timer would have elapsed
         nothing_left(node, keys)
 
 
 @pytest.fixture(scope="module")
 def slurm(lab: Lab) -> None:
-    """The last tests: from now on Slurm runs on all nodes."""
+    """Start Slurm on all nodes, for the last tests."""
     slurm_cluster.start(lab.nodes)
 
 

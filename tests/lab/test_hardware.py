@@ -1,4 +1,4 @@
-"""`scripts/hardware` on a lab node: the whole recording, from a pack, on a machine that has only Python."""
+"""`scripts/hardware` on a lab node: a complete recording, from a pack, on a machine with only Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IDENTITIES = (
 
 @pytest.fixture(scope="module")
 def node(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
-    """An H100 node in its declared state, with this checkout and a pack on it; its Python has no library."""
+    """Yield an H100 node as declared, with this checkout and a pack; its Python has no libraries."""
     folder = tmp_path_factory.mktemp("hardware")
     wanted = (NodeSpec("gpu-01", "h100-sxm", "debian13"),)
     with running_lab("hard", wanted, folder / "lab.yml", speed=20, images={"gpu-01": images.h100()}) as lab:
@@ -70,7 +70,7 @@ def test_one_machine_is_recorded_masked_and_unpacked(node: LabNode, tmp_path: Pa
         shown = files.get(steps[name]["file"], "")[-3000:]
         assert steps[name]["rc"] == 0, (name, steps[name], shown)
     for name in ("drift", "plan"):
-        # The script declares no roles: what they find depends on gpuprov's defaults.
+        # The script declares no roles, so these results depend on gpuprov's defaults.
         ended = (ExitCode.OK, ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE)
         assert steps[name]["rc"] in ended, steps[name]
     assert not summary["interrupted"]
@@ -81,7 +81,7 @@ def test_one_machine_is_recorded_masked_and_unpacked(node: LabNode, tmp_path: Pa
     folder = hardware.script.unpack(archive, tmp_path / "recorded")
     comparison = json.loads((folder / "comparison.json").read_text())
     assert len(comparison["shapes"]) >= 15, comparison["why"]
-    # The node has persistence mode on, a bare simulated machine has not: three tables print the word.
+    # The node has persistence mode on, unlike a bare simulated machine, and three tables print it.
     differing = {shape["output"] for shape in comparison["shapes"] if not shape["same"]}
     assert differing <= {"nvidia-smi/plain", "nvidia-smi/q", "nvidia-smi/query-facts"}, comparison
     assert {"facts.json", "gpu_burn.json", "gpu_inventory.json"} <= {path.name for path in folder.iterdir()}

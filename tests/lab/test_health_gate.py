@@ -1,8 +1,4 @@
-"""`up --gate quick` on lab nodes: a good node returns to service, a bad one stays drained, by `--resume` too.
-
-Drains are hooks that keep a list of drained nodes on the controller. The changed role is a small one; the
-faults are of a GPU, which that role's expectations do not cover, so that only the gate finds them.
-"""
+"""`up --gate quick` on lab nodes: good nodes return to service, bad ones stay drained, also on resume."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(autouse=True)
 def _changeable(lab: Lab) -> Iterator[None]:
-    """The role has something to do on each node; afterwards every GPU answers, and no node is drained."""
+    """Give the role work on each node; afterwards every GPU answers, and no node is drained."""
     for node in lab.nodes:
         node.as_root("rm -f /etc/sysctl.d/*gpuprov*")
     yield

@@ -1,7 +1,6 @@
-"""The basics of three machines of a kind: memory, processors, services, file systems and NCCL's variables.
-
-What is wrong is named by `validate`, `drift` and the node itself, and nothing else is: once with nothing
-declared, against the peers, and once as declared.
+"""Basic settings of three identical machines: memory, processors, services, file systems, NCCL's variables.
+`validate`, `drift` and the node itself report exactly the faults: once with nothing declared, against the
+peers, and once as declared.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HEALTH: dict[str, Any] = {
 UNIT = "[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
-# Of each node: what a person or a broken part does to it, and what undoes that.
+# For each node: the damage by a user or a broken part, and the command that undoes it.
 BREAK = {
     ONE: "echo '/dev/sdz1 /data ext4 defaults 0 2' >> /etc/fstab; mkdir -p /data; "
     "mount -t tmpfs -o ro data /data; "
@@ -45,7 +44,7 @@ REPAIR = {
     TWO: "sed -i /^NCCL/d /etc/environment; rm -r /etc/systemd/system/slurmd.service.d",
     THREE: "systemctl start sitewatch.service",
 }
-# (node, metric, verdict) that every look at a node has, declared or not.
+# (node, metric, verdict) found in any case, declared or not.
 PLAIN = {
     (ONE, "read_only", "fail"),
     (ONE, "free_percent", "fail"),
@@ -62,7 +61,7 @@ DECLARED = {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Three bare nodes with a service of the site; those with RDMA cards have simulated memory, too."""
+    """Yield three bare nodes with a service of the site; RDMA cards also bring simulated memory."""
     nodes = tuple(NodeSpec(name, "l40s", network="ib") for name in NAMES)
     with running_lab("basics", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         for node in running.nodes:
@@ -75,7 +74,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["undeclared", "declared"])
 def fleet(request: pytest.FixtureRequest, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """An operator of the nodes after `up`, with nothing declared of the machines, or with their basics."""
+    """Return an operator of the nodes after `up`, with their basic settings declared or not."""
     folder = tmp_path_factory.mktemp("declared" if request.param else "plain")
     declared = yaml.safe_load(lab.inventory.read_text())
     cpus = int(lab.nodes[0].run("getconf _NPROCESSORS_ONLN").stdout)
@@ -118,7 +117,7 @@ def by_itself(node: LabNode) -> set[tuple[str, str, str]]:
 
 
 def by_drift(operator: Operator) -> set[tuple[str, str]]:
-    """(node, fact) of what is not as declared, the stopped timer aside, or not as with the peers."""
+    """Return (node, fact) that deviates from the declaration or the peers, except the stopped timer."""
     found = json.loads(operator.call("drift", "--json").stdout)
     rows = [*found["drifts"], *found["majority"]["outliers"]]
     return {(row["node"], row["fact"]) for row in rows if "node-health" not in row["fact"]}
@@ -126,7 +125,7 @@ def by_drift(operator: Operator) -> set[tuple[str, str]]:
 
 @pytest.fixture
 def broken(lab: Lab, fleet: Operator) -> Iterator[dict[str, set[Any]]]:
-    """What each command finds of the broken nodes and did not find before."""
+    """Yield each command's findings on the broken nodes that were absent before."""
 
     def look() -> dict[str, set[Any]]:
         return {

@@ -1,4 +1,4 @@
-"""What nodes that begin with one image share, and what they do not; and an image goes with its last user."""
+"""Shared and separate data of nodes started from one image; and an image goes with its last user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
 
 
 def written(lab: Lab, _: Path) -> dict[str, Any]:
-    """Something of root's, something gone, and apt's lists from the lab's own server."""
+    """Write a file as root, remove another, and fetch apt's lists from the lab's own server."""
     lab.node("base").as_root("echo first > /root/kept; rm /etc/motd; apt-get update")
     return {"said": "by the node"}
 

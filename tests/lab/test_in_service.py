@@ -1,8 +1,6 @@
-"""A fleet in service: eight nodes that check themselves, a Prometheus that scrapes them, and a GPU that
-breaks.
-
-From the broken GPU to the alert on a person's screen, and back, through the real Prometheus, Alertmanager
-and node exporter of Debian.
+"""A fleet in service: eight nodes that check themselves, a Prometheus that scrapes them, and a broken GPU.
+From the broken GPU to the alert on a user's screen, and back, through the real Prometheus, Alertmanager and
+node exporter of Debian.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 COUNT = 8
 GPUS = [f"gpu-{number:02d}" for number in range(1, COUNT + 1)]
 BROKEN, GPU = "gpu-03", 5
-WORN, OFF = "gpu-07", "gpu-08"  # for the panels of warnings, and of nodes that say nothing
+WORN, OFF = "gpu-07", "gpu-08"  # for the panels of warnings and of silent nodes
 ENABLED: dict[str, Any] = {
     "node_health_enabled": True,
     "gpu_metrics_enabled": True,
     "monitoring_listen_address": "0.0.0.0",  # noqa: S104 - the lab's own bridge
 }
-# What only a controller writes, or a burn-in: their panels are tried in
-# tests/monitoring/test_dashboards_live.py.
+# Metrics that only a controller or a burn-in writes: tests/monitoring/test_dashboards_live.py covers their
+# panels.
 ELSEWHERE = ("gpuprov_burnin", "gpuprov_validation", "gpuprov_drift")
 
 
@@ -62,7 +60,7 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
 
 
 def until(holds: Any, limit: float, what: str) -> float:
-    """Seconds until it holds."""
+    """Wait until the condition holds, and return the seconds."""
     begun = time.monotonic()
     while not holds():
         assert time.monotonic() - begun < limit, f"{what}: not within {limit:.0f} s"
@@ -83,7 +81,7 @@ def alerts(lab: Lab, name: str) -> list[dict[str, Any]]:
 
 def health(lab: Lab, name: str) -> str:
     told = lab.node(name).run("sudo cat /run/gpuprov/health.json", check=False).stdout
-    return str(json.loads(told)["verdict"]) if told else ""  # after a boot there is none until the first run
+    return str(json.loads(told)["verdict"]) if told else ""  # absent after a boot until the first run
 
 
 def test_every_node_is_scraped_and_healthy(lab: Lab, operator: Operator) -> None:
@@ -117,7 +115,7 @@ def test_a_broken_gpu_is_on_a_screen_within_three_minutes_and_gone_after_its_rep
     assert status.returncode == ExitCode.UNHEALTHY
     assert f"gpu{GPU}" in status.stdout
     until(lambda: health(lab, WORN) == "warn", 400, "a warning, which has to be seen three times")
-    time.sleep(30)  # a scrape
+    time.sleep(30)  # one scrape interval
     _panels(lab)
     lab.node(OFF).power_on()
     lab.node(WORN).heal()
@@ -133,7 +131,7 @@ def test_a_broken_gpu_is_on_a_screen_within_three_minutes_and_gone_after_its_rep
 
 
 def _panels(lab: Lab) -> None:
-    """Every panel has something to show of these nodes, and what shows health shows that one is broken."""
+    """Assert that every panel has data of these nodes, and that health panels show the broken one."""
     address = f"http://{lab.node('mon').address}:9090"
     now, silent, alike = time.time(), [], []
     for panel in panel_queries.panels():

@@ -1,8 +1,6 @@
-"""A node with AMD's GPUs in service: under a real Slurm, which hands out its dies and drains it when it
-fails, and read by Prometheus, with an exporter that comes and goes as it is declared.
-
-AMD's exporter is a stand-in of this test: a package with its name, files and units whose program listens
-where it is told, and serves what its configuration names.
+"""A node with AMD GPUs in service: a real Slurm hands out its dies and drains it when it fails.
+Prometheus reads it, and its exporter comes and goes as declared. AMD's exporter is a stand-in of this test: a
+package with its name, files and units whose program listens and serves as its configuration says.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ def up(operator: Operator, *words: str, **variables: Any) -> str:
 
 @pytest.fixture(scope="module")
 def node(lab: Lab, operator: Operator) -> LabNode:
-    """In service, with the node exporter alone."""
+    """Return a node in service with only the node exporter."""
     up(operator, gpuprov_roles=DRIVER)
     (made,) = lab.nodes
     slurm_cluster.start(lab.nodes, patience=60, files="/dev/dri/renderD[128-135]")
@@ -108,7 +106,7 @@ def node(lab: Lab, operator: Operator) -> LabNode:
 
 
 def state(node: LabNode) -> tuple[str, str]:
-    """(state, reason) of it in Slurm."""
+    """Return the node's (state, reason) in Slurm."""
     text = node.as_root("scontrol show node amd-01").stdout
     reason = re.search(r"^ +Reason=(.*?)(?: \[\S+\])?$", text, re.MULTILINE)
     return re.findall(r"State=(\S+)", text)[0], reason[1] if reason else ""
@@ -144,7 +142,7 @@ def listening(node: LabNode) -> set[str]:
 
 
 def read(node: LabNode, port: int) -> str:
-    """The page of metrics at this port, asked for on the node itself."""
+    """Fetch the metrics page at this port from the node itself."""
     asked = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
     return node.run(f'python3 -c "{asked}"').stdout
 

@@ -17,8 +17,8 @@ from tests.lab.lab_nodes import Lab, running_lab
 
 NODES = ("h1", "h2", "a1", "a2")
 QUICK = ("gpu_inventory", "versions", "host_health", "network_ports")
-# They end at once on these nodes: no role installs fio or torch, and DCGM comes with the exporters alone; the
-# last is of AMD's GPUs alone.
+# Checks that end at once on these nodes: no role installs fio or torch, and DCGM comes only with the
+# exporters; the last is for AMD GPUs only.
 NOT_HERE = ("disk_speed", "ddp_scaling", "dcgm_diag", "amd_acceptance")
 CHECKS = [one.id for one in BUILT_IN if one.id not in (*QUICK, *NOT_HERE)]
 DECLARED = {
@@ -28,7 +28,7 @@ DECLARED = {
     "validation_tools_scratch_dir": "/var/tmp",
 }
 SECONDS = 10.0
-# A program of the run or what it started has this in its environment; the module itself as well.
+# Matches the environment of the run's programs, their children and the module itself.
 LEFT = "grep -lzs -e '^GPUPROV_RUN=' -e '^GPUPROV_LAUNCH=' /proc/[0-9]*/environ || true"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -38,7 +38,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     nodes = [NodeSpec(name, "h100-sxm", network="ib") for name in NODES[:2]]
     nodes += [NodeSpec(name, "mi300x", "ubuntu2404", network="ib") for name in NODES[2:]]
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
-    # At the speed of real GPUs, so that there is a middle of each check.
+    # At the speed of real GPUs, so that each check lasts long enough to interrupt.
     with running_lab("ctrlc", tuple(nodes), inventory, speed=1.0) as running:
         yield running
 
@@ -52,7 +52,7 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
 
 
 def left(lab: Lab) -> dict[str, list[str]]:
-    """Node → the command lines of what a run has running there."""
+    """Return node → command lines of the run's remaining processes."""
     show = f"for file in $({LEFT}); do tr '\\0' ' ' < ${{file%/environ}}/cmdline; echo; done"
     found = {node.name: node.as_root(show).stdout.strip().splitlines() for node in lab.nodes}
     return {name: lines for name, lines in found.items() if any(lines)}

@@ -1,4 +1,4 @@
-"""Crashing programs of an unprivileged user that are named as GPU errors change no verdict of the node."""
+"""Crashing programs of an unprivileged user, named like GPU errors, change no verdict of the node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CRASHES = (
     + struct.pack("<IIQQQQQQ", 1, 5, 0, 0x400000, 0x400000, 124, 124, 0x1000)
     + CODE
 )
-# As `ops`, without sudo. The kernel prints ten crashes in 5 s at most.
+# Runs as `ops`, without sudo. The kernel prints at most ten crashes in 5 s.
 CRASH = f"""
 import base64, os, subprocess, tempfile, time
 assert os.geteuid() != 0
@@ -72,7 +72,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def messages() -> dict[int, str]:
-    """The messages of the host's kernel by their number, since the nodes' programs run on it. Old ones are
+    """Return messages of the host's kernel by number, since the nodes' programs run on it. Old ones get
     overwritten, so their count proves nothing."""
     found: dict[int, str] = {}
     handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
@@ -83,7 +83,7 @@ def messages() -> dict[int, str]:
             except BlockingIOError:
                 return found
             except BrokenPipeError:
-                continue  # overwritten meanwhile
+                continue  # overwritten during the read
             head, _, text = record.partition(";")
             found[int(head.split(",")[1])] = text.partition("\n")[0]
     finally:
@@ -113,7 +113,7 @@ def test_a_user_forges_nothing_and_a_real_error_is_found(lab: Lab, operator: Ope
     node.run("python3 -", said=CRASH)
     crashes = [text for number, text in messages().items() if number > before and "segfault at" in text]
     assert len(crashes) >= 4 * len(NAMES)
-    # Simulated GPUs have a kernel log of their own, which the driver's simulated lines are in.
+    # Simulated GPUs have a separate kernel log with the driver's simulated lines.
     up = "$(( $(date +%s) - $(cut -d. -f1 /var/lib/silicon/boot_time) ))"
     relay = f'while IFS= read -r line; do printf "[%12.6f] %s\\n" {up} "$line"; done >> /var/lib/silicon/kmsg'
     node.as_root(relay, said="\n".join(crashes) + "\n")

@@ -1,4 +1,4 @@
-"""A lab from nothing to nothing, through the command line; these tests break labs of their own."""
+"""A lab from creation to removal, through the command line; these tests break separate labs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gpuprov_lab(*arguments: str, timeout: float = 300) -> subprocess.CompletedPr
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A lab name of our own, and nothing under it afterwards."""
+    """Yield an unused lab name, and remove everything under it afterwards."""
     chosen = f"life-{os.getpid()}"
     yield chosen
     if os.geteuid() == 0:
@@ -71,7 +71,7 @@ def test_down_leaves_nothing(lab: Any, name: str, tmp_path: Path) -> None:
         assert any(kind in line for line in found), (kind, found)
     assert gpuprov_lab("down", "--lab", name).stdout == f"removed: {name}\n"
     assert leftovers.find(name) == []
-    # The other lab is whole: its nodes answer, and the cache they share runs.
+    # The other lab is intact: its nodes answer, and the shared cache runs.
     assert lab.node("gpu-01").run("true").returncode == 0
     assert mirror.cache_pid() is not None
     again = gpuprov_lab("down", "--lab", name)
@@ -166,7 +166,7 @@ def test_interrupting_up_removes_what_it_had_made(name: str, tmp_path: Path) -> 
 
 
 def test_down_finds_nodes_whose_supervisor_and_record_are_lost(name: str, tmp_path: Path) -> None:
-    """Supervisors killed, state file gone: nodes live on, and are found by looking at the host."""
+    """The supervisors are killed and the state file is gone: nodes live on, and are found on the host."""
     up(name, tmp_path / "lab.yml")
     for pid, kind in leftovers.processes(name).items():
         if kind == "supervisor":
@@ -182,7 +182,7 @@ def test_down_finds_nodes_whose_supervisor_and_record_are_lost(name: str, tmp_pa
 
 
 def test_down_finds_orphans_of_a_killed_nspawn(name: str, tmp_path: Path) -> None:
-    """systemd-nspawn killed first orphans the node's systemd, which only its network namespace gives away."""
+    """Killing systemd-nspawn first orphans the node's systemd, which only its network namespace reveals."""
     up(name, tmp_path / "lab.yml")
     for kind in ("supervisor", "nspawn"):
         for pid, found in leftovers.processes(name).items():
@@ -197,7 +197,7 @@ def test_down_finds_orphans_of_a_killed_nspawn(name: str, tmp_path: Path) -> Non
 
 
 def test_nodes_install_signed_packages_and_refuse_another_key(name: str, tmp_path: Path) -> None:
-    """apt takes the fixture repository with its own key alone; the real kmod reads the module it installs."""
+    """apt accepts the fixture repository only with its own key; the real kmod reads the installed module."""
     up(name, tmp_path / "lab.yml", "one=l40s", "two=h100-sxm:debian12")
     variables = yaml.safe_load((tmp_path / "lab.yml").read_text())["gpu_nodes"]
     kernel = os.uname().release

@@ -1,4 +1,4 @@
-"""What `lab up` promises of a node: reachable, booted, its own identity, silicon in place, packages."""
+"""Guarantees of `lab up` for a node: reachable, booted, unique identity, silicon in place, packages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nodes_share_neither_machine_id_nor_boot_id_nor_host_key(lab: Any) -> No
 
 
 def test_no_nodes_share_a_control_group(lab: Any) -> None:
-    """Two systemds in one tree stop each other's services and never notice that their own have ended."""
+    """Two systemds in one tree stop each other's services and never notice the end of their own."""
     members = [set(cgroups.members(node.place.namespace)) for node in lab.nodes]
     assert all(members)
     assert len(set.union(*members)) == sum(len(pids) for pids in members)
@@ -68,7 +68,7 @@ def test_only_ops_gets_in_and_only_with_the_labs_key(lab: Any) -> None:
 
 
 def test_a_changed_host_key_is_refused(lab: Any, tmp_path: Any) -> None:
-    """The known_hosts the lab writes protects: with another node's key in it, ssh refuses the node."""
+    """The lab's known_hosts protects: with another node's key in it, ssh refuses the node."""
     lines = lab.record.place.known_hosts.read_text().splitlines()
     keys = [line.split(" ", 1) for line in lines]
     known = tmp_path / "known_hosts"
@@ -99,7 +99,7 @@ def test_the_simulated_silicon_is_where_tools_look_for_it(lab: Any, name: str) -
         assert "0x10de" in node.run(f"{sudo}cat /sys/bus/pci/devices/*/vendor").stdout
         loaded = node.run(f"{sudo}ls /sys/module").stdout.split()
         assert loaded == sorted(path.name for path in (node.place.silicon / "sys_module").iterdir())
-    # What the host writes there, the node sees at once: the mounts are live.
+    # The mounts are live: the node sees the host's writes at once.
     marker = node.place.silicon / "proc_driver" / "marker"
     marker.write_text("seen\n")
     try:
@@ -137,7 +137,7 @@ def test_a_fault_reaches_the_nodes_state_and_heals(lab: Any) -> None:
 
 
 def test_what_the_host_lacks_the_node_gets_through_the_cache(lab: Any) -> None:
-    """Debian's own packages come over the bridge: apt on the node knows no other address."""
+    """Debian's own packages come over the bridge; apt on the node has no other address."""
     node = lab.node("gpu-02")
     said = node.run("sudo apt-get update", timeout=300).stdout
     hosts = {word.split("/")[2] for word in said.split() if word.startswith("http")}

@@ -34,7 +34,7 @@ def ssh(fleet: LightFleet, name: str, *command: str) -> subprocess.CompletedProc
 
 
 def of_kind(fleet: LightFleet, kind: str) -> tuple[str, int]:
-    """The address and port of the node of that kind."""
+    """Return the address and port of the node of that kind."""
     (name,) = (name for name, found in fleet.bad.items() if found == kind)
     host = json.loads(fleet.inventory.read_text())["all"]["hosts"][name]
     return host["ansible_host"], host.get("ansible_port", 22)
@@ -117,6 +117,6 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
 
 
 def running_with(folder: Path) -> list[str]:
-    """The command lines of processes that were given this folder."""
+    """Return the command lines of processes that mention this folder."""
     found = [command_of(int(path.name)) for path in Path("/proc").glob("[0-9]*")]
     return [line for line in found if f"{folder}/" in line]

@@ -1,7 +1,6 @@
-"""A locked package set: made of good nodes only, held on a node that moved and on a new one, refused where it
-cannot be, and gone when it is no longer wanted. What is installed is read with dpkg.
-
-The tests run in the order written: each stands on the state the one before left.
+"""A locked package set: made only from good nodes, enforced on a changed node and a new one.
+It is refused if impossible, and removed when no longer declared. dpkg reports the installed packages. The
+tests run in the order written: each starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from provision.errors import ExitCode
 from tests.lab.agreement import INSTALL, Agreement, Gpuprov, command, held, installed, said, spoil
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
-# No driver: an update of the CUDA toolkit shows the same, and needs no reboot.
+# No driver: an update of the CUDA toolkit is as good a test, and needs no reboot.
 ROLES = ("nvidia_repository", "cuda_toolkit", "nccl", "package_lock")
 OLD = {"cuda-toolkit-12-9": "12.9.0-1", "cuda-nvcc-12-9": "12.9.41-1", "libcublas-12-9": "12.9.0.13-1"}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
@@ -33,19 +32,19 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def gpuprov(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Gpuprov:
-    # Without an exact release every update of CUDA 12.9 is as declared; the newest is what a bare node gets.
+    # Without an exact release, every update of CUDA 12.9 is as declared; a bare node gets the newest.
     return command(lab, tmp_path_factory.mktemp("runs"), ROLES, cuda_toolkit_release="''")
 
 
 @pytest.fixture(scope="module")
 def agreement(lab: Lab, gpuprov: Gpuprov) -> Agreement:
     made = Agreement(lab, gpuprov)
-    made.check()  # both nodes as declared
+    made.check()  # brings both nodes to the declared state
     return made
 
 
 def older(node: LabNode) -> None:
-    """An update of CUDA that is still offered, beside a newer one: nothing that is declared forbids it."""
+    """Install an older CUDA update that is still offered, which no declaration forbids."""
     words = " ".join(f"{name}={version}" for name, version in OLD.items())
     spoil(node, f"{INSTALL} {words}; apt-mark hold {' '.join(OLD)}")
 

@@ -1,6 +1,5 @@
-"""A GPU that stops answering, on real nodes: every verb names it, judges its neighbours, and ends soon.
-
-gpu-01 loses a GPU at rest; gpu-02 in the middle of a load, of a burn-in and of `up`.
+"""A GPU that stops answering, on real nodes: every command reports it, judges its neighbours, and ends soon.
+gpu-01 loses a GPU when idle; gpu-02 during a load, a burn-in and `up`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 class Identity:
-    """How the lost GPU has to be named."""
+    """Expected identification of the lost GPU."""
 
     def __init__(self, lab: Lab, node: str, gpu: int = GPU) -> None:
         fields = "--query-gpu=pci.bus_id,serial --format=csv,noheader"
@@ -59,7 +58,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture
 def whole(lab: Lab) -> Iterator[None]:
-    """All GPUs answer again afterwards."""
+    """Make all GPUs answer again afterwards."""
     yield
     for node in lab.nodes:
         node.heal()
@@ -68,7 +67,7 @@ def whole(lab: Lab) -> Iterator[None]:
 def validated(
     operator: Operator, node: str, *words: str
 ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
-    """What `validate` ended with, and all its findings on the node."""
+    """Run `validate`, and return the process and all findings on the node."""
     done = operator.call("validate", "--nodes", node, "--json", *words)
     assert done.stdout.strip(), done.stderr
     (health,) = json.loads(done.stdout)["nodes"]
@@ -76,7 +75,7 @@ def validated(
 
 
 def blamed(findings: list[dict[str, Any]]) -> set[str]:
-    """The devices that are warned of or failed."""
+    """Return the devices with a warning or a failure."""
     return {one["device"] for one in findings if one["verdict"] in ("fail", "warn")}
 
 
@@ -119,7 +118,7 @@ def test_at_rest_every_verb_names_it(lab: Lab, operator: Operator, tmp_path: Pat
     assert not [other for other in range(8) if other != GPU and f"gpu{other}:" in said(done)]
 
 
-# A GPU of its own each: one that fails in three runs is to be replaced.
+# A different GPU each, because a GPU that fails in three runs must be replaced.
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize(
     ("check", "number"), [("memory_bandwidth", 0), ("nccl_all_reduce", 1), ("gpu_burn", 2)]
@@ -160,7 +159,7 @@ def test_up_does_not_wait_for_a_gpu_lost_meanwhile(lab: Lab, operator: Operator)
     node.fault("fabric_down")
     began = time.monotonic()
     with operator.began("up", "--nodes", "gpu-02", "--yes", "--no-canary", gpuprov_roles=ROLES) as up:
-        time.sleep(12)  # it waits for the fabric by then
+        time.sleep(12)  # by now it waits for the fabric
         node.fault("gpu_silent", gpu=GPU)
         output, _ = up.communicate(timeout=200)
     assert up.returncode == ExitCode.UNHEALTHY

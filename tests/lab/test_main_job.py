@@ -1,8 +1,6 @@
-"""The main job on real nodes, end to end: bare, provisioned, validated, broken, repaired.
-
-The tests run in the order written: each stands on the state the one before left, as an operator's day does.
-The bare nodes and their `up` are those of tests/lab/images.py; what follows is on nodes that began with its
-result.
+"""The main workflow on real nodes, end to end: bare, provisioned, validated, broken, repaired.
+The tests run in the order written: each starts from the state that the previous one left, as in an operator's
+day. The bare nodes and their `up` are in tests/lab/images.py; the rest runs on nodes started from its result.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Three nodes as `up` left such nodes."""
+    """Yield three nodes in the state that `up` leaves."""
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("main", FLEET, inventory, images=images.declared()) as running:
         yield running
 
 
 def named(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], str]:
-    """(node, device) → verdict of every finding of `validate --json` that is neither pass nor skip."""
+    """Return (node, device) → verdict of each finding of `validate --json`, except passes and skips."""
     report = json.loads(done.stdout)
     return {
         (node["node"], finding["device"]): finding["verdict"]
@@ -47,7 +45,7 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 def drifted(done: subprocess.CompletedProcess[str]) -> set[tuple[str, str, str]]:
-    """(node, role, fact) of `drift --json`."""
+    """Return (node, role, fact) of each drift of `drift --json`."""
     return {(d["node"], d["role"], d["fact"]) for d in json.loads(done.stdout)["drifts"]}
 
 
@@ -95,7 +93,7 @@ def test_both_faults_of_one_node_are_named_and_nothing_else(operator: Operator, 
 
 
 BREAKAGES = {
-    # what an administrator does on a node by hand -> the (node, role, fact) that must be named
+    # an administrator's command on a node -> the (node, role, fact) that must be reported
     ("gpu-01", "apt-mark unhold nvidia-driver-cuda"): ("nvidia_driver", "package.nvidia-driver-cuda.held"),
     ("gpu-01", "systemctl stop nvidia-persistenced"): ("nvidia_driver", "service.nvidia-persistenced.active"),
     ("gpu-01", "sed -i '1i # edited' /etc/modprobe.d/*nouveau*.conf"): ("nvidia_driver", "modprobe.d"),

@@ -1,7 +1,6 @@
-"""Twelve nodes behind three workers, one of which is two hops away, in a mesh that the role has made: each
-command has the results and the report of one controller. gpuprov runs on machines of its own, from its wheel.
-
-The tests run in the order written: each stands on the state the one before left.
+"""Twelve nodes behind three workers, one of them two hops away, in a mesh made by the role: each command has
+the results and the report of a single controller. gpuprov runs on separate machines, from its wheel.
+The tests run in the order written: each starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 CONTROLLER, WORKERS = "ctl", ("worker-a", "worker-b", "worker-c")
 NODES = tuple(f"gpu-{number:02d}" for number in range(1, 13))
-# A rack each. worker-c and its nodes are seen from worker-b and nowhere else.
+# One rack each. Only worker-b can reach worker-c and its nodes.
 RACKS = dict(zip(WORKERS, (NODES[:4], NODES[4:8], NODES[8:]), strict=True))
 HOME = "/home/ops"
-# The controller gives work as a user of its own, who may not read the mesh's keys.
+# The controller submits work as a separate user, who may not read the mesh's keys.
 GROUP = "mesh"
 LOGIN = """\
 install -d -m 0700 -o {user} -g {user} {home}/.ssh
@@ -50,7 +49,7 @@ rm {home}/.ssh/login
 chmod 0600 {home}/.ssh/*
 chown {user}:{user} {home}/.ssh/*
 """
-# What two runs of the same never have in common.
+# Keys that always differ between two equal runs.
 PASSING = frozenset(
     {"run", "run_id", "run_folder", "inventory", "written", "started", "finished", "time", "at", "seconds"}
     | {"age", "age_seconds", "name", "controller"}
@@ -81,24 +80,24 @@ class Desk:
         return self.node.run(self.words(verb, *where, *words), check=False, timeout=timeout)
 
     def told(self, code: ExitCode, verb: str, *words: str) -> Any:
-        """The document that it prints."""
+        """Run the command and return its JSON document."""
         done = self.call(verb, *words, "--json")
         assert done.returncode == code, said(done)
         return json.loads(done.stdout)
 
     def kept(self, verb: str, file: str) -> str:
-        """A file of its last run."""
+        """Return a file of its last run."""
         return self.node.run(f"cat $(ls -d {self.runs}/*-{verb} | tail -n 1)/{file}").stdout
 
     def rows(self, verb: str, file: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.kept(verb, file).splitlines()]
 
     def outcomes(self) -> dict[str, str]:
-        """node → how the last `up` ended for it."""
+        """Return node → its outcome in the last `up`."""
         return {row["node"]: row["status"] for row in self.rows("up", "outcomes.jsonl")}
 
     def changes(self) -> Counter[tuple[str, str]]:
-        """(node, task) → how often the last `up` changed something by it."""
+        """Return (node, task) → number of changes in the last `up`."""
         rows = self.rows("up", "events.jsonl")
         return Counter((row["node"], row["task"]) for row in rows if row["kind"] == "changed")
 
@@ -115,7 +114,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @contextlib.contextmanager
 def cut(lab: Lab, here: str, *there: str) -> Iterator[None]:
-    """No packet of `here` reaches these: what was open stands still."""
+    """Drop all packets from `here` to these nodes; open connections stall."""
     words = ["ip", "-n", f"{lab.record.place.namespace_prefix}{here}", "route"]
     addresses = [lab.node(name).address for name in there]
     for address in addresses:
@@ -129,7 +128,7 @@ def cut(lab: Lab, here: str, *there: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart(lab: Lab) -> Iterator[None]:
-    """worker-c and its rack as they stand: behind worker-b."""
+    """Put worker-c and its rack behind worker-b, as in the mesh."""
     with contextlib.ExitStack() as stack:
         for name in (CONTROLLER, WORKERS[0]):
             stack.enter_context(cut(lab, name, WORKERS[2], *RACKS["worker-c"]))
@@ -138,7 +137,7 @@ def apart(lab: Lab) -> Iterator[None]:
 
 
 def fleet(lab: Lab, workers: bool) -> dict[str, Any]:
-    """The inventory as the controller has it."""
+    """Return the controller's inventory."""
     groups: dict[str, Any] = yaml.safe_load(lab.inventory.read_text())
     group = groups["gpu_nodes"]
     for name in ("ansible_ssh_private_key_file", "ansible_ssh_common_args"):
@@ -169,14 +168,14 @@ def given(controller: LabNode, name: str, groups: dict[str, Any]) -> Desk:
 
 
 def login(lab: Lab, name: str, user: str, home: str) -> None:
-    """That user's way to the nodes: the lab's key, and the keys that hosts have."""
+    """Give that user access to the nodes: the lab's key and the known host keys."""
     text = f"{lab.record.place.key.read_text()}# known hosts\n{lab.record.place.known_hosts.read_text()}"
     lab.node(name).as_root(LOGIN.format(user=user, home=home), said=text)
 
 
 @pytest.fixture(scope="module")
 def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
-    """gpuprov on it and on the workers; worker-c and its rack are out of its sight from now on."""
+    """Install gpuprov on the controller and the workers; worker-c and its rack become unreachable from it."""
     machines = [lab.node(name) for name in (CONTROLLER, *WORKERS)]
     archive = installed.packed(machines[0], tmp_path_factory.mktemp("wheel"))
     with ThreadPoolExecutor(2) as threads:
@@ -190,13 +189,13 @@ def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 
 @pytest.fixture(scope="module")
 def mesh(lab: Lab, controller: LabNode) -> Desk:
-    """The fleet by its workers."""
+    """Return the fleet as reached through its workers."""
     return given(controller, "mesh", fleet(lab, workers=True))
 
 
 @dataclass(frozen=True)
 class Alone:
-    """The fleet by the controller alone, which sees every node while it does."""
+    """The fleet as reached by the controller alone, which can then reach every node."""
 
     lab: Lab
     desk: Desk
@@ -220,8 +219,8 @@ def alone(lab: Lab, controller: LabNode) -> Alone:
 
 
 def lasting(document: Any) -> Any:
-    """A document without what is another each time: degrees and seconds that were measured are left out, and
-    what was concluded from them is not."""
+    """Return a document without values that change each time: measured degrees and seconds are removed,
+    conclusions from them are kept."""
     if isinstance(document, list):
         return [lasting(one) for one in document]
     if not isinstance(document, dict):
@@ -231,7 +230,7 @@ def lasting(document: Any) -> Any:
 
 
 def differing(one: Any, other: Any, at: str = "") -> Iterator[str]:
-    """Where two documents are not the same."""
+    """Yield the paths at which two documents differ."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         for key in one:
             yield from differing(one[key], other[key], f"{at}.{key}")
@@ -243,10 +242,10 @@ def differing(one: Any, other: Any, at: str = "") -> Iterator[str]:
 
 
 def both(alone: Alone, mesh: Desk, code: ExitCode, verb: str, *words: str) -> Any:
-    """What the command says, which is the same by both."""
+    """Run the command both ways, and return the document, which must be the same."""
 
     def told(desk: Desk) -> Any:
-        """Of either inventory, which the commands that it proposes name."""
+        """Replace the inventory's name, which the proposed commands contain."""
         text = json.dumps(lasting(desk.told(code, verb, *words)))
         return json.loads(text.replace(f"/{desk.name}.yml", "/inventory.yml"))
 
@@ -298,7 +297,7 @@ def test_up_and_plan_are_the_controllers(lab: Lab, alone: Alone, mesh: Desk) -> 
     assert mesh.changes() == desk.changes()
     assert set(mesh.changes().values()) == {1}
     for worker, rack in RACKS.items():
-        for name in rack:  # its worker was there, and nobody else but this look
+        for name in rack:  # only its worker and this connection logged in
             log = lab.node(name).as_root(f"journalctl -q --no-pager -u ssh -S @{marks[name]}").stdout
             logins = {
                 line.partition(" from ")[2].split()[0] for line in log.splitlines() if "Accepted" in line
@@ -346,8 +345,8 @@ def test_a_burn_in_is_the_controllers(alone: Alone, mesh: Desk) -> None:
 
 
 def test_the_status_is_the_controllers(lab: Lab, alone: Alone, mesh: Desk) -> None:
-    """After the burn-in, which would see in the kernel log what this one breaks. Both ask for the same run of
-    each node's health program: the timer, which would start another one in between, is off."""
+    """Runs after the burn-in, which would find this test's fault in the kernel log. Both commands read
+    the same run of each node's health program: the timer, which would start another in between, is off."""
     lab.node("gpu-12").fault("gpu_off_bus", gpu=3)
     try:
         for name in NODES:
@@ -367,8 +366,8 @@ def at_work(lab: Lab, worker: str) -> bool:
 
 
 def test_a_mesh_cut_in_half_for_five_minutes_loses_nothing(lab: Lab, controller: LabNode) -> None:
-    """worker-a takes over the rack that it can reach; the unit of worker-c, whose nodes nobody else reaches,
-    ends its work alone and is collected."""
+    """worker-a takes over the rack that it can reach; the unit of worker-c, the only worker that reaches its
+    nodes, finishes alone and is collected."""
     groups = fleet(lab, workers=True)
     for node in RACKS["worker-b"]:
         groups["gpu_nodes"]["hosts"][node]["gpuprov_receptor_node"] = ["worker-b", "worker-a"]

@@ -1,4 +1,4 @@
-"""One inventory with NVIDIA's and AMD's GPUs: the same verbs, the same verdicts, one report."""
+"""One inventory with NVIDIA and AMD GPUs: the same commands, the same verdicts, one report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = (
     NodeSpec("amd-02", "mi250x", "rhel9"),
 )
 VENDORS = {"gpu-01": "nvidia", "amd-01": "amd", "amd-02": "amd"}
-DEVICES = {"gpu-01": 8, "amd-01": 8, "amd-02": 8}  # each die of an MI250X is one
+DEVICES = {"gpu-01": 8, "amd-01": 8, "amd-02": 8}  # each die of an MI250X counts as one
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +70,12 @@ def test_one_report_finds_them_healthy(operator: Operator) -> None:
     for name, node in nodes.items():
         found = [one for check in node["checks"] for one in check["findings"]]
         warned = [one["message"] for one in found if one["verdict"] not in ("pass", "skip")]
-        # For some of what is measured of AMD's GPUs nobody has published a limit.
+        # For some measurements of AMD GPUs, no limit is published.
         assert [text for text in warned if "no limit is known for this GPU" not in text] == [], name
         measured = {check["check"] for check in node["checks"] if check["verdict"] in ("pass", "warn")}
         assert {"gpu_inventory", "p2p_bandwidth", "nccl_all_reduce", "gpu_burn"} <= measured, name
     ended = [line.partition("] ")[2].rpartition(": ")[0] for line in done.stderr.splitlines()]
-    for name in NODES:  # the fast node is through while the slow one is still in the middle
+    for name in NODES:  # the fast node finishes while the slow one is still in the middle
         mine = [line.partition(": ")[2] for line in ended if line.startswith(f"{name.name}: ")]
         assert mine == [check["check"] for check in nodes[name.name]["checks"]], name
     assert ended.index("gpu-01: gpu_burn") < ended.index("amd-02: nccl_alltoall")

@@ -1,5 +1,5 @@
-"""A monitoring host beside a GPU node: Debian's own Prometheus scrapes Debian's own node exporter, and a
-finding of the health program becomes an alert in Alertmanager, and ends."""
+"""A monitoring host for a GPU node: Debian's Prometheus scrapes Debian's node exporter, and a finding of
+the health program becomes an alert in Alertmanager, and ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOST = (
     'gpuprov_finding{check="gpu_inventory",metric="xid.79",device="gpu3",verdict="fail",action="power-cycle",'
     f'serial="{SERIAL}"}} 1\n'
 )
-SCRAPE, HOLD, KEPT = 30, 60, 300  # seconds: of a scrape, of `for`, of `keep_firing_for`
+SCRAPE, HOLD, KEPT = 30, 60, 300  # seconds: scrape interval, `for`, `keep_firing_for`
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """The monitoring host is set up by `up`; the GPU node has the exporter, and a health program's file."""
+    """Set up the monitoring host with `up`, and the GPU node with the exporter and a health file."""
     declared = yaml.safe_load(lab.inventory.read_text())
     declared["gpu_nodes"]["hosts"]["gpu"]["gpuprov_rack"] = "r7"
     declared["gpuprov_monitoring"] = {"hosts": {"mon": {}}}
@@ -49,8 +49,8 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
 
 
 def healthy(lab: Lab, finding: str = "") -> None:
-    """The file that the health program would have written now. (It runs every minute; here the interval says
-    that it need not.)"""
+    """Write the current file of the health program. (It runs every minute; here a long interval in the file
+    avoids the alert for missing runs.)"""
     verdict = "fail" if finding else "pass"
     text = f'gpuprov_health_verdict{{verdict="{verdict}"}} 1\ngpuprov_health_interval_seconds 86400\n'
     text += f"gpuprov_health_run_timestamp_seconds {time.time():.0f}\n{finding}"
@@ -58,21 +58,21 @@ def healthy(lab: Lab, finding: str = "") -> None:
 
 
 def query(lab: Lab, expression: str) -> list[dict[str, Any]]:
-    """What Prometheus answers, one entry for each series."""
+    """Return Prometheus's answer, one entry for each series."""
     answer = lab.node("mon").run(f"promtool query instant -o json http://127.0.0.1:9090 '{expression}'")
     found: list[dict[str, Any]] = json.loads(answer.stdout)
     return found
 
 
 def active(lab: Lab, alert: str) -> list[dict[str, Any]]:
-    """The alerts of this name that Alertmanager has."""
+    """Return Alertmanager's alerts of this name."""
     words = f"amtool alert query -o json --alertmanager.url=http://127.0.0.1:9093 alertname={alert}"
     found: list[dict[str, Any]] = json.loads(lab.node("mon").run(words).stdout)
     return found
 
 
 def waited(holds: Callable[[], Any], limit: float) -> float:
-    """Seconds until it holds."""
+    """Wait until the condition holds, and return the seconds."""
     begun = time.monotonic()
     while time.monotonic() - begun < limit:
         if holds():
@@ -112,7 +112,7 @@ def test_it_scrapes_the_node_under_its_own_name(lab: Lab) -> None:
     waited(lambda: any(one["value"][1] == "1" for one in query(lab, 'up{job="node"}')), 120)
     (node,) = query(lab, 'up{job="node"}')
     assert (node["metric"]["instance"], node["metric"]["rack"]) == ("gpu", "r7")
-    running = {"prometheus", "alertmanager", "node"}  # each is scraped at its own moment of the 30 s
+    running = {"prometheus", "alertmanager", "node"}  # each is scraped at a different time within the 30 s
     waited(
         lambda: running == {one["metric"]["program"] for one in query(lab, 'up{job="monitoring"} == 1')}, 120
     )

@@ -16,15 +16,15 @@ DRIVER = "580.126.09"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # test_groups runs the same through the product
 PACKAGES = ("nvidia-kernel-open-dkms", "nvidia-driver-cuda", "libnccl2", "nccl-tests", "openmpi-bin")
 PROGRAM = "all_reduce_perf -b 8G -e 8G -g 8 -n 5"
-PCIE = 21.5  # GB/s that L40S reach over PCIe, eight on one node as well as sixteen in a ring over two
+PCIE = 21.5  # GB/s of L40S over PCIe, for eight on one node as well as sixteen in a ring over two
 CARDS = 8 * 196.8 / 8 * 0.955  # GB/s of a node's eight cards together
-# --host does not take addresses: OpenMPI 5.0.7 then finds no slots on the others (a hostfile is fine).
+# --host rejects addresses: OpenMPI 5.0.7 then finds no slots on the others (a hostfile works).
 MPIRUN = "timeout --signal=TERM {seconds} mpirun -np 2 --hostfile hosts " + PROGRAM
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes with driver, nccl-tests and OpenMPI: what a test of programs needs, without roles."""
+    """Yield two nodes with driver, nccl-tests and OpenMPI, which a test of programs needs, but no roles."""
     nodes = tuple(NodeSpec(name, "l40s", network="ib") for name in ("m1", "m2"))
     with running_lab("mpi", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         hosts = yaml.safe_load(running.inventory.read_text())["gpu_nodes"]["hosts"]
@@ -43,7 +43,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def first(lab: Lab) -> LabNode:
-    """The node that mpirun is started on: it reaches both over ssh, with a key of its own."""
+    """Return the node that runs mpirun, which reaches both nodes over ssh with its own key."""
     one = lab.nodes[0]
     one.run("ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519")
     key = one.run("cat ~/.ssh/id_ed25519.pub").stdout
@@ -62,7 +62,7 @@ def second(lab: Lab) -> LabNode:
 
 @pytest.fixture
 def healed(lab: Lab) -> Iterator[None]:
-    """Heals what a test breaks."""
+    """Clear the faults that a test sets."""
     yield
     for node in lab.nodes:
         node.heal()
@@ -73,7 +73,7 @@ def rates(said: str) -> list[float]:
 
 
 def places(said: str) -> list[tuple[int, str, int]]:
-    """(rank, node, device) of each GPU."""
+    """Return (rank, node, device) of each GPU."""
     found = re.findall(r"^#  Rank +(\d+) Group  0 Pid +\d+ on +(\S+) device +(\d+) ", said, re.MULTILINE)
     return [(int(rank), host, int(device)) for rank, host, device in found]
 
@@ -129,7 +129,7 @@ def controller(lab: Lab) -> LabNode:
 
 
 def test_srun_makes_one_run_of_two_nodes(controller: LabNode) -> None:
-    """As the pair is on every machine with Slurm, without a key between the nodes."""
+    """Run in the situation of every machine with Slurm, without a key between the nodes."""
     assert "pmix" in controller.run("srun --mpi=list 2>&1").stdout
     said = controller.run(f"timeout 60 srun -N2 -n2 --mpi=pmix {PROGRAM}").stdout
     assert places(said) == ALL

@@ -1,5 +1,5 @@
-"""A node with RDMA cards and drives: `up` brings the tools, a healthy one passes with the shipped limits, and
-each fault of a card, a disk or a tool is named, and nothing else is."""
+"""A node with RDMA cards and drives: `up` installs the tools, a healthy one passes with the shipped limits,
+and exactly each fault of a card, a disk or a tool is reported."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ VARIABLES: dict[str, Any] = {
     "validation_tools_dcgm_level": 2,
     "validation_tools_scratch_dir": "/var/tmp",
 }
-# What no role installs; an administrator who wants the checks does.
+# No role installs these; an administrator who needs the checks does.
 PACKAGES = "fio nvme-cli datacenter-gpu-manager-4-cuda13"
-# A site's own limits: gpuprov ships none for disks, and what has no limit is no pass.
+# A site's own limits: gpuprov ships none for disks, and a metric without a limit cannot pass.
 DISK = {
     "sku": "h100-sxm",
     "thresholds": {
@@ -75,7 +75,7 @@ def node(lab: Lab) -> LabNode:
 
 @pytest.fixture
 def validate(operator: Operator) -> Validate:
-    """Exit code, and (check, device, verdict) of everything that is neither a pass nor skipped."""
+    """Return exit code, and (check, device, verdict) of all findings except passes and skips."""
 
     def run(*checks: str) -> tuple[int, set[tuple[str, str, str]]]:
         limits = operator.inventory.with_name("disk.yml")
@@ -155,7 +155,7 @@ def test_a_fault_is_named_and_nothing_else(
 def test_ninety_flaps_of_this_morning_are_counted_in_their_window_and_not_since_boot(
     operator: Operator, node: LabNode
 ) -> None:
-    """20 losses in 51 days are nothing to report; 90 more within a day fail the port."""
+    """20 losses in 51 days are no finding; 90 more within a day fail the port."""
     port, before, now = "mlx5_4", {"days": 51, "count": 20}, {"days": 52, "count": 110}
 
     def is_at(moment: dict[str, int]) -> None:
@@ -186,7 +186,7 @@ def test_ninety_flaps_of_this_morning_are_counted_in_their_window_and_not_since_
         "gpuprov_roles": [*VARIABLES["gpuprov_roles"], "node_health"],
     }
     try:
-        node.reboot()  # runs of another boot prove nothing
+        node.reboot()  # runs from before a reboot prove nothing
         is_at(before)
         assert by_validate() == set()
         is_at(now)
@@ -204,8 +204,8 @@ def test_ninety_flaps_of_this_morning_are_counted_in_their_window_and_not_since_
         assert by_itself() == set()
         is_at(now)
         assert by_itself() == flaps
-        assert by_validate() == flaps  # against what the node itself has stored
-        assert (by_itself(), by_itself()) == (flaps, flaps)  # the third counts (debounce.yml, link-state)
+        assert by_validate() == flaps  # against the node's own stored results
+        assert (by_itself(), by_itself()) == (flaps, flaps)  # the third run counts (debounce.yml, link-state)
         done = operator.call("status")
         assert (done.returncode, "90 times in 1 day" in said(done)) == (ExitCode.UNHEALTHY, True), said(done)
     finally:
@@ -252,7 +252,7 @@ def test_ports_that_are_all_switched_off_are_seen_by_validate_drift_and_the_node
 
 
 def test_a_worn_drive_is_named(node: LabNode, validate: Validate) -> None:
-    """The rest of what host_health says is the machine's that the lab runs on: its limits, its IOMMU."""
+    """Other findings of host_health depend on the machine below the lab: its limits, its IOMMU."""
     drives = {f"nvme{number}" for number in range(4)}
     node.fault("nvme_worn", drive=1)
     try:

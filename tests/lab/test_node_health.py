@@ -1,5 +1,5 @@
-"""The role node_health on real nodes: the node judges itself as `validate` does, tells of a broken GPU within
-its interval, and does not pile up what hangs."""
+"""The role node_health on real nodes: the node judges itself as `validate` does, reports a broken GPU within
+its interval, and does not pile up hung programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One H100 node on which `up` has been, now with node_health."""
+    """Yield one H100 node after `up`, now with node_health."""
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     nodes = (NodeSpec("gpu-01", "h100-sxm"),)
     with running_lab("health", nodes, inventory, images={"gpu-01": images.h100()}) as running:
@@ -41,7 +41,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture
 def node(lab: Lab) -> Iterator[LabNode]:
-    """The node, whole and without memory of what a test before did to it."""
+    """Yield the node without faults, and clear the effects of the test afterwards."""
     (one,) = lab.nodes
     yield one
     one.heal()
@@ -56,7 +56,7 @@ def health(node: LabNode) -> dict[str, Any]:
 
 
 def counted(told: dict[str, Any]) -> list[str]:
-    """What counts, in words for a failure of the test."""
+    """Format the counting findings for a failure message."""
     return [
         f"{row['verdict']} {row['check']}.{row['metric']} {row['device']} {row['state']}: {row['message']}"
         for row in told["findings"]
@@ -103,7 +103,7 @@ def test_the_node_judges_itself_as_validate_does(operator: Operator, node: LabNo
 
 
 def test_a_lost_gpu_is_told_within_seventy_seconds_and_forgotten_after_a_reboot(node: LabNode) -> None:
-    node.reboot()  # a row remap that failed stays in the kernel's log until then
+    node.reboot()  # a failed row remap stays in the kernel's log until then
     node.as_root(RUN)
     assert health(node)["verdict"] == "pass", counted(health(node))
     node.fault("gpu_off_bus", gpu=3)
@@ -172,7 +172,7 @@ def test_without_the_kernel_log_the_timer_alone_runs_it(operator: Operator, node
 
 @pytest.fixture
 def frozen() -> Iterator[Any]:
-    """Freezes a program on the node as a hung driver would: state D, deaf to KILL, until it is thawed."""
+    """Yield a function that freezes a program like a hung driver: state D, immune to KILL, until thawed."""
     group = FREEZER / "gpuprov-health-test"
     group.mkdir(exist_ok=True)
 
@@ -198,7 +198,7 @@ def frozen() -> Iterator[Any]:
 
 
 def smi(lab: Lab) -> list[int]:
-    """The processes of nvidia-smi on the lab's node, as this host numbers them."""
+    """Return the host's process ids of nvidia-smi on the lab's node."""
     found = []
     for pid in network.namespace_pids(lab.nodes[0].place.namespace):
         with contextlib.suppress(OSError):
@@ -208,7 +208,7 @@ def smi(lab: Lab) -> list[int]:
 
 
 def hanging(lab: Lab, seconds: float) -> int:
-    """The process of nvidia-smi that hangs, once there is one."""
+    """Wait for the hanging process of nvidia-smi, and return its id."""
     end = time.monotonic() + seconds
     while not smi(lab):
         assert time.monotonic() < end, "nvidia-smi was never started"
@@ -247,7 +247,7 @@ def test_a_program_that_hangs_is_one_finding_and_one_process(lab: Lab, node: Lab
 def test_while_a_program_hangs_nothing_piles_up_and_afterwards_the_node_is_well_without_help(
     lab: Lab, node: LabNode, frozen: Any
 ) -> None:
-    """As the timer runs it, every minute; nobody touches the node."""
+    """Leave the runs to the timer, every minute; the test does not touch the node."""
     node.fault("tool_hang", tool="nvidia-smi")
     frozen(hung := hanging(lab, 130))
     begun = time.monotonic()
@@ -255,7 +255,7 @@ def test_while_a_program_hangs_nothing_piles_up_and_afterwards_the_node_is_well_
         assert smi(lab) == [hung]
         told = health(node)
         findings = [row for row in told["findings"] if row["state"] == "active" and row["verdict"] != "skip"]
-        if past > 130:  # the run that it hangs in has ended, and one more
+        if past > 130:  # the run during which it hung has ended, and one more
             assert (told["verdict"], len(findings)) == ("error", 1), counted(told)
             assert told["seconds"] < 10, "nothing waits for it any more"
         time.sleep(5)

@@ -1,5 +1,5 @@
-"""Trays of two NVL72 racks whose NVLink domains have the same clique number: healthy ones pass, and a tray
-in no domain, or in another one than its rack, is named by `validate`, `drift`, `plan`, `up` and itself."""
+"""Trays of two NVL72 racks with NVLink domains of equal clique number: healthy ones pass, and `validate`,
+`drift`, `plan`, `up` and the node report a tray in no domain or in a different one than its rack."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
 
 
 def named(operator: Operator) -> dict[str, set[tuple[str, str]]]:
-    """Tray -> (metric, verdict) of the findings of `validate` that did not pass."""
+    """Return tray -> (metric, verdict) of the findings of `validate` that did not pass."""
     done = operator.call("validate", "--json", "--checks", CHECK)
     trays = json.loads(done.stdout)["nodes"]
     found = {

@@ -1,4 +1,4 @@
-"""What an observation says of lab nodes, compared with what the nodes' own tools say over plain ssh."""
+"""Observations of lab nodes, compared with the output of the nodes' own tools over plain ssh."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def seen(nodes: Mapping[str, Node]) -> Mapping[str, Observation]:
 
 
 def on_node(node: Node, *command: str) -> str:
-    """What a command prints on a node; nothing of ours is involved."""
+    """Return a command's output on a node, without any gpuprov code."""
     values = node.variables
     arguments = shlex.split(values.get("ansible_ssh_common_args", ""))
     if key := values.get("ansible_ssh_private_key_file"):

@@ -1,8 +1,6 @@
-"""Every operating system the roles name: `up` from bare, `up` again, check mode before and after, drift.
-
-Debian is Debian. Ubuntu and the RHEL family are Debian trees under their identity, the latter with a real
-dnf, rpm, module streams and versionlock; what that proves, and what it does not, is in
-lab/README.md.
+"""Every operating system that the roles support: `up` from bare, `up` again, check mode, drift.
+Debian is Debian. Ubuntu and the RHEL family are Debian trees with their identity, the latter with a real dnf,
+rpm, module streams and versionlock; lab/README.md states what that proves and what it does not.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ LINES = {
 }
 DRIVER = "580.126.09"
 AMDS_DRIVER = "6.16.13"
-DECLARED = ("--set", "gpu_metrics_enabled=true")  # which does nothing unless it is told to
-# AMD offers its container toolkit for RHEL 9 alone.
+DECLARED = ("--set", "gpu_metrics_enabled=true")  # off by default
+# AMD offers its container toolkit only for RHEL 9.
 NOT_OFFERED = {"dnf-amd": "amd_container_toolkit"}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 
 class Fleet:
-    """The nodes of one package manager, and gpuprov run on all of them."""
+    """The nodes of one package manager, with gpuprov run on all of them."""
 
     def __init__(self, lab: Lab, folder: Path, line: str) -> None:
         self.lab = lab
@@ -52,7 +50,7 @@ class Fleet:
         self.declared = (*DECLARED, *(("--set", f"{self.without}_enabled=false") if self.without else ()))
 
     def gpuprov(self, verb: str, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
-        """Exit code, output, and the events of its run."""
+        """Run gpuprov; return exit code, output, and the run's events."""
         before = set(self.runs.glob("*"))
         done = subprocess.run(
             [sys.executable, "-m", "provision.cli", verb, str(self.lab.inventory), *self.declared, *options],
@@ -74,14 +72,14 @@ def kinds(events: list[dict[str, Any]], kind: str) -> list[str]:
 
 
 def not_run(fleet: Fleet, events: list[dict[str, Any]]) -> list[str]:
-    """The roles without an event on a node. Without a fabric nvlink has nothing to look at."""
+    """Return the roles without an event on a node. Without a fabric, nvlink has nothing to observe."""
     ran = {(event["node"], event["role"]) for event in events}
     without = {node.name for node in fleet.lab.nodes if all_skus()[node.sku].fabric == "none"}
     theirs = [
         name
         for name, role in all_roles().items()
         if role.vendor in (None, fleet.vendor) and name != fleet.without
-        # What nobody declares is not at work.
+        # Undeclared roles do nothing.
         if role.defaults[f"{name}_enabled"] is True or name == "gpu_metrics"
     ]
     wanted = {(node.name, role) for node in fleet.lab.nodes for role in theirs}
@@ -101,7 +99,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def looked(fleet: Fleet) -> tuple[int, str, list[dict[str, Any]]]:
-    """Check mode on bare nodes."""
+    """Run check mode on bare nodes, and assert that it writes nothing."""
     marks = {node.name: node.run("sudo touch /run/before; ls /etc").stdout for node in fleet.lab.nodes}
     answer = fleet.gpuprov("up", "--check")
     for node in fleet.lab.nodes:
@@ -113,8 +111,8 @@ def looked(fleet: Fleet) -> tuple[int, str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def declared(fleet: Fleet, looked: Any) -> Fleet:
-    """The nodes as `gpuprov up` leaves them."""
-    del looked  # before anything is installed
+    """Run `gpuprov up` on the nodes."""
+    del looked  # requested first: check mode needs bare nodes
     status, output, _ = fleet.gpuprov("up")
     assert status == ExitCode.OK, output
     return fleet
@@ -176,7 +174,7 @@ def holds(node: LabNode) -> bool:
 
 
 def test_the_real_rpm_accepts_what_was_installed(declared: Fleet) -> None:
-    """The packages the lab makes are read by the real rpm; the streams by the real dnf."""
+    """The real rpm reads the lab's packages, and the real dnf its streams."""
     for node in declared.lab.nodes:
         if not RELEASES[node.release].dnf:
             continue
@@ -204,6 +202,6 @@ def test_every_line_is_one_the_roles_name(fleet: Fleet) -> None:
         for role in all_roles().values():
             if role.name in NOT_OFFERED.values() and RELEASES[node.release].dnf:
                 continue
-            if role.name in ("monitoring", "receptor"):  # of hosts of their own
+            if role.name in ("monitoring", "receptor"):  # for hosts of other groups
                 continue
             assert (os_id, short) in {(one, number) for one, _family, number in role.releases()}, role.name

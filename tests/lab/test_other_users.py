@@ -1,4 +1,4 @@
-"""A user of a node without any rights tries to lock, change and replace every path of gpuprov there."""
+"""An unprivileged user of a node tries to lock, change and replace every path of gpuprov there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 ENABLED: dict[str, Any] = {"node_health_enabled": True, "gpu_metrics_enabled": True}
-# What gpuprov put there by its name, and the folders it writes to.
+# Paths with gpuprov's name, and the folders that it writes to.
 OURS = (
     "find / /run /dev/shm /tmp -xdev \\( -path '*gpuprov*' -o -path '/var/lib/prometheus/node-exporter*' \\)"
     " -not -path '/proc/*' -not -path '*/gpuprov-lab*' -print0"
@@ -70,7 +70,7 @@ def health(node: LabNode) -> dict[str, Any]:
 
 def test_no_user_can_change_a_file_of_ours_or_stop_a_program_by_a_lock(operator: Operator, lab: Lab) -> None:
     (node,) = lab.nodes
-    node.reboot()  # /run begins empty, and the health program is the first to write there
+    node.reboot()  # /run begins empty, and the health program writes there first
     node.as_root("systemctl start gpuprov-node-health.service")
     done = operator.call("validate", "--checks", "gpu_inventory")
     assert done.returncode == ExitCode.OK, said(done)

@@ -1,5 +1,5 @@
-"""Pairs of nodes over RDMA on six lab nodes in two racks: who is named for a slow link, a node that hangs,
-one without the program or gone; and a healthy fleet passes. Their programs find each other over real TCP."""
+"""Pairs of nodes over RDMA on six lab nodes in two racks: the report identifies a slow link, and nodes that
+hang, are gone or lack the program; a healthy fleet passes. Their programs connect over real TCP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, running_lab
 
 RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
-RAILS = ["mlx5_0", "mlx5_3"]  # of eight: one that hangs takes its deadline on each
+RAILS = ["mlx5_0", "mlx5_3"]  # two of eight, since a hanging one takes its deadline on each
 CABLE = "reseat or check cable"
 Report = dict[str, Any]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
@@ -61,7 +61,7 @@ def measure(operator: Operator, lab: Lab) -> Iterator[Callable[..., tuple[int, R
 
 
 def told(operator: Operator, *arguments: str) -> str:
-    """What `gpuprov report` prints of the newest run."""
+    """Return the output of `gpuprov report` for the newest run."""
     program = [sys.executable, "-m", "provision.cli", "report", "--runs", str(operator.runs), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "4000"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=environment)

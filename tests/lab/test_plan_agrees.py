@@ -1,6 +1,5 @@
-"""A plan says what `up` then does: roles, packages, holds and reboots, from many states of two nodes.
-
-The tests run in the order written: each stands on the state the one before left.
+"""A plan predicts `up`: roles, packages, holds and reboots, from many states of two nodes.
+The tests run in the order written: each starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def test_settings_holds_and_packages_that_moved(agreement: Agreement, lab: Lab) 
 
 def test_a_library_that_moved_and_a_reboot_a_node_asks_for_itself(agreement: Agreement, lab: Lab) -> None:
     one, other = lab.nodes
-    # The driver's other packages depend on the version they came with: only dpkg moves one of them alone.
+    # The driver's other packages depend on their exact version: only dpkg can move one of them alone.
     spoil(one, "cd /tmp && apt-get download -q libcudadebugger1=580.95.05-1")
     spoil(one, "dpkg --install --force-depends /tmp/libcudadebugger1_580.95.05-1_amd64.deb")
     spoil(other, "touch /run/reboot-required; echo linux-image-6.12 > /run/reboot-required.pkgs")

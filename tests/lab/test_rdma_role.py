@@ -1,5 +1,5 @@
 """RDMA, GPUDirect and the host's settings on nodes: DOCA-OFED before and after the driver, access control at
-each boot, what is broken and repaired, and what is refused."""
+each boot, breakage and repair, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """gpu-01 is bare; gpu-02 has the driver and the inbox stack already."""
+    """Yield gpu-01, which is bare, and gpu-02 with the driver and the inbox stack."""
     declared = {"gpu-02": images.declared()["gpu-02"]}
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("rdma", NODES, inventory, images=declared) as running:
@@ -41,7 +41,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """gpu-01 with DOCA-OFED, and access control left on by its firmware; gpu-02 with the inbox stack."""
+    """Bring up gpu-01 with DOCA-OFED and access control on (by firmware), gpu-02 with the inbox stack."""
     inventory = tmp_path_factory.mktemp("inventory") / "nodes.yml"
     declared = yaml.safe_load(lab.inventory.read_text())
     for name, variables in (("gpu-01", DOCA), ("gpu-02", COMMON)):
@@ -120,7 +120,7 @@ BREAKS = {
     "file./etc/chrony/conf.d/gpuprov.conf.content": "rm /etc/chrony/conf.d/gpuprov.conf",
     "module.nvidia_peermem.loaded": "modprobe -r nvidia-peermem",
     "service.gpuprov-host-settings.service.enabled": "systemctl disable gpuprov-host-settings",
-    # As when DOCA-OFED came after the driver: its modules are built without.
+    # Same state as when DOCA-OFED comes after the driver: its modules are built without it.
     "rdma.peermem": (
         "mv /usr/src/ofa_kernel /usr/src/away && apt-get install --reinstall --yes "
         "--allow-change-held-packages nvidia-kernel-open-dkms && mv /usr/src/away /usr/src/ofa_kernel"

@@ -1,8 +1,6 @@
-"""validation_tools built from source by a real compiler: nvcc 13 of PyPI, with g++, make and cmake of Debian.
-
-The sources are small and have gpu-burn's, nccl-tests' and nvbandwidth's way to build; what cannot be
-compiled is refused with the compiler's own line. No GPU is needed to compile. gpu-burn's own source:
-test_debian_gpu_burn.py.
+"""validation_tools built from source by a real compiler: nvcc 13 from PyPI with Debian's g++, make and cmake.
+The sources are small and build like gpu-burn, nccl-tests and nvbandwidth; if one does not compile, the error
+quotes the compiler. Compiling needs no GPU. gpu-burn's own source: test_debian_gpu_burn.py.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from tests.lab.real_compiler import BURN, CUDA, GOOD, HOST, KERNEL, Files, decla
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 WHEELS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
-# gpu-burn before November 2025, Debian's too, has the first and the second by default.
+# gpu-burn before November 2025, including Debian's, has the first two by default.
 BROKEN: dict[str, tuple[str, Files, str]] = {
     "an architecture that nvcc no longer knows": (
         "gpu_burn",
@@ -54,7 +52,7 @@ BROKEN: dict[str, tuple[str, Files, str]] = {
 
 
 def toolkit(folder: Path) -> Path:
-    """A CUDA toolkit's tree of the wheels: bin, include, lib64, nvvm."""
+    """Unpack the wheels into a CUDA toolkit's tree: bin, include, lib64, nvvm."""
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder),
          *(f"{name}>=13,<14" for name in WHEELS)],
@@ -108,7 +106,7 @@ def test_what_cannot_be_compiled_is_refused_in_the_compilers_words(
 
 
 def test_a_kernel_of_another_name_is_declared(lab: Lab, operator: Operator, tmp_path: Path) -> None:
-    """gpu-burn since May 2026 makes compare.fatbin."""
+    """Since May 2026, gpu-burn makes compare.fatbin."""
     files = GOOD["gpu_burn"] | {"Makefile": BURN.replace("ptx", "fatbin")}
     variables = declared(lab, tmp_path, "1.0") | offered(lab, "gpu_burn", "3.0", files, tmp_path)
     refused = operator.call("up", "--yes", "--no-canary", **variables)
@@ -117,6 +115,6 @@ def test_a_kernel_of_another_name_is_declared(lab: Lab, operator: Operator, tmp_
     variables["validation_tools_gpu_burn_kernel"] = "compare.fatbin"
     done = operator.call("up", "--yes", "--no-canary", **variables)
     assert done.returncode == ExitCode.OK, said(done)
-    # 0xBA55ED50 begins what nvcc packs for the driver.
+    # 0xBA55ED50 is the magic number of nvcc's packed files for the driver.
     begins = lab.node("gpu-01").run("od -An -tx4 -N4 /usr/share/gpu-burn/compare.fatbin").stdout
     assert begins.strip() == "ba55ed50"

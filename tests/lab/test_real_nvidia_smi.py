@@ -1,4 +1,4 @@
-"""NVIDIA's own nvidia-smi on an H100 with driver 550 and an A100 with 470, one of them broken at a time."""
+"""NVIDIA's own nvidia-smi on an H100 with driver 550 and an A100 with 470, with one of them broken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROLES = ["nvidia_repository", "nvidia_driver", "nvlink", "node_health"]
 CHECK = "gpu_inventory"
 LOST = {"nvidia_smi.silent"}
 TIMER = "service.gpuprov-node-health.timer.active"
-# Node, fault, the metric that nvidia-smi alone shows, and the facts that drift.
+# Node, fault, the metric that only nvidia-smi shows, and the facts that drift.
 FAULTS: tuple[tuple[str, str, str, set[str]], ...] = (
     ("gpu-01", "row_remap_pending gpu=3", "remap_pending", set()),
     ("gpu-01", "ecc_uncorrectable gpu=3 count=4", "ecc_uncorrectable", set()),
@@ -43,7 +43,7 @@ LOOKALIKES = (
     *("ecc_aggregate_old gpu=3", "remapped_clean gpu=3", "pcie_replays_old gpu=3", "monitoring_agent"),
     "nvlink_errors_old gpu=3 link=1",
 )
-# A program that works on all GPUs: only then a clock is held down.
+# A program that works on all GPUs: clocks are throttled only under load.
 LOADED = """
 import json, os, time
 mark = {"tool": "train", "pid": os.getpid(), "since": time.time() - 60, "slots": list(range(8))}
@@ -70,7 +70,7 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     declared = yaml.safe_load(lab.inventory.read_text())
     for name, driver in DRIVERS.items():
         own = {"nvidia_driver_version": driver, "gpuprov_roles": ROLES, "node_health_enabled": True}
-        if driver.startswith("470"):  # which has no open module
+        if driver.startswith("470"):  # 470 has no open module
             own["nvidia_driver_flavour"] = "proprietary"
         declared["gpu_nodes"]["hosts"][name].update(own)
     path = lab.inventory.with_name("drivers.yml")
@@ -78,14 +78,14 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     one = Operator(path, tmp_path_factory.mktemp("runs"))
     done = one.call("up", "--yes", "--no-canary", timeout=1500)
     assert done.returncode == ExitCode.OK, said(done)
-    for node in lab.nodes:  # it also runs nvidia-smi, of whose runs the noise of the readings depends
+    for node in lab.nodes:  # its runs of nvidia-smi would change the noise of readings
         node.as_root("systemctl stop gpuprov-node-health.timer")
     return one
 
 
 @contextlib.contextmanager
 def broken(node: LabNode, *faults: str) -> Iterator[None]:
-    """The node with these faults, but for the lines of the kernel: what is found is by nvidia-smi."""
+    """Set these faults on the node, but restore the kernel log, so that only nvidia-smi reveals them."""
     log = node.place.silicon / "kmsg"
     before = log.read_bytes()
     load = None
@@ -107,7 +107,7 @@ def broken(node: LabNode, *faults: str) -> Iterator[None]:
 
 
 def validated(operator: Operator) -> dict[str, set[tuple[str, str]]]:
-    """Node → (metric, device) of the findings of `validate` that are neither passed nor of processes."""
+    """Return node → (metric, device) of `validate`'s findings, except passes and the metric processes."""
     done = operator.call("validate", "--json", "--checks", CHECK)
     return {
         node["node"]: {
@@ -121,13 +121,13 @@ def validated(operator: Operator) -> dict[str, set[tuple[str, str]]]:
 
 
 def drifted(operator: Operator) -> set[tuple[str, str]]:
-    """Node and fact of what is not as declared, but for the timer, which these tests stop."""
+    """Return node and fact of each drift, except the timer, which these tests stop."""
     drifts = json.loads(operator.call("drift", "--json").stdout)["drifts"]
     return {(drift["node"], drift["fact"]) for drift in drifts} - {(name, TIMER) for name in DRIVERS}
 
 
 def own_findings(node: LabNode) -> set[tuple[str, str]]:
-    """The same by the node's health program, in a first run."""
+    """Return the same from a first run of the node's health program."""
     node.as_root("rm -f /var/lib/gpuprov/node-health/state.json; systemctl start gpuprov-node-health.service")
     rows: list[dict[str, Any]] = json.loads(node.as_root("cat /run/gpuprov/health.json").stdout)["findings"]
     loud = [row for row in rows if row["verdict"] != "skip" and row["metric"] != "processes"]
@@ -161,7 +161,7 @@ def test_a_fault_is_named_on_its_node_alone(
 
 
 def elements(differences: list[str]) -> set[str]:
-    """The elements that differ, without their values; heat and power have noise, drawn anew by each run."""
+    """Return the names of differing elements, except heat and power, which are noisy in each run."""
     found = {re.sub(r"^\d+ x ", "", one).partition(": ")[0] for one in differences}
     return {one for one in found if not re.search(r"(_temp|power_draw)$", one)}
 
@@ -172,10 +172,10 @@ def printed(node: LabNode, words: tuple[str, ...]) -> str:
     return done.stdout
 
 
-@pytest.mark.usefixtures("operator")  # after `up`
+@pytest.mark.usefixtures("operator")  # runs `up` first
 @pytest.mark.parametrize("fault", ["", "row_remap_pending gpu=3"])
 def test_the_simulator_prints_the_same_of_these_nodes(fault: str, lab: Lab) -> None:
-    """But for the elements that tests/printers/differences.yml explains."""
+    """Allow only differences that tests/printers/differences.yml explains."""
     for node in lab.nodes:
         real, aside = (node.place.silicon / name for name in ("real", "aside"))
         with broken(node, *filter(None, [fault])):

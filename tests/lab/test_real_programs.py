@@ -1,7 +1,6 @@
-"""Real programs on a node without GPU, driver or RDMA: their own words reach the check that runs them.
-
-docs/detection.md quotes the words and the answers; this runs the programs of Debian 13 and finds both again.
-On the bus are simulated GPUs and cards, and nothing behind them.
+"""Real programs on a node without GPU, driver or RDMA: their messages reach the check that runs them.
+docs/detection.md quotes the messages and the findings; this runs the programs of Debian 13 and finds both
+again. The bus has simulated GPUs and cards without function.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def seen(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, list[str]]]:
-    """All that the programs printed, and the message of every finding by check."""
+    """Return all output of the programs, and the message of every finding by check."""
     for node in lab.nodes:
         node.as_root(
             "export DEBIAN_FRONTEND=noninteractive; apt-get update -qq && apt-get install -y -qq "
@@ -64,12 +63,12 @@ def seen(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[
     node = lab.node("gpu-01")
     node.as_root("mkdir /scratch && mount -t tmpfs -o size=1m none /scratch")
     node.as_root("ln -s /usr/sbin/gpu-burn /usr/bin/gpu_burn")
-    # Which storage podman takes by itself depends on the machine below the node.
+    # podman's default storage depends on the machine below the node.
     node.as_root("printf '[storage]\\ndriver = \"vfs\"\\n' > /etc/containers/storage.conf")
     node.as_root(
         'printf \'runroot = "/run/pods"\\ngraphroot = "/var/pods"\\n\' >> /etc/containers/storage.conf'
     )
-    # Docker counts as installed where its daemon is; this one nobody started.
+    # Docker counts as installed if its daemon is; this one never runs.
     node.as_root("touch /usr/bin/dockerd")
     # The node's dmesg is the lab's; util-linux has the real one, which may not read the log in a container.
     node.as_root("cd /tmp && apt-get download -qq util-linux && dpkg -x util-linux_*.deb real")

@@ -23,7 +23,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def test_check_mode_is_clean_and_says_what_a_run_does(lab: Lab, tmp_path: Path) -> None:
-    """On a bare node, and on one that matches; a run shows no private key, with differences or without."""
+    """Play on a bare node and on a matching one; no run prints a private key, with --diff or without."""
     address = lab.node("worker").address
     state = tmp_path / "state"
     mesh: dict[str, Any] = {
@@ -49,7 +49,7 @@ def test_check_mode_is_clean_and_says_what_a_run_does(lab: Lab, tmp_path: Path) 
     for options in both:
         code, output, counts = playbook.run(*options, **mesh)
         assert (code, counts["worker"]["failed"], counts["worker"]["changed"]) == (0, 0, 0), output
-    # What a controller has besides.
+    # A controller's additional settings.
     mesh["receptor_nodes"][0]["peers"], mesh["receptor_nodes"][1]["controller"] = [], True
     for options in (("--check", "--diff", "-vvv"), ("--diff", "-vvv")):
         code, output, counts = playbook.run(*options, **mesh)

@@ -1,4 +1,4 @@
-"""A worker of the RHEL family, whose Receptor comes from a repository that the operator names."""
+"""A worker of the RHEL family, with a Receptor from a repository that the operator declares."""
 
 from __future__ import annotations
 

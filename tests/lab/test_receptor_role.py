@@ -1,4 +1,4 @@
-"""A mesh of three lab nodes with Debian's own Receptor: one has a way to the controller only over another."""
+"""A mesh of three lab nodes with Debian's own Receptor: one reaches the controller only through another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("ctl", "near", "far")
 CONFIG, FOLDER = "/etc/receptor/gpuprov.yml", "/etc/receptor/tls"
 CTL = "receptorctl --socket /run/receptor/receptor.sock"
 SUBMIT = f"timeout 60 {CTL} work submit gpuprov-worker --tls-client mesh -f --rm"
-# As the program of a worker it says what it was given, and with which arguments.
+# Stand-in for a worker's program: prints its input and its arguments.
 WORKER = '#!/bin/sh\necho "$(id -un) $*: $(cat)"\n'
 ASK = """\
 set -e
@@ -42,7 +42,7 @@ END
 timeout 5 receptor -c config.yml || true
 rm -rf /tmp/stranger
 """
-# A node of the mesh that nobody named as a peer of the one that it connects to.
+# A mesh node that is not listed as a peer by the node it connects to.
 UNNAMED = f"""\
 cat > /tmp/unnamed.yml <<END
 - node: {{id: far, datadir: /tmp/unnamed}}
@@ -65,7 +65,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module", autouse=True)
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What gpuprov remembers: here, the authority."""
+    """Yield gpuprov's state folder for the authority."""
     folder = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))
@@ -93,7 +93,7 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
 
 
 def waited(holds: Callable[[], Any], limit: float = 120) -> Any:
-    """What it is once it holds."""
+    """Wait until the result is true, and return it."""
     begun = time.monotonic()
     while time.monotonic() - begun < limit:
         if found := holds():
@@ -178,7 +178,7 @@ def test_a_worker_gives_no_work(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("operator")
 def test_who_may_not_connect_is_refused(lab: Lab, tmp_path: Path) -> None:
-    """With a certificate of another authority of the same name; and as a node that is no peer of this one."""
+    """Try a certificate of another authority of the same name, and a node that is no peer of this one."""
     near, far, ctl = lab.node("near"), lab.node("far"), lab.node("ctl")
     module = modules.load("gpuprov_receptor_authority")
     other, _ = module.opened(str(tmp_path / "other"), 10, False)
@@ -212,7 +212,7 @@ def test_what_somebody_changed_is_drift_and_repaired(lab: Lab, operator: Operato
         f"sed -i 's/verifysignature: true/verifysignature: false/' {CONFIG}; chmod 644 {FOLDER}/node.key"
     )
     ctl.as_root("sed -i 2d /etc/receptor/work-private-key.pem; chmod 755 /run/receptor/data")
-    # Another key, and a certificate that it signed itself; it would not start with them.
+    # A different key with a self-signed certificate, with which it would not start.
     far.as_root(
         f"cd {FOLDER}; systemctl stop receptor; receptor --cert-makereq bits=2048 commonname=x nodeid=x"
         " outreq=/tmp/x.csr outkey=node.key; receptor --cert-init commonname=far bits=2048 outcert=node.crt"

@@ -1,4 +1,4 @@
-"""Roles are taken off a node in turn, until it is like one that never had any; stacks are switched."""
+"""Roles are removed from a node one by one, until it equals one that never had any; stacks are switched."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from tests.lab.lab_nodes import LabNode
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-# Of other machines, each in a file of its own: a monitoring host, one of a mesh, one with Slurm.
+# Roles of other machines, each in its own test file: a monitoring host, a mesh host, a Slurm node.
 ELSEWHERE = ("monitoring", "receptor", "slurm_health")
 ROLES = [
     name for name, role in all_roles().items() if name not in ELSEWHERE and role.vendor in (None, "nvidia")
 ]
-# What testinfra looks for before and afterwards: files, services (with a suffix), packages.
+# What testinfra checks before and afterwards: files, services (with a suffix), packages.
 LEFT = {
     "nvidia_repository": [
         *("/etc/apt/sources.list.d/nvidia-cuda.sources", "/usr/share/keyrings/nvidia-cuda.gpg"),
@@ -52,7 +52,7 @@ LEFT = {
         *("nvidia-container-toolkit", "libnvidia-container1", "nvidia-cdi-refresh.path"),
         *("/run/cdi/nvidia.yaml", "/etc/nvidia-container-runtime/config.toml"),
     ],
-    "gpudirect_rdma": [],  # DMA-BUF takes nothing
+    "gpudirect_rdma": [],  # DMA-BUF needs nothing
     "host_settings": ["/etc/sysctl.d/90-gpuprov-host-settings.conf"],
     "validation_tools": ["gpu-burn", "nccl-tests", "nvbandwidth", "/usr/bin/gpu_burn"],
     "gpu_metrics": [
@@ -66,7 +66,7 @@ LEFT = {
     ],
     "package_lock": ["/etc/apt/preferences.d/gpuprov-lock"],
 }
-# What a machine keeps, by the roles' own READMEs: headers are the kernel's.
+# Packages that a machine keeps according to the roles' READMEs: headers belong to the kernel.
 KEPT = re.compile(r"linux-headers-\S+|linux-kbuild-\S+")
 SETTINGS: dict[str, Any] = {
     "gpu_settings_power_limit": 500,
@@ -78,7 +78,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """gpu-01 is as `gpuprov up` left it, gpu-02 has never had a role."""
+    """Yield gpu-01, in the state that `gpuprov up` left, and gpu-02, which has never had a role."""
     wanted = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "h100-sxm"))
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("remove", wanted, inventory, images={"gpu-01": images.h100()}) as running:
@@ -104,7 +104,7 @@ def up(operator: Operator, *words: str, code: int = ExitCode.OK, **variables: An
 
 
 def found_of(host: Host, role: str) -> list[str]:
-    """What there is of what the role leaves."""
+    """Return the items in LEFT of the role that are present."""
     return [name for name in LEFT[role] if _is_there(host, name)]
 
 
@@ -147,7 +147,7 @@ def test_check_mode_and_plan_name_what_goes_and_take_nothing(operator: Operator,
 def test_every_role_is_removed_in_turn_until_the_node_is_like_one_that_had_none(
     operator: Operator, host: Host, lab: Lab
 ) -> None:
-    up(operator)  # the settings and the lock, too
+    up(operator)  # also applies the settings and the lock
     for role in reversed(ROLES):
         assert found_of(host, role) == LEFT[role], role
     kept = list(ROLES)
@@ -162,7 +162,7 @@ def test_every_role_is_removed_in_turn_until_the_node_is_like_one_that_had_none(
         assert f"without anything of {role}" in up(operator, "--remove", role, gpuprov_roles=kept)
     assert host.check_output("apt-mark showhold") == ""
     assert not host.file("/proc/driver/nvidia/version").exists
-    # chrony stays, as the role's README says.
+    # chrony stays, as the role's README states.
     lab.node("gpu-02").as_root("apt-get -q update && apt-get -qy install --no-install-recommends chrony")
     for what in (
         "dpkg-query --show --showformat '${db:Status-Abbrev} ${Package}\\n'",
@@ -180,7 +180,7 @@ def test_the_roles_come_back(operator: Operator, host: Host) -> None:
 
 
 def test_the_stack_is_switched_up_and_down(operator: Operator, host: Host) -> None:
-    """Verified by the expectations, and by what the node itself says."""
+    """Verify with the expectations and with the node's own tools."""
     for name in ("r570-cuda12.8", "r580-cuda12.9", "r595-cuda13.2", "r570-cuda12.8"):
         chosen = stack.load(name).variables
         told: dict[str, Any] = {"gpuprov_stack": name, "package_lock_versions": {}}

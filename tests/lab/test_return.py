@@ -1,7 +1,6 @@
-"""A node that failed and its way back, under a real Slurm: drained by the watch, measured while its fault is
-still there, repaired, and a spare again. Slurm's controller is the node that takes its place.
-
-The tests run in the order written: each stands on the one before.
+"""A failed node on its way back into service under a real Slurm: drained by the watch, measured with its
+fault, repaired, and a spare again. Slurm's controller runs on the node that replaces it.
+The tests run in the order written: each builds on the previous one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.lab.watches import declare, newest, state_home, until, validated, wat
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2700)]
 NODE, STANDBY = "gpu-01", "gpu-02"
-# For tools that are simulated, at a hundred times their speed.
+# For simulated tools at a hundred times their speed.
 PROFILE = """\
 summary: a few minutes, for tools that are simulated
 minutes: 15
@@ -50,7 +49,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    """slurm.conf has the spare in no partition: it is there only by what the watch does."""
+    """slurm.conf puts the spare in no partition, so only the watch can add it."""
     folder = tmp_path_factory.mktemp("inventory")
     (folder / "short.yml").write_text(PROFILE)
     declare(lab.inventory, folder / "nodes.yml", [STANDBY], STANDBY, gpuprov_watch={"return_hours": 0})
@@ -79,7 +78,7 @@ def store(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def log(
     operator: Operator, store: Store, lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """What a watch printed that has put the spare into the place of a node with a lost GPU; it goes on."""
+    """Yield the log of a running watch that has replaced a node with a lost GPU by the spare."""
     aside = operator.call("watch", "spare", "--nodes", STANDBY)
     assert aside.returncode == ExitCode.OK, said(aside)
     with watching(operator, tmp_path_factory.mktemp("log") / "watch.log") as found:
@@ -124,9 +123,9 @@ def test_repaired_it_is_provisioned_validated_burnt_in_and_a_spare_again(
 ) -> None:
     node = lab.node(NODE)
     node.heal()
-    node.reboot()  # what the kernel said of the GPU counts until then
+    node.reboot()  # until then, the kernel's messages about the GPU count
     node.as_root("systemctl start munge slurmd")
-    node.as_root("rm -f /etc/sysctl.d/*gpuprov*")  # the repair brought another disk, say
+    node.as_root("rm -f /etc/sysctl.d/*gpuprov*")  # as if the repair had replaced the disk
     done = operator.call(
         "return", NODE, "--profile", str(operator.inventory.with_name("short.yml")), timeout=1800
     )

@@ -1,4 +1,4 @@
-"""Commands work on the nodes that were meant: none of another inventory, none that another run has."""
+"""Commands act only on the intended nodes: none of another inventory, none held by another run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def burnins(lab: Lab, tmp_path: Path) -> Burnins:
 
 
 def state(lab: Lab) -> tuple[str, str]:
-    """The driver that is loaded on gpu-01, and its boot."""
+    """Return the loaded driver version of gpu-01, and its boot id."""
     node = lab.node("gpu-01")
     return node.run("cat /sys/module/nvidia/version").stdout, node.run(
         "cat /proc/sys/kernel/random/boot_id"
@@ -129,7 +129,7 @@ COMMAND = re.compile(
 
 @pytest.fixture
 def fleets(lab: Lab, tmp_path: Path) -> Path:
-    """A folder with two inventories: `inventory.yml`, which nobody means, of gpu-02; `real.yml` of gpu-01."""
+    """Write two inventories into a folder: `inventory.yml`, not meant, of gpu-02; `real.yml` of gpu-01."""
     whole = yaml.safe_load(lab.inventory.read_text())
     for name, other in (("real.yml", "gpu-02"), ("inventory.yml", "gpu-01")):
         (tmp_path / name).write_text(yaml.safe_dump(_without(whole, other)))
@@ -157,7 +157,7 @@ def call(folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[
 
 
 def logins(lab: Lab) -> int:
-    """How often anybody has logged in to gpu-02 so far, this look included."""
+    """Count the logins to gpu-02 so far, including this one."""
     return len(
         lab.node("gpu-02")
         .as_root("journalctl --sync; journalctl -o cat -u ssh | grep ^Accepted")
@@ -181,7 +181,7 @@ def test_every_command_that_is_proposed_means_the_fleet_it_was_proposed_for(lab:
         words = shlex.split(command)[1:]
         if words[0] == "validate" and "--resume" not in words:
             words += ["--stage", "quick"]
-        if "NODES" in command:  # of a SARIF rule, which is for no node
+        if "NODES" in command:  # of a SARIF rule, which applies to no node
             continue
         pasted = call(fleets, *words)
         assert "gpu-02" not in pasted.stdout + pasted.stderr, command
@@ -192,7 +192,7 @@ def test_every_command_that_is_proposed_means_the_fleet_it_was_proposed_for(lab:
 
 
 def _until_closed(terminal: int) -> Iterator[bytes]:
-    with contextlib.suppress(OSError):  # nobody has the other end any more
+    with contextlib.suppress(OSError):  # the other end has been closed
         while said := os.read(terminal, 1 << 16):
             yield said
     os.close(terminal)

@@ -1,4 +1,4 @@
-"""What each role leaves on a node, read by testinfra: a second opinion, apart from our own observer."""
+"""Files, packages and services of each role, read by testinfra: a second opinion besides the observer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 @pytest.fixture(scope="module")
 def declared(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One node of each kind as `gpuprov up` leaves them."""
+    """Yield one node of each kind after `gpuprov up`."""
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("roles", KINDS, inventory, images=images.declared()) as running:
         yield running
@@ -38,7 +38,7 @@ def node(request: pytest.FixtureRequest, declared: Any) -> Any:
 
 @pytest.fixture
 def host(node: Any) -> Host:
-    """By one connection per node: each command would begin one."""
+    """Return a testinfra host with one shared connection, since each command would open its own."""
     return node.testinfra(keep=60)
 
 
@@ -274,7 +274,7 @@ def test_a_driver_from_another_source_is_refused(playbook: Playbook, declared: A
 
 @pytest.mark.long
 def test_an_upgrade_asks_for_a_reboot_and_a_way_back_is_clean(playbook: Playbook, declared: Any) -> None:
-    """Down one release and up again, on the node with fabric manager; nothing is left behind."""
+    """Go down one release and up again, on the node with fabric manager; nothing is left behind."""
     node = declared.node("gpu-01")
     tags = ("--limit", "gpu-01", "--tags", "nvidia_driver,nvlink")
     status, output, _ = playbook.run(*tags, nvidia_driver_version="580.95.05")
@@ -330,12 +330,12 @@ def test_new_module_options_ask_for_a_reboot_and_a_comment_does_not(
 
 @pytest.mark.long
 def test_tools_are_built_from_verified_sources_once(playbook: Playbook, declared: Any) -> None:
-    """Real tarballs, checksums, make and installation, to a site's own paths; only the sources are small."""
+    """Real tarballs, checksums, make and installation into a site's own paths; only the sources are small."""
     node = declared.node("gpu-02")
     prefix = "/opt/site/bin"
     variables: dict[str, Any] = {
         "validation_tools_method": "source",
-        "__validation_tools_build_packages": ["make"],  # a compiler has nothing to do here
+        "__validation_tools_build_packages": ["make"],  # needs no compiler
         "validation_tools_gpu_burn_dir": "/opt/site/gpu-burn",
         **{
             f"validation_tools_{name}_path": f"{prefix}/{name}"

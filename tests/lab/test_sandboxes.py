@@ -1,5 +1,5 @@
-"""The sandboxes of the units on an H100 and an MI300X node: faults are seen inside as outside, also while the
-server of home folders does not answer or /tmp is full, and settings are made at boot."""
+"""The units' sandboxes on an H100 and an MI300X node: faults look the same inside and outside, even while the
+server of home folders hangs or /tmp is full, and settings are applied at boot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("amd-01", "ras_errors", {"gpu": 1}, "gpu_inventory.ecc_uncorrectable"),
     ("amd-01", "gpu_off_bus", {"gpu": 3}, "gpu_inventory.amdgpu.lost"),
 ]
-# A file system of which every call waits for ever, as one of a server that is gone. Argument: where.
+# A file system in which every call waits for ever, like that of a dead server. Argument: mount point.
 DEAD_SERVER = """
 import ctypes, os, struct, sys, time
 device = os.open("/dev/fuse", os.O_RDWR)
@@ -81,7 +81,7 @@ def health(node: LabNode) -> dict[str, Any]:
 
 
 def inside(node: LabNode) -> dict[str, Any]:
-    """The result of a run by the unit that remembers none before; one that was under way has ended."""
+    """Return the result of a run of the unit without earlier state, once a running one has ended."""
     node.as_root(f"while [ $(systemctl is-active {SERVICE}) = activating ]; do sleep 0.2; done")
     node.as_root(f"rm -f /var/lib/gpuprov/node-health/state.json; systemctl start {SERVICE}")
     return health(node)
@@ -142,7 +142,7 @@ def test_an_error_in_the_kernel_log_starts_a_run(
 
 
 def directed(node: LabNode, line: str) -> None:
-    """The unit has this line, too; none: it is as the role wrote it."""
+    """Add this line to the unit; an empty line restores the role's version."""
     node.as_root(
         f"mkdir -p {DROPIN}; printf '[Service]\\n%s\\n' '{line}' > {DROPIN}/x.conf; systemctl daemon-reload"
     )
@@ -160,7 +160,7 @@ def directed(node: LabNode, line: str) -> None:
 def test_a_home_folder_whose_server_is_gone_keeps_no_run_from_starting(
     lab: Lab, line: str, starts: bool
 ) -> None:
-    """The lines that are left out of the unit, for this reason, are tried as well."""
+    """Also tries the lines that the unit omits for this reason."""
     node = lab.node("gpu-01")
     node.as_root("cat > /var/tmp/dead_server.py", said=DEAD_SERVER)
     before = inside(node)["uptime"]

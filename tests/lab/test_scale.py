@@ -1,4 +1,4 @@
-"""A fleet in which a few nodes of every bad kind lie among hundreds of good ones: they alone suffer."""
+"""A fleet with a few nodes of every bad kind among hundreds of good ones: only the bad ones suffer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = {
     "flood": "it printed more than 4 MiB",
     "stuck": "no answer within",
 }
-# The program runs drift as the command line does, and says at its end what memory it took at most.
+# The program runs drift like the command line, and finally prints its peak memory.
 PROGRAM = """\
 import sys
 from provision import cli
@@ -51,7 +51,7 @@ class Drift:
 
     @property
     def peak(self) -> float:
-        """MB of memory at most."""
+        """Peak memory in MB."""
         return int(self.progress.rsplit("peak ", 1)[1]) / 1024
 
 
@@ -93,5 +93,5 @@ def test_at_the_end_only_bad_nodes_are_waited_for_and_they_are_named(drift: Drif
 
 
 def test_answers_without_an_end_are_cut_while_they_are_read(drift: Drift) -> None:
-    """Three nodes print 50 MB each: whoever kept them would need that much more."""
+    """Three nodes print 50 MB each, and keeping them would need that much more memory."""
     assert drift.peak < 150

@@ -1,7 +1,6 @@
-"""`gpuprov selftest` on a lab node: the node runs it by itself, as root, without SSH to anyone.
-
-The simulated GPUs are the only part that is not what it is on a GPU machine: Python, Ansible, /proc, /sys,
-processes, signals and the kernel log are the node's own.
+"""`gpuprov selftest` on a lab node: the node runs it itself, as root, without SSH.
+Only the GPUs are simulated: Python, Ansible, /proc, /sys, processes, signals and the kernel log are the
+node's own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tests.lab.role_playbook import SOURCES
 from tests.support.commands import ran
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
-SPEED = 20.0  # a burn of 30 s takes 1.5 s: long enough for another program to be seen beside it
+SPEED = 20.0  # a burn of 30 s takes 1.5 s: long enough for another program to be noticed during it
 PROGRAM = "cd /opt/gpuprov && exec python3 -m provision.cli selftest"
 CONDITIONS = [
     "a foreign process on a GPU",
@@ -39,7 +38,7 @@ CONDITIONS = [
     "a deadline that is too short",
 ]
 CHANGES = ["power limit", "clock lock", "persistence mode", "compute mode"]
-# An H100 node with RDMA gives no occasion for these: no scratch folder, no torch, no DCGM.
+# Not possible on an H100 node with RDMA: no scratch folder, no torch, no DCGM.
 NOT_TRIED = {"disk_speed", "ddp_scaling", "dcgm_diag"}
 BURNING = "pgrep -f 'run.py gpu_bur[n]'"  # the simulated gpu_burn
 CMAKE = """
@@ -52,7 +51,7 @@ _SETTINGS = "power.limit,persistence_mode,compute_mode"
 
 @pytest.fixture(scope="module")
 def node(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
-    """An H100 node with RDMA in its declared state, and gpuprov's own files on it."""
+    """Yield an H100 node with RDMA as declared, with gpuprov's own files."""
     folder = tmp_path_factory.mktemp("selftest")
     wanted = (NodeSpec("gpu-01", "h100-sxm", "debian13", network="ib"),)
     declared = {"gpu-01": images.h100()}
@@ -66,7 +65,7 @@ def node(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
                 tar.add(ROOT / name, name, filter=lambda info: None if "__pycache__" in info.name else info)
         text = base64.b64encode(packed.getvalue()).decode()
         one.as_root("mkdir /opt/gpuprov && base64 -d | tar xz -C /opt/gpuprov", said=text)
-        install(one, "python3-yaml", "python3-jinja2")  # beside Python; no Ansible
+        install(one, "python3-yaml", "python3-jinja2")  # in addition to Python; no Ansible
         yield one
 
 
@@ -77,7 +76,7 @@ def install(node: LabNode, *packages: str) -> None:
 
 
 def brought(node: LabNode, folder: str) -> dict[str, str]:
-    """The texts of a selftest's folder on the node, by path."""
+    """Return the texts in a selftest's folder on the node, by path."""
     packed = base64.b64decode(node.as_root(f"tar c -C {folder} . | base64 -w0").stdout)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         files = {one.name.removeprefix("./"): tar.extractfile(one) for one in tar if one.isfile()}
@@ -85,7 +84,7 @@ def brought(node: LabNode, folder: str) -> dict[str, str]:
 
 
 def compared(files: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
-    """What `gpuprov lab compare` finds in a selftest's folder."""
+    """Return the result of `gpuprov lab compare` for a selftest's folder."""
     for name, text in files.items():
         if name.endswith(".json"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +100,7 @@ def settings(node: LabNode) -> list[str]:
 
 
 def serials(node: LabNode) -> set[str]:
-    """What identifies this node's GPUs, and its RDMA ports in their addresses."""
+    """Return the identifiers of this node's GPUs, and of its RDMA ports in their addresses."""
     shown = (
         "nvidia-smi --query-gpu=serial,uuid --format=csv,noheader;"
         "nvidia-smi -q | sed -n 's/.*GPU PDI *: //p'; cat /sys/class/infiniband/*/ports/1/gids/0"
@@ -111,7 +110,7 @@ def serials(node: LabNode) -> set[str]:
 
 
 def test_the_whole_of_it(node: LabNode, tmp_path: Path) -> None:
-    """Everything proven that this machine allows, settings changed and put back, serial numbers masked."""
+    """Prove all that this machine allows; settings are changed and restored, serial numbers masked."""
     before, known = settings(node), serials(node)
     assert len(known) > 2 * 8 + 8
     began = time.monotonic()
@@ -167,7 +166,7 @@ def test_an_interrupted_one_leaves_nothing_running_and_keeps_what_it_has(node: L
 
 
 def wait(node: LabNode, until: str, seconds: float = 60) -> None:
-    """Until a command succeeds on the node."""
+    """Wait until a command succeeds on the node."""
     end = time.monotonic() + seconds
     while node.run(f"sudo sh -c {shlex.quote(until)}", check=False).returncode:
         assert time.monotonic() < end, f"{until}: {node.as_root('cat /root/cut.log').stdout}"
@@ -188,7 +187,7 @@ def test_gpus_in_use_are_left_alone(node: LabNode) -> None:
 
 
 def test_missing_tools_are_built_from_verified_sources(node: LabNode) -> None:
-    """The role runs on this machine itself; the sources are small ones whose programs do nothing."""
+    """The role runs on this machine itself; the sources are small and their programs do nothing."""
     install(node, "ansible-core", "python3-ansible-runner")
     node.as_root("mkdir -p /srv/sources && mv /usr/bin/nvbandwidth /root/nvbandwidth.kept")
     words = ["--set", "validation_tools_cuda_home=/usr/local/cuda"]

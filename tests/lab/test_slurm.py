@@ -1,7 +1,6 @@
-"""Nodes of a real Slurm cluster, with jobs that run: drained, waited for, returned, and left to others.
-
-Slurm 24.11 of Debian 13; slurmctld on the first node, which is the host of the group gpuprov_slurm. The texts
-in tests/remote/schedulers/test_slurm_text.py were seen here.
+"""Nodes of a real Slurm cluster with running jobs: drained, waited for, resumed, and left to others.
+Slurm 24.11 of Debian 13; slurmctld runs on the first node, the host of the group gpuprov_slurm. The texts in
+tests/remote/schedulers/test_slurm_text.py were recorded here.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def controller(lab: Lab) -> Iterator[LabNode]:
-    """Where Slurm's commands are; afterwards no job is left, and every node is idle."""
+    """Yield the node with Slurm's commands; afterwards no job is left, and every node is idle."""
     first = lab.nodes[0]
     yield first
     first.as_root("scancel --user=ops; systemctl start slurmctld")
@@ -129,7 +128,7 @@ def test_what_a_person_drained_is_theirs_also_in_the_middle(slurm: Slurm, contro
 
 
 def test_a_node_that_slurm_had_lost_is_not_made_idle(slurm: Slurm, lab: Lab, controller: LabNode) -> None:
-    lab.node("s2").as_root("systemctl stop slurmd")  # else it registers, and ReturnToService=2 returns it
+    lab.node("s2").as_root("systemctl stop slurmd")  # or it registers, and ReturnToService=2 resumes it
     controller.as_root("scontrol update NodeName=s2 State=DOWN Reason='Not responding'")
     said = slurm.look(["s2"])["s2"]
     assert (said.holder, said.down, said.takes_jobs) == (Holder.NOBODY, True, False)
@@ -246,7 +245,7 @@ def test_one_command_reads_and_closes_the_breaker(
 def test_a_watch_takes_over_from_a_folder_that_is_named(
     operator: Operator, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The earlier watch had another folder; its leases stand in Slurm."""
+    """The earlier watch had a different folder; its leases are in Slurm."""
     earlier = Store(tmp_path / "earlier")
     before = Holding(earlier, slurm)
     with earlier.alone():

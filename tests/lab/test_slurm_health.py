@@ -1,5 +1,5 @@
-"""The role slurm_health under a real Slurm: a node that fails is drained with its cause by each of the three
-programs, a job is refused, and a drain of somebody else stays theirs."""
+"""The role slurm_health under a real Slurm: each of the three programs drains a failing node with its cause,
+a job is refused, and another user's drain stays untouched."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 LOG = logging.getLogger(__name__)
-INTERVAL = 5  # seconds; a site's is longer
+INTERVAL = 5  # seconds; a site uses more
 ENABLED = {"node_health_enabled": True, "slurm_health_enabled": True, "slurm_health_interval": INTERVAL}
 RUN = "systemctl start gpuprov-node-health.service"
 FOLDER = "/usr/libexec/gpuprov"
-# All that the role could leave; Python's own caches aside.
+# Everything that the role could leave, except Python's own caches.
 PLACES = "find /usr/libexec/gpuprov /etc/slurm /usr/local/sbin 2>/dev/null | sort"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Two nodes; the first is the controller as well, and both run jobs."""
+    """Two nodes that run jobs; the first is also the controller."""
 
     lab: Lab
-    before: str  # PLACES of the first node, before the role came
+    before: str  # PLACES of the first node before the role
 
     @property
     def controller(self) -> LabNode:
@@ -43,7 +43,7 @@ class Cluster:
         return self.controller.as_root(" ".join(("scontrol", *words))).stdout
 
     def state(self, name: str) -> tuple[str, str]:
-        """(state, reason) of a node."""
+        """Return a node's (state, reason)."""
         text = self.scontrol("show", "node", name)
         reason = re.search(r"^ +Reason=(.*?)(?: \[\S+\])?$", text, re.MULTILINE)
         return re.findall(r"State=(\S+)", text)[0], reason[1] if reason else ""
@@ -52,7 +52,7 @@ class Cluster:
         return "DRAIN" in self.state(name)[0]
 
     def configure(self, *wanted: str) -> None:
-        """Have slurm.conf end with those lines of the role's snippet that begin with these words."""
+        """End slurm.conf with those lines of the role's snippet that begin with these words."""
         pattern = "|".join(wanted) or "nothing"
         for node in self.lab.nodes:
             node.as_root(
@@ -62,7 +62,7 @@ class Cluster:
         self.reconfigure()
 
     def include(self) -> None:
-        """The way of the README."""
+        """Include the role's file, as its README describes."""
         for node in self.lab.nodes:
             node.as_root(
                 "sed -i '/^# gpuprov$/,$d' /etc/slurm/slurm.conf;"
@@ -87,7 +87,7 @@ class Cluster:
         return states == ["idle"] * len(self.lab.nodes)
 
     def submit(self, node: str, command: str) -> str:
-        """A batch job's number."""
+        """Submit a batch job and return its number."""
         words = f"sbatch --parsable --output=/tmp/job-%j --nodelist={node} --wrap='{command}'"
         return self.controller.as_root(f"cd /tmp && {words}").stdout.strip()
 
@@ -96,7 +96,7 @@ class Cluster:
 
 
 def until(true: Callable[[], bool], seconds: float, what: str) -> float:
-    """Wait until it is true; after how many seconds it was."""
+    """Wait until the condition holds, and return the seconds."""
     began = time.monotonic()
     while not true():
         if time.monotonic() - began > seconds:
@@ -116,7 +116,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def made(lab: Lab, operator: Operator) -> Cluster:
-    """A cluster that ran before the role came."""
+    """Return a cluster that ran before the role was applied."""
     slurm_cluster.start(lab.nodes, patience=60)
     before = lab.nodes[0].as_root(PLACES).stdout
     done = operator.call("up", "--yes", **ENABLED)
@@ -126,10 +126,10 @@ def made(lab: Lab, operator: Operator) -> Cluster:
 
 @pytest.fixture
 def cluster(made: Cluster) -> Iterator[Cluster]:
-    """The cluster, whole and in service before and after."""
+    """Yield the cluster, intact and in service before and after."""
     yield made
     made.controller.as_root("scancel --user=root")
-    # Each drain of these tests counts for an hour, and two nodes have three.
+    # Each drain of these tests counts for an hour, and two nodes may have three.
     made.controller.as_root(
         "scontrol -o show reservation | grep -Eo 'gpuprov-(breaker|drain[.][^ ]*)' | sort -r"
         " | xargs -rI{} scontrol delete ReservationName={}"
@@ -146,8 +146,8 @@ def cluster(made: Cluster) -> Iterator[Cluster]:
 
 
 def broken(node: LabNode, fault: str = "gpu_silent", **more: object) -> None:
-    """A GPU of the node fails, and the node's own program has seen it. The usual fault logs no Xid, for that
-    would count until the next boot."""
+    """Break a GPU of the node, and let the node's program detect it. The usual fault logs no Xid, which would
+    count until the next boot."""
     node.fault(fault, **(more or {"gpu": 2}))
     node.as_root(RUN)
     found = node.run("sudo gpuprov-node-health nhc --last", check=False)
@@ -267,7 +267,7 @@ def test_drift_holds_slurm_to_what_is_declared(operator: Operator, cluster: Clus
 
 
 def test_the_prolog_refuses_a_job_where_a_gpu_is_lost(made: Cluster) -> None:
-    """The last one with jobs: what the kernel has logged of the GPU stays until a reboot."""
+    """The last test with jobs: the kernel's messages about the GPU stay until a reboot."""
     made.configure("Prolog=", "Epilog=")
     broken(made.lab.node("gpu-01"), "gpu_off_bus", gpu=3)
     assert not made.drained("gpu-01"), "only a job tells"

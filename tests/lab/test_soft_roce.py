@@ -1,5 +1,5 @@
-"""RDMA for real: two virtual machines with Debian's kernel, its RoCE in software and its perftest. What is
-asked is that it works, never how fast: under emulation that is nothing like a card.
+"""Real RDMA: two virtual machines with Debian's kernel, its RoCE in software and its perftest.
+Tests check only that it works, never its speed: emulation is nothing like a real card.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.lab.gpuprov_up import Operator, said
 from tests.lab.soft_roce import DEVICE, MTU, NAMES, Machine
 
 PORT = f"rdma.{DEVICE}/1"
-TRIES = 3  # a probe has 8 s, which an emulated machine may need beside other work
-TIMEOUT = "30"  # seconds that a node has to answer, and ib_write_bw to end
+TRIES = 3  # a probe has 8 s, which may be too few for a busy emulated machine
+TIMEOUT = "30"  # seconds for a node to answer, and for ib_write_bw to end
 Report = dict[str, Any]
 pytestmark = [
     pytest.mark.long,
@@ -58,7 +58,7 @@ def operator(machines: Sequence[Machine], tmp_path_factory: pytest.TempPathFacto
 
 
 def measure(operator: Operator, *arguments: str) -> tuple[int, Report, list[Report], Report]:
-    """`gpuprov validate` on pairs: exit status, report, what was measured, and what run.json says of it."""
+    """Run `gpuprov validate` on pairs: exit status, report, measurements, and the entry in run.json."""
     done = operator.call("validate", "--json", "--checks", "pair_bandwidth", *arguments)
     assert done.stdout.strip(), said(done)
     folder = max(operator.runs.glob("*-validate*"), key=lambda path: path.stat().st_mtime_ns)
@@ -84,7 +84,7 @@ def without_device(machine: Machine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def dropping(machines: Sequence[Machine], what: str) -> Iterator[None]:
-    """Packets that match do not come in, on any of them."""
+    """Drop matching incoming packets on all machines."""
     rules = f"table inet cut {{ chain in {{ type filter hook input priority 0; {what} drop; }}; }}"
     try:
         for machine in machines:
@@ -137,7 +137,7 @@ def test_what_the_rdma_role_expects_of_a_port(operator: Operator, machines: Sequ
         report = json.loads(operator.call("drift", "--json").stdout)
         assert (report["unreachable"], report["refused"]) == ({}, {})
         found = [one for one in report["drifts"] if one["fact"].startswith(f"{PORT}.")]
-        # Its program is one of dozens, and 8 s may be too few for it here; the test above has read it.
+        # Its program is one of dozens, and 8 s may be too few for it here; the previous test has read it.
         unread = {one["fact"] for one in found if one["unknown"]}
         assert unread <= {f"{PORT}.active_mtu"}, unread
         known = [one for one in found if not one["unknown"]]
@@ -151,7 +151,7 @@ def test_what_the_rdma_role_expects_of_a_port(operator: Operator, machines: Sequ
 
 
 def test_a_pair_is_measured(operator: Operator, machines: Sequence[Machine]) -> None:
-    """Slow against the rate that the port states, so somebody is named for it: the CPU, if one knew."""
+    """The pair is slow for the port's stated rate, so a device is reported; the real cause is the CPU."""
     code, report, results, noted = measure(operator)
     assert results, report["not_compared"]
     for one in results:
@@ -179,7 +179,7 @@ def test_a_node_whose_device_is_gone_is_left_out(operator: Operator, machines: S
 
 
 def test_packets_that_do_not_arrive(operator: Operator, machines: Sequence[Machine]) -> None:
-    """RDMA's own packets: the programs meet over TCP, and then nothing comes of it."""
+    """Drop RDMA's own packets: the programs connect over TCP, but transfer nothing."""
     with dropping(machines, "udp dport 4791"):
         began = time.monotonic()
         code, _, results, _ = measure(operator, "--timeout", TIMEOUT)

@@ -1,7 +1,6 @@
-"""Two readers that share nothing, our observer and testinfra, read every promise of a node alike: after up,
-and with each of them broken in turn.
-
-`pytest --pyargs provision.drift.testinfra` then names what `gpuprov drift` names.
+"""Two independent readers, the observer and testinfra, read every promise of a node alike: after `up`, and
+with each of them broken in turn. `pytest --pyargs provision.drift.testinfra` reports the same as `gpuprov
+drift`.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from tests.lab.lab_nodes import Lab, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "read-01"
-# A role of each kind; the others promise facts of the same families, and take their time to install.
+# One role of each kind; the others promise facts of the same families, and take long to install.
 ROLES = ["nvidia_repository", "nvidia_driver", "nvlink", "nccl", "container_toolkit", "host_settings"]
 CHOSEN = f"gpuprov_roles=[{', '.join(ROLES)}]"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
-# Nobody but gpuprov reads these families; the suite says so of each fact, and counts them.
+# Only gpuprov reads these families; the suite reports and counts each such fact.
 OURS_ALONE = frozenset(
     {"clock", "container", "cpu", "dkms", "fabric", "limits", "memory", "mig", "packages", "pci", "rdma"}
 )
-# What loads and what does not, only the loader tells.
+# Only the loader knows which libraries load.
 OURS_IN_A_FAMILY = frozenset({"driver.broken_libraries"})
 WITHOUT_A_TOOL = frozenset({"kernel", "secure_boot", "container_runtime", "pgp_key"})
 
@@ -75,7 +74,7 @@ def call(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class Readers:
-    """Both of them, on the one node."""
+    """Both readers of one node."""
 
     def __init__(self, lab: Lab) -> None:
         self.fleet = inventory.load(lab.inventory)
@@ -85,8 +84,8 @@ class Readers:
         self.promised: list[Expectation] = []
 
     def ours(self, needed: Collection[str] | None = None) -> dict[str, Any]:
-        """Promised facts as our observer reads them, in one look: every one that it can
-        read. Each that is needed (by default all) must be read."""
+        """Read the promised facts with the observer, in one observation. Facts in `needed` (by default all)
+        must be readable."""
         seen = assess.assess(self.fleet, {"gpuprov_roles": ROLES})
         self.promised = [each for each in seen.expected[NODE] if each.role != HARDWARE]
         said = seen.observations[NODE]
@@ -96,7 +95,7 @@ class Readers:
         return {fact: said.facts[fact] for fact in promised if fact in said.facts}
 
     def theirs(self, facts: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """The same as testinfra reads them, and why it cannot read the others."""
+        """Read the same with testinfra; return the values, and the reasons for unreadable ones."""
         reader = Reader(self.suite.readers[NODE].host)
         found: dict[str, Any] = {}
         unread: dict[str, str] = {}
@@ -127,7 +126,7 @@ def test_both_read_a_node_that_is_as_declared_the_same(readers: Readers) -> None
 
 
 def can_break(expectation: Expectation) -> bool:
-    """Whether a command can make it untrue; what only hardware or a daemon can do is left to other tests."""
+    """Whether a command can break it; facts of hardware or a daemon are left to other tests."""
     try:
         return bool(breaks(expectation))
     except LookupError:
@@ -135,20 +134,20 @@ def can_break(expectation: Expectation) -> bool:
 
 
 def breaks(expectation: Expectation) -> str:
-    """A command for a root shell that makes a promise untrue wherever a node shows it. Raises LookupError."""
+    """Return a root command that breaks a promise wherever a node shows it. Raises LookupError."""
     family, _, rest = expectation.fact.partition(".")
     if family == "module":
         name = rest.rpartition(".")[0]
         return f"modprobe -r {name}" if expectation.value else f"modprobe {name}"
-    if expectation.fact == "driver.loaded_version":  # the kernel shows it in two places
+    if expectation.fact == "driver.loaded_version":  # the kernel shows the version in two places
         both = breakers.command(expectation)
         return f"{both}; echo 470.00.01 > /sys/module/nvidia/version"
     return breakers.command(expectation)
 
 
 def rounds(promised: list[Expectation]) -> Iterator[list[Expectation]]:
-    """The promises to break together: in each round one of every file, package and unit. What nvidia-smi
-    says comes first and alone: once the driver is broken, it says nothing of the GPUs."""
+    """Yield the promises to break together: in each round one per file, package and unit. Those read by
+    nvidia-smi come first and alone: once the driver is broken, it reports no GPUs."""
     left = list({each.fact: each for each in promised}.values())
     said_by_tool = [each for each in left if each.fact.startswith("nvidia_smi.")]
     if said_by_tool:
@@ -175,7 +174,7 @@ def test_both_see_every_promise_that_is_broken(readers: Readers, lab: Lab) -> No
         script = "\n".join(f"( {breaks(each)} ) || echo 'FAILED: {each.fact}'" for each in chosen)
         done = lab.node(NODE).run(f"sudo bash -s <<'BREAK' 2>&1\n{script}\nBREAK")
         assert "FAILED" not in done.stdout, done.stdout
-        # nvidia-smi fails once the driver's version is another.
+        # nvidia-smi fails once the driver's version differs.
         ours = readers.ours({each.fact for each in chosen})
         theirs, _ = readers.theirs(each.fact for each in chosen)
         differ = {fact: (ours.get(fact), value) for fact, value in theirs.items() if ours.get(fact) != value}
@@ -204,7 +203,7 @@ def test_the_suite_then_fails_where_drift_says_so_and_nowhere_else(
 
 
 def run_suite(call: Any, lab: Lab, folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    """The suite as CI starts it, and from its JUnit file the outcome of each role/fact."""
+    """Run the suite as CI does, and read the outcome of each role/fact from its JUnit file."""
     report = folder / "suite.xml"
     done = call(
         *("pytest", "-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),

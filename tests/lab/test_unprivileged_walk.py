@@ -1,6 +1,6 @@
-"""A user without rights walks over a whole H100 and a whole MI300X node in service: nothing of gpuprov's, and
-of what it installs, can be changed, replaced, stopped or made to wait, no secret read, no name foreseen. What
-works on a bare machine as well is that machine's."""
+"""An unprivileged user walks over complete H100 and MI300X nodes in service: nothing of gpuprov, or of its
+packages, can be changed, replaced, stopped or delayed, no secret read, no name predicted. Findings that a
+bare machine also has belong to that machine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.lab.unprivileged_walk import PROGRAM
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 BARE = {"gpu-01": "bare-01", "amd-01": "bare-02"}
-# `password` of the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
+# Hash of `password` for the user alice, from NVIDIA/dcgm-exporter tests/integration/testdata/web-config.yml.
 HASH = "$2y$10$CWCEbs7mt8QFrToJR9OcG.tduEKpx9SROhWnaDHQgQX4Q6hqWNASa"
 GIVEN = re.compile(
     r"setid /usr/bin/nvidia-modprobe$"  # NVIDIA's: makes device files for any program that computes
-    r"|(write|append) /dev/(nvidia[\w-]*|kfd|dri/\w+|infiniband/\w+)$"  # by these, programs compute
+    r"|(write|append) /dev/(nvidia[\w-]*|kfd|dri/\w+|infiniband/\w+)$"  # compute programs need these
     r"|(write|append) /dev/net/tun$"  # udev's mode
 )
-# Tells what appears in the folders that everybody may write to.
+# Prints each new file in world-writable folders.
 SPY = r"""
 import ctypes, os, struct
 libc = ctypes.CDLL(None)
@@ -43,7 +43,7 @@ while True:
         print(folders[number] + "/" + data[16:16 + length].rstrip(b"\0").decode(), flush=True)
         data = data[16 + length:]
 """
-# As mkstemp of Python and of C make them.
+# Names made by mkstemp of Python and of C.
 RANDOM = re.compile(r"[._/-][A-Za-z0-9_]{6,8}$")
 
 
@@ -74,7 +74,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def declared(lab: Lab, operator: Operator, secrets: dict[str, Any]) -> dict[str, Any]:
-    """What the nodes in service were made by; they have booted since."""
+    """Return the settings of the nodes in service, which are applied and followed by a reboot."""
     variables = IN_SERVICE | secrets
     done = operator.call("up", "--yes", "--nodes", ",".join(BARE), **variables)
     assert done.returncode == ExitCode.OK, said(done)
@@ -84,7 +84,7 @@ def declared(lab: Lab, operator: Operator, secrets: dict[str, Any]) -> dict[str,
 
 
 def as_ann(node: LabNode, name: str, program: str, words: str) -> None:
-    """Put the program on the node; `words` is a shell command that runs it as the user ann."""
+    """Put the program on the node, and run `words`, a shell command that starts it as the user ann."""
     node.as_root(f"id ann 2> /dev/null || useradd -m ann; cat > /var/tmp/{name}.py", said=program)
     node.as_root(f"chmod 644 /var/tmp/{name}.py; cd /; {words}", timeout=300)
 
@@ -108,7 +108,7 @@ def test_nothing_can_be_changed_stopped_or_read_that_could_not_before(
         assert after["counts"]["files"] > before["counts"]["files"] + 500
         assert after["counts"]["units"] >= 5
         assert after["counts"]["processes"] > 8
-    # The walk sees what can be read, and what is in it.
+    # The walk detects readable files and their content.
     node = lab.node("gpu-01")
     node.as_root("cp /etc/gpuprov/metrics-web.yml /run/copy; chmod 644 /run/copy")
     assert "secret /run/copy" in walked(node, hidden)["done"]

@@ -1,4 +1,4 @@
-"""`gpuprov up` when things go wrong in the middle: a node dies, somebody interrupts. One role only."""
+"""`gpuprov up` when things go wrong in the middle: a node dies, a user interrupts. One role only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """gpu-01 is bare, the others are as `up` leaves them."""
+    """Yield gpu-01, which is bare, and the other nodes after `up`."""
     declared = {name: image for name, image in images.declared().items() if name != "gpu-01"}
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("upnodes", FLEET, inventory, images=declared) as running:
@@ -33,7 +33,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture
 def operator(lab: Lab, tmp_path: Path) -> Operator:
-    """With a folder of runs of its own for each test."""
+    """Return an operator with a separate folder of runs for each test."""
     return Operator(lab.inventory, tmp_path / "runs")
 
 
@@ -46,7 +46,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def wait_for_role(operator: Operator, node: str, process: subprocess.Popen[str]) -> None:
-    """Until the role has done something on the node."""
+    """Wait until the role has started work on the node."""
     for _ in range(1200):
         assert process.poll() is None, process.communicate()[0]
         if list(operator.runs.glob("*-up")) and any(
@@ -58,7 +58,7 @@ def wait_for_role(operator: Operator, node: str, process: subprocess.Popen[str])
 
 
 def make_wait(node: LabNode) -> None:
-    """Take a package away and keep apt from bringing it back: the role will wait for the lock."""
+    """Remove a package and keep apt from installing it: the role will wait for the lock."""
     node.run("sudo apt-get remove -y perftest")
     node.hold_dpkg()
 

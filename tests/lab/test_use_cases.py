@@ -1,4 +1,4 @@
-"""Verbs and options that no other lab test runs, each once as an operator does (tests/use_cases.yml)."""
+"""Commands and options that no other lab test runs, each once as an operator does (tests/use_cases.yml)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.lab.lab_nodes import Lab, running_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 ONE = ("--nodes", "gpu-01")
-# A small role that has something to do once its file is gone.
+# A small role that has work once its file is gone.
 ROLE: dict[str, Any] = {"gpuprov_roles": ["host_settings"], "host_settings_time_sync": "none"}
 FORMATS = ("text", "json", "junit", "sarif", "github", "markdown", "prometheus")
 

@@ -1,8 +1,7 @@
-"""What each fault of a node looks like to `gpuprov validate`: who is named, and who is not.
-
-The tools on the nodes and the checks share no code and were written from the same documents. Two formats no
-document shows (gpu_burn's warnings beside an error count, what nccl-tests prints after wrong sums) agree by
-adjustment and wait for a recording of real hardware.
+"""`gpuprov validate` for each fault of a node: the reported devices, and the spared ones.
+The tools on the nodes and the checks share no code and were written from the same documents. Two formats that
+no document shows (gpu_burn's warnings beside an error count, and nccl-tests after wrong sums) were adjusted
+to agree and await a recording of real hardware.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Validate = Callable[..., tuple[int, set[tuple[str, str, str]]]]
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One node as `gpuprov up` leaves it."""
+    """Yield one node after `gpuprov up`."""
     nodes, inventory = (NodeSpec(NODE, "h100-sxm"),), tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("faults", nodes, inventory, images={NODE: images.h100()}) as running:
         yield running
@@ -34,7 +33,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture
 def validate(operator: Operator) -> Validate:
-    """Exit code, and what is flagged."""
+    """Return a function that runs checks: exit code, and flagged findings."""
 
     def run(*checks: str, seconds: int = 30) -> tuple[int, set[tuple[str, str, str]]]:
         words = ("--json", "--timeout", str(seconds), "--checks", ",".join(checks))
@@ -71,8 +70,8 @@ FAULTS = [
     ("tool_truncated", {"tool": "gpu_burn"}, [BURN], {(BURN, "node", "error")}),
     ("tool_hang", {"tool": "nvidia-smi"}, [INVENTORY], {(INVENTORY, "node", "error")}),
 ]
-# One for each way a fault shows: in a table, as a number, as no number. The others are of the long set, and
-# each class is tried without a node in tests/benchmarks/test_detection.py.
+# One for each form of a fault: in a table, as a number, without a number. The others are in the long set, and
+# tests/benchmarks/test_detection.py tries each class without a node.
 ALWAYS = {"nvlink_down", "gpu_slow", "tool_truncated"}
 
 

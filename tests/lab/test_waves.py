@@ -1,6 +1,5 @@
-"""Twelve machines in waves: where a fault stops, what a killed controller leaves, and who reboots when.
-
-The tests run in the order written: each goes on where the one before stopped, as an operator's day does.
+"""Twelve machines in waves: where faults stop, the state after a killed controller, reboots in order.
+The tests run in the order written: each continues where the previous one stopped, as in an operator's day.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 NODES = tuple(NodeSpec(f"gpu-{number:02d}", "h100-sxm" if number <= 8 else "l40s") for number in range(1, 13))
-# One small role: what is tried here is the order of things, not the software.
+# One small role: these tests are about order, not about software.
 ROLE = [
     *("--set", "gpuprov_roles=[host_settings]"),
     *("--set", "host_settings_time_sync=none"),
     *("--set", "host_settings_cpu_governor=null"),
 ]
-# The role writes a file there: it cannot, where this is not a folder.
+# The role writes a file there, which fails if this is not a folder.
 BREAK = "sudo mv /etc/sysctl.d /etc/sysctl.away && sudo touch /etc/sysctl.d"
 MEND = "sudo rm /etc/sysctl.d && sudo mv /etc/sysctl.away /etc/sysctl.d"
 MADE = "ls /etc/sysctl.d/*gpuprov* 2>/dev/null"
@@ -121,7 +120,7 @@ def test_a_fault_on_node_seven_of_the_second_wave_stops_there(lab: Lab, runs: Pa
     lab.node("gpu-08").run(BREAK)
     code, said = finish(start(runs, "--resume"))
     assert code == ExitCode.UNHEALTHY, said
-    # The other kind had its canary in the run before.
+    # The other kind had its canary in the previous run.
     assert begun(newest(runs)) == [("canary", names(1)), ("batch", names(2, 3, 4, 5, 6, 7, 8))], said
     assert ends(runs) == {
         "gpu-09": "as declared",
@@ -146,7 +145,7 @@ def test_a_killed_controller_is_resumed_and_nobody_else_gets_in_between(lab: Lab
     process.communicate()
     killed = newest(runs)
     assert begun(killed) == [("batch", names(8, 10, 11, 12))]
-    assert len(records(killed, "outcomes")) == 8  # those that were as declared; none of the four had ended
+    assert len(records(killed, "outcomes")) == 8  # nodes that were as declared; none of the four had finished
 
     code, said = finish(start(runs, str(lab.inventory), "--nodes", "gpu-08,gpu-10", *ROLE))
     assert code == ExitCode.ERROR, said
@@ -161,7 +160,7 @@ def test_a_killed_controller_is_resumed_and_nobody_else_gets_in_between(lab: Lab
 
 
 def test_nobody_reboots_outside_its_wave_and_nobody_twice(lab: Lab, runs: Path) -> None:
-    """From boot ids and times in the run folders, and from the machines' own clocks."""
+    """Check boot ids and times in the run folders, and the machines' own clocks."""
     windows: dict[str, list[tuple[float, float, int]]] = {}
     seen: dict[str, list[str]] = {name: [] for name in names(*range(1, 13))}
     count = 0
@@ -177,7 +176,7 @@ def test_nobody_reboots_outside_its_wave_and_nobody_twice(lab: Lab, runs: Path) 
             stop = seconds(over[0]["time"]) if over else (run / "events.jsonl").stat().st_mtime + 60
             for node in begins["nodes"]:
                 windows.setdefault(node, []).append((seconds(begins["time"]), stop, count))
-    for mine in windows.values():  # a killed wave wrote no end: it is over when the node's next one begins
+    for mine in windows.values():  # a killed wave wrote no end: it ends when the node's next one begins
         mine.sort()
         later = [begins for begins, _, _ in mine[1:]] + [math.inf]
         mine[:] = [(a, min(stop, b), n) for (a, stop, n), b in zip(mine, later, strict=True)]

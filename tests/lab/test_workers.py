@@ -1,4 +1,4 @@
-"""A fleet done by workers of a Receptor mesh is as one done by one controller; and workers on a bad day."""
+"""A fleet run by workers of a Receptor mesh equals one run by one controller; and workers on a bad day."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def workers(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mach
 
 @pytest.fixture
 def one(lab: Lab, tmp_path: Path) -> Operator:
-    """The controller alone."""
+    """Return the controller alone."""
     return operator(lab, tmp_path, "one", {}, None)
 
 
 @pytest.fixture
 def two(lab: Lab, tmp_path: Path, workers: Machines) -> Operator:
-    """The same fleet, a half of which worker-a does and the other worker-b, two hops away."""
+    """Return the same fleet with one half on worker-a, the other on worker-b, two hops away."""
     return operator(lab, tmp_path, "two", halves(lab, workers.workers[:2]), workers)
 
 
 @pytest.fixture
 def three(lab: Lab, tmp_path: Path, workers: Machines) -> Operator:
-    """The same fleet, each node of which every worker can do."""
+    """Return the same fleet, with every worker able to reach each node."""
     names = [worker.name for worker in workers]
     return operator(lab, tmp_path, "three", {node.name: names for node in NODES}, workers)
 
@@ -92,7 +92,7 @@ def test_up_by_two_workers_is_up_by_one_controller(
     assert events(shared) == events(alone)
     assert outcomes(shared) == outcomes(alone)
     assert rows(shared, "drifts")[0]["fact"] == rows(alone, "drifts")[0]["fact"]
-    # Each node was reached by its worker, and by nobody else.
+    # Only its worker has reached each node.
     addresses = {worker.name: worker.address for worker in workers}
     for node in lab.nodes:
         log = node.as_root(f"journalctl --no-pager -q -u ssh -S @{marks[node.name]} | grep Accepted").stdout
@@ -104,7 +104,7 @@ def test_up_by_two_workers_is_up_by_one_controller(
 
 
 def timeless(run: Path) -> dict[str, Any]:
-    """A report without its times, its name and the inventory's, and how long its nodes are up."""
+    """Return a report without times, run and inventory names, and uptimes of nodes."""
     report = json.loads((run / "report.json").read_text())
     for name in ("started", "finished", "run_id", "inventory"):
         del report[name]

@@ -1,7 +1,5 @@
-"""Every command that touches nodes, by two workers of a mesh: it says what it says by one controller, word
-for word.
-
-The tests run in the order written: each stands on the state the one before left.
+"""Every command that contacts nodes, through two workers of a mesh: same output as from one controller.
+The tests run in the order written: each starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
-# gpu-01 and gpu-03 are worker-a's, gpu-02 and gpu-04 worker-b's.
+# worker-a has gpu-01 and gpu-03, worker-b has gpu-02 and gpu-04.
 NODES = tuple(NodeSpec(f"gpu-{number:02d}", "h100-sxm", network="ib") for number in range(1, 5))
 PAIRS_OF_ONE_WORKER = {("gpu-01", "gpu-03"), ("gpu-02", "gpu-04")}
 PAIRS_OF_TWO = {("gpu-01", "gpu-02"), ("gpu-01", "gpu-04"), ("gpu-02", "gpu-03"), ("gpu-03", "gpu-04")}
-DECLARED = {**ROLE, "gpuprov_expected_nics": ["mlx5_0"]}  # of eight rails: each takes its time
+DECLARED = {**ROLE, "gpuprov_expected_nics": ["mlx5_0"]}  # one of eight rails, since each takes time
 
 VAULT_PASSWORD = "l0ng-vault-passphrase"
 SECRET = "sud0-s3cret-of-deploy"
-# A user who may do everything, once it has said its password.
+# A user with full sudo rights, after entering its password.
 DEPLOY = """\
 useradd --create-home --shell /bin/bash deploy
 chpasswd
@@ -60,7 +58,7 @@ chown -R deploy:deploy /home/deploy/.ssh
 echo 'deploy ALL=(ALL) ALL' > /etc/sudoers.d/deploy
 """
 
-# The patterns come on standard input: sudo writes what it runs into the journal.
+# The patterns come on standard input, because sudo logs command lines in the journal.
 LEFT_ON_A_NODE = """\
 cat > /dev/shm/patterns
 journalctl --no-pager -q | grep -cFf /dev/shm/patterns
@@ -71,7 +69,7 @@ rm /dev/shm/patterns
 PROFILE = f"""\
 {LOOK_AND_BURN}  - {{name: between, kind: fleet, checks: [pair_bandwidth], minutes: 10, attended: only}}
 """
-# What two runs of the same never have in common.
+# Keys that always differ between two equal runs.
 PASSING = frozenset(
     {"run", "run_id", "run_folder", "inventory", "written", "started", "finished", "time", "at", "seconds"}
 )
@@ -99,13 +97,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(lab: Lab, folder: Path) -> Operator:
-    """The controller alone."""
+    """Return the controller alone."""
     return operator(lab, folder, "one", {}, None, DECLARED)
 
 
 @pytest.fixture(scope="module")
 def two(lab: Lab, folder: Path, workers: Machines) -> Operator:
-    """The same fleet with a worker for each half."""
+    """Return the same fleet with a worker for each half."""
     return with_workers(lab, folder, workers, DECLARED)
 
 
@@ -114,7 +112,7 @@ def with_workers(lab: Lab, folder: Path, workers: Machines, declared: Mapping[st
 
 
 def lasting(document: Any) -> Any:
-    """A document without what is another each time."""
+    """Return a document without keys that change each time."""
     if isinstance(document, dict):
         return {key: lasting(value) for key, value in document.items() if key not in PASSING}
     return [lasting(value) for value in document] if isinstance(document, list) else document
@@ -138,8 +136,8 @@ def test_a_plan_by_two_workers_is_the_controllers(one: Operator, two: Operator) 
 
 
 class Spy:
-    """Looks all the time at the arguments and the environment of every process of this machine: the
-    controller's, the workers' and the nodes' are among them."""
+    """Continuously reads arguments and environment of all processes on this machine, including those
+    of the controller, the workers and the nodes."""
 
     def __init__(self, *secrets: str) -> None:
         self.told: set[str] = set()
@@ -171,7 +169,7 @@ class Spy:
 
 
 def files_with(secrets: tuple[str, ...], *folders: Path) -> list[str]:
-    """The files below these folders in which one of the secrets stands."""
+    """Return the files below these folders that contain one of the secrets."""
     patterns = [word for secret in secrets for word in ("-e", secret)]
     places = [str(place) for place in folders if place.exists()]
     found = subprocess.run(
@@ -182,7 +180,7 @@ def files_with(secrets: tuple[str, ...], *folders: Path) -> list[str]:
 
 @pytest.fixture
 def vaulted(lab: Lab, workers: Machines, tmp_path: Path) -> tuple[Operator, Path]:
-    """An inventory whose nodes want a password for sudo, which is vaulted; and the vault password's file."""
+    """Return an inventory with a vaulted sudo password for its nodes, and the vault password's file."""
     for node in lab.nodes:
         node.as_root(DEPLOY, said=f"deploy:{SECRET}\n")
     stands = with_workers(lab, tmp_path, workers, {**DECLARED, "ansible_user": "deploy"})
@@ -209,7 +207,7 @@ def test_a_vaulted_password_reaches_nodes_through_workers_and_is_nowhere_to_be_r
     assert {line.partition(":")[0] for line in canary.told} == {"environ", "cmdline"}
     given = ("--vault-password-file", str(password))
     with Spy(SECRET, VAULT_PASSWORD) as spy:
-        refused = stands.call("plan")  # without it
+        refused = stands.call("plan")  # without the password
         done = stands.call("up", "--yes", *given)
         again = stands.call("drift", *given)
         measured = stands.call("validate", "--checks", "gpu_inventory", *given)
@@ -218,7 +216,7 @@ def test_a_vaulted_password_reaches_nodes_through_workers_and_is_nowhere_to_be_r
     assert {one["status"] for one in outcomes(newest(stands.runs, "up")).values()} == {"done"}
     assert again.returncode == ExitCode.OK, said(again)
     assert measured.returncode == ExitCode.OK, said(measured)
-    # It saw those that had the secrets, and each of them in its own way of starting.
+    # It saw the processes that had the secrets, each started in a different way.
     for words in (
         "-P -m provision.remote.worker_program.worker_entry",
         "ansible-playbook",
@@ -273,7 +271,7 @@ def test_a_lock_by_two_workers_is_the_controllers(one: Operator, two: Operator, 
     alone, shared = found
     assert "perftest" in alone[0]["packages"]
     assert shared == alone
-    # Nodes are held to it by either; what is not held yet is the same.
+    # Both enforce it on nodes; the nodes not yet locked are the same.
     held: dict[str, Any] = {"gpuprov_roles": ["host_settings", "package_lock"]}
     asked = ("--json", "--lock", str(folder / "two.lock.yml"))
     first, second = (document(stands.call("drift", *asked, **held), ExitCode.DRIFT) for stands in (one, two))
@@ -287,7 +285,7 @@ def test_a_lock_by_two_workers_is_the_controllers(one: Operator, two: Operator, 
 def test_pairs_of_one_worker_and_of_two_are_measured(
     lab: Lab, one: Operator, two: Operator, workers: Machines, folder: Path
 ) -> None:
-    # Three nodes are worker-a's: of two pairs at once one has to wait for its turn where forks are two.
+    # worker-a has three nodes: with two forks, one of two simultaneous pairs must wait for its turn.
     chosen = {node: ["worker-b" if node == "gpu-04" else "worker-a"] for node in halves(lab, workers)}
     uneven = operator(lab, folder, "uneven", chosen, workers, DECLARED)
     asked = ("--json", "--checks", "pair_bandwidth", "--pairs", "all")
@@ -313,7 +311,7 @@ def test_a_burn_in_by_two_workers_ends_in_a_whole_record(one: Operator, two: Ope
     done = ours.begin("--json")
     assert done.returncode == ExitCode.OK, done.stdout + done.stderr
     record = json.loads(ours.call("burnin", "collect", ours.first, "--json").stdout)
-    # The controller that needs no worker hears the same of the nodes, on a machine that knew nothing.
+    # A controller without workers, on a machine without history, collects the same from the nodes.
     there = ("--inventory", str(one.inventory), "--json", "--remove")
     other = json.loads(ours.call("burnin", "collect", ours.first, *there, runs="elsewhere").stdout)
     assert [node["node"] for node in record["nodes"]] == [node.name for node in NODES]
@@ -339,7 +337,7 @@ def test_up_resumes_after_the_only_worker_of_some_nodes_died_with_those_alone(
     wait_for(workers[1], "ansible-playbook")
     workers.stop(workers[1])
     try:
-        text, _ = process.communicate(timeout=1500)  # its unit may be at work: it is waited for
+        text, _ = process.communicate(timeout=1500)  # waits for its unit, which may be running
     finally:
         process.kill()
         workers.start(workers[1])
@@ -359,7 +357,7 @@ def test_a_worker_that_is_gone_for_good_is_replaced_by_a_word_on_the_command_lin
     for node in lab.nodes:
         node.as_root(UNDO)
     workers.stop(workers[1])
-    time.sleep(30)  # Receptor takes a peer for lost after 21 s
+    time.sleep(30)  # Receptor considers a peer lost after 21 s
     try:
         done = two.call("up", "--yes", "--no-canary")
         assert done.returncode == ExitCode.INCOMPLETE, said(done)

@@ -1,10 +1,10 @@
-"""The walk of a user without rights over a whole node: a program that runs there."""
+"""A program that walks over a whole node as an unprivileged user."""
 
 from __future__ import annotations
 
-# Tries every file, folder, socket, FIFO, device, process and unit (of gpuprov and of what it installs), and
-# prints the successes as JSON. On standard input are texts, one a line, that nothing readable may hold. What
-# belongs to the user is left out. With --hold it then locks whatever can be read, until it is ended.
+# Tries every file, folder, socket, FIFO, device, process and unit (of gpuprov and its packages), and prints
+# the successes as JSON. Standard input lists texts, one per line, that nothing readable may contain. The
+# user's own files are left out. With --hold it then locks everything readable, until it is stopped.
 PROGRAM = r"""
 import contextlib
 import errno

@@ -1,9 +1,8 @@
-"""A walk over what roles promise: each fact is broken once on some node; `drift` must name exactly it, and
-`up` repair it with its own role and run no other.
-
-One fact at a time is broken on each node, on all nodes at once. Where one cause makes several promises untrue
-(breakers.TOGETHER), all of them and no other must be named. What only a person can repair
-(breakers.BY_A_PERSON) `up` must leave to them, with their next step, and accept once it is done.
+"""A walk over the promises of roles: each fact is broken once on some node.
+`drift` must then report exactly it, and `up` repair it with its own role and run no other. One fact at a time
+is broken on each node, on all nodes at once. If one cause breaks several promises (breakers.TOGETHER),
+exactly these must be reported. If only a user can repair a fact (breakers.BY_A_PERSON), `up` must leave it
+with the next step, and accept it once it is done.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from tests.lab.lab_nodes import Lab
 
 
 class Walk:
-    """A fleet with these variables, what is promised of it, and what is still to be broken. `roles`: those
-    whose promises are broken; all when None."""
+    """A fleet with these variables, its promises, and those still to break. `roles`: the roles with promises
+    to break; None: all."""
 
     def __init__(
         self,
@@ -47,17 +46,17 @@ class Walk:
         }
 
     def gpuprov(self, verb: str, *options: str) -> Any:
-        """The document that it printed."""
+        """Run gpuprov and return its JSON document."""
         done = self._operator.call(verb, "--json", *options, timeout=900, **self._declared)
         assert done.stdout.startswith("{"), done.stderr
         return json.loads(done.stdout)
 
     def up(self) -> Any:
-        """How it ended for each node."""
+        """Run `up` and return each node's outcome."""
         return self.gpuprov("up", "--no-canary")["nodes"]
 
     def on_nodes(self, commands: Mapping[str, str]) -> list[str]:
-        """Run each as root on its node; what did not work."""
+        """Run each command as root on its node, and return the failures."""
 
         def run(node: str) -> str:
             done = self.lab.node(node).run(f"sudo sh -c {shlex.quote(commands[node])}", check=False)
@@ -67,7 +66,7 @@ class Walk:
             return [failure for failure in pool.map(run, commands) if failure]
 
     def rounds(self) -> Iterator[dict[str, Expectation]]:
-        """Node → what to break on it now, until every promise had its turn on one node."""
+        """Yield node → the promise to break next, until every promise was broken on one node."""
         walked: set[tuple[str, str]] = set()
         while True:
             chosen: dict[str, Expectation] = {}
@@ -84,8 +83,8 @@ class Walk:
         return (self._roles is None or each.role in self._roles) and (each.role, each.fact) not in walked
 
     def whole(self, say: Callable[[str], None]) -> tuple[Counter[str], list[str]]:
-        """Go through all of it, from nodes that need not be as declared. Role → its promises; what was not as
-        it should be."""
+        """Walk over all promises, from nodes that need not be as declared; return role → its promises, and
+        all problems."""
         self.up()
         assert self.gpuprov("drift")["drifts"] == []
         count: Counter[str] = Counter()
@@ -95,7 +94,7 @@ class Walk:
             say("\n".join(["", *(f"  {node}: {each.fact}" for node, each in chosen.items()), *found]))
             trouble += found
             count.update(each.role for each in chosen.values())
-            if found:  # the next round begins from a fleet that is as declared
+            if found:  # the next round needs a fleet in its declared state
                 self.up()
         assert self.gpuprov("drift")["drifts"] == []
         table = "".join(f"\n  {role:20} {number:4}" for role, number in count.items())
@@ -103,7 +102,7 @@ class Walk:
         return count, trouble
 
     def _trouble_of(self, chosen: Mapping[str, Expectation]) -> list[str]:
-        """Break these, look, repair: what was not as it should be."""
+        """Break these facts, observe, repair; return the problems."""
         trouble = self.on_nodes({node: breakers.command(each) for node, each in chosen.items()})
         named: dict[str, set[tuple[str, str]]] = {node: set() for node in self.promised}
         for drift in self.gpuprov("drift")["drifts"]:
@@ -133,7 +132,7 @@ class Walk:
 
 
 def broken_by(expectation: Expectation | None, promised: Collection[Expectation]) -> set[tuple[str, str]]:
-    """(role, fact) of every promise that its breaker makes untrue: some facts two roles promise."""
+    """Return (role, fact) of every promise that its breaker breaks: two roles promise some facts."""
     if expectation is None:
         return set()
     same = {(each.role, each.fact) for each in promised if each.fact == expectation.fact}

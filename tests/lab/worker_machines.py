@@ -1,8 +1,6 @@
-"""Workers for lab nodes: machines beside them, each with Debian 13's Receptor, and inventories that name
-them.
-
-They are network namespaces in the lab's network and see this machine's files: the interpreter that runs the
-tests is theirs, too. The controller and the others reach worker-a alone: to them it is two hops.
+"""Workers for lab nodes: separate machines with Debian 13's Receptor, and inventories that name them.
+They are network namespaces in the lab's network and see this machine's files, including the interpreter that
+runs the tests. The controller and the others reach only worker-a, so the others are two hops away.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh
 if TYPE_CHECKING:
     from tests.lab.lab_nodes import Lab
 
-# One small role: what is tried here is who does it, not what it does.
+# One small role: these tests are about the worker, not about the role.
 ROLE = {
     "gpuprov_roles": ["host_settings"],
     "host_settings_time_sync": "none",
@@ -48,7 +46,7 @@ dpkg-deb --fsys-tarfile receptor_*.deb | tar -xO ./usr/bin/receptor | base64 -w0
 
 
 class Worker:
-    """A machine beside the nodes, with an address and a Receptor of its own."""
+    """A machine in the lab's network with its own address and Receptor."""
 
     def __init__(self, lab: Lab, name: str, index: int) -> None:
         self.name = name
@@ -57,16 +55,16 @@ class Worker:
         self.address = network.node_address(lab.record.octet, index)
 
     def processes(self, text: str) -> list[int]:
-        """Those of its processes whose command line has `text`."""
+        """Return its processes with `text` in their command line."""
         return [pid for pid in network.namespace_pids(self.namespace) if text in command_of(pid)]
 
     def kill_work(self) -> None:
-        """As the kernel does to a machine without memory: what gpuprov runs there is killed."""
+        """Kill gpuprov's processes there, as the kernel does when memory runs out."""
         for pid in self.processes("provision.remote.worker_program.worker_entry"):
             os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """No process of it is left, as after a power cut."""
+        """Kill all its processes, as in a power cut."""
         for pid in network.namespace_pids(self.namespace):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -74,7 +72,7 @@ class Worker:
 
 @dataclass
 class Machines:
-    """The workers of a lab, and the mesh that they and the controller make."""
+    """The workers of a lab, and their mesh with the controller."""
 
     workers: list[Worker]
     mesh: RealMesh
@@ -98,7 +96,7 @@ class Machines:
 
 
 def program(lab: Lab, folder: Path) -> str:
-    """Debian 13's Receptor, or the one that GPUPROV_TEST_RECEPTOR names."""
+    """Return the path of Debian 13's Receptor, or of GPUPROV_TEST_RECEPTOR."""
     if PROGRAM is not None:
         return PROGRAM
     file = folder / "receptor"
@@ -108,7 +106,7 @@ def program(lab: Lab, folder: Path) -> str:
 
 
 def command(folder: Path, name: str, more: str = "") -> Path:
-    """What a worker's Receptor starts, with this gpuprov."""
+    """Write the program that a worker's Receptor starts, with this gpuprov."""
     path = folder / name
     entry = "-P -m provision.remote.worker_program.worker_entry"
     path.write_text(f"#!/bin/sh\nPYTHONPATH={more}{ROOT} exec {sys.executable} {entry}\n")
@@ -136,7 +134,7 @@ def workers_of(lab: Lab, folder: Path, count: int = 2) -> Iterator[Machines]:
 
 
 def halves(lab: Lab, workers: Iterable[Worker]) -> dict[str, list[str]]:
-    """Each node's one worker, dealt like cards."""
+    """Assign one worker to each node, in rotation."""
     names = [worker.name for worker in workers]
     return {node.name: [names[at % len(names)]] for at, node in enumerate(lab.record.nodes)}
 
@@ -149,7 +147,7 @@ def operator(
     machines: Machines | None,
     variables: Mapping[str, Any] = ROLE,
 ) -> Operator:
-    """An inventory of the lab's nodes with these `variables`; `chosen`: node → its workers."""
+    """Write an inventory of the lab's nodes with these `variables`; `chosen`: node → its workers."""
     inventory = yaml.safe_load(lab.inventory.read_text())
     inventory["gpu_nodes"]["vars"].update(variables)
     for node, workers in chosen.items():
@@ -165,22 +163,22 @@ def operator(
 
 
 def newest(runs: Path, verb: str) -> Path:
-    """The run folder of the last one of this verb."""
+    """Return the newest run folder of this verb."""
     return max(runs.glob(f"*-{verb}"))
 
 
 def rows(run: Path, name: str) -> list[dict[str, Any]]:
-    """What a run keeps line by line."""
+    """Return a run's records from a JSON Lines file."""
     return [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
 
 
 def outcomes(run: Path) -> dict[str, dict[str, Any]]:
-    """How it ended for each node of an `up`."""
+    """Return node → its outcome in an `up`."""
     return {row.pop("node"): row for row in rows(run, "outcomes") if row.pop("time")}
 
 
 def begin(stands: Operator, *arguments: str) -> subprocess.Popen[str]:
-    """`up` that is not waited for: stdout and stderr are one."""
+    """Start `up` without waiting for it, with stdout and stderr merged."""
     return subprocess.Popen(
         [sys.executable, "-m", "provision.cli", "up", str(stands.inventory), "--yes", *arguments],
         stdout=subprocess.PIPE,
@@ -191,7 +189,7 @@ def begin(stands: Operator, *arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for(worker: Worker, text: str, running: bool = True, seconds: float = 300) -> list[int]:
-    """Until the worker has a process with `text`, or none any more."""
+    """Wait until the worker has a process with `text`, or no longer has one."""
     deadline = time.monotonic() + seconds
     while bool(found := worker.processes(text)) != running:
         assert time.monotonic() < deadline, f"{worker.name}: {text}: {found}"
