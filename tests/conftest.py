@@ -1,4 +1,4 @@
-"""What all tests have: a seed, and a real sshd on a loopback address, run as whoever runs the tests."""
+"""Common parts of all tests: a seed, and a real sshd on a loopback address, run as the user of the tests."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The main job first, whose worker makes the image of a node that other lab tests begin with; meanwhile
-    the lab tests that need none, and the benchmarks. All else comes later: no long file shall be the last."""
+    """Run the main job first, since its worker makes the node image for other lab tests; meanwhile
+    run lab tests without an image, and the benchmarks. The rest follows, so that no long file comes last."""
     with_image = {item.path for item in items if "images" in getattr(item, "fixturenames", ())}
 
     @functools.cache
@@ -72,7 +72,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 @pytest.fixture
 def own_sshd(tmp_path_factory: pytest.TempPathFactory, sshd: Sshd) -> Iterator[Sshd]:
-    """An sshd of this test alone, which may be stopped, and whose logins are counted."""
+    """Run a separate sshd for a test that stops it or counts logins."""
     server = Sshd(tmp_path_factory.mktemp("own"), sshd.program)
     yield server
     server.stop()

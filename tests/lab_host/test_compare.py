@@ -1,4 +1,4 @@
-"""What a machine's tools printed beside what the simulator's print for the same call."""
+"""A machine's tool output compared with the simulator's for the same call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMI = ("nvidia-smi", "-q", "-x")
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Output]:
-    """A tool of the simulator, as if it were this machine's."""
+    """Return a function that runs a simulator tool as if it belonged to this machine."""
     made = {**os.environ, **replica.make(tmp_path_factory.mktemp("replica") / "made", SKU, DRIVER)}
 
     def run(*argv: str) -> Output:
@@ -109,7 +109,7 @@ def test_nothing_of_the_simulated_machine_stays(tmp_path: Path, monkeypatch: pyt
 
 
 def write(folder: Path, smi: str, **more: object) -> Path:
-    """A selftest's folder with one output in it."""
+    """Write a selftest's folder with one output."""
     (folder / "archive/checks").mkdir(parents=True)
     document = {"sku": SKU, "driver": DRIVER, **more}
     (folder / "selftest.json").write_text(json.dumps(document))
@@ -133,7 +133,7 @@ def test_the_folder_of_a_selftest_is_compared(
     assert main(["lab", "compare", str(tmp_path), "--json"]) == ExitCode.OK
     (shape,) = json.loads(capsys.readouterr().out)["shapes"]
     assert shape["only_here"] == ["/nvidia_smi_log/gpu/fans"]
-    (tmp_path / "selftest.json").rename(tmp_path / "archive/selftest.json")  # as archive.tar.gz has it
+    (tmp_path / "selftest.json").rename(tmp_path / "archive/selftest.json")  # the layout of archive.tar.gz
     assert main(["lab", "compare", str(tmp_path / "archive"), "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["shapes"] == [shape]
 

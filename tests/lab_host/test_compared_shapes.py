@@ -1,4 +1,4 @@
-"""The shape of an output: what a changed format alters, and nothing else does."""
+"""The shape of an output: which changes alter it, and which do not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_value_that_is_not_known_has_no_other_unit() -> None:
 
 
 def gpus(count: int) -> str:
-    """The XML of a machine with this many of the GPUs."""
+    """Return the XML of a machine with `count` of the GPUs."""
     parts = re.split(r"(?=\t<gpu id)|(?=</nvidia_smi_log>)", XML)
     return "".join([parts[0], *parts[1 : 1 + count], parts[-1]])
 

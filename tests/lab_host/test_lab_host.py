@@ -329,7 +329,7 @@ def test_an_inventory_of_ours_is_written_again_and_another_is_kept(tmp_path: Pat
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, int, int]]:
-    """The lab's server on the loopback address, serving tmp_path/www; its ports."""
+    """Run the lab's server on the loopback address, serving tmp_path/www; yields its ports."""
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "Release").write_text("Origin: x\n")
     http, cache = (mirror._free_port() + offset for offset in (0, 1))
@@ -368,7 +368,7 @@ def test_the_server_serves_files_and_hands_on_to_the_cache(
 
 
 def supervisor(folder: Path, program: str, *words: str) -> list[str]:
-    """The command of a supervisor whose systemd-nspawn is this program."""
+    """Return the command of a supervisor that runs this program as its systemd-nspawn."""
     nspawn = [sys.executable, "-c", program, *words]
     plan = {"mounts": [], "cgroup": str(folder / "group"), "nspawn": nspawn}
     (folder / "boot.json").write_text(json.dumps(plan))
@@ -376,7 +376,7 @@ def supervisor(folder: Path, program: str, *words: str) -> list[str]:
 
 
 def test_a_supervisor_boots_again_on_133_and_powers_off_on_term(tmp_path: Path) -> None:
-    """A stand-in for systemd-nspawn: asks once for a reboot, then runs until TERM."""
+    """The stand-in for systemd-nspawn requests a reboot once and then runs until TERM."""
     stand_in = (
         "import pathlib, signal, sys, time\n"
         "boots = pathlib.Path(sys.argv[1]); boots.write_text(boots.read_text() + 'boot ')\n"

@@ -1,4 +1,4 @@
-"""Fixture packages: what packages.yml may say; the real dpkg, kmod, ldconfig and gpg accept the result."""
+"""Fixture packages: valid packages.yml files; the real dpkg, kmod, ldconfig and gpg accept the result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sample(tmp_path: Path) -> Path:
 
 
 def tool(name: str) -> str:
-    """The path of a host program, or skip: a developer's machine need not be a Debian."""
+    """Return the path of a host program, or skip: a developer's machine need not run Debian."""
     found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     if found is None:
         pytest.skip(f"{name} is not installed")
@@ -254,7 +254,7 @@ def test_an_index_names_size_and_digest_of_each_package_and_a_release_those_of_t
 def test_a_signed_release_verifies_with_the_published_key_and_not_when_changed(tmp_path: Path) -> None:
     gpg = tool("gpg")
     tool("gpgconf")
-    # Short: an agent's socket path has a limit, and pytest's folders are long.
+    # A short path: an agent's socket path has a length limit, and pytest's folders are long.
     home = Path(f"/tmp/gpuprov-test-{os.getpid()}")
     release = tmp_path / "Release"
     release.write_text("Origin: test\n")
@@ -265,7 +265,7 @@ def test_a_signed_release_verifies_with_the_published_key_and_not_when_changed(t
             assert signing.fingerprint(home, "tools") != key, "each repository has its own"
             signing.sign(home, key, release)
             (tmp_path / "key.asc").write_text(signing.public_key(home, key))
-        # It is told to end, and does so by itself.
+        # The agent receives a request to end, and ends by itself.
         until(lambda: ran(["pgrep", "-f", f"homedir {home}"]).stdout == "", seconds=20)
     finally:
         shutil.rmtree(home, ignore_errors=True)

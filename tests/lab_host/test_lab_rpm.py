@@ -1,6 +1,5 @@
-"""Fixture rpms: what fixtures/redhat says, and what rpm finds in the packages that are built of it.
-
-That the real rpm and dnf accept them is shown on nodes: tests/lab/test_os_matrix.py.
+"""Fixture rpms: the contents of fixtures/redhat, and rpm's view of the packages built from it.
+The real rpm and dnf install them on nodes: tests/lab/test_os_matrix.py.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def shipped(major: str) -> dict[str, list[Rpm]]:
 
 @pytest.fixture
 def rpm(tmp_path: Path) -> Callable[..., str]:
-    """Runs the host's rpm; without it and its kin, skips: a developer's machine need not be a Debian."""
+    """Return a function that runs the host's rpm; skips without rpm's tools, as on other systems."""
     for program in (*RPM_PROGRAMS, "rpm", "rpmkeys"):
         if shutil.which(program, path=PATH) is None:
             pytest.skip(f"{program} is not installed")
@@ -86,9 +85,9 @@ def test_a_package_holds_what_was_asked_for(rpm: Callable[..., str], tmp_path: P
 
 
 def test_a_signed_package_is_told_from_a_changed_one(rpm: Callable[..., str], tmp_path: Path) -> None:
-    """Each repository signs with its own key; what was changed afterwards is refused."""
+    """Each repository signs with its own key; a package changed afterwards is refused."""
     file = built(tmp_path / "made")
-    home = Path(f"/tmp/gpuprov-test-{os.getpid()}")  # short: an agent's socket path has a limit
+    home = Path(f"/tmp/gpuprov-test-{os.getpid()}")  # short: an agent's socket path has a length limit
     try:
         with signing.keyring(home):
             key = signing.fingerprint(home, "cuda")
@@ -208,7 +207,7 @@ def test_a_mistake_is_named_with_its_entry(tmp_path: Path, text: str, about: str
     ],
 )
 def test_headers_are_found_under_the_name_of_the_running_kernel(kernel: str, nevra: str) -> None:
-    """`rpm -q kernel-devel-$(uname -r)` finds them by it, whatever the kernel of this host is called."""
+    """`rpm -q kernel-devel-$(uname -r)` finds them by this name, whatever the host's kernel is called."""
     assert nevra in [rpm.nevra for rpm in read_rpms(PACKAGES, kernel, "9")["system"]]
 
 

@@ -1,4 +1,4 @@
-"""What `gpuprov lab` accepts on its command line, and what it says about the rest."""
+"""Command lines that `gpuprov lab` accepts, and its messages about the others."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_lab_name_stays_inside_its_folder_and_its_interfaces(text: str) -> Non
 
 
 def test_every_name_fits_the_kernels_limits() -> None:
-    """An interface name has 15 characters, a host name 64."""
+    """An interface name has at most 15 characters, a host name 64."""
     assert len(network.host_side(network.LAST_OCTET, 250)) <= 15
     assert len(network.bridge_name(network.LAST_OCTET)) <= 15
     assert len(LabPlace("l" * 20).node("n" * 32).namespace) <= 64
@@ -162,7 +162,7 @@ def test_a_lab_takes_new_nodes_and_refuses_changed_ones() -> None:
 
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder that labs are kept in."""
+    """Return the folder that holds labs."""
     for module in (places, record):
         monkeypatch.setattr(module, "STATE", tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-"""What a lab node says it is: its release, its tree, and the package manager it gets."""
+"""Identity of a lab node: its release, its tree, and its package manager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILIES = {"debian": "debian", "ubuntu": "debian", "rhel": "redhat", "rocky": "
 
 
 def seen_as(text: str) -> dict[str, Any]:
-    """What the program on the node makes of an os-release file."""
+    """Return the facts that the program on the node reads from an os-release file."""
     namespace: dict[str, Any] = {}
     exec(node_program.text_for(["os.id"]), namespace)  # noqa: S102
     namespace["read_text"] = lambda _path: text
