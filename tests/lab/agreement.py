@@ -1,4 +1,5 @@
 """Compares a plan with the changes that `up` then makes, according to dpkg and boot ids.
+
 gpuprov's observer reads nothing here.
 """
 

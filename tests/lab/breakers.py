@@ -1,4 +1,5 @@
 """Commands that make exactly one promised fact untrue on a node, one for each kind of fact.
+
 A package's version and state are broken in dpkg's own database and not by installing another version: its
 dependencies, files and libraries would move with it, and a test could not tell which of them was noticed.
 """

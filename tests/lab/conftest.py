@@ -1,4 +1,5 @@
 """Real nodes for tests: a lab for each test file, always removed at its end.
+
 Without root nothing here runs, and the summary says so: LAB TESTS DID NOT RUN.
 """
 

@@ -1,4 +1,5 @@
 """Disks made once per test session: labs that begin where an `up` ended boot overlays of them.
+
 A disk belongs to a node, off for good, of a separate lab; that lab goes with the last worker that used it.
 Identity, GPUs and cards are not on the disk: every node has its own (gpuprov_lab.node.prepare).
 """
@@ -44,6 +45,7 @@ STEPS = {"drift before": "drift", "plan": "plan", "up": "up", "drift after": "dr
 
 class Images:
     """The images of one session; the first user of an image makes it, and the other workers wait for it.
+
     `shared`: a folder that all workers share.
     """
 

@@ -1,11 +1,14 @@
 """Real Slurm on running lab nodes: the distribution's packages, one munge key, the first node as controller.
+
 Tried on Debian 13 (Slurm 24.11, OpenMPI 5.0, both with PMIx 5):
+
 * `srun --mpi=list` lists none, pmix (pmix_v5), cray_shasta and pmi2. No package beyond slurm-wlm is needed:
   the plugins are in slurm-wlm-basic-plugins.
 * `srun -N2 -n2 --mpi=pmix PROGRAM` makes one MPI program of its tasks, and so does `--mpi=pmix_v5`.
 * Without `--mpi` (MpiDefault=none), with `--mpi=none` and with `--mpi=pmi2` each task is a separate program:
   OpenMPI 5 no longer supports PMI-2.
 * `salloc -N2 -n2 mpirun -np 2 PROGRAM` works as well, without ssh: OpenMPI starts its daemons with srun.
+
 The nodes' kernel offers no cgroup controllers, so nothing is confined: a job can access all devices, and only
 CUDA_VISIBLE_DEVICES lists the GPUs assigned to it.
 """
@@ -62,6 +65,7 @@ def start(
     nodes: Sequence[LabNode], gpus: int = 8, patience: float = 30, files: str = "/dev/nvidia[0-{last}]"
 ) -> LabNode:
     """Make one cluster of these nodes; returns the controller, on which `srun` is called.
+
     Every node has `gpus` GPUs with these `files` (so its GPU driver must run), and is idle on return;
     otherwise the test fails within `patience` seconds.
     """

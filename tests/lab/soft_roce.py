@@ -1,4 +1,5 @@
 """Two virtual machines with working RDMA devices: Debian's kernel does RoCE in software (rdma_rxe).
+
 A lab node shares this machine's kernel and cannot load a kernel module for itself; so these machines boot
 their own, under QEMU's emulation, which needs no hardware: results are real but slow. Everything is created
 again and removed at the end; the next session removes the remains of a killed one.

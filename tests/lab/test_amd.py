@@ -1,4 +1,5 @@
 """Nodes with AMD GPUs: `up` from bare, again, to another release and back; their checks.
+
 Also: every promise of AMD's roles broken once; each role removed; the roles in a plain playbook. For the
 packages and GPUs see lab/README.md.
 """

@@ -1,4 +1,5 @@
 """Debian's own rocm-smi, amd-smi and rocminfo, as AMD wrote them, on nodes with simulated GPUs.
+
 Their messages without a driver are recognised, and rocm-smi reads the same from the kernel's files as
 gpuprov. So an independent reader verifies the files of the simulated driver. amd-smi and rocminfo query the
 devices themselves, which are missing, so their refusals are real, too.

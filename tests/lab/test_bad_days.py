@@ -1,7 +1,7 @@
 """External failures: each ends in a clear message, and disappears with its cause.
-The tests run in the order written: each leaves both nodes as declared. A clock that is off by 400 days cannot
-be set on one lab node alone; instead the mirror's list expired 400 days ago, which has the same effect on a
-node.
+
+The tests run in the order written: each leaves both nodes as declared. A clock cannot be set on one lab node
+alone; instead the mirror's list expired 400 days ago, as a node with a fast clock would see it.
 """
 
 from __future__ import annotations

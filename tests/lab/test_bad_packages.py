@@ -1,4 +1,5 @@
 """A wrong key and a tampered package: a clear message, nothing half done, and the next run works.
+
 The tests run in the order written: each starts from the state that the previous one left.
 """
 

@@ -1,4 +1,5 @@
 """A burn-in of a fleet, seen from the controller: killed, cut off and rebooted, it ends in one full record.
+
 The tests run in the order written: each builds on the previous campaign.
 """
 

@@ -1,4 +1,5 @@
 """A burn-in of eight nodes with five faults of different kind and onset: one complete record.
+
 Its controller is killed twice, a node reboots and a link is cut. Then a burn-in at half the fleet's power,
 which is never exceeded. The tests run in the order written, on one lab. Only the simulated programs run in
 compressed time.

@@ -1,4 +1,5 @@
 """A burn-in on a real node without a connection: what ends it, what does not, and what remains.
+
 The tests read the spool on the node's disk from outside, so that no connection keeps anything alive.
 """
 

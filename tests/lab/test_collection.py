@@ -1,4 +1,5 @@
 """The collection on bare nodes, from a controller without gpuprov.
+
 Covers each role alone in a plain playbook, all of them in one play, a user's mistakes, and every supported
 ansible-core. gpuprov's own expectations judge the result of a role.
 """

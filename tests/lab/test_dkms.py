@@ -1,4 +1,5 @@
 """Real DKMS with Debian's own driver, headers, compiler and kernel: a failing build and a working one.
+
 Debian 13's nvidia-open-kernel-dkms 550 does not compile against its kernel 6.12, and leaves its package half
 configured; the proprietary one compiles. The node runs the host's kernel: the one in its /boot only counts as
 the next to boot. The tests run in the order written, and take minutes of compiling.

@@ -1,7 +1,7 @@
 """The documentation's commands, run on real nodes in the order of each page, in a fresh folder.
-The commands and their output are read from the pages; this file holds only the nodes behind the names and a
-site's additions. The commands that are not run, and the exit codes other than 0, are in
-tests/documented_runs.yml with their reasons.
+
+Everything shown is read from the pages; here are only the nodes behind names and a site's additions. Commands
+that are not run, and exit codes other than 0, are in tests/documented_runs.yml with their reasons.
 """
 
 from __future__ import annotations

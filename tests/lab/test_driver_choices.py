@@ -1,4 +1,5 @@
 """A site's driver choices on one node: Secure Boot, a branch, another source, old keys.
+
 The firmware's variables are files in a private file system at the kernel's EFI path. The tests run in the
 order written: each starts from the state that the previous one left.
 """

@@ -1,4 +1,5 @@
 """A node with AMD GPUs in service: a real Slurm hands out its dies and drains it when it fails.
+
 Prometheus reads it, and its exporter comes and goes as declared. AMD's exporter is a stand-in of this test: a
 package with its name, files and units whose program listens and serves as its configuration says.
 """

@@ -1,4 +1,5 @@
 """A locked package set: made only from good nodes, enforced on a changed node and a new one.
+
 It is refused if impossible, and removed when no longer declared. dpkg reports the installed packages. The
 tests run in the order written: each starts from the state that the previous one left.
 """

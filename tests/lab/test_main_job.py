@@ -1,4 +1,5 @@
 """The main workflow on real nodes, end to end: bare, provisioned, validated, broken, repaired.
+
 The tests run in the order written: each starts from the state that the previous one left, as in an operator's
 day. The bare nodes and their `up` are in tests/lab/images.py; the rest runs on nodes started from its result.
 """

@@ -1,5 +1,6 @@
 """Twelve nodes behind three workers, one of them two hops away, in a mesh made by the role: each command has
 the results and the report of a single controller. gpuprov runs on separate machines, from its wheel.
+
 The tests run in the order written: each starts from the state that the previous one left.
 """
 

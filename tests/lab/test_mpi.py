@@ -18,7 +18,7 @@ PACKAGES = ("nvidia-kernel-open-dkms", "nvidia-driver-cuda", "libnccl2", "nccl-t
 PROGRAM = "all_reduce_perf -b 8G -e 8G -g 8 -n 5"
 PCIE = 21.5  # GB/s of L40S over PCIe, for eight on one node as well as sixteen in a ring over two
 CARDS = 8 * 196.8 / 8 * 0.955  # GB/s of a node's eight cards together
-# --host rejects addresses: OpenMPI 5.0.7 then finds no slots on the others (a hostfile works).
+# --host does not accept addresses: OpenMPI 5.0.7 then finds no slots on the others (a hostfile works).
 MPIRUN = "timeout --signal=TERM {seconds} mpirun -np 2 --hostfile hosts " + PROGRAM
 
 

@@ -1,4 +1,5 @@
 """Every operating system that the roles support: `up` from bare, `up` again, check mode, drift.
+
 Debian is Debian. Ubuntu and the RHEL family are Debian trees with their identity, the latter with a real dnf,
 rpm, module streams and versionlock; lab/README.md states what that proves and what it does not.
 """
@@ -79,7 +80,7 @@ def not_run(fleet: Fleet, events: list[dict[str, Any]]) -> list[str]:
         name
         for name, role in all_roles().items()
         if role.vendor in (None, fleet.vendor) and name != fleet.without
-        # Undeclared roles do nothing.
+        # Roles that are off by default do nothing.
         if role.defaults[f"{name}_enabled"] is True or name == "gpu_metrics"
     ]
     wanted = {(node.name, role) for node in fleet.lab.nodes for role in theirs}

@@ -1,4 +1,5 @@
 """A plan predicts `up`: roles, packages, holds and reboots, from many states of two nodes.
+
 The tests run in the order written: each starts from the state that the previous one left.
 """
 

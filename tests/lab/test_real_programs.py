@@ -1,4 +1,5 @@
 """Real programs on a node without GPU, driver or RDMA: their messages reach the check that runs them.
+
 docs/detection.md quotes the messages and the findings; this runs the programs of Debian 13 and finds both
 again. The bus has simulated GPUs and cards without function.
 """

@@ -1,5 +1,6 @@
 """A failed node on its way back into service under a real Slurm: drained by the watch, measured with its
 fault, repaired, and a spare again. Slurm's controller runs on the node that replaces it.
+
 The tests run in the order written: each builds on the previous one.
 """
 

@@ -1,4 +1,5 @@
 """`gpuprov selftest` on a lab node: the node runs it itself, as root, without SSH.
+
 Only the GPUs are simulated: Python, Ansible, /proc, /sys, processes, signals and the kernel log are the
 node's own.
 """

@@ -1,4 +1,5 @@
 """Nodes of a real Slurm cluster with running jobs: drained, waited for, resumed, and left to others.
+
 Slurm 24.11 of Debian 13; slurmctld runs on the first node, the host of the group gpuprov_slurm. The texts in
 tests/remote/schedulers/test_slurm_text.py were recorded here.
 """

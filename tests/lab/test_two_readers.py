@@ -1,6 +1,7 @@
-"""Two independent readers, the observer and testinfra, read every promise of a node alike: after `up`, and
-with each of them broken in turn. `pytest --pyargs provision.drift.testinfra` reports the same as `gpuprov
-drift`.
+"""Two independent readers, the observer and testinfra, read every promise of a node alike.
+
+This holds after `up`, and with each promise broken in turn. `pytest --pyargs provision.drift.testinfra` then
+reports the same as `gpuprov drift`.
 """
 
 from __future__ import annotations

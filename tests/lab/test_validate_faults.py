@@ -1,4 +1,5 @@
 """`gpuprov validate` for each fault of a node: the reported devices, and the spared ones.
+
 The tools on the nodes and the checks share no code and were written from the same documents. Two formats that
 no document shows (gpu_burn's warnings beside an error count, and nccl-tests after wrong sums) were adjusted
 to agree and await a recording of real hardware.

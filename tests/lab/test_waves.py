@@ -1,4 +1,5 @@
 """Twelve machines in waves: where faults stop, the state after a killed controller, reboots in order.
+
 The tests run in the order written: each continues where the previous one stopped, as in an operator's day.
 """
 

@@ -1,4 +1,5 @@
 """A walk over the promises of roles: each fact is broken once on some node.
+
 `drift` must then report exactly it, and `up` repair it with its own role and run no other. One fact at a time
 is broken on each node, on all nodes at once. If one cause breaks several promises (breakers.TOGETHER),
 exactly these must be reported. If only a user can repair a fact (breakers.BY_A_PERSON), `up` must leave it

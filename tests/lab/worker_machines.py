@@ -1,4 +1,5 @@
 """Workers for lab nodes: separate machines with Debian 13's Receptor, and inventories that name them.
+
 They are network namespaces in the lab's network and see this machine's files, including the interpreter that
 runs the tests. The controller and the others reach only worker-a, so the others are two hops away.
 """

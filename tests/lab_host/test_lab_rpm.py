@@ -1,4 +1,5 @@
 """Fixture rpms: the contents of fixtures/redhat, and rpm's view of the packages built from it.
+
 The real rpm and dnf install them on nodes: tests/lab/test_os_matrix.py.
 """
 

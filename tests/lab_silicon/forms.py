@@ -19,6 +19,7 @@ def topology(text: str) -> list[str]:
 
 def burn(text: str) -> list[str]:
     """gpu_burn: keep each line and each redrawing of the progress line once, but the whole result.
+
     The recording's collectors removed the first two lines, wherever the buffer repeats them.
     """
     text = re.sub(r"Using compare file: .*\nBurning for \d+ seconds\.\n", "", text)
@@ -51,8 +52,7 @@ def driver_lines(text: str) -> list[str]:
 
 
 def with_blanks_as_one(text: str) -> list[str]:
-    """perftest: compare single blanks; the collectors expanded tabs and trimmed each line of the
-    recording."""
+    """perftest: mask blanks, since its collectors expanded tabs and trimmed each line of the recording."""
     return shape.kinds(re.sub(r"[ \t]+", " ", re.sub(r"(?m)^[ \t]+|[ \t]+$", "", text)))
 
 

@@ -80,6 +80,7 @@ def lines(text: str, mask: Callable[[str], str] = masked) -> list[str]:
 
 def kinds(text: str, mask: Callable[[str], str] = masked) -> list[str]:
     """Return the distinct lines of a text in order of first appearance, for output as long as a run.
+
     A line followed by a blank line differs from the same line without one.
     """
     *found, last = lines(text, mask)

@@ -1,4 +1,5 @@
 """Surfaces compared with real output: the recording, and the simulator's command for the same output.
+
 `capture` is a file in the folder GPUPROV_CAPTURES; `public` is a file of a public repository at a commit,
 `owner/name@commit path`. Neither is part of this repository: shapes.yml has their shapes, written by
 record_shapes.py.

@@ -1,4 +1,5 @@
 """The nccl-tests programs as one program of several processes: their agreement, and who prints.
+
 Here the processes meet through files instead of MPI; tests/lab/test_mpi.py starts them with the real mpirun.
 """
 

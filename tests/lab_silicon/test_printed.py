@@ -1,4 +1,5 @@
 """The load tools against their sources: a printf of the program can print each line.
+
 printed.yml has the formats with file and line. A line without a format is a drift of the simulator; a format
 that no run prints is no longer simulated.
 """

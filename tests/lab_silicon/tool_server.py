@@ -1,4 +1,5 @@
 """Server that runs simulated tools for tests, each in its own process, without starting Python again.
+
 `tool_server.py RUN SOCKET`: a request is JSON (words, environment, cwd) with three open files: stdout, stderr
 and one that receives the tool's process id and then its exit status.
 """

@@ -81,8 +81,8 @@ class AmdSmi:
 
     def run(self, machine: Machine, *arguments: str) -> Output:
         """Return the output of `amd-smi ARGUMENTS` on a machine.
-        The output depends only on the answers to its calls, so the program runs again only if one of them
-        differs.
+
+        The output depends only on the answers to the program's calls: it runs again only if one differs.
         """
         for known in self.printed.get(arguments, ()):
             if known.files == machine.files and all(

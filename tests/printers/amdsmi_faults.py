@@ -1,4 +1,5 @@
 """Faults and healthy look-alikes as changes to the answers of AMD's library, with expected verdicts.
+
 Based on amdsmi.h, AMD's documents of amd-smi and its acceptance guide, not on the answers of the checks.
 """
 
@@ -235,8 +236,7 @@ FAULTS = (
     Fault("at the power limit", _throttled("ppt_pwr"), (PASS, WARN), needs=("throttling",)),
     Fault("throttled long ago", _set("get_violation_status", acc_hbm_thrm=900_000, acc_prochot_thrm=77),
         (PASS,), needs=("throttling",)),
-    # In public reports, a card that draws 16 W at 33 °C is THROTTLED: without a reason the status is
-    # meaningless.
+    # In public reports, a card at 16 W and 33 °C is THROTTLED: without a reason, the status is meaningless.
     Fault("throttled for an unnamed reason", _set("get_gpu_metrics_info", throttle_status=1,
         indep_throttle_status=1), (PASS, WARN), needs=("one word of throttling",)),
     # Either end of a link may be to blame, so the finding names the pair.

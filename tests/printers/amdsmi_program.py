@@ -1,4 +1,5 @@
 """Server that runs AMD's amd-smi on top of C functions that answer from a table.
+
 A separate program: `amdsmi_program.py CLI PACKAGE` with the folders of the command amdsmi_cli and of the
 package amdsmi. Each line of its input is a request, each line of its output an exit status. AMD's Python is
 imported once; a child process runs each request. Every function of the library libamd_smi is a C function

@@ -22,6 +22,7 @@ _ALL = " of all"
 
 def wrong(node: NodeFacts, healthy: Rows, faulty: Rows, seen: Iterable[str], folder: Path) -> list[str]:
     """Describe faults that the burn-in's judge misses or invents.
+
     `seen`: the findings (PROVED) and other signs of the fault, on one GPU or, with ` of all`, on all GPUs.
     """
     made = Made(RunFolder.create("burnin", {}, folder))

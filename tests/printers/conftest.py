@@ -27,6 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
     """Return a function: driver → its nvidia-smi.
+
     Skips, with the reason, if Debian's archive is unavailable or no longer has this driver.
     """
     if reason := real_smi.missing():

@@ -1,4 +1,5 @@
 """Judgement of gpu_inventory's outputs by the node's own health program.
+
 It has a healthy run first, then runs with the fault, then healthy ones again. Each run's document is read as
 the controller reads it, its metrics as Prometheus reads them, and its reason as NHC and Slurm take it.
 """
@@ -48,6 +49,7 @@ class Printed:
 
 def wrong(healthy: Printed, faulty: Printed, verdicts: Sequence[str], gone: str | None = None) -> list[str]:
     """Describe where the health program reports a fault incorrectly.
+
     `verdicts`: those allowed for the node; `gone`: the lost GPU, "" for none, None if unknown.
     """
     before, now = healthy.health, faulty.health

@@ -53,6 +53,7 @@ def fabric(
     first: str = "ibstat",
 ) -> dict[str, Host]:
     """Run the hosts on a switch of ibsim, send it the `orders`, and then examine each host.
+
     `first` runs on the first host only: programs that need a fabric wait long on a host without one.
     """
     ports = "\n".join(f'[{number}] "{host}"[1]' for number, host in enumerate(hosts, 1))

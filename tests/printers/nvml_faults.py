@@ -1,4 +1,5 @@
 """Faults and healthy look-alikes as changes of NVML values, with the expected verdict and action.
+
 Based on nvml.h and NVIDIA's documents, not on the answers of the checks.
 """
 
@@ -19,6 +20,7 @@ Change = Callable[[Machine], None]
 @dataclass(frozen=True)
 class Fault:
     """A fault. `verdicts`: allowed for the worst finding; `device`: its device; `actions`: allowed ones.
+
     `seen`: facts and samples (readers.py) in which the fourth GPU differs from the others. `gone`: the
     readings of the fourth GPU are errors; `doubtful`: a reader may find that it does not answer; `refused`:
     no reader gets a value of any GPU. `hours`: findings of a burn-in (burned.py).

@@ -18,6 +18,7 @@ def address(index: int) -> str:
 
 def machine(sku: str, driver: str, count: int = 4) -> Machine:
     """Return a healthy machine of a SKU with at least four GPUs, since faults affect the fourth.
+
     Raises StackError for an unknown SKU.
     """
     return Machine(sku, _described(sku), driver, count)

@@ -1,4 +1,5 @@
 """Results, on one machine, of all readers of nvidia-smi except gpu_inventory.
+
 Each reader runs the product's command through the real program and passes its output to the product.
 """
 

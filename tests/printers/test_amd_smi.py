@@ -1,4 +1,5 @@
 """Judge the output of AMD's own amd-smi, one fault at a time.
+
 The values are made up and the text is AMD's, so program and check cannot agree on a wrong form of it.
 """
 

@@ -1,4 +1,5 @@
 """Messages of the real apt of several releases for each failure, and the cause that gpuprov reports.
+
 CI runs only apt 3.0; the long set adds apt 2.6 and the newest.
 """
 

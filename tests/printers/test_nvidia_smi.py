@@ -1,4 +1,5 @@
 """Judge the output of NVIDIA's own nvidia-smi, one fault at a time.
+
 The values are made up and the text is NVIDIA's, so program and check cannot agree on a wrong form of it.
 """
 

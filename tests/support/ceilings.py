@@ -21,10 +21,10 @@ def ceiling(part: Mapping[str, Any]) -> int:
 
 
 def seconds_of_ci(reports: Iterable[Any], ceilings: Mapping[str, Mapping[str, Any]] = SECONDS) -> str:
-    """Return one line with the seconds and the ceiling of each part of the tests.
-    `!` marks a part above its ceiling. `reports` are pytest's, of every phase; a warning has no duration and
-    is left out. The seconds of all workers are added up. Nothing fails, because the seconds depend on the
-    machine and on its load."""
+    """Return one line with the seconds and the ceiling of each part of the tests; `!`: above it.
+
+    `reports` are pytest's, of every phase; a warning has no duration and is left out. The seconds of all
+    workers are added up. Nothing fails, because they depend on the machine and on its load."""
     taken: Counter[str] = Counter()
     for report in reports:
         folders = getattr(report, "nodeid", "").split("::")[0].split("/")[1:-1]

@@ -1,4 +1,5 @@
 """An API server of Kubernetes over real HTTP: kmock's, extended for changes of nodes.
+
 Added: strategic merge patches for `spec.taints` (replaced whole) and `status.conditions` (merged by type),
 resourceVersion and 409, metadata.managedFields, the eviction of pods with disruption budgets, field
 selectors, pages, and failures on demand.

@@ -1,4 +1,5 @@
 """A mesh for tests: the real Receptor if installed, and a stand-in for its control socket.
+
 The stand-in answers with the texts of Receptor 1.5.5 (Debian 13), recorded from its control socket, and runs
 units as commands of this machine, as Receptor's command workers do (pkg/workceptor/command.go): standard
 input from a file, standard output and error into one, and to cancel, SIGINT followed by SIGKILL ten seconds

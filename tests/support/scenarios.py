@@ -1,4 +1,5 @@
 """Scenarios for every check: its samples as the output of its commands, with the resulting verdict.
+
 Samples are discovered, not listed, so a new check is covered as soon as it is registered. A sample named
 after a command (`journal-xids.txt`, `nvlink-h100.txt`) is output of that command; any other may be output of
 any command. A sample `*.stderr.txt` is a program's standard error before it exited with status 1. Samples of

@@ -12,7 +12,7 @@ from typing import Any
 
 BOOT = "0a1b2c3d-0000-4000-8000-000000000001"
 AGAIN = "0a1b2c3d-0000-4000-8000-000000000002"
-T0 = 1_795_000_000.0  # true time of the first boot
+T0 = 1_795_000_000.0  # time of the first boot, by a correct clock
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 

@@ -1,4 +1,5 @@
 """A watch in a separate process over a scheduler in a file, which tests kill.
+
 gpu-03 has failed. Checks take a moment, so that a kill finds them running. The process ends once nothing is
 left to do.
 """

@@ -50,6 +50,7 @@ def seen(node: str, since: float = 0.0, **how: Any) -> Seen:
 
 class FileScheduler:
     """A scheduler with its nodes and effective changes in a file.
+
     `broken`: method → node → the error that it returns."""
 
     kind = "slurm"
@@ -152,8 +153,7 @@ class FileScheduler:
                     self._done.append(f"mark {name}")
         return problems
 
-    # The circuit breaker for all drains: one file with the reason why it is open, and one with a line per
-    # drain.
+    # The breaker of all drains: a file with the reason why it is open, and one with a line per drain.
 
     def breaker(self) -> str | None:
         if why := self.broken.get("breaker", {}).get("read"):
