@@ -37,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the main job first, since its worker makes the node image for other lab tests; meanwhile
-    run lab tests without an image, and the benchmarks. The rest follows, so that no long file comes last."""
+    """Run the main job first, since its worker makes the node image for other lab tests.
+    Meanwhile, run lab tests without an image and benchmarks; the rest follows: no long file is last."""
     with_image = {item.path for item in items if "images" in getattr(item, "fixturenames", ())}
 
     @functools.cache

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark lab tests and raise their timeout. (The tests of one file share one lab: `--dist loadfile`.)"""
+    """Mark lab tests and raise their timeout; one file's tests share one lab (`--dist loadfile`)."""
     files = {path for path in {item.path for item in items} if HERE in path.parents}
     ours = [item for item in items if item.path in files]
     for item in ours:

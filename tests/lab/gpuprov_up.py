@@ -61,7 +61,7 @@ class Operator:
         return max(self.runs.glob(f"*-{verb}"))
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of the last `up`: events, outcomes, boots, …"""
+        """Return the records of the last `up`, such as events, outcomes or boots."""
         file = self.newest() / f"{name}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -76,8 +76,8 @@ class Operator:
 
 
 def flagged(done: subprocess.CompletedProcess[str], *spared: str) -> set[tuple[str, str, str]]:
-    """Return (check, device, verdict) of the findings of `validate --json` on one node, without passes and
-    the verdicts `spared`."""
+    """Return (check, device, verdict) of the findings of `validate --json` on one node.
+    Passes and the verdicts `spared` are left out."""
     assert done.stdout.strip(), done.stderr
     (node,) = json.loads(done.stdout)["nodes"]
     return {

@@ -58,8 +58,8 @@ class LabNode:
         return done
 
     def testinfra(self, keep: int = 0) -> Host:
-        """Return the node as a testinfra host with sudo. `keep`: seconds for which all commands share one
-        connection; by default each opens a new one, so that a reboot breaks none."""
+        """Return the node as a testinfra host with sudo. `keep`: seconds to share one connection.
+        By default each command opens its own, so that a reboot breaks none."""
         folder = self.place.folder.parent.parent
         options = [f"UserKnownHostsFile={folder / 'known_hosts'}", "StrictHostKeyChecking=yes"]
         if keep:

@@ -1,5 +1,5 @@
-"""AMD's acceptance guide on a real system with simulated GPUs: each measurement with a fault and with a
-look-alike; programs that no role installs are reported as not measured."""
+"""AMD's acceptance guide on a real system with simulated GPUs: each measurement with a fault.
+Look-alikes pass, and programs that no role installs are reported as not measured."""
 
 from __future__ import annotations
 

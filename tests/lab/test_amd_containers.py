@@ -1,5 +1,5 @@
-"""Containers on a lab node with AMD GPUs, by real podman and Docker: they get the requested GPUs, also after
-a reboot and after another release of the toolkit, whose scripts remove the settings."""
+"""Containers on a lab node with AMD GPUs get the requested ones, by real podman and Docker.
+This also holds after a reboot and after another release of the toolkit, whose scripts remove the settings."""
 
 from __future__ import annotations
 

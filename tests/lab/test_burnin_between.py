@@ -1,5 +1,5 @@
-"""Segments between nodes in a burn-in of three lab nodes: measured if a controller is attached, else
-reported as not measured. The tests run in the order written, on one lab.
+"""Segments between nodes in a burn-in of three lab nodes, run in the order written, on one lab.
+They are measured if a controller is attached, otherwise reported as not measured.
 """
 
 from __future__ import annotations

@@ -508,7 +508,7 @@ def test_an_abort_rule_ends_the_load_at_once(node: Node) -> None:
 
 
 def test_a_set_clock_is_an_event_and_costs_nothing(node: Node) -> None:
-    """A node's clock cannot be set, so the loader shows the program a fake one."""
+    """A node's clock cannot be set, so LD_PRELOAD gives the program a fake one."""
     node.shell("apt-get install -qy --no-install-recommends libfaketime")
     node.shell(
         f"mkdir -p /etc/systemd/system/{UNIT}.d; echo +0 > /root/clock; printf '[Service]\\n"

@@ -155,8 +155,8 @@ def refused(done: subprocess.CompletedProcess[str], nodes: tuple[str, ...], sent
 
 @contextlib.contextmanager
 def unchanged(lab: Lab, nodes: tuple[str, ...]) -> Iterator[None]:
-    """Assert that no file of these nodes is written in the block, except Python's byte code; package lists
-    may be refreshed."""
+    """Assert that no file of these nodes is written in the block.
+    Exceptions: Python's byte code, and the package lists."""
     listed = "ls -R /etc /opt /usr/local; systemctl list-unit-files --no-legend"
     before = {node: lab.node(node).as_root(f"touch /run/before; {listed}").stdout for node in nodes}
     yield

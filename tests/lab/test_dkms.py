@@ -36,8 +36,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def node(lab: Any) -> Any:
-    """Return a node with a Debian kernel in /boot and without its headers. nouveau is unloaded: otherwise
-    it, and not the next kernel, would be the reason to reboot."""
+    """Return a node with a Debian kernel in /boot and without its headers.
+    nouveau is unloaded: otherwise it, and not the next kernel, would be the reason to reboot."""
     node = lab.node("gpu-01")
     node.as_root("echo blacklist nouveau > /etc/modprobe.d/site.conf")
     node.reboot()

@@ -77,8 +77,8 @@ def play(page: str, folder: Folder, *, cluster: Callable[[Folder], LabNode] | No
 
 
 def unlisted(ran: Ran) -> list[str]:
-    """Return the lines shown below a command that were neither printed nor listed in the data file, and
-    listed lines that were printed."""
+    """Return lines shown below a command that were neither printed nor listed in the data file.
+    Listed lines that were printed are also returned."""
     listed = pages.data()["not_printed"].get(ran.command.page, {})
     missing = page_runs.not_printed(ran, ran.out + ran.err)
     stale = [line for line in ran.command.output if line in listed and line not in missing]

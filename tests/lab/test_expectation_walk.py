@@ -1,6 +1,6 @@
-"""Every expectation of every role that makes a node ready: it holds after `up`; once broken, `drift` reports
-exactly it; `up` repairs it with its own role and runs no other (walk.py). The counts are printed as a table,
-role by role. For the roles in service see test_expectation_walk_in_service.py.
+"""Every expectation of every role that makes a node ready: kept, broken, reported, repaired (walk.py).
+It holds after `up`; once broken, `drift` reports exactly it; `up` repairs it with its own role and runs no
+other. The counts are printed as a table, role by role. Roles in service: test_expectation_walk_in_service.py.
 """
 
 from __future__ import annotations

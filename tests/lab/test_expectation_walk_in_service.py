@@ -1,5 +1,5 @@
-"""The same walk over the roles that watch nodes in service: a GPU node under a real Slurm, and a monitoring
-host. The exporters are guarded and a Grafana is declared, so that every promise is made."""
+"""The same walk over the roles in service: a GPU node under a real Slurm, and a monitoring host.
+The exporters are guarded and a Grafana is declared, so that every promise is made."""
 
 from __future__ import annotations
 

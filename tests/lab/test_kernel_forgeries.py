@@ -72,8 +72,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def messages() -> dict[int, str]:
-    """Return messages of the host's kernel by number, since the nodes' programs run on it. Old ones get
-    overwritten, so their count proves nothing."""
+    """Return messages of the host's kernel by number, since the nodes' programs run on it.
+    Old ones get overwritten, so their count proves nothing."""
     found: dict[int, str] = {}
     handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     try:

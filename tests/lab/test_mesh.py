@@ -1,7 +1,7 @@
-"""Twelve nodes behind three workers, one of them two hops away, in a mesh made by the role: each command has
-the results and the report of a single controller. gpuprov runs on separate machines, from its wheel.
+"""Twelve nodes behind three workers, one of them two hops away, in a mesh made by the role.
 
-The tests run in the order written: each starts from the state that the previous one left.
+Each command has the results and the report of a single controller. gpuprov runs on separate machines, from
+its wheel. The tests run in the order written: each starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ def alone(lab: Lab, controller: LabNode) -> Alone:
 
 
 def lasting(document: Any) -> Any:
-    """Return a document without values that change each time: measured degrees and seconds are removed,
-    conclusions from them are kept."""
+    """Return a document without values that change each time.
+    Measured degrees and seconds are removed, conclusions from them are kept."""
     if isinstance(document, list):
         return [lasting(one) for one in document]
     if not isinstance(document, dict):
@@ -346,8 +346,8 @@ def test_a_burn_in_is_the_controllers(alone: Alone, mesh: Desk) -> None:
 
 
 def test_the_status_is_the_controllers(lab: Lab, alone: Alone, mesh: Desk) -> None:
-    """Runs after the burn-in, which would find this test's fault in the kernel log. Both commands read
-    the same run of each node's health program: the timer, which would start another in between, is off."""
+    """Run after the burn-in, which would find this test's fault in the kernel log.
+    Both commands read the same run of a node's health program: the timer, which would add another, is off."""
     lab.node("gpu-12").fault("gpu_off_bus", gpu=3)
     try:
         for name in NODES:
@@ -367,8 +367,8 @@ def at_work(lab: Lab, worker: str) -> bool:
 
 
 def test_a_mesh_cut_in_half_for_five_minutes_loses_nothing(lab: Lab, controller: LabNode) -> None:
-    """worker-a takes over the rack that it can reach; the unit of worker-c, the only worker that reaches its
-    nodes, finishes alone and is collected."""
+    """Cut the mesh: worker-a takes over the rack that it can reach.
+    The unit of worker-c, the only worker that reaches its nodes, finishes alone and is collected."""
     groups = fleet(lab, workers=True)
     for node in RACKS["worker-b"]:
         groups["gpu_nodes"]["hosts"][node]["gpuprov_receptor_node"] = ["worker-b", "worker-a"]

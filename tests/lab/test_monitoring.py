@@ -1,5 +1,5 @@
-"""A monitoring host for a GPU node: Debian's Prometheus scrapes Debian's node exporter, and a finding of
-the health program becomes an alert in Alertmanager, and ends."""
+"""A monitoring host for a GPU node: Debian's Prometheus scrapes Debian's node exporter.
+A finding of the health program becomes an alert in Alertmanager, and ends."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
 
 
 def healthy(lab: Lab, finding: str = "") -> None:
-    """Write the current file of the health program. (It runs every minute; here a long interval in the file
-    avoids the alert for missing runs.)"""
+    """Write the current file of the health program.
+    (It runs every minute; here a long interval in the file avoids the alert for missing runs.)"""
     verdict = "fail" if finding else "pass"
     text = f'gpuprov_health_verdict{{verdict="{verdict}"}} 1\ngpuprov_health_interval_seconds 86400\n'
     text += f"gpuprov_health_run_timestamp_seconds {time.time():.0f}\n{finding}"

@@ -1,5 +1,5 @@
-"""A node with RDMA cards and drives: `up` installs the tools, a healthy one passes with the shipped limits,
-and exactly each fault of a card, a disk or a tool is reported."""
+"""A node with RDMA cards and drives: `up` installs the tools, and a healthy node passes.
+The shipped limits apply; exactly each fault of a card, a disk or a tool is reported."""
 
 from __future__ import annotations
 

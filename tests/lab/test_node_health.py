@@ -1,5 +1,5 @@
-"""The role node_health on real nodes: the node judges itself as `validate` does, reports a broken GPU within
-its interval, and does not pile up hung programs."""
+"""The role node_health on real nodes: the node judges itself as `validate` does.
+It reports a broken GPU within its interval, and does not pile up hung programs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Trays of two NVL72 racks with NVLink domains of equal clique number: healthy ones pass, and `validate`,
-`drift`, `plan`, `up` and the node report a tray in no domain or in a different one than its rack."""
+"""Trays of two NVL72 racks with NVLink domains of equal clique number: healthy ones pass.
+`validate`, `drift`, `plan`, `up` and the node report a tray in no domain or not in its rack's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pairs of nodes over RDMA on six lab nodes in two racks: the report identifies a slow link, and nodes that
-hang, are gone or lack the program; a healthy fleet passes. Their programs connect over real TCP."""
+"""Pairs of nodes over RDMA on six lab nodes in two racks; a healthy fleet passes.
+The report identifies a slow link, and nodes that hang, are gone or lack the program, over real TCP."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""RDMA, GPUDirect and the host's settings on nodes: DOCA-OFED before and after the driver, access control at
-each boot, breakage and repair, and refusals."""
+"""RDMA, GPUDirect and the host's settings on nodes: breakage, repair and refusals.
+DOCA-OFED comes before and after the driver, and access control at each boot."""
 
 from __future__ import annotations
 

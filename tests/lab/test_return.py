@@ -1,7 +1,7 @@
-"""A failed node on its way back into service under a real Slurm: drained by the watch, measured with its
-fault, repaired, and a spare again. Slurm's controller runs on the node that replaces it.
+"""A failed node on its way back into service under a real Slurm.
 
-The tests run in the order written: each builds on the previous one.
+It is drained by the watch, measured with its fault, repaired, and a spare again. Slurm's controller runs on
+the node that replaces it. The tests run in the order written: each builds on the previous one.
 """
 
 from __future__ import annotations

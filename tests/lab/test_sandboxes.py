@@ -1,5 +1,5 @@
-"""The units' sandboxes on an H100 and an MI300X node: faults look the same inside and outside, even while the
-server of home folders hangs or /tmp is full, and settings are applied at boot."""
+"""The units' sandboxes on an H100 and an MI300X node: faults look the same inside and outside.
+This holds even while the server of home folders hangs or /tmp is full; settings are applied at boot."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The role slurm_health under a real Slurm: each of the three programs drains a failing node with its cause,
-a job is refused, and another user's drain stays untouched."""
+"""The role slurm_health under a real Slurm: each of its three programs drains a failing node.
+The reason names the cause, a job is refused, and another user's drain stays untouched."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def cluster(made: Cluster) -> Iterator[Cluster]:
 
 
 def broken(node: LabNode, fault: str = "gpu_silent", **more: object) -> None:
-    """Break a GPU of the node, and let the node's program detect it. The usual fault logs no Xid, which would
-    count until the next boot."""
+    """Break a GPU of the node, and let the node's program detect it.
+    The usual fault logs no Xid, which would count until the next boot."""
     node.fault(fault, **(more or {"gpu": 2}))
     node.as_root(RUN)
     found = node.run("sudo gpuprov-node-health nhc --last", check=False)

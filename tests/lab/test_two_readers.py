@@ -85,8 +85,8 @@ class Readers:
         self.promised: list[Expectation] = []
 
     def ours(self, needed: Collection[str] | None = None) -> dict[str, Any]:
-        """Read the promised facts with the observer, in one observation. Facts in `needed` (by default all)
-        must be readable."""
+        """Read the promised facts with the observer, in one observation.
+        Facts in `needed` (by default all) must be readable."""
         seen = assess.assess(self.fleet, {"gpuprov_roles": ROLES})
         self.promised = [each for each in seen.expected[NODE] if each.role != HARDWARE]
         said = seen.observations[NODE]
@@ -147,8 +147,8 @@ def breaks(expectation: Expectation) -> str:
 
 
 def rounds(promised: list[Expectation]) -> Iterator[list[Expectation]]:
-    """Yield the promises to break together: in each round one per file, package and unit. Those read by
-    nvidia-smi come first and alone: once the driver is broken, it reports no GPUs."""
+    """Yield the promises to break together: in each round one per file, package and unit.
+    Those read by nvidia-smi come first and alone: once the driver is broken, it reports no GPUs."""
     left = list({each.fact: each for each in promised}.values())
     said_by_tool = [each for each in left if each.fact.startswith("nvidia_smi.")]
     if said_by_tool:

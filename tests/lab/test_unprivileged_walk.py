@@ -1,6 +1,6 @@
-"""An unprivileged user walks over complete H100 and MI300X nodes in service: nothing of gpuprov, or of its
-packages, can be changed, replaced, stopped or delayed, no secret read, no name predicted. Findings that a
-bare machine also has belong to that machine."""
+"""An unprivileged user's walk over complete H100 and MI300X nodes in service.
+Nothing of gpuprov, or of its packages, can be changed, replaced, stopped or delayed, no secret read, no name
+predicted. Findings that a bare machine also has belong to that machine."""
 
 from __future__ import annotations
 

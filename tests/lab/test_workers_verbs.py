@@ -137,8 +137,9 @@ def test_a_plan_by_two_workers_is_the_controllers(one: Operator, two: Operator) 
 
 
 class Spy:
-    """Continuously reads arguments and environment of all processes on this machine, including those
-    of the controller, the workers and the nodes."""
+    """Reader of the arguments and environment of all processes on this machine, in a loop.
+
+    They include those of the controller, the workers and the nodes."""
 
     def __init__(self, *secrets: str) -> None:
         self.told: set[str] = set()

@@ -24,8 +24,8 @@ from tests.lab.lab_nodes import Lab
 
 
 class Walk:
-    """A fleet with these variables, its promises, and those still to break. `roles`: the roles with promises
-    to break; None: all."""
+    """A fleet with these variables, its promises, and those still to break.
+    `roles`: the roles with promises to break; None: all."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Walk:
         return (self._roles is None or each.role in self._roles) and (each.role, each.fact) not in walked
 
     def whole(self, say: Callable[[str], None]) -> tuple[Counter[str], list[str]]:
-        """Walk over all promises, from nodes that need not be as declared; return role → its promises, and
-        all problems."""
+        """Walk over all promises, from nodes that need not be as declared.
+        Return role → number of its promises, and all problems."""
         self.up()
         assert self.gpuprov("drift")["drifts"] == []
         count: Counter[str] = Counter()

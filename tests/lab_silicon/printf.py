@@ -140,6 +140,6 @@ def order(program: str, text: str) -> list[int]:
 
 
 def unknown(program: str, text: str) -> list[str]:
-    """Return the lines that match no format of the program; a `\r` begins a line."""
+    """Return the lines that match no format of the program; a `\\r` begins a line."""
     rows = [line for line in re.split(r"[\r\n]", text) if line]
     return [line for line in rows if not any(one.prints(line) for one in formats(program))]

@@ -1,5 +1,5 @@
-"""The simulated amd-ctk in the forms of ROCm/container-toolkit 1.3.0, and the node program's reading of
-its specification."""
+"""The simulated amd-ctk in the forms of ROCm/container-toolkit 1.3.0.
+Also the reading of its specification by the program for nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ib_write_bw and ib_write_lat between two nodes: server on one, client on the other, over TCP within
-this machine."""
+"""ib_write_bw and ib_write_lat between two nodes: server on one, client on the other.
+They communicate over TCP within this machine."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_two_elements_in_the_other_order_are_seen(printed: Printed) -> None:
 
 @pytest.mark.parametrize("surface", ["q-x h100 550", "topo -m h100 550"])
 def test_a_listed_difference_that_is_gone_is_seen(surface: str, printed: Printed) -> None:
-    """Print, for one value, the text of the recording."""
+    """Make the simulated output match the recording in one value."""
     text, status = printed(SURFACES[surface])
     there, real = {
         "q-x h100 550": ("<display_mode>Enabled<", "<display_mode>Disabled<"),

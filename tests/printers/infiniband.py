@@ -97,7 +97,7 @@ def fields(text: str) -> dict[str, dict[str, str]]:
 
 
 def counters(text: str) -> dict[str, int]:
-    """Parse perfquery's output: counter → value, from lines like SymbolErrorCounter:..............3"""
+    """Parse perfquery's output: counter → value, from lines like `SymbolErrorCounter:..............3`."""
     return {name: int(value) for name, value in re.findall(r"^(\w+):\.+(\d+)$", text, re.MULTILINE)}
 
 

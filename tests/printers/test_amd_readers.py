@@ -40,7 +40,7 @@ def sampled(program: AmdSmi, machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def rows(program: AmdSmi, machine: Machine, reader: AmdGpus) -> list[tuple[str, str, Mapping[str, str]]]:
-    """Return the samples of a burn-in; its reader requests the list again when other GPUs answer."""
+    """Return the samples of a burn-in; its reader lists the GPUs again when different ones answer."""
     for _ in range(2):
         commands = ("metric",) if reader.numbers else ("list", "metric")
         found = reader.rows("".join(program.run(machine, name, "--json").stdout for name in commands))

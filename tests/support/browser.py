@@ -77,8 +77,8 @@ def after(text: str, steps: str, folder: Path, width: int = 1280) -> dict[str, A
 def _seen(
     text: str, steps: str, folder: Path, widths: Sequence[int], dark: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the visible state after these steps at each width; the page is as shipped, except that its
-    policy allows inline scripts, which the steps need."""
+    """Return the visible state after these steps at each width.
+    The page is as shipped, except that its policy allows inline scripts, which the steps need."""
     text, changed = re.subn("script-src '[^']+'", "script-src 'unsafe-inline'", text, count=1)
     if not changed:  # the page has no script
         text, changed = re.subn("base-uri", "script-src 'unsafe-inline'; base-uri", text, count=1)
@@ -100,8 +100,8 @@ READ = Path(__file__).with_name("readable.js").read_text(encoding="utf-8")
 
 
 def unreadable(text: str, folder: Path) -> list[str]:
-    """Find illegible parts of a page with all details open, at 400 and 1280 pixels, light and dark: text
-    that is cut off, too small or low in contrast, overlapping labels, sideways scrolling."""
+    """Find illegible parts of a page with all details open, at 400 and 1280 pixels, light and dark.
+    Problems: text cut off, too small or low in contrast, overlapping labels, sideways scrolling."""
     found, widths = [], (400, 1280)
     for dark in (False, True):
         for width, seen in zip(widths, _seen(text, READ, folder, widths, dark), strict=True):

@@ -163,8 +163,8 @@ def several(draw: random.Random, most: int = 3) -> Node:
 
 
 def with_a_healthy_sample(node: Node, gpu: int, draw: random.Random, *, amd: bool) -> Node | None:
-    """Add one round of samples in which this GPU was healthy; return None if the GPU is not listed (AMD's
-    lost ones) or if that would interrupt a condition that only counts as a fault when it lasts."""
+    """Add one round of samples in which this GPU was healthy.
+    Return None if the GPU is not listed (AMD's lost ones), or if a lasting condition would be interrupted."""
     at = draw.choice((len(node.rounds), draw.randrange(1, len(node.rounds))))
     before, after = (node.rounds[number][gpu] for number in (at - 1, min(at, len(node.rounds) - 1)))
     if before is None or after is None or set(before["held"]) & set(after["held"]):

@@ -12,8 +12,8 @@ from provision.checks.host import versions
 def judge_fleet(
     nodes: Iterable[NodeHealth], known: Mapping[str, CheckNode]
 ) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
-    """Return the nodes in the given order, with version findings added to their check `versions`, and
-    a line for each fact in which no value has a majority."""
+    """Return the nodes in the given order, with version findings added to their check `versions`.
+    Also return a line for each fact in which no value has a majority."""
     nodes, fleet = tuple(nodes), versions.Versions()
     for node in nodes:
         fleet.add(node.node, versions.voter_of(node, known.get(node.node)))

@@ -16,7 +16,7 @@ _TOLD = ("run", "node", "who", "since", "verb")
 
 @dataclass
 class NodeLocks:
-    """Fake locks. `holders`: node → the holder of its lock; `asked`: each operation with its node;
+    """Fake locks of nodes. `holders`: node → holder; `asked`: each operation with its node.
     `clock`: seconds by which node clocks are ahead; `silent`: nodes that do not answer the release."""
 
     holders: dict[str, dict[str, str]] = field(default_factory=dict)

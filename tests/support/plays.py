@@ -51,7 +51,7 @@ def playing(play: str, book: Path, memory: Path) -> subprocess.Popen[bytes]:
 
 
 def recap(output: str) -> dict[str, dict[str, int]]:
-    """Parse the recap of ansible-playbook: node → counts of tasks that were ok, changed, failed, …"""
+    """Parse the recap of ansible-playbook: node → counts of ok, changed, failed and other tasks."""
     return {
         match[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
         for match in re.finditer(r"^(\S+) +: (ok=.*)$", output, re.MULTILINE)

@@ -15,8 +15,8 @@ _ROW = (
 
 @dataclass
 class Reservations:
-    """Reservations in memory. `sizes`: partition → node count; `comments`: whether this release
-    supports a reservation's Comment; `refuses`: command → its error text, with status 1."""
+    """Reservations in memory. `sizes`: partition → node count; `refuses`: command → error, with status 1.
+    `comments`: whether this release supports a reservation's Comment."""
 
     sizes: dict[str, int] = field(default_factory=lambda: {"gpu": 100})
     there: dict[str, str] = field(default_factory=dict)  # name → comment

@@ -358,8 +358,8 @@ def wide(count: int, findings: int) -> FleetHealth:
 def measured(
     fleet: Topology, faults: Mapping[tuple[str, ...], float | None], rails: int = 4, **more: Any
 ) -> tuple[Result, ...]:
-    """Return ib_write_bw's results for all rounds between these nodes with 400 Gb/s rails and these
-    faults (tests/support/fabric.py)."""
+    """Return ib_write_bw's results for all rounds between these nodes with 400 Gb/s rails.
+    The faults are those of tests/support/fabric.py."""
     names = tuple(f"mlx5_{rail}" for rail in range(rails))
     fabric = Fabric(fleet, dict(faults), rails=names, expected=48.0 * 0.9, **more)
     fabric.run()

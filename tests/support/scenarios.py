@@ -57,7 +57,7 @@ def limits_of(node: CheckNode) -> dict[str, Threshold]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One node's answer to one check. `sample`: its file; `verdict`: the resulting verdict;
+    """One node's answer to one check. `sample`: its file; `verdict`: the resulting verdict.
     `seconds`: the time that judging takes."""
 
     check: str
@@ -91,8 +91,8 @@ def machine(
 
 
 def judged(check: str, node: CheckNode, outputs: tuple[Output, ...]) -> Verdict:
-    """Return the verdict that the campaign reaches, but without its tolerance: here, any exception
-    except ParseError and any finding that breaks the contract are failures."""
+    """Return the campaign's verdict, but without its tolerance.
+    Any exception except ParseError, and any finding that breaks the contract, is a failure here."""
     module = CHECKS[check]
     try:
         found = module.parse(node, {output.name: output for output in outputs})

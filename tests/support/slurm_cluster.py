@@ -10,8 +10,8 @@ from provision.remote.schedulers.commands import Command, CommandsError, Done
 
 @dataclass
 class Cluster:
-    """A cluster. `nodes`: name → [state, reason]; `jobs`: lines as in squeue's output; `pools`: partition
-    → its nodes; `denied`: error for every update; `down`: error while slurmctld does not answer."""
+    """A cluster. `nodes`: name → [state, reason]; `jobs`: squeue's lines; `pools`: partition → nodes.
+    `denied`: error for every update; `down`: error while slurmctld does not answer."""
 
     nodes: dict[str, list[str]]
     jobs: list[str] = field(default_factory=list)

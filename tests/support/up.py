@@ -1,5 +1,5 @@
-"""Stand-ins for tests of `up`: drifts and plans, a scripted executor, and a scripted fleet behind the
-command line."""
+"""Stand-ins for tests of `up`: drifts, plans, a scripted executor.
+Also a scripted fleet behind the command line."""
 
 from __future__ import annotations
 
