@@ -1,4 +1,4 @@
-"""Common parts of all tests: a seed, and a real sshd on a loopback address, run as the user of the tests."""
+"""Common parts of all tests: a seed, and a real sshd on a loopback address, run as the current user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real Slurm on running lab nodes: the distribution's packages, one munge key, the first node as controller.
+"""Real Slurm on lab nodes: the distribution's packages, one munge key, the first node as controller.
 
 Tried on Debian 13 (Slurm 24.11, OpenMPI 5.0, both with PMIx 5):
 

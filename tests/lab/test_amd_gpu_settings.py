@@ -1,4 +1,4 @@
-"""Partitions and power limits of AMD GPUs on a lab node: immediate changes, those at boot, and refusals.
+"""Partitions and power limits of AMD GPUs on a lab node: changes at once and at boot, and refusals.
 The node's files show the settings, but not how many GPUs a program would find."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Three lab nodes with MI300X and two with H100 in one inventory: RCCL and NCCL between nodes of one vendor.
+"""RCCL and NCCL within each vendor's lab nodes (three MI300X, two H100), in one inventory.
 They use real OpenMPI over the nodes' own ssh. Also the first node's cards against their GPUs.
 """
 

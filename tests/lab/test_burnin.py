@@ -1,4 +1,4 @@
-"""A burn-in of a fleet, seen from the controller: killed, cut off and rebooted, it ends in one full record.
+"""A burn-in of a fleet, seen from the controller: killed, cut off, rebooted, with one full record.
 
 The tests run in the order written: each builds on the previous campaign.
 """

@@ -1,4 +1,4 @@
-"""The gpu-burn of Debian's source package, built by the role with Debian's nvcc 12.4 and cuBLAS in /usr.
+"""Debian's gpu-burn source package, built by the role with Debian's nvcc 12.4 and cuBLAS in /usr.
 
 Its source comes from the Debian mirror that the lab uses. If that mirror has no source packages,
 GPUPROV_GPU_BURN_SOURCE may name a tarball of gpu-burn; without it these tests are skipped, and only a small

@@ -1,4 +1,4 @@
-"""Five driver stack problems on a lab node, each reported in one line with its cause and the next step.
+"""Five driver stack problems on a lab node, each reported in one line: cause and next step.
 
 The evidence of hardware and firmware is placed at its origin: EFI variables, DKMS's tree, dpkg's database,
 the loaded module. Only the observer stands between the evidence and the line.

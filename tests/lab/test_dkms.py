@@ -1,4 +1,4 @@
-"""Real DKMS with Debian's own driver, headers, compiler and kernel: a failing build and a working one.
+"""Real DKMS with Debian's driver, headers, compiler and kernel: a failing and a working build.
 
 Debian 13's nvidia-open-kernel-dkms 550 does not compile against its kernel 6.12, and leaves its package half
 configured; the proprietary one compiles. The node runs the host's kernel: the one in its /boot only counts as

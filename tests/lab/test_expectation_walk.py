@@ -1,4 +1,4 @@
-"""Every expectation of every role that makes a node ready: kept, broken, reported, repaired (walk.py).
+"""Every expectation of every role that readies a node: met, broken, reported, repaired (walk.py).
 It holds after `up`; once broken, `drift` reports exactly it; `up` repairs it with its own role and runs no
 other. The counts are printed as a table, role by role. Roles in service: test_expectation_walk_in_service.py.
 """

@@ -1,4 +1,4 @@
-"""NCCL over six lab nodes in two racks, started with real OpenMPI over the nodes' own ssh and a real Slurm.
+"""NCCL over six lab nodes in two racks, by real OpenMPI over the nodes' own ssh and a real Slurm.
 Both identify a slow link and a hanging node, and leave nothing on any node.
 """
 

@@ -1,4 +1,4 @@
-"""`up --gate quick` on lab nodes: good nodes return to service, bad ones stay drained, also on resume."""
+"""`up --gate quick` on lab nodes: good ones return to service, bad ones stay drained, also on resume."""
 
 from __future__ import annotations
 

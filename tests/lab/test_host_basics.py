@@ -1,4 +1,4 @@
-"""Basic settings of three identical machines: memory, processors, services, file systems, NCCL's variables.
+"""Basics of three identical machines: memory, processors, services, file systems, NCCL's variables.
 
 `validate`, `drift` and the node itself report exactly the faults: once with nothing declared, against the
 peers, and once as declared.

@@ -1,4 +1,4 @@
-"""A fleet in service: eight nodes that check themselves, a Prometheus that scrapes them, and a broken GPU.
+"""A fleet in service: eight nodes that check themselves, Prometheus, and a broken GPU.
 
 From the broken GPU to the alert on a user's screen, and back, through the real Prometheus, Alertmanager and
 node exporter of Debian.

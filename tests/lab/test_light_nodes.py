@@ -1,4 +1,4 @@
-"""The light nodes of benchmarks/: each answers at its address, bad ones badly, and nothing is left behind."""
+"""The light nodes of benchmarks/: each answers at its address, bad ones badly; nothing remains."""
 
 from __future__ import annotations
 

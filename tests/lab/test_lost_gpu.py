@@ -1,4 +1,4 @@
-"""A GPU that stops answering, on real nodes: every command reports it, judges its neighbours, and ends soon.
+"""A GPU stops answering on real nodes: every command names it, judges its neighbours, and ends soon.
 
 gpu-01 loses a GPU when idle; gpu-02 during a load, a burn-in and `up`.
 """

@@ -176,7 +176,7 @@ def login(lab: Lab, name: str, user: str, home: str) -> None:
 
 @pytest.fixture(scope="module")
 def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
-    """Install gpuprov on the controller and the workers; worker-c and its rack become unreachable from it."""
+    """Install gpuprov on the controller and workers; worker-c and its rack become unreachable from it."""
     machines = [lab.node(name) for name in (CONTROLLER, *WORKERS)]
     archive = installed.packed(machines[0], tmp_path_factory.mktemp("wheel"))
     with ThreadPoolExecutor(2) as threads:

@@ -1,4 +1,4 @@
-"""The simulated nccl-tests as real MPI programs over two nodes: mpirun over ssh, srun of a Slurm cluster."""
+"""The simulated nccl-tests as real MPI programs over two nodes: mpirun over ssh, and srun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""validation_tools built from source by a real compiler: nvcc 13 from PyPI with Debian's g++, make and cmake.
+"""validation_tools built from source by nvcc 13 from PyPI with Debian's g++, make and cmake.
 
 The sources are small and build like gpu-burn, nccl-tests and nvbandwidth; if one does not compile, the error
 quotes the compiler. Compiling needs no GPU. gpu-burn's own source: test_debian_gpu_burn.py.

@@ -1,4 +1,4 @@
-"""A mesh of three lab nodes with Debian's own Receptor: one reaches the controller only through another."""
+"""A mesh of three lab nodes with Debian's own Receptor: one reaches the controller over another."""
 
 from __future__ import annotations
 

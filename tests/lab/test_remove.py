@@ -1,4 +1,4 @@
-"""Roles are removed from a node one by one, until it equals one that never had any; stacks are switched."""
+"""Roles are removed in turn until a node equals one that never had any; stacks are switched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files, packages and services of each role, read by testinfra: a second opinion besides the observer."""
+"""Files, packages and services of each role, read by testinfra, independently of the observer."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_new_module_options_ask_for_a_reboot_and_a_comment_does_not(
 
 @pytest.mark.long
 def test_tools_are_built_from_verified_sources_once(playbook: Playbook, declared: Any) -> None:
-    """Real tarballs, checksums, make and installation into a site's own paths; only the sources are small."""
+    """Real tarballs, checksums, make and installation into a site's own paths; the sources are small."""
     node = declared.node("gpu-02")
     prefix = "/opt/site/bin"
     variables: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Commands and options that no other lab test runs, each once as an operator does (tests/use_cases.yml)."""
+"""Commands and options that no other lab test runs, each once by an operator (tests/use_cases.yml)."""
 
 from __future__ import annotations
 

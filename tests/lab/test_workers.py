@@ -1,4 +1,4 @@
-"""A fleet run by workers of a Receptor mesh equals one run by one controller; and workers on a bad day."""
+"""A fleet run by workers of a Receptor mesh equals one run by a controller; workers fail, too."""
 
 from __future__ import annotations
 

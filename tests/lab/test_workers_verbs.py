@@ -1,4 +1,4 @@
-"""Every command that contacts nodes, through two workers of a mesh: same output as from one controller.
+"""Every command that contacts nodes, through two workers of a mesh: same output as from a controller.
 
 The tests run in the order written: each starts from the state that the previous one left.
 """

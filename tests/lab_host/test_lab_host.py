@@ -1,4 +1,4 @@
-"""The lab's host side that needs no root: mirrors, networks, processes, leftovers, layers, the inventory."""
+"""Host side of the lab without root: mirrors, networks, processes, leftovers, layers, inventory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixture packages: valid packages.yml files; the real dpkg, kmod, ldconfig and gpg accept the result."""
+"""Fixture packages: valid packages.yml files; the real dpkg, kmod, ldconfig and gpg accept them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of individual tools' outputs: machine-specific parts are masked, losses of a recording undone."""
+"""Shapes of individual tools' outputs: machine-specific parts masked, a recording's losses undone."""
 
 from __future__ import annotations
 

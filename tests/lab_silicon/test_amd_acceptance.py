@@ -1,4 +1,4 @@
-"""AMD's acceptance guide on simulated nodes: each measurement finds its fault, and ignores look-alikes."""
+"""AMD's acceptance guide on simulated nodes: measurements find their fault and ignore look-alikes."""
 
 from __future__ import annotations
 

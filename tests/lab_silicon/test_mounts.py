@@ -38,7 +38,7 @@ print(json.dumps({"found": found, "aside": (tmp / "aside").exists() or str(tmp /
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Return a function that shows folders in a kernel's tree and lists it: path → content or link target."""
+    """Return a function that shows folders in a kernel's tree: path → content, or target of a link."""
     if subprocess.run([*APART, "true"], capture_output=True, timeout=30).returncode != 0:
         pytest.skip("this machine lets nobody make a mount namespace of his own")
     kernel = tmp_path / "kernel"

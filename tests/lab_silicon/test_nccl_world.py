@@ -87,7 +87,7 @@ def start(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.fixture
 def measured(start: Run) -> Measured:
-    """Return a function that measures an all-reduce over nodes: the first process's bus bandwidth in GB/s."""
+    """Return a function that measures an all-reduce over nodes: bus bandwidth in GB/s, from rank 0."""
 
     def measure(*nodes: Silicon, **more: Any) -> float:
         begun = start(*nodes, **more)

@@ -1,4 +1,4 @@
-"""The simulator against the shapes of real tools' output: same elements, order, units and exit status.
+"""The simulator against shapes of real output: same elements, order, units and exit status.
 
 shapes.yml has the shapes, differences.yml the differences and their reasons; both are data, so that this runs
 without the recordings. With GPUPROV_CAPTURES the shapes themselves are compared with the recordings.

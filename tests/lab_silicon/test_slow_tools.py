@@ -1,4 +1,4 @@
-"""dcgmi, fio, and a slow socket seen only by programs without CPU binding: forms and effects of faults."""
+"""dcgmi, fio, and a slow socket that only programs without CPU binding see: forms and faults."""
 
 from __future__ import annotations
 

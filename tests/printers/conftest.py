@@ -49,7 +49,7 @@ def printers(tmp_path_factory: pytest.TempPathFactory) -> Printers:
 
 @pytest.fixture(scope="session")
 def amd_printers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AmdPrinters]:
-    """Yield a function: release → its amd-smi. Skips, with the reason, if Debian's archive is unavailable."""
+    """Yield a function: release → its amd-smi. Skips, with the reason, without Debian's archive."""
     if reason := debian.missing():
         pytest.skip(reason)
     started = []

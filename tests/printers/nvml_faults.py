@@ -148,7 +148,7 @@ def _memory(device: int, part: float) -> Change:
 
 
 def _nvlink_errors(kind: int, count: int) -> Change:
-    """Set a counter of the fourth GPU's link 2. kind 0: replays, 1: recoveries, 2: flits with a wrong CRC."""
+    """Set a counter of the fourth GPU's link 2. kind 0: replays, 1: recoveries, 2: flit CRC errors."""
     field = {0: 161, 1: 162, 2: 163}[kind]
 
     def change(machine: Machine) -> None:

@@ -1,4 +1,4 @@
-"""Judgement of NVIDIA's own output by gpu_inventory and the health program, against expected outcomes."""
+"""Outcomes of gpu_inventory and the health program on NVIDIA's own output, against expected ones."""
 
 from __future__ import annotations
 

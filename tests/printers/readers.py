@@ -129,7 +129,7 @@ def _after_a_test(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
 
 
 def _beside_a_load(smi: NvidiaSmi, machine: Machine, seen: Seen) -> None:
-    """Take one sample and one reading of the error counters as during a load, and first read the MIG mode."""
+    """Read the MIG mode, and sample GPUs and error counters once, as during a load."""
     command = telemetry.command("burn", 60, 120, machine.driver)
     output = _output(smi, machine, command.name, command.argv[: command.argv.index("-lms")])
     try:

@@ -1,4 +1,4 @@
-"""The real programs of infiniband-diags and rdma-core against the shipped readers, on simulated cards.
+"""The real infiniband-diags and rdma-core programs against the shipped readers, on simulated cards.
 
 They read the lab's cards, and the program for nodes reads hosts of ibsim. So simulator and readers cannot
 agree on something wrong.

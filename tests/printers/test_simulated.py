@@ -32,7 +32,7 @@ def test_every_difference_is_explained(driver: str, printers: Printers, tmp_path
 
 
 def _altered(folder: Path, drawn: random.Random, printed: str) -> str:
-    """Copy the simulator into a folder and alter one randomly drawn printer text that occurs in `printed`."""
+    """Copy the simulator into a folder and alter one randomly drawn printer text of `printed`."""
     shutil.copytree(RUN.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "nvidia_smi" / drawn.choice(_PRINTERS)
     text = file.read_text("utf-8")

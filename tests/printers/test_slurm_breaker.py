@@ -1,4 +1,4 @@
-"""The breaker of all drains in a real Slurm: 30 % of its nodes fail at once; each runs its own program."""
+"""The breaker of all drains in a real Slurm: 30 % of the nodes, each with its program, fail at once."""
 
 from __future__ import annotations
 

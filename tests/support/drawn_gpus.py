@@ -1,4 +1,4 @@
-"""Randomly drawn nodes with GPUs under load, sampled several times: healthy, or with unambiguous faults."""
+"""Randomly drawn nodes with GPUs under load, sampled several times: healthy, or clearly faulty."""
 
 from __future__ import annotations
 

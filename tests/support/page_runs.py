@@ -1,4 +1,4 @@
-"""Runner for a page's commands: in order, in a fresh folder, with a private home, as a reader runs them.
+"""Runner for a page's commands, in order, in a fresh folder with a private home, as for a reader.
 
 A page's node names stand for a site's (`Site.nodes`). The site's addresses and mirrors are in `group_vars`
 and `host_vars` of the folder, so that the inventory is the page's own. `$EDITOR` writes the site's additions.

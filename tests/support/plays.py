@@ -1,4 +1,4 @@
-"""Playbooks run on this machine by the real Ansible, in this process or in one that can be interrupted."""
+"""Playbooks run here by the real Ansible, in this process or in one that can be interrupted."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def silent(name: str, why: str = "ssh: connect to 10.0.3.44 port 22: timed out a
 
 
 def unmeasured() -> FleetHealth:
-    """Return each kind of missing result: unreachable, hung, garbage, never ran, not applicable, no limit."""
+    """Return all kinds of missing results: unreachable, hung, garbage, never ran, inapplicable, no limit."""
     hung = Finding(
         "gpu_burn", Verdict.ERROR, "node", "gpu_burn did not end within 180 s and was killed", action="reboot"
     )
