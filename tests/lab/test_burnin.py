@@ -144,7 +144,7 @@ def test_collect_from_a_machine_that_never_heard_of_it_gives_the_whole_record(
         assert long == []
     assert nodes["gpu-02"]["steps"]["done"] == nodes["gpu-02"]["steps"]["planned"]
     assert nodes["gpu-02"]["not_measured"] == []
-    # The node's own machine reaches the same result, and drains the failed nodes with the reason.
+    # The machine that started the burn-in reaches the same result, and drains failed nodes with the reason.
     mine = burnins.call(
         "burnin", "collect", burnins.first, "--set", f"gpuprov_drain_hook={burnins.folder / 'hook'}", "--json"
     )
