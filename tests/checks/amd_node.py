@@ -1,4 +1,4 @@
-"""A node with MI300X as it describes itself, and amd-smi's documents of it; the forms: test_amd.py."""
+"""A simulated MI300X node and the amd-smi documents that describe it; test_amd.py names their sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG = "[    0.000000] Linux version 6.12.0\n"
 
 
 def facts(count: int = 8) -> dict[str, Any]:
-    """What a healthy node with MI300X answers."""
+    """Return the facts of a healthy MI300X node."""
     device = {
         **{"driver": "amdgpu", "memory_bytes": 206141652992, "compute_units": 304, "partitions": 1},
         **{"compute_partition": "SPX", "memory_partition": "NPS1", "vbios": "113-M3000100-102"},
@@ -43,7 +43,7 @@ def facts(count: int = 8) -> dict[str, Any]:
 
 
 def documents(count: int = 8) -> dict[str, Any]:
-    """What amd-smi prints of it, by command."""
+    """Return the amd-smi documents of a healthy MI300X node, by command."""
     static, metric, links, programs = [], [], [], []
     throttle: dict[str, Any] = {"accumulation_counter": 3808991, "ppt_accumulated": 585613}
     throttle |= {"socket_thermal_accumulated": 2190, "prochot_accumulated": 0}
@@ -95,6 +95,6 @@ def output(name: str, stdout: str, rc: int | None = 0, argv: Sequence[str] = (),
 
 
 def said(findings: Sequence[Finding]) -> Said:
-    """What is no praise: (verdict, device, metric, action)."""
+    """Return the failures, warnings and errors as (verdict, device, metric, action)."""
     bad = (Verdict.FAIL, Verdict.WARN, Verdict.ERROR)
     return {(f.verdict.value, f.device, f.metric, f.action) for f in findings if f.verdict in bad}

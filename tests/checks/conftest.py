@@ -1,4 +1,4 @@
-"""The folder of real captures, for the tests that have one."""
+"""Fixture that locates the folder of real captures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def captures() -> Path:
-    """The folder of real captures; the test is skipped, with this reason, where there is none."""
+    """Return the folder of real captures; skip the test if GPUPROV_CAPTURES names none."""
     folder = os.environ.get("GPUPROV_CAPTURES")
     if not folder or not Path(folder).is_dir():
         pytest.skip(

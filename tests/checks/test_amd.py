@@ -1,9 +1,9 @@
-"""The checks of nodes with AMD's GPUs, over facts and documents in the forms of real ones.
+"""Checks of AMD GPU nodes, run on facts and documents modelled on real ones.
 
-amd-smi's forms: ROCm/amdsmi (sources and CHANGELOG: the counts of `metric --throttle` are those of an MI300X
-there), `static` of an MI210 in the tests of ROCm/device-metrics-exporter, `metric` of an MI350X in those of
+amd-smi: ROCm/amdsmi (sources and CHANGELOG; the counts of `metric --throttle` there are from an MI300X),
+`static` of an MI210 in the tests of ROCm/device-metrics-exporter, `metric` of an MI350X in those of
 amd/node-scraper, `metric` of a GPU under load with ROCm 7 in a public reader of it (THROTTLED at its usual
-limit of power). Kernel lines: amd/node-scraper, and public reports of an MI50 with a failed reset.
+power limit). Kernel lines: amd/node-scraper, and public reports of an MI50 with a failed reset.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.support.fleet_versions import judge_fleet
 def judged(
     known: Mapping[str, Any], shown: Mapping[str, Any] | None = None, log: str = "", **declared: Any
 ) -> list[Finding]:
-    """What gpu_inventory finds. `shown`: amd-smi's documents, or its text; `log`: the kernel's lines."""
+    """Return gpu_inventory's findings. `shown`: amd-smi documents or text; `log`: kernel log lines."""
     node = node_of(known, **declared)
     outputs = [output("dmesg", LOG + log, argv=("dmesg",))]
     outputs += [
@@ -61,7 +61,7 @@ def test_a_healthy_node_passes_with_what_was_looked_at() -> None:
 
 
 RESEAT, RESET, CYCLE = "reseat or check cable", "reset GPU", "power-cycle"
-# What differs of gpu3 in sysfs → what is found.
+# (sysfs values that differ on gpu3, expected findings)
 BROKEN: list[tuple[dict[str, Any], Said]] = [
     ({"uncorrected": 2, "blocks": "umc ue 2"}, {("fail", "gpu3", "ecc_uncorrectable", RESET)}),
     ({"deferred": 1, "blocks": "umc de 1"}, {("warn", "gpu3", "ecc_deferred", "watch")}),
@@ -85,7 +85,7 @@ BROKEN: list[tuple[dict[str, Any], Said]] = [
         {("fail", "gpu3", "untaken", CYCLE), ("fail", "node", "driver_gpus", RESEAT)},
     ),
     ({"xgmi_links": 4}, {("fail", "gpu3", "xgmi_links", RESET)}),
-    # healthy
+    # Healthy values and unreadable ones.
     ({"corrected": 12, "blocks": "umc ce 12"}, set()),
     ({"bad_pages": 8}, set()),
     ({"xgmi_links": None}, {("error", "gpu3", "", "investigate")}),
@@ -113,7 +113,7 @@ def test_what_the_driver_says_of_one_gpu(differs: dict[str, Any], found: Said) -
     ],
 )
 def test_bad_pages_where_amd_smi_gives_no_threshold(pages: int, threshold: int | None, found: Said) -> None:
-    """amd-smi of ROCm 6.1 to 6.3; the driver gives it in debugfs, or as a parameter that somebody set."""
+    """The source is debugfs or the module parameter, since amd-smi of ROCm 6.1 to 6.3 prints no threshold."""
     known, shown = facts(), documents()
     for entry in shown["static"]["gpu_data"]:
         del entry["ras"]["bad_page_threshold"]
@@ -131,7 +131,7 @@ def test_an_error_names_its_blocks() -> None:
     assert messages == ["3 uncorrectable errors since the driver was loaded (umc 2, gfx 1)"]
 
 
-# What all GPUs share accuses none of them.
+# A value that all GPUs share flags the node, not a GPU.
 SHARED: list[tuple[dict[str, Any], Said]] = [
     ({"link_speed": "16.0 GT/s PCIe"}, {("warn", "node", "pcie_speed", "fix configuration")}),
     (
@@ -153,7 +153,7 @@ def test_what_all_gpus_share(differs: dict[str, Any], found: Said) -> None:
 
 
 def changed(command: str, path: str, value: Any, gpu: int = 3) -> dict[str, Any]:
-    """The documents with one value of one GPU changed."""
+    """Return the healthy documents with one value of one GPU replaced."""
     shown = documents()
     rows = shown[command]
     entry = (rows if isinstance(rows, list) else next(iter(rows.values())))[gpu]
@@ -177,7 +177,7 @@ OF_TOOL: list[tuple[dict[str, Any], Said]] = [
         changed("metric", "throttle.socket_thermal_violation_status", "ACTIVE"),
         {("warn", "gpu3", "throttle", "investigate")},
     ),
-    # A GPU that works as hard as it may is at its limit of power.
+    # A fully loaded GPU reaches its power limit.
     (changed("metric", "throttle.ppt_violation_status", "ACTIVE"), set()),
     (changed("metric", "temperature.hotspot", degrees(70)), {("warn", "gpu3", "temperature", "investigate")}),
     (
@@ -210,11 +210,11 @@ OF_TOOL: list[tuple[dict[str, Any], Said]] = [
         {("warn", "gpu3", "processes", "investigate")},
     ),
     (
-        changed("process", "process_info", {"name": "python3", "pid": 77}),  # of ROCm 6.1
+        changed("process", "process_info", {"name": "python3", "pid": 77}),  # ROCm 6.1
         {("warn", "gpu3", "processes", "investigate")},
     ),
     (changed("process", "process_list", [{"process_info": {"name": "gpuagent", "pid": 77}}]), set()),
-    (changed("process", "process_info", "No running processes detected"), set()),  # of ROCm 6.1
+    (changed("process", "process_info", "No running processes detected"), set()),  # ROCm 6.1
 ]
 
 
@@ -231,7 +231,7 @@ def test_a_gpu_at_work_is_no_peer_of_those_at_rest() -> None:
 
 
 def by_gpu(states: Mapping[tuple[int, int], str], links: str = "U", count: int = 8) -> list[dict[str, Any]]:
-    """`xgmi -l` of ROCm 7.1 and newer: how the links from one GPU to each of all are."""
+    """Return the `xgmi -l` output of ROCm 7.1 and newer: the link state from each GPU to every GPU."""
     return [
         {
             "gpu": one,
@@ -250,7 +250,7 @@ def by_gpu(states: Mapping[tuple[int, int], str], links: str = "U", count: int =
         ({}, set()),
         ({(2, 5): "D", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_down", RESET)}),
         ({(2, 5): "X", (5, 2): "U"}, {("fail", "gpu2-gpu5", "xgmi_down", RESET)}),
-        # One end had no room for it, or both.
+        # One end or both had no room to report the link.
         ({(2, 5): "N/A"}, set()),
         ({(2, 5): "N/A", (5, 2): "N/A"}, set()),
         ({(2, 5): "N/A", (5, 2): "D"}, {("fail", "gpu2-gpu5", "xgmi_down", RESET)}),
@@ -267,7 +267,7 @@ def test_two_links_between_each_two_of_four() -> None:
         found = sensors.of_links(by_gpu(states, "U/U", 4), names)
         return {m.device: m.value for m in found if m.metric == "xgmi_down"}
 
-    # As an MI300A's firmware has room for four of six.
+    # The firmware of an MI300A has room for four of its six links.
     ends = {(0, 3): "N/A", (1, 3): "N/A", (2, 3): "N/A", (3, 2): "N/A"}
     assert down(ends) == dict.fromkeys(("gpu0", "gpu1", "gpu2", "gpu3"), 0)
     assert down({**ends, (3, 1): "U/D"}) == {"gpu0": 0, "gpu1": 1, "gpu2": 0, "gpu3": 1}
@@ -275,7 +275,7 @@ def test_two_links_between_each_two_of_four() -> None:
 
 
 def test_links_that_had_no_room_are_not_missing() -> None:
-    """Four places for six links: what is behind them nobody knows."""
+    """With four slots for six links, the state of the remaining two is unknown."""
     values: dict[str, dict[str, Any]] = {
         "xgmi_links": {f"gpu{n}": 6 for n in range(4)},
         "xgmi_up": {"gpu0": 4, "gpu1": 4, "gpu2": 4, "gpu3": 2},
@@ -339,7 +339,7 @@ def test_a_gpu_that_lost_its_links_is_accused_and_not_its_peers() -> None:
 
 
 def test_links_that_read_down_on_every_gpu_were_never_wired() -> None:
-    """AMD's own example: `GPU0 0000:08:00.0 U U U U D U D X`, and the same of GPU1."""
+    """AMD's own example has `GPU0 0000:08:00.0 U U U U D U D X`, and the same states for GPU1."""
     shown = documents()
     for row in shown["xgmi"]["link_status"]:
         row["link_status"] = [*"UUUUDUD", "X"]
@@ -376,7 +376,7 @@ def test_a_gpu_that_amd_smi_leaves_out_does_not_answer() -> None:
 # --- what could not be measured is an error, and never a pass
 
 
-# amd-smi 6.1.2 of Debian 13, without the driver.
+# Output of amd-smi 6.1.2 (Debian 13) without the driver.
 NO_DRIVER = """\
 ERROR: Unable to get devices, driver not initialized (amdgpu not found in modules)
 ERROR: Unable to detect any GPU devices, check amdgpu version and module status
@@ -401,7 +401,7 @@ def broken(text: str = "", **more: Any) -> dict[str, Output]:
         (broken('[{"gpu": 0}, {"gpu": 0}]'), "does not number the GPUs"),
         (broken('[{"gpu": 0, "gpu": 1}]'), "amd-smi gave no document"),
         (broken('[{"gpu": 0, "bus": {}}]'), "gives a GPU without its address"),
-        # As Debian's amd-smi answered on a lab node, of each of eight.
+        # Debian's amd-smi printed this for each of eight GPUs on a lab node.
         (broken('[{"gpu": 0, "bus": {"bdf": "746974726170:5f:0c.5"}}]'), "address of no GPU on the PCI bus"),
         (broken("[]"), "address of no GPU on the PCI bus"),
         (broken(rc=None, timed_out=True), "did not end within"),
@@ -451,7 +451,7 @@ def xgmi(text: str) -> Output:
 
 @pytest.mark.parametrize("state", ["U", "D"])
 def test_states_of_links_may_stand_in_a_second_list(state: str) -> None:
-    """As of the ROCm 6.4 that was in the making: the first list has the GPUs alone."""
+    """A development version of ROCm 6.4 printed two lists, the first with the GPUs alone."""
     shown = changed("xgmi", "link_status", [*["U"] * 6, state, "X"])
     rows = shown["xgmi"]["link_status"]
     bare = [{"gpu": row["gpu"], "bdf": row["bdf"]} for row in rows]
@@ -498,7 +498,7 @@ def test_a_strange_answer_is_an_error(wrong: Any) -> None:
 
 
 def test_a_driver_that_the_command_line_keeps_away_needs_no_reboot() -> None:
-    """AMD's guide to accepting MI325X, MI350X and MI355X has people boot with modprobe.blacklist=amdgpu."""
+    """AMD's acceptance guide for MI325X, MI350X and MI355X boots with modprobe.blacklist=amdgpu."""
     known = {**facts(), "amdgpu.loaded_version": None}
     for blacklisted, advice in ((True, "run modprobe amdgpu"), (False, "then reboot")):
         (finding,) = (
@@ -526,7 +526,7 @@ def test_tools_are_started_from_where_their_release_has_them(rocm: str, folder: 
 
 
 def test_the_samples_of_a_load_fit_into_what_is_kept_of_an_output() -> None:
-    """71 kB is a sample of eight MI300X with ROCm 7.2 and 10.1, by AMD's own program."""
+    """One sample of eight MI300X takes 71 kB with AMD's amd-smi of ROCm 7.2 and 10.1."""
     assert telemetry._MOST_SAMPLES * 71_000 < 2 * 2**20
 
 
@@ -548,7 +548,7 @@ def test_warnings_may_stand_before_the_document() -> None:
 
 
 def test_a_gpu_under_load_that_is_at_its_limit_of_power_is_not_throttled() -> None:
-    """As a reader of ROCm 7's output recorded it of a GPU at 91 %: no product of Instinct, the same form."""
+    """Recorded from ROCm 7 on a GPU at 91 % load; not an Instinct product, but in the same form."""
     entry = {
         "gpu": 0,
         "usage": {"gfx_activity": {"value": 91, "unit": "%"}},
@@ -605,7 +605,7 @@ LINES: dict[str, Said] = {
     "[  100.000000] amdgpu: qcm fence wait loop timeout expired\n": {
         ("fail", "node", "amdgpu.queue_stuck", RESET)
     },
-    # Lines of a healthy GPU, and of a user's program.
+    # Lines of a healthy GPU and of a user's program.
     line("amdgpu: 0 uncorrectable hardware errors detected in umc block"): set(),
     line("amdgpu: no uncorrectable hardware errors detected in umc block"): set(),
     line("amdgpu: 5 correctable hardware errors detected in total in umc block"): set(),
@@ -629,7 +629,7 @@ INCIDENT = (
 
 
 def test_what_an_error_brings_along_is_told_with_it() -> None:
-    """The MI50 of a public report: an uncorrectable error, and a reset that failed."""
+    """A public report of an MI50 has an uncorrectable error followed by a failed reset."""
     failed = "[  122.000000] amdgpu 0000:46:00.0: amdgpu: GPU reset(2) failed\n"
     (finding,) = [one for one in judged(facts(), log=INCIDENT + failed) if one.verdict is Verdict.FAIL]
     assert (finding.device, finding.metric) == ("gpu2", "amdgpu.uncorrectable")
@@ -751,7 +751,7 @@ def test_parse_errors_of_the_document_say_what_to_do() -> None:
     assert gpu_inventory.NEEDS == ("amd-smi",)
 
 
-LEFT = [  # what differs of gpu3 in `metric` → what is found
+LEFT = [  # (values that differ on gpu3 in `metric`, expected findings)
     ({"perf_level": "AMDSMI_DEV_PERF_LEVEL_LOW"}, {("warn", "gpu3", "perf_level", "fix configuration")}),
     ({"perf_level": "DEV_PERF_LEVEL_STABLE_MIN_SCLK"}, {("warn", "gpu3", "perf_level", "fix configuration")}),
     ({"perf_level": "AMDSMI_DEV_PERF_LEVEL_DETERMINISM"}, set()),

@@ -1,7 +1,7 @@
-"""amd_acceptance: RVS's power and memory lines, rocBLAS and BabelStream where installed, AGFHC's last result.
+"""Check amd_acceptance: RVS power and memory tests, rocBLAS, BabelStream and the last AGFHC result.
 
-The lines: AMD's guide to system acceptance (iet, mem, hip-stream, results.json), the source of RVS for what a
-failing test prints (no public log has one), rocBLAS's testing_gemm.hpp for rocblas-bench.
+Output lines: AMD's guide to system acceptance (iet, mem, hip-stream, results.json), the source of RVS for
+failing tests (no public log has one), rocBLAS's testing_gemm.hpp for rocblas-bench.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def listed() -> str:
 
 
 def patterns(number: int, silent: int = 0, errors: int = 0, rate: float = 2003.01709) -> list[str]:
-    """What mem prints of one GPU; `silent`: the test that prints no PASS."""
+    """Return RVS's mem output for one GPU; `silent`: number of the test without a PASS line."""
     say = f"[214775.925788] [gpuprov-mem-{number}] mem"
     lines = []
     for index, begin in enumerate(BEGINS, 1):
@@ -62,7 +62,7 @@ def run(lines: list[str], **more: Any) -> Output:
 
 
 def shown(**changed: Any) -> dict[str, Output]:
-    """Eight healthy GPUs on a node without the optional programs."""
+    """Return the outputs of eight healthy GPUs on a node without the optional programs."""
     lines = [line for number in NUMBERS for line in (*patterns(number), *power(number))]
     found = {"rvs_gpus": output("rvs_gpus", listed()), "rvs": run(lines)}
     found["amd_smi_before"] = output("amd_smi_before", json.dumps(documents()["static"]))
@@ -91,12 +91,12 @@ def test_a_healthy_node_passes_and_names_what_is_not_installed() -> None:
 
 
 BAD: list[tuple[list[str], Said]] = [
-    # A test that fails prints nothing; the first prints PASS, whatever it counted.
+    # A failing test prints nothing, except the first, which prints PASS even if it counted errors.
     ([*patterns(22683, silent=7), *power(22683)], {("fail", "gpu3", "memory_errors", "replace part")}),
     ([*patterns(22683, errors=5), *power(22683)], {("fail", "gpu3", "memory_errors", "replace part")}),
     ([*patterns(22683), *power(22683, 610.0)], {("fail", "gpu3", "power", "investigate")}),
     ([*patterns(22683, rate=1500.0), *power(22683)], {("fail", "gpu3", "memory_stress", "investigate")}),
-    # Within AMD's limits, whatever RVS says of its own target.
+    # Within AMD's limits, although below RVS's own target.
     ([*patterns(22683, rate=1900.0), *power(22683, 745.0)[:2]], set()),
 ]
 
@@ -141,7 +141,7 @@ RATES = {"Copy": 4255995.148, "Mul": 4115971.910, "Add": 3956389.991, "Triad": 3
 
 
 def stream(**changed: float) -> Output:
-    """Each GPU's run; `gpu3`: what its copies reach."""
+    """Return BabelStream's output for each GPU; `gpu3`: the copy rate of gpu3."""
     text = ""
     for gpu in range(8):
         rates = RATES | ({"Copy": changed["gpu3"]} if gpu == 3 and changed else {})
@@ -173,7 +173,7 @@ def test_optional_programs_are_judged_by_amds_minima() -> None:
 
 
 def test_the_best_of_several_runs_counts() -> None:
-    """AMD's guide: rocBLAS varies between runs, use the best value after several."""
+    """AMD's guide says that rocBLAS varies between runs and that the best of several runs counts."""
     for first, again in (
         (gemm("gemm_fp32", 90000.0), gemm("gemm_fp32", 94500.1)),
         (stream(gpu3=3900000.0), stream()),
@@ -205,7 +205,7 @@ def test_an_optional_program_without_rates_costs_no_other_result(text: str) -> N
 
 
 def agfhc(*runs: tuple[str, Any]) -> Output:
-    """AGFHC's results, the newest first."""
+    """Return AGFHC results, newest first."""
     texts = (one if isinstance(one, str) else json.dumps(one) for _, one in runs)
     whens = (f"gpuprov: {when} boot\n" for when, _ in runs)
     return output("agfhc", "".join(f"{when}{text}\n" for when, text in zip(whens, texts, strict=True)))
@@ -224,10 +224,10 @@ UNSURE = {("warn", "node", "agfhc", "investigate")}
     [
         (agfhc(("since", GOOD)), set()),
         (agfhc(("since", WRONG)), FAILED),
-        (agfhc(("since", LATER), ("since", WRONG)), FAILED),  # another recipe's success is none of this one
-        (agfhc(("since", GOOD), ("since", WRONG)), set()),  # repeated after a repair
+        (agfhc(("since", LATER), ("since", WRONG)), FAILED),  # a pass of another recipe does not count
+        (agfhc(("since", GOOD), ("since", WRONG)), set()),  # the recipe passed again after a repair
         (agfhc(("since", LATER), ("before", WRONG)), set()),
-        (agfhc(("before", WRONG)), UNSURE),  # repaired since, maybe
+        (agfhc(("before", WRONG)), UNSURE),  # may have been repaired since
         (agfhc(("since", LEFT_OUT)), UNSURE),
         (agfhc(("since", {**GOOD, "overall_result": "ABORTED"})), UNSURE),
         (agfhc(("since", "{")), UNSURE),
@@ -260,7 +260,7 @@ def test_the_results_of_agfhc_are_listed_newest_first(tmp_path: Path) -> None:
 
 
 def test_the_configuration_has_an_action_for_each_gpu_and_heat_last(tmp_path: Path) -> None:
-    """The shell script is run as on a node, with a stand-in of rvs that prints AMD's list."""
+    """The shell script runs as it does on a node, with a fake rvs that prints AMD's list."""
     program, config = tmp_path / "rvs", tmp_path / "rvs.conf"
     program.write_text(f"#!/bin/sh\ncat <<'X'\n{listed()}\nX\n")
     program.chmod(0o755)

@@ -1,7 +1,7 @@
-"""p2p_bandwidth and memory_bandwidth of AMD's GPUs: TransferBench's matrices, and the links between GPUs.
+"""Checks p2p_bandwidth and memory_bandwidth of AMD GPUs: TransferBench matrices and xGMI links.
 
-The rates are those of AMD's guide to accepting an MI300X, and of its run of eight dies of MI200, in the form
-of ROCm/TransferBench's src/client/Presets/PeerToPeer.hpp; its two lists of devices: v1.52, and newer ones.
+The rates come from AMD's acceptance guide for the MI300X and from its run on eight MI200 dies, in the form
+of ROCm/TransferBench's src/client/Presets/PeerToPeer.hpp, with the device lists of v1.52 and newer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from provision.checks.vendors.amd import devices, gpu_answers, memory_bandwidth,
 from provision.errors import ParseError
 from tests.checks.amd_node import ADDRESSES, GPUS, Said, documents, facts, node_of, output, said
 
-# HIP's order is not the bus's: its GPU 00 is gpu3 here.
+# HIP numbers GPUs differently from the PCI bus: its GPU 00 is gpu3 here.
 HIP = [3, 0, 1, 2, 7, 6, 5, 4]
 MI200 = {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4, (0, 6): 2, (2, 4): 2} | dict.fromkeys(
     [(0, 2), (1, 3), (1, 5), (3, 7), (5, 7), (4, 6)], 1
@@ -79,7 +79,7 @@ def matrix(rate: Rate, *, reads: bool, cpus: int = 2, order: list[int] = HIP) ->
 
 
 def both_ways(rate: Rate, order: list[int] = HIP) -> str:
-    """The matrix of two copies at once, in the form of a public run of eight MI350X (v1.62)."""
+    """Return the bidirectional matrix in the form of a public run on eight MI350X (v1.62)."""
     names, parts = [f"GPU {n:02d}" for n in range(len(order))], [f"gpu{gpu}" for gpu in order]
     lines = [
         "Bytes Per Direction 67108864",
@@ -99,7 +99,7 @@ def two_way(one: str, other: str) -> float:
     return 92.2 + 0.1 * (int(one[3:]) - int(other[3:]))
 
 
-# The totals of AMD's healthy run of eight MI300X (v1.52), of eight MI350X (v1.62), and of v1.67.
+# Totals of AMD's healthy runs on eight MI300X (v1.52) and eight MI350X (v1.62), and of v1.67.
 RECEIVED = (
     "- Copying 67108864 bytes between directly connected pairs of GPUs using 8 CUs (56 Transfers)\n\n"
     "RTotal 244.827    249.288    252.334    255.749    251.169    255.639    248.357    246.077   "
@@ -113,7 +113,7 @@ BOXED = "│  RTotal │ 326.11   325.01   326.48   324.77   324.87   326.37   3
 
 
 def linked(known: dict[str, Any], wired: Mapping[tuple[int, int], int] | None = None) -> dict[str, Any]:
-    """These facts with the links that the driver and its topology tell; every pair has one if not said."""
+    """Add xGMI links to these facts, as the driver and its topology report them (default: all pairs)."""
     count = len(known["amdgpu.devices"])
     for own, entry in enumerate(known["amdgpu.devices"]):
         row = [
@@ -130,7 +130,7 @@ def run(name: str, text: str, **more: Any) -> Output:
 
 
 def shown(rate: Rate = mi300x, order: list[int] = HIP, again: Rate | None = None) -> dict[str, Output]:
-    """What the commands of p2p_bandwidth print."""
+    """Return the outputs of the commands of p2p_bandwidth."""
     found = {transferbench.TOPOLOGY: run(transferbench.TOPOLOGY, topology(order))}
     for suffix, one in (("", rate), ("_again", again or rate)):
         for kind, reads in (("write", False), ("read", True)):
@@ -162,7 +162,7 @@ def test_a_healthy_node_passes() -> None:
 
 
 TWO_WAY: list[tuple[Rate, Said]] = [
-    # A link that carries one copy at its rate, and two no faster; and a pair that was slow in one run of two.
+    # A link that is slow only when both directions are busy, and a pair that was slow in one run of two.
     (
         slow({("gpu2", "gpu6"): 60.0, ("gpu6", "gpu2"): 61.0}, two_way),
         {("fail", "gpu2-gpu6", "p2p_both_ways", "reset GPU")},
@@ -173,7 +173,7 @@ TWO_WAY: list[tuple[Rate, Said]] = [
 
 @pytest.mark.parametrize(("rate", "found"), TWO_WAY, ids=["slow", "slow once"])
 def test_copies_both_ways_at_once_have_their_own_limit(rate: Rate, found: Said) -> None:
-    """A public run of eight healthy MI350X has GPU 03 and GPU 06 once at 79.33 and once at 109.03."""
+    """In a public run of eight healthy MI350X, GPU 03 and GPU 06 reached 79.33 once and 109.03 once."""
     outputs = shown() | {"p2p_both_ways": run("p2p_both_ways", both_ways(rate))}
     assert said(judged(outputs)) == found
 
@@ -233,13 +233,13 @@ def test_each_direction_is_read_of_the_run_in_which_a_gpu_copies() -> None:
 
 
 SLOW: list[tuple[Rate, Said]] = [
-    # A link whose rate halved, both ways, and one way alone.
+    # A link at half its rate, in both directions and in one.
     (
         slow({("gpu2", "gpu6"): 24.0, ("gpu6", "gpu2"): 24.3}),
         {("fail", "gpu2-gpu6", "p2p_read", "reset GPU")},
     ),
     (slow({("gpu2", "gpu6"): 24.0}), {("fail", "gpu2-gpu6", "p2p_read", "reset GPU")}),
-    # Below its peers, and above what AMD asks for.
+    # Slower than its peers, yet above AMD's limit.
     (slow({("gpu2", "gpu6"): 39.0}), {("warn", "gpu2-gpu6", "p2p_read", "reset GPU")}),
     (slow({("gpu2", "gpu6"): 43.0}), set()),
     # A slow GPU, and a slot at half its width.
@@ -266,7 +266,7 @@ def test_what_is_slow_is_named(rate: Rate, found: Said) -> None:
 
 
 def test_a_pair_that_was_slow_once_is_not() -> None:
-    """AMD's own run of eight MI350X has one pair of 56 at 46.66 GB/s, and the others at 57.5."""
+    """AMD's own run of eight MI350X has one pair of 56 at 46.66 GB/s and all others at 57.5."""
     once = slow({("gpu7", "gpu1"): 20.0})
     assert said(judged(shown(once, again=mi300x))) == set()
     assert said(judged(shown(mi300x, again=once))) == set()
@@ -293,7 +293,7 @@ def test_pairs_of_modules_are_compared_with_those_of_as_many_links() -> None:
 
 
 def test_a_limit_condemns_no_pair_that_may_have_no_link() -> None:
-    """One of eight is missing, and what two sources say of the links of the others does not agree."""
+    """One GPU of eight is missing, and two sources disagree about the links of the others."""
     known = linked(facts())
     rate = slow({("gpu0", "gpu1"): 20.0})
     assert ("fail", "gpu0-gpu1", "p2p_read", "reset GPU") in said(judged(shown(rate), known))
@@ -315,7 +315,7 @@ def test_links_are_believed_where_two_sources_agree() -> None:
         one = linked(facts())
         one["amdgpu.devices"][0]["xgmi_row"] = row
         strange.append(one)
-    moved = linked(facts(), MI200)  # the driver took them in another order than the bus has them
+    moved = linked(facts(), MI200)  # the driver enumerated the GPUs in another order than the bus
     rows = [one["xgmi_row"] for one in moved["amdgpu.devices"]]
     for entry, row in zip(moved["amdgpu.devices"], rows[1:] + rows[:1], strict=True):
         entry["xgmi_row"] = row
@@ -325,7 +325,7 @@ def test_links_are_believed_where_two_sources_agree() -> None:
 
 
 def test_cards_in_several_hives() -> None:
-    """The driver's row of a card is of its own hive alone: here two of four cards."""
+    """The driver's row of a card covers only its own hive, here two hives of four cards."""
     known = facts()
     for index, entry in enumerate(known["amdgpu.devices"]):
         first = 4 * (index // 4)
@@ -354,7 +354,7 @@ def test_cards_without_links_have_none() -> None:
     counts = devices.links(node_of(known).check_node)
     assert counts is not None
     assert set(counts.values()) == {0}
-    # As of cards without a bridge, or of an MI350P: RunAllToAllBenchmark ends before its table.
+    # For cards without a bridge and for an MI350P, RunAllToAllBenchmark ends before its table.
     none = "- Copying 268435456 bytes between directly connected pairs of GPUs using 8 CUs (0 Transfers)\n"
     outputs = shown() | {"all_to_all": run("all_to_all", none)}
     assert said(judged(outputs, known)) == set()
@@ -479,7 +479,7 @@ def test_of_the_matrix_only_the_diagonal_counts() -> None:
     assert [one.verdict for one in local(everything)] == [Verdict.PASS]
 
 
-# --- which GPUs answer after a load
+# --- GPUs that answer after a load
 
 
 def after(text: dict[str, Any], **more: Any) -> list[Finding]:

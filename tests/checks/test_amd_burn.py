@@ -1,8 +1,8 @@
-"""gpu_burn of AMD's GPUs, over texts in the forms of RVS and amd-smi.
+"""Check gpu_burn of AMD GPUs, on texts in the forms of RVS and amd-smi.
 
 RVS: gst.so/src/gst_worker.cpp, src/rvsliblogger.cpp (the time), src/rvs_util.cpp (the list) and
 rvs/src/rvsexec_do_yaml.cpp (the table) of ROCm/ROCmValidationSuite at 21584e1; the list and the lines of an
-MI300X, with ROCm 6.2.2, are in AMD's guide to system validation.
+MI300X with ROCm 6.2.2 are in AMD's guide to system validation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMBERS = (28851, 23018, 29122, 22683, 53458, 63883, 53667, 2080)
 INVESTIGATE, REPLACE, RESET, CYCLE = "investigate", "replace part", "reset GPU", "power-cycle"
 CONFIGURE, AGAIN, RESEAT = "fix configuration", "run again", "reseat or check cable"
 BATCHES = 14
-# What RVS since 1.5 prints when it ends, with the colours of its verdict.
+# Summary that RVS prints at its end since 1.5, with coloured verdicts.
 TABLE = (
     "+=====================================================================+\n"
     "|                 ROCm Validation Suite (RVS) Summary                 |\n"
@@ -53,15 +53,15 @@ def burned(
     batches: int = BATCHES,
     numbers: Sequence[int] = NUMBERS,
 ) -> str:
-    """A burn as RVS prints it. `rates` of single GPUs in Gflop/s; `wrong`: those with differing results;
-    `ended`: those whose worker ended, and why; `silent`: those without a line."""
+    """Return RVS's output. `rates`: by GPU, in Gflop/s; `wrong`: GPUs with wrong results;
+    `ended`: GPUs with a dead worker, and the reason; `silent`: GPUs without a line."""
     text = "[RESULT] [ 54433.732433] Action name :gpuprov-burn\n[RESULT] [ 54433.733858] Module name :gst\n"
     for index, number in enumerate(numbers):
         if index in silent:
             continue
         rate = (rates or {}).get(index, 690_000 + 1000 * (index % 3))
         text += line(54434.05, number, "Start of GPU ramp up")
-        text += line(54437.000123, number, "GFLOPS 121000")  # of the ramp, and of no worth
+        text += line(54437.000123, number, "GFLOPS 121000")  # a rate of the ramp, to be ignored
         text += line(54441.2, number, "End of GPU ramp up")
         if ended and index in ended:
             text += f"[ERROR ] [ 54450.5     ] [gpuprov-burn] gst {number} {ended[index]}\n"
@@ -84,15 +84,15 @@ def listed(addresses: Sequence[str] = ADDRESSES, version: str = "1.1.0") -> str:
     return f"\nROCm Validation Suite (version {version})\n\nSupported GPUs available:\n\n{''.join(rows)}"
 
 
-Change = Callable[[list[dict[str, Any]], int], None]  # of a sample: its GPUs, and its number
+Change = Callable[[list[dict[str, Any]], int], None]  # the GPUs of a sample, and its number
 
 
 def nothing(gpus: list[dict[str, Any]], number: int) -> None:
-    """No change."""
+    """Leave the sample unchanged."""
 
 
 def sampled(change: Change = nothing, samples: int = 20) -> str:
-    """What the sampler prints: amd-smi's document of GPUs at work, in one line with the time."""
+    """Return the sampler's output: amd-smi's document of busy GPUs, one line per sample with its time."""
     text = ""
     for number in range(samples):
         gpus = copy.deepcopy(documents()["metric"]["gpu_data"])
@@ -102,7 +102,7 @@ def sampled(change: Change = nothing, samples: int = 20) -> str:
             gpu["power"] = {"socket_power": {"value": 748, "unit": "W"}}
             gpu["clock"] = {f"gfx_{n}": {"clk": {"value": 1420 + n, "unit": "MHz"}} for n in range(8)}
             gpu["ecc"] = {"total_uncorrectable_count": 0}
-            gpu["throttle"]["ppt_violation_status"] = "ACTIVE"  # a GPU that works is at its limit of power
+            gpu["throttle"]["ppt_violation_status"] = "ACTIVE"  # a busy GPU is at its power limit
         change(gpus, number)
         text += f"{1732600000 + 3 * number} {' '.join(json.dumps({'gpu_data': gpus}, indent=4).split())}\n"
     return text
@@ -124,7 +124,7 @@ def judged(
     seconds: int = 60,
     **others: str | Output,
 ) -> list[Finding]:
-    """What gpu_burn finds in RVS's `text`; `others` are the texts of other commands, by name."""
+    """Return gpu_burn's findings on RVS's `text`; `others`: texts of other commands, by name."""
     node = node_of(known or facts(), **(declared or {}))
     commands = node_judge.commands_for("gpu_burn", node.check_node, {"burn_seconds": seconds})
     texts: dict[str, str | Output] = {
@@ -228,7 +228,7 @@ def test_programs_that_are_not_there_or_hang() -> None:
     assert {verdict for verdict, *_ in said(findings)} == {"error"}
 
 
-# --- what amd-smi saw meanwhile
+# --- what amd-smi sampled during the burn
 
 
 def on_gpu3(path: str, value: Any, since: int = 0, until: int = 99) -> Change:
@@ -251,18 +251,18 @@ PROCHOT, THERMAL = "throttle.prochot_violation_status", "throttle.socket_thermal
     [
         (on_gpu3(PROCHOT, "ACTIVE", since=6), {("fail", "gpu3", "throttled", INVESTIGATE)}),
         (on_gpu3(THERMAL, "ACTIVE", since=6), {("warn", "gpu3", "throttled", INVESTIGATE)}),
-        (on_gpu3(PROCHOT, "ACTIVE", until=2), set()),  # a moment at the start
+        (on_gpu3(PROCHOT, "ACTIVE", until=2), set()),  # only briefly, at the start
         (on_gpu3("temperature.hotspot.value", 95), {("warn", "gpu3", "load_temperature", INVESTIGATE)}),
         (on_gpu3("temperature.hotspot.value", 82), set()),
         (on_gpu3("pcie.replay_count", lambda n: 5 + 40 * n), {("fail", "gpu3", "load_replays", RESEAT)}),
-        (on_gpu3("pcie.replay_count", 40_000), set()),  # of a lifetime
+        (on_gpu3("pcie.replay_count", 40_000), set()),  # since manufacture
         (on_gpu3("pcie.width", 8, since=1), {("fail", "gpu3", "load_pcie_width", RESEAT)}),
         (on_gpu3("pcie.speed.value", 8), {("fail", "gpu3", "load_pcie_gen", RESEAT)}),
         (
             on_gpu3("ecc.total_uncorrectable_count", 2, since=12),
             {("fail", "gpu3", "load_ecc_uncorrectable", RESET)},
         ),
-        (on_gpu3("ecc.total_uncorrectable_count", 2), set()),  # gpu_inventory tells what was there before
+        (on_gpu3("ecc.total_uncorrectable_count", 2), set()),  # earlier errors are gpu_inventory's business
     ],
 )
 def test_what_is_sampled_beside_the_load(change: Change, found: Said) -> None:
@@ -271,7 +271,7 @@ def test_what_is_sampled_beside_the_load(change: Change, found: Said) -> None:
 
 def test_a_gpu_that_is_lost_under_load_is_named_with_its_serial_number() -> None:
     def gone(gpus: list[dict[str, Any]], number: int) -> None:
-        if number > 8:  # the others move up
+        if number > 8:  # the GPUs behind it move up
             del gpus[2]
             for index, gpu in enumerate(gpus):
                 gpu["gpu"] = index
@@ -329,7 +329,7 @@ def test_lines_that_are_cut_are_left_out() -> None:
     assert said(judged(telemetry=cut)) == set()
 
 
-# --- what is run
+# --- the command
 
 
 def test_the_configuration_is_one_that_rvs_understands() -> None:

@@ -1,5 +1,5 @@
-"""The collectives over AMD's GPUs: rccl-tests' output, in the forms of src/common.cu at ae3e635 and of newer
-releases (public outputs of MI350X with RCCL 2.27), with the rates that AMD shows of eight MI300X."""
+"""Collectives on AMD GPUs: rccl-tests output as src/common.cu at ae3e635 and newer releases print it
+(public outputs of MI350X with RCCL 2.27), with the rates that AMD publishes for eight MI300X."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_programs_are_those_of_amds_role(module: Any) -> None:
 
 
 def test_programs_that_nothing_installs_are_asked_for() -> None:
-    """The role brings them only where their source is declared: `gpuprov up` alone would change nothing."""
+    """The role installs them only if their source is declared, so `gpuprov up` alone would change nothing."""
     absent = replace(run("", rc=None), not_started="/usr/bin/all_reduce_perf is not installed")  # type: ignore[arg-type]
     with pytest.raises(ParseError) as refused:
         rccl.ALL_REDUCE.parse(node_of(facts()).check_node, {"all_reduce_perf": absent})

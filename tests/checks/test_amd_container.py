@@ -1,4 +1,4 @@
-"""Whether a container sees AMD's GPUs, by rocminfo in it. Its form: that of an MI250X in ROCm/rocm_smi_lib
+"""GPU access from containers on AMD nodes, tested with rocminfo. Forms: an MI250X in ROCm/rocm_smi_lib
 issue 165, and rocminfo 5.2 of Debian."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def listed(gpus: int) -> str:
 
 
 def judge(answer: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> list[Finding]:
-    """The findings of a healthy node that was asked for a container which answered this."""
+    """Return the findings of a healthy node on which the container printed this."""
     node = replace(make_node(gpuprov_container_image=IMAGE), facts={**FACTS, **(facts or {})})
     (command,) = (one for one in host_health.commands(node, {}) if one.name == "container")
     assert command.argv == ("docker", "run", "--rm", "--device", "amd.com/gpu=all", IMAGE, "rocminfo")
@@ -70,7 +70,7 @@ NO_PROGRAM = 'exec: "rocminfo": executable file not found in $PATH'
             MISSED,
             "Unable to open /dev/kfd",
         ),
-        # What is not whole, and an image that cannot answer, are no verdict about the node.
+        # Truncated output, or an image that cannot answer, proves nothing about the node.
         (
             {"stdout": listed(8)[:-20]},
             ("error", "", "investigate"),

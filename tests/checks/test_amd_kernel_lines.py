@@ -1,4 +1,4 @@
-"""The catalogue of AMD's kernel lines: each form that was seen; nothing added to a log lowers a verdict.
+"""Catalogue of AMD's kernel log lines: known forms match, and no added line lowers a verdict.
 
 Lines of MI300: amdgpu_ras.c and ras_aca.c (printf formats), ROCm/legacy-rocm-build issue 4021 (three
 reporters), a public log of a GPU that left the bus 10 ms after a fatal error, amd/node-scraper's tests.
@@ -31,7 +31,7 @@ AT = "amdgpu 0000:65:00.0: "
 DIE = AT + "{1}socket: 3, die: 0, "
 BANK = AT + "{1}[Hardware Error]: aca entry[00].STATUS="
 
-# Kind → lines of that kind.
+# Lines by kind.
 LINES: dict[str, list[str]] = {
     "lost": [AT + "amdgpu: device lost from bus!"],
     "link_gone": [
@@ -134,7 +134,7 @@ LINES: dict[str, list[str]] = {
     "throttled": [AT + "amdgpu: WARN: GPU is throttled, expect performance decrease."],
 }
 EACH = [(kind, line) for kind, lines in LINES.items() for line in lines]
-# Lines of the driver that are none of these.
+# Driver lines of no kind above.
 HARMLESS = [
     AT + "amdgpu: 0 uncorrectable hardware errors detected in umc block",
     DIE + "0 uncorrectable hardware errors detected in total in umc block",
@@ -147,7 +147,7 @@ HARMLESS = [
     "xe 0000:03:00.0: [drm] device wedged, needs recovery",
     "[drm] device lost from bus",
 ]
-# Those after which earlier lines of the same GPU ask for nothing.
+# Kinds that make earlier lines of the same GPU obsolete.
 CLEARING = {"reset_done"}
 
 
@@ -180,7 +180,7 @@ def test_a_line_that_asks_for_nothing_is_not(line: str) -> None:
 def test_burnin_keeps_each_and_ends_at_what_breaks_a_gpu(kind: str, line: str) -> None:
     meaning = driver_log.MEANINGS[kind]
     if meaning.source_of:
-        return  # its own check of the log, between two loads, reads these
+        return  # these are read by the check's own log, taken between two loads
     assert message_of(line, driver_log.kept_lines()) == {"kernel": {"line": line}}
     ended = amd_fatal(line, driver_log.fatal_lines(), {"0000:65:00": "gpu3"}) is not None
     assert ended is (meaning.level == "fail")
@@ -201,7 +201,7 @@ def test_each_rule_of_amds_list_is_read_or_left_with_a_reason() -> None:
         assert set(kinds) <= driver_log.MEANINGS.keys(), rule["rule"]
 
 
-# What AMD calls an error and gpuprov does not, or not always.
+# AMD calls these an error; gpuprov does not, or not always.
 MILDER = {
     "amdgpu Page Fault": "a program's own fault; the GPU is healthy",
     "GPU Reset": "the reset may have mended the GPU; what made it necessary has lines of its own",
@@ -254,7 +254,7 @@ def stamped(lines: Sequence[str]) -> list[str]:
 
 
 def test_a_fatal_error_names_its_gpu_and_not_those_that_are_reset_with_it() -> None:
-    """The hang of ROCm/legacy-rocm-build issue 4021, on other addresses; it ends before the GPU is back."""
+    """The hang of ROCm/legacy-rocm-build issue 4021 on other addresses, up to before the GPU is back."""
     log = stamped(
         [
             "amdgpu 0000:e5:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
@@ -303,7 +303,7 @@ FORGED = "python3[4711]: segfault at 0 ip 0 sp 0 error 6 in {}[1132,55867fe64000
 
 
 def drawn(chance: random.Random) -> tuple[str, str]:
-    """A kind and one of its lines, of a drawn GPU."""
+    """Draw a kind and one of its lines, on a random GPU."""
     kind, line = chance.choice(EACH)
     return kind, line.replace("0000:65:00.0", chance.choice(ADDRESSES))
 
@@ -313,7 +313,7 @@ def written(entries: Sequence[tuple[float, str]], stamp: Callable[[float], str])
 
 
 def worst(lines: Sequence[str]) -> tuple[int, int]:
-    """(worst verdict, most intrusive action) of what these lines lead to."""
+    """Return (worst verdict, most intrusive action) of these lines."""
     found = judged(["[    0.500000] pci 0000:72:00.0: PCI bridge to [bus 65]", *lines])
     levels = [2 if one.verdict is Verdict.FAIL else 1 for one in found]
     actions = [kernel_meaning.ACTIONS.index(one.action) for one in found]
@@ -322,8 +322,8 @@ def worst(lines: Sequence[str]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("part", range(6))
 def test_no_added_line_lowers_the_worst_verdict_or_action(part: int) -> None:
-    """Added lines raise it or leave it, except a reset that succeeded; nor do repetition, stamps and users'
-    texts change it, nor does the order of lines without a reset."""
+    """Added lines raise it or leave it unchanged, except a successful reset. Repetition, timestamps and user
+    texts change nothing, nor does the order of lines without a reset."""
     for number in range(times(50, 20_000 // 6)):
         chance = random.Random(f"{SEED} {part} {number}")  # noqa: S311
         moments = [100 + chance.random() * chance.choice((0.5, 30, 4000)) for _ in range(12)]

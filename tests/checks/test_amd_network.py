@@ -1,4 +1,4 @@
-"""rdma_loopback and nccl_network on nodes with AMD's GPUs: perftest's words are those of its source
+"""Checks rdma_loopback and nccl_network on AMD GPU nodes, with messages from perftest's source
 (src/rocm_memory.c, src/perftest_parameters.c and src/perftest_resources.c at 00b55b6)."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def used(gpu: int) -> str:
 
 
 def measured(node: CheckNode = NODE, /, **other: Mapping[str, Any]) -> dict[str, Output]:
-    """The outputs of a healthy node, but for what is said of `mlx5_3_gpu`."""
+    """Return the outputs of a healthy node; keywords such as `mlx5_3_gpu` replace fields of one output."""
     found = {}
     for command in rdma_loopback.commands(node, {}):
         device = command.name.partition(".")[0]

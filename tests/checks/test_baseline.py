@@ -1,4 +1,4 @@
-"""Limits learnt from runs: most devices' reach less a margin; too few or too different teach nothing."""
+"""Limits learnt from runs: the value most devices reach, less a margin; unusable samples teach nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_too_few_nodes_and_too_many_opinions_teach_nothing() -> None:
 
 
 def test_where_the_place_matters_the_slowest_place_counts() -> None:
-    """A bridged pair is ten times as fast: the one limit must suit the pairs across the socket as well."""
+    """A bridged pair is ten times as fast, and one limit must also fit pairs across the socket."""
     values = {f"gpu-{i}": {"gpu0->gpu1": 250.0 + i, "gpu0->gpu2": 25.0 + i / 10} for i in range(5)}
     found = learn(made("p2p_bandwidth.p2p_read", values, sku="a100-pcie-80"), "2026-11")
     (limit,) = found.limits["a100-pcie-80"]
@@ -109,7 +109,7 @@ def test_links_and_lanes_are_what_most_have() -> None:
 
 
 def test_a_fleet_that_is_broken_as_a_whole_is_refused_by_the_linter() -> None:
-    """Every slot at a quarter of its speed: the limit would find nothing, and is not learnt."""
+    """With every slot at a quarter of its speed, the limit would detect nothing and is not learnt."""
     values = {f"gpu-{i}": {f"gpu{g}": 13.0 for g in range(8)} for i in range(5)}
     (one,) = learn(made("p2p_bandwidth.h2d", values), "2026-11").unlearnt
     assert "limit is not plausible" in one.why
@@ -181,7 +181,7 @@ def test_the_rules_say_why() -> None:
 
 
 def fleet(nodes: int, seed: int, between: float, within: float) -> dict[str, dict[str, float]]:
-    """Nodes that differ as wholes (standard deviation `between`), and their GPUs besides (`within`)."""
+    """Return nodes that differ by `between` and GPUs that also differ by `within` (standard deviations)."""
     chance = random.Random(seed)  # noqa: S311 - a seed reproduces it
     values = {}
     for i in range(nodes):
@@ -201,7 +201,7 @@ def certainty_of(values: Values, use: baseline.Rules | None = None) -> Certainty
 def test_the_interval_holds_the_true_limit_in_95_of_100_fleets(
     nodes: int, between: float, within: float
 ) -> None:
-    """GPUs that share a node are alike: taken as independent, the interval misses in every other fleet."""
+    """GPUs that share a node correlate; treated as independent, the interval misses in every other fleet."""
     true = 50_000 * (1 - max(0.10, 4 * math.hypot(between, within)))
     fleets = [
         learn(made("gpu_burn.rate", fleet(nodes, seed, between, within)), "2026-11") for seed in range(150)
@@ -212,7 +212,7 @@ def test_the_interval_holds_the_true_limit_in_95_of_100_fleets(
 
 
 def test_the_interval_holds_of_the_strictest_of_many_places_as_well() -> None:
-    """The lowest of eight medians is lower than the places are: the interval of one misses too often."""
+    """The lowest of eight medians is biased low, so the interval of a single median misses too often."""
     holds = []
     for seed in range(120):
         values = fleet(32, seed, 0.003, 0.01)
@@ -236,7 +236,7 @@ def test_the_number_of_nodes_that_make_a_limit_trustworthy_is_enough() -> None:
     few = certainty_of(values)
     assert not few.trustworthy
     assert few.enough > 6
-    # The same nodes many times over differ as much, and are as many as it takes.
+    # Repeating the same nodes keeps their deviation and reaches the required number.
     copies = {
         f"{node}-{i}": found for i in range(math.ceil(few.enough / 6) + 1) for node, found in values.items()
     }
@@ -274,7 +274,7 @@ def test_what_is_learnt_says_what_it_rests_on() -> None:
 
 
 def test_the_spread_of_all_fleets_is_the_true_one() -> None:
-    """A device of any node: the variances between nodes and within them add up."""
+    """For a device of any node, the variances between nodes and within nodes add up."""
     spreads = []
     for seed in range(80):
         (limit,) = learn(made("gpu_burn.rate", fleet(8, seed, 0.01, 0.01)), "2026-11").limits["h100-sxm"]
@@ -284,7 +284,7 @@ def test_the_spread_of_all_fleets_is_the_true_one() -> None:
 
 
 def test_devices_of_one_node_are_worth_less_than_as_many_nodes() -> None:
-    """Node means 2 and 6, variance 8; within nodes 2, half of which those means hold already: 8 + 1."""
+    """Node means 2 and 6, variance 8; within nodes 2, half of which the means already contain: 8 + 1."""
     found = healthy([(1.0, 3.0), (5.0, 7.0)])
     assert (found.nodes, found.deviation) == (2, 3.0)
     assert found.independent == pytest.approx(2 * 9 / 8)

@@ -1,7 +1,7 @@
-"""Every real capture is read to its end by the parser for that tool, or refused for the reason stated here.
+"""Every real capture is parsed completely, or refused for the reason stated here.
 
-The captures are not ours to ship: see the fixture `captures`. tests/lab_silicon/test_shapes.py compares the
-simulated tools with the same files.
+The captures cannot be redistributed: see the fixture `captures`. tests/lab_silicon/test_shapes.py compares
+the simulated tools with the same files.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def fabric(text: str) -> dict[tuple[str, str], Any]:
 
 
 def manager(text: str) -> dict[tuple[str, str], Any]:
-    """The errors of NVSwitches, and how many lines end a fault of multicast."""
+    """Return the NVSwitch errors, and the number of lines that end a multicast fault."""
     lines = [match[3] for line in text.split("\n") if (match := re.match(fabric_facts.LOG_LINE, line))]
     rows = [{"line": line, "count": 1, "first": at, "last": at} for at, line in enumerate(lines)]
     node = machine(8, "h100-sxm", "nvswitch", "hopper", facts={"fabric.manager_log": rows})
@@ -100,7 +100,7 @@ def link_errors(text: str) -> dict[tuple[str, str], Any]:
     return values(nvlink_errors.parse(output(text)))
 
 
-# File → its parser, and values that must come out: the ones that nvidia-facts or the file's own text state.
+# File → its parser, and expected values, as stated in nvidia-facts or in the file itself.
 READ: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], dict[tuple[str, str], Any]]] = {
     "nvidia-smi-q-x.h100.550.xml": (
         xml,
@@ -132,7 +132,7 @@ READ: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], dict[tuple[st
     ),
     "gpu-burn.8gpu.log": (burn, {("node", "gpus"): 8, ("gpu7", "state"): "OK", ("gpu0", "rate"): 16990.5}),
     "nccl-tests.all_reduce.log": (
-        nccl,  # the older `error` column says N/A: unchecked
+        nccl,  # the older `error` column prints N/A: unchecked
         {("node", "ranks"): 8, ("node", "size"): 2**33, ("node", "busbw"): 235.03, ("node", "wrong"): None},
     ),
     "nccl-tests.alltoall.log": (
@@ -154,9 +154,9 @@ READ: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], dict[tuple[st
     ),
     "kernel-log.xid-119.log": (events, {("0000:9b:00", "xid.119"): 5}),
 }  # fmt: skip
-# File → its parser, and what it says of the text that is not whole.
+# File → its parser, and the reason to refuse incomplete text.
 REFUSED: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], str]] = {
-    # One GPU of a machine with four was asked for; we always ask for all of them.
+    # Captured for one GPU of a machine with four; gpuprov queries all of them.
     "nvidia-smi-q-x.a100-sxm4.driver535.mig.xml": (xml, "announces 4 GPUs and describes 1"),
     # Cut after 60 lines, in the middle of a GPU.
     "nvidia-smi-nvlink-s.a100.550.txt": (nvlink, "lists fewer links of GPU 4 than of others"),
@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], str]] = {
     "nvidia-smi-nvlink-e.a100.550.txt": (link_errors, "lists fewer counters of GPU 2 than of others"),
     "nvidia-smi-nvlink-e.h100.550.txt": (link_errors, "lists fewer counters of GPU 1 than of others"),
 }
-# Forms of output that no check asks for, and where the same is read instead.
+# Outputs that no check requests, and the output that replaces them.
 UNASKED = {
     "README.md": "what the files are",
     "nvidia-smi-L.a100.550.txt": "nvidia-smi -q -x has it",

@@ -1,4 +1,4 @@
-"""dcgm_diag: what DCGM did not get to, and documents that lost or gained something on their way."""
+"""Check dcgm_diag: tests that DCGM did not run, and documents that were damaged on their way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def judged(text: str) -> list[Finding]:
 
 
 def altered(change: Callable[[list[Any]], Any], text: str = HEALTHY) -> str:
-    """A sample whose categories were changed: Deployment, then memory and pcie."""
+    """Return a sample with changed categories (Deployment, then memory and pcie)."""
     document = json.loads(text)
     change(document["DCGM Diagnostic"]["test_categories"])
     return json.dumps(document)
@@ -38,7 +38,7 @@ def every_test(categories: list[Any]) -> list[dict[str, Any]]:
 
 
 def merge_two_tests(categories: list[Any]) -> None:
-    """The lines between two tests were lost: the results of the second stand below the name of the first."""
+    """Drop the lines between two tests, so that the results of the second appear under the first."""
     memory_test(categories)["results"] += categories[2]["tests"][0]["results"]
     del categories[2]
 
@@ -68,9 +68,9 @@ def test_the_level_that_was_asked_for_is_run() -> None:
     [
         (altered(lambda all_: all_[-1]["tests"][-1]["results"].pop(6)), {("error", "gpu6")}),
         (altered(lambda all_: memory_test(all_)["results"][3].update(status="Skip")), {("error", "gpu3")}),
-        (altered(skip_on_all), {("pass", "node")}),  # not for this model
+        (altered(skip_on_all), {("pass", "node")}),  # not supported on this model
         (altered(lambda all_: memory_test(all_).pop("results")), {("error", "node")}),
-        (altered(merge_two_tests, MEMORY), {("fail", "gpu3")}),  # it is as well as the worse says
+        (altered(merge_two_tests, MEMORY), {("fail", "gpu3")}),  # the worse result counts
         (altered(leave_out_gpu5, MEMORY), {("fail", "gpu3"), ("error", "gpu5")}),
     ],
     ids=["lost after a test", "skipped by one", "skipped by all", "no results", "twice", "not named"],
@@ -91,7 +91,7 @@ HEAD, FAIL, REST = MEMORY.partition('"status": "Fail",')
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        # Whole and well-formed, but nothing ran beyond the look at the installation.
+        # Complete and well-formed, but only the installation check ran.
         (altered(lambda all_: all_.__delitem__(slice(1, None))), "none of the tests of level 2"),
         (altered(partition), "tested 0 GPUs, the node has 8"),
         # The lines between two results were lost: GPU 3's Fail would give way to GPU 4's Pass.

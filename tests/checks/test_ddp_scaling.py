@@ -1,4 +1,4 @@
-"""ddp_scaling: what its numbers mean, which reports of ranks are refused, and the program on the node."""
+"""Check ddp_scaling: the meaning of its numbers, refused reports of ranks, and the program on the node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outputs(text: str, mig: str = "Disabled\n" * 8, **more: Any) -> dict[str, Ou
 
 
 def changed(text: str, where: str, /, **values: Any) -> str:
-    """The text with other values in the line of a phase."""
+    """Return the text with other values in the line of one phase."""
     lines = [json.loads(line) for line in text.splitlines()]
     next(line for line in lines if line.get("phase") == where).update(values)
     return "".join(json.dumps(line) + "\n" for line in lines)
@@ -43,7 +43,7 @@ def changed(text: str, where: str, /, **values: Any) -> str:
 
 
 def test_of_two_gpus_the_limit_finds_the_slow_one() -> None:
-    """Neither outvotes the other; and the median of both still keeps to the limit."""
+    """With two GPUs there is no majority, and the median of both still meets the limit."""
     text, node = sample("ddp_scaling/cpu-two-ranks.jsonl").replace("gloo", "nccl"), make_node(2)
     text = changed(text, "together", compute_ms=[10.0, 10.0], step_ms=[11.0, 11.0])
     text = changed(text, "overlapped", compute_ms=[12.0, 30.0], step_ms=[31.0, 31.0])
@@ -68,7 +68,7 @@ def test_what_comes_out_of_a_sample() -> None:
         text = changed(text, phase, **values)
     found = {(m.device, m.metric): m.value for m in ddp_scaling.parse(make_node(), outputs(text))}
     assert found["node", "step"] == 12.0
-    assert found["node", "series_share"] == 75.0  # 12 of 10 + 6
+    assert found["node", "series_share"] == 75.0  # 12 divided by 10 + 6
     assert (found["gpu3", "kept"], found["node", "kept"]) == (72.0, 72.0)  # 9 of 12.5
     assert found["node", "efficiency"] == 75.0  # 9 of 12
     assert (found["gpu7", "overlapped"], found["gpu0", "alone"]) == (80.0, 111.111)
@@ -86,7 +86,7 @@ def test_a_limit_that_finds_nothing_or_everybody_is_refused(limit: int, said: st
         for_sku("h100-sxm", file)
 
 
-# --- what there is to run, and where there is nothing ---
+# --- commands, and nodes that need none ---
 
 
 def test_the_program_goes_along_and_needs_no_file() -> None:
@@ -108,11 +108,11 @@ def test_slices_are_no_gpus() -> None:
     assert [f.verdict for f in found] == [Verdict.SKIP]
 
 
-# --- what is refused ---
+# --- refused reports ---
 
 
 def test_a_real_run_is_read_but_for_its_backend() -> None:
-    """PyTorch 2.14.1, two ranks on CPUs (gloo)."""
+    """Recorded with PyTorch 2.14.1 and two ranks on CPUs, hence gloo."""
     text, node = sample("ddp_scaling/cpu-two-ranks.jsonl"), make_node(2)
     with pytest.raises(ParseError, match="torch ran on gloo, not on GPUs"):
         ddp_scaling.parse(node, outputs(text, "Disabled\n" * 2))
@@ -146,7 +146,7 @@ def test_a_run_that_did_not_end_well_is_no_measurement(fate: Any) -> None:
         ddp_scaling.parse(make_node(), outputs(sample("ddp_scaling/healthy.jsonl"), **fate))
 
 
-# --- the program itself, as far as it goes without torch ---
+# --- the program itself, up to where it needs torch ---
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -179,7 +179,7 @@ def test_a_torch_that_cannot_be_loaded_is_told_by_every_rank(tmp_path: Path) -> 
 
 
 def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:
-    """The others would wait for it until their deadline."""
+    """The others would otherwise wait for it until their deadline."""
     (tmp_path / "torch.py").write_text(
         "import os, time\n"
         "try: os.open('first', os.O_CREAT | os.O_EXCL)\n"

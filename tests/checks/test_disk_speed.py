@@ -1,4 +1,4 @@
-"""disk_speed: its file never outside the folder and never left behind, and why a job failed."""
+"""Check disk_speed: its file stays inside the folder and is always removed, and failures have a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_its_file_is_in_the_folder_and_removed_whatever_happens() -> None:
     assert removed.argv == ("rm", "-f", "--", "/scratch/a/gpuprov-disk-speed.tmp")
 
 
-# fio 3.39 (Debian 13), recorded: the reason stands above the JSON, and the last line is a brace.
+# Recorded with fio 3.39 (Debian 13): the reason precedes the JSON, and the last line is a brace.
 @pytest.mark.parametrize(
     ("line", "way", "reason"),
     [

@@ -1,4 +1,4 @@
-"""gpu_inventory: values of nvidia-smi as real drivers print them (public reports, NVIDIA's documents)."""
+"""Values in nvidia-smi output of real drivers, as gpu_inventory reads them (public reports, NVIDIA's documents)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T4 = sample("gpu_inventory/t4-v11.xml")
 
 
 def replaced(old: str, new: str, count: int = -1, xml: str = H100) -> list[tuple[object, ...]]:
-    """The findings that do not pass once `old` is replaced in a healthy node's answer."""
+    """Return the flagged findings after replacing `old` in a healthy node's output."""
     return flagged(findings(old, new, count, xml))
 
 
@@ -33,12 +33,12 @@ def findings(
         ("Reset", "fail", "reset GPU"),
         ("Reboot", "fail", "reboot"),
         ("Drain and Reset", "fail", "reset GPU"),
-        ("Drain P2P", "fail", "restart job"),  # another action follows once peer-to-peer is quiet
-        ("Recover IMEX Domain", "warn", "investigate"),  # the rack's, no GPU is broken
+        ("Drain P2P", "fail", "restart job"),  # another action follows once peer-to-peer traffic has stopped
+        ("Recover IMEX Domain", "warn", "investigate"),  # a matter of the rack; no GPU is broken
         ("System Reboot", "fail", "reboot"),
         ("GPU Reset", "fail", "reset GPU"),
         ("Node Reboot", "fail", "reboot"),
-        ("Recite Poetry", "fail", "investigate"),  # unknown words promise no remedy
+        ("Recite Poetry", "fail", "investigate"),  # an unknown action promises no remedy
     ],
 )
 def test_each_recovery_action_has_its_own_remedy(words: str, verdict: str, action: str) -> None:
@@ -96,7 +96,7 @@ TOTAL = next(line.strip() for line in T4.split("<fb_memory_usage>")[1].splitline
 
 
 def test_a_gpu_of_an_unknown_product_without_a_memory_size_warns() -> None:
-    """A GB10 shares its memory with the processor."""
+    """A GB10 shares its memory with the CPU."""
     node = make_node(1, None, "none", "turing")
     xml = T4.replace(TOTAL, "<total>N/A</total>", 1)
     found = inventory(nvidia_smi=make_output("nvidia_smi", xml), nvlink=make_output("nvlink"), node=node)
@@ -147,9 +147,9 @@ def test_a_memory_bank_that_runs_out_of_spare_rows_is_a_warning(level: str, bank
     ("declared", "reported"),
     [
         ({"nvidia_driver_persistence": True}, True),
-        ({"nvidia_driver_version": "580.126.09"}, True),  # the role's default
+        ({"nvidia_driver_version": "580.126.09"}, True),  # the role's default applies
         ({"nvidia_driver_version": "580.126.09", "nvidia_driver_persistence": False}, False),
-        ({"nvidia_driver_version": "580.126.09", "nvidia_driver_enabled": False}, False),  # left alone
+        ({"nvidia_driver_version": "580.126.09", "nvidia_driver_enabled": False}, False),  # unmanaged
         ({}, False),
     ],
 )

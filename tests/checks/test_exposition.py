@@ -1,4 +1,4 @@
-"""Metrics as text: what Prometheus' own parser reads of it is what went in."""
+"""Metrics as text: Prometheus' own parser reads back exactly the values written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_help_text_stays_on_one_line_and_keeps_its_quotes() -> None:
 def test_what_is_not_shown_as_itself_is_replaced() -> None:
     shown = one(name="H100\x1b[2J\r\u202e\ud800")
     assert 'name="H100�[2J���"' in shown
-    shown.encode()  # no half of a surrogate pair is left
+    shown.encode()  # raises if a lone surrogate is left
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z]\w{0,5}\Z", fullmatch=True).filter(str.isascii), st.text()))

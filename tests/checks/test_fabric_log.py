@@ -1,4 +1,4 @@
-"""What fabric manager and IMEX logged: what stands, what a later line has ended, what the kernel logs too."""
+"""Fabric manager and IMEX logs: current faults, faults ended by later lines, duplicates in the kernel log."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_error_that_nvidia_calls_harmless_is_not_reported() -> None:
     ("lines", "expected"),
     [
         ((MISMATCH,), [(Verdict.FAIL, "fabric_log.driver_mismatch", "fix configuration")]),
-        ((MISMATCH, READY), []),  # the driver was updated after fabric manager, then it started
+        ((MISMATCH, READY), []),  # the driver was updated after fabric manager, which then started
         ((READY, MISMATCH), [(Verdict.FAIL, "fabric_log.driver_mismatch", "fix configuration")]),
         ((READY,), []),
         (("Connected to 1 node.", "an ERROR that nobody knows", ""), []),
@@ -93,7 +93,7 @@ def test_the_last_start_counts(lines: tuple[str, ...], expected: list[tuple[Any,
 def test_no_switch_is_trouble_unless_the_gpus_have_joined_a_fabric_that_the_host_manages() -> None:
     assert judged(NO_SWITCH) == []
     ampere = make_node(sku="a100-sxm-80", arch="ampere")
-    other = replace(JOINED, metric="name")  # Ampere's driver reports no fabric state
+    other = replace(JOINED, metric="name")  # Ampere drivers report no fabric state
     assert judged(NO_SWITCH, node=ampere, known=other) == [
         (Verdict.WARN, "fabric_log.no_switch", "fix configuration")
     ]
@@ -101,7 +101,7 @@ def test_no_switch_is_trouble_unless_the_gpus_have_joined_a_fabric_that_the_host
 
 
 def test_a_mismatch_is_of_the_past_once_the_versions_match() -> None:
-    """With LOG_LEVEL=3 in fabricmanager.cfg no line is logged of a start that succeeds."""
+    """With LOG_LEVEL=3 in fabricmanager.cfg, a successful start logs no line."""
     node = logged(MISMATCH)
     matched = replace(node, facts={**node.facts, "fabric.manager_matches_driver": True})
     assert fabric_log.judge(matched, [JOINED]) == [JOINED]

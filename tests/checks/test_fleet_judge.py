@@ -1,4 +1,4 @@
-"""Nodes against the fleet: the slow one is named, noise and quantised readings accuse nobody."""
+"""Comparison of nodes with the fleet: slow ones are named; noise and quantised readings flag nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_gpu_that_is_slow_even_for_its_slow_node_is_named_beside_it() -> None:
 
 @given(st.integers(4, 24), st.data())
 def test_any_minority_of_slow_gpus_is_found_and_nobody_else(count: int, data: st.DataObject) -> None:
-    """Up to nearly half of all values, and all slow in the same way or each in its own."""
+    """Up to nearly half of all values are slow, all in the same way or each in a different one."""
     everyone = [(i, gpu) for i in range(count) for gpu in range(8)]
     most = (len(everyone) - 1) // 2
     bad = data.draw(st.lists(st.sampled_from(everyone), unique=True, max_size=most))
@@ -128,7 +128,7 @@ def test_no_value_within_the_tolerance_is_ever_accused(rates: list[list[float]])
 
 @pytest.mark.parametrize("sigma", [0.006, 0.02, 0.08, 0.2])
 def test_noise_of_any_width_accuses_almost_nobody(sigma: float) -> None:
-    """One in a hundred groups by design, when the noise is normal and there is none of it beyond."""
+    """With purely normal noise, one group in a hundred is flagged by design."""
     named = [accused(nodes_of(fleet(12, seed=seed, sigma=sigma))) for seed in range(60)]
     assert sum(bool(found) for found in named) <= 3
 
@@ -145,7 +145,7 @@ def test_the_order_of_nodes_does_not_matter(order: list[int], seed: int) -> None
 
 
 def test_readings_in_steps_do_not_make_the_next_step_an_outlier() -> None:
-    """All but one read exactly the same: the deviation is 0, and the tolerance still holds."""
+    """When all readings except one are equal, the deviation is 0, and the tolerance still applies."""
     values = [[50_000.0] * 8 for _ in range(20)]
     values[7][3] = 47_500.0
     assert accused(nodes_of(values)) == {}
@@ -195,7 +195,7 @@ def pairs(name: str, values: Mapping[str, float | str]) -> NodeHealth:
 
 
 def test_pairs_are_compared_with_the_same_pair_elsewhere() -> None:
-    """A bridged pair is twice as fast as the others: on a PCIe machine that is right."""
+    """On a PCIe machine it is normal for a bridged pair to be twice as fast as the others."""
     nodes = [pairs(f"gpu-{i}", matrix(20.0 + i / 100)) for i in range(6)]
     assert accused(nodes) == {}
     nodes[2] = pairs("gpu-2", matrix(20.0, {(2, 3): 20.0, (3, 2): 20.0}))
@@ -205,7 +205,7 @@ def test_pairs_are_compared_with_the_same_pair_elsewhere() -> None:
 
 
 def test_pairs_of_a_node_without_one_of_its_gpus_are_no_pairs_of_the_others() -> None:
-    """Those behind the missing one have moved up: its gpu2 and gpu3 are no longer beside each other."""
+    """The GPUs behind the missing one move up, so that gpu2 and gpu3 are no longer adjacent."""
     nodes = [pairs(f"gpu-{i:02}", matrix(40.0)) for i in range(5)]
     moved = pairs("gpu-05", matrix(40.0, {(2, 3): 40.0, (3, 2): 40.0}))
     assert set(accused([*nodes, moved])) == {("gpu-05", "gpu2-gpu3")}
@@ -274,7 +274,7 @@ def test_slots_with_fewer_lanes_are_compared_with_their_like() -> None:
 
 
 def test_ports_of_another_rate_are_compared_with_their_like() -> None:
-    """What limits a port of 400 Gb/s is not what limits one of 200: a cable that is split by design."""
+    """A split cable runs at 200 Gb/s by design, and its limits are not those of a 400 Gb/s port."""
 
     def over(name: str, share: float, rate: float) -> NodeHealth:
         one = node(name, {"": share}, check="nccl_network", metric="rail_share")
@@ -312,7 +312,7 @@ def test_a_bad_table_is_refused(change: dict[str, object], said: str) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_nearly_half_that_are_slow_do_not_hide_behind_the_scatter_they_make(seed: int) -> None:
-    """A plain median and its deviations are both drawn towards them: 45 % of nodes, 2 % of noise."""
+    """They attract a plain median and its deviations: 45 % of the nodes are slow, with 2 % of noise."""
     rates = fleet(20, seed=seed, sigma=0.02)
     for row in rates[:9]:
         row[:] = [rate * 0.8 for rate in row]

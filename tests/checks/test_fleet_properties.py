@@ -1,5 +1,5 @@
-"""What holds of any fleet: neither the order of its nodes, of their results and of the inventory nor other
-names of the hosts change what is found."""
+"""Properties of any fleet: findings depend neither on the order of nodes, results and inventory, nor on
+host names."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ GPUS = 4
 NAME = re.compile(r"\bh\d\dx\b")
 PAIRS = write_bw.METRIC.check
 RAILS = ("mlx5_0", "mlx5_1")
-# (check, metric, unit, usual value) of each GPU
+# (check, metric, unit, usual value) for each GPU
 MEASURED = (("gpu_burn", "rate", "Gflop/s", 50_000.0), ("p2p_bandwidth", "h2d", "GB/s", 55.0))
 ACTIONS = ("watch", "reset GPU", "investigate", "replace part", "fix configuration")
 
 
 class Held(RunFolder):
-    """A run folder that holds in memory what the judging of a fleet reads of it."""
+    """In-memory run folder with everything that judging a fleet reads."""
 
     def __init__(self, meta: Mapping[str, Any], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         super().__init__(Path("runs/20260504T100000.000Z-validate"))
@@ -53,7 +53,7 @@ class Held(RunFolder):
 
 @dataclass(frozen=True)
 class Fleet:
-    """Nodes, what was seen of them, their earlier runs, and what was measured between them."""
+    """Nodes with their facts and earlier runs, and the measurements between them."""
 
     nodes: Sequence[NodeHealth]
     seen: Mapping[str, NodeFacts]
@@ -71,7 +71,7 @@ class Fleet:
         return campaign.judged(folder, head, alone, self.seen)
 
     def otherwise(self, draw: random.Random, names: Mapping[str, str]) -> Fleet:
-        """The same fleet in another order, its hosts with these names."""
+        """Return the same fleet in another order, with its hosts renamed."""
         nodes = [replace(node, node=names[node.node]) for node in self.nodes]
         seen = [(names[name], replace(one, node=names[name])) for name, one in self.seen.items()]
         results = [{**row, "nodes": [names[name] for name in row["nodes"]]} for row in self.results]
@@ -80,16 +80,16 @@ class Fleet:
         return Fleet(nodes, dict(seen), {names[name]: past for name, past in self.past.items()}, results)
 
 
-# --- drawing
+# --- random fleets
 
 
 def few(draw: random.Random, usual: Any, *others: Any) -> Any:
-    """Mostly what is usual."""
+    """Return the usual value in three cases of four."""
     return usual if draw.random() < 0.75 else draw.choice(others)
 
 
 def measured(draw: random.Random, slow: Sequence[float]) -> Iterator[CheckResult]:
-    """The checks of a node whose GPUs are slower by these factors."""
+    """Yield the checks of a node with GPUs slowed by these factors."""
     for check, metric, unit, usual in MEASURED:
         values = [usual * factor * draw.gauss(1, 0.004) for factor in slow]
         rows = tuple(Measurement(metric, value, unit, f"gpu{gpu}") for gpu, value in enumerate(values))
@@ -149,7 +149,7 @@ def node(draw: random.Random, name: str, rack: str) -> tuple[NodeHealth, NodeFac
 
 
 def earlier(draw: random.Random, one: NodeHealth) -> list[offenders.Past]:
-    """Runs before, in some of which what is bad now was bad already."""
+    """Draw earlier runs, in some of which today's faults already occurred."""
     bad = {offenders.fault(one, finding) for check in one.checks for finding in check.wrong}
     found = []
     for number in range(draw.randrange(4)):
@@ -161,7 +161,7 @@ def earlier(draw: random.Random, one: NodeHealth) -> list[offenders.Past]:
 
 
 def between(draw: random.Random, names: Sequence[str], racks: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Measurements of pairs, with up to two faults."""
+    """Draw measurements of pairs with at most two faults."""
     parts: list[tuple[str, ...]] = [("node", name) for name in names]
     parts += [("leaf", rack) for rack in set(racks.values())]
     parts += [("port", name, rail) for name in names for rail in RAILS]
@@ -183,14 +183,14 @@ def drawn(draw: random.Random) -> Fleet:
     return Fleet([one for one, _ in made], {one.node: one for _, one in made}, past, results)
 
 
-# --- what is found, with the first names
+# --- findings, with the original names
 
 
 Found = dict[str, tuple[Verdict, tuple[str, ...]]]
 
 
 def found(report: FleetHealth, back: Mapping[str, str]) -> tuple[Found, list[str], list[str]]:
-    """Of each node the verdict and its findings; those of the fabric; what could not be compared."""
+    """Return each node's verdict and findings, those of the fabric, and the values without a comparison."""
 
     def named(finding: Finding) -> str:
         hosts = sorted(back[name] for name in NAME.findall(finding.device))

@@ -1,4 +1,4 @@
-"""Versions against the fleet's majority: who differs is named, who was declared to differ is not."""
+"""Comparison of versions with the fleet's majority: deviations are named unless they are declared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.stored import FACTS
 
 
 def fleet(changed: Mapping[str, Mapping[str, Any]], count: int = 5) -> dict[str, NodeFacts]:
-    """node → what it differs in: facts, and under `variables` what is declared of it."""
+    """Build a fleet from deviating facts by node; `variables` among them holds its declared variables."""
     gpus = {"gpu": {"sku": "h100-sxm", "count": 8, "fabric": "nvswitch", "architecture": "hopper"}}
     found = {}
     for number in range(1, count + 1):
@@ -25,7 +25,7 @@ def fleet(changed: Mapping[str, Mapping[str, Any]], count: int = 5) -> dict[str,
 
 
 def compared(seen: Mapping[str, NodeFacts]) -> tuple[dict[str, list[Finding]], tuple[str, ...]]:
-    """What is held against each node, and what could not be decided."""
+    """Return the findings of each node, and the facts without a majority."""
     passed = (Finding("versions", Verdict.PASS, "node", "of one version"),)
     nodes = [
         NodeHealth(name, Verdict.PASS, (CheckResult("versions", Verdict.PASS, passed, (), 0.0),))
