@@ -1,4 +1,4 @@
-"""Check amd_acceptance: RVS power and memory tests, rocBLAS, BabelStream and the last AGFHC result.
+"""Tests of amd_acceptance: RVS power and memory tests, rocBLAS, BabelStream and the last AGFHC result.
 
 Output lines: AMD's guide to system acceptance (iet, mem, hip-stream, results.json), the source of RVS for
 failing tests (no public log has one), rocBLAS's testing_gemm.hpp for rocblas-bench.

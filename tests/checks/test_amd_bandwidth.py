@@ -1,4 +1,4 @@
-"""Checks p2p_bandwidth and memory_bandwidth of AMD GPUs: TransferBench matrices and xGMI links.
+"""Tests of p2p_bandwidth and memory_bandwidth of AMD GPUs: TransferBench matrices and xGMI links.
 
 The rates come from AMD's acceptance guide for the MI300X and from its run on eight MI200 dies, in the form
 of ROCm/TransferBench's src/client/Presets/PeerToPeer.hpp, with the device lists of v1.52 and newer.

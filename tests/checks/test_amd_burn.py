@@ -1,4 +1,4 @@
-"""Check gpu_burn of AMD GPUs, on texts in the forms of RVS and amd-smi.
+"""Tests of gpu_burn on AMD GPUs, with output in the forms of RVS and amd-smi.
 
 RVS: gst.so/src/gst_worker.cpp, src/rvsliblogger.cpp (the time), src/rvs_util.cpp (the list) and
 rvs/src/rvsexec_do_yaml.cpp (the table) of ROCm/ROCmValidationSuite at 21584e1; the list and the lines of an

@@ -1,4 +1,4 @@
-"""Check dcgm_diag: tests that DCGM did not run, and documents that were damaged on their way."""
+"""Tests of dcgm_diag: tests that DCGM skipped, and documents damaged in transit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in nvidia-smi output of real drivers, as gpu_inventory reads them (public reports, NVIDIA's documents)."""
+"""Values in nvidia-smi output of real drivers, read by gpu_inventory (public reports, NVIDIA documents)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No check can be fooled by what a tool prints: every registered check, with its samples mutated."""
+"""No tool output can fool a check: every registered check is run on mutations of its samples."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from provision.checks.judging.registry import CHECKS
 from tests.support.scenarios import ON_NVIDIA, UNREAD, Scenario, judged, scenarios
 from tests.support.seed import SEED, times
 
-# Where outputs are cut and lines are taken away: in one output at most, and in all samples of a check.
+# Number of positions at which text is cut or a line removed, per output and per check.
 PLACES = times(5, 40)
 ALL_PLACES = times(30, 1200)
 
-# A log is the sum of its lines: one that is lost is an event nobody can miss. What does notice is the
-# transport (see test_a_cut_log_is_no_quiet_log), and the end of the log, not each line.
+# A log is the sum of its lines, so a lost line is an event that no parser can miss. Losses are noticed by
+# the transport (see test_a_cut_log_is_no_quiet_log) and at the end of the log, but not for each line.
 LOGS = {"journal", "dmesg", "kernel_log_delta"}
-# Lists without an end, nvidia-smi -L: cut between two lines, one is a shorter list, which only the transport
-# can tell. That is what a container without all GPUs prints.
+# nvidia-smi -L is a list without an end marker. Cut between two lines it is a shorter list, exactly like that
+# of a container without all GPUs, and only the transport can tell them apart.
 LISTS = {"container"}
 
 every_check = pytest.mark.parametrize("check", ON_NVIDIA)
 
 
 class Dice(random.Random):
-    """Chance with a seed, so that hypothesis can find and repeat a case."""
+    """Seeded random numbers, so that hypothesis can find and repeat a case."""
 
 
 Mutation = Callable[[Dice, str], str]
 
 
 def stream(output: Output) -> str:
-    """Where a program said what it had to say."""
+    """Return the name of the stream that holds the program's text."""
     return "stderr" if output.stderr and not output.stdout else "stdout"
 
 
@@ -53,7 +53,7 @@ def text_of(output: Output) -> str:
 
 
 def answers(one: Scenario, name: str, text: str, **more: Any) -> tuple[Output, ...]:
-    """The outputs of a scenario, one of which says something else."""
+    """Return the outputs of a scenario with another text in one of them."""
     return tuple(replace(o, **{stream(o): text, **more}) if o.name == name else o for o in one.outputs)
 
 
@@ -62,7 +62,7 @@ def spoken(one: Scenario, logs: bool = True) -> list[Output]:
 
 
 def one_of_each_kind(outputs: tuple[Output, ...]) -> list[Output]:
-    """One of those that are asked of every card, or of every drive."""
+    """Return one output per kind of command, since some run once for each card or drive."""
     return list({re.sub(r"\d+", "", output.name): output for output in outputs}.values())
 
 
@@ -70,7 +70,7 @@ def of(check: str, *verdicts: Verdict) -> list[Scenario]:
     return [one for one in scenarios(check) if one.verdict in verdicts]
 
 
-# --- mutations: what really happens to output ---
+# --- mutations: damage that real output suffers ---
 
 
 def _lines(change: Callable[[Dice, list[str]], list[str]]) -> Mutation:
@@ -152,7 +152,7 @@ def _flip(dice: Dice, text: str) -> str:
     return raw.decode("utf-8", "replace")
 
 
-# What stands where a number or a word was expected: other locales, other types, other versions, attacks.
+# Replacements for numbers and words: other locales, other types, other versions, attacks.
 STRANGE = (
     "N/A", "[N/A]", "-", "", "nan", "NaN", "-NaN", "inf", "-inf", "1e999", "0x10", "1,5", "1.234,56", "-1",
     "\uff11\uff12", "\u0663", "99999999999999999999999999", '"12.5"', "null", "true", "{}", "[]", "[[]]",
@@ -163,7 +163,7 @@ STRANGE = (
 
 
 def _strange(dice: Dice, text: str) -> str:
-    """Words of the text replaced: numbers by preference, as they are what is read."""
+    """Replace up to five words of the text with strange ones."""
     words = list(re.finditer(r"[\d.]+|\w+", text))
     for word in sorted(dice.sample(words, min(len(words), dice.randrange(1, 6))), key=lambda w: -w.start()):
         text = text[: word.start()] + dice.choice(STRANGE) + text[word.end() :]
@@ -182,7 +182,7 @@ OTHERS: tuple[Any, ...] = (
 
 
 def _altered(dice: Dice, document: Any) -> Any:
-    """A document with up to three of its values of another type, as text, or gone."""
+    """Return a document with up to three values of another type, as text, or missing."""
     document = copy.deepcopy(document)
     places: list[tuple[Any, Any]] = []
 
@@ -208,7 +208,7 @@ def _altered(dice: Dice, document: Any) -> Any:
 
 
 def _retype(dice: Dice, text: str) -> str:
-    """Values of a JSON document of another type; other text is given a column more."""
+    """Change types in a JSON document, or append a column to each line of other text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -266,7 +266,7 @@ def test_any_text_raises_nothing_but_parse_errors(check: str, text: str, seed: i
 @every_check
 @given(seed=st.integers(0, 2**32))
 def test_any_fate_of_a_program_raises_nothing_but_parse_errors(check: str, seed: int) -> None:
-    """Killed at its deadline, not there, cut at the size limit, ended by a signal: with some text or none."""
+    """Programs are killed at their deadline, missing, cut at the size limit or ended by a signal."""
     dice = Dice(seed)
     one = dice.choice(scenarios(check))
     fates: tuple[dict[str, Any], ...] = (
@@ -283,7 +283,7 @@ def test_any_fate_of_a_program_raises_nothing_but_parse_errors(check: str, seed:
 
 @every_check
 def test_silence_is_no_health(check: str) -> None:
-    """Programs that print nothing, whatever their status, and programs that were never asked."""
+    """Neither programs that print nothing, with any status, nor programs that never ran can pass."""
     for one in scenarios(check):
         for rc in (0, 1):
             if one.outputs:
@@ -321,7 +321,7 @@ def test_strange_facts_raise_nothing_but_parse_errors(check: str, values: st.Dat
 @every_check
 @given(seed=st.integers(0, 2**32))
 def test_altered_facts_raise_nothing_but_parse_errors(check: str, seed: int) -> None:
-    """Facts as they are, but for a value: a text for a number, a list for a map, a key that is missing."""
+    """One fact has a text for a number, a list for a map, or a missing key."""
     dice = Dice(seed)
     one = dice.choice(scenarios(check))
     if one.node.facts:
@@ -337,19 +337,19 @@ def test_facts_nobody_could_read_are_no_health(check: str) -> None:
             assert judged(check, replace(one.node, facts={}), ()) is Verdict.ERROR, one
 
 
-# --- what was lost does not acquit ---
+# --- lost output does not turn a failure into a pass ---
 
 
 @every_check
 def test_every_check_has_a_healthy_and_a_sick_sample(check: str) -> None:
-    """Without them the tests below try nothing. See scenarios.py for how samples are found."""
+    """The tests below would otherwise try nothing; scenarios.py explains how samples are found."""
     assert of(check, Verdict.PASS), f"tests/fixtures/{check} has no sample that passes: {scenarios(check)}"
     assert of(check, Verdict.FAIL, Verdict.WARN), f"tests/fixtures/{check} has no sample that is flagged"
 
 
 @every_check
 def test_no_cut_and_no_lost_line_turns_fail_into_pass(check: str) -> None:
-    """At every place of every output that fails, or at as many as there is time for."""
+    """Cuts every output that fails at every position, or at as many as time permits."""
     acquitted = []
     failing = of(check, Verdict.FAIL)
     outputs = sum(len(spoken(one, logs=False)) for one in failing)
@@ -373,14 +373,14 @@ def test_no_cut_and_no_lost_line_turns_fail_into_pass(check: str) -> None:
     assert acquitted == []
 
 
-# What only explains, or makes a limit wider; and what the check says itself that it could not ask.
-ANY_TEXT = {"pci.hypervisor", "driver.loaded_version", "fabric.manager_version"}  # names, and versions
+# Facts that only explain or relax a limit, and facts that the check itself reports as unread.
+ANY_TEXT = {"pci.hypervisor", "driver.loaded_version", "fabric.manager_version"}  # names and versions
 HARMLESS_FACTS = {
     "host_health": {
         *("clock.uptime_s", "clock.largest_error_us", "kernel.release", "boot.required"),
         "driver.flavour",
     },
-    # What is compared with other nodes only; and IMEX, which the nodes of the samples have no use for.
+    # Compared with other nodes only; and IMEX, which the sample nodes do not need.
     "versions": {
         *("driver.flavour", "driver.userspace_version", "kernel.release", "boot.required"),
         *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "firmware.system"),
@@ -388,13 +388,13 @@ HARMLESS_FACTS = {
         "service.nvidia-imex.active",
     },
     "network_ports": {"clock.uptime_s", "hca.mtus"},
-    "rdma_loopback": {"firmware.rdma", "module.nvidia_peermem.loaded"},  # which GPU is near, and by which way
+    "rdma_loopback": {"firmware.rdma", "module.nvidia_peermem.loaded"},  # the GPU nearby, and the route to it
 }
 
 
 @every_check
 def test_no_lost_fact_turns_fail_into_pass(check: str) -> None:
-    """A fact that was not answered, or is of another type, is not known: whatever it said before."""
+    """A fact that is missing or of another type is unknown, and its former value must not count."""
     acquitted = []
     for one in of(check, Verdict.FAIL, Verdict.PASS):
         for name in set(one.node.facts) - HARMLESS_FACTS.get(check, set()):
@@ -413,7 +413,7 @@ def test_no_lost_fact_turns_fail_into_pass(check: str) -> None:
 
 
 def _without_some(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a list of entries is like when one of them has lost one of its keys, or its value."""
+    """Yield the list once for each key and value of its entries, without that key or value."""
     for at, row in enumerate(value) if isinstance(value, list) else ():
         for key in row if isinstance(row, dict) else ():
             yield (
@@ -434,8 +434,8 @@ def test_no_entry_that_lost_a_key_turns_fail_into_pass(check: str) -> None:
     assert acquitted == []
 
 
-# One log of the kernel is enough, if it reaches back to the boot; and a sampler is optional here, for runs
-# of the time before it are judged again. An answer that lacks one is refused: see
+# One kernel log is enough if it reaches back to the boot. Samplers are optional here, since results of
+# runs before they existed are judged again. A reply that lacks one is refused: see
 # tests/validate/test_validate.py.
 OPTIONAL = LOGS | {telemetry.NAME, telemetry.COUNTERS, "nvlink_errors"}
 
@@ -474,7 +474,7 @@ def test_nothing_turns_what_could_not_be_measured_into_pass(check: str, seed: in
 @every_check
 @given(seed=st.integers(0, 2**32))
 def test_half_an_output_is_no_verdict(check: str, seed: int) -> None:
-    """A healthy output that was cut is not measured; it must not condemn a part that is well."""
+    """A truncated healthy output is not a measurement and must not fail a healthy part."""
     dice = Dice(seed)
     healthy = of(check, Verdict.PASS)
     outputs = spoken(one := dice.choice(healthy), logs=False) if healthy else []
@@ -491,7 +491,7 @@ def test_half_an_output_is_no_verdict(check: str, seed: int) -> None:
 @every_check
 @pytest.mark.parametrize("mark", [{"truncated": True}, {"rc": None, "timed_out": True}, {"rc": 1}])
 def test_a_cut_log_is_no_quiet_log(check: str, mark: dict[str, Any]) -> None:
-    """A log that is marked as incomplete cannot say that nothing happened, nor hide what it shows."""
+    """A log marked as incomplete can neither prove that nothing happened nor hide the events it shows."""
     for one in of(check, Verdict.PASS, Verdict.FAIL):
         logs = [o for o in one.outputs if o.name in LOGS and o.stdout]
         if logs:
@@ -499,10 +499,10 @@ def test_a_cut_log_is_no_quiet_log(check: str, mark: dict[str, Any]) -> None:
             assert judged(check, one.node, cut) is not Verdict.PASS, (one, mark)
 
 
-# --- nothing takes for ever ---
+# --- nothing takes forever ---
 
-# Characters (a node sends two million at most), and the seconds of CPU that a reading of them may take; the
-# slowest takes a tenth of that.
+# Characters (a node sends two million at most), and CPU seconds that parsing them may take; the slowest
+# check takes a tenth of that.
 HUGE, MOMENT = times(100_000, 500_000), times(2, 10)
 
 
@@ -513,7 +513,7 @@ HUGE, MOMENT = times(100_000, 500_000), times(2, 10)
      "temps: 1 C - ", "Link 0: ", "NVRM: Xid (PCI:", "<gpu>", '{"a":', "-", "N/A ", ": ", "Test "],
 )  # fmt: skip
 def test_a_long_strange_output_is_read_in_a_moment(check: str, piece: str) -> None:
-    """A parser whose time grows with the square of its input would let one sick node hold up a fleet."""
+    """A parser of quadratic complexity would let one sick node hold up a fleet."""
     one = scenarios(check)[0]
     for head in ("", *{output.stdout[:2000] for output in one.outputs}):
         text = head + piece * (HUGE // len(piece))

@@ -1,4 +1,4 @@
-"""A GPU that is lost while a test runs is named, whatever the test says of it."""
+"""A GPU that is lost during a test is named, whatever the test program prints about it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.support.scenarios import ON_NVIDIA
 
 GPUS = {f"0000:{0x1A + index:02x}:00": f"gpu{index}" for index in range(8)}
 SERIAL = "serial 1652322403643, PCI 0000:1d:00"
-# Program's words for a GPU that is lost while it runs; stdout, stderr, exit status.
+# Output of each program when a GPU is lost while it runs: stdout, stderr, exit status.
 HEAD = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20\n"
-# The printf is nccl-tests' CUDACHECK (src/common.h, 2.0 to 2.18), 'unknown error' nccl-tests #66.
+# Format string: CUDACHECK of nccl-tests (src/common.h, 2.0 to 2.18); 'unknown error': nccl-tests #66.
 NCCL = (
     HEAD
     + "gpu-01: Test CUDA failure common.cu:730 'unknown error'\n"
@@ -36,7 +36,7 @@ BANDWIDTH = (
     '{"nvbandwidth" : {"CUDA Runtime Version" : 12080, "error" : "[CUDA_ERROR_UNKNOWN] unknown error in '
     'expression cuStreamSynchronize(stream) in doMemcpy() : memcpy.cpp:412"}}\n'
 )
-# The same in older versions, on standard error, with nothing or the beginning of the table before it.
+# Older versions print it on standard error, after nothing or after the beginning of the table.
 ASSERTED = (
     "[CUDA_ERROR_UNKNOWN] unknown error in expression cuStreamSynchronize(stream) in "
     "double doMemcpy()() : memcpy.cpp:412\n"
@@ -58,7 +58,7 @@ IDS = [f"{one[0]}-{number}" for number, one in enumerate(LOST)]
 
 
 def judged(check: str, *outputs: Output) -> CheckResult:
-    """The check's result on an H100 node, as a run reaches it."""
+    """Return the check's result on an H100 node, judged as in a run."""
     gpu = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
     node = NodeFacts("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": list(GPUS)})
     return node_judge.judge_check(node, Raw("gpu-01", check, outputs), {})
@@ -135,7 +135,7 @@ def test_an_error_in_a_cell_is_the_gpus(cells: str, devices: list[str], action: 
 
 @pytest.mark.parametrize("gone", [(3,), (0, 7)])
 def test_a_gpu_that_the_driver_no_longer_lists_is_lost(gone: tuple[int, ...]) -> None:
-    """An Xid 79 takes it out of nvidia-smi's list while the rest answers, and the indices move up."""
+    """An Xid 79 removes it from nvidia-smi's list, and the indices of the GPUs behind it move up."""
     listed = sample("gpu_answers/healthy.csv").splitlines(keepends=True)
     text = "".join(line for at, line in enumerate(listed) if at not in gone)
     found = gpu_answers.judge("p2p_bandwidth", answers(text), GPUS, [])

@@ -1,4 +1,4 @@
-"""gpu_burn: what its text says about each GPU, and its lies."""
+"""Tests of gpu_burn: the verdict on each GPU, and misleading output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_measurements() -> None:
     assert found["node", "gpus"] == 8
     assert (found["gpu3", "state"], found["gpu2", "state"]) == ("FAULTY", "OK")
     assert found["gpu2", "errors"] == 0
-    # Counters start again at each of the ten summaries: 18 reports with 5 to 40 errors are 90 to 720 in all.
+    # Counters restart at each of the ten summaries: 18 reports with 5 to 40 errors are 90 to 720 in all.
     assert 90 <= int(found["gpu3", "errors"]) <= 720
     assert found["gpu0", "temperature"] == 72
 
@@ -51,7 +51,7 @@ def test_a_limit_condemns_what_peers_cannot() -> None:
 
 
 def burned(*reports: str) -> str:
-    """A burn of 4 GPUs with these progress lines."""
+    """Return the output of a burn on four GPUs with these progress lines."""
     lines = "".join(
         f"\r{percent}%  proc'd: {done}   errors: 0 - 0 - 0 - 0   temps: 50 C - 50 C - 50 C - 50 C "
         for percent, done in (report.split("|") for report in reports)
@@ -61,7 +61,7 @@ def burned(*reports: str) -> str:
 
 
 def test_the_first_report_of_a_gpu_is_warm_up() -> None:
-    """In real runs the first report shows a third of the rate, and comes late: not a slow GPU."""
+    """In real runs the first report comes late and shows a third of the rate, yet the GPU is not slow."""
     first = "10 (9000 Gflop/s) - 10 (9000 Gflop/s) - 10 (9000 Gflop/s) - 0 (0 Gflop/s)"
     second = "20 (30000 Gflop/s) - 20 (30000 Gflop/s) - 20 (30000 Gflop/s) - 10 (9000 Gflop/s)"
     third = "30 (30000 Gflop/s) - 30 (30000 Gflop/s) - 30 (30000 Gflop/s) - 20 (30000 Gflop/s)"
@@ -87,7 +87,7 @@ def test_a_result_before_the_time_was_up_is_refused() -> None:
 
 
 def test_a_burn_that_never_finds_a_gpu_names_the_reason() -> None:
-    """gpu-burn 20240115 (Debian 13) without a usable GPU, recorded: workers abort and are started again until
+    """Recorded with gpu-burn 20240115 (Debian 13) and no usable GPU: workers abort and are restarted until
     it is killed at its deadline."""
     worker = (
         "terminate called after throwing an instance of 'std::runtime_error'\n"
@@ -100,7 +100,7 @@ def test_a_burn_that_never_finds_a_gpu_names_the_reason() -> None:
 
 
 def test_the_count_beside_a_dead_worker_is_no_number_of_errors() -> None:
-    """gpu-burn #52 and #69: memory that was never written."""
+    """In gpu-burn #52 and #69 the number is memory that was never written."""
     text = sample("gpu_burn/died-gpu6.txt").replace("-1  (DIED!)", "1641686072  (DIED!)")
     assert "1641686072" in text
     text = text.replace("GPU 6: OK", "GPU 6: FAULTY")

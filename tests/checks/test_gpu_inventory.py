@@ -1,4 +1,4 @@
-"""gpu_inventory: nvidia-smi's XML in three generations, NVLinks, and the kernel log."""
+"""Tests of gpu_inventory: nvidia-smi XML of three driver generations, NVLinks, and the kernel log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADDRESSES = [f"0000:{0x1A + i:02x}:00.0" for i in range(8)]
     ("old", "new", "metric"),
     [
         ("<pending_ecc>Enabled<", "<pending_ecc>Disabled<", "ecc_pending"),
-        # As nvidia-smi 470.256 to 555.58 print NVML_ERROR_CORRUPTED_INFOROM; the exit status is 0.
+        # NVML_ERROR_CORRUPTED_INFOROM as nvidia-smi 470.256 to 555.58 print it; the exit status is 0.
         (
             "\t\t<uuid>",
             "\t\t<inforom_version>\n\t\t\t<img_version>Corrupted infoROM</img_version>\n"
@@ -44,7 +44,7 @@ def test_what_the_driver_has_in_store_for_one_gpu(old: str, new: str, metric: st
 
 
 def test_the_name_of_a_program_is_no_reading() -> None:
-    """Any user may name a program."""
+    """Any user can name a program like an error."""
     row = "<process_info><pid>7</pid><process_name>Corrupted infoROM</process_name></process_info>"
     xml = H100.replace("</gpu>", f"<processes>{row}</processes></gpu>", 1)
     assert "inforom" not in [f.metric for f in inventory(nvidia_smi=make_output("nvidia_smi", xml))]
@@ -75,7 +75,7 @@ def test_both_generations_measure_the_same() -> None:
     ]
 
 
-# The NVLinks of an eighth GPU, which nvidia-smi -q -x does not list.
+# An eighth GPU has NVLinks, but nvidia-smi -q -x does not list it.
 UNLISTED = ("error", "node", "", "investigate")
 MISSING = ("fail", "node", "driver_gpus", "reseat or check cable")
 SEVEN = {"nvidia_smi": "h100-seven-v13.xml"}
@@ -171,7 +171,7 @@ FAULTS: dict[str, tuple[dict[str, Any], set[tuple[str, ...]], str]] = {
         {("error", "gpu7", "", "investigate")},
         "does not mention",
     ),
-    # Two tools of one driver disagree: nothing printed, and status 0, is not nothing counted.
+    # Two tools of one driver disagree: an empty output with status 0 does not mean zero errors.
     **{
         f"links that are up have counters, not {text!r}": (
             {"nvlink_errors": make_output("nvlink_errors", text)},
@@ -198,7 +198,7 @@ def test_xids_are_judged_by_the_catalogue() -> None:
         ("fail", "gpu2", "xid.119", "reset GPU"),
         ("fail", "gpu@0000:99:00", "xid.79", "power-cycle"),
         ("warn", "node", "sxid.12028", "investigate"),
-    }  # 31 and 43 are a program's fault: nothing to do
+    }  # Xids 31 and 43 are a program's fault and need no action
     (gsp,) = [f for f in findings if f.metric == "xid.119"]
     assert gsp.value == 2
     assert "GSP" in gsp.evidence[0]
@@ -325,7 +325,7 @@ def test_a_link_that_is_down_counts_no_errors_and_one_that_is_up_must(state: str
 def test_a_reading_that_is_not_available_on_one_gpu_alone_is_an_error_of_it(
     element: str, value: str, words: str
 ) -> None:
-    """NVML_ERROR_NOT_SUPPORTED is a matter of the model: a fault may stand behind it on one of eight."""
+    """NVML_ERROR_NOT_SUPPORTED holds for a whole model, so on one GPU of eight it may hide a fault."""
     whole, none = f"<{element}>{value}</{element}>", f"<{element}>N/A</{element}>"
     head, first, rest = H100.partition("<gpu id=")
     assert whole in rest

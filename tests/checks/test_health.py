@@ -1,4 +1,4 @@
-"""report.json goes out and comes back the same."""
+"""Round trip of report.json: parsing returns what was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""host_health's basics of a machine: memory, processors, services, file systems, NCCL's variables."""
+"""Basic machine checks of host_health: memory, CPUs, services, file systems, NCCL variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""host_health: what is wrong with the machine around the GPUs, and what only looks so."""
+"""Tests of host_health: faults of the machine around the GPUs, and harmless look-alikes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judge(
     answers: Mapping[str, Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> list[Finding]:
-    """Change facts of a healthy node (None: could not be read), answer its programs, and judge."""
+    """Judge a healthy node with changed facts, `unread` ones, and other program outputs."""
 
     known = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
     node = replace(make_node(**variables), facts=known, problems=dict.fromkeys(unread, "permission denied"))
@@ -88,7 +88,7 @@ def test_a_healthy_machine_passes() -> None:
         {"clock.state": "host"},
         {"module.nvidia_peermem.loaded": True, "driver.flavour": "proprietary"},
         {"hca.ports": [], "driver.flavour": "proprietary", "limits.session.memlock": "8192"},
-        modules(corrected=99),  # in ten days
+        modules(corrected=99),  # within ten days
         {"nvme.drives": [], "edac.controllers": [], "edac.modules": []},
         {"container_runtime.all.installed": []},
     ],
@@ -212,11 +212,11 @@ SLICE = "  MIG 3g.40gb     Device  0: (UUID: MIG-5f2a1c1e-0a9f-5d3e-8a55-7a3c5b0
     ("answer", "expected"),
     [
         ({}, []),
-        ({"stdout": LISTED.replace("GPU 1", SLICE + "GPU 1")}, []),  # MIG: the GPUs are there as they are
+        ({"stdout": LISTED.replace("GPU 1", SLICE + "GPU 1")}, []),  # MIG does not change the list of GPUs
         ({"stdout": HEAD}, [MISSED]),
-        ({"stdout": HEAD + HEAD.splitlines()[-1] + "\n"}, [MISSED]),  # listed twice, it is one
+        ({"stdout": HEAD + HEAD.splitlines()[-1] + "\n"}, [MISSED]),  # one GPU, listed twice
         ({"stdout": "", "stderr": "docker: Error response from daemon: boom", "rc": 125}, [MISSED]),
-        # A list that is not whole is no verdict.
+        # An incomplete list gives no verdict.
         ({"stderr": "nvidia-container-cli: device error", "rc": 1}, [("error", "node", "", "run again")]),
         ({"stdout": LISTED[:-30]}, [("error", "node", "", "investigate")]),
         ({"truncated": True}, [("error", "node", "", "investigate")]),
@@ -266,7 +266,7 @@ def test_a_word_that_nobody_knows_is_no_health(facts: Mapping[str, Any]) -> None
 
 
 def test_the_reason_of_a_failed_nvme_smart_log_is_named() -> None:
-    """nvme-cli 2.13 (Debian 13), recorded: the reason is JSON, and standard error is the usage text."""
+    """Recorded with nvme-cli 2.13 (Debian 13): the reason is JSON, and standard error has the usage text."""
     answer = {
         "stdout": '{\n  "error":"/dev/nvme0: No such file or directory"\n}\n',
         "stderr": "\x1b[1mUsage: nvme smart-log <device> [OPTIONS]\x1b[0m\n  [ --timeout=<NUM> ]\n",
@@ -277,7 +277,7 @@ def test_the_reason_of_a_failed_nvme_smart_log_is_named() -> None:
 
 
 def test_docker_without_its_daemon_is_named_and_not_its_hint() -> None:
-    """Docker 26.1 (Debian 13), recorded."""
+    """Recorded with Docker 26.1 (Debian 13)."""
     reason = "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
     answer = {"stderr": f"{reason} Is the docker daemon running?.\nSee 'docker run --help'.\n", "rc": 125}
     answers = {"container": {"stdout": "", **answer}}

@@ -1,6 +1,6 @@
-"""Properties of any log with lines about the machine around the GPUs: a line more never improves the node's
-verdict or action, and neither order, repetition, stamps, two logs, reading in parts nor a user's text change
-the findings."""
+"""Properties of any log with lines about the machine around the GPUs. An added line never improves the node's
+verdict or action; order, repetition, timestamps, a second log, reading in parts and user texts change no
+finding."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support.seed import SEED, times
 pytestmark = pytest.mark.timeout(3600)
 
 CASES = times(300, 20_000)
-# What the simulated kernel prints, which shares no text with the catalogue.
+# Messages of the simulated kernel, which shares no text with the catalogue.
 PRINTED = json.loads((SILICON / "host_lines.json").read_text(encoding="utf-8"))
-# Forms that it does not print, by the sources that the catalogue names.
+# Messages that the simulated kernel lacks, from the sources that the catalogue names.
 RARER = (
     "{1}[Hardware Error]: event severity: recoverable",
     "Internal error: Oops: 0000000096000004 [#1] SMP",
@@ -40,8 +40,8 @@ RARER = (
 )
 TEXTS: list[str] = [*(text for lines in PRINTED["trouble"].values() for text in lines), *RARER]
 HARMLESS: list[str] = [text for lines in PRINTED["harmless"].values() for text in lines]
-COMM = "python3"  # in the texts: the name that a user gave to a program
-# Devices of the texts → other devices of that kind.
+COMM = "python3"  # the program name, chosen by a user, in the texts
+# Devices in the texts → other devices of that kind.
 DEVICES: Sequence[tuple[re.Pattern[str], Sequence[str]]] = (
     (re.compile(r"(?<=nvme)\d"), ("0", "1", "12")),
     (re.compile(r"\bsda(?=\d?\b)"), ("sda", "sdb", "sdaa")),
@@ -51,7 +51,7 @@ DEVICES: Sequence[tuple[re.Pattern[str], Sequence[str]]] = (
     (re.compile(r"(?<=CPU)\d+(?=: (?:Core|Package))"), ("7", "191")),
     (re.compile(r"(?<=^\{)\d+(?=\}\[Hardware Error\])"), ("1", "94710")),
 )
-# Messages with words of a user: {comm}, at most 15 bytes of a program's name; {name}, of a file or a group.
+# Messages with user text: {comm}, at most 15 bytes of a program's name; {name}, of a file or a group.
 POSITIONS = (
     "{comm}[11176]: segfault at 0 ip 0000 sp 0000 error 6 in {name}[1132,55867fe64000+1000] likely on CPU 0",
     "{comm}[4711] general protection ip:400 sp:7ff error:0 in {name}[400000+1000]",
@@ -68,12 +68,12 @@ Told = set[tuple[str, str, str, str]]  # verdict, device, metric, action
 
 
 def texts(draw: random.Random) -> list[str]:
-    """Messages of trouble and of a healthy machine, about a few devices of each kind."""
+    """Draw messages of faults and of a healthy machine, about a few devices of each kind."""
     return [message(draw) for _ in range(draw.randint(1, 10))]
 
 
 def message(draw: random.Random, *, of_one: str = "") -> str:
-    """`of_one`: about the one device of these texts that has this in its name."""
+    """Draw a message; `of_one`: about the single device with this in its name."""
     if of_one:
         text = draw.choice([text for text in TEXTS if of_one in text])
         return text.replace("nvme1", "nvme0")
@@ -84,7 +84,7 @@ def message(draw: random.Random, *, of_one: str = "") -> str:
 
 
 def stamped(messages: Sequence[str], stamp: str = "[{at:12.6f}] ") -> list[str]:
-    """The lines of a log; those of a message of several lines are indented, as journalctl and dmesg do."""
+    """Return the lines of a log, with multi-line messages indented as by journalctl and dmesg."""
     found = []
     for number, text in enumerate(messages):
         seconds = 10.0 + number
@@ -107,14 +107,14 @@ def log(name: str, lines: Sequence[str]) -> Output:
 
 @dataclass(frozen=True)
 class Case:
-    """A drawn log. `seen`: what shows it again."""
+    """A drawn log; `seen` reproduces it."""
 
     draw: random.Random
     node: CheckNode
     seen: str
 
     def judged(self, *logs: Output) -> list[Finding]:
-        """The findings, as the checks judge what one or two logs of this boot show."""
+        """Return the findings on one or two logs of this boot, judged as by the checks."""
         measurements = host_lines.measured({one.name: one for one in logs})
         return host_lines.judge_log("host_health", self.node, measurements, ())
 
@@ -135,7 +135,7 @@ def told(findings: Sequence[Finding]) -> Told:
 
 
 def worst(findings: Sequence[Finding]) -> Mapping[str, tuple[int, int]]:
-    """The worst verdict and the worst action of each device, and of the whole node ("")."""
+    """Return the worst verdict and action of each device, and of the node ("")."""
     found: dict[str, tuple[int, int]] = {"": (0, 0)}
     for one in findings:
         its = one.verdict.badness, kernel_meaning.ACTIONS.index(one.action)
@@ -156,7 +156,7 @@ def test_each_kind_of_line_is_drawn() -> None:
 
 def test_a_line_more_never_improves_the_verdict_or_the_action() -> None:
     for case in cases("more"):
-        # Few lines of one device, where one more decides.
+        # Few lines about one device, so that one more line decides.
         one = case.draw.choice(("", "", "nvme", "mlx5_core"))
         some = [message(case.draw, of_one=one) for _ in range(case.draw.randint(1, 2 if one else 10))]
         at = case.draw.randint(0, len(some))
@@ -203,8 +203,8 @@ def test_no_stamp_changes_anything() -> None:
 
 
 def test_two_logs_and_a_log_read_in_parts_show_the_same() -> None:
-    """The ring buffer has forgotten what the journal has, and the other way round; the program on the node
-    reads the journal from where its last run ended."""
+    """The ring buffer lacks lines that the journal has, and vice versa; the health program reads the journal
+    from where its last run ended."""
     for case in cases("parts"):
         some = texts(case.draw)
         expected = case.told(stamped(some))
@@ -238,7 +238,7 @@ def _pieces(draw: random.Random) -> list[str]:
 
 
 def _comm(draw: random.Random, text: str) -> str:
-    r"""What 15 bytes of a name become: the kernel and dmesg write one that is not printable as \x and two
+    r"""Cut a name to 15 bytes, where the kernel and dmesg write an unprintable byte as \x and two hexadecimal
     digits."""
     units = re.findall(r"\\x[0-9a-f]{2}|.", text)[: draw.randint(1, 15)]
     return "".join(units)

@@ -1,4 +1,4 @@
-"""Lines of the kernel log about the machine around the GPUs: each kind, look-alikes, forgeries, incidents."""
+"""Kernel log lines about the machine around the GPUs: each kind, look-alikes, forgeries, incidents."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.support.checks import make_node, make_output
 CRASHES: list[str] = json.loads(
     (Path(__file__).parents[1] / "fixtures/kernel_log/forged-names.json").read_text(encoding="utf-8")
 )["lines"]
-# What the simulated kernel prints, which shares no text with the catalogue.
+# Messages of the simulated kernel, which shares no text with the catalogue.
 PRINTED = json.loads((SILICON / "host_lines.json").read_text(encoding="utf-8"))
 TROUBLE: dict[str, list[str]] = PRINTED["trouble"]
 HARMLESS: dict[str, list[str]] = PRINTED["harmless"]
 LINES = [line for lines in TROUBLE.values() for line in lines]
 
-# kind of the simulator -> (verdict, device, id of the line, action)
+# the simulator's kind -> (verdict, device, id of the line, action)
 EXPECTED = {
     "hard_lockup": ("fail", "node", "hard_lockup", "reboot"),
     "soft_lockup": ("warn", "node", "soft_lockup", "investigate"),
@@ -68,7 +68,7 @@ EXPECTED = {
 def judged(
     texts: list[str], stamp: str = "[ 3277.517443] ", facts: Mapping[str, Any] | None = None
 ) -> list[Finding]:
-    """The findings of a log with these messages, read as the check reads it."""
+    """Return the findings on a log with these messages, parsed as by the check."""
     node = replace(make_node(), facts=facts or {})
     log = "\n".join(stamp + text.replace("\\x0a", "\n" + " " * len(stamp)) for text in texts)
     outputs = {
@@ -151,7 +151,7 @@ def test_symbols_of_a_module_that_is_loaded_by_now_are_of_the_past() -> None:
     assert judged(lines, facts={"module.nvidia_peermem.loaded": False})
 
 
-# What the kernel prints of a program ({comm}: at most 15 characters) and of files and groups ({name}).
+# Messages with a program name ({comm}: at most 15 characters) and with names of files and groups ({name}).
 POSITIONS = [
     "{comm}[11176]: segfault at 0 ip 0000 sp 0000 error 6 in {name}[1132,55867fe64000+1000] likely on CPU 0",
     "{comm}[4711] general protection ip:400 sp:7ff error:0 in {name}[400000+1000]",
@@ -190,7 +190,7 @@ def test_the_name_in_a_real_line_changes_nothing(comm: str) -> None:
 
 @pytest.mark.parametrize("name", ["\\x0aa" * 7, "\\xc3\\xa4" * 7, "\\x5cx0" + "\\x1b" * 12])
 def test_no_name_hides_that_its_program_hangs(name: str) -> None:
-    """15 bytes that are not printable are written as 60 characters."""
+    """15 unprintable bytes are written as 60 characters."""
     assert told(judged([f"INFO: task {name}:4711 blocked for more than 122 seconds."])) == {
         EXPECTED["hung_task"]
     }
@@ -247,7 +247,7 @@ def test_a_node_remembers_each_kind_and_no_more_than_it_counts() -> None:
 
 
 def test_a_node_sends_each_line_that_is_judged() -> None:
-    """Of a long journal it sends only lines with one of these words; all checks read the same ones."""
+    """A node filters a long journal by these patterns, and all checks read the same lines."""
     (journal, _) = host_lines.commands()
     printed = [line for lines in (*TROUBLE.values(), *HARMLESS.values()) for line in lines]
     judged = [line for line in printed if host_lines.kind_of(line)]

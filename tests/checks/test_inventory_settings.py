@@ -1,4 +1,4 @@
-"""How GPUs are set, who uses them, how hot they rest, and the error counters of their links."""
+"""GPU settings, GPU users, idle temperatures and the error counters of NVLinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def told(findings: list[Finding]) -> Told:
 def settings(
     gpus: int = 8, declared: dict[str, Any] | None = None, seconds: float = 2.0, **changed: Any
 ) -> Told:
-    """The findings of a node of eight like GPUs; `metric={gpu: value}` changes one of them."""
+    """Return the findings on a node of eight equal GPUs; `metric={gpu: value}` changes one of them."""
 
     usual = {
         "name": "NVIDIA H100 80GB HBM3", "persistence": "Enabled", "compute_mode": "Default",

@@ -1,4 +1,4 @@
-"""Numbers against limits, and devices against their peers."""
+"""Comparison of numbers with limits, and of devices with their peers."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_a_straggler_is_named_with_its_shortfall() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"gpu0": 100.0, "gpu1": 50.0, "gpu2": 100.0},  # two peers are no group
-        {f"gpu{i}": 100.0 - i for i in range(8)},  # within tolerance
-        {f"gpu{i}": 100.0 / (i + 1) for i in range(8)},  # a group that differs anyway
+        {"gpu0": 100.0, "gpu1": 50.0, "gpu2": 100.0},  # two peers are not a group
+        {f"gpu{i}": 100.0 - i for i in range(8)},  # within the tolerance
+        {f"gpu{i}": 100.0 / (i + 1) for i in range(8)},  # a group without a common value
         {f"gpu{i}": 0.0 for i in range(8)},
     ],
 )
@@ -121,7 +121,7 @@ def test_an_unknown_action_is_refused_where_it_is_made() -> None:
 
 
 def test_every_action_in_data_is_one_of_the_vocabulary() -> None:
-    """Xids carry theirs in data/xid.yml; a report with another one would not be made."""
+    """The actions of Xids come from data/xid.yml, and a report rejects unknown actions."""
     rows = yaml.safe_load((DATA / "xid.yml").read_text()).values()
     found = {row["action"] for row in rows if isinstance(row, dict) and "action" in row}
     assert found

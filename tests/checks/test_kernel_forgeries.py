@@ -1,4 +1,4 @@
-"""No text that an unprivileged user chooses is read as a driver's message in the kernel log."""
+"""Text chosen by an unprivileged user is never read as a driver message in the kernel log."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from provision.node.burnin.tool_output import dmesg_records, message_of
 from provision.node.modules import gpuprov_run
 from tests.support.checks import make_node, make_output
 
-# Programs of an unprivileged user that crash, named as the drivers' messages: what dmesg printed of them.
+# dmesg output for crashing programs that an unprivileged user named like driver messages.
 CRASHES: list[str] = json.loads(
     (Path(__file__).parents[1] / "fixtures/kernel_log/forged-names.json").read_text(encoding="utf-8")
 )["lines"]
 
-# A fault of each source.
+# One fault from each source.
 FAULTS = [
     "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
     "NVRM: Xid (0000:03:00): 14, Channel 00000001",
@@ -71,8 +71,8 @@ STAMPS = [
     "Feb 23 16:24:18 gpu-01 kernel: [ 3277.517443] ",
 ]
 
-# What the kernel prints of a program ({comm}: at most 15 characters) and of files and groups ({name}):
-# messages of Linux (arch/x86/mm/fault.c, arch/x86/kernel/traps.c, mm/page_alloc.c, mm/oom_kill.c, fs/exec.c,
+# Messages with a program name ({comm}: at most 15 characters) and with names of files and groups ({name}),
+# of Linux (arch/x86/mm/fault.c, arch/x86/kernel/traps.c, mm/page_alloc.c, mm/oom_kill.c, fs/exec.c,
 # kernel/hung_task.c, kernel/audit.c), of NVIDIA's driver (nv.c) and of amdgpu (amdgpu_vm.c, amdgpu_job.c).
 POSITIONS = [
     "{comm}[11176]: segfault at 0 ip 0000 sp 0000 error 6 in {name}[1132,55867fe64000+1000] likely on CPU 0",
@@ -103,7 +103,7 @@ POSITIONS = [
 
 
 def readings(line: str) -> list[object]:
-    """Everything that a log with this message, between two of other kinds, is read as."""
+    """Return everything that is parsed from a log with this message between two others."""
     log = f"[    0.500000] NVRM: Xid (PCI:0000:0c:00): 48, DBE\n{line}\n[ 9999.0] usb 1-1: new\n"
     found: list[object] = []
     for event in kernel_log.events(log.split("\n")):
@@ -118,12 +118,12 @@ def readings(line: str) -> list[object]:
 
 
 def as_printed(message: str, stamp: str = "[ 3277.517443] ") -> str:
-    """A message as dmesg and journalctl print it: further lines of it are indented."""
+    """Return a message as dmesg and journalctl print it, with its further lines indented."""
     return stamp + message.replace("\n", "\n" + " " * len(stamp))
 
 
 def escaped(message: str) -> str:
-    """A message as /dev/kmsg and dmesg in the C locale print it: bytes that are no text in hexadecimal."""
+    """Return a message as /dev/kmsg and dmesg in the C locale print it, with undecodable bytes in hex."""
     data = message.encode("utf-8", "surrogateescape")
     return "".join(chr(one) if 32 <= one < 127 else f"\\x{one:02x}" for one in data)
 
@@ -165,14 +165,14 @@ def test_a_forged_name_changes_nothing(position: str) -> None:
     plain = readings(as_printed(filled(position, "python")))
     for fault in [*FAULTS, *OTHERS]:
         texts = [*(before + fault for before in _BEFORE), *(fault[begin:] for begin in range(5, 40, 7))]
-        for text in texts:  # the last ones have the middle of the fault within their 15 characters
+        for text in texts:  # the last texts have the middle of the fault within their 15 characters
             assert readings(as_printed(filled(position, text))) == plain, text
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("before", ["\udcc3\udcc3", "\udcff" * 6, "\x01", "é"])
 def test_a_name_that_is_no_text_changes_nothing(position: str, before: str) -> None:
-    """Two bytes and `to 0x2 (None)` took back what the driver demanded, `reboot the node`."""
+    """Two bytes and `to 0x2 (None)` once cancelled the driver's request `reboot the node`."""
     plain = readings(as_printed(filled(position, "python")))
     for text in ("to 0x2 (None)", " Fatal", " Nonfatal", ", Fatal"):
         assert readings(as_printed(escaped(filled(position, before + text)))) == plain, text
@@ -202,7 +202,7 @@ def test_no_text_of_a_users_changes_what_is_read(
 
 
 def test_another_message_does_not_end_the_drivers() -> None:
-    """A GPU that the driver does not support, and a crash named as the end of another message."""
+    """An unsupported GPU, followed by a crash named like the end of another message."""
     refused = as_printed(
         "NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:26b5)\nNVRM: installed in this system is old"
     )
@@ -218,14 +218,14 @@ def test_another_message_does_not_end_the_drivers() -> None:
 
 
 def test_a_name_cannot_end_the_boot() -> None:
-    """`Linux version 6` has 15 characters: a program of this name must not make earlier errors history."""
+    """`Linux version 6` has 15 characters; a program of this name must not make earlier errors obsolete."""
     fault = as_printed(FAULTS[0], "[   10.000000] ")
     crash = as_printed(filled(POSITIONS[0], "Linux version 6.1.0-1 (x@y)"))
     assert [event.code for event in kernel_log.events([fault, crash])] == [79]
 
 
 def test_what_is_left_of_a_cut_line_is_no_message() -> None:
-    """The middle of a long output is left out: what follows the mark may be the end of a user's name."""
+    """Long output loses its middle, so the text after the mark may be the end of a user's name."""
     log = [
         "[ 1.0] usb 1-1: new",
         "[gpuprov: 4711 bytes left out here]",
@@ -247,7 +247,7 @@ def test_crashes_do_not_push_errors_out_of_what_the_health_program_remembers() -
 
 
 def test_only_messages_of_the_kernel_are_read_from_the_journal() -> None:
-    """`journalctl -k` asks for `_TRANSPORT=kernel`, a field that no client of the journal can set."""
+    """`journalctl -k` filters by `_TRANSPORT=kernel`, a field that no client of the journal can set."""
     for check in (gpu_inventory, amd_gpu_inventory):
         (journal,) = [one.argv for one in check.commands(make_node(), {}) if one.name == kernel_since.NAME]
         assert "-k" in journal

@@ -1,4 +1,4 @@
-"""Errors of the kernel log that belong together are one finding, on the part it began with."""
+"""Related errors in the kernel log become one finding, on the part that failed first."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_memory_error_with_all_its_lines_is_one() -> None:
 
 
 def test_the_drivers_own_verdict_comes_first() -> None:
-    """The catalogue says reset for a contained error, and only warns: the driver knows better."""
+    """The catalogue only warns about a contained error and proposes a reset; the driver knows better."""
     assert told(judged(xid(10, 0, 94))) == {("warn", "gpu0", "xid.94", "reset GPU")}
     assert told(judged(xid(10, 0, 94), verdict(11, 0, NONE, REBOOT))) == {
         ("fail", "gpu0", "xid.94", "reboot")
@@ -201,7 +201,7 @@ def test_a_kernel_log_that_cannot_be_read_is_an_error() -> None:
     assert [f.verdict for f in findings if "buffer" in f.message] == [Verdict.ERROR]
 
 
-# --- forms that the drivers print and public reports show
+# --- forms printed by drivers and quoted in public reports
 
 
 @pytest.mark.parametrize("instance", ["GPU-I:05", "GPU-I:01 GPU-CI:02"])
@@ -214,7 +214,7 @@ def test_an_xid_of_a_mig_instance_counts_as_the_gpus_and_names_the_instance(inst
 
 
 def test_the_xid_that_a_cleanup_names_as_its_cause_is_no_second_one() -> None:
-    """As NVIDIA/open-gpu-kernel-modules df1c9a3 prints it, kernel_rc.c 376 to 393: of Xid 45 alone."""
+    """Format as in NVIDIA/open-gpu-kernel-modules df1c9a3, kernel_rc.c 376 to 393, which only Xid 45 has."""
     cleanup = "pid=4711, name=python, Ch 00000008 caused by previous Xid 94"
     assert not judged(xid(1, 3, 45, cleanup))
     (finding,) = judged(xid(1, 3, 94, "pid=4711, name=python, Contained"), xid(1.1, 3, 45, cleanup))
@@ -251,7 +251,7 @@ def test_the_three_lines_of_one_sxid_are_one_event() -> None:
 
 
 def test_a_gpu_that_fell_off_the_bus_before_the_driver_was_loaded() -> None:
-    """NVSentinel #155: three lines and no Xid."""
+    """NVSentinel #155 shows three lines and no Xid."""
     (finding,) = judged(
         "[  9.1] NVRM: The NVIDIA GPU 0000:15:00.0",
         "[  9.1] NVRM: (PCI ID: 10de:26b5) installed in this system has",
@@ -288,7 +288,7 @@ def test_errors_that_the_port_above_a_gpu_reports_are_the_gpus() -> None:
     assert judged(*BRIDGES, *storm[:2]) == [], "a few corrected errors are normal"
 
 
-# One device that is two root ports, each with a GPU below: the function tells them apart.
+# One device with two root ports, each above a GPU, which only the function number tells apart.
 TWO_PORTS = (
     "[    0.1] pci 0000:00:01.0: PCI bridge to [bus 10]",
     "[    0.1] pci 0000:00:01.1: PCI bridge to [bus 11]",
@@ -329,7 +329,7 @@ def test_errors_of_a_port_without_gpus_are_left_to_others() -> None:
 
 
 def test_a_fatal_line_that_one_of_the_logs_lacks_counts() -> None:
-    """The journal drops lines when many come at once; dmesg has them."""
+    """The journal drops lines in a burst, while dmesg keeps them."""
     mild, fatal = (
         xid(10, 3, 149, "NETIR_BER_EVENT  Nonfatal XC0"),
         xid(20, 3, 149, "NETIR_LINK_EVT  Fatal   XC0"),

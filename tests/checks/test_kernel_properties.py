@@ -1,5 +1,5 @@
-"""What holds of any kernel log: a line more never makes a node look better, and neither order, repetition,
-stamps nor a user's text change what is found."""
+"""Properties of any kernel log: an added line never improves a node, and order, repetition, timestamps and
+user texts change no finding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ACTIONS = (
 
 
 class Line(NamedTuple):
-    """A message, its second, and the part that wrote it."""
+    """A message with its time in seconds and the component that wrote it."""
 
     second: float
     text: str
@@ -72,7 +72,7 @@ def words(draw: random.Random, code: int, name: str) -> str:
 
 
 def messages(draw: random.Random, name: str) -> tuple[list[str], str]:
-    """(messages of one event, the part that writes them)."""
+    """Draw the messages of one event, and the component that writes them."""
     address, gpu = draw.choice(list(GPUS.items()))
     kind = draw.choices(("xid", "common", "switch", "pcie", "firmware", "words"), (1, 6, 1, 1, 0.5, 0.5))[0]
     if kind in ("xid", "common"):
@@ -109,7 +109,7 @@ def messages(draw: random.Random, name: str) -> tuple[list[str], str]:
 
 
 def drawn(draw: random.Random, bursts: int, name: str = "python") -> list[list[Line]]:
-    """Bursts of lines, minutes apart."""
+    """Draw bursts of lines that are minutes apart."""
     found = []
     for number in range(bursts):
         burst: list[Line] = []
@@ -134,7 +134,7 @@ def judged(lines: Sequence[str], own_test: bool, domain: bool = False) -> list[F
 
 
 def worst(findings: Sequence[Finding]) -> tuple[int, int]:
-    """The node's worst verdict and its worst action."""
+    """Return the node's worst verdict and worst action."""
     order = kernel_meaning.ACTIONS
     verdicts = [finding.verdict.badness for finding in findings]
     return max(verdicts, default=0), max((order.index(finding.action) for finding in findings), default=0)
@@ -160,7 +160,7 @@ def test_a_line_more_never_makes_a_node_look_better() -> None:
     for draw in cases("more"):
         lines, own_test = flat(drawn(draw, draw.randrange(1, 5))), draw.random() < 0.3
         texts, part = messages(draw, "python")
-        if draw.random() < 0.5:  # few lines of one kind, where one more decides
+        if draw.random() < 0.5:  # few lines of one kind, so that one more decides
             address, gpu = draw.choice(list(GPUS.items()))
             code = draw.choice(LINE_DECIDES)
             head = f"NVRM: Xid (PCI:{address}): {code}, "
@@ -171,7 +171,7 @@ def test_a_line_more_never_makes_a_node_look_better() -> None:
         at = draw.randrange(len(lines) + 1)
         second = lines[at - 1].second if at else 50.0
         more = [*lines[:at], *(Line(second, text, part) for text in texts), *lines[at:]]
-        domain = draw.random() < 0.3  # on a tray an echo breaks no GPU
+        domain = draw.random() < 0.3  # on an NVL72 tray an echo does not condemn the GPU
         before, after = (judged(stamped(log), own_test, domain) for log in (lines, more))
         assert all(now >= was for was, now in zip(worst(before), worst(after), strict=True)), (
             f"{stamped(lines)}\n+ {texts} at {at}\n{told(before)}\n{told(after)}"
@@ -179,14 +179,14 @@ def test_a_line_more_never_makes_a_node_look_better() -> None:
 
 
 def shuffled(draw: random.Random, burst: Sequence[Line]) -> list[Line]:
-    """The parts' lines in another interleaving; each part's own order stays."""
+    """Interleave the lines of the components differently, keeping the order within each."""
     parts: dict[str, list[Line]] = {}
     for line in burst:
         parts.setdefault(line.part, []).append(line)
     found = []
     while parts:
         part = draw.choice(sorted(parts))
-        if part == "firmware":  # a record is written at once
+        if part == "firmware":  # firmware writes a record at once
             found += parts.pop(part)
             continue
         found.append(parts[part].pop(0))
@@ -204,7 +204,7 @@ def test_the_interleaving_of_gpus_changes_nothing() -> None:
 
 
 def test_repetition_changes_nothing() -> None:
-    """Corrected PCIe errors are judged by how many come."""
+    """Corrected PCIe errors are excluded, since their number counts."""
     for draw in cases("repeated"):
         lines = [one for one in flat(drawn(draw, 3)) if "orrected" not in one.text or "Uncor" in one.text]
         lines = [one for one in lines if one.part != "firmware"]

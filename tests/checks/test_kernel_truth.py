@@ -1,4 +1,4 @@
-"""An incident has the worst level and action of its lines, and blames what outranks the rest of them."""
+"""An incident has the worst level and action of its lines, and blames the line that outranks the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def told(*lines: str, domain: bool = False) -> list[tuple[str, str, str, str]]:
     return sorted((f.verdict.value, f.device, f.metric, f.action) for f in judged(*lines, domain=domain))
 
 
-# --- the worst line counts, and the culprit is what outranks
+# --- the worst line counts, and the highest-ranking one is the cause
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -66,7 +66,7 @@ def test_the_gpu_that_lost_its_link_is_blamed_for_the_echoes_of_its_peers(order:
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_echoes_without_a_cause_on_a_tray_point_to_the_other_nodes(gpus: int) -> None:
-    """marin-community/marin issue 9086: one GPU with Xid 149, 63 with Xid 145; one node was taken out."""
+    """In marin-community/marin issue 9086 one GPU had Xid 149, 63 had Xid 145, and one node was taken out."""
     found = judged(*(xid(gpu, 145, ECHO) for gpu in range(gpus)), domain=True)
     assert {(one.verdict.value, one.action) for one in found} == {("warn", "investigate")}
     assert all("look for Xid 149 on the other nodes" in one.message for one in found)
@@ -114,7 +114,7 @@ def test_the_worst_action_of_an_incident_counts() -> None:
     ]
 
 
-# --- what the driver requests, by number
+# --- driver requests by number
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_worst_request_since_the_last_one_taken_back_counts() -> None:
     ]
 
 
-# --- an Xid 45 that names a cause
+# --- Xid 45 lines that name a cause
 
 
 def test_a_cleanup_that_names_a_hardware_cause_counts_where_the_cause_is_gone() -> None:
@@ -190,7 +190,7 @@ def test_each_form_of_an_uncorrected_pcie_error_counts(line: str) -> None:
 
 
 def test_registers_without_their_record_keep_the_line_of_their_severity() -> None:
-    """The kernel limits how many records of the firmware it prints, and prints the registers all the same."""
+    """The kernel rate-limits firmware records, but not the registers that belong to them."""
     lines = [
         "[ 100.1] nvidia 0000:52:00.0: AER: aer_status: 0x00100000, aer_mask: 0x00000000",
         "[ 100.1] nvidia 0000:52:00.0: AER: aer_uncor_severity: 0x00062030",
@@ -227,7 +227,7 @@ def test_pcie_errors_that_the_firmware_handles_first_count_once() -> None:
     assert told(*firmware("fatal", section="memory error")[:-2]) == []
 
 
-# --- smaller ones
+# --- smaller cases
 
 
 def test_a_gpu_that_fell_off_the_bus_once_counts_once() -> None:
@@ -245,7 +245,7 @@ def test_the_callers_stamp_of_the_kernel_is_read() -> None:
     assert message_of(text)["xid"]["code"] == 79
 
 
-# --- registers before words
+# --- registers take precedence over text
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_line_of_the_driver_without_a_number_is_a_finding(
 
 
 def test_a_driver_that_took_its_demand_back_has_started_the_gpu() -> None:
-    """The other vendor's kind of the same name lasts over a reset."""
+    """AMD's kind of the same name persists across a reset, unlike this one."""
     back = xid(1, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", 200.0)
     assert told(f"[ 100.0] {INIT}") == [("fail", "gpu1", "nvrm.init_failed", "reset GPU")]
     assert told(f"[ 100.0] {INIT}", back) == [("warn", "gpu1", "nvrm.init_failed", "watch")]

@@ -1,5 +1,5 @@
-"""A line of a megabyte costs a parser no more than its length: every check with one line of its samples made
-that long. Patterns alone: tests/test_linear_patterns.py."""
+"""Parsing a line of a megabyte takes linear time: every check, with one line of its samples made that long.
+Patterns alone are tested in tests/test_linear_patterns.py."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.scenarios import Scenario, scenarios
 from tests.support.seed import SEED, times
 
 MEGABYTE = 1_000_000
-SECONDS = 10.0  # of CPU. It takes 0.05; in quadratic time it would be 1,000
+SECONDS = 10.0  # CPU seconds; linear parsing takes 0.05, quadratic would take 1,000
 FILLERS = (" ", "0", "a:", "[", "- ", "0 ")
-LINES = times(10, 60)  # made long, of each check
+LINES = times(10, 60)  # lengthened lines for each check
 
 
 def lengthened(one: Scenario, dice: random.Random) -> Iterator[tuple[Output, ...]]:
-    """The outputs with one line made long, at a place between two of its words."""
+    """Yield the outputs with filler inserted between two words of one line."""
     spoken = [output for output in one.outputs if output.stdout.strip()]
     for _ in range(LINES if spoken else 0):
         output = dice.choice(spoken)

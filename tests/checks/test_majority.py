@@ -1,4 +1,4 @@
-"""The fleet's majority: who is named, who is not, and what is said when nobody can tell."""
+"""The fleet's majority: the nodes it flags, the nodes it does not, and the text for a tie."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GOOD, OLD, NEW = "96.00.74.00.01", "96.00.10.00.99", "96.00.A5.00.01"
 
 
 def facts(number: int, vbios: str | None = GOOD, width: int = 16, **more: Any) -> dict[str, Any]:
-    """What an H100 node answers, with everything that is its own."""
+    """Return the facts of an H100 node, with values that are unique to it."""
     pci = [
         {
             "address": f"0000:{10 * slot:02x}:00.0",
@@ -111,7 +111,7 @@ def test_three_of_twenty_with_another_vbios_one_without_an_answer_and_one_tie() 
 
 
 def test_the_largest_part_is_no_majority_when_it_is_less_than_half() -> None:
-    """8 of 20 are not more right than 7 and 5."""
+    """8 of 20 are no more right than 7 and 5."""
     voters = fleet()
     for number in range(9, 16):
         change(voters, f"gpu-{number:02}", vbios=OLD)
@@ -242,7 +242,7 @@ def test_a_node_can_be_left_out_of_one_comparison() -> None:
 
 @pytest.mark.parametrize("fact", compared.compared_facts())
 def test_every_compared_fact_can_be_the_odd_one(fact: str) -> None:
-    """A fact that is listed and never found would be worse than one that is not listed."""
+    """A listed fact that never produced a finding would be worse than an unlisted one."""
     each = compared.compared_facts()[fact]
     more = OF_AMD if each.vendor else {}
     assert bool(each.vendor) == (each.source not in compared.facts_to_ask())

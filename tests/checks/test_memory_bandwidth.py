@@ -1,4 +1,4 @@
-"""memory_bandwidth: a slice of a GPU is no measurement of it."""
+"""Tests of memory_bandwidth: a MIG slice is not measured as if it were the GPU."""
 
 from __future__ import annotations
 

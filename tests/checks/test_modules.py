@@ -29,7 +29,7 @@ from provision.checks.vendors.amd import rdma_loopback as amd_rdma_loopback
 from provision.checks.vendors.amd import versions as amd_versions
 from provision.checks.vendors.nvidia import dcgm_diag
 
-# mypy holds each of ours against the shape of a check.
+# mypy verifies that each built-in check implements the Check protocol.
 OURS: list[Check] = [
     *(gpu_inventory, versions, host_health, network_ports, rdma_loopback, memory_bandwidth, p2p_bandwidth),
     *(collectives.ALL_REDUCE, collectives.ALL_GATHER, collectives.REDUCE_SCATTER, collectives.ALL_TO_ALL),
@@ -67,7 +67,7 @@ KINDS = tuple(
 
 
 def test_a_look_at_a_fleet_imports_no_check() -> None:
-    """Their import is most of what a short command would cost."""
+    """Importing the checks would take most of the time of a short command."""
     program = (
         "import sys; from provision.drift import assess, drift_report, formats;"
         "from provision.checks.judging import registry;"

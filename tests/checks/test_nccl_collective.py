@@ -1,4 +1,4 @@
-"""What all nccl_* checks of one node share: each its own program, table, limit and algorithm."""
+"""Common behaviour of all nccl_* checks on one node: program, table, limit and algorithm."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_largest_size_never_fills_a_gpu(memory: float) -> None:
 
 
 def test_columns_are_found_by_name() -> None:
-    """`-I 1` and new versions add columns: the same numbers must come out."""
+    """`-I 1` and newer versions add columns, and the parsed numbers must stay the same."""
     wider = []
     for line in HEALTHY.splitlines():
         if line.startswith("#       size"):
@@ -106,8 +106,8 @@ RING = NVLS.replace("Algo NVLS", "Algo RING")
         ("NCCL INFO nothing of the kind", ""),
         (NVLS, "nvls"),
         (RING, "ring"),
-        (RING.replace("17179869184", "8589934592") + "\n" + NVLS, "nvls"),  # of the largest message
-        ("n:1:1 [0] NCCL INFO 17179869184 Bytes -> Algo 4 proto 2 time 48210.0", "nvls"),  # before 2.24
+        (RING.replace("17179869184", "8589934592") + "\n" + NVLS, "nvls"),  # the largest message counts
+        ("n:1:1 [0] NCCL INFO 17179869184 Bytes -> Algo 4 proto 2 time 48210.0", "nvls"),  # before NCCL 2.24
         ("n:1:1 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo 1 proto 2 time 9.4", "ring"),
         ("n:1:1 [0] NCCL INFO AllReduce: 4096 Bytes -> Algo 77 proto 2 time 9.4", ""),
     ],
@@ -123,7 +123,7 @@ def test_nccl_is_asked_without_disturbing_the_table() -> None:
 
 
 def rescaled(rate: float) -> str:
-    """The table of 478 GB/s with this rate, and every other one changed alike."""
+    """Return the 478 GB/s table scaled to this rate."""
     lines = []
     for line in HEALTHY.splitlines():
         cells = line.split()
@@ -138,11 +138,11 @@ def rescaled(rate: float) -> str:
 @pytest.mark.parametrize(
     ("rate", "algorithm", "sku", "verdict", "limit"),
     [
-        # 367 GB/s is what NCCL_NVLS_ENABLE=0 leaves of an H200's 480: no link is bad.
+        # NCCL_NVLS_ENABLE=0 reduces an H200's 480 GB/s to 367, without any bad link.
         (367, RING, "h100-sxm", Verdict.WARN, "≥ 330 GB/s"),
         (367, NVLS, "h100-sxm", Verdict.FAIL, "≥ 460 GB/s"),
         (300, RING, "h100-sxm", Verdict.FAIL, "≥ 330 GB/s"),
-        # An A100 has no NVLink SHARP: its ring is all there is.
+        # An A100 has no NVLink SHARP, so ring is its best algorithm.
         (235, RING, "a100-sxm-80", Verdict.PASS, "≥ 228 GB/s"),
     ],
 )

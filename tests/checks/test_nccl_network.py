@@ -1,4 +1,4 @@
-"""nccl_network: the share of what the cards carry, skipped without cards, and what explains it."""
+"""Tests of nccl_network: the fraction of the cards' capacity, nodes without cards, and explanations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ports(count: int = 8, rate: float = 400, state: str = "ACTIVE", first: int =
 
 
 def facts(found: Any, storage: int = 8) -> dict[str, Any]:
-    """Facts with these ports; the cards from number `storage` on are of another board."""
+    """Return facts with these ports; cards from number `storage` on are of another board."""
     rows = found if isinstance(found, list) and all(isinstance(row, dict) for row in found) else []
     boards = [
         {"device": row["device"], "board_id": "MT_2" if int(row["device"][5:]) >= storage else "MT_1"}
@@ -120,7 +120,7 @@ def test_ports_of_another_shape_are_no_skip(found: Any) -> None:
         OVER_CARDS.parse(replace(make_node(), facts=facts(found)), {})
 
 
-# -- what explains it
+# -- explanations
 
 
 def fault(check: str, metric: str, device: str, *evidence: str) -> Finding:

@@ -1,4 +1,4 @@
-"""network_ports: what is wrong with an RDMA port, and what only looks so."""
+"""Tests of network_ports: faults of RDMA ports, and harmless look-alikes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def declared(layer: str, **more: Any) -> list[dict[str, Any]]:
     return [{"device": name, "link_layer": layer, **more} for name in NAMES]
 
 
-# --- healthy, and what only looks broken
+# --- healthy ports and look-alikes
 
 
 def test_a_healthy_node_passes_and_says_that_nobody_declared_how_many(cards: Cards) -> None:
@@ -53,11 +53,11 @@ def test_a_healthy_node_passes_and_says_that_nobody_declared_how_many(cards: Car
     [
         (ports([]), {}),
         (ports([]), EIGHT),
-        # As real ones are after weeks of traffic: a few errors of the past.
+        # Real ports after weeks of traffic: a few old errors.
         (counters(0, excessive_buffer_overrun_errors=15, port_rcv_errors=14, link_downed=1), {}),
         (counters(0, symbol_error=4000, link_downed=3), {}),
         (counters(1, 3600, link_downed=1), {}),
-        # 1,440 an hour are allowed at 400 Gb/s.
+        # At 400 Gb/s the limit is 1,440 errors an hour.
         (counters(4, 2 * DAY, symbol_error=400 * 36 // 10 * 48), {}),
         *(
             (counters(4, uptime, excessive_buffer_overrun_errors=11, port_rcv_errors=60), {})
@@ -113,7 +113,7 @@ def test_a_declared_port_that_is_switched_off_fails_beside_others_that_are_up(ca
 
 
 def test_roce_interfaces_that_are_all_down_are_told_if_anything_expects_them(cards: Cards) -> None:
-    """The GID of an address stays while the interface is down: drivers/infiniband/core/roce_gid_mgmt.c."""
+    """The GID of an address persists while the interface is down: drivers/infiniband/core/roce_gid_mgmt.c."""
     cards.roce()
     ports(range(8), state="DOWN", phys_state="Disabled", netdev_up=False)(cards)
     assert cards.flagged() == [("warn", "node", "state", CONFIGURE)]
@@ -164,11 +164,11 @@ def test_a_missing_card(cards: Cards) -> None:
             counters(4, 2 * DAY, symbol_error=400 * 36 // 10 * 48 + 1),
             ("fail", "mlx5_4", "symbol_error", CABLE),
         ),
-        *(  # soon after boot, and after a time that cannot be: that makes no limit wider
+        *(  # soon after boot, and with an impossible uptime, neither of which may relax a limit
             (counters(4, uptime, port_rcv_errors=5000), ("fail", "mlx5_4", "port_rcv_errors", CABLE))
             for uptime in (60, 3600, 5 * 3600, 10**400)
         ),
-        # A narrow slot, or a card without a driver, would go unseen.
+        # A narrow slot or a card without a driver would go unnoticed.
         *(
             (
                 lambda cards, name=name: cards.problems.update({name: "permission denied"}),
@@ -176,7 +176,7 @@ def test_a_missing_card(cards: Cards) -> None:
             )
             for name in ("hca.functions", "firmware.rdma")
         ),
-        # ibv_devinfo 56.1 (Debian 13) with cards in sysfs and no ib_uverbs, recorded.
+        # Recorded from ibv_devinfo 56.1 (Debian 13) with cards in sysfs but without ib_uverbs.
         (
             lambda cards: cards.problems.update(
                 {"hca.mtus": "ibv_devinfo answered: Failed to get IB devices list: Function not implemented"}
@@ -194,7 +194,7 @@ def test_what_roce_needs(cards: Cards) -> None:
     cards.roce()
     cards.ports[2]["roce_v2_ipv4"] = "5"
     cards.ports[3].update(carrier_downs=9)
-    cards.ports[4].update(state="DOWN", phys_state="Disabled")  # it calls itself so without a carrier, too
+    cards.ports[4].update(state="DOWN", phys_state="Disabled")  # also the state without carrier
     cards.ports[5].update(state="DOWN", phys_state="Disabled", netdev_up=False)
     cards.uptime = DAY
     assert cards.flagged() == [
@@ -217,7 +217,7 @@ def test_what_is_declared_wins_over_the_peers(cards: Cards) -> None:
 
 
 def seen_earlier(number: int, hours: float, uptime: int = 52 * DAY, **counts: int) -> Change:
-    """The node's health program stored these counters of one port so many hours ago."""
+    """Return a change: the health program stored these counters of one port so many hours ago."""
 
     def change(cards: Cards) -> None:
         cards.uptime = uptime
@@ -231,12 +231,12 @@ def seen_earlier(number: int, hours: float, uptime: int = 52 * DAY, **counts: in
 @pytest.mark.parametrize(
     ("hours", "then", "now", "expected"),
     [
-        (3, 3, 93, ("fail", CABLE)),  # a morning of a node that is up for 52 days
+        (3, 3, 93, ("fail", CABLE)),  # all within one morning, after 52 days of uptime
         (26, 3, 93, ("fail", CABLE)),
         (26, 3, 6, ("warn", "watch")),
         (26, 200, 255, ("fail", CABLE)),
-        (26, 255, 255, ("warn", "watch")),  # the counter is full
-        (26, 90, 90, None),  # of weeks ago, and repaired since
+        (26, 255, 255, ("warn", "watch")),  # the counter is saturated
+        (26, 90, 90, None),  # weeks old, and repaired since
         (26, 90, 1, None),  # the counters were reset, and no rate is negative
         (26, 90, 10, ("fail", CABLE)),
     ],
@@ -262,7 +262,7 @@ def test_errors_of_the_last_day_are_not_divided_by_the_uptime(cards: Cards) -> N
 def test_a_counter_of_4_bits_is_told_if_it_filled_since_the_earlier_look(
     then: int | None, expected: bool, cards: Cards
 ) -> None:
-    """It holds 15 at most (drivers/infiniband/core/sysfs.c), so that a day never has ten of it an hour."""
+    """The counter saturates at 15 (drivers/infiniband/core/sysfs.c): a day never has ten errors an hour."""
     counters(4, local_link_integrity_errors=15)(cards)
     if then is not None:
         seen_earlier(4, 25, local_link_integrity_errors=then)(cards)
@@ -271,7 +271,7 @@ def test_a_counter_of_4_bits_is_told_if_it_filled_since_the_earlier_look(
 
 
 def traffic(cards: Cards, *, repeated: int, packets: Sequence[int]) -> None:
-    """Since ten hours ago ports have carried so many packets each way, and mlx5_3 repeated so many."""
+    """Set the packets of each port, and the retransmissions of mlx5_3, in the last ten hours."""
     for row in cards.counters:
         row.update(
             packet_seq_err=0, out_of_sequence=0, np_cnp_sent=0, port_rcv_packets=7, port_xmit_packets=7
@@ -309,11 +309,11 @@ def test_retransmissions_are_judged_since_the_earlier_look_against_the_best_port
 @pytest.mark.parametrize(
     ("others", "flagged"),
     [
-        (0, False),  # nobody but this port had a job
+        (0, False),  # only this port had traffic
         (10**6, False),
-        (10**8, True),  # enough to compare with
+        (10**8, True),  # enough traffic for a comparison
         (10**9, True),
-        (10**11, True),  # it carries little because it is broken
+        (10**11, True),  # it carries little traffic because of its fault
     ],
 )
 def test_a_busy_port_is_not_blamed_beside_idle_ones(others: int, flagged: bool, cards: Cards) -> None:
@@ -324,14 +324,14 @@ def test_a_busy_port_is_not_blamed_beside_idle_ones(others: int, flagged: bool, 
 def test_a_port_with_more_traffic_may_repeat_more(cards: Cards) -> None:
     traffic(cards, repeated=30_000, packets=[10**9] * 3 + [5 * 10**9] + [10**9] * 4)
     for number in (0, 1, 2, 4, 5, 6, 7):
-        cards.counters[number]["packet_seq_err"] = 600  # 0.6 in a million; mlx5_3 repeats 6 in a million
+        cards.counters[number]["packet_seq_err"] = 600  # 0.6 per million; mlx5_3 repeats 6 per million
     assert cards.flagged() == []
 
 
 def test_without_counters_of_packets_retransmissions_are_not_compared(cards: Cards) -> None:
     traffic(cards, repeated=30_000, packets=[10**9] * 8)
     for row in cards.earlier:
-        del row["port_rcv_packets"], row["port_xmit_packets"]  # of a health program before this counter
+        del row["port_rcv_packets"], row["port_xmit_packets"]  # from a health program without them
     assert cards.flagged() == []
 
 
@@ -340,9 +340,9 @@ def test_without_counters_of_packets_retransmissions_are_not_compared(cards: Car
     [
         *((52, 93, peer, ["mlx5_1"]) for peer in (0, 3, 20)),
         (52, 40, 0, ["mlx5_1"]),
-        (52, 90, 90, NAMES),  # almost two a day, whatever the peers have
-        (52, 40, 40, []),  # a switch that was restarted
-        (180, 40, 0, []),  # of half a year
+        (52, 90, 90, NAMES),  # almost two a day is too many, even if the peers match
+        (52, 40, 40, []),  # a switch restarted
+        (180, 40, 0, []),  # over half a year
         (52, 4, 0, []),
     ],
 )
@@ -401,7 +401,7 @@ def test_an_earlier_look_that_cannot_be_dated_excuses_nothing(earlier: Any, card
     assert cards.flagged() == [("fail", "mlx5_1", "link_downed", CABLE)]
 
 
-# --- not knowing
+# --- unknown values
 
 
 def test_a_declared_mtu_that_nobody_could_read_is_an_error(cards: Cards) -> None:
@@ -466,7 +466,7 @@ def test_what_is_known_to_be_broken_is_told_beside_what_is_not_known(cards: Card
     ("name", "most"), [("link_downed", 255), ("symbol_error", 65535), ("link_error_recovery", 255)]
 )
 def test_a_counter_that_is_full_says_too_little(name: str, most: int, cards: Cards) -> None:
-    counters(2, 2000 * DAY, **{name: most})(cards)  # a rate of next to nothing, if that were all
+    counters(2, 2000 * DAY, **{name: most})(cards)  # spread over the uptime, the rate would be almost zero
     assert cards.flagged() == [("warn", "mlx5_2", name, "watch")]
     assert any("perfquery -R" in f.message for f in cards.judge() if f.metric == name)
     cards.counters[2][name] = most - 1
@@ -474,7 +474,7 @@ def test_a_counter_that_is_full_says_too_little(name: str, most: int, cards: Car
 
 
 def test_a_counter_that_only_one_port_does_not_give_is_an_error_of_it(cards: Cards) -> None:
-    """linux, drivers/infiniband/core/sysfs.c prints `N/A (no PMA)`, which the observer gives as None."""
+    """Linux prints `N/A (no PMA)` (drivers/infiniband/core/sysfs.c), which the observer turns into None."""
     cards.counters[2]["symbol_error"] = None
     cards.ports[3]["rate"] = None
     assert {one[:2] for one in cards.flagged(**EIGHT)} >= {("error", "mlx5_2"), ("error", "mlx5_3")}
@@ -492,7 +492,7 @@ def test_a_counter_that_only_one_port_does_not_give_is_an_error_of_it(cards: Car
 def test_a_port_of_which_something_is_not_known_is_an_error_of_that_port(
     unknown: dict[str, Any], variables: dict[str, Any], cards: Cards
 ) -> None:
-    """It neither leaves the count, as if a card were missing, nor drops out unseen with its counters."""
+    """The port still counts, since no card is missing, and its counters are still judged."""
     cards.ports[3].update(unknown)
     [(verdict, device, _, action)] = cards.flagged(**variables)
     assert (verdict, device, action) == ("error", "mlx5_3", "investigate")

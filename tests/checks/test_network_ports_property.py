@@ -1,6 +1,6 @@
-"""network_ports: the order of ports changes no verdict, and one more bad port never improves it.
+"""Tests of network_ports: port order changes no verdict, and an added bad port never improves it.
 
-Ports that are bad by comparison alone (rate, P_Key, MTU) are not drawn: they need a majority that is not bad.
+Ports that are bad only by comparison (rate, P_Key, MTU) are not drawn: they need a healthy majority.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.seed import SEED, times
 
 OFF: dict[str, Any] = {"state": "DOWN", "phys_state": "Disabled", "rate": 10, "link": None, "sm_lid": 0}
 BADNESS = {Verdict.SKIP: 0, Verdict.PASS: 0, Verdict.WARN: 1, Verdict.ERROR: 2, Verdict.FAIL: 3}
-# (changes of the port, changes of its counters): bad whatever its peers are, and however long the node is up
+# (changes of the port, changes of its counters): bad regardless of peers and uptime
 ALONE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({**OFF, "netdev_up": False}, {}),
     ({**OFF, "phys_state": "Polling"}, {}),
@@ -30,7 +30,7 @@ ALONE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 FLAPPING: tuple[dict[str, Any], dict[str, Any]] = (
     {},
     {"link_downed": 90},
-)  # in 52 days, beside ports that do not
+)  # within 52 days, next to ports that never lost their link
 BAD = (
     *ALONE,
     FLAPPING,
@@ -42,7 +42,7 @@ BAD = (
 
 
 def drawn(rng: random.Random) -> tuple[Cards, dict[str, Any]]:
-    """A node in any state, and what its inventory declares."""
+    """Draw a node in any state, and its declared variables."""
     cards = Cards()
     if rng.random() < 0.4:
         cards.roce()
@@ -52,7 +52,7 @@ def drawn(rng: random.Random) -> tuple[Cards, dict[str, Any]]:
     for rows in (cards.ports, cards.counters, cards.cards):
         del rows[keep:8]
     del cards.functions[keep:8]
-    if rng.random() < 0.3:  # as many cards of another board: which of them carry the traffic is not known
+    if rng.random() < 0.3:  # two kinds of cards in equal number, so that the ones with traffic are unknown
         for port in cards.ports[(keep + 1) // 2 : keep]:
             port["board_id"] = "MT_0000000223"
     bad = range(keep) if rng.random() < 0.2 else rng.sample(range(keep), rng.randint(0, keep // 2))
@@ -79,7 +79,7 @@ def drawn(rng: random.Random) -> tuple[Cards, dict[str, Any]]:
 
 
 def add(cards: Cards, variables: dict[str, Any], rng: random.Random) -> None:
-    """One more bad port, like those between nodes; declared where they are."""
+    """Append a bad port like those between nodes, declared if they are."""
     device = "mlx5_20"
     change, counts = rng.choice((*ALONE, *[FLAPPING] * 3) if _one_is_well(cards) else ALONE)
     cards.ports.append({**cards.ports[0], **Cards.port(device), **_kind(cards.ports[0], device), **change})
@@ -93,7 +93,7 @@ def add(cards: Cards, variables: dict[str, Any], rng: random.Random) -> None:
 
 
 def _one_is_well(cards: Cards) -> bool:
-    """Whether a port that flaps would be bad: one of the first port's kind is up and never was down."""
+    """Whether a port of the first port's kind is up and never was down, so that a flapping one is bad."""
     first = cards.ports[0]
     up = {
         port["device"]
@@ -126,7 +126,7 @@ def each(check: Callable[[Cards, dict[str, Any], random.Random], None]) -> None:
             raise AssertionError(f"case {number} of seed {SEED}: {error}\n{cards.ports}") from error
 
 
-@pytest.mark.timeout(3600)  # 20,000 cases of the long set
+@pytest.mark.timeout(3600)  # 20,000 cases in the long run
 def test_the_order_of_ports_changes_nothing() -> None:
     def check(cards: Cards, variables: dict[str, Any], rng: random.Random) -> None:
         before = sorted(cards.flagged(**variables), key=repr)

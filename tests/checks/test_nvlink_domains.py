@@ -1,4 +1,4 @@
-"""The NVLink domain of an NVL72: which tray is in none, and whether the trays of a rack are in one."""
+"""NVLink domains of an NVL72: trays outside any domain, and racks with trays in different domains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ZERO = "00000000-0000-0000-0000-000000000000"
 
 
 def answer(cluster: str, clique: str, count: int = -1, base: str = H100) -> str:
-    """nvidia-smi's document with the NVLink domain of all GPUs, or of the first `count` without one yet."""
+    """Return nvidia-smi's document with this NVLink domain on the first `count` GPUs (-1: all)."""
     end = "<status>Success</status>\n\t\t</fabric>"
     assert end in base
     pair = f"<cliqueId>{clique}</cliqueId><clusterUuid>{cluster}</clusterUuid>"
@@ -103,7 +103,7 @@ def test_a_run_names_the_tray_that_is_in_another_domain_than_its_rack(tmp_path: 
     [
         (f"{RACK}, 32766", [[], []]),
         (f"{ZERO}, 0", [["GPU 0"], ["GPU 0"]]),
-        # Programs of 550.163.01 and 555.58.02 print the label into the cell.
+        # nvidia-smi 550.163.01 and 555.58.02 print the label into the cell.
         (f"clusterUuid {RACK}, cliqueId 32766", [[], []]),
         (f"clusterUuid {ZERO}, cliqueId 0", [["GPU 0"], ["GPU 0"]]),
     ],

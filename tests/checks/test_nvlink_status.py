@@ -1,4 +1,4 @@
-"""nvidia-smi nvlink -s: the links of each GPU, and the sentences that stand in place of them."""
+"""Output of nvidia-smi nvlink -s: the links of each GPU, and the messages printed instead of links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision.errors import ParseError
 from tests.support.checks import flagged, make_output
 
 UP = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
-# 535 to 610, an RTX A4000 and an L40S on 595, an H100 on 590: public reports.
+# Public reports: drivers 535 to 610, an RTX A4000 and an L40S on 595, an H100 on 590.
 INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
 UNSUPPORTED = "Device does not have or support Nvlink\n"
 PARTITIONED = "Nvlink queries are not supported for Devices in MIG mode\n"
@@ -121,8 +121,8 @@ def test_a_counter_that_one_link_does_not_give_is_missed() -> None:
     [("[GPU is lost]", "fail"), ("Unknown Error", "fail"), ("Insufficient Permissions", "error")],
 )
 def test_an_nvml_error_in_place_of_a_link_or_a_counter_names_the_gpu(error: str, verdict: str) -> None:
-    """nvmlErrorString's texts (provision/checks/gpu/gpu_answers.py); no capture has them in these two
-    outputs."""
+    """The texts are those of nvmlErrorString (provision/checks/gpu/gpu_answers.py); no capture of these two
+    outputs has them."""
     links = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
     lost = links.replace("Link 5: 26.562 GB/s", f"Link 5: {error}")
     measured = {
@@ -150,7 +150,7 @@ ERRORS = ["GPU is lost", "[GPU is lost]", "Unknown Error", "ERR!", "GPU requires
 def test_the_links_of_a_gpu_that_does_not_answer_are_not_counted_and_its_peers_are(
     error: str, form: str
 ) -> None:
-    """That its links are down, and a reset helps, nobody knows; without permission it is not to blame."""
+    """Its links need not be down, a reset may not help, and a missing permission is not the GPU's fault."""
     silent = "".join(form.format(error).replace("Link 0", f"Link {link}") for link in range(18))
     output = status(
         UP, silent if "\t Link" in form else form.format(error), UP.replace("26.562 GB/s", "<inactive>", 1)
@@ -196,7 +196,7 @@ def test_a_lost_gpu_outranks_the_other_errors_of_its_cells() -> None:
 
 
 def counted(*lines: str) -> list[Finding]:
-    """The findings of NVLinks that count this, on a GPU with 18 NVLinks of the newest kind."""
+    """Return the NVLink findings for these counters of a GPU with 18 NVLinks of the newest generation."""
     text = "GPU 0: NVIDIA B300 SXM6 AC (UUID: GPU-0)\n" + "".join(f"\t {line}\n" for line in lines)
     found = nvlink_errors.parse(make_output("nvlink_errors", text))
     values: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""A fault that comes back after a repair gets a stronger action, with the runs that show it."""
+"""A fault that recurs after a repair gets a stronger action, with the runs that show it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def node(
 
 
 def runs(*bad: bool, of: str = "GPU-3", kind: str = "gpu_burn.rate", boot: str = "") -> dict[str, list[Past]]:
-    """Runs of a node that booted before each of them, unless `boot` is the boot of all."""
+    """Return runs of one node, each after a reboot unless `boot` is given."""
     found = [
         Past(f"run{i}", {f"{of} {kind}"} if each else (), boot or f"boot{i}", {"gpu_burn"})
         for i, each in enumerate(bad)
@@ -49,7 +49,7 @@ def judged(one: NodeHealth, past: dict[str, list[Past]]) -> Finding:
         ((False, True, False), "investigate"),
         ((True, False, True), "replace part"),
         ((True, True, True, True), "replace part"),
-        ((True, True, False, False, False, False), "watch"),  # longer ago than what is looked at
+        ((True, True, False, False, False, False), "watch"),  # outside the window
     ],
 )
 def test_watch_becomes_investigate_becomes_replace(past: tuple[bool, ...], action: str) -> None:
@@ -77,7 +77,7 @@ def test_one_fault_is_one_however_often_it_is_looked_at(action: str) -> None:
 
 
 def test_what_a_repair_did_not_mend_counts_whenever_it_was_looked_at() -> None:
-    """Three boots, and ten looks in each: three faults, and none is forgotten for the looks between."""
+    """With three boots and ten runs in each there are three faults, and runs in between do not hide them."""
     past = [replace(one, run=f"{one.run}-{look}") for one in runs(True, True)["gpu-01"] for look in range(10)]
     finding = judged(node(action="reset GPU"), {"gpu-01": past})
     assert finding.action == "replace part"
@@ -134,7 +134,7 @@ def test_a_stronger_action_is_never_weakened_and_a_node_is_no_part() -> None:
 @pytest.mark.parametrize(
     ("verdict", "action"),
     [
-        (Verdict.FAIL, "reboot"),  # the driver's module and library differ
+        (Verdict.FAIL, "reboot"),  # the versions of the driver's module and library differ
         (Verdict.FAIL, "reseat or check cable"),
         (Verdict.WARN, "fix configuration"),
         (Verdict.ERROR, "run again"),

@@ -1,4 +1,4 @@
-"""Checks from outside: the example of docs/own-checks.md, installed and run; those that cannot be used."""
+"""Third-party checks: the example of docs/own-checks.md installed and run, and checks that are rejected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def judge(node, measurements, thresholds): return []
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example as pip installs it."""
+    """Install the example with pip."""
     target = tmp_path_factory.mktemp("site")
     words = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(target)]
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *words, str(EXAMPLE)]
@@ -52,7 +52,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks[Any]]]:
-    """Makes the registry as a new process would see it with a folder of distributions."""
+    """Return a function that builds the registry as a new process would, given a folder of distributions."""
     monkeypatch.setattr(thresholds, "_declared", {})
     before = set(sys.modules)
 
@@ -72,7 +72,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks[A
 
 
 def distribution(folder: Path, source: str, name: str = "strange", package: str = "strange-checks") -> Path:
-    """A distribution with one check, as it lies in site-packages."""
+    """Write a distribution with one check, as it appears in site-packages."""
     folder.mkdir(exist_ok=True)
     module = f"{package.replace('-', '_')}_module"
     (folder / f"{module}.py").write_text(source)
@@ -101,7 +101,7 @@ def test_the_example_is_installed_listed_and_judged(
     assert command.argv[0] == "nvidia-smi"
     assert (
         node_judge.judge_check(seen, clocks("healthy.csv"), {}).verdict is Verdict.WARN
-    )  # nobody gave a limit
+    )  # no limit was declared
     (tmp_path / "limits.yml").write_text(LIMIT)
     limits = thresholds.for_sku("h100-sxm", tmp_path / "limits.yml")
     assert node_judge.judge_check(seen, clocks("healthy.csv"), limits).verdict is Verdict.PASS
@@ -121,7 +121,7 @@ def test_the_examples_own_tests_pass(installed: Path) -> None:
 
 
 def test_the_walk_shows_every_line_of_the_example() -> None:
-    """Code in the documentation that nobody runs goes stale."""
+    """Untested code in documentation goes stale."""
     page = (EXAMPLE.parents[1] / "own-checks.md").read_text()
     for file in ("pyproject.toml", "max_sm_clock.py"):
         lost = [

@@ -1,4 +1,4 @@
-"""p2p_bandwidth: matrices from JSON and text, and who is named."""
+"""Tests of p2p_bandwidth: matrices from JSON and text, and the GPUs it blames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_command() -> None:
 
 
 def test_of_two_readings_of_the_way_to_the_host_the_better_counts() -> None:
-    """As nvbandwidth prints a case that is asked for twice: twice (its main() runs the list in order)."""
+    """nvbandwidth prints a test case twice if it is requested twice (its main() runs the list in order)."""
     document = json.loads(sample("p2p_bandwidth/healthy.json"))
     cases = document["nvbandwidth"]["testcases"]
     cases += json.loads(json.dumps(cases[:2]))
@@ -108,7 +108,7 @@ def test_a_cell_that_is_no_bandwidth_is_refused(cell: str) -> None:
         nvbandwidth.parse(json.dumps(document), ("host_to_device_memcpy_ce",))
 
 
-# In public reports (nvbandwidth 0.8 and 0.4): the copy of a wrongly partitioned fabric, and the older form.
+# Public reports of nvbandwidth 0.8 and 0.4: a copy over a wrongly partitioned fabric, and the older form.
 @pytest.mark.parametrize(
     "line",
     [f" Invalid value when checking the pattern at {address}" for address in ("0x735f80000000", "<0x73>")],

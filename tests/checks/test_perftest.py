@@ -1,4 +1,4 @@
-"""perftest's tables of bandwidth and of latency: units and columns by their header, whole or refused."""
+"""Tables of perftest for bandwidth and latency: units and columns by header, complete or refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_columns_are_found_by_name() -> None:
 
 
 def test_a_number_of_thousands_of_digits_is_no_error_of_pythons() -> None:
-    """Python converts none of more than 4,300."""
+    """Python's int() refuses numbers of more than 4,300 digits."""
     many = "9" * 5000
     with pytest.raises(ParseError, match="row not understood"):
         perftest.parse(TEXT.replace(" 8388608 ", f" {many} "))

@@ -1,4 +1,4 @@
-"""rdma_loopback: the slow card by its name, GPUDirect absent or only not measurable, and what is no fault."""
+"""Tests of rdma_loopback: slow cards by name, GPUDirect that is missing or not measurable, and non-faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NODE = with_ports(*map(port, CARDS))
 
 
 def measured(node: CheckNode = NODE, /, **other: str) -> dict[str, Output]:
-    """The outputs of a healthy node; `mlx5_2_host="slow"` puts that sample in the place of a healthy one."""
+    """Return the outputs of a healthy node; `mlx5_2_host="slow"` uses that sample for one card."""
 
     found = {}
     for command in rdma_loopback.commands(node, {}):
@@ -59,7 +59,7 @@ def judge(node: CheckNode, outputs: Mapping[str, Output]) -> list[Finding]:
 
 
 def replaced(name: str, change: Callable[[str], str]) -> dict[str, Output]:
-    """The outputs of a healthy node, one of which says something else."""
+    """Return the outputs of a healthy node with one text changed."""
     outputs = measured()
     text = change(outputs[name].stdout)
     assert text != outputs[name].stdout
@@ -117,14 +117,14 @@ RESEAT = "reseat or check cable"
             {"mlx5_1_gpu": "slow"},
             [("fail", "mlx5_1", "gpu_share", "investigate")], ["host_share"], "host memory is reached",
         ),
-        # GPUDirect that works nowhere is a matter of modules; a tool without CUDA says nothing of it.
+        # GPUDirect that fails everywhere is a matter of modules; a tool without CUDA proves nothing about it.
         (NO_GPUDIRECT, [("fail", "node", "gpu", "fix configuration")], ["host_share"], ""),
         (NO_CUDA, [("skip", "node", "gpu", "none")], ["host_share"], ""),
         (
             {"mlx5_1_host": "not-connected.stderr"},
             [("error", "mlx5_1", "", "investigate")], ["host_share", "gpu_share"], "",
         ),
-        # One program for all: its word of one card must not hide what another card's run has shown.
+        # All cards share one program: its message for one card must not hide the result of another card.
         (
             {"mlx5_0_gpu": "no-cuda.stderr", "mlx5_1_gpu": "slow"},
             [("error", "mlx5_0", "", "run again"), ("fail", "mlx5_1", "gpu_share", "investigate")],
@@ -150,7 +150,7 @@ def test_without_a_limit_its_peers_name_the_slow_card() -> None:
 
 
 def test_a_slower_link_is_judged_by_its_own_rate() -> None:
-    """A 200 Gb/s storage card beside 400 Gb/s cards is no slow card."""
+    """A 200 Gb/s storage card next to 400 Gb/s cards is not slow."""
     node = with_ports(*(port(name, rate=200 if name == "mlx5_3" else 400) for name in CARDS))
     outputs = measured(node)
     for name in ("mlx5_3.host", "mlx5_3.gpu"):
@@ -181,7 +181,7 @@ def test_ports_that_could_not_be_read_are_no_skip() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        # A healthy card may not fill its link with one queue pair: such a run says nothing.
+        # A healthy card may not fill its link with one queue pair, so such a run proves nothing.
         ("mlx5_0.host", lambda text: text.replace("qps   : 4", "qps   : 1"), "with 1 queue pairs"),
         ("mlx5_1.host", lambda text: text.replace("mlx5_1", "mlx5_0"), "measured mlx5_0"),
         ("mlx5_0.host", lambda text: re.sub(r"(\d)\.(\d)", r"\1,\2", text), "row not understood"),
@@ -201,7 +201,7 @@ def test_what_was_not_asked_for_or_is_not_understood_is_refused(
 def test_a_gpus_slot_may_be_slower_than_the_port(
     sku: str, architecture: str, lanes: int | None, reached: str
 ) -> None:
-    """An L40S in PCIe 4.0, or a slot with fewer lanes, gives a 400 Gb/s port what it can: nothing is slow."""
+    """An L40S in PCIe 4.0, or a slot with fewer lanes, limits a 400 Gb/s port; no part is slow."""
     gpu = {**NODE.gpuprov_node["gpu"], "sku": sku, "architecture": architecture}
     variables = {**NODE.variables, **({"gpuprov_pcie_width": lanes} if lanes else {})}
     node = replace(NODE, gpuprov_node={"gpu": gpu}, variables=variables)

@@ -1,4 +1,4 @@
-"""What a real machine printed, and what the checks say of it: it is well, but where we saw to that."""
+"""Recordings of a real machine pass all checks, except where a fault was provoked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEN = json.loads((H100 / "facts.json").read_text())
 
 
 def result(name: str, **facts: Any) -> CheckResult:
-    """The verdict on a recording. `facts`: over those of its machine, with `_` for the dot."""
+    """Judge a recording; `facts` override those of its machine, with `_` for the dot."""
     document = json.loads((H100 / f"{name}.json").read_text())
     document.pop("format")
     outputs = tuple(Output(**{**one, "argv": tuple(one["argv"])}) for one in document.pop("outputs"))
@@ -59,7 +59,7 @@ def test_its_numbers_are_read() -> None:
 
 
 def test_nvlinks_that_the_driver_was_told_to_leave_are_no_fault_of_one_gpu(tmp_path: Path) -> None:
-    """nvidia-smi nvlink -s prints nothing then, and ends with 0."""
+    """nvidia-smi nvlink -s then prints nothing and exits with 0."""
     machine = Machine(tmp_path / "root")
     assert machine.value("driver.nvlink_disabled") is None
     params = (H100 / "proc-driver-nvidia-params.txt").read_text()

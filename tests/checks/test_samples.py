@@ -1,4 +1,4 @@
-"""Each sample of a program's output has the findings it must have, or is refused for the reason it must."""
+"""Every sample of a program's output yields its expected findings, or is refused for the expected reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REMAP = "fail gpu3 page_retirement/row_remap → investigate"
 BUSBW = "pass node busbw"
 FAULTY, UNMEASURED = "fail gpu3 errors → replace part", "error node  → investigate"
 
-# By check: sample, the node, what is said, and each finding: verdict, device, metric, and the action if any.
+# By check: sample, node, expected message, and each finding as verdict, device, metric and action, if any.
 FINDINGS: dict[str, list[tuple[Any, ...]]] = {
     "disk_speed": [
         ("healthy.json", {}, "read in /scratch is 6702.9 MB/s", *DISK),
@@ -46,7 +46,7 @@ FINDINGS: dict[str, list[tuple[Any, ...]]] = {
         ("healthy.json", {}, "gpu5's, is 1518.86 GB/s", "pass node local_copy"),
         ("healthy.txt", {}, "gpu5's, is 1518.86 GB/s", "pass node local_copy"),
         ("slow-gpu5.json", {}, "at 1208.44 GB/s (limit ≥ 1367 GB/s)", "fail gpu5 local_copy → investigate"),
-        # Who keeps to the limit is found by its peers.
+        # A GPU within the limit is flagged by its peers.
         ("slightly-slow-gpu2.json", {}, "8% below the 1519", "warn gpu2 local_copy → investigate"),
         ("slow-gpu5.json", {"sku": None}, "", "fail gpu5 local_copy → investigate"),
         ("no-value-gpu4.json", {}, "no copy for some", "error node  → investigate"),
@@ -79,7 +79,7 @@ FINDINGS: dict[str, list[tuple[Any, ...]]] = {
         ("warnings.txt", {}, "over 8 GPUs at 16 GiB is 478 GB/s", BUSBW),
         ("slow.txt", {}, "", "fail node busbw → investigate"),
         ("wrong.txt", {}, "96 wrong elements", "fail node wrong → investigate", BUSBW),
-        # 365 GB/s: low for eight GPUs, fine for four.
+        # 365 GB/s is low for eight GPUs and fine for four.
         ("four-gpus.txt", {"count": 4}, "(limit ≥ 347 GB/s)", BUSBW),
         ("four-gpus.txt", {"count": 4, "sku": "h100-nvl"}, "", "warn node busbw → fix configuration"),
     ],
@@ -106,7 +106,7 @@ FINDINGS: dict[str, list[tuple[Any, ...]]] = {
     "gpu_burn": [
         ("healthy.txt", {}, "at 428946 Gflop/s", "pass node rate"),  # the first report is warm-up
         ("healthy-power.txt", {}, "at 430040 Gflop/s", "pass node rate"),
-        ("faulty-gpu3.txt", {}, "FAULTY, 426 errors", FAULTY),  # with exit status 0
+        ("faulty-gpu3.txt", {}, "FAULTY, 426 errors", FAULTY),  # exit status 0
         ("faulty-gpu3.txt", {"count": 9}, "tested 8 GPUs, the node has 9", FAULTY, UNMEASURED),
         ("died-gpu6.txt", {}, "worker died", "error gpu6  → investigate"),
         ("slow-gpu5.txt", {}, "16% below", "warn gpu5 rate → investigate"),
@@ -118,7 +118,7 @@ FINDINGS: dict[str, list[tuple[Any, ...]]] = {
 
 
 def measured(check: str, text: str, **more: Any) -> list[Measurement]:
-    """What is measured where the program prints this. `more`: its fate, and the node."""
+    """Parse this output. `more`: exit status and the like, and the node."""
     fate = {name: more.pop(name) for name in ("rc", "stderr", "timed_out", "seconds") if name in more}
     node = node_for(check, **more)
     return CHECKS[check].parse(node, answered(check, node, text, **fate))
@@ -161,7 +161,7 @@ def test_without_a_limit_nobody_passes(check: str, count: int) -> None:
 
 BANDWIDTH = '"bw_bytes": 2811400000'
 NOT_UNDERSTOOD = "was not understood"
-# Check, sample, the node and the program's fate, what is replaced in the sample, and why it is refused.
+# Check, sample, node and exit status, replacement in the sample, and the reason for refusal.
 REFUSED: list[tuple[Any, ...]] = [
     ("disk_speed", "no-space.json", {}, "fio failed to write"),
     ("disk_speed", "healthy.json", {"rc": 1, "stderr": "fio: bad header"}, "ended with status 1: fio: bad"),
@@ -197,14 +197,14 @@ REFUSED: list[tuple[Any, ...]] = [
     ),
     ("nccl_all_reduce", "four-gpus.txt", {}, "ran on 4 GPUs, the node has 8"),
     ("nccl_all_reduce", "not-ready.txt", {}, "system not yet initialized"),
-    # nccl-tests, src/common.h: NCCLCHECK prints and returns a status, after the table as well as before.
+    # nccl-tests, src/common.h: NCCLCHECK prints and returns a status, before or after the table.
     ("nccl_all_reduce", "healthy.txt", {"rc": -11}, "status -11"),
     ("nccl_all_reduce", "healthy.txt", {}, "row not understood", ("  269.05", "", 1)),
     *(
         ("nccl_all_gather", "healthy.txt", {}, "nccl-tests", (lost, "", 1))
         for lost in ("  359.41", "  41825.2", "       0")
     ),
-    # A number in a unit that nobody expects: ten times too much would pass any limit.
+    # A number in an unexpected unit could be ten times too large and pass any limit.
     *(
         ("nccl_all_reduce", "healthy.txt", {}, "units are not", change)
         for change in (
@@ -223,7 +223,7 @@ REFUSED: list[tuple[Any, ...]] = [
             ),
         )
     ),
-    ("p2p_bandwidth", "error-beside-cases.json", {}, "CUDA_ERROR"),  # with exit status 0
+    ("p2p_bandwidth", "error-beside-cases.json", {}, "CUDA_ERROR"),  # exit status 0
     ("p2p_bandwidth", "error-in-case.json", {}, "CUDA_ERROR"),
     ("p2p_bandwidth", "healthy.json", {"count": 7}, "1x8, but the node has 7 GPUs"),
     ("p2p_bandwidth", "healthy.json", {}, "another unit", ("(GB/s)", "(Gb/s)")),
@@ -242,7 +242,7 @@ def test_a_sample_is_refused(case: tuple[Any, ...]) -> None:
     assert said in refusal.value.what
 
 
-# A folder, a level or a Python that cannot be meant.
+# Folders, levels and Python paths that cannot be right.
 NONSENSE = {
     ("disk_speed", "validation_tools_scratch_dir"): ["scratch", "/a:/etc", "/scratch/../etc", 7],
     ("dcgm_diag", "validation_tools_dcgm_level"): [5, "2", True, -1],

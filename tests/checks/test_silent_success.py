@@ -1,6 +1,6 @@
-"""The silent successes that others have published, rebuilt: in none of these situations does anything pass.
+"""Silent successes reported by other projects, rebuilt: nothing passes in any of these situations.
 
-Each test is named after the project and the thread it comes from, and says what went wrong there.
+Each test is named after the project and thread it comes from, and describes the fault there.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def result(check: str, outputs: tuple[Output, ...], node: Any = H100, error: str
 
 
 def says(check: str, text: str, **more: Any) -> tuple[Output, ...]:
-    """All programs of a check say the same, and end well."""
+    """Return the same text from all programs of a check, with exit status 0."""
     fate = {"rc": 0, "stderr": "", "seconds": 1.0, **more}
     return tuple(Output(o.name, o.argv, stdout=text, **fate) for o in command_outputs(check, H100))
 
 
 def sample(check: str, name: str) -> tuple[Output, ...]:
-    """The scenario of a sample as it is on an H100 machine."""
+    """Return the outputs of a sample on an H100 machine."""
     return next(one.outputs for one in scenarios(check) if one.sample == name)
 
 
 def shell_sees(*results: CheckResult, asked: tuple[str, ...] = ()) -> ExitCode:
-    """The exit code of a validate run of one node with these results."""
+    """Return the exit code of a validate run on one node with these results."""
     found = {one.check: one for one in results}
     node = node_judge.judge_node(seen(), found, asked or tuple(found))
     return validation.exit_code(FleetHealth("run", "0", "i.yml", "", "", tuple(found), (node,)))
@@ -73,9 +73,9 @@ def shell_sees(*results: CheckResult, asked: tuple[str, ...] = ()) -> ExitCode:
     [
         # IBM/autopilot#68: the diagnosis was aborted with errors, then printed SUCCESS; the node was healthy.
         ("DCGM process terminated with errors. Other processes might be running. ABORT\nSUCCESS\n", {}),
-        # microsoft/superbenchmark#411: on an unsupported GPU, and 0 for the shell.
+        # microsoft/superbenchmark#411: on an unsupported GPU, with exit status 0.
         ("[executor.py:132][ERROR] Executor failed in gemm-flops, invalid context.\n", {}),
-        # NVIDIA/NVSentinel#1826, #1827, by their neighbours: in #1748 the watcher hangs on the sick GPU and
+        # NVIDIA/NVSentinel#1826, #1827, and their neighbours: in #1748 the watcher hangs on the sick GPU and
         # "Overall Health: Healthy" stays, in PR #1364 a diagnosis that could not run ends with success.
         ("", {"rc": None, "timed_out": True, "seconds": 45.0}),
         ("", {"rc": 226, "stderr": "Error: Unable to complete diagnostic: DCGM_ST_IN_USE"}),
@@ -99,8 +99,8 @@ def _limits_of(check: str) -> dict[str, thresholds.Threshold]:
 
 @pytest.mark.parametrize("check", [name for name in WITH_COMMANDS if _limits_of(name)])
 def test_readiness_engine_pr_6_a_gate_that_cannot_be_evaluated(check: str) -> None:
-    """NVIDIA/cluster-readiness-engine#5, PR #6: without a limit, or without the measurement it is for, the
-    threshold gate answered "passed"."""
+    """NVIDIA/cluster-readiness-engine#5, PR #6: without a limit, or without the measurement it applies to,
+    the threshold gate answered "passed"."""
     healthy = [one for one in scenarios(check) if one.verdict is Verdict.PASS and one.node.sku == "h100-sxm"]
     if not healthy:
         pytest.skip(f"tests/fixtures/{check} has no healthy sample: test_fuzz.py says so")
@@ -117,14 +117,14 @@ def test_readiness_engine_pr_6_a_gate_that_cannot_be_evaluated(check: str) -> No
     try:
         verdicts = [finding.verdict for finding in module.judge(well.node, without, limits)]
     except (KeyError, ValueError, StopIteration):
-        verdicts = [Verdict.ERROR]  # the campaign turns any exception into this
+        verdicts = [Verdict.ERROR]  # the campaign turns any exception into an error
     assert worst(verdicts) is not Verdict.PASS
     if check.startswith(("p2p_bandwidth", "nccl_all", "nccl_reduce")):
         assert {f.verdict for f in module.judge(well.node, measured, {})} == {Verdict.WARN}
 
 
 def test_readiness_engine_pr_6_a_result_that_never_came() -> None:
-    """... and a group whose measurement did not exist was recorded as healthy."""
+    """In the same PR, a group without a measurement was recorded as healthy."""
     assert node_judge.judge_node(seen(), {}, ["gpu_burn"]).verdict is Verdict.ERROR
     copied = result("p2p_bandwidth", sample("p2p_bandwidth", "healthy.json"))
     assert copied.verdict is Verdict.PASS
@@ -136,7 +136,7 @@ def test_readiness_engine_pr_6_a_result_that_never_came() -> None:
 def test_superbenchmark_410_ansible_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """microsoft/superbenchmark#410: `ansible-playbook` was not found (127), and `sb deploy` ended with 0."""
+    """microsoft/superbenchmark#410: `ansible-playbook` was not found (127), and `sb deploy` exited with 0."""
     play = tmp_path / "play.yml"
     play.write_text("- hosts: all\n  gather_facts: false\n  tasks:\n    - ansible.builtin.ping:\n")
     python, *words = handover.ANSIBLE
@@ -155,8 +155,8 @@ def test_superbenchmark_410_ansible_that_is_not_there(
 
 @pytest.mark.parametrize("role", expectations.roles_in_order())
 def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
-    """dell/omnia#2614: "Provisioning completed but cuda and ofed are not installed". A role that left
-    nothing on a node is not done: what it promises does not hold, nor does what nobody could read."""
+    """dell/omnia#2614: "Provisioning completed but cuda and ofed are not installed". A role that left nothing
+    on a node is not done: its expectations do not hold, and neither do unreadable ones."""
     node: dict[str, Any] = {
         "os": {
             "id": "ubuntu", "version_id": "24.04", "codename": "noble", "family": "debian", "arch": "x86_64",
@@ -175,7 +175,7 @@ def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
     promised = [one for one in expectations.of_node(variables, node) if one.role == role]
     assert promised
     bare = dict.fromkeys(one.fact for one in promised)
-    nothing = ("gpu_settings", "amd_gpu_settings", "gpudirect_rdma", "package_lock")  # to do by default
+    nothing = ("gpu_settings", "amd_gpu_settings", "gpudirect_rdma", "package_lock")  # idle by default
     if role not in nothing:
         assert drifts(promised, Observation("gpu-01", bare)), "a bare node satisfies it"
     assert len(drifts(promised, Observation("gpu-01", {}))) == len(promised)
@@ -183,8 +183,8 @@ def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
 
 @pytest.mark.parametrize("check", ON_NVIDIA)
 def test_soperator_scripts_that_exit_0_on_error(check: str) -> None:
-    """nebius/soperator PR #1323 and #1377: status ERROR, and a platform that is not in the list, end the
-    check script with 0."""
+    """nebius/soperator PR #1323 and #1377: on status ERROR, or for an unlisted platform, the check script
+    exits with 0."""
     assert shell_sees(result(check, (), error="Timed out after 195 second(s).")) is ExitCode.INCOMPLETE
 
 
@@ -198,18 +198,18 @@ def test_soperator_a_platform_that_is_not_known() -> None:
 
 
 def test_oci_hpc_corruption_check_that_counts_minus_one() -> None:
-    """oracle-quickstart/oci-hpc, gpu_sdc_checker.py: a test that crashed counts -1 errors; and results are
-    compared with results of the same GPU, which errs the same way twice."""
+    """oracle-quickstart/oci-hpc, gpu_sdc_checker.py: a crashed test counts -1 errors, and results are
+    compared with results of the same GPU, which repeats its errors."""
     died = result("gpu_burn", sample("gpu_burn", "died-gpu6.txt"))
     assert died.verdict is Verdict.ERROR
     assert any(finding.device == "gpu6" for finding in died.findings)
-    # A GPU that is wrong the same way each time is seen by its neighbours, which know the right sum.
+    # A GPU with repeatable errors is caught by its neighbours, which know the right sum.
     wrong = result("nccl_all_reduce", sample("nccl_all_reduce", "wrong.txt"))
     assert wrong.verdict is Verdict.FAIL
 
 
 def test_aznhc_xid_test_skipped_without_syslog() -> None:
-    """Azure/azurehpc-health-checks: no /var/log/syslog, no Xid test, no word of it."""
+    """Azure/azurehpc-health-checks: without /var/log/syslog the Xid test is silently skipped."""
     well = sample("gpu_inventory", "h100-v13.xml")
     for fate in ({"stdout": ""}, {"stdout": "", "rc": 1}, {"rc": None, "not_started": "not installed"}):
         blind = tuple(Output(**{**vars(o), **fate}) if o.name in ("journal", "dmesg") else o for o in well)
@@ -239,7 +239,7 @@ def test_nvsentinel_1417_a_journal_that_has_forgotten() -> None:
 
 
 def test_gcm_nccl_that_could_not_run_is_no_warning() -> None:
-    """facebookresearch/gcm: "NCCL could not run" was WARN, and a node with a warning takes work."""
+    """facebookresearch/gcm: "NCCL could not run" was WARN, and a node with a warning accepts work."""
     found = result("nccl_all_reduce", sample("nccl_all_reduce", "not-ready.txt"))
     assert found.verdict is Verdict.ERROR
     assert shell_sees(found) is ExitCode.INCOMPLETE
@@ -255,24 +255,24 @@ def _tasks(node: Any) -> Iterator[dict[str, Any]]:
             yield from _tasks(node.get(key, []))
 
 
-# What is looked at again afterwards, by another task: the state counts, not how the attempt ended.
+# Tasks with a later task that verifies the state, so that the outcome of the attempt does not matter.
 ASKED_OTHERWISE = {
-    # Without udev, as in a container, the next boot reads the rules.
+    # Without udev, as in a container, the rules are read at the next boot.
     "roles/amdgpu_driver/tasks/access.yml: Reload the udev rules and apply them to the GPU devices",
-    # Which module there is, is asked after each, and the role fails where it is not the right one.
+    # The installed module is verified after each, and the role fails if it is not the right one.
     "roles/amdgpu_driver/tasks/incomplete.yml: Build missing DKMS modules for the next boot's kernel",
     "roles/amdgpu_driver/tasks/incomplete.yml: Reinstall incomplete driver packages",
     "roles/nvidia_driver/tasks/incomplete.yml: Build missing DKMS modules for the next boot's kernel",
-    # `up --remove` looks whether it is loaded, and reboots where it is.
+    # `up --remove` checks whether it is loaded, and reboots if so.
     "roles/gpudirect_rdma/tasks/remove.yml: Unload nvidia-peermem",
-    # It fails where nothing runs any more. What still ran would keep its user from being removed.
+    # It fails if nothing is running. Work that is still running would prevent the removal of its user.
     "roles/receptor/tasks/remove.yml: Kill running work",
 }
 
 
 def test_cloud_native_stack_no_task_is_ignored() -> None:
-    """NVIDIA/cloud-native-stack: 45 tasks of its validation have ignore_errors. Here none has, and a task
-    that may fail (`failed_when: false`) is asked afterwards how it went."""
+    """NVIDIA/cloud-native-stack: 45 tasks of its validation have ignore_errors. No task here has, and the
+    outcome of each task that may fail (`failed_when: false`) is verified afterwards."""
     ignored, unread = [], []
     for path in [*ROLES.rglob("*.yml"), *PLAYBOOKS.rglob("*.yml")]:
         if "tasks" not in path.parts and "handlers" not in path.parts and path.parent != PLAYBOOKS:
@@ -303,7 +303,7 @@ def _test_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def test_molecule_no_test_asserts_a_constant() -> None:
-    """17 Molecule verifies of GPU roles assert `true`. Here no assertion is a constant."""
+    """17 Molecule verify playbooks of GPU roles assert `true`. No assertion here is a constant."""
     constant = [
         f"{name}:{node.lineno}"
         for name, function in _test_functions()
@@ -319,7 +319,7 @@ def test_molecule_no_test_asserts_a_constant() -> None:
 
 
 def test_molecule_every_test_can_fail() -> None:
-    """A test without an assertion of its own calls something that has one, or expects an exception."""
+    """Tests without an assertion call a function that asserts, or expect an exception."""
     bodies: dict[str, set[str]] = {}
     asserting: set[str] = set()
     for path in TESTS.rglob("*.py"):
@@ -341,7 +341,7 @@ def test_molecule_every_test_can_fail() -> None:
 
 
 def test_a_finding_that_passes_is_the_only_good_news() -> None:
-    """Neither what was not measured nor what does not apply counts as healthy."""
+    """Neither unmeasured nor inapplicable counts as healthy."""
     for verdict in (Verdict.ERROR, Verdict.FAIL):
         bad = CheckResult("gpu_burn", verdict, (Finding("gpu_burn", verdict, "node", "x"),), (), 1.0)
         assert shell_sees(bad) is not ExitCode.OK

@@ -1,4 +1,4 @@
-"""The t distribution against published quantiles, and against what is known exactly."""
+"""The t distribution, compared with published quantiles and exact values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is to blame for slow cells, and for a slow group."""
+"""The culprits behind slow cells and behind a slow group."""
 
 from __future__ import annotations
 

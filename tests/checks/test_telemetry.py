@@ -1,4 +1,4 @@
-"""What nvidia-smi sampled under load: throttling with its duration, PCIe, heat, growing counters."""
+"""Samples of nvidia-smi under load: throttling with its duration, PCIe, heat, growing counters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Change = Callable[[int, int], dict[str, Any] | None]
 
 
 def sampled(change: Change = lambda _second, _gpu: {}, *, gpus: int = 8, seconds: int = 60) -> str:
-    """Samples of a burn; `change`: what is different of a GPU at a second, None when it is not listed."""
+    """Return the samples of a burn; `change`: values of one GPU at one second, None if it is missing."""
     rows = [
         row(second, gpu, **different)
         for second in range(0, seconds, 2)
@@ -61,7 +61,7 @@ def output(text: str, **more: Any) -> Output:
 
 
 def burned(*beside: Output, **more: Any) -> list[Finding]:
-    """The findings of a healthy gpu_burn beside which these were the samples."""
+    """Return the findings of a healthy gpu_burn with these samples."""
 
     node = make_node(gpuprov_pci_addresses=BUSES, **more)
     argv = ("/usr/bin/gpu_burn", "-tc", "60")
@@ -151,11 +151,11 @@ def test_a_reading_that_is_not_permitted_is_not_measured_whatever_follows() -> N
 @pytest.mark.parametrize(
     "healthy",
     [
-        lambda _s, _g: {"clocks_event_reasons__active": "0x0000000000000004"},  # the power cap, all the time
+        lambda _s, _g: {"clocks_event_reasons__active": "0x0000000000000004"},  # the power cap, throughout
         lambda s, g: {"clocks_event_reasons__active": "0x0000000000000088"} if g == 2 and s < 4 else {},
         lambda _s, _g: {"clocks_event_reasons__active": "[N/A]"},
         lambda s, _g: {"pcie__link__gen__current": 1, "utilization__gpu": 0} if s > 50 else {},  # at the end
-        lambda _s, _g: {"pcie__link__width__current": 8, "pcie__link__width__max": 8},  # wired so
+        lambda _s, _g: {"pcie__link__width__current": 8, "pcie__link__width__max": 8},  # wired with 8 lanes
         lambda _s, g: {"temperature__gpu": 60 + g},  # the warm end of the airflow
         lambda _s, _g: {"power__draw": "[N/A]", "temperature__gpu": "[N/A]"},
         lambda _s, _g: {"utilization__gpu": "[N/A]", "clocks_event_reasons__active": "0x88"},  # MIG
@@ -200,7 +200,7 @@ LOST = (
 
 def test_a_gpu_lost_in_the_middle_is_named() -> None:
     assert told(burned(output(sampled(seconds=30) + LOST))) == {("fail", "gpu3", "lost", "power-cycle")}
-    # The burn itself comes to nothing then: its error names the GPU as well.
+    # The burn itself then fails, and its error names the GPU as well.
     node = make_node(gpuprov_pci_addresses=BUSES)
     dead = Output("gpu_burn", ("gpu_burn", "-tc", "60"), 123, "No clients are alive!  Aborting\n", "", 31.0)
     with pytest.raises(ParseError, match=r"\(gpu3 stopped answering meanwhile\)"):
@@ -365,7 +365,7 @@ def test_memory_errors_under_load() -> None:
 
 
 def test_replays_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it() -> None:
-    """`nvidia-smi dmon` prints `-` for what it cannot read."""
+    """`nvidia-smi dmon` prints `-` for unreadable values."""
     silent = [0, 0, "-", 0, 0, 0, 0, 0]
     assert told(burned(counted(silent, silent))) == {("error", "gpu2", "", "investigate")}  # type: ignore[arg-type]
 
@@ -397,7 +397,7 @@ def test_a_gpu_or_a_time_in_which_dmon_did_not_look_is_an_error() -> None:
 
 
 def test_a_count_that_fills_its_column_is_read() -> None:
-    """As nvidia-smi 470.256.02 prints it."""
+    """Format of nvidia-smi 470.256.02."""
     rows = (
         "# gpu sbecc dbecc   pci\n# Idx  errs  errs  errs\n    3     0     0    90\n    3     0     0100000\n"
     )
@@ -452,7 +452,7 @@ def test_a_gpu_whose_readings_are_for_root_alone_was_not_sampled() -> None:
 
 
 def named(text: str, *more: tuple[str, str]) -> str:
-    """The samples with columns of their own at the end: (header, cell)."""
+    """Append columns to the samples, as (header, cell)."""
     head, *rows = text.splitlines()
     cells = "".join(f", {cell}" for _, cell in more)
     return "\n".join([head + "".join(f", {name}" for name, _ in more), *(row + cells for row in rows)]) + "\n"

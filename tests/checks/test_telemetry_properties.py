@@ -1,6 +1,6 @@
-"""What holds of any samples of GPUs under load, beside a check and in a burn-in, of both vendors: neither the
-order of GPUs nor repetition changes what is found, one more healthy sample and one more fault never improve a
-verdict, and no GPU is blamed for another's fault."""
+"""Properties of any samples of GPUs under load, in checks and burn-ins, of both vendors: order and repetition
+change no finding, an added healthy sample or fault never improves a verdict, and no GPU is blamed for the
+fault of another."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ LOST = ERRORS[0]
 CASES = times(120, 20_000)
 BAD = (Verdict.WARN, Verdict.ERROR, Verdict.FAIL)
 Found = frozenset[tuple[Verdict, str, str, str]]  # verdict, device, metric, action
-# By surface, in the order of `cases`: what no rule judges there, or not always.
+# By surface, in the order of `cases`: faults that no rule judges there, or only sometimes.
 UNJUDGED = (
     {"brief", "slower"},
     {"brief", "slower", "unread"},
     {"brief", "slower", "unread", "narrow", "generation"},
     {"brief", "slower", "unread", "narrow", "generation"},
 )
-# An idle link runs at generation 1, so that the best sample counts: one that is fast proves the link.
+# An idle link runs at generation 1, so a single fast sample proves that the link is good.
 BEST_COUNTS = "load_pcie_gen"
-FOUND: dict[int, Found] = {}  # what each case is without a change: every property compares with it
+FOUND: dict[int, Found] = {}  # findings of each unchanged case, with which every property compares
 
 
 @dataclass(frozen=True)
 class Case:
-    """A drawn node, as one of the tools shows it. `draw`: of the property; `found`: on the node as it is."""
+    """A drawn node shown by one of the tools. `draw`: of the property; `found`: on the unchanged node."""
 
     number: int
     draw: random.Random
@@ -51,7 +51,7 @@ class Case:
         return told(self.judge(node, how or Told()))
 
     def any_gpu(self) -> int:
-        """A GPU, as often as not one that has a fault."""
+        """Draw a GPU, with a fault in half of the cases."""
         broken = sorted(self.node.faults) if self.draw.random() < 0.5 else []
         return self.draw.choice(broken or range(len(self.node.rounds[0])))
 
@@ -60,7 +60,7 @@ class Case:
 
 
 class Cases:
-    """Every case, on one of the surfaces in turn."""
+    """Iterator over all cases, which take the surfaces in turn."""
 
     def __init__(self, surfaces: Sequence[Surface]) -> None:
         self.surfaces = surfaces
@@ -86,7 +86,7 @@ def told(findings: Sequence[Finding]) -> Found:
 
 
 def worst(found: Found, device: str = "") -> tuple[int, int]:
-    """The worst verdict and the worst action, of one GPU or of all."""
+    """Return the worst verdict and the worst action, of one GPU or of all."""
     mine = [one for one in found if device in ("", one[1])]
     actions = [kernel_meaning.ACTIONS.index(action) for *_, action in mine]
     return max((verdict.badness for verdict, *_ in mine), default=0), max(actions, default=0)
@@ -99,7 +99,7 @@ def test_the_order_of_gpus_changes_nothing(cases: Cases) -> None:
 
 
 def test_a_repeated_sample_changes_nothing(cases: Cases) -> None:
-    """Each is repeated: what is judged by the share of samples has the same share."""
+    """Repeating every sample leaves the fraction of affected samples unchanged."""
     for case in cases.of("repeated"):
         other = case.again(case.node, Told(times=2))
         assert other == case.found, case.shown(other)
@@ -132,8 +132,8 @@ def test_one_more_fault_never_improves_a_verdict(cases: Cases) -> None:
 
 
 def _explains(node: Node, more: Node, gpu: int, fault: str) -> bool:
-    """Whether less may have to be done with this fault: of a GPU that is gone nothing else is known, and one
-    that `requires reset` has no `Unknown Error` any more."""
+    """Whether this fault may lower the required action, as a lost GPU hides its other faults, and
+    `requires reset` replaces `Unknown Error`."""
     others = set().union(*node.faults.values()) - set(HIDING)
     errors = {cell["error"] for cell in more.of(gpu)}
     return fault in HIDING and (bool(others) or ("[GPU requires reset]" in errors and LOST not in errors))
@@ -146,7 +146,7 @@ def test_each_gpu_is_blamed_for_its_own_faults_alone(cases: Cases) -> None:
         hidden = any(faulty & set(HIDING) for faulty in faults.values())
         assert blamed <= {f"gpu{gpu}" for gpu in faults} | ({"node"} if hidden else set()), case.shown()
         unjudged = UNJUDGED[case.number % len(UNJUDGED)]
-        if hidden and case.judge is drawn_samples.amd_check:  # whose number is whose is not known any more
+        if hidden and case.judge is drawn_samples.amd_check:  # serial numbers no longer identify GPUs
             unjudged = set(FAULTS) - set(HIDING)
         judged = {gpu for gpu, faulty in faults.items() if faulty - unjudged}
         assert {f"gpu{gpu}" for gpu in judged} <= blamed, case.shown()

@@ -1,4 +1,4 @@
-"""The samples over time: in order, whole, and thinned so that what is brief stays to be seen."""
+"""Samples over time: in order, complete, and thinned so that brief events remain visible."""
 
 from __future__ import annotations
 

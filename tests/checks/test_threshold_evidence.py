@@ -1,4 +1,4 @@
-"""What a limit rests on: the share of healthy parts it would fail, its age, and docs/thresholds.md."""
+"""Evidence for limits: the fraction of healthy parts they would fail, their age, and docs/thresholds.md."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def test_of_a_large_population_it_is_the_normal_distribution() -> None:
 
 
 def test_few_machines_widen_it() -> None:
-    # One machine: its own deviation counts once more, two variances.
+    # One machine: its own deviation counts again, hence two variances.
     assert share(limit(98, machines=1, spread=(1, None))) == pytest.approx(
         NormalDist().cdf(-2 / math.sqrt(2))
     )
-    # t of 3 degrees of freedom: 3.1824 is its 97.5 % quantile, and 4 machines have 1 + 1/4 variances.
+    # The 97.5 % quantile of t with 3 degrees of freedom is 3.1824; 4 machines have 1 + 1/4 variances.
     far = 3.182446 * math.sqrt(1.25)
     assert share(limit(100 - far, machines=4, spread=(1, 4))) == pytest.approx(0.025, rel=1e-5)
     shares = [share(limit(96, machines=n, spread=(1, n))) for n in (2, 3, 5, 10, 100)]
     assert shares == sorted(shares, reverse=True)
-    # A source that does not say on how many machines counts as one.
+    # A source that does not state the number of machines counts as one.
     assert share(limit(98, machines=None, spread=(1, None))) == share(limit(98, spread=(1, None)))
 
 
@@ -82,7 +82,7 @@ def test_without_a_typical_value_it_is_unknown() -> None:
 
 
 def test_the_prediction_is_right_on_average() -> None:
-    """Of fleets of four nodes, each with a limit three of its deviations low, it says how many parts fail."""
+    """Fleets of four nodes, each with a limit three standard deviations low, match the predicted failures."""
     chance = random.Random(7)  # noqa: S311 - a seed reproduces it
     predicted, failed = [], []
     for _ in range(4000):

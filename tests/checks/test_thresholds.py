@@ -1,4 +1,4 @@
-"""Limits: shipped ones hold together, a user's are checked before they count."""
+"""Limits: shipped ones are consistent, and a user's limits are validated before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provision.paths import DATA
 RATED = ("a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "b200", "h100-nvl", "h100-sxm", "h200-sxm", "l40s")
 INSTINCT = ("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi300x-hf", "mi308x", "mi308x-hf", "mi325x")
 CARDS = ("a100-pcie-40", "a30", "a40", "h100-pcie", "h200-nvl", "l40")
-# Of their copies to the host nobody has published a limit, or clouds wire their slots with 8 lanes.
+# No limit for copies to the host has been published, or clouds wire their slots with 8 lanes.
 FEW = ("a10", "b300", "gb200", "gb300", "gh200", "l4", "t4", *CARDS)
 SKUS = tuple(sorted((*RATED, *FEW, *INSTINCT, "mi350p", "mi350x", "mi355x")))
 
@@ -81,7 +81,7 @@ def test_limits_that_operators_published(sku: str, metric: str, limit: float) ->
 
 @pytest.mark.parametrize("sku", [*RATED, *CARDS])
 def test_no_limit_is_so_low_that_half_a_link_would_pass(sku: str) -> None:
-    """A slot at half its width must fail, and behind NVSwitches a pair with half its NVLinks."""
+    """A slot at half its width must fail, and so must a pair with half its NVLinks behind NVSwitches."""
     limits = for_sku(sku)
     links = yaml.safe_load((DATA / "thresholds" / f"{sku}.yml").read_text())["links"]
     assert limits["p2p_bandwidth.h2d"].limit > links["pcie"] / 2
@@ -111,7 +111,7 @@ def test_slots_with_fewer_lanes_lower_what_pcie_carries_and_nothing_else(tmp_pat
     assert half["p2p_bandwidth.h2d"].limit == whole["p2p_bandwidth.h2d"].limit / 2
     assert "8 lanes (gpuprov_pcie_width)" in half["p2p_bandwidth.h2d"].source
     assert for_sku("h100-sxm", lanes=16) == whole
-    # Without NVLink the GPUs reach each other through their slots.
+    # Without NVLink, GPUs reach each other through their slots.
     peers = "p2p_bandwidth.p2p_read"
     assert for_sku("l40s", lanes=4)[peers].limit == for_sku("l40s")[peers].limit / 4
     own = write(
@@ -233,11 +233,11 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sku", "metric", "unit", "limit", "said"),
     [
-        # A slot at half its width copies 0.41 of what the whole one carries: 0.41 x 63 = 25.83.
+        # A slot at half its width copies at 0.41 of the full rate: 0.41 x 63 = 25.83.
         ("h100-sxm", "p2p_bandwidth.h2d", "GB/s", 25.8, "still reaches 25.83 GB/s"),
         ("h100-sxm", "p2p_bandwidth.h2d", "GB/s", 25.9, ""),
         ("h100-sxm", "p2p_bandwidth.h2d", "GB/s", 63.1, "above what the link can carry"),
-        # Behind switches half of the NVLinks copy 0.46 of them all; elsewhere a pair may sit across sockets.
+        # Behind switches half of the NVLinks reach 0.46 of the full rate; elsewhere a pair may cross sockets.
         ("h100-sxm", "p2p_bandwidth.p2p_read", "GB/s", 206, "still reaches 207 GB/s"),
         ("l40s", "p2p_bandwidth.p2p_read", "GB/s", 7.5, ""),
         ("l40s", "p2p_bandwidth.p2p_read", "GB/s", 7.0, "too loose"),
@@ -253,7 +253,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         ("h100-sxm", "memory_bandwidth.local_copy", "GB/s", 1676, "above what the GPU has"),
         ("h100-sxm", "memory_bandwidth.local_copy", "GB/s", 750, "too loose"),
         ("t4", "gpu_inventory.pcie_width", "lanes", 32, "above 16"),
-        ("gb200", "p2p_bandwidth.h2d", "GB/s", 400, ""),  # through NVLink-C2C: no slot limits it
+        ("gb200", "p2p_bandwidth.h2d", "GB/s", 400, ""),  # through NVLink-C2C, so no slot limits it
     ],
 )
 def test_impossible_and_useless_gates_are_refused(
@@ -273,7 +273,7 @@ def test_impossible_and_useless_gates_are_refused(
 
 
 def test_a_file_may_state_links_of_its_own(tmp_path: Path) -> None:
-    """A PCIe 5 card in a PCIe 4 slot has half of it, and is healthy."""
+    """A PCIe 5 card in a PCIe 4 slot reaches half the rate and is healthy."""
     limits = {"p2p_bandwidth.h2d": {**GOOD, "limit": 21}}
     with pytest.raises(ThresholdError, match="too loose"):
         for_sku("h100-pcie", write(tmp_path / "a.yml", {"sku": "h100-pcie", "thresholds": limits}))
@@ -317,7 +317,7 @@ def test_a_limit_of_ours_without_date_or_machines_is_refused(
 def test_what_a_limit_rests_on_is_read_and_cited(tmp_path: Path) -> None:
     def read(**more: object) -> Threshold:
         rows = {"p2p_bandwidth.p2p_read": {**GOOD, **more}}
-        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.yml"  # a file read before is remembered
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.yml"  # a new name, since files are cached
         write(file, {"sku": "h100-sxm", "thresholds": rows})
         return for_sku("h100-sxm", file)["p2p_bandwidth.p2p_read"]
 

@@ -1,4 +1,4 @@
-"""The simulated tools and the checks that read them are written apart: could they share a mistake?"""
+"""The simulated tools and the checks that parse them are written independently, to avoid shared mistakes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = Path(cli.__file__).resolve().parent
 CHECKS = sorted((ROOT / "checks").rglob("*.py"))
 SILICON = sorted(places.SILICON.rglob("*.py"))
 
-# A text this long that stands on both sides was copied, unless it is the tool's own wording.
+# A text of this length on both sides was copied, unless it is the tool's own wording.
 LONG = 24
 
-# What the real tools print or are called with, word for word: both sides must have it. Source beside each.
+# Exact output and arguments of the real tools, which both sides need; each with its source.
 DOCUMENTED = {
     "Requested functionality has been deprecated": "nvidia-smi -q -x, retired fields (captures)",
     "device_to_device_memcpy_read_ce": "a test case of nvbandwidth",
@@ -50,7 +50,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def strings(path: Path) -> set[str]:
-    """The string literals of a file that are no documentation, with the pieces of f-strings."""
+    """Return the string literals of a file except docstrings, including pieces of f-strings."""
     told = {
         id(node.body[0].value)
         for node in nodes(path)
@@ -66,7 +66,7 @@ def strings(path: Path) -> set[str]:
 
 
 def patterns(path: Path) -> set[str]:
-    """The regular expressions a file compiles or searches with."""
+    """Return the regular expressions that a file compiles or searches with."""
     return {
         argument.value
         for node in nodes(path)
@@ -81,7 +81,7 @@ def patterns(path: Path) -> set[str]:
 
 @functools.cache
 def numbers(path: Path) -> frozenset[float]:
-    """Numbers so particular that two people would not choose both: three digits and more, not round."""
+    """Return the distinctive numbers of a file: three or more significant digits."""
     found = set()
     for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True:
@@ -92,7 +92,7 @@ def numbers(path: Path) -> frozenset[float]:
 
 
 def test_no_simulated_tool_names_our_packages() -> None:
-    """That neither side imports the other is held by tests/test_architecture.py."""
+    """tests/test_architecture.py verifies that neither side imports the other."""
     assert {path.stem for path in SILICON if "provision" in " ".join(strings(path))} <= {"run", "boot"}
 
 
@@ -106,7 +106,7 @@ def test_no_long_text_stands_on_both_sides() -> None:
 
 
 def test_no_pattern_stands_on_both_sides() -> None:
-    """A pattern with a group in it is somebody's reading of a format."""
+    """A pattern with a group embodies its author's understanding of a format."""
     ours, theirs = (
         {text for path in side for text in patterns(path) if "(" in text and len(text) > 16}
         for side in (CHECKS, SILICON)
@@ -116,7 +116,7 @@ def test_no_pattern_stands_on_both_sides() -> None:
 
 @pytest.mark.parametrize("path", CHECKS, ids=lambda path: path.stem)
 def test_few_particular_numbers_are_shared(path: Path) -> None:
-    """Bit masks and PCI ids are the tools' own; many numbers in common are a table that was copied."""
+    """Bit masks and PCI ids belong to the tools; many shared numbers reveal a copied table."""
     for other in SILICON:
         shared = numbers(path) & numbers(other)
         assert len(shared) <= 2, f"{other.name}: {sorted(shared)}"

@@ -13,7 +13,7 @@ from provision.checks.check import CheckNode
 from provision.checks.judge import Finding, Verdict
 from tests.support.checks import flagged, inventory, make_node, make_output, sample
 
-# In place of these 550.163.01 printed the error of a lost GPU; name, serial number and address were right.
+# 550.163.01 replaced these by the error of a lost GPU; name, serial number and address stayed right.
 ASKED = (
     *("total", "used", "free", "gpu_util", "gpu_temp", "state", "status", "dram_uncorrectable", "sm_clock"),
     "remapped_rows",
@@ -29,7 +29,7 @@ def judge(document: str, node: CheckNode | None = None, **smi: Any) -> list[Find
 
 
 def struck(document: str, value: str, *tags: str, gpus: Collection[int] = range(8)) -> str:
-    """The document with this in place of readings of some GPUs: of all that ASKED names, if none is named."""
+    """Return the document with `value` in these tags of some GPUs (default: all tags in ASKED)."""
     head, *parts = re.split(r"(?=\t<gpu id=)", document)
     for gpu in gpus:
         for tag in tags or ASKED:
@@ -95,7 +95,7 @@ RESEAT, CONFIGURE = "reseat or check cable", "fix configuration"
             struck(CAPPED, "3", "max_link_gen", gpus=[2]),
             [("warn", "node", "pcie_gen_max", CONFIGURE), ("fail", "gpu2", "pcie_gen_max", RESEAT)],
         ),
-        # Before driver 530 the SKU's generation stands in for the device's.
+        # Before driver 530, the generation of the SKU is printed instead of the device's.
         (NO_DEVICE_GENERATION, []),
         (struck(NO_DEVICE_GENERATION, "4", "max_link_gen"), [("warn", "node", "pcie_gen_max", CONFIGURE)]),
     ],
@@ -134,7 +134,7 @@ def test_double_bit_errors_of_gpus_before_turing_fail() -> None:
         f"<{kind}><device_memory>{n}</device_memory><cbu>N/A</cbu><total>{n}</total></{kind}>"
         for kind, n in (("single_bit", 12), ("double_bit", 7))
     )
-    # On all GPUs: one driver describes GPUs of a model in the same words.
+    # On all GPUs, since one driver uses the same words for all GPUs of a model.
     document = re.sub(r"<volatile>.*?</volatile>", f"<volatile>{counters}</volatile>", H100_V12, flags=re.S)
     (finding,) = [f for f in judge(document) if f.metric == "ecc_uncorrectable" and f.device == "gpu0"]
     assert (finding.verdict, finding.value) == (Verdict.FAIL, 7)
@@ -169,7 +169,7 @@ def test_slots_wired_with_fewer_lanes_are_no_reason_to_reseat(name: str, capture
     assert not [f for f in findings if f.metric == "pcie_width" and f.verdict is not Verdict.PASS]
 
 
-# --- NVLinks beside a GPU that does not answer
+# --- NVLinks next to a GPU that does not answer
 
 
 def linked(links: str, document: str = H100, **smi: Any) -> list[Finding]:

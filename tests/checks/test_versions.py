@@ -1,4 +1,4 @@
-"""versions: what must be of one version and is not, and what only looks so."""
+"""Tests of versions: components that must match and do not, and harmless differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIVE = {**IMEX, "service.nvidia-imex.active": "active"}
 def judge(
     facts: Mapping[str, Any] | None = None, unread: tuple[str, ...] = (), fabric: str = "nvswitch"
 ) -> list[Finding]:
-    """Change facts of a healthy node, or leave some unread, and judge."""
+    """Judge a healthy node with changed or unread facts."""
 
     known = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
     node = replace(make_node(fabric=fabric), facts=known, problems=dict.fromkeys(unread, "permission denied"))
@@ -68,7 +68,7 @@ def test_what_only_looks_apart(facts: Mapping[str, Any], fabric: str) -> None:
             "nvswitch",
             ("fail", "driver_mismatch", "reboot"),
         ),
-        (  # the library alone was upgraded: the next boot loads the old module again
+        (  # only the library was upgraded: the next boot loads the old module again
             {"driver.mismatch": "module 570.124.06, library 580.126.09", "boot.required": True}
             | {"driver.userspace_version": "580.126.09", "driver.installed_version": "570.124.06"},
             "nvswitch",

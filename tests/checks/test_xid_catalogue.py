@@ -1,4 +1,4 @@
-"""Nothing of NVIDIA's error catalogues is missing, and no reading differs from NVIDIA's without a reason."""
+"""The Xid catalogue covers all of NVIDIA's error codes, and each deviation from NVIDIA has a reason."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_all_actions_are_ones_of_ours() -> None:
     assert sorted(KERNEL["recovery_actions"]) == list(range(8))
 
 
-# --- the script that renews the records
+# --- the script that updates the records
 
 
 def go_of(codes: dict[int, list[str]]) -> str:
-    """The recorded catalogue in the form of gpud's copy."""
+    """Return the recorded catalogue in the form of gpud's copy."""
     lines = [
         f'{{Code: {code}, Mnemonic: "A\\nB", Description: "C", ImmediateResolution: "{now}", '
         f'InvestigatoryResolution: "{then}"}},'
@@ -72,7 +72,7 @@ def go_of(codes: dict[int, list[str]]) -> str:
 
 
 def workbook(path: Path, *sheets: list[list[str]]) -> Path:
-    """A spreadsheet of these rows, all texts shared."""
+    """Write a spreadsheet of these rows with all texts shared."""
     texts: list[str] = []
     with zipfile.ZipFile(path, "w") as book:
         for number, rows in enumerate(sheets, 1):
@@ -96,7 +96,7 @@ SPACE = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the recorded catalogues, which the script works on."""
+    """Copy the recorded catalogues for the script to work on."""
     for name in ("xid", "nvlink", "sxid", "kernel_log"):
         (tmp_path / f"{name}.yml").write_text((DATA / f"{name}.yml").read_text())
     monkeypatch.setattr(catalogues, "DATA", tmp_path)
