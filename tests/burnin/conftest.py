@@ -1,4 +1,4 @@
-"""A run folder with a node's spool in it, and the node as it was seen."""
+"""Fixtures of the burn-in: a run folder with a node's spool, and the facts of the node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(folder: RunFolder) -> Made:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeNode]:
-    """The nodes that answer; one that is not in it is unreachable."""
+    """Return the reachable nodes; all others are unreachable."""
     found: dict[str, FakeNode] = {}
 
     def run(

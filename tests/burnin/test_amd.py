@@ -1,4 +1,4 @@
-"""A node with AMD's GPUs in a burn-in: what it is asked to do, and what its hours show."""
+"""Burn-in of an AMD GPU node: its order, and the findings from its hours."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def amd(made: Made, node: NodeFacts) -> Made:
     return made
 
 
-# --- the order
+# --- orders
 
 
 @pytest.mark.parametrize("name", profile.available())
@@ -144,11 +144,11 @@ def test_a_burn_that_partitioned_gpus_cannot_take_is_in_the_record(
     assert "GPUs are partitioned (CPX" in burn.findings[0].message
 
 
-# --- what the hours show
+# --- findings
 
 
 def usual(**more: Any) -> dict[str, Any]:
-    """What a loaded MI300X is sampled with beside what every GPU has."""
+    """Return the additional samples of a loaded MI300X that NVIDIA GPUs lack."""
     return {"violations": "0x0", "throttle": "", "pcie_replays": 5, **more}
 
 
@@ -161,7 +161,7 @@ def judged(amd: Made, change: Change = healthy, *events: Any) -> Burned:
 
 
 def told(found: Burned) -> dict[tuple[str, str], Reported]:
-    """(device, metric) → what was found by the burn-in itself that is no praise."""
+    """Return the burn-in's own failures and warnings, by (device, metric)."""
     return {
         (one.finding.device, one.finding.metric): one
         for one in found.reported
@@ -265,11 +265,11 @@ def test_a_line_of_the_driver_dates_what_a_step_found(amd: Made) -> None:
     assert judge._since(found, first, [first], timeline, watch) == T0 + 40
 
 
-# --- the record
+# --- records
 
 
 def burn(node: NodeFacts) -> dict[str, Any]:
-    """The answer of a step of gpu_burn in which RVS found nothing."""
+    """Return the result of a gpu_burn step without findings by RVS."""
     lines = [f"{at} - GPU[{n:2d} - {n + 1000:5d}] AMD Instinct MI300X\n" for n, at in enumerate(ADDRESSES)]
     told = ""
     for number in range(1000, 1008):
@@ -350,7 +350,7 @@ def test_the_state_of_a_node_says_that_a_gpu_broke(line: str, bad: bool) -> None
     assert (found.bad, found.words.endswith("; kernel")) == (bad, bad)
 
 
-# --- the look before it
+# --- observation before the burn-in
 
 
 def test_what_only_its_checks_read_is_asked_in_a_second_round(

@@ -1,4 +1,4 @@
-"""The controller's side against nodes that answer as the module does, and as it should not."""
+"""The controller's side of a burn-in, with nodes that behave like the module, and nodes that misbehave."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_everything_comes_in_parts_and_the_record_is_written(
     assert (run.folder.path / "nodes.pass").read_text() == "gpu-01\n"
     assert (run.folder.path / "nodes.exclude").read_text() == "gpu-02\n"
     assert "1 of 2 nodes accepted" in written["record"].read_text()
-    # Fetched again, nothing is asked for that is here.
+    # A second fetch transfers nothing that is already stored.
     nodes["gpu-01"].asked.clear()
     run.fetch(["gpu-01"], said.append)
     assert len(nodes["gpu-01"].asked) == 1
@@ -108,11 +108,11 @@ def test_a_machine_that_never_heard_of_it_asks_the_nodes(
     nodes["gpu-03"] = FakeNode("gpu-03", {}, campaign="")
     known, _ = campaign.ask_nodes("latest", variables, fleet, 5)
     assert known.name == NAME
-    assert known.folder.meta()["nodes"] == ["gpu-01", "gpu-02"]  # gpu-02 cannot be asked: it may have it
+    assert known.folder.meta()["nodes"] == ["gpu-01", "gpu-02"]  # gpu-02 is unreachable and may have it
     known.fetch(known.folder.meta()["nodes"], print)
     health = {node.node: node for node in results.results(known).health.nodes}
     assert health["gpu-01"].verdict is Verdict.PASS
-    assert health["gpu-01"].facts["sku"] == "h100-sxm"  # as the controller that began it saw it
+    assert health["gpu-01"].facts["sku"] == "h100-sxm"  # as seen by the controller that started it
     assert health["gpu-02"].verdict is Verdict.ERROR
     nodes["gpu-02"] = FakeNode("gpu-02", {}, campaign="")
     again, _ = campaign.ask_nodes(NAME, variables, fleet, 5)
@@ -141,7 +141,7 @@ def test_where_a_node_is_is_said_in_words(run: Campaign, nodes: Nodes) -> None:
     one, other = (status(answers[name], NAME) for name in ("gpu-01", "gpu-02"))
     assert one.words == "heat (2 of 2), gpu_burn, run 4; xid"
     assert (one.bad, one.over, one.alive) == (True, False, True)
-    assert not other.over  # it may burn
+    assert not other.over  # it may still be running
     assert other.words == SILENT
 
 
@@ -191,7 +191,7 @@ def test_failed_nodes_are_drained_through_their_scheduler(
     fleet = Fleet(tmp_path / "i.yml", found, {})
     assert "Invalid user id" in acceptance.drain(run, results.results(run), fleet, {})["gpu-01"]
     cluster.denied = ""
-    for _ in range(2):  # what failed is tried again, what is done is not
+    for _ in range(2):  # failed nodes are retried, finished ones are not
         assert acceptance.drain(run, results.results(run), fleet, {}) == {}
     state, reason = cluster.nodes["gpu-01"]
     assert state == "IDLE+DRAIN"

@@ -1,4 +1,4 @@
-"""Times are the controller's, whatever a node's own clock says."""
+"""Timestamps follow the controller's clock, however wrong a node's clock is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from provision.burnin.spool import Event
 from provision.burnin.timeline import Clock, Contact
 from provision.checks.judge import Verdict
 
-OURS = 1_795_000_000.0  # when the node booted, by our clock
+OURS = 1_795_000_000.0  # boot time of the node on our clock
 
 
 def said(up: float, wrong: float, boot: str = "b1", booted: float = OURS) -> Event:
@@ -19,7 +19,7 @@ def said(up: float, wrong: float, boot: str = "b1", booted: float = OURS) -> Eve
 
 @given(st.floats(-1e7, 1e7), st.lists(st.floats(0, 1e5), min_size=1, max_size=20), st.floats(-3600, 3600))
 def test_a_clock_that_is_wrong_and_jumps_moves_nothing(wrong: float, ups: list[float], jump: float) -> None:
-    """One contact in that boot is enough."""
+    """One contact during that boot is enough."""
     events = [said(up, wrong + (jump if up > 5e4 else 0.0)) for up in sorted(ups)]
     clock = Clock([Contact(OURS + 1e5, OURS + 1e5 + wrong, 1e5, "b1")], events)
     for event in events:

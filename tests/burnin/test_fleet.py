@@ -1,4 +1,4 @@
-"""Segments between nodes: measured when all wait, an error when nobody attended."""
+"""Segments between nodes: measured once all nodes wait, an error if no controller attended."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def waits(node: str, holding: str = "pairs", over: bool = False) -> Status:
         ([waits("a"), waits("b")], {"pairs": ["a", "b"]}),
         ([waits("a"), waits("b", "")], {}),  # b still burns
         ([waits("a"), waits("b", "", over=True)], {"pairs": ["a"]}),  # b ended early
-        ([waits("a"), waits("b"), waits("c", "")], {"pairs": ["a", "b"]}),  # c is of the next turn
-        ([waits("a", "other"), waits("b", "other")], {}),  # no segment of ours
+        ([waits("a"), waits("b"), waits("c", "")], {"pairs": ["a", "b"]}),  # c is in the next turn
+        ([waits("a", "other"), waits("b", "other")], {}),  # no segment of this kind
         ([], {}),
     ],
 )
@@ -89,7 +89,7 @@ Measure = Callable[..., list[Verdict]]
 
 @pytest.fixture
 def measured(run: Campaign) -> Measure:
-    """What a measurement that two nodes were left out of, each for its reason, makes of them."""
+    """Return a function that judges a measurement which left out two nodes, each for a given reason."""
 
     def judge(
         wanted: fleet.Segments, *why: str, check: str = "pair_bandwidth", **meta: object
@@ -113,7 +113,7 @@ def test_a_program_that_not_one_node_has_is_told_where_only_those_who_attend_mea
 ) -> None:
     assert measured(OPTIONAL, NONE_THERE, NONE_THERE) == [Verdict.PASS, Verdict.PASS]
     assert measured(WANTED, NONE_THERE, NONE_THERE) == [Verdict.ERROR, Verdict.ERROR]
-    # Others have it, or nobody knows.
+    # Other nodes have it, or the second node's state is unknown.
     assert measured(OPTIONAL, NONE_THERE, "it cannot be reached") == [Verdict.ERROR, Verdict.ERROR]
 
 

@@ -1,4 +1,4 @@
-"""What hours prove: each fault once, with its first time; what was not measured is never healthy."""
+"""Findings from hours of burn-in: each fault once, with its first time; unmeasured is never healthy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_healthy_node_passes_and_its_load_is_what_the_tool_says(made: Made) ->
     found = made.soak({n: burned(seconds=63.0) for n in (1, 2, 3, 4)}).judged()
     assert bad(found) == []
     assert found.health.verdict is Verdict.PASS
-    assert found.load == {"heat": {"gpu_burn": 240.0}}  # 4 times 60 s burned, not the 63 s its process lived
+    assert found.load == {"heat": {"gpu_burn": 240.0}}  # 4 times 60 s of burning; each process ran 63 s
     assert (found.done, found.planned, found.missing) == (4, 4, ())
 
 
@@ -59,7 +59,7 @@ def test_clocks_held_down_from_the_end_of_a_run_on_are_so_since_then(made: Made)
     made.soak(healthy(3), change=held)
     assert (
         made.sampled().gpus["gpu5"].onset["throttle"] == T0 + 65
-    )  # two samples before the pause, more after
+    )  # two samples before the pause, the others after it
 
 
 def test_clocks_held_down_for_a_moment_of_each_run_are_no_sign(made: Made) -> None:
@@ -167,7 +167,7 @@ def test_an_xid_between_the_tests_is_told_with_its_gpu(made: Made) -> None:
 def test_a_sign_read_just_after_a_run_is_of_that_run(
     made: Made, at: int, since: int, metric: str, code: int
 ) -> None:
-    """The kernel's log of a run says more than its watcher has told by then."""
+    """At the end of a run, its kernel log has lines that the watcher has not reported yet."""
     made.soak(healthy(2), event(at, "xid", code=code, address="0000:5d:00", line="NVRM: Xid …"))
     timeline, watch, _ = made.reported()
     found = Finding("gpu_burn", Verdict.FAIL, "gpu3", "bad", metric)
@@ -208,7 +208,7 @@ def test_without_telemetry_nobody_knows_what_the_gpus_did(made: Made) -> None:
 def test_a_clock_that_falls_over_the_hours_against_its_peers_is_told(made: Made) -> None:
     made.soak(healthy(4), change=lambda up, gpu: {"sm_mhz": 1700 - up / 4 + (100 if gpu != 6 else -up / 3)})
     reported = only(made.judged(), "clock_drift")
-    assert reported.finding.device == "gpu6"  # the others fall as well, together
+    assert reported.finding.device == "gpu6"  # the others fall as well, all together
 
 
 def test_an_output_that_is_missing_or_damaged_is_an_error_of_that_run(made: Made) -> None:

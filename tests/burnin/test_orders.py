@@ -1,4 +1,4 @@
-"""A profile becomes an order the node can work through alone, and that another controller can judge."""
+"""Conversion of a profile into an order that a node completes alone and any controller can judge."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_check_with_nothing_to_run_on_this_node_is_left_out() -> None:
 
 
 def test_no_variable_that_checks_may_not_know_travels_with_the_order() -> None:
-    """What was seen holds only what checks read (seen.for_checks): no password is in it."""
+    """The stored observation holds only variables that checks read (seen.for_checks), hence no password."""
     given = order_of("smoke")
     assert set(given["about"]["seen"]["variables"]) == {"gpuprov_pci_addresses"}
 
@@ -81,13 +81,13 @@ def test_a_node_that_burns_alone_waits_for_nobody() -> None:
 
 @pytest.mark.parametrize("minutes", [0.5, 90.0])
 def test_the_last_step_of_a_turn_fits_before_its_end(minutes: float) -> None:
-    """The node does not begin a step that could run past its end (node/burnin/campaign.py)."""
+    """The node starts no step that could run past its end (node/burnin/campaign.py)."""
     heat = profile.Segment("heat", "soak", ("gpu_burn",), minutes=minutes)
     fitted = dataclasses.replace(profile.load("smoke"), segments=(heat,))
     _, most = orders.seconds(fitted, NODE)
     (segment,) = orders.order("c", fitted, NODE, PART, KNOWN, {})["segments"]
     (step,) = segment["steps"]
-    looks = 1.0 + HOLDERS_DEADLINE + 2 * FOREIGN_PAUSE  # in a round
+    looks = 1.0 + HOLDERS_DEADLINE + 2 * FOREIGN_PAUSE  # seconds per round
     assert segment["repeat"] * (looks + step["deadline"]) <= most
 
 

@@ -1,4 +1,4 @@
-"""The plan keeps racks and fleet below their limits, whatever the fleet and however late nodes begin."""
+"""The plan keeps racks and fleet below their limits, for any fleet and however late nodes start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RACKS = ["", "r1", "r2", "r3"]
 
 @st.composite
 def fleets(draw: st.DrawFn) -> Fleet:
-    """Random nodes in racks, with limits that let at least each alone burn."""
+    """Draw nodes in racks, with limits that let at least any single node burn."""
     loads = [
         Load(f"n{i}", draw(st.sampled_from(RACKS)), kw := draw(st.floats(0.5, 15)), kw * 0.25)
         for i in range(draw(st.integers(1, 24)))
@@ -66,7 +66,7 @@ def test_who_waits_for_others_is_waited_for_until_its_end_at_most(fleet: Fleet) 
 
 
 def evenly(*racks: str) -> tuple[list[Load], dict[str, tuple[float, float]]]:
-    """A node of 10 kW in each of these racks, and how long each burns."""
+    """Return a 10 kW node in each of these racks, and the durations of their burns."""
     loads = [Load(f"n{i}", rack, 10.0, 2.5) for i, rack in enumerate(racks)]
     return loads, dict.fromkeys((load.node for load in loads), (100.0, 200.0))
 
@@ -75,7 +75,7 @@ def test_half_the_peak_is_kept_in_turns() -> None:
     loads, seconds = evenly(*["r1"] * 8)
     made = plan(loads, Caps((40.0, None)), seconds)
     assert peak(made) <= 40.0
-    assert made.turns == 4  # all wait with 20 kW; two at a time add 15
+    assert made.turns == 4  # all waiting nodes draw 20 kW; two at a time add 15
 
 
 def test_without_limits_all_burn_at_once_and_begin_in_steps() -> None:

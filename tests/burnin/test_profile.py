@@ -1,4 +1,4 @@
-"""Profiles: the shipped ones fit their duration, and every mistake is one clear line."""
+"""Profiles: the shipped ones fit their duration, and every mistake gets one clear line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_shipped_profile_takes_what_it_says(name: str, hours: float) -> None:
     total = math.fsum(profile.about(segment, plan.cost) for segment in fitted.segments)
     assert total == pytest.approx(hours * 60)
     heat = math.fsum(s.minutes or 0 for s in fitted.segments if s.kind == "soak")
-    assert heat > 0.6 * total  # most of it is load, not looking
+    assert heat > 0.6 * total  # most of the time is load
 
 
 def test_the_profiles_are_listed_shortest_first() -> None:

@@ -1,4 +1,4 @@
-"""The record: what it says can be checked, and it holds for what it names only."""
+"""The record of a burn-in: it can be verified, and covers only the parts that it names."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, 
     }
 
 
-@pytest.mark.timeout(300)  # four starts of a browser
+@pytest.mark.timeout(300)  # the browser starts four times
 def test_its_page_can_be_read_on_small_and_large_screens_light_and_dark(
     run: Campaign, nodes: dict[str, FakeNode], tmp_path: Path
 ) -> None:
-    """Of five nodes, one with a faulty GPU and one that runs hot."""
+    """The record has five nodes, one with a faulty GPU and one that runs hot."""
     names = [f"gpu-{number:02d}" for number in range(1, 6)]
     run.folder.note(nodes=names, inventory="/srv/fleet/inventory.yml")
     run = dataclasses.replace(run, variables={name: {} for name in names})
@@ -146,7 +146,7 @@ def test_what_is_not_over_is_published_for_nobody(run: Campaign, nodes: dict[str
 
 
 def test_another_burn_in_of_a_day_reads_within_seconds(run: Campaign, nodes: dict[str, FakeNode]) -> None:
-    """Memory does not grow with the hours; what is kept of a device is thinned."""
+    """Memory does not grow with the hours, since the samples kept for a device are thinned."""
     rows = "".join(
         sample(up, gpu, temperature_c=60 + up % 3) for up in range(1, 20_000, 5) for gpu in range(8)
     ).encode()

@@ -1,4 +1,4 @@
-"""The example hook for Slurm, against a scontrol and a squeue that keep a node's state in files."""
+"""Example hook for Slurm, run with fake scontrol and squeue that keep a node's state in files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 HOOK = Path(__file__).resolve().parents[2] / "docs" / "examples" / "slurm-hook"
 
-# scontrol show node: one line, as Slurm 23.11 prints it; without a reason there is no Reason= in it.
+# scontrol show node prints one line, as in Slurm 23.11, and Reason= only if there is a reason.
 SCONTROL = """#!/bin/sh
 echo "$@" >> {folder}/calls
 case "$1" in
@@ -67,7 +67,7 @@ def updates(slurm: Path) -> list[str]:
 def test_it_drains_waits_for_jobs_and_resumes(slurm: Path) -> None:
     (slurm / "jobs").write_text("4711\n4712\n")
     assert run(slurm, "drain") == (0, "waiting for the jobs 4711 4712\n")
-    assert run(slurm, "drain")[0] == 0  # again, as a resumed run does
+    assert run(slurm, "drain")[0] == 0  # a second call, as from a resumed run
     assert run(slurm, "undrain") == (0, "")
     drain = "update NodeName=gpu-01 State=DRAIN Reason=gpuprov:20261121-up"
     assert updates(slurm) == [drain, drain, "update NodeName=gpu-01 State=RESUME"]

@@ -1,4 +1,4 @@
-"""What nodes write is believed piece by piece: names, sizes, cut lines, hostile text, secrets."""
+"""Untrusted data from nodes is validated piece by piece: names, sizes, cut lines, hostile text, secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENTS = jsonl([event(1, "started"), event(2, "segment", **{"name": "heat"}), ev
 def test_whatever_the_pieces_no_event_is_lost_or_told_twice(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], again: bool
 ) -> None:
-    """The controller asks from where it is; an answer may be lost, and come again."""
+    """The controller requests data from its own offset, and a lost answer is requested again."""
     spool = Spool(RunFolder.create("burnin", {}, tmp_path_factory.mktemp("runs")), "gpu-01")
     for end in [*sorted(cuts), len(EVENTS)]:
         have = spool.have().get("events.jsonl", 0)

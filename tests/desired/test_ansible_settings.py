@@ -1,5 +1,5 @@
-"""Ansible's connection settings, by file and environment, become variables of nodes as Ansible understands
-them."""
+"""Ansible's connection settings from files and environment become node variables with the meaning that they
+have for Ansible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from provision.fleet import Fleet, Node
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, another one as home, and no settings of whoever runs the tests."""
+    """Create a working folder and a home, and clear the settings of the user who runs the tests."""
     for name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
         monkeypatch.delenv(name)
     work, home = tmp_path / "work", tmp_path / "home"
@@ -153,7 +153,7 @@ def test_that_plays_become_root_all_the_same_is_said() -> None:
     assert not ansible_settings.read().variables
 
 
-# Options of Ansible's that have variables, and no place here.
+# Ansible options with variables that SETTINGS omits, and the reason.
 LEFT_OUT = {
     "host": "has no setting",
     "remote_addr": "has no setting",
@@ -189,7 +189,7 @@ def test_every_setting_that_ansible_documents_of_its_connections_is_here() -> No
     assert len(documented) > 20
     ours = {frozenset(setting.names): setting for setting in SETTINGS}
     for names, (environment, keys) in documented.items():
-        if "ansible_ssh_timeout" in names:  # see there: the executor wins over the plugin's own
+        if "ansible_ssh_timeout" in names:  # see SETTINGS: the executor's value wins
             continue
         setting = ours[frozenset(names)]
         assert list(setting.environment) == environment, names
@@ -229,7 +229,7 @@ def test_the_user_of_the_command_line_wins_over_the_file() -> None:
 
 @pytest.fixture
 def typing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is typed, in order."""
+    """Return the list of inputs to be typed, in order."""
     words: list[str] = []
     monkeypatch.setattr(passwords, "getpass", Namespace(getpass=lambda _prompt: words.pop(0)))
     monkeypatch.setattr("provision.commands.passwords.os.open", lambda *_: os.dup(0))

@@ -1,5 +1,5 @@
-"""What is wrong with an inventory is one line with its place, and one with what to do: nothing of Ansible's
-inside or ours is shown."""
+"""A broken inventory is reported in one line with its location and one with the remedy, without internals of
+Ansible or gpuprov."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provision import cli
 from provision.errors import ExitCode
 
 VAULT = "$ANSIBLE_VAULT;1.1;AES256\n6162\n"
-# The files of each, the first being the inventory; the lines that are said.
+# Files by name, the first being the inventory; the two lines of the error.
 BROKEN: dict[str, tuple[dict[str, str | bytes], str, str]] = {
     "no YAML": (
         {"i.yml": "all:\n  hosts:\n    gpu-01: {a: [}\n"},

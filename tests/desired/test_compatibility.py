@@ -1,4 +1,4 @@
-"""Impossible combinations are refused, possible ones are not; a refusal says why and what to do."""
+"""Impossible combinations are refused with the reason and the remedy; possible ones are accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def machine(system: str = "debian 13", **gpu: Any) -> dict[str, Any]:
 
 
 def refused(variables: dict[str, Any], node: dict[str, Any]) -> dict[str, Refusal]:
-    """The refusals by rule."""
+    """Return the refusals by rule."""
     found = compatibility.check_node(declared(**variables), node, "gpu-01")
     assert all(each.what.startswith("gpu-01: ") for each in found)
     return {each.rule: each for each in found}
@@ -188,7 +188,7 @@ ALL_OF_IT = "nvidia_driver, nvlink, gpu_settings, container_toolkit"
     ],
 )
 def test_driver_and_toolkit_have_one_owner(variables: dict[str, Any], twice: str) -> None:
-    """Judged by what is declared alone: before any node is touched."""
+    """These follow from declared variables alone, before any node is contacted."""
     found = {each.rule: each for each in compatibility.check_declared(declared(**variables), "gpu-01")}
     assert ("gpu-operator-driver" in found) == bool(twice)
     if twice:
@@ -226,7 +226,7 @@ def test_what_is_impossible_with_amds_versions_is_refused(
     [
         {"rocm_versions": ["6.4.4", "7.2.3"]},
         {"amdgpu_driver_version": "6.4.4", "rocm_version": "7.0.2"},
-        {"amdgpu_driver_version": "32.10.1"},  # newer than what is known
+        {"amdgpu_driver_version": "32.10.1"},  # newer than any known release
         {"rocm_version": "7.3.0"},
         {"amdgpu_driver_source": "inbox", "rocm_version": "6.2.4"},
         {"gpuprov_roles": ["nvidia_driver"], "rocm_version": "7"},

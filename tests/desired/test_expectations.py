@@ -1,4 +1,4 @@
-"""What a node is expected to be, from a role's own words; roles of the tests' own, and the shipped ones."""
+"""The expected state of a node, as roles declare it; tested with artificial and with shipped roles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXPECT = """\
 
 @pytest.fixture
 def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One role called `tool`, and the playbook that applies it."""
+    """Create a role called `tool` and the playbook that applies it."""
     folder = tmp_path / "roles" / "tool"
     for part in ("defaults", "vars", "meta", "templates"):
         (folder / part).mkdir(parents=True)
@@ -192,7 +192,7 @@ def test_declared_memory_processors_and_services_are_expected_and_asked_for() ->
 @pytest.mark.parametrize("fabric", ["none", "nvswitch", "nvlink5"])
 @pytest.mark.parametrize("version", ["12", "13"])
 def test_the_shipped_roles_ask_for_all_they_expect(name: str, fabric: str, version: str) -> None:
-    """One round trip is enough: whatever the machine turns out to be, its facts were asked for."""
+    """One round trip is enough: the facts requested in advance cover every kind of machine."""
     declared = stack.declared(Node("gpu-01", (), {"gpuprov_stack": name}), {})
     architecture = "blackwell" if fabric == "nvlink5" else "hopper"
     node = machine(f"debian {version}", sku="h100-sxm", fabric=fabric, architecture=architecture)
@@ -224,7 +224,7 @@ def test_where_nodes_differ_in_one_role_the_others_are_not_asked_again(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_remembered_is_what_would_be_computed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes whose options differ here and there, one after the other, against a memory that is empty."""
+    """Nodes that differ in some options give the same results with a warm cache and with an empty one."""
     rng = random.Random(seed)  # noqa: S311 - a test
     choices = [
         (name, other)
@@ -245,7 +245,7 @@ def test_what_is_remembered_is_what_would_be_computed(seed: int, monkeypatch: py
 def test_nodes_that_differ_in_name_alone_are_one_computation(
     monkeypatch: pytest.MonkeyPatch, gpuprov_roles: list[str] | None
 ) -> None:
-    """For a role that is off, too: else each of ten thousand nodes costs what the first one does."""
+    """This includes disabled roles; otherwise each of ten thousand nodes costs as much as the first."""
     _forget(monkeypatch)
     chosen = {} if gpuprov_roles is None else {"gpuprov_roles": gpuprov_roles}
     for number in range(3):
@@ -265,7 +265,7 @@ def _others(value: Any) -> list[Any]:
 
 
 def _said(declared: Mapping[str, Any]) -> list[Any]:
-    """What is expected and asked for, or why it cannot be told."""
+    """Return the expectations and the facts to request, or the errors."""
     said: list[Any] = []
     for ask in (lambda: expectations.of_node(declared, NODE), lambda: expectations.facts_to_ask(declared)):
         try:

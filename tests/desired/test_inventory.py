@@ -1,4 +1,4 @@
-"""Any Ansible inventory becomes a fleet; what is not one is refused with its file and line."""
+"""Any Ansible inventory becomes a fleet; anything else is refused with its file and line."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_malformed_inventory_is_refused_with_its_place(
 
 
 def test_half_an_inventory_is_none(tmp_path: Path) -> None:
-    """Ansible goes on with what it understood, and exits 0: nodes would silently be left out."""
+    """Ansible continues with the part it understood and exits with 0, silently dropping nodes."""
     write(tmp_path, {"a.yml": "all: {hosts: {gpu-01: {}}}\n", "b.yml": "all:\n  hosts:\n  - [\n"})
     with pytest.raises(InventoryError, match=r"b\.yml"):
         inventory.load(tmp_path)
@@ -242,7 +242,7 @@ def test_several_inventories_are_one_state_whichever_is_named_first(here: Path) 
     one, other = (inventory.load(Path(named)) for named in ("a/hosts.ini,b.ini", "b.ini,a/hosts.ini"))
     assert incidents.place_of(one) == incidents.place_of(other)
     assert incidents.place_of(one) != incidents.place_of(inventory.load(Path("b.ini")))
-    # What is named relatively lies beside the first of them that has it.
+    # Relative names resolve next to the first source that has the file.
     for fleet in (one, other):
         assert hooks.placed("drain", fleet.source) == here / "a/drain"
         assert lockfile.beside(fleet.source) == here / "gpuprov.lock.yml"
@@ -277,7 +277,7 @@ def test_a_host_that_no_command_could_name_is_refused_with_its_file(
         listed = json.dumps({"gpus": {"hosts": ["gpu-01", name]}})
         file.write_text(f"#!{sys.executable}\nprint({listed!r})\n")
         file.chmod(0o755)
-    if name not in ("", "gpu\x1b[2J"):  # Ansible itself refuses an empty name; brackets are a range to it
+    if name not in ("", "gpu\x1b[2J"):  # Ansible itself refuses an empty name and reads brackets as a range
         fleet = inventory.select(inventory.load(file), "gpu-01")
         assert list(fleet.nodes) == ["gpu-01"], "what is not chosen may have any name"
     with pytest.raises(InventoryError) as refused:
@@ -306,7 +306,7 @@ def test_an_odd_name_that_can_be_named_is_one(tmp_path: Path, name: str) -> None
 
 @pytest.mark.parametrize("pattern", ["", " ", ",", " , "])
 def test_a_pattern_of_nothing_is_not_all_nodes(pattern: str) -> None:
-    """As `--nodes "$NODES"` in a script that forgot to set it."""
+    """The case of `--nodes "$NODES"` in a script that forgot to set it."""
     fleet = Fleet(Path("i.yml"), {"gpu-01": Node("gpu-01", (), {})}, {"all": ("gpu-01",)})
     with pytest.raises(InventoryError, match="names no node"):
         inventory.select(fleet, pattern)

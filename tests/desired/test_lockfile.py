@@ -1,4 +1,4 @@
-"""Lock files: read with errors that name the line, made from nodes that agree, refused otherwise."""
+"""Lock files: parse errors name the line, and a lock file is made only from nodes that agree."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_missing_key_and_two_groups_for_one_kind_are_named(tmp_path: Path) -> 
             lockfile.read(a_file(tmp_path, nothing))
 
 
-# --- what a lock file makes of a node
+# --- effects of a lock file on a node
 
 
 def machine(sku: str | None = "h100-sxm", system: str = "debian 13") -> dict[str, Any]:
@@ -223,11 +223,11 @@ def test_the_lock_file_beside_the_inventory_is_found_and_another_can_be_named_or
     assert lockfile.beside(folder) == tmp_path / lockfile.NAME, "in the folder Ansible would read it"
 
 
-# --- where the packages come from
+# --- sources of the packages
 
 
 def seen(nodes: Mapping[str, tuple[dict[str, Any], Mapping[str, str]]], **more: Any) -> Assessment:
-    """Nodes (name → what it is, its packages) that are as declared."""
+    """Return an assessment without drift. `nodes`: name → (node description, packages)."""
     members = {name: Node(name, (), {}) for name in nodes}
     observed = {
         name: Observation(name, {"kernel.release": "6.12", "packages.*.versions": dict(packages)})
@@ -265,7 +265,7 @@ def test_nodes_of_a_kind_that_disagree_are_an_error_naming_packages_and_nodes() 
     assert "debian 13 x86_64 h100-sxm: libnccl2 is 1-1 on gpu-[01,03], 1-2 on gpu-02" in caught.value.what
     assert "mft is 4-1 on gpu-[01-02], absent on gpu-03" in caught.value.what
     with pytest.raises(StackError):
-        lock_sources.groups(seen(nodes), list(nodes), majority=True)  # no set is on more than half of them
+        lock_sources.groups(seen(nodes), list(nodes), majority=True)  # no set has a majority
     nodes["gpu-04"] = nodes["gpu-05"] = (machine(), ONE)
     found = lock_sources.groups(seen(nodes), list(nodes), majority=True)
     assert found.groups[0].packages == ONE

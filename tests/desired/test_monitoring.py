@@ -1,4 +1,4 @@
-"""Monitoring hosts: what they are told of the fleet, and that nothing of a GPU node reaches them."""
+"""Monitoring hosts: their knowledge of the fleet, and their separation from GPU nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host patterns mean what they mean to Ansible: every one is also asked of `ansible --list-hosts`."""
+"""Host patterns mean the same as in Ansible: each is also tried with `ansible --list-hosts`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def fleet(source: Path) -> Fleet:
 
 @pytest.fixture(scope="module")
 def ansibles(source: Path) -> dict[str, list[str]]:
-    """What Ansible makes of each pattern, asked in one process (starting one for each takes long)."""
+    """Match each pattern with Ansible, in a single process, since starting one for each takes long."""
     program = (
         "import json, sys\n"
         "from ansible.parsing.dataloader import DataLoader\n"
@@ -102,7 +102,7 @@ def test_a_pattern_names_what_ansible_says(
 
 
 def list_hosts(source: Path, *words: str) -> list[str]:
-    """What the command line of Ansible names."""
+    """Return the hosts that Ansible's command line lists."""
     ansible = Path(sys.executable).parent / "ansible"
     shown = ran([ansible, "-i", source, "--list-hosts", *words], check=True)
     return [line.strip() for line in shown.stdout.splitlines()[1:]]
@@ -163,7 +163,7 @@ def test_a_file_of_names_mixes_with_patterns_as_with_ansibles_limit(
 
 def test_a_file_of_names_that_names_a_file_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     file = tmp_path / "nodes"
-    file.write_text(f"@{file}\n")  # itself, which would be read for ever
+    file.write_text(f"@{file}\n")  # a file that includes itself must not loop forever
     with pytest.raises(InventoryError, match=f"@{file} in {file} is another file"):
         inventory.select(fleet, f"@{file}")
 

@@ -1,4 +1,4 @@
-"""Reading a plain inventory ourselves gives what `ansible-inventory --list` prints, for any inventory."""
+"""Our own reader of plain inventories agrees with `ansible-inventory --list` on any inventory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.random_inventories import AnsibleInventory, inventories, writ
 from tests.support.seed import times
 
 EXAMPLES = times(30, 600)
-READ = ansible_inventory.read  # without the fixture's way, which reads one file
+READ = ansible_inventory.read  # the original, since the fixture replaces it by one that reads a single file
 
 
 @pytest.fixture(scope="module")
 def ansible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnsibleInventory]:
-    """Answers also what the reader itself leaves to Ansible."""
+    """Return a persistent Ansible that also answers for the cases the reader leaves to it."""
     command = AnsibleInventory(tmp_path_factory.mktemp("answers"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ansible_inventory, "read", command.read)
@@ -42,7 +42,7 @@ def test_any_inventory_means_what_ansible_says(ansible: AnsibleInventory) -> Non
 
     @settings(
         max_examples=EXAMPLES,
-        phases=[Phase.explicit, Phase.generate],  # a smaller example would take hundreds of runs of Ansible
+        phases=[Phase.explicit, Phase.generate],  # shrinking would take hundreds of runs of Ansible
     )
     @given(files=inventories())
     def compare(files: dict[str, str]) -> None:
@@ -57,7 +57,7 @@ def test_any_inventory_means_what_ansible_says(ansible: AnsibleInventory) -> Non
             assert json.dumps(answer, indent=1) == json.dumps(ansible.listed(source), indent=1)
 
     compare()
-    assert told["plain"] * 8 > told.total(), told  # else the comparison says nothing
+    assert told["plain"] * 8 > told.total(), told  # otherwise the comparison proves nothing
 
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "plain_inventories.yml").read_text(encoding="utf-8"))
@@ -177,7 +177,7 @@ def test_a_variable_of_the_environment_that_might_matter_leaves_it_to_ansible(
 ) -> None:
     source = write(tmp_path, {"i": "h\n"})
     monkeypatch.setenv("ANSIBLE_FORKS", "9")
-    monkeypatch.setenv("ANSIBLE_INVENTORY_UNPARSED_FAILED", "1")  # not handed on to Ansible
+    monkeypatch.setenv("ANSIBLE_INVENTORY_UNPARSED_FAILED", "1")  # not passed on to Ansible
     assert plain_inventory.read(source)
     monkeypatch.setenv("ANSIBLE_HASH_BEHAVIOUR", "merge")
     with pytest.raises(NotPlainError, match="HASH_BEHAVIOUR"):
@@ -198,7 +198,7 @@ def test_what_is_nested_very_deeply_is_left_to_ansible(tmp_path: Path) -> None:
     for depth in (300, 900, 100_000):
         value = "[" * depth + "]" * depth
         source = write(tmp_path / str(depth), {"i.yml": f"all: {{hosts: {{h: {{a: {value}}}}}}}\n"})
-        with contextlib.suppress(NotPlainError):  # and nothing else is raised
+        with contextlib.suppress(NotPlainError):  # any other exception fails the test
             assert plain_inventory.read(source)
 
 

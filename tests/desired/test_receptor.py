@@ -1,4 +1,4 @@
-"""The mesh of an inventory: who is in it, who connects to whom, and what is refused at once."""
+"""The mesh of an inventory: its members, its connections, and inventories that are refused."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_worker_without_a_mesh_is_not_called_unknown(
 ) -> None:
     group = {"worker-a": more, "worker-b": more} | ({"ctl": {"receptor_controller": True}} if more else {})
     if more and pattern == "gpuprov_workers":
-        return  # it has a controller, which is chosen
+        return  # the pattern selects its controller as well
     with pytest.raises(InventoryError) as refused:
         loaded(tmp_path, group, "--nodes", pattern)
     assert "worker-a" in refused.value.what.removeprefix(f"--nodes {pattern}")
@@ -152,7 +152,7 @@ def test_two_workers_behind_one_address_have_ports_of_their_own(tmp_path: Path) 
 
 
 def test_a_hop_counts_whoever_connects(tmp_path: Path) -> None:
-    """A worker behind a firewall that lets nobody in connects to the one before it."""
+    """A worker behind a firewall without open ports connects to the one before it."""
     members = {
         "ctl": {"receptor_controller": True, "receptor_peers": ["a"]},
         "a": {},

@@ -1,4 +1,4 @@
-"""What must be true once a role is taken off a node, what stays for the others, and what forbids it."""
+"""Removal of a role: the facts that must hold afterwards, the shared parts that stay, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINES = {
     "redhat": machine("rocky 9.4"),
     "rack": machine("ubuntu 24.04", "aarch64", architecture="blackwell", fabric="imex", sku="gb200"),
 }
-# Variables with which a role makes all that it can make.
+# Variables that make the roles create everything they can.
 EVERYTHING: dict[str, Any] = {
     "gpu_settings_power_limit": 500,
     "rdma_source": "doca",
@@ -60,7 +60,7 @@ def view(**declared: Any) -> View:
 
 
 def gone(*roles: str, node: dict[str, Any] | None = None, **declared: Any) -> dict[str, Any]:
-    """fact → what it must be without these roles."""
+    """Return the required value of each fact without these roles."""
     found = removal.of_view(view(**declared), roles, node or MACHINES["debian"])
     assert {(each.operator, each.role in roles) for each in found} <= {("equals", True)}
     return {each.fact: each.value for each in found}
@@ -89,11 +89,11 @@ def test_a_loaded_driver_waits_for_a_reboot_and_nothing_else_does() -> None:
 def test_a_role_takes_away_what_it_promises_and_the_node_is_asked_for_it_at_once(
     role: str, variables: dict[str, Any], system: str
 ) -> None:
-    """Two lists that are written apart: expect.yml, and `__ROLE_removes` for who has only the role."""
+    """Compares two independent lists: expect.yml, and `__ROLE_removes` for users of the role alone."""
     node, declared = MACHINES[system], view(**variables)
     facts = {each.fact for each in removal.of_view(declared, [role], node)}
     assert facts <= removal.asked(declared, [role])
-    if role in ("gpu_settings", "package_lock"):  # their remove.yml says it
+    if role in ("gpu_settings", "package_lock"):  # their remove.yml has it
         return
     renderer = renderer_for(all_roles()[role], declared, node)
     taken = renderer.value("{{ __" + role + "_removes }}")

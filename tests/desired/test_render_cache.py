@@ -1,5 +1,5 @@
-"""Renderings are shared between nodes that agree in what was read, and between no others; and the facts to
-ask are those of every kind of machine all the same."""
+"""Cache of renderings: shared only by nodes that agree in all values read; the facts to request cover every
+kind of machine nevertheless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from provision.fleet import Node
 
 
 class Asked:
-    """Computes from the variable `a`, and from `b` if `a` is true; counts how often it had to."""
+    """Computation from the variable `a`, and from `b` if `a` is true, that counts its calls."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -71,7 +71,7 @@ def test_an_answer_made_of_others_learns_what_mattered_also_from_memory() -> Non
 
 
 def test_what_all_nodes_share_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`groups` holds all nodes' names, on every node."""
+    """`groups` holds the names of all nodes, on every node."""
     frozen = Mock(wraps=render_cache.frozen)
     monkeypatch.setattr(render_cache, "frozen", frozen)
     asked, remembered = Asked(), RenderCache[str]()
@@ -89,7 +89,7 @@ MACHINE: dict[str, Any] = {"os": {"id": "debian", "arch": "x86_64"}, "gpu": {"co
 
 
 def times_read(read: Callable[[Mapping[str, Any]], object], *machines: Mapping[str, Any]) -> int:
-    """How often a computation that reads that much of a machine is made for all of these."""
+    """Return how many of these machines need a computation, given the values that `read` uses."""
     cache, times = RenderCache[None](), 0
     for machine in machines:
 
@@ -132,7 +132,7 @@ def test_the_facts_to_ask_are_those_of_every_kind_of_machine(variables: dict[str
     declared = stack.declared(Node("gpu-01", (), variables), {})
     names: set[str] = set()
     for name, role in all_roles().items():
-        usual = role.vendor in (None, "nvidia")  # whose GPUs it has is not known yet
+        usual = role.vendor in (None, "nvidia")  # the vendor of its GPUs is still unknown
         if name in variables.get("gpuprov_roles", [name] if usual else []):
             for machine in expectations.hypothetical_machines(role):
                 names.update(expectations._names_on(role, expectations.renderer_for(role, declared, machine)))

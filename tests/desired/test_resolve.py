@@ -1,4 +1,4 @@
-"""What templates say of the whole inventory: to `drift`, to the Ansible of `up`, and to Ansible itself."""
+"""Templates over the whole inventory agree in `drift`, in the Ansible of `up` and in Ansible itself."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What Ansible says of each template on gpu-02, given the inventory as it is."""
+    """Return Ansible's own value of each template on gpu-02, given the unchanged inventory."""
     folder = tmp_path_factory.mktemp("play")
     content = "{{ dict(" + ", ".join(f"{name}={name}" for name in TEMPLATES) + ") | to_json }}"
     task = {"ansible.builtin.copy": {"content": content, "dest": str(folder / "said.json")}}
@@ -82,16 +82,16 @@ def seen_by_drift(fleet: Fleet, value: Any) -> tuple[resolve.View, Any]:
 
 
 def seen_by_up(view: resolve.View) -> Any:
-    """What Ansible makes of what it is given, which is one node of them all."""
+    """Return the value that Ansible computes in `up`, which gives it one node of the fleet."""
     hosts = {"gpu-02": {**view.maps[1], **resolve.for_ansible(view, NODE)}}
     return resolve.ask_ansible(hosts, {"gpu-02": [OPTION]}, ())["gpu-02"][OPTION]
 
 
 @pytest.fixture(scope="module")
 def seen(source: Path) -> Mapping[str, tuple[Any, Any]]:
-    """What `drift` and `up` make of each template on gpu-02: of all in one option, and of `plain`, which no
-    other shall have resolved with it, in one of its own. (Each option costs a start of Ansible.)"""
-    selected = inventory.select(inventory.load(source), "gpu-02")  # of the others the templates speak
+    """Return the values of each template on gpu-02 in `drift` and in `up`: all in one option, except `plain`
+    in a separate one, so that no other template gets it resolved. (Each option costs a start of Ansible.)"""
+    selected = inventory.select(inventory.load(source), "gpu-02")  # the templates refer to the other nodes
     found: dict[str, tuple[Any, Any]] = {}
     for names in (TEMPLATES.keys() - {"plain"}, {"plain"}):
         view, by_drift = seen_by_drift(selected, {name: "{{ " + name + " }}" for name in names})
@@ -104,12 +104,12 @@ def seen(source: Path) -> Mapping[str, tuple[Any, Any]]:
 def test_drift_and_up_see_what_ansible_sees(
     name: str, seen: Mapping[str, tuple[Any, Any]], truth: Mapping[str, Any]
 ) -> None:
-    """`drift` that expects what `up` does not do would be red for ever."""
+    """A `drift` whose expectations differ from the results of `up` would report drift forever."""
     assert seen[name] == (truth[name], truth[name])
 
 
 def test_which_file_of_a_folder_names_a_node_is_not_known(source: Path) -> None:
-    """A wrong answer would be worse."""
+    """Undefined is better than a wrong value."""
     _, value = seen_by_drift(inventory.load(source.parent), "{{ inventory_dir }}")
     assert value == str(source.parent)
     with pytest.raises(BadTemplateError, match="'inventory_file' is undefined"):
@@ -117,7 +117,7 @@ def test_which_file_of_a_folder_names_a_node_is_not_known(source: Path) -> None:
 
 
 def test_what_mentions_no_group_is_left_as_it_was_declared(source: Path) -> None:
-    """Ansible renders it itself: what an option is may depend on what only the task knows."""
+    """Ansible renders it, since an option may depend on values that only the task has."""
     view, _ = seen_by_drift(inventory.load(source), {"a": "{{ plain }}"})
     assert resolve.for_ansible(view, NODE).keys() == {"inventory_dir", "inventory_file"}
 
@@ -137,7 +137,7 @@ def test_a_vaulted_variable_behind_an_option_is_a_secret(tmp_path: Path) -> None
     assert resolved.secrets == {"sesame-open"}
     view = resolved.views["gpu-02"]
     assert view["nvidia_repository_cuda_url"] == "https://site:sesame-open@mirror/cuda"
-    assert "word" not in resolve.for_ansible(view, NODE)  # Ansible has the vaulted one, and its password
+    assert "word" not in resolve.for_ansible(view, NODE)  # Ansible has the vaulted variable and its password
 
     unlocked = Fleet(fleet.source, fleet.nodes, fleet.groups)
     with pytest.raises(StackError, match=r"gpu-01: word is vaulted") as caught:
@@ -172,12 +172,12 @@ def loaded(source: Path, *arguments: str) -> tuple[Fleet, dict[str, Any]]:
 
 @pytest.mark.usefixtures("state")
 def test_variables_for_gpuprov_itself_are_rendered_by_whoever_can(tmp_path: Path) -> None:
-    """Every reader of `gpuprov_rack` takes it as it stands: it is plain before anything reads it."""
+    """Readers use `gpuprov_rack` unrendered, so it is resolved before any of them."""
     (tmp_path / "hosts.yml").write_text(OWN)
     (tmp_path / "partition").write_text("gpu\n")
     options = ('gpuprov_nccl_net=\'{{ lookup("vars", "net") }}\'', "net=IB", "gpuprov_wave=2")
     fleet, overrides = loaded(tmp_path / "hosts.yml", *(f"--set={option}" for option in options))
-    assert overrides == {"net": "IB", "gpuprov_wave": 2}  # the rest is in the nodes' variables
+    assert overrides == {"net": "IB", "gpuprov_wave": 2}  # the others are in the nodes' variables
     found = validation.plain_variables(fleet, overrides)["gpu-01"]
     assert {name: found[name] for name in found if name.startswith("gpuprov_")} == {
         "gpuprov_rack": "rack-7",

@@ -1,4 +1,4 @@
-"""Hosts of Slurm without GPUs: no verb works on them, and Slurm is asked there all the same."""
+"""Slurm hosts without GPUs: no verb works on them, yet they can be queried for Slurm."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_chosen_alone_it_is_refused(file: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--nodes", "gpu-01")])
 def test_slurm_is_asked_there_all_the_same(file: Path, words: tuple[str, ...]) -> None:
-    """With its address rendered, since it is reached without Ansible."""
+    """The address is rendered, since the host is reached without Ansible."""
     commands = Commands(loaded(file, *words), GROUPS[Kind.SLURM], lambda _: False)
     first = commands._hosts[0]
     assert (first.name, first.variables["ansible_host"]) == ("slurm-1", "192.0.2.4")

@@ -1,4 +1,4 @@
-"""What a machine is follows from its PCI devices."""
+"""The kind of a machine follows from its PCI devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.desired import skus, stack
 
 
 def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
-    """`ids`: of NVIDIA's devices, or of others with their vendor."""
+    """Return facts with these PCI device ids, by default NVIDIA's."""
     whole = [each if ":" in each else f"10de:{each}" for each in ids]
     devices = [{"address": f"0000:{number:02x}", "device_id": each} for number, each in enumerate(whole)]
     return {"gpu.count": len(ids), "gpu.pci": devices, "gpu.nvswitch_count": switches}
@@ -62,7 +62,7 @@ def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
         (facts(*["1002:74a8"] * 8), "mi308x-hf", "cdna3", "none"),
         (facts(*["1002:74a9"] * 8), "mi300x-hf", "cdna3", "none"),
         (facts(*["1002:75a8"] * 4), "mi350p", "cdna4", "none"),
-        (facts("1002:74a3"), None, None, "none"),  # AMD lists no product of this number
+        (facts("1002:74a3"), None, None, "none"),  # AMD lists no product with this id
         (facts(), None, None, "none"),
         ({}, None, None, "none"),
     ],
@@ -104,7 +104,7 @@ def test_an_instinct_is_described_in_the_form_of_the_others(sku: str) -> None:
     known = skus.all_skus()[sku]
     assert known.architecture in ("cdna2", "cdna3", "cdna4")
     assert known.compute_units >= 80
-    assert known.fabric == "none"  # their links are between the GPUs themselves
+    assert known.fabric == "none"  # their links connect the GPUs directly
     assert all(name.upper().startswith("AMD INSTINCT ") for name in known.product_names)
     stated = {name for names in data["sources"] for name in names.split(", ")}
     assert {"product_names", "pci_ids", "memory_mib", "pcie", "power_w", "compute_units"} <= stated

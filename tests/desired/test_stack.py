@@ -1,4 +1,4 @@
-"""Which variables a node has, and which are refused before anything is touched."""
+"""The variables of a node, and variables that are refused before any node is touched."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_node_chooses_its_stack_and_set_overrides_that() -> None:
 
 
 def test_the_default_is_that_of_the_gpus() -> None:
-    """Before anybody has looked a node has both: no variable of one is one of the other's."""
+    """Until its GPUs are known a node has both defaults, which share no variable."""
     bare = Node("gpu-01", (), {})
     assert stack.node_stack(bare, {}, {"gpu": {"vendor": "amd"}}).name == stack.DEFAULT_STACKS["amd"]
     assert stack.node_stack(bare, {}, {"gpu": {"vendor": None}}).name == stack.DEFAULT
@@ -107,7 +107,7 @@ def test_other_peoples_variables_are_let_be() -> None:
 
 
 def test_another_collections_variable_is_named_and_ignored(tmp_path: Path) -> None:
-    """It has the prefix of a role of ours, and is near to none of its options."""
+    """The variable has the prefix of one of our roles and resembles none of its options."""
     (tmp_path / "hosts").write_text("[g]\ngpu-01\ngpu-02 nvidia_driver_package_state=present\n")
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "g.yml").write_text("a: 1\nnvidia_driver_branch: '580'\n")

@@ -1,4 +1,4 @@
-"""Templates mean what they mean to Ansible: each is rendered here and by Ansible, and compared."""
+"""Templates mean the same as in Ansible: each is rendered here and by Ansible, and compared."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ SAME_AS_ANSIBLE: list[Any] = [
 
 @pytest.fixture(scope="module")
 def ansibles() -> dict[str, Any]:
-    """All templates rendered by Ansible, in one run."""
+    """Render all templates with Ansible, in one run."""
     cases = {f"case_{number}": template for number, template in enumerate(SAME_AS_ANSIBLE)}
     return resolve.ask_ansible({"localhost": {**VARIABLES, **cases}}, {"localhost": list(cases)}, ())[
         "localhost"
@@ -229,7 +229,7 @@ def test_a_file_is_what_the_template_module_writes(tmp_path: Path) -> None:
 
 
 def test_groups_are_taken_as_they_are() -> None:
-    """Names alone, of all nodes, on every node: each of ten thousand would look for templates in all."""
+    """Every node has the names of all nodes in it, and scanning them for templates would be quadratic."""
 
     class Names(dict[str, Any]):
         def items(self) -> Any:

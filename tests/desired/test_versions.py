@@ -1,4 +1,4 @@
-"""Version texts of packagers: epochs, revisions, builds."""
+"""Packagers' version strings: epochs, revisions, builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole flow over a fleet that answers from a table: what is refused, asked, resolved and found."""
+"""The complete assessment of a simulated fleet: refusals, requests, resolved values and drift."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fleet(**variables: Mapping[str, Any]) -> Fleet:
 
 
 class Nodes:
-    """Nodes on which everything is as declared but for `changed` (node → facts), and what they were asked."""
+    """Nodes without drift except in `changed` (node → facts), which record the requested facts."""
 
     def __init__(self, changed: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self.changed = changed or {}
@@ -106,7 +106,7 @@ MI300X = [{"address": "0000:05:00.0", "device_id": "1002:74a1"}]
 
 
 def test_the_roles_follow_from_the_gpus_that_were_seen() -> None:
-    """Both vendors in one inventory: the other vendor's facts are asked for once it is known."""
+    """With both vendors in one inventory, the facts of a node's vendor are requested once it is known."""
     nodes = Nodes({"gpu-01": {"gpu.count": 1, "gpu.pci": MI300X, "amdgpu.loaded_version": None}})
     seen = assess.assess(fleet(gpu_01={}, gpu_02={}), {}, observe=nodes.observe)
     roles = {node: {each.role for each in found} for node, found in seen.expected.items()}
@@ -187,7 +187,7 @@ def test_hardware_that_is_not_what_the_inventory_says_is_drift() -> None:
 def test_facts_named_after_the_machine_are_asked_for_once_it_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What no hypothetical machine had (here: one file) is asked when the node has said what it is."""
+    """A fact that no hypothetical machine needed, here a file, is requested once the machine is known."""
     late = "file./etc/modprobe.d/blacklist-nouveau.conf.content"
     foreseen = expectations.facts_to_ask
     monkeypatch.setattr(assess, "facts_to_ask", lambda view: foreseen(view) - {late})
@@ -258,7 +258,7 @@ def test_ansible_is_given_the_declared_variables_and_the_machine() -> None:
 
 
 def test_templates_lookups_and_vaulted_values_are_resolved_as_ansible_does(tmp_path: Path) -> None:
-    """A real inventory, a real vault, the real Ansible."""
+    """The inventory, the vault and Ansible are real."""
     password = vault.password_file(tmp_path)
     vaulted = vault.variable(password, "ansible_become_password", "become-hidden")
     (tmp_path / "version.txt").write_text("580.95.05\n")
@@ -286,7 +286,7 @@ def test_templates_lookups_and_vaulted_values_are_resolved_as_ansible_does(tmp_p
     )
     assert seen.views["gpu-01"]["nvidia_driver_version"] == "580.95.05"
     assert "NVreg_Secret=become-hidden" in str(seen.expected["gpu-01"])
-    assert "become-hidden" in seen.secrets  # for it was vaulted, and is named like a secret
+    assert "become-hidden" in seen.secrets  # it was vaulted, and has the name of a secret
     assert all("become-hidden" in kept[node] for node in ("gpu-01", "gpu-02"))
     assert {each.value for each in seen.expected["gpu-01"] if each.fact == "driver.loaded_version"} == {
         "580.95.05"

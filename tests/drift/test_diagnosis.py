@@ -1,4 +1,4 @@
-"""From facts to causes: each in one line, with the next step, and silence where nothing is known."""
+"""Diagnosis from facts: each cause in one line with the next step, and no output if nothing is known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WANTED = [
 ]
 COMPILER = "nvidia/nv-pci.c:237: error: too few arguments to function 'pci_resize_resource'"
 
-# rule -> (the facts that give it away, words of the cause, words of the next step)
+# rule -> (facts that reveal it, words of the cause, words of the next step)
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "nouveau-loaded": (
         {"module.nouveau.loaded": True, "driver.loaded_version": None, "kernel.initramfs_stale": True},

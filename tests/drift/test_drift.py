@@ -1,4 +1,4 @@
-"""Expectations against facts: what differs, and what is not known."""
+"""Comparison of facts with expectations: differences and unknown values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_could_not_be_read_is_unknown(problems: dict[str, str], problem: st
 
 @pytest.mark.parametrize("value", [None, "2"])
 def test_an_unread_fact_never_holds(value: Any) -> None:
-    """Even where absence is what is wanted: not knowing is not absence."""
+    """Even if the fact should be absent, unknown is not absent."""
     wanted = Expectation("r", "file./x.content", "equals", value, "why")
     (drift,) = drifts(
         [wanted], Observation("n", {"file./x.content": value}, {"file./x.content": "permission denied"})

@@ -1,5 +1,5 @@
-"""What holds of the drift of any fleet: neither the order of its nodes and of their answers nor other names
-of the hosts change what the report finds."""
+"""Properties of drift in any fleet: the report depends neither on the order of nodes and answers nor on host
+names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN: dict[str, Any] = {
     **{"memory.installed_gib": 2048, "cpu.online": 224},
 }
 ROLES = {"gpuprov_roles": ["nvidia_driver", "nccl"]}
-# Facts that drift by themselves, and facts of which the majority decides.
+# Facts that drift individually, and facts that the majority decides.
 CHANGES: Sequence[Mapping[str, Any]] = (
     {"module.nouveau.loaded": True},
     {"firmware.bios_version": "1.3"},
@@ -52,7 +52,7 @@ PROBLEMS = (
 
 
 class Drawn:
-    """Nodes by number: what each is like, and whether it answers."""
+    """Random nodes by number, with their changes and reachability."""
 
     def __init__(self, draw: random.Random, promises: Callable[[], dict[str, Any]]) -> None:
         self.promises = promises
@@ -82,7 +82,7 @@ class Drawn:
         return Observation(name, kept, problems)
 
     def report(self, numbers: Sequence[int], names: Sequence[str], answers: random.Random) -> DriftReport:
-        """The report of these nodes in this order; they answer in another. `names`: by number."""
+        """Return the report on these nodes in this order, with answers in another. `names`: by number."""
         of = {names[number]: number for number in numbers}
         nodes = {name: Node(name, ("gpus",), self.declared[number]) for name, number in of.items()}
 
@@ -106,7 +106,7 @@ def found(report: DriftReport, number_of: Mapping[str, int]) -> Counter[tuple[An
     return Counter(
         (
             *(one.rule, one.level, tuple(sorted(number_of[node] for node in one.nodes))),
-            one.text if len(one.nodes) == 1 else "",  # of several it may name them
+            one.text if len(one.nodes) == 1 else "",  # for several nodes the text may name them
         )
         for one in report.findings
     )

@@ -1,4 +1,4 @@
-"""One look at a fleet of twenty in every form: what differs, who is odd, what expired, and for which CI."""
+"""The report on a fleet of twenty in every format: drift, outliers, expired results, and formats for CI."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = tuple(f"gpu-{number:02}" for number in range(1, 21))
 
 
 def answer_of(number: int) -> dict[str, Any]:
-    """What an H100 node says beside what its roles promise."""
+    """Return the facts of an H100 node that no role promises."""
     return {
         **debian("12", "bookworm", KERNEL),
         "gpu.count": 2,
@@ -56,14 +56,14 @@ def answer_of(number: int) -> dict[str, Any]:
 
 
 class Twenty:
-    """Twenty nodes that are as declared and alike, but for `changed`, `problems` and `silent`."""
+    """Twenty identical nodes without drift, except for `changed`, `problems` and `silent`."""
 
     def __init__(self) -> None:
         self.changed: dict[str, dict[str, Any]] = {}
         self.problems: dict[str, dict[str, str]] = {}
         self.silent: dict[str, str] = {}
         self.asked: set[str] = set()
-        self.bare: set[str] = set()  # on which nothing of what is promised is there
+        self.bare: set[str] = set()  # nodes on which no expectation holds
 
     def answer(self, node: Node, asked: Collection[str]) -> Observation:
         if node.name in self.silent:
@@ -107,9 +107,9 @@ def passed(
     only: Mapping[str, str] | None = None,
     **then: Any,
 ) -> None:
-    """These nodes were validated, with every check, when they were as they are now but for `then`.
+    """Record a validation of these nodes by every check, with their present facts except `then`.
 
-    `only`: checks whose verdict was another.
+    `only`: verdicts of single checks.
     """
     runs = store.runs_home()
     folder = store.RunFolder.create("validate", {}, runs)
@@ -125,14 +125,14 @@ def passed(
 
 
 def expiry(part: str, nodes: str, named: str, change: str) -> str:
-    """What is said of the checks whose results depend on the part, in the order they run."""
+    """Return the report's lines on the checks that depend on this part, in the order they run."""
     checks = [check for check in CHECKS if part in fingerprint.depends(check)]
     run = f"gpuprov validate inventory.yml --nodes {named} --checks {','.join(checks)}"
     return f"  {nodes}  passed {', '.join(checks)} on 2026-11-03, expired: {change}\n      run: {run}\n"
 
 
 def everything_at_once(twenty: Twenty) -> None:
-    """Three other VBIOSes, one without an answer, one tie, one drift, one silent node, two expired passes."""
+    """Set up three outlier VBIOSes, an unreadable one, a tie, a drift, a silent node, two expired passes."""
     for name in ("gpu-03", "gpu-08", "gpu-15"):
         twenty.changed[name] = {"firmware.gpu_vbios": [OLD] * 2}
     twenty.problems["gpu-11"] = {"firmware.gpu_vbios": "no answer within 8 s"}
@@ -174,7 +174,7 @@ def test_three_odd_ones_a_silent_one_a_tie_and_expired_passes(twenty: Twenty, gp
     assert f"{tie}10 have 1.5 (gpu-[01-10]), 10 have 1.4b (gpu-[11-20])\n" in out
     expired = "driver.loaded_version 570.124.06 → 580.126.09"
     assert expiry("driver.loaded_version", "gpu-[07,09]", "gpu-07,gpu-09", expired) in out
-    # The one whose VBIOS cannot be read now has no current pass either.
+    # The node with the unreadable VBIOS has no current pass either.
     assert "17 of 20 nodes with a current validation" in out
 
 
@@ -209,7 +209,7 @@ def test_require_validated_asks_for_a_current_pass(
 
 
 def test_a_check_that_does_not_apply_is_not_missed(twenty: Twenty, gpuprov: Any) -> None:
-    """A node without RDMA cards skips their checks at every run, and is validated all the same."""
+    """A node without RDMA cards skips their checks in every run and still counts as validated."""
     passed(twenty, *NAMES, only={"network_ports": "skip", "rdma_loopback": "skip"})
     assert gpuprov("--require-validated")[0] == ExitCode.OK
     _, out = gpuprov()
@@ -480,7 +480,7 @@ def test_no_format_lets_a_node_write_control_characters_or_tell_a_secret(
     assert "gpu-03" in out
 
 
-# --- where it goes
+# --- output files
 
 
 def test_several_formats_in_one_look(twenty: Twenty, gpuprov: Any, tmp_path: Path) -> None:
@@ -526,14 +526,14 @@ def test_the_run_folder_keeps_who_was_odd(twenty: Twenty, gpuprov: Any) -> None:
     assert [each["fact"] for each in kept if "sides" in each] == ["firmware.bios_version"]
 
 
-# --- one verdict in every form
+# --- one verdict in every format
 
 SERVER = "gpu-20"
 
 
 @pytest.fixture
 def with_monitoring_host(twenty: Twenty, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SERVER is a monitoring host that has GPUs, and nouveau."""
+    """Add SERVER, a monitoring host that has GPUs and nouveau."""
     known = inventory.load
 
     def load(source: Path, files: Any = ()) -> Fleet:
@@ -574,7 +574,7 @@ def _nouveau(twenty: Twenty) -> None:
 
 
 def _never_validated(_: Twenty) -> None:
-    """gpu-03 has no pass."""
+    """Leave gpu-03 without a pass."""
 
 
 def _expired(twenty: Twenty) -> None:
@@ -605,7 +605,7 @@ SCENARIOS: dict[str, tuple[Callable[[Twenty], None], tuple[str, ...], ExitCode]]
 
 
 def _worst(name: str, text: str) -> str:
-    """What a format for programs says of the fleet: error, warning, or nothing that counts."""
+    """Return the worst level in the output of a machine-readable format: error, warning, or neither."""
     if name == "github":
         levels = {line.split()[0].strip(":") for line in text.splitlines()}
     elif name == "sarif":

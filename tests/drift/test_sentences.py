@@ -1,4 +1,4 @@
-"""Each fact of a role has words, and each operator a sentence."""
+"""Each fact of a role has a description, and each operator a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite's reader and plug-in on a host that answers from a table; tests/lab has real nodes."""
+"""Reader and plug-in of the testinfra suite, on a simulated host; tests/lab runs them on real nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Host:
-    """As much of testinfra's host as the readers use."""
+    """The part of testinfra's host that the readers use."""
 
     def __init__(self, files: dict[str, str] | None = None, /, **answers: tuple[int, str]) -> None:
         self.files = files or {}

@@ -1,5 +1,5 @@
-"""Simulated machines of the detection benchmark, recorded as the node's health program reads them, and what
-the controller makes of the same."""
+"""Recordings of simulated machines of the detection benchmark: the input of the node's health program, and
+the controller's verdict on the same input."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HEALTHY = trial.HEALTHY
 
 
 def of(keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Each trial (a key of the catalogue or HEALTHY, and its seed) recorded; the simulator runs in a
-    process of its own. Trials of whole fleets are left out: no node knows its fleet."""
+    """Record each trial, given as a key of the catalogue (or HEALTHY) and a seed, in separate simulator
+    processes. Trials of whole fleets are left out, since no node knows its fleet."""
     return [one for one in machine.pooled(recorded, keys, 1, chunksize=4) if one is not None]
 
 
 def recorded(what: tuple[str, int]) -> dict[str, Any] | None:
-    """One trial: `facts`, `problems` and `variables` of the node, `raws` by check, and what the
-    `controller` says of it by these checks alone."""
+    """Record one trial: the node's `facts`, `problems` and `variables`, `raws` by check, and the verdict of
+    the `controller` on these checks alone."""
     key, seed = what
     rng = generator(key, seed, False)
     case, sku = Case(), ""
@@ -60,7 +60,7 @@ def recorded(what: tuple[str, int]) -> dict[str, Any] | None:
 
 
 def told(health: NodeHealth) -> Mapping[str, Any]:
-    """What is compared: the verdict, and every finding whole."""
+    """Return the compared values: the verdict and all fields of every finding."""
     findings = [
         {**asdict(one), "verdict": one.verdict.value} for check in health.checks for one in check.findings
     ]
@@ -68,6 +68,6 @@ def told(health: NodeHealth) -> Mapping[str, Any]:
 
 
 def raw_of(row: Mapping[str, Any]) -> Raw:
-    """A recorded answer as it was."""
+    """Rebuild a recorded result."""
     outputs = tuple(Output(**{**one, "argv": tuple(one["argv"])}) for one in row["outputs"])
     return Raw(**{**row, "outputs": outputs})

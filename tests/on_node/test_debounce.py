@@ -1,4 +1,4 @@
-"""When a finding counts, and when it is gone: over runs, by rules."""
+"""Rules that decide after how many runs a finding counts and when it is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW = Finding("gpu_inventory", Verdict.WARN, "gpu1", "PCIe runs x8 of x16", "pc
 
 
 def after(*runs: Sequence[Finding], first: Sequence[Tracked] | None = ()) -> list[Tracked]:
-    """What is tracked after these runs, each with its findings."""
+    """Return the tracked findings after these runs."""
     tracked: Sequence[Tracked] | None = first
     for number, found in enumerate(runs):
         tracked = followed(tracked, found, RULES, f"run {number}")
@@ -61,7 +61,7 @@ def test_what_a_new_boot_does_not_show_is_gone() -> None:
 
 
 def test_a_run_out_of_turn_is_one_with_the_run_before() -> None:
-    """A flood in the kernel log starts many: three of them are no three minutes."""
+    """A burst in the kernel log triggers several runs, and three of them do not make three minutes."""
 
     def early(before: Sequence[Tracked], found: Sequence[Finding]) -> list[Tracked]:
         return followed(before, found, RULES, "early", early=True)

@@ -1,4 +1,4 @@
-"""The pieces of the node's health program: the kernel log, what hangs, settings, state, styles."""
+"""Parts of the node's health program: the kernel log, hung processes, settings, state, output styles."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from provision.node.observe import node_health
 from provision.validate.status import health_document
 
 BOOT = "9df8d9ab-1127-46f1-b9a1-8ae74f1bc673"
-# As journalctl of systemd 257 ends with --show-cursor, on Debian 13.
+# Last line of `journalctl --show-cursor` in systemd 257 on Debian 13.
 CURSOR = "s=0639a08b9c3c4ef59d5a1b7f8f0e2c11;i=4b1;b=9df8d9ab112746f1b9a18ae74f1bc673;m=2f1c;t=64f1b2;x=8f2a"
 XID = "1000.5 host kernel: NVRM: Xid (PCI:0000:9b:00): 79, pid=1, GPU has fallen off the bus."
 OTHER = "1001.0 host kernel: usb 1-1: new high-speed USB device"
@@ -87,7 +87,7 @@ def test_a_program_with_other_catalogues_reads_the_whole_log_again() -> None:
 
 
 def test_every_line_that_the_checks_look_at_is_kept() -> None:
-    """The samples of kernel_log's own description."""
+    """Compares with the sample lines in kernel_log's docstring."""
     samples = [
         line
         for line in (kernel_log.__doc__ or "").splitlines()
@@ -115,7 +115,7 @@ def test_a_flood_is_bounded() -> None:
 
 
 def test_what_children_leave_behind_is_killed_and_what_cannot_be_is_named() -> None:
-    """In a process of its own: what it becomes the parent of is not the test's."""
+    """A separate process adopts the orphans, so that the test runner does not."""
     program = (
         "import subprocess, sys, time\n"
         "from provision.checks.on_node import processes\n"
@@ -276,11 +276,11 @@ SILENT = Finding("gpu_inventory", Verdict.FAIL, "gpu3", "does not answer", "unan
     [
         (EIGHT, (), []),
         ((*EIGHT[:3], *EIGHT[4:]), (SILENT,), [3]),
-        # All of its readings are errors, its name among them.
+        # All its readings are errors, including its name.
         ((*EIGHT[:3], GpuIdentity(3, "", "", "", "13"), *EIGHT[4:]), (SILENT,), [3]),
-        # AMD's driver still has its serial number.
+        # AMD's driver still knows its serial number.
         ((*EIGHT[:3], GpuIdentity(3, "", "1653", "GPU-3", ""), *EIGHT[4:]), (SILENT,), [3]),
-        # It has no handle, and nvidia-smi describes no GPU for it.
+        # It has no handle, and nvidia-smi prints nothing about it.
         ((), (SILENT,), [3]),
         ((), (), list(range(8))),
     ],
@@ -342,7 +342,7 @@ def test_node_problem_detector_gets_a_message_and_a_status(
 def test_to_node_problem_detector_no_result_is_not_known_and_no_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its status 1 is a broken GPU, and this program's own 1 is another error."""
+    """To node-problem-detector status 1 is a broken GPU, so an error of the program must not exit with 1."""
     monkeypatch.setattr(entry, "RUN", tmp_path)
     assert entry.main(["npd", "--last"]) == 2
     printed = capsys.readouterr()
@@ -439,7 +439,7 @@ def test_what_a_tool_printed_does_not_reach_a_terminal_and_a_lost_gpu_is_marked(
 
 
 def test_drift_and_the_program_call_the_same_result_stale() -> None:
-    """What is sent to nodes imports nothing of the checks."""
+    """The program sent to nodes imports nothing from the checks, so each has its own limit."""
     for interval in (15, 60, 3600):
         limit = max(node_health.LATE * interval, node_health.LEAST_LATE)
         assert not document.stale(limit, interval)
@@ -474,7 +474,7 @@ def test_what_one_vendors_nodes_alone_have_is_looked_at_there(monkeypatch: pytes
 def test_a_user_who_holds_whatever_can_be_opened_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every file and folder that others may open is locked, as any user could."""
+    """The test locks every file and folder that others may open, as any user could."""
     runs: list[bool] = []
     monkeypatch.setattr(entry, "RUN", tmp_path / "gpuprov")
     monkeypatch.setattr(entry, "_fresh", lambda _known, write: runs.append(write))
@@ -504,7 +504,7 @@ def test_a_folder_that_another_user_made_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_the_program_knows_every_fact_that_its_checks_read() -> None:
-    """In a Python of its own: here the other families of facts are loaded as well."""
+    """A separate Python, since here the other families of facts are loaded as well."""
     told = subprocess.run([sys.executable, "-P", "-c", _UNKNOWN], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []
 

@@ -1,8 +1,8 @@
-"""The node's health program and the controller judge alike: every trial of the detection benchmark that has
-to do with one node, by the packed program under each Python that it promises to run with.
+"""The node's health program judges like the controller in every trial of the detection benchmark about a
+single node, run as the packed program under each Python that it supports.
 
-The seed is that of all tests; CI tries one class in three under the oldest and the newest Python, the long
-set all.
+The seed is that of all tests. CI tries one class in three under the oldest and the newest Python, the long
+run tries all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 KEYS = [*list(ENTRIES)[:: times(3, 1)], *[recorded.HEALTHY] * times(3, 20)]
 
-# What the program does with what it has read, for each line of standard input.
+# Judges each line of standard input with the program's own code.
 REPLAY = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -93,7 +93,7 @@ def test_the_trials_are_of_many_verdicts(trials: list[dict[str, Any]]) -> None:
 
 
 def test_what_it_writes_is_what_the_controller_reads(trials: list[dict[str, Any]]) -> None:
-    """The document and the metrics of every trial: by `status`'s reader, and by Prometheus' own parser."""
+    """The document is read by `status`, and the metrics by Prometheus' own parser, in every trial."""
     for one in trials:
         known = settings.Settings(variables=one["variables"])
         raws = {check: recorded.raw_of(row) for check, row in one["raws"].items()}

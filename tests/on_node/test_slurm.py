@@ -1,4 +1,4 @@
-"""What Slurm's programs do with a node's last result: whom they drain, whom they leave, what they say."""
+"""Slurm programs that act on a node's stored result: the nodes they drain or leave, and their output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def told(verdict: str = "fail", error: str = "", **change: Any) -> dict[str, Any
 
 
 class Scontrol:
-    """A scontrol that knows one node, and keeps what it was asked."""
+    """Fake scontrol that knows one node and records its arguments."""
 
     def __init__(self, state: str = "IDLE", refuses: str = "") -> None:
         self.text = sample("gpu-01", state)
@@ -142,7 +142,7 @@ def test_a_node_that_slurm_does_not_know_is_not_drained(word: str, status: int) 
 
 @pytest.mark.parametrize("word", slurm.WORDS)
 def test_where_the_breaker_is_open_nothing_is_drained_and_no_program_fails(word: str) -> None:
-    """Slurm itself drains a node whose Prolog or Epilog fails."""
+    """A failing Prolog or Epilog would make Slurm itself drain the node."""
     scontrol = Scontrol()
     scontrol.breaker.there["gpuprov-breaker"] = "gpu has had 10"
     found = act(word, told(), scontrol, refuse_unknown=True)
@@ -174,7 +174,7 @@ def test_a_permit_is_kept_for_a_drain_that_was_refused_where_slurm_itself_drains
 
 @pytest.mark.parametrize("each", [0.2, 0.9, 1.1, 2.5, 5.0])
 def test_a_slow_slurm_drains_the_node_or_has_its_permits_back(each: float) -> None:
-    """Else a single node would take all permits in a few runs, and open the breaker."""
+    """Otherwise a single node would use up all permits in a few runs and open the breaker."""
     scontrol = Scontrol()
     scontrol.text = scontrol.text.replace("Partitions=gpu", "Partitions=gpu,big")
     assert "gpu,big" in scontrol.text
@@ -227,12 +227,12 @@ def test_the_reason_is_one_that_gpuprov_takes_for_its_own() -> None:
     assert slurm.REASON == schedulers.REASON
 
 
-# --- the program itself, and a scontrol that is one
+# --- the program itself, with a scontrol script
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The search path, with nothing in it but what a test puts there."""
+    """Set the search path to an empty folder."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 
@@ -256,7 +256,7 @@ def test_a_scontrol_that_is_missing_hangs_or_is_none_is_said(
     (folder / "scontrol").write_text("#!/nowhere/sh\n")
     (folder / "scontrol").chmod(0o755)
     assert slurm.scontrol(["show"])[0] == 127
-    # With a child that holds the pipe, ignores what ends its parent, and has a session of its own.
+    # The child holds the pipe, ignores TERM and has a session of its own.
     program(folder, "trap '' TERM\n/usr/bin/setsid /bin/sleep 20 &\nwait")
     monkeypatch.setattr(slurm, "_SECONDS", 0.3)
     began = time.monotonic()

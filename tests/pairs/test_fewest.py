@@ -1,4 +1,4 @@
-"""The cheapest explanation, against trying all of them."""
+"""The cheapest explanation, compared with an exhaustive search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pairs say, as findings: the node to blame fails, what is behind a bad link or switch is warned."""
+"""Findings on pairs of nodes: a guilty node fails, nodes behind a bad link or switch get a warning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def error(pair: Pair, number: int, rail: str, end: str = "", said: str = "ib_wri
 
 
 def campaign(fleet: Topology, measure: Measure, rails: Sequence[str] = RAILS) -> list[Result]:
-    """All rounds of a fleet."""
+    """Run all rounds of a fleet."""
     results: list[Result] = []
     number = 0
     while pairs := next_round(fleet, results):
@@ -54,7 +54,7 @@ def bad(check: CheckResult) -> list[Finding]:
 
 
 def slow(names: Sequence[str], rail: str = "") -> Measure:
-    """A fabric where what has all these nodes, on this rail or all, is slow."""
+    """Return a fabric in which pairs of all these nodes are slow, on one rail or on all."""
 
     def measure(pair: Pair, number: int, on: str) -> Result:
         hit = set(names) <= set(pair) and rail in ("", on)
@@ -64,7 +64,7 @@ def slow(names: Sequence[str], rail: str = "") -> Measure:
 
 
 def with_n5(ends: Measure) -> Measure:
-    """A fabric where what has n5 ends so."""
+    """Return a fabric in which all pairs with n5 end like this."""
     return lambda pair, number, rail: (ends if "n5" in pair else answer)(pair, number, rail)
 
 
@@ -133,7 +133,7 @@ def test_a_slow_link_is_the_fabrics_and_its_ends_are_warned() -> None:
 
 
 def test_nodes_called_like_gpus_are_not_taken_for_gpus() -> None:
-    """A device `link gpu1-gpu2` would show the serial numbers of two GPUs of a node that has none of it."""
+    """A device `link gpu1-gpu2` would show the serial numbers of two GPUs of an unrelated node."""
     fleet = Topology(tuple(f"gpu{i}" for i in range(8)))
     first = next_round(fleet, [])[0]
     checks, _, _ = told(fleet, slow(first))
@@ -166,7 +166,7 @@ def test_a_node_that_hangs_fails() -> None:
 
 @pytest.mark.parametrize("rails", [RAILS, ("mlx5_0",)])
 def test_a_program_that_is_missing_on_a_node_is_an_error_of_that_node(rails: Sequence[str]) -> None:
-    """Not knowing is not failing: its cards may be fine."""
+    """Unknown is not failed, since its cards may be fine."""
     missing = partial(error, end="n5", said="/usr/bin/ib_write_bw is not installed")
     checks, fabric, _ = told(FLEET, with_n5(missing), rails)
     assert fabric == ()
@@ -204,7 +204,7 @@ def test_two_nodes_that_are_slow_are_both_suspects() -> None:
 
 
 def test_a_leaf_that_may_be_it_as_well_does_not_fail_its_one_measured_node() -> None:
-    """n1's rack has another node, of which nothing is known: the leaf may be what is slow."""
+    """The other node in n1's rack is unknown, so the leaf may be the slow part."""
     fleet = Topology(
         ("n1", "n2", "n3", "n4", "n5", "n6"), {"n1": "a", "n2": "a"} | {f"n{i}": "b" for i in (3, 4, 5, 6)}
     )

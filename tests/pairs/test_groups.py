@@ -1,4 +1,4 @@
-"""What a group says together with the pairs that were measured because of it."""
+"""Conclusions from a slow group together with the pairs measured because of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def group(value: float | None = GOOD, outcome: Outcome = Outcome.MEASURED, **mor
 
 
 def pairs(slow: str = "") -> list[Result]:
-    """All rounds of pairs; those with this node are slow."""
+    """Return all rounds of pairs, with pairs of the given node slow."""
     found: list[Result] = []
     number = 0
     while asked := next_round(FLEET, found):
@@ -45,7 +45,7 @@ BAD = (
 )
 
 
-# --- alone ---
+# --- groups alone ---
 
 
 def test_a_group_that_is_as_it_should_be_clears_everybody_in_it() -> None:
@@ -88,7 +88,7 @@ def test_a_bad_group_alone_clears_nobody(bad: Result) -> None:
     assert fabric or {check.verdict for check in checks.values()} <= {Verdict.ERROR, Verdict.FAIL}
 
 
-# --- with pairs ---
+# --- groups with pairs ---
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -1,4 +1,4 @@
-"""Pairs against what they should reach and against one another; results that are no evidence."""
+"""Pairs compared with their expected rate and with one another; results that prove nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def two_rounds(fabric: Fabric) -> list[Result]:
 
 
 def pairs(*values: float, expected: float | None = None) -> tuple[Topology, list[Result]]:
-    """Disjoint pairs of one rack with these values."""
+    """Return disjoint pairs of one rack with these values."""
     fleet = racked(2 * len(values), 100)
     results = [
         Result((f"n{2 * i}", f"n{2 * i + 1}"), 1, value=value, expected=expected)

@@ -1,4 +1,4 @@
-"""Command lines of mpirun and srun: what they say, and that nothing in them is more than one word."""
+"""Command lines of mpirun and srun: their arguments, each of which stays a single word."""
 
 from __future__ import annotations
 

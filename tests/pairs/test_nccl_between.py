@@ -1,4 +1,4 @@
-"""NCCL between nodes: what is expected, and what is said of what came back, whatever that is."""
+"""NCCL between nodes: expected rates, and verdicts on any output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(count: int = 8, sku: str | None = "h100-sxm", **more: Any) -> CheckNode
     return CheckNode("gpu-01", known, more.pop("variables", {}), facts(**more))
 
 
-# --- what is run ---
+# --- commands ---
 
 
 def test_the_program_is_that_of_one_node_with_fewer_iterations() -> None:
@@ -55,7 +55,7 @@ def test_more_nodes_have_more_time() -> None:
     assert nccl_between.deadline(1000) > nccl_between.deadline(2) + 100
 
 
-# --- what it should reach ---
+# --- expected rates ---
 
 FEW = ("mlx5_0", "mlx5_1")
 EIGHT = tuple(f"mlx5_{number}" for number in range(8))
@@ -85,8 +85,8 @@ def test_one_gpu_has_no_others_to_be_capped_by() -> None:
 @pytest.mark.parametrize(
     ("one", "known"),
     [
-        (node(sku=None), {}),  # nobody knows what its GPUs reach
-        (node(3), H100),  # or three of them
+        (node(sku=None), {}),  # the rate of its GPUs is unknown
+        (node(3), H100),  # and so is that of three GPUs
         (node(devices=()), H100),
         (node(state="DOWN"), H100),
     ],
@@ -101,7 +101,7 @@ def test_facts_that_cannot_be_read_are_no_absence_of_ports() -> None:
         nccl_between.carries(silent, {})
 
 
-# --- what came back ---
+# --- results ---
 
 
 def test_what_was_measured_is_the_largest_size() -> None:
@@ -122,7 +122,7 @@ WHOLE = table(HOSTS)
 @pytest.mark.parametrize(
     ("one", "outcome", "said"),
     [
-        # A build without MPI measures each node itself, and that is nothing.
+        # A build without MPI measures each node alone, which is no measurement between nodes.
         (output(stdout=table(["h1"], 470.0) + table(["h2"], 470.0)), Outcome.NOT_RUN, "built without MPI"),
         (output(stdout=table(["h1"], 470.0)), Outcome.NOT_RUN, "ran on 8 GPUs, not on the 16 of all nodes"),
         (
@@ -156,7 +156,7 @@ CUDA = "h2: Test CUDA failure common.cu:1001 'out of memory'\n"
 @pytest.mark.parametrize(
     ("failure", "end", "said"),
     [
-        (NCCL, "", "unhandled system error"),  # NCCL fails at one end for what the other one does
+        (NCCL, "", "unhandled system error"),  # the failing end of NCCL need not be the faulty one
         (CUDA, "gpu-02", "out of memory"),
         (CUDA.replace("h2", "  h2", 1), "gpu-02", "out of memory"),
         (CUDA.replace("h2", "elsewhere"), "", "out of memory"),
@@ -213,7 +213,7 @@ def test_why_ssh_did_not_get_there_is_told(said: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "gpuprov: ssh to 10.0.0.9 ended with status 255\n",  # a stranger
+        "gpuprov: ssh to 10.0.0.9 ended with status 255\n",  # an address of no node
         "gpuprov: ssh to 10.0.0.1 ended with status 255\ngpuprov: ssh to 10.0.0.2 ended with status 255\n",
         "srun: error: Unable to allocate resources: Requested nodes are busy\n",
         "There are not enough slots available in the system\n",
@@ -271,7 +271,7 @@ def test_garbage_is_an_error_and_never_a_rate(text: str) -> None:
     ],
 )
 def test_a_missing_program_blames_its_node_and_not_the_ones_mpirun_left(box: str) -> None:
-    """Open MPI 5.0.7 (Debian 13), recorded: mpirun then ends its daemons, and ssh to the others fails."""
+    """Recorded with Open MPI 5.0.7 (Debian 13): mpirun then ends its daemons, and ssh to the others fails."""
     line = "-" * 74 + "\n"
     stderr = f"{line}{box}{line}gpuprov: ssh to 10.0.0.2 ended with status 1\n"
     found = read(output("", rc=183, stderr=stderr))

@@ -1,4 +1,4 @@
-"""Schedules of disjoint pairs: who meets whom, in how many rounds, and what they cannot tell."""
+"""Schedules of disjoint pairs: partners, number of rounds, and limits of the diagnosis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.fabric import racked
 
 @st.composite
 def fleets(draw: st.DrawFn, most: int = 60) -> Topology:
-    """Racks of any sizes, known for all, some or none of the nodes."""
+    """Draw racks of any size, known for all, some or none of the nodes."""
     names = tuple(f"n{i}" for i in range(draw(st.integers(0, most))))
     racks = draw(st.lists(st.integers(0, 9), min_size=len(names), max_size=len(names)))
     known = draw(st.sampled_from(["all", "some", "none"]))
@@ -59,7 +59,7 @@ def test_the_first_round_crosses_racks_and_the_second_does_not() -> None:
 
 
 def test_each_rack_meets_as_many_others_as_it_can() -> None:
-    """So that a bad uplink does not look like the one of the rack it was measured with."""
+    """A bad uplink must not look like that of the rack it was measured with."""
     fleet = racked(64, 8)
     met = Counter(frozenset(fleet.racks[node] for node in pair) for pair in across(fleet))
     assert len(met) == 8 * 7 // 2

@@ -1,4 +1,4 @@
-"""Culprits across nodes: all that were planted are named, nobody else, in at most four rounds."""
+"""Culprits across nodes: all injected faults are named, and nothing else, in at most four rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEVERITY = (0.3, 0.5, 0.8, None)  # factors of the rate; None hangs
 
 
 def planted(fabric: Fabric) -> set[str]:
-    """The faults as the diagnosis names them."""
+    """Return the injected faults under the names that the diagnosis uses."""
     return {
         {
             "node": fault[1],
@@ -35,7 +35,7 @@ def suspected(fabric: Fabric) -> list[set[str]]:
     return [set(one.devices) for one in diagnose(fabric.fleet, fabric.results).suspects]
 
 
-# --- the shows of the whole ---
+# --- mixed faults ---
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -60,7 +60,7 @@ def test_the_rounds_do_not_grow_with_the_fleet(nodes: int) -> None:
     faults: Faults = {("node", node): chance.choice(SEVERITY) for node in bad}
     faults |= {("uplink", "r3"): 0.5, ("leaf", "r9"): 0.4}
     for node in fleet.members["r9"]:
-        faults.pop(("node", node), None)  # nothing shows behind a bad leaf
+        faults.pop(("node", node), None)  # nothing is visible behind a bad leaf
     fabric = Fabric(fleet, faults, noise=0.02, seed=nodes)
     diagnosis = fabric.run()
     assert named(diagnosis) == planted(fabric)
@@ -70,7 +70,7 @@ def test_the_rounds_do_not_grow_with_the_fleet(nodes: int) -> None:
 
 @st.composite
 def broken_fleets(draw: st.DrawFn) -> Fabric:
-    """Racks of unlike sizes with a minority of bad nodes in each, and perhaps one bad uplink."""
+    """Draw racks of different sizes with a minority of bad nodes in each, and perhaps one bad uplink."""
     sizes = draw(st.lists(st.integers(4, 12), min_size=3, max_size=20))
     racks = {f"n{i}.{place}": f"r{i}" for i, size in enumerate(sizes) for place in range(size)}
     fleet = Topology(tuple(draw(st.permutations(sorted(racks)))), racks)
@@ -79,7 +79,7 @@ def broken_fleets(draw: st.DrawFn) -> Fabric:
     for node in sorted(bad):
         if sum(other in bad for other in fleet.members[racks[node]]) <= len(fleet.members[racks[node]]) // 4:
             faults["node", node] = draw(st.sampled_from(SEVERITY))
-    # Of a rack with more nodes than a third every pair across racks may cross the uplink: then all are slow.
+    # In a rack with more than a third of all nodes, every pair across racks may use the uplink and be slow.
     minor = sorted(rack for rack, nodes in fleet.members.items() if 3 * len(nodes) <= len(fleet.nodes))
     if bool(minor) and draw(st.booleans()):
         faults["uplink", draw(st.sampled_from(minor))] = draw(st.floats(0.1, 0.85))
@@ -101,7 +101,7 @@ def test_all_that_is_planted_is_named_and_nobody_else(fabric: Fabric) -> None:
 def test_a_bad_node_never_passes_and_every_node_is_accounted_for(
     count: int, size: int, seed: int, data: st.DataObject
 ) -> None:
-    """Whatever is known of racks, and however many are bad."""
+    """This holds for any knowledge of racks and any number of bad nodes."""
     chance = random.Random(seed)  # noqa: S311 - as above
     full = racked(count, size)
     share = data.draw(st.sampled_from([0, 0.5, 1]))
@@ -131,7 +131,7 @@ def test_a_healthy_fleet_takes_two_rounds_and_accuses_nobody(
     assert fabric.rounds == (1 if count == 2 else 2)
 
 
-# --- one kind of culprit after the other ---
+# --- each kind of culprit ---
 
 
 def test_a_bad_leaf_is_told_from_its_uplink_and_from_bad_nodes_elsewhere() -> None:
@@ -144,7 +144,7 @@ def test_a_bad_leaf_is_told_from_its_uplink_and_from_bad_nodes_elsewhere() -> No
 
 
 LARGE = racked(64, 8)
-# Several pairs that leave the rack are slow, others are not.
+# Some pairs that leave the rack are slow, others are not.
 LEAVING = [sorted(pair) for pair in across(LARGE) if "r2" in {LARGE.racks[node] for node in pair}]
 FOUR, EIGHT = tuple("0123"), tuple("01234567")
 
@@ -181,7 +181,7 @@ FOUR, EIGHT = tuple("0123"), tuple("01234567")
             for seed in range(5)
         ),
         (Fabric(racked(16, 4), {("node", "n5"): 0.5}, rails=("mlx5_0",)), {"n5"}),
-        # The odd node is measured too.
+        # With an odd number of nodes, the last one is measured too.
         *(
             (Fabric(racked(7, 100), {("node", bad): 0.5}, expected=0.9 * RATE), {bad})
             for bad in ("n0", "n3", "n6")
@@ -237,7 +237,7 @@ def test_a_hanging_node_is_named_for_a_hang() -> None:
     assert (culprit.device, culprit.outcome) == ("n4", Outcome.HANG)
 
 
-# --- what must not be named ---
+# --- healthy parts ---
 
 
 def test_one_noisy_pair_once_is_named_by_nobody_and_said() -> None:
@@ -277,7 +277,7 @@ def test_when_nothing_passes_nobody_is_named() -> None:
     assert fabric.rounds == 2, "more pairs of the same teach nothing"
 
 
-# --- fleets that cannot tell ---
+# --- ambiguous fleets ---
 
 
 def test_of_two_nodes_and_of_two_racks_neither_end_is_named() -> None:
@@ -346,7 +346,7 @@ def test_a_fleet_of_one_is_not_measured_and_does_not_pass() -> None:
 
 
 def failing(fleet: Topology, node: str, end: str = "") -> Sequence[Result]:
-    """All rounds, in which every pair of one node ends in an error that `end` proves."""
+    """Return all rounds, with an error in every pair of one node, for which `end` is to blame."""
     results: list[Result] = []
     while pairs := next_round(fleet, results):
         done = max((result.round for result in results), default=0) + 1

@@ -1,4 +1,4 @@
-"""ib_write_bw between two nodes: what each end runs, and whose fault it is when nothing was measured."""
+"""ib_write_bw between two nodes: the command at each end, and the end to blame for a missing result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def node(name: str = "gpu-01", devices: tuple[str, ...] = ("mlx5_0", "mlx5_1"), 
     return CheckNode(name, GPUS, more.pop("variables", {}), facts(devices, **more))
 
 
-# --- what is run ---
+# --- commands ---
 
 
 def test_both_ends_run_the_same_rails_in_one_order_at_the_same_tcp_ports() -> None:
@@ -51,7 +51,7 @@ def test_a_slower_port_has_more_time() -> None:
 
 
 def test_a_driver_in_software_sends_little_and_has_a_cpus_time_for_it() -> None:
-    """rxe states 2.5 Gb/s whatever it does; a card of such a rate would send 34 GB in two minutes."""
+    """rxe always states 2.5 Gb/s; a card of such a rate would send 34 GB in two minutes."""
     card, software = node(rate=2), node("gpu-02", rate=2, address=None)
     (its, *_), (other, *_) = commands(card, software, "a")
     for one in (its, other):
@@ -99,7 +99,7 @@ def test_facts_that_cannot_be_read_are_no_absence_of_ports() -> None:
         ({"gpu-01": "a", "gpu-02": "a"}, 3, 360),
         ({"gpu-01": "a", "gpu-02": "b"}, 3, 120),
         ({"gpu-01": "a", "gpu-02": "b"}, 1, 360),
-        ({"gpu-01": "a"}, 3, 120),  # perhaps across
+        ({"gpu-01": "a"}, 3, 120),  # possibly across racks
         ({}, 3, 120),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_slower_port_decides_what_is_expected() -> None:
     assert expected(Topology(PAIR), PAIR, ports, 1) == pytest.approx(180)
 
 
-# --- what came back ---
+# --- results ---
 
 WAITED = output(rc=None, timed_out=True, stdout=SERVING, seconds=20.0)
 SERVED = output(stdout=SERVING + printed(395.0))
@@ -145,7 +145,7 @@ def test_what_a_driver_in_software_was_asked_for() -> None:
     + [({"stdout": text, "rc": 1}, "") for text in ("", "usage: 1.2\n", "error 10.0.0.1\n")],
 )
 def test_the_version_it_says(said: dict[str, Any], found: str) -> None:
-    """perftest 6.24 says it and ends with 1."""
+    """perftest 6.24 prints its version and exits with 1."""
     assert version(output("version", **said)) == found
 
 
@@ -171,7 +171,7 @@ REFUSED = output(rc=1, stdout=NOBODY)
     [
         (MISSING, REFUSED, "gpu-01", "is not installed"),
         (WAITED, MISSING, "gpu-02", "is not installed"),
-        (MISSING, MISSING, "gpu-02", "is not installed"),  # one is enough; the other is named next
+        (MISSING, MISSING, "gpu-02", "is not installed"),  # one is enough; the other is named next time
         (output(rc=1, stderr=NO_DEVICE), REFUSED, "gpu-01", "Unable to find the Infiniband/RoCE device"),
         (WAITED, output(rc=1, stderr=NO_DEVICE), "gpu-02", "Unable to find the Infiniband/RoCE device"),
         (output(rc=1, stderr="Couldn't listen to port 18700\n"), REFUSED, "gpu-01", "port 18700"),

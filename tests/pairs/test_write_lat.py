@@ -1,4 +1,4 @@
-"""ib_write_lat between two nodes: what each end runs, what is expected, and what was measured."""
+"""ib_write_lat between two nodes: the command at each end, the expected latency, and the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node(name: str = "gpu-01", **more: Any) -> CheckNode:
     return CheckNode(name, GPUS, more.pop("variables", {}), facts(**more))
 
 
-# --- what is run ---
+# --- commands ---
 
 
 def test_both_ends_send_small_messages_on_the_same_rails_and_tcp_ports() -> None:
@@ -58,7 +58,7 @@ def test_the_same_is_expected_wherever_they_are(racks: dict[str, str], oversubsc
     assert expected(Topology(PAIR, racks), PAIR, ports, oversubscription) == MOST
 
 
-# --- what came back ---
+# --- results ---
 
 SERVED = output(stdout=SERVING + printed_latency(1.87))
 
@@ -102,14 +102,14 @@ def test_what_ends_badly_is_told_as_of_every_program() -> None:
     assert (failed.outcome, failed.end) == (Outcome.ERROR, "gpu-02")
 
 
-# --- what it means ---
+# --- verdicts ---
 
 FLEET = racked(12, 4)
 
 
 def campaign(fleet: Topology, late: tuple[str, ...] = (), rail: str = "", by: float = 5.0) -> Any:
-    """All rounds of a fleet in which what has all these nodes, on this rail or all, is late; two racks are
-    three switches apart."""
+    """Judge all rounds of a fleet in which pairs of all these nodes are late, on one rail or on all; racks
+    are three switches apart."""
 
     def latency(pair: Pair, on: str) -> float:
         usual = 1.87 if fleet.spans(pair) else 1.25
@@ -173,7 +173,7 @@ def test_two_switches_more_are_no_fault_and_twice_the_usual_is() -> None:
 
 @pytest.mark.parametrize(("by", "suspected"), [(5.0, False), (10.0, True)])
 def test_two_nodes_have_the_absolute_limit(by: float, suspected: bool) -> None:
-    """6.25 us may be what this fabric takes; 12.5 us are too many anywhere."""
+    """6.25 us may be normal for this fabric; 12.5 us is too much anywhere."""
     fleet = racked(2, 4)
     checks, fabric, _ = campaign(fleet, ("n0", "n1"), by=by)
     assert {check.verdict for check in checks.values()} == {Verdict.WARN if suspected else Verdict.PASS}

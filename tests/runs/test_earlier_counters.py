@@ -1,4 +1,4 @@
-"""Counters of RDMA ports that an earlier validate run read replace missing ones of the health program."""
+"""Counters of RDMA ports from an earlier validate run replace those missing from the health program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass depended on, and when it expires."""
+"""The dependencies of a pass, and its expiry."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_record_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("fact", sorted(fingerprint.SILENT))
 def test_no_result_on_gpus_counts_while_one_does_not_answer(fact: str) -> None:
-    """Also a result of a version that did not record the part, which is not lost for it."""
+    """This includes results of versions that did not record the part; that alone does not expire them."""
     well, lost = changed(fact, []), changed(fact, ["0000:4b:00.0: GPU is lost"])
     unread = of(OBSERVED, {fact: "no answer within 24 s"})
     for then in (THEN, well, lost):

@@ -1,4 +1,4 @@
-"""The history of nodes: newest results, last runs and verdicts, whatever happened to runs and files."""
+"""History of nodes: newest results, last runs and verdicts, despite interrupted runs and damaged files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def changed(part: str, value: str) -> Fingerprint:
 
 
 def node(name: str, verdict: Verdict, gpu: int = 3, boot: str = "") -> NodeHealth:
-    """A node whose GPU `gpu` is what is wrong with it."""
+    """Return a node with one finding, on GPU `gpu`."""
     action = {FAIL: "replace part", WARN: "watch"}.get(verdict, "none")
     finding = Finding(
         "gpu_burn", verdict, f"gpu{gpu}", "burns slowly", "rate", 4.0, action=action, evidence=("a line",)
@@ -201,7 +201,7 @@ def test_several_controllers_lose_nothing_of_each_other(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "validated/gpu-01.json").read_text())["runs"]) == 15
 
 
-# --- the devices that are bad again
+# --- repeat offenders
 
 
 def recalled(runs: Path, *nodes: str) -> dict[str, list[Past]]:
@@ -218,7 +218,7 @@ def test_history_is_remembered_run_by_run_and_told_again_the_same(tmp_path: Path
         node_history.recall(folder, ["gpu-01"])
         raised = offenders.escalate([one], node_history.recalled(folder))
         node_history.record(folder, {}, fleet(1, *raised))
-        node_history.record(folder, {}, fleet(1, *raised))  # a run that was resumed counts once
+        node_history.record(folder, {}, fleet(1, *raised))  # a resumed run counts once
         actions.append(raised[0].checks[0].findings[0].action)
         again = offenders.escalate([one], node_history.recalled(RunFolder.open(folder.path)))
         assert again == raised
@@ -253,7 +253,7 @@ def test_a_damaged_history_costs_no_report(tmp_path: Path, damage: str) -> None:
 
 
 def test_what_an_older_version_kept_of_the_runs_is_read_and_taken_over(tmp_path: Path) -> None:
-    """Older versions kept `offenders/<node>.jsonl`, a line for each run, beside `validated/`."""
+    """Older versions kept `offenders/<node>.jsonl` with a line for each run, next to `validated/`."""
     lines = [
         '{"run": "run0", "bad": ["GPU-1"]}', "not json", '{"run": "run1", "bad": []}', '{"run": "x"}', "[1]",
         '{"run": "run2", "bad": 3}', '{"run": "run0", "bad": ["GPU-2", "nvlink é"]}',
@@ -274,7 +274,7 @@ def test_what_an_older_version_kept_of_the_runs_is_read_and_taken_over(tmp_path:
     ]
 
 
-# --- what the runs before said
+# --- results of earlier runs
 
 
 def found(folder: RunFolder, health: FleetHealth) -> node_history.Earlier:
@@ -362,7 +362,7 @@ def test_a_damaged_or_newer_history_is_passed_over(tmp_path: Path, text: str) ->
     assert [one.verdict for one in node_history.node_runs(tmp_path)["n1"]] == ["fail", "fail"]
 
 
-# --- all runs at once
+# --- all runs together
 
 
 def said(runs: Path) -> dict[str, list[str]]:
@@ -422,7 +422,7 @@ def test_runs_that_were_removed_or_judged_again_are_as_they_are_now(tmp_path: Pa
 
 
 def test_a_device_is_told_by_its_uuid(tmp_path: Path) -> None:
-    """A GPU that sits elsewhere in the next run is the same GPU."""
+    """A GPU that was moved to another slot between runs is the same GPU."""
     moved = node("n1", FAIL, gpu=3)
     identity = dataclasses.replace(moved.gpus[3], index=5)
     elsewhere = dataclasses.replace(node("n1", FAIL, gpu=5), gpus=(identity,))

@@ -1,4 +1,4 @@
-"""Run folders: at most the last record is lost, others cannot read them, newer formats are refused."""
+"""Run folders: at most the last record is lost, other users cannot read them, newer formats are refused."""
 
 from __future__ import annotations
 

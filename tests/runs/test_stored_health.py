@@ -1,4 +1,4 @@
-"""A stored report read node by node is the report read whole."""
+"""Reading a stored report node by node gives the same as reading all of it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_metric_is_known_without_making_measurements(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
 def test_lines_with_their_fields_in_any_order_are_read(separators: tuple[str, str], tmp_path: Path) -> None:
-    """As another program would write them again."""
+    """Another program may rewrite the file in this form."""
     rows = samples.checks(1)[0].measurements
     checks = tuple(samples.result(name, [samples.BURN], rows, 2.0) for name in "abc")
     whole = samples.fleet(samples.node("gpu-01", checks), samples.node("gpu-02", checks[:1]))
